@@ -1,0 +1,45 @@
+# make demo and make test set the environment up first; nothing else is needed than Python 3.11 or 3.12.
+PYTHON ?= python3
+PYTEST_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
+  sys.exit("bigplan needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ": add PYTHON=python3.12")
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check venv
+
+help:
+	@echo "make demo    plan two models, then train a small one on this machine (under 3 minutes)"
+	@echo "make test    run all tests (under 15 minutes on 2 cores)"
+	@echo "make check   lint, format, types, import rules, sizes"
+	@echo "make venv    only install, into $(VENV)"
+
+demo: venv
+	@echo "Demo: plans without a GPU, then trains a small model here as planned."
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/demo.sh
+
+test: venv
+	@echo "Tests: all of them; those that need a GPU skip themselves where there is none."
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: venv
+	@echo "Check: lint"
+	@$(BIN)/ruff check .
+	@echo "Check: format"
+	@$(BIN)/ruff format --check .
+	@echo "Check: types"
+	@$(BIN)/mypy
+	@echo "Check: import rules"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" lint-imports
+	@$(BIN)/python .ci/sizes.py
+
+venv: $(VENV)/.installed
+
+# Installs again only when the requirements change; a failed install leaves no stamp.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Setup: installing bigplan and what it needs into $(VENV) (about 2 minutes, 1.5 GB)"
+	@test -x $(BIN)/pip || $(PYTHON) -c '$(SUPPORTED)'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[all]' -c constraints.txt
+	@touch $@

@@ -1,0 +1,102 @@
+"""A graph on a cluster: what each kind of layer and each move takes on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bigplan.cost.collective import all_reduce, data_group, reduce_scatter, send, tensor_group
+from bigplan.cost.compute import operator_seconds
+from bigplan.graph.graph import Graph, LayerKind
+from bigplan.placement import Tier
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class KindCost:
+    """Seconds of one layer of a kind: per micro-batch, and per reduction or gathering."""
+
+    forward: float
+    backward: float  # without recomputation
+    reduce: float = 0.0
+    gather: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes per second, or elements per second, that one rank gets while all ranks work."""
+
+    h2d: float
+    d2h: float
+    nvme_read: float
+    nvme_write: float
+    host_memory: float
+    device_memory: float
+    cpu_update: float  # elements/s
+    gpu_update: float  # elements/s
+    latency: float = 0.0  # seconds per move
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Prices and capacities of one strategy on a cluster."""
+
+    kinds: Mapping[str, KindCost]
+    rates: Rates
+    send: float  # seconds per micro-batch and pipeline hop
+    capacity: Mapping[Tier, int]  # bytes per GPU, per node, per node
+    ranks_per_node: int
+
+
+def price(graph: Graph, training: Training, nodes: NodeGroup) -> Costs:
+    """Prices of `graph` on equal nodes. Raises InputError where the GPU lacks the precision."""
+    strategy = graph.strategy
+    boundary = max(kind.boundary for kind in graph.kinds.values())
+    return Costs(
+        kinds={name: _kind_cost(graph, kind, training, nodes) for name, kind in graph.kinds.items()},
+        rates=_rates(nodes, min(strategy.ranks, nodes.gpus_per_node)),
+        send=send(boundary, strategy, nodes),
+        capacity={
+            Tier.GPU: nodes.gpu.memory - nodes.gpu.context_memory,
+            Tier.HOST: nodes.host.memory,
+            Tier.NVME: nodes.nvme.node_capacity if nodes.nvme else 0,
+        },
+        ranks_per_node=min(strategy.ranks, nodes.gpus_per_node),
+    )
+
+
+def _kind_cost(graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup) -> KindCost:
+    strategy, sizes = graph.strategy, graph.sizes
+    group = tensor_group(strategy, nodes)
+    forward, backward = (
+        sum(
+            operator_seconds(operator, nodes.gpu, training.precision, sizes.parameter, group)
+            for operator in operators
+        )
+        for operators in (kind.forward, kind.backward)
+    )
+    replicas = data_group(strategy, nodes)
+    reduce = reduce_scatter if strategy.zero else all_reduce
+    return KindCost(
+        forward=forward,
+        backward=backward,
+        reduce=reduce(kind.parameters * sizes.gradient, replicas),
+        gather=reduce_scatter(kind.parameters * sizes.parameter, replicas),
+    )
+
+
+def _rates(nodes: NodeGroup, ranks: int) -> Rates:
+    """Node rates divided by the ranks that use them at once, at most what one GPU's link takes."""
+    pcie, host, gpu, nvme = nodes.pcie, nodes.host, nodes.gpu, nodes.nvme
+    return Rates(
+        h2d=min(pcie.host_to_device, pcie.node_host_to_device / ranks),
+        d2h=min(pcie.device_to_host, pcie.node_device_to_host / ranks),
+        nvme_read=nvme.node_read / ranks if nvme else 1.0,
+        nvme_write=nvme.node_write / ranks if nvme else 1.0,
+        host_memory=host.memory_bandwidth / ranks,
+        device_memory=gpu.memory_bandwidth * gpu.memory_efficiency,
+        cpu_update=host.adam_rate / ranks,
+        gpu_update=gpu.adam_rate,
+        latency=pcie.latency,
+    )

@@ -1,0 +1,57 @@
+"""Every error that bigplan raises on purpose, in one tree.
+
+The command line prints the message and exits with `exit_code`; a traceback means a bug.
+Messages hold the value, the rule that it breaks and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class BigplanError(Exception):
+    """Root of the tree."""
+
+    exit_code: int = 1
+
+
+class InputError(BigplanError, ValueError):
+    """The user gave something that breaks a rule.
+
+    It is a ValueError too, so that pydantic reports it with the place where it happened.
+    """
+
+    exit_code = 2
+
+
+class RefusedError(InputError):
+    """Understood, but not supported; the message names what is."""
+
+
+class InfeasibleError(BigplanError):
+    """Nothing fits: `bytes_short` bytes are missing on `tier`, and `remedy` would help."""
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        tier: str = "",
+        stage: int | None = None,
+        bytes_short: int = 0,
+        remedy: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.tier = tier
+        self.stage = stage
+        self.bytes_short = bytes_short
+        self.remedy = remedy
+
+
+class PreflightError(BigplanError):
+    """This machine has less than the plan promises; raised before anything is allocated."""
+
+    exit_code = 4
+
+
+class VerificationError(BigplanError):
+    """A program breaks a rule of the verifier: a bug of ours, not of the user."""

@@ -1,0 +1,188 @@
+"""The program: what one rank of a role does in one optimizer step, as a static list of actions.
+
+The simulator prices the list, the verifier checks it and the runtime executes it. Actions name the
+buffers they read, write and free, so all three derive the same order from the same data: an action
+may start when its lane is free, what it reads has been written, and what it overwrites is no longer
+read. Micro-batches are repeat blocks, so a thousand of them are not a thousand copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from bigplan.placement import LayerPlacement, Tier
+
+
+class Op(StrEnum):
+    """What an action does."""
+
+    READ = "read"  # NVMe to host
+    LOAD = "load"  # host to GPU: parameters
+    GATHER = "gather"  # all-gather of a layer's parameters over the data-parallel group
+    FORWARD = "forward"
+    SAVE = "save"  # GPU to host: activations
+    FETCH = "fetch"  # host to GPU: activations
+    BACKWARD = "backward"
+    REDUCE = "reduce"  # all-reduce or reduce-scatter of a layer's gradients
+    GRAD_OUT = "grad_out"  # GPU to host: gradients
+    PARAM_OUT = "param_out"  # GPU to host: parameters that a CPU update changes in place
+    ACCUMULATE = "accumulate"  # add a unit's gradients to their sum in host memory
+    NORM = "norm"  # square sum of a layer's final gradients
+    CLIP = "clip"  # all square sums to the clip factor
+    UPDATE = "update"  # the optimizer on one piece of a layer
+    WRITE = "write"  # host to NVMe
+    SEND = "send"
+    RECV = "recv"
+    FREE = "free"
+
+
+class Lane(StrEnum):
+    """A queue whose actions run one after the other, in program order."""
+
+    COMPUTE = "gpu compute"
+    H2D = "host to device"
+    D2H = "device to host"
+    CPU = "cpu"
+    NVME_READ = "nvme read"
+    NVME_WRITE = "nvme write"
+    COMM = "data-parallel network"
+    SEND = "pipeline send"
+    RECV = "pipeline receive"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """`count` equal entries of `nbytes` each, allocated for the whole run."""
+
+    name: str
+    tier: Tier
+    nbytes: int
+    purpose: str  # what the user calls it: parameters, gradients, optimizer, activations, ...
+    count: int = 1
+
+    @property
+    def total(self) -> int:
+        """Bytes of all entries."""
+        return self.nbytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """An entry of a buffer and what is in it. `moving`: both follow the micro-batch."""
+
+    buffer: str
+    content: str
+    entry: int = 0
+    moving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of a rank. `amount`: bytes moved, or elements updated."""
+
+    op: Op
+    lane: Lane
+    layer: int
+    reads: tuple[Ref, ...] = ()
+    writes: tuple[Ref, ...] = ()
+    frees: tuple[Ref, ...] = ()
+    amount: int = 0
+    micro_batch: int = -1  # -1: the action belongs to no micro-batch
+    recompute: bool = False  # BACKWARD runs the forward again first
+    piece: Tier | None = None  # the optimizer piece an UPDATE or its moves handle
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`body` `count` times; micro-batches advance by `stride` each time."""
+
+    count: int
+    stride: int
+    body: tuple[Instruction, ...]
+
+
+Instruction = Action | Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a rank of one role executes: the first step, each later step, and the flush.
+
+    With clipping an update needs the norm of the whole gradient, so it runs in the next step just
+    before its layer's forward: `first` has no updates, `flush` applies the last ones.
+    """
+
+    stage: int
+    buffers: Mapping[str, Buffer]
+    layers: Mapping[int, LayerPlacement]
+    first: tuple[Instruction, ...]
+    step: tuple[Instruction, ...]
+    flush: tuple[Instruction, ...]
+
+    def bytes_by_tier(self) -> dict[Tier, int]:
+        """Bytes a rank allocates on each tier."""
+        return {
+            tier: sum(b.total for b in self.buffers.values() if b.tier is tier) for tier in Tier
+        }
+
+
+def expand(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[Action]:
+    """The actions in order, repeats unrolled, micro-batches numbered within the step."""
+    for instruction in instructions:
+        if isinstance(instruction, Repeat):
+            for i in range(instruction.count):
+                yield from expand(instruction.body, offset + i * instruction.stride)
+        elif offset and instruction.micro_batch >= 0:
+            yield replace(instruction, micro_batch=instruction.micro_batch + offset)
+        else:
+            yield instruction
+
+
+def entry(ref: Ref, buffers: Mapping[str, Buffer], micro_batch: int) -> tuple[str, int]:
+    """The concrete buffer entry that `ref` names for an action's micro-batch."""
+    moved = ref.entry + micro_batch if ref.moving else ref.entry
+    return ref.buffer, moved % buffers[ref.buffer].count
+
+
+def content(ref: Ref, micro_batch: int) -> str:
+    """What the entry holds, with the micro-batch where it belongs to one."""
+    return f"{ref.content}[{micro_batch}]" if ref.moving else ref.content
+
+
+class Dependencies:
+    """Order between the actions of one rank, derived from what they read and write.
+
+    Feed the actions in program order: `add` returns the numbers of the earlier actions that must
+    end before this one starts (beyond the order within its lane, which is not repeated here).
+    """
+
+    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
+        self._buffers = buffers
+        self._writer: dict[tuple[str, int], int] = {}
+        self._readers: dict[tuple[str, int], list[int]] = {}
+        self._count = 0
+
+    def add(self, action: Action) -> set[int]:
+        """Register the next action; return the actions it waits for."""
+        number, waits = self._count, set[int]()
+        self._count += 1
+        reads = [entry(ref, self._buffers, action.micro_batch) for ref in action.reads]
+        changes = [
+            entry(ref, self._buffers, action.micro_batch) for ref in action.writes + action.frees
+        ]
+        for key in reads:
+            if key in self._writer:
+                waits.add(self._writer[key])
+        for key in changes:
+            if key in self._writer:
+                waits.add(self._writer[key])
+            waits.update(self._readers.get(key, ()))
+        for key in reads:
+            self._readers.setdefault(key, []).append(number)
+        for key in changes:
+            self._writer[key] = number
+            self._readers[key] = []
+        waits.discard(number)
+        return waits

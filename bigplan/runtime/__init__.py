@@ -1,0 +1,1 @@
+"""Do it: execute a plan's program on this machine with torch."""

@@ -1,0 +1,54 @@
+"""From a placement back to the values of the problem's variables: for pinning and exact search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.placement import KindPlacement, Placement, Tier
+from bigplan.solve.linear import Rule
+from bigplan.solve.memory import size_rules
+from bigplan.solve.stage import StageClass, stage_classes, switch_rules
+
+
+def decisions_of(graph: Graph, placement: Placement) -> dict[str, float]:
+    """Every variable's value; switches and sizes are the least that the rules allow."""
+    values: dict[str, float] = {}
+    for stage in stage_classes(graph):
+        kinds = placement.stages[stage.stages[0]].kinds
+        for kind, _ in stage.kinds:
+            values.update(_counts(stage, kind, kinds[kind.name]))
+        for rule in (*switch_rules(stage), *size_rules(stage)):
+            name, least = _least(rule, values)
+            values[name] = max(values.get(name, 0.0), least)
+    return values
+
+
+def _counts(
+    stage: StageClass, kind: LayerKind, placed: KindPlacement
+) -> Iterator[tuple[str, float]]:
+    for tier in Tier:
+        for tensor, number in (
+            ("parameters", placed.parameters.get(tier, 0)),
+            ("gradients", placed.gradients.get(tier, 0)),
+            ("optimizer", placed.optimizer.get(tier, 0.0)),
+        ):
+            yield _name(stage.tensor(kind, tensor, tier).terms), float(number)
+        for recompute in Recompute:
+            number = placed.activations.get(recompute, {}).get(tier, 0)
+            yield _name(stage.policy(kind, recompute, tier).terms), float(number)
+
+
+def _name(terms: Mapping[str, float]) -> str:
+    (name,) = terms
+    return name
+
+
+def _least(rule: Rule, values: Mapping[str, float]) -> tuple[str, float]:
+    """The rule's last variable, a switch or a size, at the least value the rule allows."""
+    *others, (name, factor) = rule.expression.terms.items()
+    rest = rule.expression.constant + sum(c * values[n] for n, c in others)
+    needed = max(0.0, rest / -factor)
+    if ".has." in name:
+        return name, float(needed > 1e-9)
+    return name, needed

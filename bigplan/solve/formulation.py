@@ -1,0 +1,135 @@
+"""The placement problem of one strategy.
+
+Sets       classes c of alike pipeline stages, layer kinds k with n layers, tiers t
+Decisions  layers whose parameters, gradients are on t (integers); layers by activation policy
+           (integers); share of the optimizer state on t (continuous); switches for rings
+Objective  min step + rho x serial transfer seconds of a step
+
+The surcharge breaks the tie that perfect overlap creates: moving would look free and plans be
+brittle. With rho = 0 and integrality dropped the optimum bounds every plan of the strategy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from bigplan.cost import Costs
+from bigplan.graph.graph import Graph, Recompute
+from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
+from bigplan.solve.linear import AtLeast, Linear, Problem, total
+from bigplan.solve.memory import capacities, size_rules, size_variables
+from bigplan.solve.pins import Pin, pin_rules
+from bigplan.solve.stage import StageClass, placement_rules, stage_classes, switch_rules, variables
+from bigplan.solve.times import (
+    StageTimes,
+    first_forward_rows,
+    lane_seconds,
+    pass_rows,
+    step_rows,
+)
+
+
+def formulate(graph: Graph, costs: Costs, pins: tuple[Pin, ...] = ()) -> Problem:
+    """Variables, rules, capacities and times of `graph` at `costs`."""
+    stages = stage_classes(graph)
+    every = [StageTimes(stage, costs) for stage in stages]
+    return Problem(
+        variables=tuple(v for s in stages for v in (*variables(s), *size_variables(s))),
+        rules=tuple(
+            rule
+            for s in stages
+            for rule in (
+                *placement_rules(s),
+                *switch_rules(s),
+                *size_rules(s),
+                *pin_rules(s, pins),
+            )
+        ),
+        capacities=tuple(
+            row for s in stages for row in capacities(s, costs.capacity, costs.ranks_per_node)
+        ),
+        times=tuple(_times(every, costs)),
+        serial=total([seconds for times in every for seconds in lane_seconds(times).values()]),
+    )
+
+
+def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
+    """All time rows; each uses only times stated before it."""
+    for times in every:
+        yield from pass_rows(times)
+    # Seconds until a unit's first micro-batch has passed all stages; the last one works on the
+    # whole unit before it turns back.
+    through = Linear(constant=every[-1].forward_compute())
+    hops = [(times, len(times.stage.stages)) for times in every]
+    for times, stages in hops[:-1]:
+        through += stages * (times.forward_hop() + costs.send)
+    before_forward, before_backward = Linear(), Linear()
+    after = total([n * (t.backward_hop() + costs.send) for t, n in hops])
+    for times, stages in hops:
+        # The class's last stage: its own earlier stages come before it too.
+        before_forward += (stages - 1) * (times.forward_hop() + costs.send)
+        before_backward += (stages - 1) * (times.backward_tail() + costs.send)
+        after += -stages * (times.backward_hop() + costs.send)
+        yield from first_forward_rows(times, before_forward)
+        yield from step_rows(times, through + after, before_backward)
+        before_forward += times.forward_hop() + costs.send
+        before_backward += times.backward_tail() + costs.send
+
+
+def placement_of(graph: Graph, values: Mapping[str, float]) -> Placement:
+    """The placement that a solution's values describe."""
+    by_stage: dict[int, StagePlacement] = {}
+    for stage in stage_classes(graph):
+        kinds = {
+            kind.name: _kind_placement(stage, kind.name, count, values)
+            for kind, count in stage.kinds
+        }
+        by_stage.update({index: StagePlacement(kinds=kinds) for index in stage.stages})
+    return Placement(stages=tuple(by_stage[index] for index in sorted(by_stage)))
+
+
+def _kind_placement(
+    stage: StageClass, name: str, count: int, values: Mapping[str, float]
+) -> KindPlacement:
+    kind = stage.graph.kinds[name]
+
+    def layers(expression: Linear) -> int:
+        return round(expression.at(values))
+
+    parameters, gradients = (
+        {tier: layers(stage.tensor(kind, tensor, tier)) for tier in Tier}
+        for tensor in ("parameters", "gradients")
+    )
+    on_gpu = min(parameters[Tier.GPU], gradients[Tier.GPU])
+    share = {tier: max(0.0, stage.tensor(kind, "optimizer", tier).at(values)) for tier in Tier}
+    share[Tier.GPU] = min(share[Tier.GPU], float(on_gpu))
+    return KindPlacement(
+        layers=count,
+        parameters=_nonzero(parameters),
+        gradients=_nonzero(gradients),
+        activations={
+            recompute: tiers
+            for recompute in Recompute
+            if (
+                tiers := _nonzero(
+                    {tier: layers(stage.policy(kind, recompute, tier)) for tier in Tier}
+                )
+            )
+        },
+        optimizer=rounded(share, count),
+    )
+
+
+def _nonzero(counts: dict[Tier, int]) -> dict[Tier, int]:
+    return {tier: number for tier, number in counts.items() if number}
+
+
+def rounded(layers: Mapping[Tier, float], count: int) -> dict[Tier, float]:
+    """Shares that add up to `count` layers, solver noise below 1e-6 removed."""
+    shares = {tier: round(value, 6) for tier, value in layers.items()}
+    if shares[Tier.GPU] >= count:
+        return {Tier.GPU: float(count)}
+    larger = Tier.HOST if shares[Tier.HOST] >= shares[Tier.NVME] else Tier.NVME
+    others = sum(value for tier, value in shares.items() if tier is not larger)
+    shares[larger] = round(count - others, 6)
+    return {tier: value for tier, value in shares.items() if value > 0}

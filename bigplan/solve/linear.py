@@ -1,0 +1,113 @@
+"""Linear expressions, rows and problems as plain data; the solver and the evaluator read the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bigplan.placement import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A constant plus coefficients by variable name."""
+
+    terms: Mapping[str, float] = field(default_factory=dict)
+    constant: float = 0.0
+
+    def __add__(self, other: Linear | float) -> Linear:
+        if not isinstance(other, Linear):
+            return Linear(self.terms, self.constant + other)
+        terms = dict(self.terms)
+        for name, factor in other.terms.items():
+            terms[name] = terms.get(name, 0.0) + factor
+        return Linear(terms, self.constant + other.constant)
+
+    def __radd__(self, other: float) -> Linear:
+        return self + other
+
+    def __mul__(self, factor: float) -> Linear:
+        return Linear({n: c * factor for n, c in self.terms.items()}, self.constant * factor)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Linear:
+        return self * -1.0
+
+    def __sub__(self, other: Linear | float) -> Linear:
+        return self + (-1.0 * other)
+
+    def at(self, values: Mapping[str, float]) -> float:
+        """The value where the variables are `values`."""
+        return self.constant + sum(c * values[n] for n, c in self.terms.items())
+
+
+def var(name: str) -> Linear:
+    """A variable as an expression."""
+    return Linear({name: 1.0})
+
+
+def total(parts: list[Linear]) -> Linear:
+    """The sum."""
+    terms: dict[str, float] = {}
+    for part in parts:
+        for name, factor in part.terms.items():
+            terms[name] = terms.get(name, 0.0) + factor
+    return Linear(terms, sum(part.constant for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A decision between 0 and `upper`."""
+
+    name: str
+    upper: float
+    integer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`expression` is zero (`equal`) or at most zero; the name says what it means."""
+
+    name: str
+    expression: Linear
+    equal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Bytes that a stage's ranks put on a tier must not exceed `limit`."""
+
+    stage: str
+    tier: Tier
+    used: Linear
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """The time `name` is at least `expression`, made of decisions and of times stated before."""
+
+    name: str
+    expression: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Minimise the time `step` plus a surcharge on serial transfer seconds."""
+
+    variables: tuple[Variable, ...]
+    rules: tuple[Rule, ...]
+    capacities: tuple[Capacity, ...]
+    times: tuple[AtLeast, ...]
+    serial: Linear
+
+    def step_seconds(self, decisions: Mapping[str, float]) -> float:
+        """The least `step` that the time rows allow for given decisions.
+
+        Times appear with positive factors only, so each is the largest of its rows.
+        """
+        values = dict(decisions)
+        for row in self.times:
+            values[row.name] = max(values.get(row.name, 0.0), row.expression.at(values))
+        return values["step"]

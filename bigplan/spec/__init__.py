@@ -1,0 +1,1 @@
+"""What the user says: model, training, cluster, experiment; loaded strictly."""

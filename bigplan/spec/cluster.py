@@ -1,0 +1,275 @@
+"""The hardware as data: capacities, rates and efficiency curves, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from bigplan.errors import InputError, RefusedError
+from bigplan.spec.document import Spec
+from bigplan.spec.problems import did_you_mean
+from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
+
+
+class Block(Spec):
+    """Part of a machine. `sources` says of every number where it comes from."""
+
+    sources: dict[str, str]
+    """for every number of this block, where it comes from"""
+
+    @model_validator(mode="after")
+    def _every_number_has_a_source(self) -> Block:
+        numbers = [
+            name
+            for name in type(self).model_fields
+            if name != "sources" and isinstance(getattr(self, name), int | float | dict)
+        ]
+        missing = [name for name in numbers if not self.sources.get(name, "").strip()]
+        if missing:
+            raise InputError(
+                f"no source for {', '.join(missing)}; add under `sources` where each number "
+                "comes from (datasheet, 'measured ... DATE', or 'estimate: ...')"
+            )
+        for name in self.sources:
+            if name not in numbers:
+                raise InputError(
+                    f"`sources` names {name!r}, which is no number of this block"
+                    f"{did_you_mean(name, numbers)} (numbers: {', '.join(numbers)})"
+                )
+        return self
+
+    def limited(self, field: str, limit: int | None) -> Any:
+        """This block with `field` (bytes) at most `limit`; its source says so."""
+        before = getattr(self, field)
+        if limit is None or limit >= before:
+            return self
+        told = f"capped at {format_bytes(limit)} on request (of {format_bytes(before)}: "
+        sources = self.sources | {field: told + self.sources[field] + ")"}
+        return self.model_copy(update={field: limit, "sources": sources})
+
+
+class Gpu(Block):
+    """One device that computes."""
+
+    name: str
+    device: Literal["cuda", "cpu"]
+    """cuda, or cpu for a part of the host's cores and memory that stands in for a GPU"""
+    memory: Bytes = Field(gt=0)
+    """usable device memory, such as 80 GiB"""
+    peak_flops: dict[Literal["bf16", "fp16", "fp32"], Flops] = Field(min_length=1)
+    """dense peak of each precision, such as {bf16: 989 TFLOP/s}"""
+    memory_bandwidth: Bandwidth = Field(gt=0)
+    """nominal, such as 3.35 TB/s"""
+    gemm_efficiency: float = Field(gt=0, le=1)
+    """fraction of the peak that a large GEMM reaches"""
+    gemm_half_k: float = Field(ge=0)
+    """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
+    memory_efficiency: float = Field(gt=0, le=1)
+    """fraction of the nominal memory bandwidth that streaming kernels reach"""
+    attention_forward_efficiency: float = Field(gt=0, le=1)
+    """fraction of the bf16 peak (causal FLOPs counted)"""
+    attention_backward_efficiency: float = Field(gt=0, le=1)
+    """fraction of the bf16 peak (2.5 x the forward's FLOPs)"""
+    launch_overhead: Seconds = Field(ge=0)
+    """time per kernel that no work hides, such as 4 us"""
+    context_memory: Bytes = Field(ge=0)
+    """device memory held by the context and libraries"""
+    adam_rate: Rate = Field(gt=0)
+    """parameters per second of a fused fp32 AdamW on the device, such as 90 G/s"""
+
+    def peak(self, precision: str) -> float:
+        """Dense peak in FLOP/s. Raises InputError where the device has no such precision."""
+        flops = {str(name): rate for name, rate in self.peak_flops.items()}.get(precision)
+        if flops is None:
+            raise InputError(
+                f"{self.name} states no peak for {precision}; "
+                f"use one of {', '.join(self.peak_flops)} or add it to peak_flops"
+            )
+        return flops
+
+
+class Host(Block):
+    """The CPU side of one node."""
+
+    memory: Bytes = Field(gt=0)
+    """memory that training may use, such as 120 GiB"""
+    memory_bandwidth: Bandwidth = Field(gt=0)
+    """achieved DRAM bandwidth, reads and writes together"""
+    cores: int = Field(gt=0)
+    adam_rate: Rate = Field(gt=0)
+    """parameters per second of fp32 AdamW with all the node's cores, such as 4 G/s"""
+
+
+class Pcie(Block):
+    """Copies between pinned host memory and GPU memory."""
+
+    host_to_device: Bandwidth = Field(gt=0)
+    """per GPU, when it copies alone, such as 55 GB/s"""
+    device_to_host: Bandwidth = Field(gt=0)
+    """per GPU, when it copies alone"""
+    node_host_to_device: Bandwidth = Field(gt=0)
+    """all the node's GPUs together"""
+    node_device_to_host: Bandwidth = Field(gt=0)
+    """all the node's GPUs together"""
+    latency: Seconds = Field(ge=0)
+    """per copy, such as 10 us"""
+
+
+class Nvme(Block):
+    """The drives of one node; rates and capacity are per drive."""
+
+    capacity: Bytes = Field(gt=0)
+    """usable bytes per drive, such as 2 TB"""
+    read: Bandwidth = Field(gt=0)
+    """sequential, per drive, such as 6.5 GB/s"""
+    write: Bandwidth = Field(gt=0)
+    """sequential and sustained, per drive"""
+    drives: int = Field(gt=0)
+    latency: Seconds = Field(ge=0)
+    """per request"""
+    path: str | None = None
+    """folder on these drives for offloaded tensors"""
+
+    @property
+    def node_capacity(self) -> int:
+        """Bytes on all drives of the node."""
+        return self.capacity * self.drives
+
+    @property
+    def node_read(self) -> float:
+        """Bytes/s from all drives of the node."""
+        return self.read * self.drives
+
+    @property
+    def node_write(self) -> float:
+        """Bytes/s to all drives of the node."""
+        return self.write * self.drives
+
+
+class Link(Block):
+    """What connects the GPUs of a node, or nodes."""
+
+    name: str
+    bandwidth: Bandwidth = Field(gt=0)
+    """bus bandwidth reached by large messages: per GPU inside a node, per node between nodes"""
+    latency: Seconds = Field(ge=0)
+    """per step of a collective (n - 1 steps around a ring of n) or per point-to-point message"""
+    half_size: Bytes = Field(ge=0)
+    """message size at which half the bandwidth is reached, such as 27 MB"""
+
+
+class NodeGroup(Spec):
+    """Equal nodes."""
+
+    name: str
+    nodes: int = Field(default=1, gt=0)
+    gpus_per_node: int = Field(gt=0)
+    gpu: Gpu
+    host: Host
+    pcie: Pcie
+    nvme: Nvme | None = None
+    """absent: nothing can go to disk"""
+    intra_node: Link
+    inter_node: Link | None = None
+    """needed from two nodes on"""
+
+    @model_validator(mode="after")
+    def _check(self) -> NodeGroup:
+        if self.nodes > 1 and self.inter_node is None:
+            raise InputError(
+                f"node group {self.name!r} has {self.nodes} nodes but no inter_node link; "
+                "describe the network in `inter_node`, or use 1 node"
+            )
+        return self
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in the group."""
+        return self.nodes * self.gpus_per_node
+
+
+class Cluster(Spec):
+    """All the machines a plan may use."""
+
+    name: str
+    description: str = ""
+    node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in the whole cluster."""
+        return sum(group.gpus for group in self.node_groups)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in the whole cluster."""
+        return sum(group.nodes for group in self.node_groups)
+
+    @property
+    def group(self) -> NodeGroup:
+        """The only node group. Raises RefusedError where there are several."""
+        if len(self.node_groups) > 1:
+            names = ", ".join(group.name for group in self.node_groups)
+            raise RefusedError(
+                f"cluster {self.name!r} mixes node groups ({names}), which cannot be planned "
+                "yet; describe each group as a cluster of its own"
+            )
+        return self.node_groups[0]
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """This cluster with another number of equal nodes. Raises InputError, RefusedError."""
+        if nodes < 1:
+            raise InputError(f"nodes is {nodes}; a cluster has at least 1")
+        group = self.group
+        if nodes > 1 and group.inter_node is None:
+            raise InputError(
+                f"cluster {self.name!r} describes no network between nodes, so {nodes} nodes "
+                "cannot be planned; add `inter_node` to its node group, or use 1 node"
+            )
+        return self.model_copy(update={"node_groups": (group.model_copy(update={"nodes": nodes}),)})
+
+    def with_caps(
+        self, gpu: int | None = None, host: int | None = None, nvme: int | None = None
+    ) -> Cluster:
+        """This cluster with less memory: bytes per GPU, and per node for host and nvme.
+
+        A cap above what a tier has changes nothing; nvme=0 takes the drives away.
+        Raises InputError where nothing would be left.
+        """
+        for name, limit in (("gpu", gpu), ("host", host)):
+            if limit is not None and limit <= 0:
+                raise InputError(f"cap {name} is {limit}; write a size such as {name}=16GiB")
+        groups = tuple(
+            group.model_copy(
+                update={
+                    "gpu": group.gpu.limited("memory", gpu),
+                    "host": group.host.limited("memory", host),
+                    "nvme": _capped_drives(group.nvme, nvme),
+                }
+            )
+            for group in self.node_groups
+        )
+        return self.model_copy(update={"node_groups": groups})
+
+
+def _capped_drives(drives: Nvme | None, limit: int | None) -> Nvme | None:
+    if drives is None or limit is None:
+        return drives
+    per_drive = limit // drives.drives
+    if per_drive <= 0:
+        return None
+    limited: Nvme = drives.limited("capacity", per_drive)
+    return limited
+
+
+def caps_from(caps: Mapping[str, int]) -> dict[str, int | None]:
+    """Arguments of `Cluster.with_caps` from a mapping of tier to bytes. Raises InputError."""
+    tiers = ("gpu", "host", "nvme")
+    for tier in caps:
+        if tier not in tiers:
+            raise InputError(
+                f"unknown tier {tier!r}{did_you_mean(tier, tiers)} (tiers: {', '.join(tiers)})"
+            )
+    return {tier: caps.get(tier) for tier in tiers}

@@ -1,0 +1,238 @@
+"""This machine as a Cluster, without torch: `bigplan detect`.
+
+GPUs come from nvidia-smi; those that have a shipped description get its figures. Without a GPU
+the "device" is a part of host memory. Cores, memory and disk are measured for a few seconds.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bigplan.errors import InputError
+from bigplan.spec.catalog import find_cluster
+from bigplan.spec.cluster import Block, Cluster, Gpu, Host, Link, NodeGroup, Nvme, Pcie
+from bigplan.spec.document import Spec, load_document
+from bigplan.spec.machine import (
+    FoundGpu,
+    available_cores,
+    available_memory,
+    cpu_name,
+    find_gpus,
+)
+from bigplan.spec.probes import probe_copy, probe_disk, probe_gemm
+
+# nvidia-smi's names of the GPUs that a shipped cluster describes. Variants with another memory or
+# power limit (PCIe cards, A100 40 GB) are other GPUs and not listed.
+_SHIPPED = {
+    "NVIDIA H200": "h200-1x",
+    "NVIDIA H100 80GB HBM3": "dgx-h100",
+    "NVIDIA A100-SXM4-80GB": "dgx-a100-80g",
+    "NVIDIA GeForce RTX 4090": "rtx-4090-workstation",
+}
+
+# AdamW in fp32 reads parameter, gradient and two moments and writes all but the gradient.
+_ADAM_BYTES = 28
+
+
+class Fallback(Spec):
+    """What is assumed where nothing is known (fallback.yaml)."""
+
+    gpu: Gpu
+    pcie: Pcie
+    gpu_link: Link
+    cpu: Gpu
+    cpu_link: Link
+
+
+B = TypeVar("B", bound=Block)
+
+
+def detect(cpu_devices: int = 1, folder: Path | None = None) -> Cluster:
+    """This machine as a cluster of one node.
+
+    `cpu_devices` is into how many devices a machine without GPUs is divided; `folder` is where
+    tensors may go on disk (default: the working directory). Raises InputError.
+    """
+    if cpu_devices < 1:
+        raise InputError(f"cpu_devices is {cpu_devices}; use at least 1")
+    folder = (folder or Path.cwd()).resolve()
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder; name an existing one for offloaded tensors")
+    fallback = load_document(Path(__file__).with_name("fallback.yaml"), Fallback)
+    today = f"measured here by bigplan detect, {date.today().isoformat()}"
+    memory, cores = available_memory(), available_cores()
+    copy = _rounded(probe_copy(cores))
+    gpus = find_gpus()
+    share = 0.9 if gpus else 0.5
+    host = _host(_whole_mib(int(memory * share)), cores, copy, today)
+    nvme = _nvme(folder, today)
+    if gpus:
+        group = _gpu_group(gpus, fallback, host, nvme, today)
+    else:
+        group = _cpu_group(cpu_devices, fallback, host, nvme, today)
+    what = f"{group.gpus_per_node} x {group.gpu.name}"
+    return Cluster(
+        name="this-machine", description=f"{what}, as bigplan detect saw it", node_groups=(group,)
+    )
+
+
+def _with(block: B, values: Mapping[str, Any], sources: Mapping[str, str]) -> B:
+    """`block` with some values and their sources replaced, checked again."""
+    data = block.model_dump() | dict(values)
+    data["sources"] = block.sources | dict(sources)
+    return type(block).model_validate(data)
+
+
+def _rounded(value: float) -> float:
+    """Three digits: a short measurement has no more."""
+    return float(f"{value:.3g}")
+
+
+def _whole_mib(size: int) -> int:
+    return max(size >> 20, 1) << 20
+
+
+def _host(memory: int, cores: int, copy: float, today: str) -> Host:
+    return Host(
+        memory=memory,
+        memory_bandwidth=copy,
+        cores=cores,
+        adam_rate=_rounded(copy / _ADAM_BYTES),
+        sources={
+            "memory": f"{today}: a part of the memory that is available, leaving room for others",
+            "memory_bandwidth": f"{today}: copy with {cores} threads, reads and writes",
+            "cores": today,
+            "adam_rate": f"estimate: {_ADAM_BYTES} bytes a parameter at memory_bandwidth",
+        },
+    )
+
+
+def _nvme(folder: Path, today: str) -> Nvme | None:
+    rates = probe_disk(folder)
+    if rates is None:
+        return None
+    measured = f"{today}: 96 MiB with 4 threads, {rates.how}"
+    return Nvme(
+        capacity=_whole_mib(shutil.disk_usage(folder).free // 2),
+        read=_rounded(rates.read),
+        write=_rounded(rates.write),
+        drives=1,
+        latency=_rounded(rates.latency),
+        path=str(folder),
+        sources={
+            "capacity": f"{today}: half of what is free",
+            "read": measured,
+            "write": measured,
+            "drives": "estimate: the folder is taken for one drive",
+            "latency": f"{today}: reads of 4 KiB, {rates.how}",
+        },
+    )
+
+
+def _cpu_group(
+    devices: int, fallback: Fallback, host: Host, nvme: Nvme | None, today: str
+) -> NodeGroup:
+    gemm = probe_gemm()
+    peak = _rounded(gemm.peak / devices)
+    copied = host.memory_bandwidth / 2
+    shared = f"divided by {devices} devices" if devices > 1 else "all cores"
+    gpu = _with(
+        fallback.cpu,
+        {
+            "name": cpu_name(),
+            "memory": _whole_mib(
+                host.memory // (2 * devices)
+            ),  # The host has a half: this is a quarter.
+            "peak_flops": {"bf16": peak / 2, "fp32": peak},
+            "memory_bandwidth": _rounded(host.memory_bandwidth / devices),
+            "gemm_half_k": _rounded(gemm.half_k),
+            "adam_rate": _rounded(host.adam_rate / devices),
+        },
+        {
+            "memory": f"{today}: a quarter of the memory that is available, {shared}",
+            "peak_flops": f"{today}: numpy's fp32 GEMM, {shared}; bf16 estimated as half of it",
+            "memory_bandwidth": f"{today}: copy, {shared}",
+            "gemm_half_k": f"{today}: numpy's fp32 GEMM at K 128 and K 1024",
+        },
+    )
+    rates = ("host_to_device", "device_to_host", "node_host_to_device", "node_device_to_host")
+    pcie = _with(
+        fallback.pcie,
+        dict.fromkeys(rates, copied) | {"latency": fallback.cpu.launch_overhead},
+        dict.fromkeys(rates, f"{today}: copy within host memory")
+        | {"latency": fallback.cpu.sources["launch_overhead"]},
+    )
+    return NodeGroup(
+        name="cpu",
+        gpus_per_node=devices,
+        gpu=gpu,
+        host=host,
+        pcie=pcie,
+        nvme=nvme,
+        intra_node=fallback.cpu_link,
+    )
+
+
+def _gpu_group(
+    gpus: tuple[FoundGpu, ...], fallback: Fallback, host: Host, nvme: Nvme | None, today: str
+) -> NodeGroup:
+    if len({(gpu.name, gpu.memory) for gpu in gpus}) > 1:
+        names = ", ".join(sorted({gpu.name for gpu in gpus}))
+        raise InputError(
+            f"this machine mixes GPUs ({names}); set CUDA_VISIBLE_DEVICES aside and write a "
+            "cluster YAML that describes the ones to use"
+        )
+    found = gpus[0]
+    shipped = _SHIPPED.get(found.name)
+    if shipped is None:
+        gpu, pcie, link = fallback.gpu, _pcie_of(found, fallback.pcie), fallback.gpu_link
+    else:
+        group = find_cluster(shipped).group
+        gpu, pcie = _quoted(group.gpu, shipped), _quoted(group.pcie, shipped)
+        link = _quoted(group.intra_node, shipped)
+    gpu = _with(
+        gpu,
+        {"name": found.name, "memory": found.memory},
+        {"memory": f"{today}: nvidia-smi's memory.total"},
+    )
+    return NodeGroup(
+        name="gpu",
+        gpus_per_node=len(gpus),
+        gpu=gpu,
+        host=host,
+        pcie=_node_rates(pcie, len(gpus)),
+        nvme=nvme,
+        intra_node=link,
+    )
+
+
+def _quoted(block: B, shipped: str) -> B:
+    """The block with sources that say from which shipped cluster the figures are."""
+    sources = {name: f"as {shipped}: {text}" for name, text in block.sources.items()}
+    return _with(block, {}, sources)
+
+
+def _pcie_of(found: FoundGpu, pcie: Pcie) -> Pcie:
+    """Rates from the link's generation and width: a lane of PCIe 3.0 carries 0.985 GB/s."""
+    if not (found.pcie_generation and found.pcie_width):
+        return pcie
+    rate = 0.8 * 0.985e9 * 2.0 ** (found.pcie_generation - 3) * found.pcie_width
+    source = f"estimate: 0.8 of PCIe {found.pcie_generation}.0 x{found.pcie_width}"
+    names = ("host_to_device", "device_to_host")
+    return _with(pcie, dict.fromkeys(names, rate), dict.fromkeys(names, source))
+
+
+def _node_rates(pcie: Pcie, gpus: int) -> Pcie:
+    """The node's rate is never above what its GPUs take, nor below one of them alone."""
+    values, sources = {}, {}
+    for direction in ("host_to_device", "device_to_host"):
+        alone, node = getattr(pcie, direction), f"node_{direction}"
+        together = min(max(getattr(pcie, node), alone), alone * gpus)
+        if together != getattr(pcie, node):
+            values[node] = together
+            sources[node] = f"{pcie.sources[node]}; limited to what {gpus} GPUs can take"
+    return _with(pcie, values, sources)

@@ -1,0 +1,237 @@
+"""Strict YAML: every problem is reported with file, line, rule and remedy.
+
+The text is composed to YAML nodes first, so that each value still knows its line; the plain data
+is then validated by pydantic (as JSON: a list may become a tuple, but "3" never a number).
+Scalars follow YAML 1.2: `1e-4` is a float, `on` and `1:30` are text, `010` is ten.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from bigplan.errors import InputError
+from bigplan.spec.problems import Problem, describe
+
+
+def _hashable(value: object) -> Hashable:
+    if isinstance(value, Mapping):
+        return tuple((key, _hashable(value[key])) for key in sorted(value))
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(item) for item in value)
+    assert isinstance(value, Hashable)
+    return value
+
+
+class Spec(BaseModel):
+    """Base of all descriptions: frozen, hashable, unknown keys forbidden."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+    def __hash__(self) -> int:
+        values = (_hashable(getattr(self, name)) for name in type(self).model_fields)
+        return hash((type(self), *values))
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the scalars of YAML 1.2's core schema."""
+
+
+_Loader.yaml_implicit_resolvers = {}  # Those of YAML 1.1 would be inherited.
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+(?:_[0-9]+)*", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.nan",
+        list("-+.0123456789"),
+    ),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first
+    )
+
+
+def load_document(path: Path, schema: type[S]) -> S:
+    """Read, parse and validate a YAML file. Raises InputError that lists every problem."""
+    return parse_document(read_text(path), schema, str(path))
+
+
+def parse_document(text: str, schema: type[S], name: str = "<text>") -> S:
+    """Parse and validate YAML text; `name` stands for the file in messages."""
+    data, root = load_data(text, name)
+    return validate_nodes(data, root, schema, name)
+
+
+def validate(data: object, schema: type[S], where: str) -> S:
+    """Validate plain data (as parsed from YAML or JSON) that came from `where`."""
+    return validate_nodes(data, None, schema, where)
+
+
+def read_text(path: Path) -> str:
+    """The file's text. Raises InputError where it cannot be read as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; check the path") from None
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder, not a file; name the file in it") from None
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: byte {error.start} is not UTF-8 text; save the file as UTF-8"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
+    """Plain data and the node tree that knows its lines. Raises InputError."""
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        problems: list[Problem] = []
+        data = None if root is None else _Builder(loader, problems).build(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 1 if mark is None else mark.line + 1
+        raise InputError(
+            f"{name}:{line}: not YAML: {error.problem or error.context}; "
+            "check indentation, quotes and colons near this line"
+        ) from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{name}: not YAML: {error}") from None
+    except RecursionError:
+        raise InputError(f"{name}: nested too deeply; no description needs that") from None
+    if problems:
+        raise _input_error(problems, name)
+    return data, root
+
+
+class _Builder:
+    """Nodes to plain data; duplicate keys and odd constructs become problems."""
+
+    def __init__(self, loader: _Loader, problems: list[Problem]) -> None:
+        self._loader = loader
+        self._problems = problems
+        self._done: dict[int, Any] = {}
+        self._open: set[int] = set()
+
+    def build(self, node: yaml.Node) -> Any:
+        # Aliases share one value: a tree of aliases must not unfold exponentially.
+        key = id(node)
+        if key in self._done:
+            return self._done[key]
+        if key in self._open:
+            self._complain(node, "an alias that contains itself; write the value out")
+            return None
+        self._open.add(key)
+        if isinstance(node, yaml.MappingNode):
+            self._done[key] = self._mapping(node)
+        elif isinstance(node, yaml.SequenceNode):
+            self._done[key] = [self.build(item) for item in node.value]
+        else:
+            self._done[key] = self._scalar(node)
+        self._open.discard(key)
+        return self._done[key]
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        first_line: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode) or not key_node.value:
+                self._complain(key_node, "keys must be plain words")
+                continue
+            key = key_node.value
+            if key in result:
+                self._complain(
+                    key_node,
+                    f"duplicate key {key!r} (first on line {first_line[key]}); remove one",
+                )
+                continue
+            first_line[key] = key_node.start_mark.line + 1
+            result[key] = self.build(value_node)
+        return result
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        text = node.value
+        if kind == "null":
+            return None
+        if kind == "bool" and text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if kind == "str":
+            return text
+        try:
+            if kind == "int":
+                return int(text)
+            if kind == "float":
+                return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        except ValueError:
+            pass  # An explicit tag such as `!!int abc`: reported below.
+        self._complain(node, f"{text!r} has the tag {node.tag!r}; write a plain value")
+        return None
+
+    def _complain(self, node: yaml.Node, text: str) -> None:
+        self._problems.append(Problem(node.start_mark.line + 1, text))
+
+
+def validate_nodes(data: object, root: yaml.Node | None, schema: type[S], where: str) -> S:
+    """Validate data, taking lines from `root`, the nodes that it was built from (if any)."""
+    line = 1 if root is not None else None
+    if not isinstance(data, Mapping):
+        got = "nothing" if data is None else repr(data)
+        keys = ", ".join(schema.model_fields)
+        problem = Problem(line, f"expected keys and values, got {got}; keys: {keys}")
+        raise _input_error([problem], where)
+    try:
+        return schema.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        problems = describe(error, schema, data, root)
+    raise _input_error(problems, where)
+
+
+def _input_error(problems: list[Problem], where: str) -> InputError:
+    ordered = sorted(problems, key=lambda problem: problem.line or 0)
+    return InputError("\n".join(f"{where}{problem}" for problem in ordered))
+
+
+def parse_scalar(text: str) -> Any:
+    """The value that `text` would have in a YAML document: '512' -> 512, 'bf16' -> 'bf16'."""
+    return load_data(text, "<value>")[0]
+
+
+def set_path(data: Mapping[str, Any], path: str, value: object) -> dict[str, Any]:
+    """A copy of `data` with the dotted `path` set; text is read as YAML.
+
+    `set_path({}, "training.global_batch", "512")` is {"training": {"global_batch": 512}}.
+    Raises InputError where the path leads through a value that is not a mapping.
+    """
+    first, _, rest = path.partition(".")
+    if not first:
+        raise InputError(f"{path!r} is not a key; write names joined by dots, such as 'a.b'")
+    copy = dict(data)
+    if not rest:
+        copy[first] = parse_scalar(value) if isinstance(value, str) else value
+        return copy
+    inner = copy.get(first)
+    if inner is not None and not isinstance(inner, Mapping):
+        raise InputError(f"{path!r}: {first!r} is {inner!r}, which holds no keys; set it whole")
+    copy[first] = set_path(inner or {}, rest, value)
+    return copy

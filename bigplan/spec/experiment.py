@@ -1,0 +1,126 @@
+"""The experiment file: which model, where, how to train it, and what is pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from bigplan.errors import InputError
+from bigplan.spec.catalog import find_cluster, find_model, looks_like_path
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.document import Spec, load_data, read_text, set_path, validate, validate_nodes
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training, TrainingRequest, resolve
+from bigplan.units import Bytes, format_bytes
+
+Tier = Literal["gpu", "host", "nvme"]
+
+_SMALLEST_CAP = 2**20
+
+
+class Launch(Spec):
+    """How a plan is run."""
+
+    steps: int | None = Field(default=None, gt=0)
+    """optimizer steps to run; default: training.steps"""
+    address: str | None = None
+    """address of a running Ray cluster; absent: a local Ray is started"""
+    run_dir: str = Field(default="runs", min_length=1)
+    """folder for logs, timelines and checkpoints"""
+
+
+class Experiment(Spec):
+    """One experiment file. Paths in it are relative to it."""
+
+    model: str | ModelSpec
+    """a shipped name, a path (model YAML, config.json or its folder), or the model itself"""
+    cluster: str | Cluster
+    """a shipped name, a path of a cluster YAML, or the cluster itself"""
+    nodes: int | None = Field(default=None, gt=0)
+    """number of nodes; default: what the cluster says"""
+    training: TrainingRequest = TrainingRequest()
+    launch: Launch = Launch()
+    set: dict[str, str | int | float] = Field(default_factory=dict)
+    """decisions to pin, such as {tp: 8}"""
+    caps: dict[Tier, Bytes] = Field(default_factory=dict)
+    """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
+    engine: Literal["any", "native"] = "any"
+    """which runtime the plan must suit"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Experiment:
+        for tier, size in self.caps.items():
+            if 0 < size < _SMALLEST_CAP:
+                raise InputError(
+                    f"caps.{tier} is {format_bytes(size)}, too little for any tensor; "
+                    f"write the unit, such as {tier}: {size} GiB"
+                )
+        return self
+
+    def model_spec(self) -> ModelSpec:
+        """The model, looked up. Raises InputError."""
+        return find_model(self.model) if isinstance(self.model, str) else self.model
+
+    def cluster_spec(self) -> Cluster:
+        """The cluster with `nodes` and `caps` applied. Raises InputError."""
+        cluster = self.cluster
+        if isinstance(cluster, str):
+            cluster = find_cluster(cluster)
+        if self.nodes is not None:
+            cluster = cluster.with_nodes(self.nodes)
+        return cluster.with_caps(
+            gpu=self.caps.get("gpu"), host=self.caps.get("host"), nvme=self.caps.get("nvme")
+        )
+
+    def resolved_training(self) -> Training:
+        """The training with this model's defaults. Raises InputError."""
+        return resolve(self.training, self.model_spec())
+
+
+def load_experiment(path: Path, overrides: Mapping[str, object] | None = None) -> Experiment:
+    """Read an experiment file; `overrides` maps dotted keys to values that win over it.
+
+    Paths in the file become relative to the working directory. Raises InputError.
+    """
+    data, root = load_data(read_text(path), str(path))
+    if isinstance(data, Mapping):
+        for key, value in (overrides or {}).items():
+            data = set_path(data, key, value)
+    experiment = validate_nodes(data, root, Experiment, str(path))
+    return _rebased(experiment, path.parent, overrides or {})
+
+
+def make_experiment(overrides: Mapping[str, object]) -> Experiment:
+    """An experiment without a file: dotted keys and values, as from the command line."""
+    data: dict[str, Any] = {}
+    for key, value in overrides.items():
+        data = set_path(data, key, value)
+    return validate(data, Experiment, "command line")
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of an experiment file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | (
+        Experiment.model_json_schema(mode="validation")
+    )
+
+
+def _rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, object]) -> Experiment:
+    """Paths seen from the file's folder; those given on the command line stay as they are."""
+    changes: dict[str, Any] = {}
+    for key in ("model", "cluster"):
+        value = getattr(experiment, key)
+        if isinstance(value, str) and key not in overrides:
+            changes[key] = _from(folder, value, looks_like_path(value))
+    data = experiment.training.data
+    if data not in (None, "bundled") and "training.data" not in overrides:
+        training = experiment.training.model_copy(update={"data": _from(folder, data, True)})
+        changes["training"] = training
+    return experiment.model_copy(update=changes)
+
+
+def _from(folder: Path, text: str, is_path: bool) -> str:
+    return str(folder / Path(text).expanduser()) if is_path else text

@@ -1,0 +1,116 @@
+"""What this machine has: memory, cores and GPUs, as the system reports them (no torch)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class FoundGpu:
+    """One line of nvidia-smi: name, memory in bytes, PCIe generation and width (0: unknown)."""
+
+    name: str
+    memory: int
+    pcie_generation: int
+    pcie_width: int
+
+
+def available_memory(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
+    """Bytes that a new process may use: the kernel's estimate, within the cgroup's limit."""
+    amounts = [_meminfo_available(proc / "meminfo")]
+    for folder in _own_cgroups(proc, cgroups):
+        limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
+        used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            # File cache counts as used, but the kernel gives it back on demand.
+            amounts.append(max(0, limit - used + _inactive_file(folder / "memory.stat")))
+    return min(amounts)
+
+
+def available_cores(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int:
+    """Cores that this process may run on, within the cgroup's CPU quota; at least 1."""
+    cores = float(len(os.sched_getaffinity(0)))
+    for folder in _own_cgroups(proc, cgroups):
+        quota, _, period = _text(folder / "cpu.max").partition(" ")
+        if quota.isdigit() and period.strip().isdigit():
+            cores = min(cores, int(quota) / int(period))
+    return max(1, int(cores))
+
+
+def cpu_name(proc: Path = Path("/proc")) -> str:
+    """The processor's marketing name, or 'CPU'."""
+    for line in _text(proc / "cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
+    return "CPU"
+
+
+def find_gpus() -> tuple[FoundGpu, ...]:
+    """GPUs that nvidia-smi lists; none where it is absent or fails."""
+    query = "name,memory.total,pcie.link.gen.max,pcie.link.width.max"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parse_gpus(done.stdout)
+
+
+def parse_gpus(listing: str) -> tuple[FoundGpu, ...]:
+    """GPUs in nvidia-smi's CSV; lines without a memory size are skipped (MIG parents)."""
+    found = []
+    for line in listing.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == 4 and cells[1].isdigit():
+            generation, width = (int(cell) if cell.isdigit() else 0 for cell in cells[2:])
+            found.append(FoundGpu(cells[0], int(cells[1]) * 2**20, generation, width))
+    return tuple(found)
+
+
+def _own_cgroups(proc: Path, cgroups: Path) -> list[Path]:
+    """Folders of this process's cgroup and its ancestors (v2), or v1's memory controller."""
+    folders = [cgroups, cgroups / "memory"]
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition("::")
+        folder = cgroups
+        for part in Path(rest.strip("/")).parts:
+            folder = folder / part
+            folders.append(folder)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _meminfo_available(path: Path) -> int:
+    for line in _text(path).splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _inactive_file(path: Path) -> int:
+    for line in _text(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key in ("inactive_file", "total_inactive_file"):
+            return int(value)
+    return 0
+
+
+def _number(*paths: Path) -> int | None:
+    """The number in the first of these files that holds one ('max' is none)."""
+    for path in paths:
+        text = _text(path).strip()
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

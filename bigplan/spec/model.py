@@ -1,0 +1,197 @@
+"""The model's architecture: dimensions and switches, and the parameters they imply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from bigplan.errors import InputError
+from bigplan.spec.document import Spec
+
+Split = Literal["rows", "columns", "replicated"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor of a layer, stored [out, in] as torch.nn.Linear does.
+
+    `tp` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or
+    not at all. `decay` says whether weight decay applies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tp: Split
+    decay: bool
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+
+def _heads(data: dict[str, int]) -> int:
+    return data["heads"]
+
+
+def _head_dim(data: dict[str, int]) -> int:
+    return data["hidden"] // data["heads"]  # ModelSpec._check sees to the remainder.
+
+
+class ModelSpec(Spec):
+    """A decoder-only transformer: embedding, `layers` equal blocks, head."""
+
+    name: str = Field(min_length=1)
+    """what it is called in plans and reports"""
+    layers: int = Field(gt=0)
+    """number of transformer blocks"""
+    hidden: int = Field(gt=0)
+    """width of the residual stream"""
+    ffn: int = Field(gt=0)
+    """inner width of the MLP"""
+    heads: int = Field(gt=0)
+    """query heads"""
+    kv_heads: int = Field(default_factory=_heads, gt=0)
+    """key and value heads; default: heads"""
+    head_dim: int = Field(default_factory=_head_dim, gt=0)
+    """width of one head; default: hidden / heads"""
+    vocab: int = Field(gt=0)
+    """rows of the token table"""
+    max_sequence_length: int = Field(gt=0)
+    """longest sequence, in tokens, that its positions cover"""
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_epsilon: float = Field(default=1e-5, gt=0)
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    positions: Literal["rope", "learned"] = "rope"
+    rope_theta: float = Field(default=10000.0, gt=0)
+    tied_embeddings: bool = False
+    """the head reuses the token table"""
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm on each head's queries and keys, as in Qwen3"""
+    sliding_window: int | None = Field(default=None, gt=0)
+    """attention reaches this many tokens back; null: all of them"""
+    source: str = Field(min_length=1)
+    """where the dimensions come from"""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelSpec:
+        if "head_dim" not in self.model_fields_set and self.hidden % self.heads:
+            raise InputError(
+                f"hidden {self.hidden} is not a multiple of heads {self.heads}; "
+                "state head_dim, or change one of them"
+            )
+        if self.heads % self.kv_heads:
+            raise InputError(
+                f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}; "
+                "each key/value head must serve equally many query heads"
+            )
+        if self.positions == "rope" and self.head_dim % 2:
+            raise InputError(
+                f"head_dim {self.head_dim} is odd, but rope rotates pairs; use an even head_dim"
+            )
+        return self
+
+    @property
+    def attention_width(self) -> int:
+        """Columns of o_proj: heads x head_dim (not always `hidden`)."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Rows of k_proj and of v_proj."""
+        return self.kv_heads * self.head_dim
+
+    @cached_property
+    def _kinds(self) -> dict[str, tuple[Parameter, ...]]:
+        return {"embedding": _embedding(self), "block": _block(self), "head": _head(self)}
+
+    def kinds(self) -> dict[str, tuple[Parameter, ...]]:
+        """Parameters of each kind of layer: "embedding", "block", "head"."""
+        return dict(self._kinds)
+
+    def layer_sequence(self) -> tuple[str, ...]:
+        """The kind of every layer, in forward order."""
+        return ("embedding", *("block",) * self.layers, "head")
+
+    def kind_parameter_count(self, kind: str) -> int:
+        """Elements in one layer of this kind (a tied head holds only its norm)."""
+        return sum(parameter.count for parameter in self._kinds[kind])
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements in the whole model; a tied table counts once."""
+        blocks = self.layers * self.kind_parameter_count("block")
+        return self.kind_parameter_count("embedding") + blocks + self.kind_parameter_count("head")
+
+
+def _norm(model: ModelSpec, name: str) -> list[Parameter]:
+    names = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
+    return [Parameter(f"{name}.{part}", (model.hidden,), "replicated", False) for part in names]
+
+
+def _linear(name: str, shape: tuple[int, int], tp: Split, bias: bool) -> list[Parameter]:
+    """A linear layer; the bias of a column-split one is added after the reduction, by all."""
+    parameters = [Parameter(f"{name}.weight", shape, tp, True)]
+    if bias:
+        split: Split = "rows" if tp == "rows" else "replicated"
+        parameters.append(Parameter(f"{name}.bias", shape[:1], split, False))
+    return parameters
+
+
+def _embedding(model: ModelSpec) -> tuple[Parameter, ...]:
+    parameters = [Parameter("embed_tokens.weight", (model.vocab, model.hidden), "rows", True)]
+    if model.positions == "learned":
+        shape = (model.max_sequence_length, model.hidden)
+        parameters.append(Parameter("embed_positions.weight", shape, "replicated", True))
+    return tuple(parameters)
+
+
+def _block(model: ModelSpec) -> tuple[Parameter, ...]:
+    return (
+        *_norm(model, "input_norm"),
+        *_attention(model),
+        *_norm(model, "post_norm"),
+        *_mlp(model),
+    )
+
+
+def _attention(model: ModelSpec) -> list[Parameter]:
+    hidden, width, kv_width = model.hidden, model.attention_width, model.kv_width
+    parameters = [
+        *_linear("q_proj", (width, hidden), "rows", model.qkv_bias),
+        *_linear("k_proj", (kv_width, hidden), "rows", model.qkv_bias),
+        *_linear("v_proj", (kv_width, hidden), "rows", model.qkv_bias),
+        *_linear("o_proj", (hidden, width), "columns", model.attention_output_bias),
+    ]
+    if model.qk_norm:
+        parameters += [
+            Parameter(f"{name}.weight", (model.head_dim,), "replicated", False)
+            for name in ("q_norm", "k_norm")
+        ]
+    return parameters
+
+
+def _mlp(model: ModelSpec) -> list[Parameter]:
+    names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
+    inward = [
+        parameter
+        for name in names
+        for parameter in _linear(name, (model.ffn, model.hidden), "rows", model.mlp_bias)
+    ]
+    return inward + _linear("down_proj", (model.hidden, model.ffn), "columns", model.mlp_bias)
+
+
+def _head(model: ModelSpec) -> tuple[Parameter, ...]:
+    parameters = _norm(model, "norm")
+    if not model.tied_embeddings:
+        parameters += _linear("lm_head", (model.vocab, model.hidden), "rows", bias=False)
+    return tuple(parameters)

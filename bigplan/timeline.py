@@ -1,0 +1,77 @@
+"""What happened when, on which resource: predicted by the simulator or measured by the runtime."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One action's time in seconds from the start of its step."""
+
+    stage: int
+    lane: str
+    op: str
+    layer: int
+    micro_batch: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Duration."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The events of one step, one rank per stage."""
+
+    events: tuple[Event, ...]
+    seconds: float  # the whole step
+
+    def total_by(self, key: Callable[[Event], str]) -> dict[str, float]:
+        """Seconds of events added up by `key`, over all stages."""
+        totals: dict[str, float] = defaultdict(float)
+        for event in self.events:
+            totals[key(event)] += event.seconds
+        return dict(totals)
+
+    def busy(self) -> dict[str, float]:
+        """The busiest stage's seconds per lane."""
+        worst: dict[str, float] = {}
+        for stage in {event.stage for event in self.events}:
+            alone = Timeline(tuple(e for e in self.events if e.stage == stage), self.seconds)
+            for lane, seconds in alone.total_by(lambda event: event.lane).items():
+                worst[lane] = max(worst.get(lane, 0.0), seconds)
+        return worst
+
+    def to_chrome(self) -> dict[str, Any]:
+        """The Trace Event Format that Perfetto and chrome://tracing open (microseconds)."""
+        lanes = {lane: i for i, lane in enumerate(dict.fromkeys(e.lane for e in self.events))}
+        names: list[Mapping[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage}"}}
+            for stage in sorted({e.stage for e in self.events})
+        ]
+        names += [
+            {"ph": "M", "name": "thread_name", "pid": p, "tid": t, "args": {"name": lane}}
+            for p in sorted({e.stage for e in self.events})
+            for lane, t in lanes.items()
+        ]
+        return {"traceEvents": [*names, *(_chrome(event, lanes) for event in self.events)]}
+
+
+def _chrome(event: Event, lanes: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": f"{event.op} {event.layer}",
+        "cat": event.op,
+        "pid": event.stage,
+        "tid": lanes[event.lane],
+        "ts": event.start * 1e6,
+        "dur": event.seconds * 1e6,
+        "args": {"layer": event.layer, "micro_batch": event.micro_batch},
+    }

@@ -1,0 +1,104 @@
+import errno
+import time
+from pathlib import Path
+
+import pytest
+
+from bigplan.errors import InputError
+from bigplan.spec import detect as module
+from bigplan.spec import probes
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.detect import detect
+from bigplan.spec.document import parse_document
+from bigplan.spec.dump import to_yaml
+from bigplan.spec.machine import FoundGpu
+from bigplan.spec.probes import DiskRate, probe_disk
+
+GiB = 2**30
+
+
+@pytest.fixture
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_gpus", tuple)
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: FoundGpu) -> None:
+    """A machine with these GPUs, whose probes answer at once."""
+    monkeypatch.setattr(module, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "probe_copy", lambda threads: 1e11)
+    monkeypatch.setattr(module, "probe_disk", lambda folder: None)
+
+
+@pytest.mark.usefixtures("without_gpus")
+def test_a_cpu_machine(tmp_path: Path) -> None:
+    start = time.perf_counter()
+    cluster = detect(cpu_devices=2, folder=tmp_path)
+    assert time.perf_counter() - start < 20  # about 2 s alone; neighbours share the cores
+    group = cluster.group
+    assert (group.gpus_per_node, group.gpu.device, cluster.gpus) == (2, "cpu", 2)
+    assert 2 * group.gpu.memory <= group.host.memory
+    assert 2 * group.gpu.memory == pytest.approx(group.host.memory / 2, rel=0.01)
+    assert group.gpu.peak("fp32") > 1e8
+    assert group.nvme is not None
+    assert group.nvme.path == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert parse_document(to_yaml(cluster), Cluster) == cluster
+
+
+def test_a_known_gpu_has_the_shipped_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, *[FoundGpu("NVIDIA H200", 140 * GiB, 5, 16)] * 4)
+    cluster = detect()
+    group = cluster.group
+    assert (cluster.gpus, group.gpu.memory, group.nvme) == (4, 140 * GiB, None)
+    assert group.gpu.gemm_efficiency == 0.705
+    assert group.gpu.sources["gemm_efficiency"].startswith("as h200-1x: measured")
+    assert group.pcie.node_host_to_device == 55e9
+    assert parse_document(to_yaml(cluster), Cluster) == cluster
+
+
+def test_an_unknown_gpu_is_guessed_low_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, FoundGpu("NVIDIA Novelty", 24 * GiB, 4, 16))
+    group = detect().group
+    assert (group.gpu.name, group.gpu.memory) == ("NVIDIA Novelty", 24 * GiB)
+    assert group.gpu.sources["peak_flops"].startswith("estimate: unknown GPU")
+    assert group.pcie.host_to_device == pytest.approx(25.2e9, rel=0.01)
+    assert group.pcie.sources["host_to_device"] == "estimate: 0.8 of PCIe 4.0 x16"
+    assert group.pcie.node_host_to_device == group.pcie.host_to_device
+
+
+def test_mixed_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, FoundGpu("A", GiB, 0, 0), FoundGpu("B", GiB, 0, 0))
+    with pytest.raises(InputError, match=r"mixes GPUs \(A, B\)"):
+        detect()
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cpu_devices is 0"):
+        detect(cpu_devices=0)
+    with pytest.raises(InputError, match="is no folder"):
+        detect(folder=tmp_path / "absent")
+
+
+def test_disk_probe_says_how_it_measured(tmp_path: Path) -> None:
+    rates = probe_disk(tmp_path, size=8 * 2**20)
+    assert rates is not None
+    assert min(rates.read, rates.write, rates.latency) > 0
+    assert rates.how.startswith(("O_DIRECT", "buffered"))
+
+
+def test_disk_probe_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = probes._disk_rates
+
+    def refuse(name: str, flag: int, size: int, how: str) -> DiskRate:
+        if flag:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(name, flag, size, how)
+
+    monkeypatch.setattr(probes, "_disk_rates", refuse)
+    rates = probe_disk(tmp_path, size=8 * 2**20)
+    assert rates is not None
+    assert rates.how == "buffered, O_DIRECT is refused here"
+
+
+def test_disk_probe_of_an_unwritable_folder() -> None:
+    assert probe_disk(Path("/proc")) is None

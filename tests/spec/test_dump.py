@@ -1,0 +1,18 @@
+import pytest
+
+from bigplan.spec.catalog import find_cluster, list_clusters
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.document import parse_document
+from bigplan.spec.dump import to_yaml
+
+
+@pytest.mark.parametrize("name", list_clusters())
+def test_what_is_written_is_read_back(name: str) -> None:
+    cluster = find_cluster(name)
+    assert parse_document(to_yaml(cluster), Cluster) == cluster
+
+
+def test_units_are_readable() -> None:
+    text = to_yaml(find_cluster("h200-1x"))
+    for line in ("memory: 139 GiB", "bf16: 989.4 TFLOP/s", "latency: 8 us", "adam_rate: 4.15 G/s"):
+        assert line in text

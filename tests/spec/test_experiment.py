@@ -1,0 +1,114 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bigplan.errors import InputError
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.dump import to_yaml
+from bigplan.spec.experiment import Experiment, json_schema, load_experiment, make_experiment
+
+_FULL = """
+model: llama-3-8b
+cluster: dgx-h100
+nodes: 2
+training: {sequence_length: 4096, global_batch: 128, optimizer: {learning_rate: 1e-4}}
+launch: {steps: 5}
+set: {tp: 8, recompute: full, rho: 0.05}
+caps: {gpu: 40 GiB}
+engine: native
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "e.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_full_experiment(tmp_path: Path) -> None:
+    experiment = load_experiment(write(tmp_path, _FULL))
+    assert experiment.set == {"tp": 8, "recompute": "full", "rho": 0.05}
+    assert experiment.launch.run_dir == "runs"
+    assert experiment.model_spec() == find_model("llama-3-8b")
+    cluster = experiment.cluster_spec()
+    assert (cluster.gpus, cluster.group.gpu.memory) == (16, 40 * 2**30)
+    training = experiment.resolved_training()
+    assert (training.global_batch, training.optimizer.learning_rate) == (128, 1e-4)
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(to_yaml(find_cluster("h200-1x")))
+    text = "{model: ./m.yaml, cluster: c.yaml, training: {data: a.txt}}"
+    experiment = load_experiment(write(tmp_path, text))
+    assert experiment.model == str(tmp_path / "m.yaml")
+    assert experiment.cluster_spec() == find_cluster("h200-1x")
+    assert experiment.training.data == str(tmp_path / "a.txt")
+
+
+def test_inline_model_and_cluster(tmp_path: Path) -> None:
+    cluster = yaml.safe_load(to_yaml(find_cluster("h200-1x")))
+    model = {
+        "name": "m",
+        "layers": 1,
+        "hidden": 8,
+        "ffn": 8,
+        "heads": 2,
+        "vocab": 9,
+        "max_sequence_length": 8,
+        "source": "here",
+    }
+    text = yaml.safe_dump({"model": model, "cluster": cluster})
+    experiment = load_experiment(write(tmp_path, text))
+    assert experiment.model_spec().name == "m"
+    assert experiment.cluster_spec() == find_cluster("h200-1x")
+
+
+def test_overrides_win_and_keep_their_own_paths(tmp_path: Path) -> None:
+    path = write(tmp_path, _FULL)
+    overrides = {"training.global_batch": "512", "model": "./here.yaml", "nodes": 1}
+    experiment = load_experiment(path, overrides)
+    assert (experiment.training.global_batch, experiment.nodes) == (512, 1)
+    assert experiment.training.sequence_length == 4096
+    assert experiment.model == "./here.yaml"
+
+
+def test_without_a_file() -> None:
+    experiment = make_experiment(
+        {"model": "gpt2-xl", "cluster": "h200-1x", "caps.gpu": "16 GiB", "set.tp": "1"}
+    )
+    assert experiment == Experiment(
+        model="gpt2-xl", cluster="h200-1x", caps={"gpu": 16 * 2**30}, set={"tp": 1}
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: a\ncluster: b\nnode: 2", "e.yaml:3: unknown key 'node'; did you mean 'nodes'?"),
+        ("model: a", "e.yaml:1: missing key 'cluster'"),
+        ("model: a\ncluster: b\nlaunch:\n  nodse: 1", "e.yaml:4: unknown key 'nodse' in `launch`"),
+        ("model: {name: x}\ncluster: b", "e.yaml:1: missing key 'layers' in `model`"),
+        ("model: a\ncluster: b\ncaps: {gpu: 16}", "write the unit, such as gpu: 16 GiB"),
+        ("model: a\ncluster: b\ncaps: {gpus: 1 GiB}", "e.yaml:3: unknown key 'gpus' in `caps`"),
+        ("model: a\ncluster: b\nengine: deepspeed", "must be one of any, native"),
+        ("model: a\ncluster: b\nnodes: two", "`nodes` is 'two', which must be a whole number"),
+        ("model: 3\ncluster: b", "`model` is 3, which must be text"),
+    ],
+)
+def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_experiment(write(tmp_path, text))
+    assert message in str(caught.value)
+
+
+def test_json_schema_accepts_what_the_loader_accepts() -> None:
+    schema = json_schema()
+    assert schema["properties"].keys() == Experiment.model_fields.keys()
+    assert schema["additionalProperties"] is False
+    jsonschema = pytest.importorskip("jsonschema")
+    validator: Any = jsonschema.Draft202012Validator(schema)
+    inline = yaml.safe_load(to_yaml(find_cluster("dgx-h100")))
+    validator.validate(yaml.safe_load(_FULL.replace("1e-4", "0.0001")) | {"cluster": inline})
+    assert not validator.is_valid({"model": "a", "cluster": "b", "nodse": 1})

@@ -1,0 +1,133 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigplan.errors import InputError
+from bigplan.spec.document import parse_document, validate
+from bigplan.spec.model import ModelSpec
+
+_BASE = {
+    "name": "m",
+    "layers": 2,
+    "hidden": 64,
+    "ffn": 128,
+    "heads": 4,
+    "vocab": 256,
+    "max_sequence_length": 32,
+    "source": "test",
+}
+
+
+def model(**changes: object) -> ModelSpec:
+    return validate(_BASE | changes, ModelSpec, "test")
+
+
+def names(spec: ModelSpec, kind: str) -> list[str]:
+    return [parameter.name for parameter in spec.kinds()[kind]]
+
+
+def test_defaults() -> None:
+    spec = model()
+    assert (spec.kv_heads, spec.head_dim, spec.attention_width, spec.kv_width) == (4, 16, 64, 64)
+
+
+def test_llama_block() -> None:
+    spec = model(kv_heads=2)
+    assert names(spec, "block") == [
+        "input_norm.weight",
+        "q_proj.weight",
+        "k_proj.weight",
+        "v_proj.weight",
+        "o_proj.weight",
+        "post_norm.weight",
+        "gate_proj.weight",
+        "up_proj.weight",
+        "down_proj.weight",
+    ]
+    by_name = {parameter.name: parameter for parameter in spec.kinds()["block"]}
+    assert by_name["k_proj.weight"].shape == (32, 64)
+    assert by_name["down_proj.weight"].shape == (64, 128)
+    assert names(spec, "embedding") == ["embed_tokens.weight"]
+    assert names(spec, "head") == ["norm.weight", "lm_head.weight"]
+    assert names(model(tied_embeddings=True), "head") == ["norm.weight"]
+
+
+def test_gpt2_block() -> None:
+    spec = model(
+        norm="layernorm",
+        mlp="gelu",
+        positions="learned",
+        tied_embeddings=True,
+        qkv_bias=True,
+        attention_output_bias=True,
+        mlp_bias=True,
+    )
+    assert names(spec, "embedding") == ["embed_tokens.weight", "embed_positions.weight"]
+    assert names(spec, "head") == ["norm.weight", "norm.bias"]
+    splits = {parameter.name: parameter.tp for parameter in spec.kinds()["block"]}
+    assert splits == {
+        "input_norm.weight": "replicated",
+        "input_norm.bias": "replicated",
+        "q_proj.weight": "rows",
+        "q_proj.bias": "rows",
+        "k_proj.weight": "rows",
+        "k_proj.bias": "rows",
+        "v_proj.weight": "rows",
+        "v_proj.bias": "rows",
+        "o_proj.weight": "columns",
+        "o_proj.bias": "replicated",
+        "post_norm.weight": "replicated",
+        "post_norm.bias": "replicated",
+        "up_proj.weight": "rows",
+        "up_proj.bias": "rows",
+        "down_proj.weight": "columns",
+        "down_proj.bias": "replicated",
+    }
+
+
+@given(
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["rmsnorm", "layernorm"]),
+    st.sampled_from(["swiglu", "gelu"]),
+)
+def test_decay_is_for_matrices_only(bias: bool, qk: bool, norm: str, mlp: str) -> None:
+    spec = model(qkv_bias=bias, mlp_bias=bias, qk_norm=qk, norm=norm, mlp=mlp)
+    for parameters in spec.kinds().values():
+        for parameter in parameters:
+            assert parameter.decay == (len(parameter.shape) == 2)
+        assert len({parameter.name for parameter in parameters}) == len(parameters)
+    assert spec.parameter_count == sum(
+        parameter.count for kind in spec.layer_sequence() for parameter in spec.kinds()[kind]
+    )
+
+
+def test_layer_sequence() -> None:
+    assert model(layers=3).layer_sequence() == ("embedding", "block", "block", "block", "head")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
+        ({"heads": 3}, "hidden 64 is not a multiple of heads 3; state head_dim"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"layers": 0}, "`layers` is 0, which must be greater than 0"),
+        ({"norm": "batchnorm"}, "must be one of rmsnorm, layernorm"),
+    ],
+)
+def test_rules_across_fields(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        model(**changes)
+    assert message in str(caught.value)
+
+
+def test_a_rule_across_fields_names_the_file() -> None:
+    text = "\n".join(f"{key}: {value}" for key, value in (_BASE | {"heads": 3}).items())
+    with pytest.raises(InputError) as caught:
+        parse_document(text, ModelSpec, "m.yaml")
+    assert str(caught.value).startswith("m.yaml:1: hidden 64")
+
+
+def test_head_dim_may_differ_from_hidden_over_heads() -> None:
+    assert model(heads=3, head_dim=32).attention_width == 96

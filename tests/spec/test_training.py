@@ -1,0 +1,73 @@
+import pytest
+
+from bigplan.errors import InputError
+from bigplan.spec.catalog import find_model
+from bigplan.spec.document import parse_document
+from bigplan.spec.training import Optimizer, Training, TrainingRequest, resolve
+
+
+def request(text: str) -> TrainingRequest:
+    return parse_document(text, TrainingRequest, "t.yaml")
+
+
+def test_defaults() -> None:
+    training = resolve(TrainingRequest(), find_model("llama-3-8b"))
+    assert training == Training(sequence_length=8192, global_batch=512)
+    assert training.tokens_per_step == 4 * 2**20
+    assert (training.compute_bytes, training.gradient_bytes, training.clip_norm) == (2, 4, 1.0)
+    assert training.optimizer == Optimizer(
+        learning_rate=3e-4, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1
+    )
+
+
+def test_default_length_is_the_models_and_the_batch_follows() -> None:
+    assert resolve(TrainingRequest(), find_model("gpt2-xl")).sequence_length == 1024
+    long = resolve(request("sequence_length: 8388608"), find_model("llama-3-8b"))
+    assert long.global_batch == 1
+
+
+def test_null_turns_clipping_off_and_is_the_default_elsewhere() -> None:
+    model = find_model("llama-3-8b")
+    assert resolve(request("clip_norm: null"), model).clip_norm is None
+    assert resolve(request("seed: null\nprecision: null"), model) == resolve(
+        TrainingRequest(), model
+    )
+
+
+def test_given_values_win() -> None:
+    text = "{precision: fp32, steps: 3, optimizer: {learning_rate: 1e-4}, data: a.txt, seed: 7}"
+    training = resolve(request(text), find_model("tiny-llama-test"))
+    assert (training.precision, training.steps, training.data, training.seed) == (
+        "fp32",
+        3,
+        "a.txt",
+        7,
+    )
+    assert training.optimizer == Optimizer(learning_rate=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("precision: fp16", "t.yaml:1: `precision` is 'fp16', which must be one of bf16, fp32"),
+        ("optimizer: {name: sgd}", "`optimizer.name` is 'sgd', which must be one of adamw"),
+        ("global_batch: 0", "must be greater than 0"),
+        ("sequence_len: 3", "did you mean 'sequence_length'?"),
+        ("clip_norm: -1", "must be greater than 0"),
+        ("optimizer: {beta1: 1.0}", "must be less than 1"),
+    ],
+)
+def test_bad_requests(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        request(text)
+    assert message in str(caught.value)
+
+
+def test_learned_positions_end() -> None:
+    with pytest.raises(InputError, match="2048 is longer than the 1024 positions"):
+        resolve(request("sequence_length: 2048"), find_model("gpt2-xl"))
+
+
+def test_gradients_are_not_coarser_than_fp32_compute() -> None:
+    with pytest.raises(InputError, match="gradient_precision bf16 loses"):
+        resolve(request("precision: fp32\ngradient_precision: bf16"), find_model("tiny-llama-test"))
