@@ -36,7 +36,7 @@ class InfeasibleError(BigplanError):
         message: str,
         *,
         tier: str = "",
-        stage: int | None = None,
+        stage: str = "",
         bytes_short: int = 0,
         remedy: str = "",
     ) -> None:
@@ -51,6 +51,12 @@ class PreflightError(BigplanError):
     """This machine has less than the plan promises; raised before anything is allocated."""
 
     exit_code = 4
+
+
+class WorkerError(BigplanError):
+    """A worker failed or died while it ran."""
+
+    exit_code = 5
 
 
 class VerificationError(BigplanError):

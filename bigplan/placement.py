@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,7 +48,9 @@ class KindPlacement(Spec):
         }
         for tensor, placed in counts.items():
             if placed != self.layers:
-                raise ValueError(f"{tensor} places {placed} of {self.layers} layers; place each once")
+                raise ValueError(
+                    f"{tensor} places {placed} of {self.layers} layers; place each once"
+                )
         total = sum(self.optimizer.values())
         if abs(total - self.layers) > 1e-5 or min(self.optimizer.values()) < 0:
             raise ValueError(
@@ -74,6 +77,25 @@ class Placement(Spec):
     stages: tuple[StagePlacement, ...]
     slots: int = Field(default=SLOTS, ge=1)
     chunk: int = Field(default=CHUNK, ge=1)  # bytes of NVMe optimizer state updated at a time
+
+
+def resident(graph: Graph) -> Placement:
+    """Everything on the GPU, nothing recomputed."""
+    stages = []
+    for stage in range(graph.strategy.pp):
+        counts = Counter(graph.layers[layer] for layer in graph.stage_layers(stage))
+        kinds = {
+            name: KindPlacement(
+                layers=count,
+                parameters={Tier.GPU: count},
+                gradients={Tier.GPU: count},
+                activations={Recompute.NONE: {Tier.GPU: count}},
+                optimizer={Tier.GPU: float(count)},
+            )
+            for name, count in counts.items()
+        }
+        stages.append(StagePlacement(kinds=kinds))
+    return Placement(stages=tuple(stages))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +153,7 @@ def _assign(counts: Mapping[Choice, int], order: list[int]) -> list[Choice]:
     return [by_layer[layer] for layer in range(len(order))]
 
 
-def _row_fractions(
-    shares: Mapping[Tier, float], resident: int, on_gpu: bool
-) -> dict[Tier, float]:
+def _row_fractions(shares: Mapping[Tier, float], resident: int, on_gpu: bool) -> dict[Tier, float]:
     gpu = min(1.0, shares.get(Tier.GPU, 0.0) / resident) if on_gpu else 0.0
     host, nvme = shares.get(Tier.HOST, 0.0), shares.get(Tier.NVME, 0.0)
     rest = host + nvme
@@ -169,7 +189,5 @@ def piece_elements(kind: LayerKind, placement: LayerPlacement, tier: Tier) -> in
 
 def stage_table(graph: Graph, placement: Placement, stage: int) -> dict[int, LayerPlacement]:
     """Placement of every layer of a stage, by layer index."""
-    tables = {
-        kind: iter(layer_table(rows)) for kind, rows in placement.stages[stage].kinds.items()
-    }
+    tables = {kind: iter(layer_table(rows)) for kind, rows in placement.stages[stage].kinds.items()}
     return {layer: next(tables[graph.layers[layer]]) for layer in graph.stage_layers(stage)}

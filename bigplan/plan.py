@@ -22,8 +22,6 @@ from bigplan.spec.document import Spec, load_document
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-FORMAT = 1
-
 
 class MemoryUse(Spec):
     """Bytes of one tier: per GPU of a stage, or per node of a stage's ranks."""
@@ -77,7 +75,7 @@ class SearchRecord(Spec):
 class Plan(Spec):
     """Everything that launching, simulating and explaining need."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     inputs: Mapping[str, str] = Field(description="SHA-256 of each input, canonically written")
     predicted: Predicted
     strategy: Strategy
@@ -116,7 +114,7 @@ def load_plan(path: Path) -> Plan:
     for name in ("model", "training", "cluster"):
         if plan.inputs.get(name) != digest(getattr(plan, name)):
             raise InputError(
-                f"{path}: `{name}` was changed after the plan was made (its digest differs), so the "
-                "plan's decisions do not belong to it; run `bigplan plan` again"
+                f"{path}: `{name}` was changed after the plan was made (its digest differs), so "
+                "the plan's decisions do not belong to it; run `bigplan plan` again"
             )
     return plan

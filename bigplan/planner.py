@@ -51,19 +51,20 @@ def make_plan(request: Request) -> Plan:
     workload = Workload(request.model, request.training, request.cluster.group)
 
     def allowed(strategy: Strategy) -> bool:
-        return request.engine == "any" or native_refusal(request.model, strategy) is None
+        length = request.training.sequence_length
+        return request.engine == "any" or native_refusal(request.model, strategy, length) is None
 
     scope = Scope(fixed, pins, allowed)
     found = (exact_search if request.exact else search)(workload, scope)
     best = found.best
     return Plan(
-        inputs={
-            name: digest(getattr(request, name)) for name in ("model", "training", "cluster")
-        },
+        inputs={name: digest(getattr(request, name)) for name in ("model", "training", "cluster")},
         predicted=predict(found, workload),
         strategy=best.candidate.strategy,
         placement=best.placement,
-        executable=executable(request.model, best.candidate.strategy),
+        executable=executable(
+            request.model, best.candidate.strategy, request.training.sequence_length
+        ),
         search=SearchRecord(
             solver=solver_name(),
             strategies=found.strategies,
@@ -132,7 +133,7 @@ def _alternatives(found: Found) -> Iterator[Alternative]:
         strategy = rival.candidate.strategy
         if strategy not in seen:
             seen.add(strategy)
-            busy = rival.timeline.busy()
+            busy = rival.busy
             yield Alternative(
                 strategy=strategy,
                 step_seconds=rival.seconds,
@@ -151,4 +152,3 @@ def simulate_plan(plan: Plan) -> Timeline:
     """The plan's steady step, played again."""
     candidate, programs = programs_of(plan)
     return simulate(programs, candidate.graph, candidate.costs)
-

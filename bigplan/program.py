@@ -8,8 +8,8 @@ read. Micro-batches are repeat blocks, so a thousand of them are not a thousand 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from bigplan.placement import LayerPlacement, Tier
@@ -128,16 +128,58 @@ class Program:
         }
 
 
-def expand(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[Action]:
-    """The actions in order, repeats unrolled, micro-batches numbered within the step."""
+def walk(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[tuple[Action, int]]:
+    """The actions in order, repeats unrolled, each with its micro-batch within the step."""
     for instruction in instructions:
         if isinstance(instruction, Repeat):
             for i in range(instruction.count):
-                yield from expand(instruction.body, offset + i * instruction.stride)
-        elif offset and instruction.micro_batch >= 0:
-            yield replace(instruction, micro_batch=instruction.micro_batch + offset)
+                yield from walk(instruction.body, offset + i * instruction.stride)
         else:
-            yield instruction
+            number = instruction.micro_batch
+            yield instruction, number + offset if number >= 0 else number
+
+
+def expand(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[Action]:
+    """The actions in order, repeats unrolled, micro-batches numbered within the step."""
+    for action, number in walk(instructions, offset):
+        yield action if number == action.micro_batch else _numbered(action, number)
+
+
+def _numbered(action: Action, number: int) -> Action:
+    # dataclasses.replace takes four times as long, and there are hundreds of thousands of these.
+    return Action(
+        action.op,
+        action.lane,
+        action.layer,
+        action.reads,
+        action.writes,
+        action.frees,
+        action.amount,
+        number,
+        action.recompute,
+        action.piece,
+    )
+
+
+def only(instructions: tuple[Instruction, ...], ops: Collection[Op]) -> tuple[Instruction, ...]:
+    """The instructions without the actions of other ops."""
+    kept: list[Instruction] = []
+    for instruction in instructions:
+        if isinstance(instruction, Repeat):
+            body = only(instruction.body, ops)
+            kept += [Repeat(instruction.count, instruction.stride, body)] if body else []
+        elif instruction.op in ops:
+            kept.append(instruction)
+    return tuple(kept)
+
+
+def counted(instructions: tuple[Instruction, ...], times: int = 1) -> Iterator[tuple[Action, int]]:
+    """Every action once, with how often it runs."""
+    for instruction in instructions:
+        if isinstance(instruction, Repeat):
+            yield from counted(instruction.body, times * instruction.count)
+        else:
+            yield instruction, times
 
 
 def entry(ref: Ref, buffers: Mapping[str, Buffer], micro_batch: int) -> tuple[str, int]:

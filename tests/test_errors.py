@@ -8,7 +8,7 @@ from bigplan import errors
 def test_every_error_descends_from_the_root_and_has_an_exit_code() -> None:
     classes = [item for _, item in inspect.getmembers(errors, inspect.isclass)]
     raised = [item for item in classes if item.__module__ == errors.__name__]
-    assert len(raised) == 6
+    assert len(raised) == 7
     assert all(issubclass(item, errors.BigplanError) for item in raised)
 
 
@@ -20,6 +20,7 @@ def test_every_error_descends_from_the_root_and_has_an_exit_code() -> None:
         (errors.RefusedError, 2),
         (errors.InfeasibleError, 3),
         (errors.PreflightError, 4),
+        (errors.WorkerError, 5),
         (errors.VerificationError, 1),
     ],
 )
@@ -28,11 +29,11 @@ def test_exit_codes(error: type[errors.BigplanError], code: int) -> None:
 
 
 def test_infeasible_says_what_is_missing() -> None:
-    error = errors.InfeasibleError("no", tier="host", stage=2, bytes_short=7, remedy="more")
+    error = errors.InfeasibleError("no", tier="host", stage="last", bytes_short=7, remedy="more")
     assert (str(error), error.tier, error.stage, error.bytes_short, error.remedy) == (
         "no",
         "host",
-        2,
+        "last",
         7,
         "more",
     )

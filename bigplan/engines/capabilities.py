@@ -9,8 +9,11 @@ NATIVE_STRATEGY = {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "zero": 0}
 NATIVE_BLOCKS = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope"}
 
 
-def native_refusal(model: ModelSpec, strategy: Strategy) -> str | None:
-    """Why the native runtime cannot execute this; None: it can."""
+def native_refusal(model: ModelSpec, strategy: Strategy, sequence_length: int) -> str | None:
+    """Why the native runtime cannot execute this; None: it can.
+
+    A sliding window matters only to sequences longer than it.
+    """
     over = [
         f"{name} {getattr(strategy, name)}"
         for name, limit in NATIVE_STRATEGY.items()
@@ -25,6 +28,11 @@ def native_refusal(model: ModelSpec, strategy: Strategy) -> str | None:
     ]
     if unlike:
         return f"the native runtime executes llama-style blocks only, not {', '.join(unlike)}"
+    if model.sliding_window is not None and model.sliding_window < sequence_length:
+        return (
+            f"the native runtime attends to all {sequence_length} tokens of a sequence, the model "
+            f"to {model.sliding_window}: use a sequence_length of at most {model.sliding_window}"
+        )
     return None
 
 
@@ -33,9 +41,9 @@ def deepspeed_refusal() -> str:
     return "bigplan writes no DeepSpeed configuration"
 
 
-def executable(model: ModelSpec, strategy: Strategy) -> dict[str, bool | str]:
+def executable(model: ModelSpec, strategy: Strategy, sequence_length: int) -> dict[str, bool | str]:
     """By engine: true, or the reason why not."""
     return {
-        "native": native_refusal(model, strategy) or True,
+        "native": native_refusal(model, strategy, sequence_length) or True,
         "deepspeed": deepspeed_refusal(),
     }

@@ -7,7 +7,7 @@ transformer is: a layer is a kind, a kind is tensors, operators and byte counts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from bigplan.graph.strategy import Strategy
@@ -90,11 +90,11 @@ class LayerKind:
     backward_workspace: int  # transient bytes during the backward, beyond what is saved
     pinned: bool = False  # parameters and gradients must stay on the GPU (shared with a layer)
     stores_activations: bool = True  # False: nothing worth moving or recomputing is kept
+    parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
 
-    @property
-    def parameters(self) -> int:
-        """Elements of all tensors."""
-        return sum(tensor.elements for tensor in self.tensors)
+    def __post_init__(self) -> None:
+        elements = sum(tensor.elements for tensor in self.tensors)
+        object.__setattr__(self, "parameters", elements)
 
     def kept(self, recompute: Recompute) -> int:
         """Bytes kept between forward and backward of one micro-batch."""

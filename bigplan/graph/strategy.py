@@ -34,7 +34,9 @@ class Strategy(Spec):
     @model_validator(mode="after")
     def _zero_needs_data_parallelism(self) -> Self:
         if self.zero and self.dp == 1:
-            raise ValueError(f"zero {self.zero} shards over data-parallel ranks; dp is 1: use zero 0")
+            raise ValueError(
+                f"zero {self.zero} shards over data-parallel ranks; dp is 1: use zero 0"
+            )
         return self
 
     @property
@@ -60,7 +62,7 @@ def divisors(number: int) -> list[int]:
 def legal_strategies(
     model: ModelSpec, training: Training, gpus: int, gpus_per_node: int
 ) -> Iterator[Strategy]:
-    """Every strategy that uses all `gpus`, splits evenly, and keeps tensor parallelism in a node."""
+    """Every strategy that uses all `gpus`, splits evenly and keeps tensor parallelism in a node."""
     for tp in divisors(gpus):
         if gpus_per_node % tp or not splits_over_tensor_parallel(model, tp):
             continue
@@ -85,7 +87,12 @@ def _batch_schedules(training: Training, dp: int, tp: int, pp: int) -> Iterator[
         for group in _groups(sequences // micro_batch):
             for zero in (0, 1, 2, 3) if dp > 1 else (0,):
                 yield Strategy(
-                    dp=dp, tp=tp, pp=pp, zero=zero, micro_batch=micro_batch, accumulation_group=group
+                    dp=dp,
+                    tp=tp,
+                    pp=pp,
+                    zero=zero,
+                    micro_batch=micro_batch,
+                    accumulation_group=group,
                 )
 
 

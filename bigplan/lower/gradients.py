@@ -41,9 +41,7 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
         yield from _add_out(layout, layer, total, unit)
 
 
-def _norm(
-    layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit
-) -> Iterator[Action]:
+def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) -> Iterator[Action]:
     """The square sum of gradients that are now final, where clipping needs it."""
     if unit.last and layout.graph.clipped:
         square_sum = Ref(f"n{layer}", f"n{layer}")
@@ -61,29 +59,27 @@ def _first_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[A
     nbytes, home = layout.gradient_bytes(layer), Ref(f"g{layer}", f"g{layer}")
     yield from _norm(layout, layer, total, Lane.COMPUTE, unit)
     on_host = layout.table[layer].gradients is Tier.HOST
-    target = home if on_host else staged_gradient(layout, layer, f"g{layer}", layout.positions[layer])
+    target = (
+        home
+        if on_host
+        else staged_gradient(layout, layer, f"g{layer}", layout.turns["stage.g"][layer])
+    )
     yield Action(Op.GRAD_OUT, Lane.D2H, layer, (total,), (target,), (total,), amount=nbytes)
     if not on_host:
-        yield Action(
-            Op.WRITE, Lane.NVME_WRITE, layer, (target,), (home,), (target,), amount=nbytes
-        )
+        yield Action(Op.WRITE, Lane.NVME_WRITE, layer, (target,), (home,), (target,), amount=nbytes)
 
 
 def _add_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
     """Later units' gradients are added to their sum in host memory."""
     nbytes, home = layout.gradient_bytes(layer), Ref(f"g{layer}", f"g{layer}")
-    at, index = layout.table[layer].gradients, layout.positions[layer]
+    at, index = layout.table[layer].gradients, layout.turns["stage.g"][layer]
     part = staged_gradient(layout, layer, f"p{layer}", index)
     yield Action(Op.GRAD_OUT, Lane.D2H, layer, (total,), (part,), (total,), amount=nbytes)
     target = home
     if at is Tier.NVME:
         target = staged_gradient(layout, layer, f"g{layer}", index + 1)
         yield Action(Op.READ, Lane.NVME_READ, layer, (home,), (target,), amount=nbytes)
-    yield Action(
-        Op.ACCUMULATE, Lane.CPU, layer, (part, target), (target,), (part,), amount=nbytes
-    )
+    yield Action(Op.ACCUMULATE, Lane.CPU, layer, (part, target), (target,), (part,), amount=nbytes)
     yield from _norm(layout, layer, target, Lane.CPU, unit)
     if at is Tier.NVME:
-        yield Action(
-            Op.WRITE, Lane.NVME_WRITE, layer, (target,), (home,), (target,), amount=nbytes
-        )
+        yield Action(Op.WRITE, Lane.NVME_WRITE, layer, (target,), (home,), (target,), amount=nbytes)

@@ -13,8 +13,10 @@ Buffers, by name (l: layer, k: layer kind):
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
 
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import (
@@ -40,20 +42,52 @@ class Layout:
     table: dict[int, LayerPlacement]
     slots: int
     chunk: int  # bytes of NVMe optimizer state updated at a time
-    positions: dict[int, int]  # a layer's position among the stage's layers of its kind
-    counts: dict[str, int]  # layers of each kind
+    counts: Mapping[str, int]  # layers of each kind
+    visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
+    turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
+    pieces: dict[tuple[int, Tier], int] = field(init=False)  # see `piece`
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", self._pieces())
+        visiting = [layer for layer in self.table if self.visits(layer)]
+        object.__setattr__(self, "visiting", visiting)
+        users = {
+            "slot": self.visits,
+            "sum": self.sums_apart,
+            "act": lambda layer: self.table[layer].activations is not Tier.GPU,
+            "stage.a": lambda layer: self.table[layer].activations is Tier.NVME,
+            "stage.w": self.stages_weights,
+            "stage.g": self.stages_gradients,
+        }
+        turns = {ring: self._turns(uses) for ring, uses in users.items()}
+        object.__setattr__(self, "turns", turns)
+
+    def _pieces(self) -> dict[tuple[int, Tier], int]:
+        elements: dict[tuple[object, ...], int] = {}
+        pieces = {}
+        for (layer, at), tier in product(self.table.items(), Tier):
+            alike = (self.graph.layers[layer], tier, *at.optimizer.items())
+            if alike not in elements:
+                elements[alike] = piece_elements(self.kind(layer), at, tier)
+            pieces[layer, tier] = self._owned(layer, elements[alike], from_zero=1)
+        return pieces
+
+    def _turns(self, uses: Callable[[int], bool]) -> dict[int, int]:
+        """Position of every layer that uses a ring among the layers of its kind that do."""
+        seen: Counter[str] = Counter()
+        turns = {}
+        for layer in filter(uses, self.table):
+            name = self.graph.layers[layer]
+            turns[layer] = seen[name]
+            seen[name] += 1
+        return turns
 
     @classmethod
     def of(cls, graph: Graph, placement: Placement, stage: int) -> Layout:
         """The layout of `stage`."""
         table = stage_table(graph, placement, stage)
-        counts: dict[str, int] = {}
-        positions = {}
-        for layer in table:
-            name = graph.layers[layer]
-            positions[layer] = counts.get(name, 0)
-            counts[name] = positions[layer] + 1
-        return cls(graph, stage, table, placement.slots, placement.chunk, positions, counts)
+        counts = Counter(graph.layers[layer] for layer in table)
+        return cls(graph, stage, table, placement.slots, placement.chunk, counts)
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
@@ -63,14 +97,21 @@ class Layout:
         """Whether the layer's parameters pass through a GPU slot."""
         return self.table[layer].streamed or self.shards(layer, from_zero=3)
 
-    @property
-    def visiting(self) -> list[int]:
-        """Layers whose parameters pass through a GPU slot, in order."""
-        return [layer for layer in self.table if self.visits(layer)]
-
     def sums_apart(self, layer: int) -> bool:
         """Whether gradients are summed in a ring entry before they go home."""
         return self.table[layer].gradients is not Tier.GPU or self.shards(layer, from_zero=2)
+
+    def stages_weights(self, layer: int) -> bool:
+        """Whether the layer's parameters pass through host staging."""
+        at = self.table[layer].parameters
+        return at is Tier.NVME or (at is Tier.GPU and bool(self.cpu_piece(layer)))
+
+    def stages_gradients(self, layer: int) -> bool:
+        """Whether the layer's gradients pass through host staging."""
+        at = self.table[layer].gradients
+        if at is Tier.HOST:
+            return self.graph.units > 1
+        return at is Tier.NVME or bool(self.cpu_piece(layer))
 
     def ring(self, name: str) -> int:
         """Slots for a kind: no more than the stage has layers of it."""
@@ -113,8 +154,7 @@ class Layout:
 
     def piece(self, layer: int, tier: Tier) -> int:
         """Elements this rank updates from state on `tier`."""
-        elements = piece_elements(self.kind(layer), self.table[layer], tier)
-        return self._owned(layer, elements, from_zero=1)
+        return self.pieces[layer, tier]
 
     def cpu_piece(self, layer: int) -> int:
         """Elements this rank updates on the CPU."""
@@ -200,30 +240,17 @@ def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buff
         nbytes = layout.full_parameter_bytes(layers[0])
         yield Buffer(f"slot.{name}", Tier.GPU, nbytes, "slots", count)
     if any(table[layer].streamed and layout.shards(layer, from_zero=3) for layer in layers):
-        yield Buffer(
-            f"shard.{name}", Tier.GPU, layout.parameter_bytes(layers[0]), "slots", count
-        )
-    if any(
-        table[layer].parameters is Tier.NVME
-        or (table[layer].parameters is Tier.GPU and layout.cpu_piece(layer))
-        for layer in layers
-    ):
+        yield Buffer(f"shard.{name}", Tier.GPU, layout.parameter_bytes(layers[0]), "slots", count)
+    if any(layout.stages_weights(layer) for layer in layers):
         nbytes = layout.parameter_bytes(layers[0])
         yield Buffer(f"stage.w.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 
 def _gradient_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
-    table = layout.table
     if any(layout.sums_apart(layer) for layer in layers):
         nbytes = layout.full_gradient_bytes(layers[0])
         yield Buffer(f"sum.{name}", Tier.GPU, nbytes, "slots", min(STAGING, len(layers)))
-    several_units = layout.graph.units > 1
-    if any(
-        table[layer].gradients is Tier.NVME
-        or (table[layer].gradients is Tier.HOST and several_units)
-        or (table[layer].gradients is Tier.GPU and layout.cpu_piece(layer))
-        for layer in layers
-    ):
+    if any(layout.stages_gradients(layer) for layer in layers):
         nbytes = layout.gradient_bytes(layers[0])
         yield Buffer(f"stage.g.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
@@ -254,6 +281,3 @@ def _hidden(layout: Layout) -> Iterator[Buffer]:
     for layer in layout.table:
         yield Buffer(f"n{layer}", Tier.HOST, 8, "staging")
     yield Buffer("clip", Tier.HOST, 8, "staging")
-
-
-

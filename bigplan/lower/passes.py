@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from bigplan.graph.graph import Recompute
-from bigplan.lower.layout import STAGING, Layout
+from bigplan.lower import micro_batch
 from bigplan.lower.gradients import gradient_home
+from bigplan.lower.layout import Layout
+from bigplan.lower.refs import Refs
 from bigplan.lower.unit import Unit
 from bigplan.lower.update import update_layer
 from bigplan.placement import Tier
@@ -22,6 +23,11 @@ class Emitter:
     deferred: bool  # this step starts with the previous step's updates
     held: dict[tuple[str, int], int] = field(default_factory=dict)
     updated: int = -1  # layers up to this one have had their pending update
+    reduced: list[Action] = field(default_factory=list)  # what waits for the last reduction
+    refs: Refs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.refs = Refs(self.layout)
 
     def forward(self, unit: Unit) -> Iterator[Instruction]:
         """All layers on all micro-batches of the unit; the last layer's backward included."""
@@ -56,6 +62,7 @@ class Emitter:
             if layer in visiting:
                 for coming in visiting[visiting.index(layer) + ahead :][:1]:
                     yield from self._bring(coming, unit)
+        yield from self._after_reduction([])
 
     def release(self) -> Iterator[Action]:
         """Empty every slot at the end of a step: the next update makes their content stale."""
@@ -63,25 +70,10 @@ class Emitter:
             yield from self._release(layer)
 
     def _release(self, layer: int) -> Iterator[Action]:
-        key = (self.layout.graph.layers[layer], self.weights(layer).entry)
+        key = (self.layout.graph.layers[layer], self.refs.weights(layer).entry)
         if self.held.get(key) == layer:
             del self.held[key]
-            yield Action(Op.FREE, Lane.COMPUTE, layer, frees=(self.weights(layer),))
-
-    def weights(self, layer: int) -> Ref:
-        """Where compute finds the layer's parameters."""
-        if not self.layout.visits(layer):
-            return Ref(f"w{layer}", f"w{layer}")
-        name = self.layout.graph.layers[layer]
-        same = [v for v in self.layout.visiting if self.layout.graph.layers[v] == name]
-        return Ref(f"slot.{name}", f"w{layer}", same.index(layer) % self.layout.ring(name))
-
-    def gradient_sum(self, layer: int) -> Ref:
-        """Where compute sums the unit's gradients."""
-        if not self.layout.sums_apart(layer):
-            return Ref(f"g{layer}", f"g{layer}")
-        name = self.layout.graph.layers[layer]
-        return Ref(f"sum.{name}", f"p{layer}", self.layout.positions[layer] % STAGING)
+            yield Action(Op.FREE, Lane.COMPUTE, layer, frees=(self.refs.weights(layer),))
 
     def _update_until(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         if self.deferred and unit.first:
@@ -91,7 +83,7 @@ class Emitter:
 
     def _bring(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         """Fill the layer's slot, unless it still holds the layer."""
-        layout, slot = self.layout, self.weights(layer)
+        layout, slot = self.layout, self.refs.weights(layer)
         name = layout.graph.layers[layer]
         yield from self._update_until(layer, unit)
         occupant = self.held.get((name, slot.entry))
@@ -103,7 +95,7 @@ class Emitter:
         at, source = layout.table[layer].parameters, Ref(f"w{layer}", f"w{layer}")
         nbytes, sharded = layout.parameter_bytes(layer), layout.shards(layer, from_zero=3)
         if at is Tier.NVME:
-            staged = Ref(f"stage.w.{name}", f"w{layer}", layout.positions[layer])
+            staged = Ref(f"stage.w.{name}", f"w{layer}", layout.turns["stage.w"][layer])
             yield Action(Op.READ, Lane.NVME_READ, layer, (source,), (staged,), amount=nbytes)
             source = staged
         if at is not Tier.GPU:
@@ -125,29 +117,49 @@ class Emitter:
 
     def _forward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         body = [
-            *self._receive(layer, forward=True),
-            self._forward_action(layer),
-            *self._save(layer),
-            *self._send(layer, forward=True),
+            *micro_batch.receive(self.refs, layer, forward=True),
+            micro_batch.forward(self.refs, layer),
+            *micro_batch.save(self.refs, layer),
+            *micro_batch.send(self.refs, layer, forward=True),
         ]
         yield from self._each(body, unit)
 
     def _loss(self, layer: int, unit: Unit) -> Iterator[Instruction]:
-        before = [*self._receive(layer, forward=True), self._forward_action(layer)]
+        before = [
+            *micro_batch.receive(self.refs, layer, forward=True),
+            micro_batch.forward(self.refs, layer),
+        ]
         yield from self._backward_and_gradients(layer, before, unit)
 
     def _backward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
-        before = [*self._receive(layer, forward=False), *self._fetch(layer)]
+        before = [
+            *micro_batch.receive(self.refs, layer, forward=False),
+            *micro_batch.fetch(self.refs, layer),
+        ]
         yield from self._backward_and_gradients(layer, before, unit)
 
     def _backward_and_gradients(
         self, layer: int, before: list[Action], unit: Unit
     ) -> Iterator[Instruction]:
-        yield from self._backward_each(layer, before, list(self._send(layer, forward=False)), unit)
-        yield from gradient_home(self.layout, layer, self.gradient_sum(layer), unit)
+        yield from self._backward_each(
+            layer, before, list(micro_batch.send(self.refs, layer, forward=False)), unit
+        )
+        rest = list(gradient_home(self.layout, layer, self.refs.gradient_sum(layer), unit))
         if unit.last and not self.layout.graph.clipped:
             yield from self._release(layer)  # the update makes the copy in the slot stale
-            yield from update_layer(self.layout, layer)
+            rest += update_layer(self.layout, layer)
+        yield from self._after_reduction(rest)
+
+    def _after_reduction(self, rest: list[Action]) -> Iterator[Action]:
+        """What follows a reduction comes one layer later: the GPU computes while it is reduced.
+
+        No later than that: the layer after the next needs this layer's entry of the sum ring.
+        """
+        reduction = [action for action in rest[:1] if action.op is Op.REDUCE]
+        yield from reduction
+        yield from self.reduced
+        self.reduced = rest[1:] if reduction else []
+        yield from () if reduction else rest
 
     def _backward_each(
         self, layer: int, before: list[Action], after: list[Action], unit: Unit
@@ -155,123 +167,14 @@ class Emitter:
         """Backward of every micro-batch; on a fresh gradient sum the first one writes it."""
         shared = self.layout.graph.tied and layer == 0  # the last layer wrote the sum already
         fresh = (unit.first or self.layout.sums_apart(layer)) and not shared
+        own, *table = self.refs.sums(layer)  # the shared table's sum is at home: once a step
         if fresh:
-            start = [*before, self._backward_action(layer, fresh=True), *after]
+            started = [] if unit.first else table
+            start = [*before, micro_batch.backward(self.refs, layer, started), *after]
             yield from (_at(action, unit.base) for action in start)
-        rest = [*before, self._backward_action(layer, fresh=False), *after]
+        rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
         yield from self._each(rest, unit, skip=int(fresh))
 
-    def _forward_action(self, layer: int) -> Action:
-        reads, writes = [*self._tables(layer)], [self._passing(layer)]
-        if layer > 0:
-            reads.append(_hidden("h", layer - 1))
-        if layer < len(self.layout.graph.layers) - 1:
-            writes.append(_hidden("h", layer))
-        return Action(
-            Op.FORWARD, Lane.COMPUTE, layer, tuple(reads), tuple(writes), micro_batch=0
-        )
 
-    def _backward_action(self, layer: int, *, fresh: bool) -> Action:
-        layout, total = self.layout, self.gradient_sum(layer)
-        kept, sums = self._passing(layer), [total]
-        if self._reads_table(layer):
-            sums.append(Ref("g0", "g0"))
-        reads = [*self._tables(layer), kept, *(() if fresh else sums)]
-        writes = list(sums)
-        if layer < len(layout.graph.layers) - 1:
-            reads.append(_hidden(layout.gradient_ring, layer, gradient=True))
-        if layer > 0:
-            writes.append(_hidden(layout.gradient_ring, layer - 1, gradient=True))
-        return Action(
-            Op.BACKWARD,
-            Lane.COMPUTE,
-            layer,
-            tuple(reads),
-            tuple(writes),
-            frees=(kept,),
-            micro_batch=0,
-            recompute=layout.table[layer].recompute is Recompute.FULL,
-        )
-
-    def _reads_table(self, layer: int) -> bool:
-        graph = self.layout.graph
-        return graph.tied and layer == len(graph.layers) - 1
-
-    def _tables(self, layer: int) -> Iterator[Ref]:
-        yield self.weights(layer)
-        if self._reads_table(layer):
-            yield Ref("w0", "w0")
-
-    def _passing(self, layer: int) -> Ref:
-        """Where compute leaves and finds what a layer keeps of a micro-batch."""
-        layout = self.layout
-        if layout.table[layer].activations is Tier.GPU:
-            return _kept(layer)
-        start = layout.positions[layer] * layout.graph.strategy.accumulation_group
-        return Ref(f"act.{layout.graph.layers[layer]}", f"a{layer}", start, moving=True)
-
-    def _staged(self, layer: int) -> Ref:
-        passing = self._passing(layer)
-        name = self.layout.graph.layers[layer]
-        return Ref(f"stage.a.{name}", passing.content, passing.entry, moving=True)
-
-    def _save(self, layer: int) -> Iterator[Action]:
-        """Move what the layer keeps of a micro-batch off the GPU."""
-        at, nbytes = self.layout.table[layer].activations, self.layout.kept(layer)
-        if at is Tier.GPU:
-            return
-        source = self._passing(layer)
-        target = _kept(layer) if at is Tier.HOST else self._staged(layer)
-        move = ((source,), (target,), (source,), nbytes, 0)
-        yield Action(Op.SAVE, Lane.D2H, layer, *move)
-        if at is Tier.NVME:
-            move = ((target,), (_kept(layer),), (target,), nbytes, 0)
-            yield Action(Op.WRITE, Lane.NVME_WRITE, layer, *move)
-
-    def _fetch(self, layer: int) -> Iterator[Action]:
-        """Bring it back before the micro-batch's backward."""
-        at, nbytes = self.layout.table[layer].activations, self.layout.kept(layer)
-        if at is Tier.GPU:
-            return
-        source = _kept(layer)
-        if at is Tier.NVME:
-            staged = self._staged(layer)
-            move = ((source,), (staged,), (source,), nbytes, 0)
-            yield Action(Op.READ, Lane.NVME_READ, layer, *move)
-            source = staged
-        yield Action(
-            Op.FETCH, Lane.H2D, layer, (source,), (self._passing(layer),), (source,), nbytes, 0
-        )
-
-    def _receive(self, layer: int, *, forward: bool) -> Iterator[Action]:
-        layout = self.layout
-        at_edge = layer == (min(layout.table) if forward else max(layout.table))
-        outer = layout.is_first if forward else layout.is_last
-        if at_edge and not outer:
-            ref = _hidden("h", layer - 1) if forward else _hidden("d", layer, gradient=True)
-            nbytes = layout.hidden_bytes
-            yield Action(
-                Op.RECV, Lane.RECV, layer, writes=(ref,), amount=nbytes, micro_batch=0
-            )
-
-    def _send(self, layer: int, *, forward: bool) -> Iterator[Action]:
-        layout = self.layout
-        at_edge = layer == (max(layout.table) if forward else min(layout.table))
-        outer = layout.is_last if forward else layout.is_first
-        if at_edge and not outer:
-            ref = _hidden("h", layer) if forward else _hidden("d", layer - 1, gradient=True)
-            nbytes = layout.hidden_bytes
-            yield Action(Op.SEND, Lane.SEND, layer, reads=(ref,), amount=nbytes, micro_batch=0)
-
-
-def _kept(layer: int) -> Ref:
-    return Ref(f"a{layer}", f"a{layer}", moving=True)
-
-
-def _hidden(ring: str, layer: int, *, gradient: bool = False) -> Ref:
-    """The output of `layer`, or the loss's gradient by it."""
-    return Ref(ring, f"{'d' if gradient else 'h'}{layer}", moving=True)
-
-
-def _at(action: Action, micro_batch: int) -> Action:
-    return replace(action, micro_batch=micro_batch)
+def _at(action: Action, number: int) -> Action:
+    return replace(action, micro_batch=number)

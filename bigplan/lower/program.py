@@ -15,8 +15,22 @@ from bigplan.program import Action, Instruction, Lane, Op, Program, Ref, Repeat
 
 def lower(graph: Graph, placement: Placement) -> tuple[Program, ...]:
     """One program per pipeline stage; the ranks of a stage all run the same one."""
+    return tuple(lower_stage(graph, placement, stage) for stage in range(graph.strategy.pp))
+
+
+def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
+    """The programs with their steady step alone: all that memory and simulation ask for."""
+    layouts = [Layout.of(graph, placement, stage) for stage in range(graph.strategy.pp)]
     return tuple(
-        lower_stage(graph, placement, stage) for stage in range(graph.strategy.pp)
+        Program(
+            stage=layout.stage,
+            buffers=layout.buffers(),
+            layers=layout.table,
+            first=(),
+            step=tuple(_step(layout, deferred=graph.clipped)),
+            flush=(),
+        )
+        for layout in layouts
     )
 
 
@@ -25,9 +39,7 @@ def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:
     layout = Layout.of(graph, placement, stage)
     flush: tuple[Instruction, ...] = ()
     if graph.clipped:
-        flush = tuple(
-            action for layer in layout.table for action in update_layer(layout, layer)
-        )
+        flush = tuple(action for layer in layout.table for action in update_layer(layout, layer))
     return Program(
         stage=stage,
         buffers=layout.buffers(),
@@ -45,9 +57,7 @@ def _step(layout: Layout, *, deferred: bool) -> Iterator[Instruction]:
     yield from emitter.release()
     if clipped:
         squares = tuple(Ref(f"n{layer}", f"n{layer}") for layer in layout.table)
-        yield Action(
-            Op.CLIP, Lane.CPU, max(layout.table), squares, (Ref("clip", "clip"),)
-        )
+        yield Action(Op.CLIP, Lane.CPU, max(layout.table), squares, (Ref("clip", "clip"),))
 
 
 def _one_forward_one_backward(layout: Layout, emitter: Emitter) -> Iterator[Instruction]:

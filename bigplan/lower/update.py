@@ -71,9 +71,7 @@ def _chunk_update(
     nbytes = elements * layout.graph.sizes.state
     home = Ref(f"o{layer}.nvme", f"o{layer}.{chunk}", chunk)
     staged = Ref("stage.o", f"o{layer}.{chunk}", chunk)
-    yield Action(
-        Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes, piece=Tier.NVME
-    )
+    yield Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes, piece=Tier.NVME)
     yield Action(
         Op.UPDATE,
         Lane.CPU,
@@ -100,7 +98,7 @@ def _gradients_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     at, home = layout.table[layer].gradients, Ref(f"g{layer}", f"g{layer}")
     if at is Tier.HOST:
         return home, []
-    staged = staged_gradient(layout, layer, f"g{layer}", layout.positions[layer])
+    staged = staged_gradient(layout, layer, f"g{layer}", layout.turns["stage.g"][layer])
     if at is Tier.NVME:
         nbytes = layout.gradient_bytes(layer)
         return staged, [Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes)]
@@ -114,7 +112,7 @@ def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     if at is Tier.HOST:
         return home, []
     name = layout.graph.layers[layer]
-    staged = Ref(f"stage.w.{name}", f"w{layer}", layout.positions[layer])
+    staged = Ref(f"stage.w.{name}", f"w{layer}", layout.turns["stage.w"][layer])
     if layout.graph.sizes.master:
         return staged, []
     if at is Tier.NVME:

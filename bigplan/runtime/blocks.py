@@ -25,27 +25,6 @@ Rope = tuple[Tensor, Tensor]
 INITIAL_STD = 0.02  # of every matrix, as in GPT-2 and Llama
 
 
-def check_supported(model: ModelSpec, sequence_length: int | None = None) -> str | None:
-    """Why these functions cannot execute `model`, or None when they can.
-
-    A sliding window matters only to sequences longer than it; without `sequence_length` the
-    longest that the model allows is meant.
-    """
-    if model.norm != "rmsnorm":
-        return f"norm is {model.norm}, the native blocks have rmsnorm"
-    if model.mlp != "swiglu":
-        return f"mlp is {model.mlp}, the native blocks have swiglu"
-    if model.positions != "rope":
-        return f"positions are {model.positions}, the native blocks have rope"
-    length = model.max_sequence_length if sequence_length is None else sequence_length
-    if model.sliding_window is not None and model.sliding_window < length:
-        return (
-            f"attention slides over {model.sliding_window} tokens, the native blocks attend to all "
-            f"{length} of a sequence: use a sequence_length of at most {model.sliding_window}"
-        )
-    return None
-
-
 def embedding(p: Parameters, tokens: Tensor) -> Tensor:
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype."""
     return F.embedding(tokens, p["embed_tokens.weight"])
@@ -113,7 +92,7 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope) -> Tensor
         q = _rms_norm(q, p["q_norm.weight"], model.norm_epsilon)
         k = _rms_norm(k, p["k_norm.weight"], model.norm_epsilon)
     q, k = _rotary(q, rope), _rotary(k, rope)
-    if needs_expanded_kv(model, x.dtype, x.device):
+    if needs_expanded_kv(model, x.dtype):
         groups = model.heads // model.kv_heads
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     # The transposes stay views: the kernels answer in q's layout, [b, s, heads, d] in memory, so
@@ -124,13 +103,14 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope) -> Tensor
     return _linear(p, "o_proj", out.transpose(1, 2).flatten(2))
 
 
-def needs_expanded_kv(model: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
+def needs_expanded_kv(model: ModelSpec, dtype: torch.dtype) -> bool:
     """Whether k and v are repeated for each query head (block_saved_bytes' `expanded_kv`).
 
     CUDA's flash and cuDNN kernels are for half precisions; its fp32 kernel has no grouped heads,
-    and torch would take the unfused path, which saves s x s probabilities.
+    and torch would take the unfused path, which saves s x s probabilities. The CPU does the same,
+    so that a plan counts one number of bytes on every device.
     """
-    return device.type == "cuda" and dtype == torch.float32 and model.heads != model.kv_heads
+    return dtype == torch.float32 and model.heads != model.kv_heads
 
 
 def _heads(x: Tensor, head_dim: int) -> Tensor:

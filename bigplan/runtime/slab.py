@@ -89,7 +89,9 @@ class _Bump:
             "the plan's sizes and the runtime's packing disagree"
         )
         self.used = start + nbytes
-        return self.buffer[start : start + nbytes]
+        # `.data` gives every piece a version counter of its own: pieces are written from several
+        # threads, and autograd would take one lane's copy for a change of another lane's tensor.
+        return self.buffer[start : start + nbytes].data
 
     def close(self) -> None:
         """Drop the buffer; the memory goes when no view of it is left. May be called again."""

@@ -1,1 +1,1 @@
-"""Choose: the placement problem as an integer program, its bounds, and the search over strategies."""
+"""Choose: the placement problem as an integer program, its bounds, the search over strategies."""

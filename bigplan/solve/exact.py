@@ -7,20 +7,22 @@ quarters of what fits, which is the grid the answer is exact on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import comb, prod
+from typing import TypeVar
 
-from bigplan.errors import InputError, VerificationError
+from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
-from bigplan.solve.candidate import Candidate, Placed, Workload, play, problem_of
+from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, play, problem_of, try_out
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.linear import Problem
-from bigplan.solve.pins import Pin
+from bigplan.solve.linear import Linear, Rule
+from bigplan.solve.pins import Pin, pin_rules
 from bigplan.solve.search import Found, Scope, candidates
 from bigplan.solve.shortage import infeasible
-from bigplan.solve.stage import StageClass, stage_classes
+from bigplan.solve.stage import StageClass, placement_rules, stage_classes
 
 QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_PLACEMENTS = 200_000  # per strategy: bounding takes about 0.3 ms each
@@ -36,7 +38,9 @@ def exact_search(workload: Workload, scope: Scope) -> Found:
     best = rivals[0].seconds
     return Found(
         best=rivals[0],
-        rivals=tuple(rivals[1:]),
+        rivals=tuple(
+            Trial(p.candidate, p.placement, p.seconds, p.timeline.busy()) for p in rivals[1:]
+        ),
         model_seconds=best,
         bound=best,
         strategies=len(every),
@@ -48,44 +52,34 @@ def exact_search(workload: Workload, scope: Scope) -> Found:
 def exact_placement(candidate: Candidate, pins: tuple[Pin, ...] = ()) -> Placed | None:
     """The candidate's fastest placement in simulation; None where none fits."""
     problem = problem_of(candidate, pins)
-    bounded = []
-    for placement in placements(candidate.graph):
-        values = decisions_of(candidate.graph, placement)
-        if _keeps_rules(problem, values):
-            bounded.append((problem.step_seconds(values), len(bounded), placement))
-    best: Placed | None = None
+    bounded: list[tuple[float, int, Placement]] = []
+    for placement in placements(candidate.graph, pins):
+        bound = problem.step_seconds(decisions_of(candidate.graph, placement))
+        bounded.append((bound, len(bounded), placement))
+    best: Trial | None = None
     for bound, _, placement in sorted(bounded, key=lambda item: item[:2]):
         if best is not None and bound >= best.seconds:
             break
-        try:
-            placed = play(candidate, placement)
-        except VerificationError:
-            continue  # does not fit
-        if best is None or placed.seconds < best.seconds:
-            best = placed
-    return best
+        trial = try_out(candidate, placement)
+        if trial is not None and (best is None or trial.seconds < best.seconds):
+            best = trial
+    return None if best is None else play(candidate, best.placement)
 
 
-def _keeps_rules(problem: Problem, values: dict[str, float]) -> bool:
-    """Whether pins and the limits of layer kinds hold (memory is the verifier's business)."""
-    for rule in problem.rules:
-        value = rule.expression.at(values)
-        if value > 1e-6 or (rule.equal and value < -1e-6):
-            return False
-    return True
+def placements(graph: Graph, pins: tuple[Pin, ...] = ()) -> Iterator[Placement]:
+    """Every placement by counts that keeps the pins, optimizer state on a grid.
 
-
-def placements(graph: Graph) -> Iterator[Placement]:
-    """Every placement by counts, optimizer state on a grid. Raises InputError where too many."""
+    Raises InputError where there are too many.
+    """
     stages = stage_classes(graph)
-    choices = [[list(kind_placements(k, n)) for k, n in stage.kinds] for stage in stages]
-    number = prod(len(kinds) for stage in choices for kinds in stage)
+    choices = [_Choices.of(stage, kind, n, pins) for stage in stages for kind, n in stage.kinds]
+    number = prod(each.number for each in choices)
     if number > MOST_PLACEMENTS:
         raise InputError(
             f"--exact would try {number} placements per strategy; it is for small problems of at "
             f"most {MOST_PLACEMENTS}: pin more decisions with --set, or leave it out"
         )
-    for chosen in product(*(kinds for stage in choices for kinds in stage)):
+    for chosen in product(*(list(each.placements()) for each in choices)):
         yield _placement(stages, iter(chosen))
 
 
@@ -97,31 +91,99 @@ def _placement(stages: tuple[StageClass, ...], chosen: Iterator[KindPlacement]) 
     return Placement(stages=tuple(every))
 
 
-def kind_placements(kind: LayerKind, count: int) -> Iterator[KindPlacement]:
-    """Every placement of `count` layers of a kind."""
-    tiers = list(_compositions(count, 3))
-    policies = list(_compositions(count, 6)) if kind.stores_activations else [(count, 0, 0, 0, 0, 0)]
-    for parameters, gradients, policy in product(tiers, tiers, policies):
-        on_gpu = min(parameters[0], gradients[0])
-        for gpu, host in product(sorted({q * on_gpu for q in QUARTERS}), QUARTERS):
-            rest = count - gpu
-            if rest == 0 and host != QUARTERS[0]:
-                continue
-            yield KindPlacement(
-                layers=count,
-                parameters=dict(zip(Tier, parameters, strict=True)),
-                gradients=dict(zip(Tier, gradients, strict=True)),
-                activations={
-                    recompute: dict(zip(Tier, policy[i * 3 : i * 3 + 3], strict=True))
-                    for i, recompute in enumerate(Recompute)
-                },
-                optimizer=dict(
-                    zip(Tier, (gpu, rest * host, rest * (1.0 - host)), strict=True)
-                ),
-            )
+Counts = tuple[float, ...]  # layers, by tier or by policy
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What the rules leave to choose for the layers of a kind in a class of stages."""
+
+    layers: int
+    parameters: list[Counts]
+    gradients: list[Counts]
+    policies: list[Counts]
+    optimizer: list[list[Counts]]  # by the number of layers that the GPU may update
+
+    @classmethod
+    def of(cls, stage: StageClass, kind: LayerKind, count: int, pins: tuple[Pin, ...]) -> _Choices:
+        """The counts of each tensor that keep the rules about it alone."""
+        rules = (*placement_rules(stage), *pin_rules(stage, pins))
+
+        def kept(variables: list[Linear], every: Iterable[Counts]) -> list[Counts]:
+            names = [name for variable in variables for name in variable.terms]
+            own = [rule for rule in rules if set(rule.expression.terms) <= set(names)]
+            return [c for c in every if _keeps(own, dict(zip(names, c, strict=True)))]
+
+        def tensor(name: str, every: Iterable[Counts]) -> list[Counts]:
+            return kept([stage.tensor(kind, name, tier) for tier in Tier], every)
+
+        policies = [stage.policy(kind, recompute, tier) for recompute in Recompute for tier in Tier]
+        return cls(
+            layers=count,
+            parameters=tensor("parameters", _compositions(count, len(Tier))),
+            gradients=tensor("gradients", _compositions(count, len(Tier))),
+            policies=kept(policies, _compositions(count, len(policies))),
+            optimizer=[tensor("optimizer", _shares(count, most)) for most in range(count + 1)],
+        )
+
+    @property
+    def number(self) -> int:
+        """How many placements these are."""
+        tiers = product(self.parameters, self.gradients)
+        return len(self.policies) * sum(len(self._optimizer(p, g)) for p, g in tiers)
+
+    def placements(self) -> Iterator[KindPlacement]:
+        """Each of them."""
+        for parameters, gradients, policy in product(
+            self.parameters, self.gradients, self.policies
+        ):
+            for optimizer in self._optimizer(parameters, gradients):
+                yield KindPlacement(
+                    layers=self.layers,
+                    parameters=_by_tier(parameters, int),
+                    gradients=_by_tier(gradients, int),
+                    activations={
+                        recompute: _by_tier(policy[i * len(Tier) : (i + 1) * len(Tier)], int)
+                        for i, recompute in enumerate(Recompute)
+                    },
+                    optimizer=_by_tier(optimizer, float),
+                )
+
+    def _optimizer(self, parameters: Counts, gradients: Counts) -> list[Counts]:
+        return self.optimizer[int(min(parameters[0], gradients[0]))]
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _by_tier(counts: Counts, number: Callable[[float], Number]) -> dict[Tier, Number]:
+    return {tier: number(count) for tier, count in zip(Tier, counts, strict=True)}
+
+
+def _keeps(rules: Iterable[Rule], values: Mapping[str, float]) -> bool:
+    for rule in rules:
+        value = rule.expression.at(values)
+        if value > 1e-6 or (rule.equal and value < -1e-6):
+            return False
+    return True
+
+
+def _shares(layers: int, on_gpu: int) -> Iterator[Counts]:
+    """Layers of optimizer state by tier, the GPU's at most `on_gpu`."""
+    for gpu, host in product(sorted({q * on_gpu for q in QUARTERS}), QUARTERS):
+        rest = layers - gpu
+        if rest or host == QUARTERS[0]:
+            yield gpu, rest * host, rest * (1.0 - host)
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to split `total` layers. Raises InputError where there are too many."""
+    number = comb(total + parts - 1, parts - 1)
+    if number > MOST_PLACEMENTS:
+        raise InputError(
+            f"--exact would try {number} ways to place {total} layers' activations alone; it is "
+            f"for small problems of at most {MOST_PLACEMENTS} placements per strategy"
+        )
     if parts == 1:
         yield (total,)
         return

@@ -24,6 +24,7 @@ from bigplan.solve.times import (
     StageTimes,
     first_forward_rows,
     lane_seconds,
+    pair_rows,
     pass_rows,
     step_rows,
 )
@@ -57,6 +58,7 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
     """All time rows; each uses only times stated before it."""
     for times in every:
         yield from pass_rows(times)
+        yield from pair_rows(times)
     # Seconds until a unit's first micro-batch has passed all stages; the last one works on the
     # whole unit before it turns back.
     through = Linear(constant=every[-1].forward_compute())

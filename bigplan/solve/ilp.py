@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import inf
 
 import pulp
 
 from bigplan.placement import Tier
-from bigplan.solve.linear import Capacity, Linear, Problem
+from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem
+
+_Built = tuple[pulp.LpProblem, dict[str, pulp.LpVariable]]
 
 GAP = 1e-4  # relative gap at which a placement counts as optimal
 
@@ -31,13 +34,10 @@ def solver_name() -> str:
     return f"CBC (PuLP {pulp.VERSION})"
 
 
-def _solver(*, relaxed: bool, cutoff: float | None) -> pulp.LpSolver:
+def _solver(*, relaxed: bool) -> pulp.LpSolver:
     if not pulp.HiGHS(msg=False).available():
         return pulp.PULP_CBC_CMD(msg=False, mip=not relaxed, gapRel=GAP, threads=1)
-    options = {"random_seed": 0, "threads": 1}
-    if cutoff is not None:
-        options["objective_bound"] = cutoff
-    return pulp.HiGHS(msg=False, mip=not relaxed, gapRel=GAP, **options)
+    return pulp.HiGHS(msg=False, mip=not relaxed, gapRel=GAP, random_seed=0, threads=1)
 
 
 def solve(
@@ -45,25 +45,54 @@ def solve(
 ) -> Solution | None:
     """The best decisions, or None where nothing fits.
 
-    `relaxed` drops integrality; `margin` keeps a fraction of every capacity free.
+    `relaxed` drops integrality; `margin` keeps a fraction of every capacity free, unless nothing
+    fits then: pinned decisions may need the last bytes.
     """
-    scale = _time_scale(problem)
-    model, variables = _model(problem, scale, relaxed)
+    for spare in dict.fromkeys((margin, 0.0)):
+        built = _build(problem, spare, relaxed=relaxed)
+        solution = _minimise(problem, built, rho, _solver(relaxed=relaxed))
+        if solution is not None:
+            return solution
+    return None
+
+
+class Relaxation:
+    """A problem with integrality dropped, built once for several surcharges."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._built = _build(problem, 0.0, relaxed=True)
+
+    def step_seconds(self, rho: float) -> float:
+        """The step of the best decisions; infinite where nothing fits."""
+        solution = _minimise(self._problem, self._built, rho, _solver(relaxed=True))
+        return inf if solution is None else solution.step_seconds
+
+
+def _build(problem: Problem, margin: float, *, relaxed: bool) -> _Built:
+    model, variables = _model(problem, _time_scale(problem), relaxed)
     for row in problem.capacities:
-        _constrain(model, variables, row.used - row.limit * (1.0 - margin), f"{row.stage} {row.tier}")
+        limit = row.limit * (1.0 - margin)
+        _constrain(model, variables, row.used - limit, f"{row.stage} {row.tier}")
+    return model, variables
+
+
+def _minimise(
+    problem: Problem, built: _Built, rho: float, solver: pulp.LpSolver
+) -> Solution | None:
+    scale, (model, variables) = _time_scale(problem), built
     objective = variables["step"] * 1.0
     if rho:
         surcharge = problem.serial * (rho / scale)
         objective += pulp.lpSum(c * variables[n] for n, c in surcharge.terms.items())
     model.setObjective(objective)
-    model.solve(_solver(relaxed=relaxed, cutoff=None))
+    model.solve(solver)
     if model.status != pulp.LpStatusOptimal:
         return None
     values = {name: float(v.value() or 0.0) for name, v in variables.items()}
     rows = {row.name for row in problem.times}
-    step = values["step"] * scale
     return Solution(
-        step_seconds=step,
+        step_seconds=values["step"] * scale,
         objective=float(pulp.value(model.objective)) * scale,
         values={name: value for name, value in values.items() if name not in rows},
     )
@@ -71,7 +100,7 @@ def solve(
 
 def _time_scale(problem: Problem) -> float:
     """Seconds per unit of time in the model: about a step, so that coefficients are near 1."""
-    return max(1e-9, max(row.expression.constant for row in problem.times))
+    return max(1e-9, *(row.expression.constant for row in problem.times))
 
 
 def _model(
@@ -131,20 +160,27 @@ class Shortage:
     nbytes: float
 
 
-def shortages(problem: Problem) -> list[Shortage]:
-    """For every tier alone: the fewest bytes more (per GPU, per node) with which a plan fits."""
+def shortages(
+    problem: Problem, tiers: Iterable[Tier] = Tier, *, relaxed: bool = True, margin: float = 0.0
+) -> list[Shortage]:
+    """For every tier alone: the fewest bytes more (per GPU, per node) with which a plan fits.
+
+    `relaxed` allows parts of layers, so that the true shortage may be larger.
+    """
+    timeless = replace(problem, times=(AtLeast("step", Linear()),))
     found = []
-    for tier in Tier:
-        scale = _time_scale(problem)
-        model, variables = _model(problem, scale, relaxed=True)
+    for tier in tiers:
+        model, variables = _model(timeless, 1.0, relaxed)
         worst = max((row.limit for row in problem.capacities if row.tier is tier), default=0.0)
         extra = variables["extra"] = pulp.LpVariable("extra", 0)
         unit = max(worst, 1e9)
         for row in problem.capacities:
-            slack = Linear({"extra": -unit}) if row.tier is tier else Linear()
-            _constrain(model, variables, row.used + slack - row.limit, f"{row.stage} {row.tier}")
+            used = row.used - row.limit * (1.0 - margin)
+            if row.tier is tier:
+                used += Linear({"extra": -unit * (1.0 - margin)})
+            _constrain(model, variables, used, f"{row.stage} {row.tier}")
         model.setObjective(extra * 1.0)
-        model.solve(_solver(relaxed=True, cutoff=None))
+        model.solve(_solver(relaxed=relaxed))
         if model.status == pulp.LpStatusOptimal:
             stage = _fullest(problem.capacities, tier, variables)
             found.append(Shortage(stage, tier, float(extra.value()) * unit))

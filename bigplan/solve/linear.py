@@ -1,4 +1,4 @@
-"""Linear expressions, rows and problems as plain data; the solver and the evaluator read the same."""
+"""Linear expressions, rows and problems as plain data, read by solver and evaluator alike."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def capacities(
     """One row per tier: GPU bytes per device, host and NVMe bytes per node."""
     kinds = list(stage.kinds)
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
-    gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + _hidden_bytes(stage)
+    gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
     yield Capacity(stage.name, Tier.GPU, gpu, capacity[Tier.GPU])
     host = total([_host_bytes(stage, kind, count) for kind, count in kinds])
     host += CHUNK_STAGING * _chunk_bytes(stage) * stage.switch(None, "state_chunks")
@@ -102,9 +102,7 @@ def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
         SLOTS * GIB * var(f"{stage.name}.{kind.name}.gib.passing"),
     ]
     if stage.sharded(kind, 3) > 1:  # streamed shards pass through a ring of their own
-        rings.append(
-            (ring / count) * weight_bytes(stage, kind) * stage.away(kind, "parameters")
-        )
+        rings.append((ring / count) * weight_bytes(stage, kind) * stage.away(kind, "parameters"))
     return total([_home_bytes(stage, kind, Tier.GPU), *rings])
 
 
@@ -115,7 +113,8 @@ def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     return _home_bytes(stage, kind, Tier.HOST) + STAGING * (weights + gradients + GIB * on_disk)
 
 
-def _hidden_bytes(stage: StageClass) -> float:
+def hidden_bytes(stage: StageClass) -> float:
+    """Rings of hidden states and of their gradients."""
     strategy = stage.graph.strategy
     boundary = max(kind.boundary for kind, _ in stage.kinds)
     entries = strategy.accumulation_group * (1 if strategy.pp == 1 else 2)

@@ -1,10 +1,12 @@
-"""Decisions the user fixes: `--set KEY=VALUE`.
+"""Decisions the user fixes: `--set KEY=VALUE`, where KEY and VALUE are
 
     dp tp pp zero micro_batch accumulation_group = N       the strategy
     [KIND.]parameters|gradients|optimizer|activations = TIER          all of it on one tier
     [KIND.]parameters|gradients|activations.TIER = N                  layers per stage
     [KIND.]optimizer.TIER = F                                         fraction of the state
     [KIND.]recompute = none|full,   [KIND.]recompute.full = N
+
+KIND is a kind of layer; without it, a pin speaks of all kinds (a count: of the repeated layers).
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Pin:
 
 
 def parse_pins(settings: Mapping[str, str | int | float]) -> tuple[dict[str, int], tuple[Pin, ...]]:
-    """Strategy values and placement pins. Raises InputError naming key, value and what is allowed."""
+    """Strategy values and placement pins. Raises InputError: key, value and what is allowed."""
     strategy: dict[str, int] = {}
     pins = []
     for key, value in settings.items():

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import ceil
 
+from bigplan.cost.price import ALLOCATOR_RESERVE
 from bigplan.errors import InfeasibleError
 from bigplan.placement import Tier
-from bigplan.solve.candidate import Candidate, Workload, problem_of
+from bigplan.solve.candidate import MARGIN, Candidate, Workload, problem_of
 from bigplan.solve.ilp import Shortage, shortages
+from bigplan.solve.linear import Problem
 from bigplan.solve.pins import Pin
 from bigplan.units import format_bytes
 
 TRIED = 24  # strategies asked; the most frugal come first
+CLOSEST = 4  # of them, per tier, asked again for whole layers
+STEP = 1 << 20  # shortages are told in whole MiB: rows and pages round by less
 
 
 def infeasible(
     workload: Workload, candidates: Sequence[Candidate], pins: tuple[Pin, ...]
 ) -> InfeasibleError:
     """The error that names the least that is missing over the most frugal strategies."""
-    frugal = sorted(candidates, key=_appetite)[:TRIED]
-    found = [s for c in frugal for s in shortages(problem_of(c, pins)) if s.nbytes > 0]
-    if not found:
+    problems = [problem_of(c, pins) for c in sorted(candidates, key=_appetite)[:TRIED]]
+    estimates = [(s, problem) for problem in problems for s in shortages(problem)]
+    whole = (_whole_layers(tier, estimates) for tier in Tier)
+    remedies = sorted((s for s in whole if s is not None and s.nbytes > 0), key=_missing)
+    if not remedies:
         return InfeasibleError(
             f"{workload.model.name} fits only with less than whole layers per tier; "
             "free a decision pinned with --set, or add a little memory"
         )
-    remedies = {tier: min((s for s in found if s.tier is tier), key=_missing) for tier in Tier
-                if any(s.tier is tier for s in found)}
-    least = min(remedies.values(), key=_missing)
-    options = "; or ".join(_remedy(workload, s) for s in sorted(remedies.values(), key=_missing))
+    least = remedies[0]
+    options = "; or ".join(_remedy(workload, s) for s in remedies)
     where = "per GPU" if least.tier is Tier.GPU else "per node"
     return InfeasibleError(
         f"{workload.model.name} does not fit: {least.tier} memory is "
@@ -39,6 +44,23 @@ def infeasible(
         bytes_short=int(least.nbytes),
         remedy=options,
     )
+
+
+def _whole_layers(tier: Tier, estimates: Iterable[tuple[Shortage, Problem]]) -> Shortage | None:
+    """The least memory of `tier` that must be added for a plan of whole layers."""
+    closest = sorted((e for e in estimates if e[0].tier is tier), key=lambda e: e[0].nbytes)
+    best: Shortage | None = None
+    for estimate, problem in closest[:CLOSEST]:
+        if best is None or estimate.nbytes < best.nbytes:
+            found = shortages(problem, (tier,), relaxed=False, margin=MARGIN)
+            best = min([*found, *([best] if best else [])], key=_missing, default=None)
+    return None if best is None else Shortage(best.stage, tier, _installed(tier, best.nbytes))
+
+
+def _installed(tier: Tier, nbytes: float) -> int:
+    """Memory that must be there for `nbytes` more to be usable."""
+    usable = 1.0 - ALLOCATOR_RESERVE if tier is Tier.GPU else 1.0
+    return ceil(nbytes / usable / STEP) * STEP
 
 
 def _missing(shortage: Shortage) -> float:

@@ -4,10 +4,11 @@ With U units per step and, per class of stages, F and B the times of one forward
 pass of a unit and E the end of the first forward pass:
 
     F, B  >= compute;  >= (bytes_r - bytes already in slots when the pass starts) / rate_r
+    P     >= F + B;  >= saves of activations, then fetches: rings are passed in program order
     E     >= F after the stages before it;  >= update, and every move it needs, where updates wait
              for the norm and so run in the next step's first forward
-    step  >= E + (U - 1) (F + B) + B + backward of the stages before it
-    step  >= E + (U - 1) (F + B) + what only starts in the last backward: reductions, gradients
+    step  >= E + (U - 1) P + B + backward of the stages before it
+    step  >= E + (U - 1) P + what only starts in the last backward: reductions, gradients
              going home, updates where nothing is clipped
     step  >= fill to the last stage and back + U B + (U - U_fill) F   (one-forward-one-backward)
     step  >= everything one lane does in a step
@@ -24,10 +25,10 @@ from dataclasses import dataclass
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import LayerKind, Recompute
-from bigplan.lower.layout import STAGING
-from bigplan.placement import SLOTS, Tier
+from bigplan.lower.layout import CHUNK_STAGING, STAGING
+from bigplan.placement import CHUNK, SLOTS, Tier
 from bigplan.solve.linear import AtLeast, Linear, total, var
-from bigplan.solve.memory import gradient_bytes, owned, weight_bytes
+from bigplan.solve.memory import GIB, gradient_bytes, owned, weight_bytes
 from bigplan.solve.stage import AWAY, StageClass
 
 NOTHING = Linear()
@@ -88,7 +89,7 @@ class StageTimes:
         return self.backward_compute() - self._other_micro_batches(self.stage.counts[0][0])
 
     def backward_tail(self) -> Linear:
-        """Seconds from the arrival of the unit's last micro-batch to the end of the stage's pass."""
+        """Seconds from the arrival of the unit's last micro-batch to the end of the pass."""
         return self.backward_compute() - self._other_micro_batches(self.stage.counts[-1][0])
 
     def _other_micro_batches(self, kind: str) -> float:
@@ -99,33 +100,45 @@ class StageTimes:
 
     def loads(self, kinds: list[tuple[LayerKind, int]]) -> tuple[Linear, Linear]:
         """Parameters to the GPU."""
+        moved = [(k, n, self.stage.away(k, "parameters"), "slots") for k, n in kinds]
+        return self._moved(moved, 0)
+
+    def weight_reads(
+        self, kinds: list[tuple[LayerKind, int]], *, staged: int = 0
+    ) -> tuple[Linear, Linear]:
+        """Parameters from NVMe; with so many waiting in host staging before the pass starts."""
+        on_disk = self.stage.tensor
+        moved = [(k, n, on_disk(k, "parameters", Tier.NVME), "staged_weights") for k, n in kinds]
+        return self._moved(moved, staged)
+
+    def _moved(
+        self, moved: list[tuple[LayerKind, int, Linear, str]], staged: int
+    ) -> tuple[Linear, Linear]:
+        """Bytes of all layers, and of those that slots and staging can hold at most."""
         every, held = [], []
-        for k, n in kinds:
-            nbytes = weight_bytes(self.stage, k)
-            every.append(nbytes * self.stage.away(k, "parameters"))
-            held.append(self.stage.ring(n) * nbytes * self.stage.switch(k, "slots"))
+        for kind, count, layers, switch in moved:
+            nbytes = weight_bytes(self.stage, kind)
+            ahead = self.stage.ring(count) + staged
+            every.append(nbytes * layers)
+            few = ahead >= count  # then they can hold every layer that moves
+            held.append(nbytes * (layers if few else ahead * self.stage.switch(kind, switch)))
         return total(every), total(held)
 
-    def weight_reads(self, kinds: list[tuple[LayerKind, int]]) -> tuple[Linear, Linear]:
-        """Parameters from NVMe."""
-        every, held = [], []
-        for k, n in kinds:
-            nbytes = weight_bytes(self.stage, k)
-            every.append(nbytes * self.stage.tensor(k, "parameters", Tier.NVME))
-            ahead = (self.stage.ring(n) + STAGING) * nbytes
-            held.append(ahead * self.stage.switch(k, "slots"))
-        return total(every), total(held)
-
-    def activations(self, tiers: tuple[Tier, ...]) -> tuple[Linear, Linear]:
+    def activations(self, tiers: tuple[Tier, ...]) -> Linear:
         """Activations off the GPU to `tiers`, or back."""
-        every, held = [], []
-        for k, _ in self.inner:
-            for recompute in Recompute:
-                moved = total([self.stage.policy(k, recompute, tier) for tier in tiers])
-                every.append(self.group * k.kept(recompute) * moved)
-                ahead = (SLOTS + STAGING) * k.kept(recompute)
-                held.append(ahead * self.stage.switch(k, f"passing.{recompute}"))
-        return total(every), total(held)
+        return total(
+            [
+                self.group * k.kept(recompute) * self.stage.policy(k, recompute, tier)
+                for k, _ in self.inner
+                for recompute in Recompute
+                for tier in tiers
+            ]
+        )
+
+    def entries(self, ring: str, count: int) -> Linear:
+        """Bytes of `count` entries of every kind's ring of activations."""
+        sizes = [var(f"{self.stage.name}.{k.name}.gib.{ring}") for k, _ in self.inner]
+        return count * GIB * total(sizes)
 
     def gradients(self, tiers: tuple[Tier, ...], *, inner: bool = False) -> Linear:
         """Gradient bytes with their home on `tiers`."""
@@ -172,6 +185,14 @@ class StageTimes:
         yield "read", (1 / rates.nvme_read) * (state + gradients_on_disk + old_on_disk)
         yield "write", (1 / rates.nvme_write) * (state + on_disk)
 
+    def early_reads(self) -> float:
+        """Seconds of NVMe reads for the update that may run before there are gradients."""
+        stage, sizes = self.stage, self.stage.graph.sizes
+        state = max(owned(stage, k) * sizes.state for k, _ in stage.kinds)
+        weights = 0 if sizes.master else sum(weight_bytes(stage, k) for k, _ in stage.kinds)
+        ahead = CHUNK_STAGING * min(state, CHUNK + sizes.state) + STAGING * weights
+        return ahead / self.costs.rates.nvme_read
+
     def gpu_update(self) -> Linear:
         """Seconds of the update on the GPU."""
         return (1 / self.costs.rates.gpu_update) * self.rows((Tier.GPU,))
@@ -185,17 +206,38 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     yield AtLeast(backward, times.backward_compute())
     loads, held = times.loads(kinds)
     yield AtLeast(forward, (1 / rates.h2d) * (loads - held))
-    reads, held = times.weight_reads(kinds)
+    reads, held = times.weight_reads(kinds, staged=STAGING)
     yield AtLeast(forward, (1 / rates.nvme_read) * (reads - held))
-    saves, passing = times.activations(AWAY)
+    saves, passing = times.activations(AWAY), times.entries("passing", SLOTS)
     yield AtLeast(forward, (1 / rates.d2h) * (saves - passing))
+    on_disk = times.activations((Tier.NVME,))
+    waiting = times.entries("on_disk", SLOTS + STAGING)
+    yield AtLeast(forward, (1 / rates.nvme_write) * (on_disk - waiting))
     loads, held = times.loads(times.inner)
     yield AtLeast(backward, (1 / rates.h2d) * (loads + saves - held - passing))
-    reads, held = times.weight_reads(times.inner)
-    on_disk, waiting = times.activations((Tier.NVME,))
+    reads, held = times.weight_reads(times.inner, staged=STAGING)
     yield AtLeast(backward, (1 / rates.nvme_read) * (reads + on_disk - held - waiting))
     for label, of in ((forward, kinds), (backward, times.inner)):
         yield AtLeast(label, Linear(constant=_gathers(times, of, in_slots=True)))
+
+
+def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
+    """P of a class: a forward pass and the backward pass after it.
+
+    Rings are passed in program order, so the first fetch waits for all saves but those in the
+    ring's other entries. In the stage whose backward is of the same unit it waits for its own data
+    besides, and so for all but the saves of the unit's other micro-batches.
+    """
+    name, rates, stage = times.stage.name, times.costs.rates, times.stage
+    pair, saves = f"{name}.P", times.activations(AWAY)
+    yield AtLeast(pair, var(f"{name}.F") + var(f"{name}.B"))
+    same_unit = stage.graph.in_flight_units(stage.stages[-1]) == 1
+    others = times.group - 1 if same_unit else SLOTS
+    out = (1 / rates.d2h) * (saves - times.entries("passing", min(SLOTS - 1, others)))
+    yield AtLeast(pair, out + (1 / rates.h2d) * saves)
+    on_disk = times.activations((Tier.NVME,))
+    written = on_disk - times.entries("on_disk", min(STAGING - 1, others))
+    yield AtLeast(pair, (1 / rates.nvme_write) * written + (1 / rates.nvme_read) * on_disk)
 
 
 def _gathers(times: StageTimes, kinds: list[tuple[LayerKind, int]], *, in_slots: bool) -> float:
@@ -233,17 +275,19 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
     """
     name, units, stage = times.stage.name, times.units, times.stage
     forward, backward = var(f"{name}.F"), var(f"{name}.B")
-    last_backward = var(f"{name}.E") + (units - 1) * (forward + backward)
-    yield AtLeast("step", last_backward + backward + before)
     in_fill = stage.graph.in_flight_units(stage.stages[-1])
+    pairs = (units - in_fill) * var(f"{name}.P") + (in_fill - 1) * (forward + backward)
+    last_backward = var(f"{name}.E") + pairs
+    yield AtLeast("step", last_backward + backward + before)
     yield AtLeast("step", fill + units * backward + (units - in_fill) * forward + before)
     reduces = sum(n * times.reduce(k) for k, n in times.inner)
     yield AtLeast("step", last_backward + reduces)
     out = (1 / times.costs.rates.d2h) * times.gradients(AWAY, inner=True)
     yield AtLeast("step", last_backward + out)
     if not stage.graph.clipped:
-        for _, seconds in times.update_seconds(inner=True):
-            yield AtLeast("step", last_backward + seconds)
+        for lane, seconds in times.update_seconds(inner=True):
+            early = times.early_reads() if lane == "read" else 0.0
+            yield AtLeast("step", last_backward + seconds - early)
     for seconds in lane_seconds(times).values():
         yield AtLeast("step", seconds)
 
@@ -252,8 +296,7 @@ def lane_seconds(times: StageTimes) -> dict[str, Linear]:
     """Seconds each transfer lane and the CPU work in a step, at least."""
     stage, rates, units = times.stage, times.costs.rates, times.units
     kinds, update = list(stage.kinds), dict(times.update_seconds())
-    saves, _ = times.activations(AWAY)
-    on_disk, _ = times.activations((Tier.NVME,))
+    saves, on_disk = times.activations(AWAY), times.activations((Tier.NVME,))
     disk_gradients = times.gradients((Tier.NVME,))
     adds = (3 * (units - 1) / rates.host_memory) * times.gradients(AWAY)
     loads, reads = (_weights_in_step(times, which) for which in (times.loads, times.weight_reads))

@@ -51,13 +51,14 @@ class Fallback(Spec):
 B = TypeVar("B", bound=Block)
 
 
-def detect(cpu_devices: int = 1, folder: Path | None = None) -> Cluster:
+def detect(cpu_devices: int | None = None, folder: Path | None = None) -> Cluster:
     """This machine as a cluster of one node.
 
-    `cpu_devices` is into how many devices a machine without GPUs is divided; `folder` is where
-    tensors may go on disk (default: the working directory). Raises InputError.
+    `cpu_devices` makes so many devices of cores and memory, also where there are GPUs; None takes
+    the GPUs, or one such device where there are none. `folder` is where tensors may go on disk
+    (default: the working directory). Raises InputError.
     """
-    if cpu_devices < 1:
+    if cpu_devices is not None and cpu_devices < 1:
         raise InputError(f"cpu_devices is {cpu_devices}; use at least 1")
     folder = (folder or Path.cwd()).resolve()
     if not folder.is_dir():
@@ -66,14 +67,14 @@ def detect(cpu_devices: int = 1, folder: Path | None = None) -> Cluster:
     today = f"measured here by bigplan detect, {date.today().isoformat()}"
     memory, cores = available_memory(), available_cores()
     copy = _rounded(probe_copy(cores))
-    gpus = find_gpus()
+    gpus = find_gpus() if cpu_devices is None else ()
     share = 0.9 if gpus else 0.5
     host = _host(_whole_mib(int(memory * share)), cores, copy, today)
     nvme = _nvme(folder, today)
     if gpus:
         group = _gpu_group(gpus, fallback, host, nvme, today)
     else:
-        group = _cpu_group(cpu_devices, fallback, host, nvme, today)
+        group = _cpu_group(cpu_devices or 1, fallback, host, nvme, today)
     what = f"{group.gpus_per_node} x {group.gpu.name}"
     return Cluster(
         name="this-machine", description=f"{what}, as bigplan detect saw it", node_groups=(group,)

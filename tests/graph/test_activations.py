@@ -77,7 +77,7 @@ def test_formula_is_exact(
         batch * length,
         length,
         dtype.itemsize,
-        expanded_kv=blocks.needs_expanded_kv(model, dtype, torch.device(device)),
+        expanded_kv=blocks.needs_expanded_kv(model, dtype),
     )
     surplus = measured(model, batch, length, dtype, device) - expected
     assert 0 <= surplus <= RANDOM_STATE[device]

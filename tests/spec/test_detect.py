@@ -102,3 +102,9 @@ def test_disk_probe_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_disk_probe_of_an_unwritable_folder() -> None:
     assert probe_disk(Path("/proc")) is None
+
+
+def test_cpu_devices_on_request_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, FoundGpu("NVIDIA H200", 140 * GiB, 5, 16))
+    cluster = detect(cpu_devices=2)
+    assert (cluster.gpus, cluster.group.gpu.device) == (2, "cpu")

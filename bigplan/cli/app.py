@@ -1,0 +1,60 @@
+"""The commands, and how errors leave the program: a message on stderr and the error's exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import bigplan
+from bigplan.cli import describe, run
+from bigplan.cli.plan import plan, simulate
+from bigplan.errors import BigplanError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="bigplan",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for command in (
+    plan,
+    simulate,
+    run.launch,
+    run.report,
+    describe.detect,
+    describe.models,
+    describe.clusters,
+    describe.schema,
+):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"bigplan {bigplan.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Plan the best way to train a model on a cluster, without a GPU, and run that plan."""
+
+
+def main() -> None:
+    """Entry point. Exit codes: 0, 2 bad input, 3 infeasible, others as in errors.py."""
+    try:
+        app()
+    except BigplanError as error:
+        print(f"bigplan: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

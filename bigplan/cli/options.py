@@ -1,0 +1,240 @@
+"""Every key of an experiment as an option, declared once and shared by the commands.
+
+A command takes one dataclass; `takes` spreads its fields into options that typer understands.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from bigplan.errors import InputError
+from bigplan.spec.document import parse_scalar
+from bigplan.spec.experiment import Experiment, load_experiment, make_experiment
+
+O = TypeVar("O")  # noqa: E741 -- the options of one command
+
+WHAT, STEP, ADAM, RUN = "What and where", "Training", "Optimizer", "Run"
+
+
+def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any:
+    return typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar)
+
+
+@dataclass(frozen=True)
+class ExperimentOptions:
+    """Options that override an experiment's keys; None leaves a key alone."""
+
+    model: Annotated[
+        str | None,
+        _option("--model", "Shipped name, model YAML, or Hugging Face config.json.", WHAT, "NAME"),
+    ] = None
+    cluster: Annotated[
+        str | None, _option("--cluster", "Shipped name or cluster YAML.", WHAT, "NAME")
+    ] = None
+    nodes: Annotated[
+        int | None, _option("--nodes", "Number of nodes (default: the cluster's).", WHAT)
+    ] = None
+    engine: Annotated[
+        str | None,
+        _option("--engine", "any, or native: only what `launch` can execute.", WHAT, "any|native"),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        _option("--set", "Fix a decision, such as tp=8; repeatable.", WHAT, "KEY=VALUE"),
+    ] = None
+    caps: Annotated[
+        list[str] | None,
+        _option(
+            "--cap",
+            "Limit gpu (per GPU), host or nvme (per node), such as gpu=16GiB; repeatable.",
+            WHAT,
+            "TIER=SIZE",
+        ),
+    ] = None
+    sequence_length: Annotated[
+        int | None,
+        _option("--seq-len", "Tokens in a sequence (default: the model's, at most 8192).", STEP),
+    ] = None
+    global_batch: Annotated[
+        int | None,
+        _option(
+            "--global-batch",
+            "Sequences per step, over all GPUs (default: 4 Mi tokens' worth).",
+            STEP,
+        ),
+    ] = None
+    precision: Annotated[
+        str | None, _option("--precision", "bf16 or fp32 (default: bf16).", STEP, "bf16|fp32")
+    ] = None
+    gradient_precision: Annotated[
+        str | None,
+        _option(
+            "--gradient-precision",
+            "Of stored gradients: bf16 or fp32 (default: fp32).",
+            STEP,
+            "bf16|fp32",
+        ),
+    ] = None
+    clip_norm: Annotated[
+        str | None,
+        _option("--clip-norm", "Largest gradient norm, or none (default: 1.0).", STEP, "X|none"),
+    ] = None
+    seed: Annotated[int | None, _option("--seed", "Seed (default: 0).", STEP)] = None
+    data: Annotated[
+        str | None,
+        _option("--data", "Text file, or 'bundled' (default: bundled).", STEP, "PATH"),
+    ] = None
+    optimizer: Annotated[
+        str | None, _option("--optimizer", "adamw (default: adamw).", ADAM, "NAME")
+    ] = None
+    learning_rate: Annotated[float | None, _option("--learning-rate", "default: 3e-4.", ADAM)] = (
+        None
+    )
+    beta1: Annotated[float | None, _option("--beta1", "default: 0.9.", ADAM)] = None
+    beta2: Annotated[float | None, _option("--beta2", "default: 0.95.", ADAM)] = None
+    epsilon: Annotated[float | None, _option("--epsilon", "default: 1e-8.", ADAM)] = None
+    weight_decay: Annotated[float | None, _option("--weight-decay", "default: 0.1.", ADAM)] = None
+    steps: Annotated[
+        int | None, _option("--steps", "Optimizer steps to run (default: 20).", RUN)
+    ] = None
+    address: Annotated[
+        str | None,
+        _option("--address", "A running Ray cluster (default: start a local Ray).", RUN),
+    ] = None
+    run_dir: Annotated[
+        str | None, _option("--run-dir", "Folder for run records (default: runs).", RUN, "DIR")
+    ] = None
+
+
+_KEYS = {
+    "model": "model",
+    "cluster": "cluster",
+    "nodes": "nodes",
+    "engine": "engine",
+    "sequence_length": "training.sequence_length",
+    "global_batch": "training.global_batch",
+    "precision": "training.precision",
+    "gradient_precision": "training.gradient_precision",
+    "seed": "training.seed",
+    "data": "training.data",
+    "optimizer": "training.optimizer.name",
+    "learning_rate": "training.optimizer.learning_rate",
+    "beta1": "training.optimizer.beta1",
+    "beta2": "training.optimizer.beta2",
+    "epsilon": "training.optimizer.epsilon",
+    "weight_decay": "training.optimizer.weight_decay",
+    "steps": "launch.steps",
+    "address": "launch.address",
+    "run_dir": "launch.run_dir",
+}
+RUN_KEYS = ("steps", "address", "run_dir")
+
+
+def overrides_of(options: ExperimentOptions) -> dict[str, object]:
+    """Dotted experiment keys and the values the user gave. Raises InputError."""
+    overrides: dict[str, object] = {}
+    for name, key in _KEYS.items():
+        value = getattr(options, name)
+        if value is not None:
+            # Text is read as YAML further on; quoting keeps "off" or "a: b" what it is.
+            overrides[key] = json.dumps(value) if isinstance(value, str) else value
+    if options.clip_norm is not None:
+        unclipped = options.clip_norm.lower() in ("none", "null")
+        overrides["training.clip_norm"] = None if unclipped else options.clip_norm
+    for tier, size in _pairs("--cap", options.caps, "gpu=16GiB").items():
+        overrides[f"caps.{tier}"] = size
+    return overrides
+
+
+def experiment_of(path: Path | None, options: ExperimentOptions) -> Experiment:
+    """The experiment file, options winning over it, or the options alone. Raises InputError."""
+    overrides = overrides_of(options)
+    if path is None:
+        missing = [name for name in ("model", "cluster") if name not in overrides]
+        if missing:
+            flags = " and ".join(f"--{name}" for name in missing)
+            raise InputError(
+                f"{flags} missing; name an experiment file, or state --model and --cluster"
+            )
+        experiment = make_experiment(overrides)
+    else:
+        experiment = load_experiment(path, overrides)
+    settings = _pairs("--set", options.settings, "tp=8")
+    if not settings:
+        return experiment
+    fixed = {key: _plain(text) for key, text in settings.items()}
+    return experiment.model_copy(update={"set": {**experiment.set, **fixed}})
+
+
+def plan_options_given(options: ExperimentOptions) -> list[str]:
+    """Names of the given options that would change a plan."""
+    return [
+        field.name
+        for field in fields(options)
+        if field.name not in RUN_KEYS and getattr(options, field.name)
+    ]
+
+
+def _pairs(flag: str, texts: list[str] | None, example: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not key.strip() or not equals or not value.strip():
+            raise InputError(f"{flag} {text!r}: write KEY=VALUE, such as {flag} {example}")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _plain(text: str) -> str | int | float:
+    value = parse_scalar(text)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number else text
+
+
+def takes(options: type[O]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose `options` parameter appears on the command line as that class's fields."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    spread = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(options)  # type: ignore[arg-type] # a dataclass, as O cannot say
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own_hints = typing.get_type_hints(command, include_extras=True)
+        own = [
+            parameter.replace(annotation=own_hints[name])
+            for name, parameter in inspect.signature(command).parameters.items()
+            if name != "options"
+        ]
+
+        @wraps(command)
+        def spread_command(**values: Any) -> None:
+            given = {parameter.name: values.pop(parameter.name) for parameter in spread}
+            command(options=options(**given), **values)
+
+        shown = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + spread
+        _describe(spread_command, shown)
+        return spread_command
+
+    return decorate
+
+
+def _describe(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
+    annotations: Mapping[str, Any] = {p.name: p.annotation for p in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # read by typer
+    command.__annotations__ = {**annotations, "return": None}
+    del command.__wrapped__  # type: ignore[attr-defined] # its own signature is not the command's

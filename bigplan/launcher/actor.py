@@ -1,0 +1,97 @@
+"""One rank as a Ray actor: the process that a worker of the runtime lives in."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from bigplan.plan import Plan
+
+if TYPE_CHECKING:
+    from bigplan.runtime.result import Finished, StepResult
+
+
+class Worker(Protocol):
+    """What the launcher asks of a worker (bigplan.runtime.worker.Worker)."""
+
+    def preflight(self) -> None:
+        """Raise PreflightError where the machine has less than the plan promises."""
+
+    def start(self, init_method: str) -> None:
+        """Join the others, allocate, initialise."""
+
+    def step(self) -> StepResult:
+        """One optimizer step."""
+
+    def finish(self) -> Finished:
+        """Apply what is pending."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class WorkerType(Protocol):
+    """The worker's constructor; it allocates nothing."""
+
+    def __call__(self, plan: Plan, rank: int, world: int, scratch: Path) -> Worker:
+        """A worker for one rank of `world`; `scratch` is its own folder for offloaded tensors."""
+
+
+class RankActor:
+    """Owns one worker, its process and its scratch folder."""
+
+    def __init__(
+        self, plan: Plan, rank: int, world: int, scratch: Path, worker: WorkerType | None
+    ) -> None:
+        # Nothing that can fail: Ray tells little about an actor that was never created.
+        self._make = partial(_make, worker, plan, rank, world, scratch)
+        self._scratch = scratch
+        self._made: Worker | None = None
+
+    def meeting_point(self, local: bool) -> str:
+        """Where the ranks meet; asked of rank 0 only."""
+        import ray
+
+        host = "127.0.0.1" if local else ray.util.get_node_ip_address()
+        with socket.socket() as free:
+            free.bind((host, 0))
+            return f"tcp://{host}:{free.getsockname()[1]}"
+
+    def preflight(self) -> None:
+        """Construct the worker, then see Worker."""
+        self._made = self._make()
+        self._made.preflight()
+
+    def start(self, init_method: str) -> None:
+        """See Worker."""
+        self._worker().start(init_method)
+
+    def step(self) -> StepResult:
+        """See Worker."""
+        return self._worker().step()
+
+    def finish(self) -> Finished:
+        """See Worker."""
+        return self._worker().finish()
+
+    def close(self) -> None:
+        """See Worker; the scratch folder goes too."""
+        if self._made is not None:
+            self._made.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _worker(self) -> Worker:
+        assert self._made is not None, "preflight comes first"
+        return self._made
+
+
+def _make(worker: WorkerType | None, plan: Plan, rank: int, world: int, scratch: Path) -> Worker:
+    if worker is None:
+        from bigplan.runtime.worker import Worker as NativeWorker
+
+        worker = NativeWorker
+    scratch.mkdir(parents=True, exist_ok=True)
+    return worker(plan, rank, world, scratch)

@@ -1,0 +1,216 @@
+"""The ranks of a plan as Ray actors: placed together, asked together, stopped together."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigplan.errors import BigplanError, PreflightError, WorkerError
+from bigplan.launcher.actor import RankActor, WorkerType
+from bigplan.plan import Plan
+
+PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
+GRACE_SECONDS = 3.0  # a dead rank's peers often fail first, for want of it
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks, where, and with how many cores each."""
+
+    ranks: int
+    per_node: int
+    cores: int
+    cuda: bool
+
+    @classmethod
+    def of(cls, plan: Plan) -> Layout:
+        """All GPUs of as many nodes as the plan needs; a node's cores are shared equally."""
+        group = plan.cluster.group
+        per_node = min(plan.strategy.ranks, group.gpus_per_node)
+        cores = max(1, group.host.cores // per_node)
+        return cls(plan.strategy.ranks, per_node, cores, group.gpu.device == "cuda")
+
+    @property
+    def nodes(self) -> int:
+        """Nodes needed."""
+        return -(-self.ranks // self.per_node)
+
+    def bundle(self) -> dict[str, float]:
+        """What one node must give."""
+        bundle = {"CPU": float(self.cores * self.per_node)}
+        return bundle | ({"GPU": float(self.per_node)} if self.cuda else {})
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong on one rank."""
+
+    rank: int
+    error: Exception
+
+
+class Crew:
+    """One actor per rank, for the length of a `with` block."""
+
+    def __init__(self, plan: Plan, scratch: Path, local: bool, worker: WorkerType | None) -> None:
+        self._layout = Layout.of(plan)
+        self._local = local
+        self._group = _place(self._layout)
+        self._actors = [
+            self._hire(rank).remote(
+                plan, rank, self._layout.ranks, scratch / f"rank-{rank}", worker
+            )
+            for rank in range(self._layout.ranks)
+        ]
+
+    def _hire(self, rank: int) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        # One process never gets another's cores; on this machine all stays on loopback.
+        variables = {"OMP_NUM_THREADS": str(self._layout.cores)}
+        if self._layout.cuda:
+            # Read when torch is imported. Without it layers of changing sizes left 1.1 GiB of an
+            # H200 held to 15 GiB reserved and unusable; with it 0.1.
+            variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        if self._local:
+            variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        return ray.remote(RankActor).options(
+            num_cpus=self._layout.cores,
+            num_gpus=1 if self._layout.cuda else 0,
+            max_restarts=0,
+            runtime_env={"env_vars": variables},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=rank // self._layout.per_node
+            ),
+        )
+
+    def meeting_point(self) -> str:
+        """Address and port of rank 0 for the process group."""
+        point: str = self._collect([self._actors[0].meeting_point.remote(self._local)], "starting")[
+            0
+        ]
+        return point
+
+    def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
+        """Call a method of every rank; results by rank. Raises the most telling rank's error."""
+        return self._collect(
+            [getattr(actor, method).remote(*arguments) for actor in self._actors], doing
+        )
+
+    def _collect(self, references: Sequence[Any], doing: str) -> list[Any]:
+        import ray
+
+        ranks = {reference: rank for rank, reference in enumerate(references)}
+        results: dict[int, Any] = {}
+        failures: list[Failure] = []
+        waiting = list(references)
+        while waiting:
+            timeout = GRACE_SECONDS if failures else None
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
+            if not done:
+                break
+            rank = ranks[done[0]]
+            try:
+                results[rank] = ray.get(done[0])
+            except ray.exceptions.RayError as error:
+                failures.append(Failure(rank, error))
+        if failures:
+            raise _told(failures, doing)
+        return [results[rank] for rank in range(len(references))]
+
+    def dismiss(self) -> None:
+        """Kill every actor; none outlives a launch."""
+        import ray
+
+        for actor in self._actors:
+            ray.kill(actor)
+        ray.util.remove_placement_group(self._group)
+
+
+def _place(layout: Layout) -> Any:
+    """A placement group with one bundle per node: a node's ranks stay together."""
+    import ray
+
+    group = ray.util.placement_group(
+        [layout.bundle()] * layout.nodes,
+        strategy="STRICT_PACK" if layout.nodes == 1 else "STRICT_SPREAD",
+    )
+    if not group.wait(PLACEMENT_SECONDS if _plausible(layout) else 0):
+        ray.util.remove_placement_group(group)
+        have = "; ".join(
+            ", ".join(f"{node['Resources'].get(name, 0):g} {name}s" for name in layout.bundle())
+            for node in ray.nodes()
+            if node["Alive"]
+        )
+        need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
+        raise PreflightError(
+            f"the plan needs {layout.nodes} node(s) with {need} each, free; Ray has nodes with: "
+            f"{have}. Plan for the machines there are, or wait until they are free"
+        )
+    return group
+
+
+def _plausible(layout: Layout) -> bool:
+    """Whether enough nodes are large enough, busy or not."""
+    import ray
+
+    bundle = layout.bundle()
+    fitting = [
+        node
+        for node in ray.nodes()
+        if node["Alive"] and all(node["Resources"].get(k, 0) >= v for k, v in bundle.items())
+    ]
+    return len(fitting) >= layout.nodes
+
+
+def _told(failures: Sequence[Failure], doing: str) -> BigplanError:
+    """The failure that explains the others: a death, then our own errors, then the rest."""
+    import ray
+
+    def weight(failure: Failure) -> tuple[int, int]:
+        if isinstance(failure.error, ray.exceptions.RayActorError):
+            return 0, failure.rank
+        return (1 if isinstance(_cause(failure), BigplanError) else 2), failure.rank
+
+    first = min(failures, key=weight)
+    cause = _cause(first)
+    if isinstance(cause, BigplanError):
+        return cause
+    error = WorkerError(_description(first, failures, doing))
+    error.add_note("\n".join("".join(traceback.format_exception(f.error)) for f in failures))
+    return error
+
+
+def _description(first: Failure, failures: Sequence[Failure], doing: str) -> str:
+    import ray
+
+    if not isinstance(first.error, ray.exceptions.RayActorError):
+        told = "; ".join(
+            f"rank {failure.rank}: {type(_cause(failure)).__name__}: {_first_line(_cause(failure))}"
+            for failure in sorted(failures, key=lambda failure: failure.rank)
+        )
+        return f"failed while {doing}: {told}"
+    text = str(first.error).strip()
+    if "creation task" in text:
+        return (
+            f"rank {first.rank} could not be created: {text.splitlines()[-1].strip()}. "
+            "Every node needs the same version of bigplan[launch] installed"
+        )
+    return (
+        f"rank {first.rank} died while {doing}: its process ended without saying why. Most often "
+        "the host ran out of memory (`dmesg` shows whether the kernel killed it): plan with less, "
+        "such as --cap host=SIZE, or free memory on that machine"
+    )
+
+
+def _cause(failure: Failure) -> Exception:
+    cause = getattr(failure.error, "cause", None)
+    return cause if isinstance(cause, Exception) else failure.error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0]

@@ -1,0 +1,94 @@
+"""One micro-batch in one layer: compute, its activations' moves, and messages to the neighbours.
+
+Actions are written for micro-batch 0; the caller moves them to the one it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bigplan.graph.graph import Recompute
+from bigplan.lower.refs import Refs, hidden, kept
+from bigplan.placement import Tier
+from bigplan.program import Action, Lane, Op, Ref
+
+
+def forward(refs: Refs, layer: int) -> Action:
+    """The layer's forward."""
+    reads, writes = [*refs.tables(layer)], [refs.passing(layer)]
+    if layer > 0:
+        reads.append(hidden("h", layer - 1))
+    if layer < len(refs.layout.graph.layers) - 1:
+        writes.append(hidden("h", layer))
+    return Action(Op.FORWARD, Lane.COMPUTE, layer, tuple(reads), tuple(writes), micro_batch=0)
+
+
+def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
+    """The layer's backward; gradient sums that it does not add to, it starts."""
+    layout, passing = refs.layout, refs.passing(layer)
+    reads = [*refs.tables(layer), passing, *adds_to]
+    writes = [*refs.sums(layer)]
+    if layer < len(layout.graph.layers) - 1:
+        reads.append(hidden(layout.gradient_ring, layer, gradient=True))
+    if layer > 0:
+        writes.append(hidden(layout.gradient_ring, layer - 1, gradient=True))
+    return Action(
+        Op.BACKWARD,
+        Lane.COMPUTE,
+        layer,
+        tuple(reads),
+        tuple(writes),
+        frees=(passing,),
+        micro_batch=0,
+        recompute=layout.table[layer].recompute is Recompute.FULL,
+    )
+
+
+def save(refs: Refs, layer: int) -> Iterator[Action]:
+    """Move what the layer keeps of the micro-batch off the GPU."""
+    at, nbytes = refs.layout.table[layer].activations, refs.layout.kept(layer)
+    if at is Tier.GPU:
+        return
+    source = refs.passing(layer)
+    target = kept(layer) if at is Tier.HOST else refs.staged(layer)
+    yield Action(Op.SAVE, Lane.D2H, layer, (source,), (target,), (source,), nbytes, 0)
+    if at is Tier.NVME:
+        move = ((target,), (kept(layer),), (target,), nbytes, 0)
+        yield Action(Op.WRITE, Lane.NVME_WRITE, layer, *move)
+
+
+def fetch(refs: Refs, layer: int) -> Iterator[Action]:
+    """Bring it back before the micro-batch's backward."""
+    at, nbytes = refs.layout.table[layer].activations, refs.layout.kept(layer)
+    if at is Tier.GPU:
+        return
+    source = kept(layer)
+    if at is Tier.NVME:
+        staged = refs.staged(layer)
+        move = ((source,), (staged,), (source,), nbytes, 0)
+        yield Action(Op.READ, Lane.NVME_READ, layer, *move)
+        source = staged
+    passing = refs.passing(layer)
+    yield Action(Op.FETCH, Lane.H2D, layer, (source,), (passing,), (source,), nbytes, 0)
+
+
+def receive(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
+    """The message that the stage's first layer of a pass waits for."""
+    layout = refs.layout
+    at_edge = layer == (min(layout.table) if forward else max(layout.table))
+    outer = layout.is_first if forward else layout.is_last
+    if at_edge and not outer:
+        ref = hidden("h", layer - 1) if forward else hidden("d", layer, gradient=True)
+        nbytes = layout.hidden_bytes
+        yield Action(Op.RECV, Lane.RECV, layer, writes=(ref,), amount=nbytes, micro_batch=0)
+
+
+def send(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
+    """The message that the stage's last layer of a pass sends on."""
+    layout = refs.layout
+    at_edge = layer == (max(layout.table) if forward else min(layout.table))
+    outer = layout.is_last if forward else layout.is_first
+    if at_edge and not outer:
+        ref = hidden("h", layer) if forward else hidden("d", layer - 1, gradient=True)
+        nbytes = layout.hidden_bytes
+        yield Action(Op.SEND, Lane.SEND, layer, reads=(ref,), amount=nbytes, micro_batch=0)

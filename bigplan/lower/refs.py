@@ -1,0 +1,73 @@
+"""Where compute finds a layer's parameters, gradient sums and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bigplan.lower.layout import STAGING, Layout
+from bigplan.placement import Tier
+from bigplan.program import Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Refs:
+    """Buffer entries of one stage's layers."""
+
+    layout: Layout
+
+    def weights(self, layer: int) -> Ref:
+        """The layer's parameters: at home, or in the slot they visit."""
+        if not self.layout.visits(layer):
+            return Ref(f"w{layer}", f"w{layer}")
+        name = self.layout.graph.layers[layer]
+        turn = self.layout.turns["slot"][layer]
+        return Ref(f"slot.{name}", f"w{layer}", turn % self.layout.ring(name))
+
+    def tables(self, layer: int) -> Iterator[Ref]:
+        """All parameters the layer reads: its own, and the first layer's where they are tied."""
+        yield self.weights(layer)
+        if self._reads_table(layer):
+            yield Ref("w0", "w0")
+
+    def sums(self, layer: int) -> Iterator[Ref]:
+        """All gradient sums the layer's backward adds to."""
+        yield self.gradient_sum(layer)
+        if self._reads_table(layer):
+            yield Ref("g0", "g0")
+
+    def gradient_sum(self, layer: int) -> Ref:
+        """Where the unit's gradients of the layer are summed."""
+        if not self.layout.sums_apart(layer):
+            return Ref(f"g{layer}", f"g{layer}")
+        name = self.layout.graph.layers[layer]
+        return Ref(f"sum.{name}", f"p{layer}", self.layout.turns["sum"][layer] % STAGING)
+
+    def passing(self, layer: int) -> Ref:
+        """Where compute leaves and finds what the layer keeps of a micro-batch."""
+        if self.layout.table[layer].activations is Tier.GPU:
+            return kept(layer)
+        return self._passing("act", layer)
+
+    def staged(self, layer: int) -> Ref:
+        """Where it waits in host memory on its way to and from NVMe."""
+        return self._passing("stage.a", layer)
+
+    def _passing(self, ring: str, layer: int) -> Ref:
+        layout = self.layout
+        start = layout.turns[ring][layer] * layout.graph.strategy.accumulation_group
+        return Ref(f"{ring}.{layout.graph.layers[layer]}", f"a{layer}", start, moving=True)
+
+    def _reads_table(self, layer: int) -> bool:
+        graph = self.layout.graph
+        return graph.tied and layer == len(graph.layers) - 1
+
+
+def kept(layer: int) -> Ref:
+    """The home of what the layer keeps of a micro-batch."""
+    return Ref(f"a{layer}", f"a{layer}", moving=True)
+
+
+def hidden(ring: str, layer: int, *, gradient: bool = False) -> Ref:
+    """The output of `layer`, or the loss's gradient by it."""
+    return Ref(ring, f"{'d' if gradient else 'h'}{layer}", moving=True)

@@ -1,0 +1,1 @@
+"""What the user reads: a plan's summary, and predicted beside measured."""

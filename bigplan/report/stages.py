@@ -1,0 +1,68 @@
+"""Stages as the user reads them: blocks, recompute, and where each kind of tensor lives."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bigplan.graph.build import build_graph
+from bigplan.graph.graph import Graph, Recompute
+from bigplan.placement import KindPlacement, StagePlacement, Tier
+from bigplan.plan import Plan
+
+TENSORS = ("parameters", "gradients", "optimizer", "activations")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`layers` and `recompute` count transformer blocks; `placement` is fractions of bytes.
+
+    The bytes of a tensor kind are those of all the stage's layers, embedding and head among them.
+    """
+
+    layers: int
+    recompute: Mapping[str, int]
+    placement: Mapping[str, Mapping[str, float]]
+
+
+def stages_of(plan: Plan) -> list[Stage]:
+    """Every stage, first to last."""
+    graph = build_graph(plan.model, plan.training, plan.strategy)
+    return [_stage(graph, stage) for stage in plan.placement.stages]
+
+
+def _stage(graph: Graph, placed: StagePlacement) -> Stage:
+    blocks = [kind for name, kind in placed.kinds.items() if graph.kinds[name].stores_activations]
+    recompute = {
+        str(policy): sum(sum(kind.activations.get(policy, {}).values()) for kind in blocks)
+        for policy in Recompute
+    }
+    nbytes: dict[str, dict[str, float]] = {tensor: defaultdict(float) for tensor in TENSORS}
+    for name, kind in placed.kinds.items():
+        for tensor, tier, size in _sizes(graph, name, kind):
+            nbytes[tensor][str(tier)] += size
+    return Stage(
+        layers=sum(kind.layers for kind in blocks),
+        recompute={policy: count for policy, count in recompute.items() if count},
+        placement={tensor: _fractions(tiers) for tensor, tiers in nbytes.items()},
+    )
+
+
+def _sizes(graph: Graph, name: str, kind: KindPlacement) -> list[tuple[str, Tier, float]]:
+    """Bytes of one kind of layer by tensor kind and tier, up to a factor common to the tensor."""
+    layer = graph.kinds[name]
+    sizes = [
+        (tensor, tier, float(count * layer.parameters))
+        for tensor in ("parameters", "gradients", "optimizer")
+        for tier, count in getattr(kind, tensor).items()
+    ]
+    for policy, tiers in kind.activations.items():
+        kept = float(layer.kept(policy))
+        sizes += [("activations", tier, count * kept) for tier, count in tiers.items()]
+    return sizes
+
+
+def _fractions(tiers: Mapping[str, float]) -> dict[str, float]:
+    whole = sum(tiers.values())
+    return {str(t): tiers[t] / whole for t in Tier if tiers.get(t)} if whole else {}

@@ -1,0 +1,94 @@
+"""What every action of a rank works with: the plan's shapes, and this machine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bigplan.graph.graph import Graph, LayerKind
+from bigplan.placement import Tier
+from bigplan.program import Action, Program, Ref, entry
+from bigplan.runtime.memory import Key, Memory
+from bigplan.runtime.pieces import LayerRows
+from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.training import Training
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One rank's program with its memory; the same for every step."""
+
+    model: ModelSpec
+    training: Training
+    graph: Graph
+    program: Program
+    memory: Memory
+    rows: Mapping[int, LayerRows]
+    world: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where compute runs."""
+        return self.memory.device
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        """Of compute and stored parameters."""
+        return DTYPES[self.training.precision]
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """Of summed and stored gradients."""
+        return DTYPES[self.training.gradient_precision]
+
+    def kind(self, layer: int) -> LayerKind:
+        """The layer's kind."""
+        return self.graph.kinds[self.graph.layers[layer]]
+
+    def parameters(self, layer: int) -> tuple[Parameter, ...]:
+        """The layer's parameters as the model describes them."""
+        return self.model.kinds()[self.graph.layers[layer]]
+
+    def key(self, ref: Ref, action: Action) -> Key:
+        """The entry that `ref` names for the action's micro-batch."""
+        return entry(ref, self.program.buffers, action.micro_batch)
+
+    def bytes_of(self, ref: Ref, action: Action) -> Tensor:
+        """The entry's bytes."""
+        return self.memory.place(self.key(ref, action))
+
+    def flat(self, ref: Ref, action: Action, dtype: torch.dtype) -> Tensor:
+        """A layer's flat parameters or gradients in the entry."""
+        elements = self.kind(action.layer).parameters
+        if ref.content in ("w0", "g0") and action.layer:
+            elements = self.kind(0).parameters  # the table that the last layer shares
+        return self.bytes_of(ref, action)[: elements * dtype.itemsize].view(dtype)
+
+    def views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:
+        """A flat buffer as the layer's tensors, by name."""
+        offsets = self.rows[layer].offsets
+        return {
+            parameter.name: flat[start : start + rows * columns].view(parameter.shape)
+            for parameter in self.parameters(layer)
+            for start, rows, columns in [offsets[parameter.name]]
+        }
+
+
+def find(refs: Iterable[Ref], content: str) -> Ref:
+    """The reference to some content."""
+    return next(ref for ref in refs if ref.content == content)
+
+
+def layer_rows(graph: Graph, program: Program) -> dict[int, LayerRows]:
+    """Rows of every layer, NVMe chunks as the program has them."""
+    rows = {}
+    for layer, placement in program.layers.items():
+        buffer = program.buffers.get(f"o{layer}.{Tier.NVME}")
+        kind = graph.kinds[graph.layers[layer]]
+        rows[layer] = LayerRows.of(kind, placement, buffer.count if buffer else 0)
+    return rows

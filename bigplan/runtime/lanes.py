@@ -1,0 +1,151 @@
+"""Lanes: one thread each, and on CUDA one stream each for those that use the device.
+
+An action runs on its lane once everything it waits for is done. Between lanes with streams the
+wait is an event on the device; a lane without one (CPU, disk) waits on the host. After the first
+error nothing more runs: what is queued fails with the same error, so nobody waits for ever, and no
+later collective meets the wrong one of another rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from bigplan.program import Action, Lane
+from bigplan.timeline import Event, Timeline
+
+# Lanes whose work is queued on the device; the others' is done when their thread returns.
+STREAMED = (Lane.COMPUTE, Lane.H2D, Lane.D2H, Lane.COMM)
+
+
+@dataclass(slots=True)
+class Done:
+    """An action under way: `issued` when its lane has run it, or queued it on its stream.
+
+    The host's times are those of running or queueing; the device's come from the events.
+    """
+
+    action: Action
+    issued: Future[None]
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    start: torch.cuda.Event | None = None
+    end: torch.cuda.Event | None = None
+
+
+@dataclass(slots=True)
+class Clock:
+    """Zero of a step, on the host and on the device."""
+
+    host: float
+    device: torch.cuda.Event | None = None
+
+    @classmethod
+    def now(cls, device: torch.device) -> Clock:
+        """Start a step; on CUDA everything before it has finished."""
+        if device.type != "cuda":
+            return cls(time.perf_counter())
+        torch.cuda.synchronize(device)
+        return cls(time.perf_counter(), _mark(torch.cuda.current_stream(device)))
+
+    def span(self, done: Done) -> tuple[float, float]:
+        """Seconds from zero at which the action started and ended."""
+        if done.start is None or done.end is None or self.device is None:
+            return done.started_at - self.host, done.ended_at - self.host
+        start, end = (self.device.elapsed_time(e) / 1e3 for e in (done.start, done.end))
+        return start, end
+
+
+class StoppedError(Exception):
+    """The lanes were closed before the action's turn came."""
+
+
+def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """A timestamp at the stream's current end."""
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+@dataclass(slots=True)
+class Lanes:
+    """The lanes of one rank; `run` is what an action does."""
+
+    device: torch.device
+    run: Callable[[Action], None]
+    pools: dict[Lane, ThreadPoolExecutor] = field(default_factory=dict)
+    streams: dict[Lane, torch.cuda.Stream] = field(default_factory=dict)
+    failed: BaseException | None = None  # the first error; nothing runs after it
+
+    def submit(self, action: Action, waits: list[Done]) -> Done:
+        """Queue an action behind its lane and what it waits for."""
+        if action.lane not in self.pools:
+            self.pools[action.lane] = ThreadPoolExecutor(1, thread_name_prefix=action.lane.name)
+            if self.device.type == "cuda" and action.lane in STREAMED:
+                stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+                self.streams[action.lane] = stream
+        done = Done(action, Future())
+        self.pools[action.lane].submit(self._execute, done, waits)
+        return done
+
+    def _execute(self, done: Done, waits: list[Done]) -> None:
+        try:
+            stream = self.streams.get(done.action.lane)
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                for other in waits:
+                    other.issued.result()
+                    if other.end is not None:
+                        if stream is None:
+                            other.end.synchronize()
+                        else:
+                            stream.wait_event(other.end)
+                if self.failed is not None:
+                    raise self.failed
+                self._timed(done, stream)
+            done.issued.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits, and so to the step
+            self.failed = self.failed or error
+            done.issued.set_exception(error)
+
+    def _timed(self, done: Done, stream: torch.cuda.Stream | None) -> None:
+        if stream is not None:
+            done.start = _mark(stream)
+        done.started_at = time.perf_counter()
+        self.run(done.action)
+        done.ended_at = time.perf_counter()
+        if stream is not None:
+            done.end = _mark(stream)
+
+    def close(self) -> None:
+        """Let the actions that are running end, drop those queued, join the threads."""
+        # Not by cancelling them in their pool: an action on another lane may wait for one of them.
+        self.failed = self.failed or StoppedError()
+        for pool in self.pools.values():
+            pool.shutdown()
+
+
+def finish(actions: list[Done], clock: Clock, stage: int) -> Timeline:
+    """Wait for a step's actions; raises the first error once none of them runs any more."""
+    wait([done.issued for done in actions])
+    for done in actions:
+        done.issued.result()
+    for done in actions:
+        if done.end is not None:
+            done.end.synchronize()
+    events = tuple(
+        Event(
+            stage,
+            done.action.lane.value,
+            done.action.op.value,
+            done.action.layer,
+            done.action.micro_batch,
+            *clock.span(done),
+        )
+        for done in actions
+    )
+    return Timeline(events, max((event.end for event in events), default=0.0))

@@ -1,0 +1,152 @@
+"""The program's buffers on this machine: device arena, host slab, disk file, allocated once.
+
+Static buffers (parameters, gradients, optimizer state, slots, staging, offloaded activations) are
+bytes at fixed places. What autograd makes on the device (hidden states, saved activations) comes
+from torch's allocator and is kept by entry; the plan's ring sizes bound how much of it lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigplan.errors import PreflightError
+from bigplan.placement import Tier
+from bigplan.program import Buffer, Program
+from bigplan.runtime.disk import DiskFile
+from bigplan.runtime.slab import (
+    DEVICE_ALIGNMENT,
+    PAGE,
+    Arena,
+    Slab,
+    align_up,
+    available_disk,
+    available_host_memory,
+)
+from bigplan.units import format_bytes
+
+Key = tuple[str, int]
+POISON = 0xFF  # a NaN in bf16 and fp32, wherever it is read
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of the static buffers on each tier, padded as they are placed."""
+
+    device: int
+    host: int
+    disk: int
+
+
+def is_dynamic(buffer: Buffer) -> bool:
+    """Whether torch's allocator, not the arena, holds the buffer's entries."""
+    if buffer.tier is not Tier.GPU:
+        return False
+    return buffer.purpose in ("activations", "workspace") or buffer.name.startswith("act.")
+
+
+def static_sizes(program: Program) -> Sizes:
+    """What `Memory` allocates for a program."""
+    sizes = {Tier.GPU: 0, Tier.HOST: 0, Tier.NVME: 0}
+    for buffer in program.buffers.values():
+        if not is_dynamic(buffer):
+            sizes[buffer.tier] += buffer.count * align_up(buffer.nbytes, _alignment(buffer.tier))
+    return Sizes(sizes[Tier.GPU], sizes[Tier.HOST], sizes[Tier.NVME])
+
+
+def _alignment(tier: Tier) -> int:
+    return DEVICE_ALIGNMENT if tier is Tier.GPU else PAGE
+
+
+def check_machine(sizes: Sizes, device: torch.device, scratch: Path, ranks: int) -> None:
+    """Raise PreflightError where `ranks` equal ranks of this machine do not fit it."""
+    host = sizes.host + (sizes.device if device.type == "cpu" else 0)
+    _check("host memory", host * ranks, available_host_memory(), ranks)
+    if sizes.disk:
+        _check(f"disk space at {scratch}", sizes.disk * ranks, available_disk(scratch), ranks)
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        _check(f"memory on {device}", sizes.device, free, 1)
+
+
+def _check(what: str, needed: int, available: int, ranks: int) -> None:
+    if needed > available:
+        raise PreflightError(
+            f"the plan needs {format_bytes(needed)} of {what} for {ranks} rank(s) here, and "
+            f"{format_bytes(available)} is available; free some, or plan again with a --cap"
+        )
+
+
+class Memory:
+    """Places of all buffers of one rank."""
+
+    def __init__(self, program: Program, device: torch.device, scratch: Path) -> None:
+        self.device = device
+        self.buffers: Mapping[str, Buffer] = program.buffers
+        self.sizes = static_sizes(program)
+        self.arena = Arena(self.sizes.device, device)
+        self.slab = Slab(self.sizes.host, pinned=device.type == "cuda")
+        self.disk = DiskFile(scratch, self.sizes.disk) if self.sizes.disk else None
+        self.dynamic: dict[Key, object] = {}
+        self._places: dict[Key, Tensor] = {}
+        self._extents: dict[Key, int] = {}
+        end = 0
+        for buffer in self.buffers.values():
+            if is_dynamic(buffer):
+                continue
+            for i in range(buffer.count):
+                if buffer.tier is Tier.NVME:
+                    self._extents[buffer.name, i] = end
+                    end += align_up(buffer.nbytes, PAGE)
+                else:
+                    self._places[buffer.name, i] = self._take(buffer)
+
+    def _take(self, buffer: Buffer) -> Tensor:
+        padded = align_up(buffer.nbytes, _alignment(buffer.tier))
+        if buffer.tier is Tier.GPU:
+            return self.arena.take(padded)
+        return self.slab.take(padded)
+
+    def place(self, key: Key) -> Tensor:
+        """The entry's bytes in device or host memory, padding included."""
+        return self._places[key]
+
+    def on_disk(self, key: Key) -> bool:
+        """Whether the entry is an extent of the disk file."""
+        return key in self._extents
+
+    def read(self, key: Key, into: Tensor) -> None:
+        """An extent to host memory, whole pages; the shorter of both."""
+        assert self.disk is not None
+        self.disk.read(self._extents[key], into[: self._moved(key, into)])
+
+    def write(self, key: Key, source: Tensor) -> None:
+        """Host memory to an extent, whole pages; the shorter of both."""
+        assert self.disk is not None
+        self.disk.write(self._extents[key], source[: self._moved(key, source)])
+
+    def _moved(self, key: Key, tensor: Tensor) -> int:
+        return min(align_up(self.buffers[key[0]].nbytes, PAGE), tensor.numel())
+
+    def poison(self, key: Key) -> None:
+        """Fill a static entry in memory with NaNs, so that whoever still reads it is found out."""
+        if key in self._places:
+            self._places[key].fill_(POISON)
+
+    def poison_all(self) -> None:
+        """Fill every static entry with NaNs."""
+        for key in self._places:
+            self.poison(key)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.dynamic.clear()
+        self._places.clear()
+        self.arena.close()
+        self.slab.close()
+        if self.disk is not None:
+            self.disk.close()

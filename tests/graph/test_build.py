@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from bigplan.graph.build import build_graph, element_sizes, model_flops
+from bigplan.graph.graph import Attention, Collective, Gemm, Graph, Operator
+from bigplan.graph.strategy import Strategy
+from bigplan.spec.catalog import find_model, list_models
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+TRAINING = Training(sequence_length=512, global_batch=8)
+
+
+def _elements(graph: Graph) -> int:
+    return sum(graph.kinds[kind].parameters for kind in graph.layers)
+
+
+def _flops(operators: tuple[Operator, ...]) -> float:
+    return sum(op.flops for op in operators if isinstance(op, Gemm | Attention))
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_parameter_is_in_one_tensor(name: str) -> None:
+    model = find_model(name)
+    graph = build_graph(model, TRAINING, Strategy(dp=1))
+    assert _elements(graph) == model.parameter_count
+    assert graph.tied == model.tied_embeddings == graph.kinds["embedding"].pinned
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_tensor_parallelism_splits_matrices_and_repeats_norms(tp: int) -> None:
+    model = find_model("llama-3-8b")
+    whole, split = (
+        build_graph(model, TRAINING, Strategy(dp=1, tp=t)).kinds["block"] for t in (1, tp)
+    )
+    norms = 2 * model.hidden
+    assert (split.parameters - norms) * tp == whole.parameters - norms
+    assert _flops(split.forward) * tp == pytest.approx(_flops(whole.forward))
+    assert sum(isinstance(op, Collective) for op in split.forward + split.backward) == 2
+    assert not any(isinstance(op, Collective) for op in whole.forward + whole.backward)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_operators_do_the_useful_work_of_the_model(name: str) -> None:
+    """Forward and backward of all layers are model_flops, but for attention's recomputed scores."""
+    model = find_model(name)
+    training = Training(sequence_length=min(512, model.max_sequence_length), global_batch=4)
+    graph = build_graph(model, training, Strategy(dp=1))
+    done = sum(
+        _flops(graph.kinds[kind].forward) + _flops(graph.kinds[kind].backward)
+        for kind in graph.layers
+    )
+    tokens, length = training.sequence_length, training.sequence_length
+    # Flash attention's backward does 2.5 forwards, not 2: half a forward more than is useful.
+    again = 0.5 * 2.0 * tokens * length * model.heads * model.head_dim * model.layers
+    useful = model_flops(model, training) / training.global_batch
+    assert done - again == pytest.approx(useful, rel=1e-12)
+
+
+def test_flops_of_a_step_follow_six_n_d() -> None:
+    model = find_model("gpt3-175b")
+    training = Training(sequence_length=2048, global_batch=1)
+    # The rule of thumb leaves attention out (2-3% here) and counts embeddings (0.4%).
+    assert model_flops(model, training) == pytest.approx(6 * 175e9 * 2048, rel=0.05)
+
+
+def test_a_tied_table_on_another_stage_is_a_copy() -> None:
+    model = find_model("gpt2-xl")
+    assert model.tied_embeddings
+    alone, apart = (build_graph(model, TRAINING, Strategy(dp=1, pp=pp)) for pp in (1, 2))
+    table = model.vocab * model.hidden
+    assert not apart.tied
+    assert not apart.kinds["embedding"].pinned
+    assert _elements(apart) == _elements(alone) + table
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradient", "sizes"),
+    [("bf16", "fp32", (2, 4, 12)), ("bf16", "bf16", (2, 2, 12)), ("fp32", "fp32", (4, 4, 8))],
+)
+def test_bytes_per_element(precision: str, gradient: str, sizes: tuple[int, int, int]) -> None:
+    training = Training.model_validate(
+        TRAINING.model_dump() | {"precision": precision, "gradient_precision": gradient}
+    )
+    found = element_sizes(training)
+    assert (found.parameter, found.gradient, found.state) == sizes
+    assert found.master == (precision == "bf16")
+
+
+def test_micro_batches_scale_what_is_per_token() -> None:
+    model = find_model("llama-3-8b")
+    one, two = (build_graph(model, TRAINING, Strategy(dp=1, micro_batch=m)) for m in (1, 2))
+    assert (one.micro_batches, two.micro_batches) == (8, 4)
+    for name in one.kinds:
+        assert two.kinds[name].saved == 2 * one.kinds[name].saved
+        assert two.kinds[name].boundary == 2 * one.kinds[name].boundary
+        assert two.kinds[name].parameters == one.kinds[name].parameters
+        assert one.kinds[name].forward_workspace >= 0
+        assert one.kinds[name].backward_workspace > 0
+
+
+def test_clipping_is_the_trainings() -> None:
+    model: ModelSpec = find_model("tiny-llama-test")
+    free = Training(sequence_length=64, global_batch=2, clip_norm=None)
+    assert build_graph(model, TRAINING, Strategy(dp=1)).clipped
+    assert not build_graph(model, free, Strategy(dp=1)).clipped

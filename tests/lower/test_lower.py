@@ -1,0 +1,220 @@
+"""Any legal placement becomes a program that keeps every rule, and says exactly what it should."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.lower import lower, lower_stage
+from bigplan.placement import Tier, piece_elements
+from bigplan.program import Action, Lane, Op, Repeat, expand
+from bigplan.verify import verify
+from tests.toys import (
+    ROOMY,
+    Case,
+    cases,
+    instructions,
+    kind_placement,
+    placed,
+    toy_graph,
+)
+
+
+def _ops(actions: tuple[Action | Repeat, ...]) -> list[str]:
+    """`op layer.micro-batch`, frees left out."""
+    return [
+        f"{a.op} {a.layer}" + (f".{a.micro_batch}" if a.micro_batch >= 0 else "")
+        for a in expand(actions)
+        if a.op is not Op.FREE
+    ]
+
+
+@settings(max_examples=120)
+@given(cases(free=True))
+def test_any_legal_placement_verifies_and_simulates(case: Case) -> None:
+    programs = case.programs
+    verify(programs, case.graph, ROOMY, 1)
+    timeline = case.timeline
+    compute = [event for event in timeline.events if event.op in ("forward", "backward")]
+    assert len(compute) == 2 * len(case.graph.layers) * case.graph.micro_batches
+    assert timeline.seconds > 0
+
+
+@settings(max_examples=60)
+@given(cases(free=True))
+def test_every_row_is_updated_once_and_moves_match_the_layout(case: Case) -> None:
+    graph, sizes = case.graph, case.graph.sizes
+    split = graph.strategy.dp if graph.strategy.zero else 1
+    for program in case.programs:
+        updated: Counter[tuple[int, Tier]] = Counter()
+        state_read: Counter[int] = Counter()
+        for action in expand(program.step):
+            if action.op is Op.UPDATE:
+                assert action.piece is not None
+                updated[action.layer, action.piece] += action.amount
+            if action.op is Op.READ and action.piece is Tier.NVME:
+                state_read[action.layer] += action.amount
+        for layer, at in program.layers.items():
+            kind = graph.kinds[graph.layers[layer]]
+            for tier in Tier:
+                piece = -(-piece_elements(kind, at, tier) // split)
+                chunks = (
+                    program.buffers[f"o{layer}.nvme"].count if tier is Tier.NVME and piece else 1
+                )
+                # Chunks are of equal size, so all but one may round up by an element.
+                assert piece <= updated[layer, tier] <= piece + chunks - 1
+            assert state_read[layer] == updated[layer, Tier.NVME] * sizes.state
+
+
+def test_everything_on_the_gpu_moves_nothing() -> None:
+    graph = toy_graph(blocks=1, units=2, clipped=False)
+    (program,) = lower(graph, placed(graph))
+    assert _ops(program.step) == [
+        *(
+            "forward 0.0",
+            "forward 1.0",
+            "forward 2.0",
+            "backward 2.0",
+            "backward 1.0",
+            "backward 0.0",
+        ),
+        *("forward 0.1", "forward 1.1", "forward 2.1"),
+        *("backward 2.1", "update 2", "backward 1.1", "update 1", "backward 0.1", "update 0"),
+    ]
+    assert _ops(program.first) == _ops(program.step)
+    assert program.flush == ()
+    assert {action.lane for action in expand(program.step)} == {Lane.COMPUTE}
+
+
+def test_a_clipped_step_updates_before_the_forward_of_the_next() -> None:
+    graph = toy_graph(blocks=1, units=1)
+    (program,) = lower(graph, placed(graph))
+    passes = [
+        *("backward 2.0", "norm 2", "backward 1.0", "norm 1", "backward 0.0", "norm 0", "clip 2")
+    ]
+    assert _ops(program.first) == ["forward 0.0", "forward 1.0", "forward 2.0", *passes]
+    assert _ops(program.step) == [
+        *("update 0", "forward 0.0", "update 1", "forward 1.0", "update 2", "forward 2.0"),
+        *passes,
+    ]
+    assert _ops(program.flush) == ["update 0", "update 1", "update 2"]
+
+
+def test_a_streamed_layer_on_disk_passes_through_host_and_slot() -> None:
+    graph = toy_graph(blocks=1, units=1, clipped=False)
+    away = kind_placement(1, Tier.NVME, Tier.NVME, (Recompute.FULL, Tier.NVME), optimizer=Tier.NVME)
+    (program,) = lower(graph, placed(graph, block=away))
+    mine = [text for text in _ops(program.step) if text.split()[1].startswith("1")]
+    assert mine == [
+        *("read 1", "load 1", "forward 1.0", "save 1.0", "write 1.0"),
+        *("read 1.0", "fetch 1.0", "backward 1.0", "grad_out 1", "write 1"),
+        *("read 1", "read 1", "update 1", "write 1", "write 1"),  # gradients, state; both back
+    ]
+    moved = Counter[tuple[Op, int]]()
+    for action in expand(program.step):
+        if action.layer == 1:
+            moved[action.op, action.amount] += 1
+    # 36 elements: 72 bytes of parameters, 144 of gradients, 432 of state; 16 of a boundary.
+    assert moved[Op.READ, 72] == 1
+    assert moved[Op.READ, 144] == moved[Op.READ, 432] == 1
+    assert moved[Op.WRITE, 72] == moved[Op.WRITE, 144] == moved[Op.WRITE, 432] == 1
+    assert moved[Op.SAVE, 16] == moved[Op.FETCH, 16] == 1
+    assert all(a.recompute == (a.layer == 1) for a in expand(program.step) if a.op is Op.BACKWARD)
+
+
+def test_a_slot_that_still_holds_the_layer_is_not_filled_again() -> None:
+    graph = toy_graph(blocks=4, units=3, clipped=False)
+    streamed = kind_placement(4, Tier.HOST, optimizer=Tier.HOST)
+    loads = {
+        slots: sum(
+            action.op is Op.LOAD and action.piece is None
+            for program in lower(graph, placed(graph, slots=slots, block=streamed))
+            for action in expand(program.step)
+        )
+        for slots in (1, 2, 3)
+    }
+    # Four layers there and back, three units: six passes, and at each turn what is in the slots
+    # (the last ones of the pass before) is there already.
+    assert loads == {slots: 6 * 4 - 5 * slots for slots in (1, 2, 3)}
+
+
+def test_a_layer_major_group_loads_each_layer_once_a_pass() -> None:
+    for group in (1, 8):
+        graph = toy_graph(Strategy(dp=1, accumulation_group=group), units=8 // group)
+        streamed = placed(graph, slots=1, block=kind_placement(4, Tier.HOST, optimizer=Tier.HOST))
+        (program,) = lower(graph, streamed)
+        loads = sum(a.op is Op.LOAD for a in expand(program.first))
+        assert loads == 2 * 4 * (8 // group) - (2 * 8 // group - 1)
+
+
+def test_a_thousand_micro_batches_are_not_a_thousand_copies() -> None:
+    def written(units: int) -> int:
+        graph = toy_graph(Strategy(dp=1, pp=4), blocks=8, units=units)
+        return sum(len(list(instructions(program))) for program in lower(graph, placed(graph)))
+
+    assert written(1000) == written(20)
+
+
+def test_pipeline_messages_follow_one_forward_one_backward() -> None:
+    graph = toy_graph(Strategy(dp=1, pp=2), blocks=2, units=3, clipped=False)
+    first, last = lower(graph, placed(graph))
+    order = [text for text in _ops(first.step) if text.split()[0] in ("send", "recv")]
+    assert order == ["send 1.0", "send 1.1", "recv 1.0", "send 1.2", "recv 1.1", "recv 1.2"]
+    order = [text for text in _ops(last.step) if text.split()[0] in ("send", "recv")]
+    assert order == ["recv 2.0", "send 2.0", "recv 2.1", "send 2.1", "recv 2.2", "send 2.2"]
+    assert lower_stage(graph, placed(graph), 1) == last
+
+
+def test_zero_stages_reduce_and_gather_what_they_shard() -> None:
+    counts = {}
+    for zero in range(4):
+        graph = toy_graph(Strategy(dp=2, zero=zero), blocks=1, units=3)
+        (program,) = lower(graph, placed(graph, slots=1))
+        ops = Counter(action.op for action in expand(program.step))
+        counts[zero] = ops[Op.REDUCE], ops[Op.GATHER]
+    # Three layers; gradients are reduced once, or in every unit where they are sharded. Sharded
+    # parameters are gathered for forward and backward of every unit, unless the slot still has
+    # them (the head's backward is part of its forward); after the update, once.
+    assert counts[0] == (3, 0)
+    assert counts[1] == (3, 3)
+    assert counts[2] == (9, 3)
+    assert counts[3][0] == 9
+    assert counts[3][1] == 3  # a slot for each kind, which has one layer: gathered once a step
+
+
+def test_tied_tables_are_summed_over_both_layers() -> None:
+    strategy = Strategy(dp=1, accumulation_group=2)
+    graph = toy_graph(strategy, blocks=1, units=2, tied=True, clipped=False)
+    head = kind_placement(1, gradients=Tier.HOST, optimizer=Tier.HOST)
+    (program,) = lower(graph, placed(graph, head=head))
+    adds = [
+        (a.layer, a.micro_batch, any(ref.content == "g0" for ref in a.reads))
+        for a in expand(program.step)
+        if a.op is Op.BACKWARD and a.layer in (0, 2)
+    ]
+    # Only the step's very first backward of the head starts the table's sum.
+    assert [item for item in adds if not item[2]] == [(2, 0, False)]
+
+
+def test_gradient_accumulation_away_from_home_starts_each_unit_anew() -> None:
+    graph = toy_graph(Strategy(dp=1, accumulation_group=2), blocks=1, units=2, clipped=False)
+    away = kind_placement(1, gradients=Tier.HOST, optimizer=Tier.HOST)
+    (program,) = lower(graph, placed(graph, block=away))
+    starts = [
+        a.micro_batch
+        for a in expand(program.step)
+        if a.op is Op.BACKWARD and a.layer == 1 and all(ref.content != "p1" for ref in a.reads)
+    ]
+    assert starts == [0, 2]
+    ops = Counter(action.op for action in expand(program.step))
+    assert (ops[Op.GRAD_OUT], ops[Op.ACCUMULATE]) == (2, 1)
+
+
+def test_lowering_is_a_pure_function() -> None:
+    graph = toy_graph(Strategy(dp=2, pp=2, zero=3))
+    again = replace(graph)
+    assert lower(graph, placed(graph)) == lower(again, placed(again))

@@ -1,0 +1,154 @@
+"""What the terminal shows; widths are wide so that no cell wraps."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from bigplan.graph.strategy import Strategy
+from bigplan.launcher.record import MemoryRow, Metric, Record, Summary
+from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
+from bigplan.plan import Plan
+from bigplan.planner import simulate_plan
+from bigplan.report.plan_report import decision, plan_report, strategy_text
+from bigplan.report.run_report import run_report
+from bigplan.report.stages import stages_of
+from bigplan.report.text import bar, seconds_text
+from bigplan.timeline import Event, Timeline
+from tests.tiny import tiny_plan
+
+
+def shown(report: RenderableType) -> str:
+    console = Console(width=200, record=True, file=Path("/dev/null").open("w"))  # noqa: SIM115
+    console.print(report)
+    return console.export_text()
+
+
+def row(text: str, name: str) -> list[str]:
+    return next(line.split() for line in text.splitlines() if line.strip().startswith(name))
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return tiny_plan()
+
+
+def test_a_plan_is_told_in_one_sentence(plan: Plan) -> None:
+    text = decision(plan, stages_of(plan))
+    assert text.startswith("Train tiny-llama-test (106.8 k parameters) on 2 x ")
+    assert "data parallel 2" in text
+    assert "4 sequences of 32 tokens a step in fp32" in text
+
+
+def test_the_summary_has_every_part(plan: Plan) -> None:
+    text = shown(plan_report(plan, 0.25))
+    for part in (
+        "step time",
+        "tokens/s",
+        "MFU",
+        "Where tensors live",
+        "Memory",
+        "Time by resource",
+        "No plan can take less than",
+        "in 250 ms",
+        "yes, with `bigplan launch`",
+    ):
+        assert part in text
+
+
+def test_equal_stages_share_a_row(plan: Plan) -> None:
+    block, end = all_on_gpu(1), all_on_gpu(1)
+    halves = Placement(
+        stages=(
+            StagePlacement(kinds={"embedding": end, "block": block}),
+            StagePlacement(kinds={"block": block, "head": end}),
+        )
+    )
+    strategy = Strategy(dp=1, pp=2)
+    piped = plan.model_copy(
+        update={
+            "strategy": strategy,
+            "placement": halves,
+            "executable": {"native": "not pp 2", "deepspeed": "no"},
+        }
+    )
+    text = shown(plan_report(piped, 1.0))
+    assert "pipeline 2" in text
+    assert "no: not pp 2" in text
+    assert row(text, "0-1") == ["0-1", "1", "GPU", "GPU", "GPU", "GPU", "none"]
+
+
+def all_on_gpu(layers: int) -> KindPlacement:
+    everything = {Tier.GPU: layers}
+    tensors = dict.fromkeys(("parameters", "gradients", "optimizer"), everything)
+    return KindPlacement.model_validate(
+        {"layers": layers, "activations": {"none": everything}, **tensors}
+    )
+
+
+def test_strategies_in_words() -> None:
+    assert strategy_text(Strategy(dp=1)) == "one GPU, micro-batch 1"
+    whole = Strategy(dp=4, tp=2, zero=3, accumulation_group=8)
+    assert strategy_text(whole) == (
+        "data parallel 4, tensor parallel 2, ZeRO 3, micro-batch 1, 8 micro-batches per layer visit"
+    )
+
+
+def test_bars_and_seconds() -> None:
+    assert (bar(1, 2).count("█"), bar(5, 2).count("░"), bar(1, 0).count("█")) == (8, 0, 0)
+    assert [seconds_text(s) for s in (0.0123456, 92.123, 6000.0)] == [
+        "12.3 ms",
+        "92.1 s",
+        "1.667 h",
+    ]
+
+
+def record(plan: Plan, measured: Timeline | None, status: str = "finished") -> Record:
+    metrics = (
+        Metric(step=1, loss=5.5, seconds=2.0, tokens_per_second=64.0),
+        Metric(step=2, loss=4.25, seconds=1.0, tokens_per_second=128.0),
+    )
+    memory = MemoryRow(tier="gpu", scope="gpu", predicted=200, measured=100, capacity=400)
+    summary = Summary.model_validate(
+        {
+            "status": status,
+            "steps": 2,
+            "ranks": 2,
+            "seconds": 3.0,
+            "predicted_step_seconds": 0.5,
+            "measured_step_seconds": 1.0,
+            "memory": (memory,),
+            "versions": {"torch": "2"},
+            "notes": ("disk writes were buffered",),
+            "digest": "ab",
+        }
+    )
+    return Record(Path("runs/tiny-1"), plan, metrics, simulate_plan(plan), measured, summary)
+
+
+def test_a_run_shows_predicted_beside_measured(plan: Plan) -> None:
+    predicted = simulate_plan(plan)
+    slower = tuple(
+        Event(e.stage, e.lane, e.op, e.layer, e.micro_batch, 2 * e.start, 2 * e.end)
+        for e in predicted.events
+    )
+    text = shown(run_report(record(plan, Timeline(slower, 2 * predicted.seconds))))
+    assert "loss 5.5000 to 4.2500" in text
+    assert "x2.00" in text
+    assert row(text, "gpu compute")[-1] == "2.00"
+    assert row(text, "backward")[-1] == "2.00"
+    assert row(text, "GPU per GPU")[-3:] == ["0.50", "400", "B"]
+    assert "Note: disk writes were buffered" in text
+
+
+def test_an_action_that_only_one_side_has(plan: Plan) -> None:
+    event = Event(0, "gpu compute", "surprise", 0, 0, 0.0, 1.0)
+    text = shown(run_report(record(plan, Timeline((event,), 1.0))))
+    assert row(text, "surprise") == ["surprise", "-", "1", "s", "-"]
+    assert row(text, "backward")[-2:] == ["-", "-"]
+
+
+def test_a_run_that_ended_early_says_so(plan: Plan) -> None:
+    text = shown(run_report(record(plan, None, "interrupted")))
+    assert "interrupted" in text
+    assert "by resource" not in text

@@ -1,0 +1,139 @@
+"""Plans for tiny models that execute in milliseconds: random ones, and the parts to make others."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from bigplan.graph.build import build_graph
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import KindPlacement, Placement, StagePlacement
+from bigplan.plan import Plan, Predicted, SearchRecord
+from bigplan.spec.catalog import find_cluster
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Optimizer, Training
+from tests.runtime.reference import INACTIVE
+from tests.toys import placements
+
+LENGTH = 16
+CHUNK = 400_000  # bytes: any layer here is one chunk (the default would reserve 768 MB for staging)
+# A rate that moves weights visibly, and a constant that keeps tiny gradients from mattering most.
+OPTIMIZER = Optimizer(learning_rate=1e-2, epsilon=1e-6)
+PREDICTED = Predicted(
+    step_seconds=1.0,
+    step_seconds_low=1.0,
+    step_seconds_high=1.0,
+    tokens_per_second=1.0,
+    mfu=0.1,
+    lower_bound_seconds=1.0,
+    model_gap=0.0,
+    simulated_gap=0.0,
+    bottleneck="test",
+    busy_seconds={},
+    op_seconds={},
+    memory=(),
+)
+
+
+def tiny_model(**changes: object) -> ModelSpec:
+    """Byte tokens, two blocks of width 32, grouped heads. Every tensor is a multiple of 16 long.
+
+    So torch's fused AdamW takes each through its vector body (bigplan/runtime/adamw.py).
+    """
+    fields = {
+        "name": "tiny",
+        "layers": 2,
+        "hidden": 32,
+        "ffn": 64,
+        "heads": 4,
+        "kv_heads": 2,
+        "vocab": 256,
+        "max_sequence_length": 64,
+        "source": "test",
+    }
+    return ModelSpec.model_validate(fields | changes)
+
+
+def tiny_training(global_batch: int, **changes: object) -> Training:
+    """fp32 without clipping, unless changed."""
+    fields = {
+        "sequence_length": LENGTH,
+        "global_batch": global_batch,
+        "precision": "fp32",
+        "clip_norm": None,
+        "optimizer": OPTIMIZER,
+    }
+    return Training.model_validate(fields | changes)
+
+
+def plan_of(
+    model: ModelSpec,
+    training: Training,
+    strategy: Strategy,
+    placement: Placement,
+    device: str = "cpu",
+) -> Plan:
+    """A plan for `strategy.dp` devices of one machine; nothing is predicted."""
+    cluster = find_cluster("h200-1x")
+    gpu = cluster.group.gpu.model_copy(update={"device": device})
+    group = cluster.group.model_copy(update={"gpu": gpu, "gpus_per_node": strategy.dp})
+    return Plan(
+        inputs={},
+        predicted=PREDICTED,
+        strategy=strategy,
+        placement=placement,
+        executable={},
+        search=SearchRecord(solver="", strategies=1, relaxations=0, programs=0),
+        alternatives=(),
+        model=model,
+        training=training,
+        cluster=cluster.model_copy(update={"node_groups": (group,)}),
+    )
+
+
+def placed(slots: int = 2, chunk: int = CHUNK, **kinds: KindPlacement) -> Placement:
+    """One stage of these kinds."""
+    return Placement(stages=(StagePlacement(kinds=kinds),), slots=slots, chunk=chunk)
+
+
+@st.composite
+def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
+    """Tied or not, heads grouped or not, with or without biases and norms of queries and keys."""
+    flag = st.booleans()
+    return tiny_model(
+        layers=draw(st.integers(1, 3)),
+        kv_heads=draw(st.sampled_from(kv_heads)),
+        tied_embeddings=draw(flag),
+        qk_norm=draw(flag),
+        qkv_bias=draw(flag),
+        mlp_bias=draw(flag),
+    )
+
+
+@st.composite
+def plans(
+    draw: st.DrawFn,
+    precisions: tuple[str, ...] = ("fp32", "fp32", "bf16"),
+    device: str = "cpu",
+    kv_heads: tuple[int, ...] = (2, 4),
+) -> Plan:
+    """Any plan of one process."""
+    model = draw(models(kv_heads))
+    strategy = Strategy(
+        dp=1,
+        micro_batch=draw(st.integers(1, 2)),
+        accumulation_group=draw(st.integers(1, 3)),
+    )
+    units = draw(st.integers(1, 3))
+    precision = draw(st.sampled_from(precisions))
+    narrow = precision == "bf16" and draw(st.booleans())
+    training = tiny_training(
+        strategy.micro_batch * strategy.accumulation_group * units,
+        precision=precision,
+        gradient_precision="bf16" if narrow else "fp32",
+        clip_norm=draw(st.sampled_from((None, INACTIVE, 0.5))),
+        seed=draw(st.integers(0, 3)),
+    )
+    placement = draw(placements(build_graph(model, training, strategy), free=True))
+    chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
+    placement = placement.model_copy(update={"chunk": chunk})
+    return plan_of(model, training, strategy, placement, device)

@@ -1,0 +1,145 @@
+"""Lanes keep order and dependencies, and stop at the first error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+import torch
+
+from bigplan.plan import Plan
+from bigplan.program import Action, Dependencies, Lane, Op, expand
+from bigplan.runtime.lanes import Clock, Done, Lanes, StoppedError, finish
+from bigplan.timeline import Timeline
+from tests.runtime.harness import context_of, started
+from tests.runtime.plans import plans
+
+CPU = torch.device("cpu")
+LANES = (Lane.COMPUTE, Lane.H2D, Lane.CPU)
+
+
+def _action(lane: Lane, number: int = 0) -> Action:
+    return Action(Op.FREE, lane, number)
+
+
+def _lanes(run: Callable[[Action], None]) -> Lanes:
+    return Lanes(CPU, run)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[tuple[Lane, list[int]]]:
+    """Actions on lanes, each waiting for some earlier ones."""
+    count = draw(st.integers(1, 12))
+    lanes = st.sampled_from(LANES)
+    waits = [st.lists(st.integers(0, i - 1), max_size=3) for i in range(1, count)]
+    return [(draw(lanes), []), *((draw(lanes), draw(some)) for some in waits)]
+
+
+@given(graphs())
+@settings(max_examples=50, derandomize=True, deadline=None)
+def test_actions_start_after_their_lane_and_their_waits(
+    graph: list[tuple[Lane, list[int]]],
+) -> None:
+    ran: list[int] = []
+    lanes = _lanes(lambda action: ran.append(action.layer))
+    clock, done = Clock.now(CPU), list[Done]()
+    for number, (lane, waits) in enumerate(graph):
+        done.append(lanes.submit(_action(lane, number), [done[i] for i in waits]))
+    timeline = finish(done, clock, stage=0)
+    lanes.close()
+    assert sorted(ran) == list(range(len(graph)))
+    for number, (lane, waits) in enumerate(graph):
+        event = timeline.events[number]
+        assert (event.layer, event.lane) == (number, lane.value)
+        before = [i for i in range(number) if graph[i][0] is lane] + waits
+        assert all(timeline.events[i].end <= event.start for i in before)
+        assert 0 <= event.start <= event.end <= timeline.seconds
+
+
+def test_lanes_run_beside_each_other() -> None:
+    """Each of two actions waits for the other to have started."""
+    meeting = threading.Barrier(2, timeout=30)
+
+    def run(_: Action) -> None:
+        meeting.wait()
+
+    lanes = _lanes(run)
+    finish([lanes.submit(_action(lane), []) for lane in LANES[:2]], Clock.now(CPU), 0)
+    lanes.close()
+
+
+def test_an_error_reaches_the_step_and_nothing_runs_after_it() -> None:
+    ran: list[int] = []
+
+    def run(action: Action) -> None:
+        if action.layer == 1:
+            raise ValueError("broken")
+        ran.append(action.layer)
+
+    lanes = _lanes(run)
+    clock, done = Clock.now(CPU), list[Done]()
+    for number, lane in enumerate([Lane.COMPUTE, Lane.COMPUTE, Lane.H2D, Lane.COMPUTE]):
+        done.append(lanes.submit(_action(lane, number), done[-1:]))
+    with pytest.raises(ValueError, match="broken"):
+        finish(done, clock, 0)
+    assert ran == [0]
+    later = lanes.submit(_action(Lane.CPU, 9), [])  # of another lane, waiting for nothing
+    with pytest.raises(ValueError, match="broken"):
+        finish([later], clock, 0)
+    lanes.close()
+    assert ran == [0]
+
+
+@pytest.mark.timeout(30)
+def test_closing_with_work_queued_does_not_wait_for_ever() -> None:
+    """An action of one lane waits for one of another that never ran."""
+    running, release = threading.Event(), threading.Event()
+
+    def run(_: Action) -> None:
+        running.set()
+        release.wait(20)
+
+    lanes = _lanes(run)
+    first = lanes.submit(_action(Lane.COMPUTE, 0), [])
+    queued = lanes.submit(_action(Lane.COMPUTE, 1), [])
+    waiting = lanes.submit(_action(Lane.H2D, 2), [queued])
+    running.wait(20)
+    closing = threading.Thread(target=lanes.close)
+    closing.start()
+    time.sleep(0.05)
+    release.set()
+    closing.join(20)
+    assert not closing.is_alive()
+    first.issued.result(1)
+    for done in (queued, waiting):
+        with pytest.raises(StoppedError):
+            done.issued.result(1)
+
+
+@given(plans(precisions=("fp32",)))
+@settings(max_examples=6, derandomize=True, deadline=None)
+def test_measured_events_keep_the_programs_order(plan: Plan) -> None:
+    with started(plan) as worker:
+        program = context_of(worker).program
+        for instructions in (program.first, program.step):
+            timeline = worker.step().timeline
+            _check_order(timeline, list(expand(instructions)), Dependencies(program.buffers))
+
+
+def _check_order(timeline: Timeline, actions: list[Action], waits: Dependencies) -> None:
+    assert len(timeline.events) == len(actions)
+    last: dict[Lane, float] = {}
+    for event, action in zip(timeline.events, actions, strict=True):
+        assert (event.op, event.lane) == (action.op.value, action.lane.value)
+        assert (event.layer, event.micro_batch) == (action.layer, action.micro_batch)
+        before = [timeline.events[number].end for number in waits.add(action)]
+        assert event.start >= max([last.get(action.lane, 0.0), *before])
+        last[action.lane] = event.end
+    assert timeline.seconds == max(event.end for event in timeline.events)

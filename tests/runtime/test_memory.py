@@ -1,0 +1,181 @@
+"""The memory promise: sizes from the plan, allocated at once, or refused before."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+pytest.importorskip("torch")
+
+import torch
+
+from bigplan.errors import InputError, PreflightError
+from bigplan.graph.build import build_graph
+from bigplan.graph.strategy import Strategy
+from bigplan.lower import lower_stage
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.program import Program
+from bigplan.runtime import memory
+from bigplan.runtime.memory import Sizes, check_machine, is_dynamic, static_sizes
+from bigplan.runtime.slab import DEVICE_ALIGNMENT, PAGE
+from bigplan.runtime.worker import Worker
+from tests.runtime.harness import context_of, started
+from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
+from tests.toys import kind_placement
+
+CPU = torch.device("cpu")
+SIZES = Sizes(device=3000, host=5000, disk=8192)
+ROOMY = 10**15
+
+
+def _program(plan: Plan) -> Program:
+    graph = build_graph(plan.model, plan.training, plan.strategy)
+    return lower_stage(graph, plan.placement, 0)
+
+
+@given(plans())
+@settings(max_examples=30, derandomize=True, deadline=None)
+def test_memory_takes_exactly_the_static_sizes(plan: Plan) -> None:
+    program = _program(plan)
+    sizes = static_sizes(program)
+    promised = program.bytes_by_tier()
+    for buffer in program.buffers.values():
+        if is_dynamic(buffer):
+            assert buffer.tier is Tier.GPU
+            promised[Tier.GPU] -= buffer.total
+    count = sum(buffer.count for buffer in program.buffers.values())
+    for size, tier, unit in (
+        (sizes.device, Tier.GPU, DEVICE_ALIGNMENT),
+        (sizes.host, Tier.HOST, PAGE),
+        (sizes.disk, Tier.NVME, PAGE),
+    ):
+        # What the plan counted, each entry padded to where the next may start.
+        assert promised[tier] <= size <= promised[tier] + count * unit
+
+
+@given(plans())
+@settings(max_examples=8, derandomize=True, deadline=None)
+def test_a_step_takes_nothing_more(plan: Plan) -> None:
+    with started(plan) as worker:
+        store = context_of(worker).memory
+        sizes = static_sizes(context_of(worker).program)
+        before = (store.arena.used, store.slab.used, store.disk.size if store.disk else 0)
+        assert before == (sizes.device, sizes.host, sizes.disk)
+        assert (store.arena.size, store.slab.size) == (sizes.device, sizes.host)
+        worker.step()
+        measured = worker.finish().memory
+        assert measured == {
+            Tier.GPU: sizes.device,
+            Tier.HOST: sizes.host,
+            Tier.NVME: sizes.disk,
+        }
+
+
+@given(plans())
+@settings(max_examples=8, derandomize=True, deadline=None)
+def test_entries_do_not_overlap(plan: Plan) -> None:
+    with started(plan) as worker:
+        store = context_of(worker).memory
+        for key, place in store._places.items():
+            buffer = store.buffers[key[0]]
+            assert place.numel() >= buffer.nbytes
+            assert place.data_ptr() % (DEVICE_ALIGNMENT if buffer.tier is Tier.GPU else PAGE) == 0
+        spans = [(p.data_ptr(), p.data_ptr() + p.numel()) for p in store._places.values()]
+        spans = sorted(span for span in spans if span[0] < span[1])
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+        extents = sorted((s, s + store.buffers[key[0]].nbytes) for key, s in store._extents.items())
+        assert all(a[1] <= b[0] for a, b in pairwise(extents))
+
+
+def _available(monkeypatch: pytest.MonkeyPatch, host: int = ROOMY, disk: int = ROOMY) -> None:
+    monkeypatch.setattr(memory, "available_host_memory", lambda: host)
+    monkeypatch.setattr(memory, "available_disk", lambda _: disk)
+
+
+def test_a_machine_with_just_enough_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Without a GPU the device's memory is host memory; two ranks need all of it twice.
+    _available(monkeypatch, host=2 * (3000 + 5000), disk=2 * 8192)
+    check_machine(SIZES, CPU, tmp_path, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("short", "words"),
+    [
+        ({"host": 2 * 8000 - 1}, "of host memory for 2 rank"),
+        ({"disk": 2 * 8192 - 1}, "of disk space at .* for 2 rank"),
+    ],
+)
+def test_what_is_short_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short: dict[str, int], words: str
+) -> None:
+    _available(monkeypatch, **short)
+    with pytest.raises(PreflightError, match=words):
+        check_machine(SIZES, CPU, tmp_path, ranks=2)
+
+
+def test_a_device_too_small_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _available(monkeypatch, host=5000, disk=8192)  # on a GPU the host holds the host's part alone
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3000, 10**9))
+    check_machine(SIZES, device, tmp_path, ranks=1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2999, 10**9))
+    with pytest.raises(PreflightError, match="of memory on cuda:0"):
+        check_machine(SIZES, device, tmp_path, ranks=1)
+
+
+def test_preflight_refuses_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    everywhere = kind_placement(1, gradients=Tier.HOST, optimizer=Tier.NVME)
+    placement = placed(embedding=everywhere, block=everywhere, head=everywhere)
+    plan = plan_of(tiny_model(layers=1), tiny_training(1), Strategy(dp=1), placement)
+    _available(monkeypatch, host=0)
+    worker = Worker(plan, 0, 1, tmp_path)
+    with pytest.raises(PreflightError, match="host memory"):
+        worker.preflight()
+    worker.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_too_short_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    everywhere = kind_placement(1, gradients=Tier.HOST, optimizer=Tier.NVME)
+    placement = placed(embedding=everywhere, block=everywhere, head=everywhere)
+    text = tmp_path / "text"
+    text.write_text("short")
+    training = tiny_training(1, data=str(text))
+    worker = Worker(
+        plan_of(tiny_model(layers=1), training, Strategy(dp=1), placement), 0, 1, tmp_path
+    )
+    worker.preflight()
+    with pytest.raises(InputError, match="longer text"):
+        worker.start("")
+    worker.close()
+    assert list(tmp_path.iterdir()) == [text]
+
+
+def test_poison_is_nan_in_every_dtype() -> None:
+    poisoned = torch.full((8,), memory.POISON, dtype=torch.uint8)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert bool(poisoned.view(dtype).isnan().all())
+
+
+def test_preflight_counts_what_torch_allocates_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    layers = placed(embedding=kind_placement(1), block=kind_placement(2), head=kind_placement(1))
+    plan = plan_of(tiny_model(), tiny_training(1), Strategy(dp=1), layers, "cpu")
+    program = _program(plan)
+    sizes, promised = static_sizes(program), program.bytes_by_tier()[Tier.GPU]
+    assert promised > sizes.device  # hidden states, saved activations, workspace
+    worker = Worker(plan, 0, 1, tmp_path)
+    _available(monkeypatch, host=sizes.host + promised)
+    worker.preflight()
+    _available(monkeypatch, host=sizes.host + promised - 1)
+    with pytest.raises(PreflightError, match="of host memory"):
+        worker.preflight()

@@ -1,0 +1,87 @@
+"""Fixed plans of two ranks, and the processes that execute them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import KindPlacement, Placement, Tier
+from bigplan.plan import Plan
+from tests.runtime.harness import Run, execute
+from tests.runtime.plans import CHUNK, placed, plan_of, tiny_model, tiny_training
+from tests.runtime.reference import INACTIVE
+from tests.toys import kind_placement
+
+WORLD = 2
+
+
+def _spread(layers: int) -> KindPlacement:
+    """Blocks with parameters, gradients and activations on every tier, rows on all three."""
+    return KindPlacement(
+        layers=layers,
+        parameters={Tier.GPU: 1, Tier.HOST: layers - 2, Tier.NVME: 1},
+        gradients={Tier.GPU: 1, Tier.HOST: layers - 2, Tier.NVME: 1},
+        activations={
+            Recompute.NONE: {Tier.NVME: 1, Tier.HOST: layers - 2},
+            Recompute.FULL: {Tier.HOST: 1},
+        },
+        optimizer={Tier.GPU: 0.5, Tier.HOST: 0.75, Tier.NVME: layers - 1.25},
+    )
+
+
+def _away(layers: int) -> KindPlacement:
+    """All layers streamed, their gradients summed on the host, updated there."""
+    return kind_placement(
+        layers, Tier.HOST, Tier.HOST, (Recompute.FULL, Tier.HOST), optimizer=Tier.HOST
+    )
+
+
+def _everywhere(chunk: int = CHUNK, slots: int = 2, *, tied: bool = False) -> Placement:
+    return placed(
+        slots=slots,
+        chunk=chunk,
+        embedding=kind_placement(1, optimizer=Tier.HOST) if tied else _away(1),
+        block=_spread(3),
+        head=kind_placement(1, Tier.HOST, Tier.HOST, optimizer=Tier.NVME),
+    )
+
+
+def cases() -> dict[str, Plan]:
+    """By name. In the first three every layer's sums have the plain loop's order."""
+    two = Strategy(dp=WORLD, accumulation_group=2)
+    one = Strategy(dp=WORLD, micro_batch=2)
+    resident = placed(embedding=kind_placement(1), block=kind_placement(3), head=kind_placement(1))
+    model = tiny_model(layers=3)
+    tied = tiny_model(layers=3, tied_embeddings=True)
+    clipped, mixed = {"clip_norm": 0.5}, {"precision": "bf16", "clip_norm": INACTIVE}
+    return {
+        "same-resident": plan_of(model, tiny_training(8, clip_norm=INACTIVE), two, resident),
+        "same-one-unit": plan_of(model, tiny_training(4), two, _everywhere(20_000)),
+        "same-tied": plan_of(tied, tiny_training(4, **mixed), one, _everywhere(tied=True)),
+        "units": plan_of(model, tiny_training(8), two, _everywhere()),
+        "clipped": plan_of(model, tiny_training(8, **clipped), one, _everywhere(20_000, 1)),
+        "tied": plan_of(tied, tiny_training(8, **mixed, seed=1), two, _everywhere(tied=True)),
+    }
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """One process: execute every case and leave what it computed in the folder."""
+    torch.set_num_threads(1)
+    for name, plan in cases().items():
+        meeting = (Path(folder) / f"{name}.meeting").as_uri()
+        run = execute(plan, rank=rank, init_method=meeting)
+        torch.save(run, _result(folder, name, rank))
+
+
+def result(folder: str, name: str, rank: int) -> Run:
+    """What a rank left."""
+    run = torch.load(_result(folder, name, rank), weights_only=False)  # our own file
+    assert isinstance(run, Run)
+    return run
+
+
+def _result(folder: str, name: str, rank: int) -> Path:
+    return Path(folder) / f"{name}.{rank}.pt"

@@ -1,0 +1,195 @@
+"""The exact mode against a brute force over the simulator that shares none of its code."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations_with_replacement, product
+
+import pytest
+
+from bigplan.cost import Costs, KindCost, Rates
+from bigplan.errors import InputError
+from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.lower import lower
+from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
+from bigplan.program import Program
+from bigplan.simulate import simulate
+from bigplan.solve.candidate import Candidate
+from bigplan.solve.exact import exact_placement, placements
+from bigplan.solve.pins import Pin
+from bigplan.verify import node_bytes, verify
+from tests.toys import KINDS, toy_graph, toy_kind, with_capacity
+
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # the grid that exact mode promises for optimizer state
+Policies = tuple[tuple[Recompute, Tier], ...]
+POLICIES = tuple(product(Recompute, Tier))
+PINNED_ENDS = (
+    *(Pin(kind, tensor, "gpu", None) for kind in ("embedding", "head") for tensor in
+      ("parameters", "gradients", "optimizer")),
+)  # fmt: skip
+
+
+def _blocks(layers: int, policies: Policies, homes: tuple[Tier, ...]) -> Iterator[KindPlacement]:
+    """Every way to place some blocks: a tier or policy for each, order left out."""
+    each = [
+        list(combinations_with_replacement(choices, layers))
+        for choices in (homes, tuple(Tier), policies)
+    ]
+    for parameters, gradients, chosen in product(*each):
+        both = min(parameters.count(Tier.GPU), gradients.count(Tier.GPU))
+        for gpu, host in product(sorted({share * both for share in SHARES}), SHARES):
+            rest = layers - gpu
+            yield KindPlacement(
+                layers=layers,
+                parameters={tier: parameters.count(tier) for tier in set(parameters)},
+                gradients={tier: gradients.count(tier) for tier in set(gradients)},
+                activations={
+                    recompute: {tier: chosen.count((recompute, tier)) for tier in Tier}
+                    for recompute in Recompute
+                },
+                optimizer={Tier.GPU: gpu, Tier.HOST: rest * host, Tier.NVME: rest * (1 - host)},
+            )
+
+
+def _resident(layers: int) -> KindPlacement:
+    on_gpu = {Tier.GPU: layers}
+    return KindPlacement(
+        layers=layers,
+        parameters=on_gpu,
+        gradients=on_gpu,
+        activations={Recompute.NONE: on_gpu},
+        optimizer={Tier.GPU: float(layers)},
+    )
+
+
+def _fits(programs: tuple[Program, ...], costs: Costs) -> bool:
+    return all(
+        node_bytes(programs, tier, 1 if tier is Tier.GPU else costs.ranks_per_node)
+        <= costs.capacity[tier]
+        for tier in Tier
+    )
+
+
+def brute_force(
+    graph: Graph, costs: Costs, policies: Policies, parameters: tuple[Tier, ...]
+) -> float | None:
+    """Seconds of the fastest placement of the blocks that fits, the ends staying on the GPU."""
+    blocks = graph.layers.count("block") // graph.strategy.pp
+    best = None
+    for chosen in product(_blocks(blocks, policies, parameters), repeat=graph.strategy.pp):
+        stages = []
+        for stage, placed in enumerate(chosen):
+            names = {graph.layers[layer] for layer in graph.stage_layers(stage)}
+            ends = {name: _resident(1) for name in names - {"block"}}
+            stages.append(StagePlacement(kinds=ends | {"block": placed}))
+        programs = lower(graph, Placement(stages=tuple(stages)))
+        if _fits(programs, costs):
+            seconds = simulate(programs, graph, costs).seconds
+            best = seconds if best is None else min(best, seconds)
+    return best
+
+
+def _random_costs(rng: random.Random) -> Costs:
+    rates = Rates(*(10 ** rng.uniform(1.3, 3.3) for _ in range(8)))
+    kinds = {name: KindCost(rng.uniform(0.2, 2), rng.uniform(0.2, 3)) for name in KINDS}
+    return with_capacity(Costs(kinds, rates, 0.1, {}, 1))
+
+
+def _range(graph: Graph) -> tuple[int, int]:
+    """GPU bytes of the placement that keeps all there, and of one that keeps little."""
+    every = [lower(graph, placement) for placement in _two_ends(graph)]
+    most, least = (max(p.bytes_by_tier()[Tier.GPU] for p in programs) for programs in every)
+    return most, least
+
+
+def _two_ends(graph: Graph) -> Iterator[Placement]:
+    blocks = graph.layers.count("block") // graph.strategy.pp
+    stores = graph.kinds["block"].stores_activations
+    recompute, tier = (Recompute.FULL, Tier.HOST) if stores else (Recompute.NONE, Tier.GPU)
+    away = KindPlacement(
+        layers=blocks,
+        parameters={Tier.HOST: blocks},
+        gradients={Tier.HOST: blocks},
+        activations={recompute: {tier: blocks}},
+        optimizer={Tier.HOST: float(blocks)},
+    )
+    for block in (_resident(blocks), away):
+        stages = []
+        for stage in range(graph.strategy.pp):
+            names = {graph.layers[layer] for layer in graph.stage_layers(stage)}
+            ends = {name: _resident(1) for name in names - {"block"}}
+            stages.append(StagePlacement(kinds=ends | {"block": block}))
+        yield Placement(stages=tuple(stages))
+
+
+# `room`: where GPU memory lies between the least and the most that placements need, so that some
+# tensors must leave. Host bytes: ample; too few for chunks of NVMe state; too few for the block.
+@pytest.mark.parametrize(
+    ("seed", "room", "host"),
+    [
+        *((0, 0.0, 10**12), (1, 0.15, 10**12), (2, 0.5, 10**12), (3, 0.85, 10**12)),
+        *((4, 0.3, 10**6), (5, 0.6, 10**6), (6, 0.3, 500), (7, 0.6, 300)),
+    ],
+)
+def test_one_block(seed: int, room: float, host: int) -> None:
+    rng = random.Random(seed)
+    graph = toy_graph(
+        Strategy(dp=1, accumulation_group=rng.choice((1, 2))),
+        blocks=1,
+        units=rng.choice((1, 2, 4)),
+        clipped=rng.random() < 0.5,
+        master=rng.random() < 0.5,
+    )
+    most, least = _range(graph)
+    gpu = int(least + room * (most - least))
+    costs = with_capacity(_random_costs(rng), gpu=gpu, host=host)
+    _equal(graph, costs)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_two_blocks_that_keep_no_activations(seed: int) -> None:
+    rng = random.Random(100 + seed)
+    graph = toy_graph(blocks=2, units=2, clipped=bool(seed))
+    kinds = dict(graph.kinds) | {"block": toy_kind("block", stores_activations=False)}
+    graph = replace(graph, kinds=kinds)
+    most, least = _range(graph)
+    costs = with_capacity(_random_costs(rng), gpu=(most + least) // 2)
+    _equal(graph, costs, policies=POLICIES[:1])
+
+
+def test_two_stages() -> None:
+    rng = random.Random(200)
+    graph = toy_graph(Strategy(dp=1, pp=2), blocks=2, units=3)
+    kinds = dict(graph.kinds) | {"block": toy_kind("block", stores_activations=False)}
+    graph = replace(graph, kinds=kinds)
+    most, least = _range(graph)
+    costs = with_capacity(_random_costs(rng), gpu=(most + least) // 2)
+    resident = Pin("block", "parameters", "gpu", None)
+    _equal(graph, costs, POLICIES[:1], (Tier.GPU,), (resident,))
+
+
+def _equal(
+    graph: Graph,
+    costs: Costs,
+    policies: Policies = POLICIES,
+    parameters: tuple[Tier, ...] = tuple(Tier),
+    pins: tuple[Pin, ...] = (),
+) -> None:
+    expected = brute_force(graph, costs, policies, parameters)
+    found = exact_placement(Candidate(graph.strategy, graph, costs), (*PINNED_ENDS, *pins))
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    # The minimum of the same simulations, whichever placement reaches it first.
+    assert found.seconds == expected
+    verify(found.programs, graph, costs.capacity, costs.ranks_per_node)
+    assert _fits(found.programs, costs)
+
+
+def test_too_many_placements_are_refused() -> None:
+    with pytest.raises(InputError, match="it is for small problems of at most 200000"):
+        next(placements(toy_graph(blocks=8)))

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from bigplan.placement import Tier
+from bigplan.solve.formulation import formulate
+from bigplan.solve.ilp import shortages, solve, solver_name
+from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem, Rule, Variable, var
+from tests.toys import COSTS, toy_graph, with_capacity
+
+
+def _knapsack(limit: float, scale: float = 1.0) -> Problem:
+    """Take three in all of a (5 s, 3 bytes) and b (2 s, 7 bytes)."""
+    a, b = var("a"), var("b")
+    return Problem(
+        variables=(Variable("a", 3, True), Variable("b", 3, True)),
+        rules=(Rule("three in all", a + b - 3, equal=True),),
+        capacities=(Capacity("all", Tier.GPU, scale * (3 * a + 7 * b), scale * limit),),
+        times=(AtLeast("step", 5 * a + 2 * b), AtLeast("step", Linear(constant=7.0))),
+        serial=1.0 * b,
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e12])  # bytes of a cluster are large numbers
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(21, (0, 3, 7.0)), (17, (1, 2, 9.0)), (13, (2, 1, 12.0)), (9, (3, 0, 15.0))],
+)
+def test_a_knapsack(limit: float, expected: tuple[int, int, float], scale: float) -> None:
+    solution = solve(_knapsack(limit, scale))
+    assert solution is not None
+    a, b, step = expected
+    assert (round(solution.values["a"]), round(solution.values["b"])) == (a, b)
+    assert solution.step_seconds == pytest.approx(step)
+    assert set(solution.values) == {"a", "b"}
+
+
+def test_relaxing_can_only_help_and_margins_only_hurt() -> None:
+    problem = _knapsack(15)
+    relaxed, whole, spare = solve(problem, relaxed=True), solve(problem), solve(problem, margin=0.3)
+    assert relaxed is not None
+    assert whole is not None
+    assert spare is not None
+    assert relaxed.step_seconds == pytest.approx(5 * 1.5 + 2 * 1.5)
+    assert (whole.step_seconds, spare.step_seconds) == pytest.approx((12.0, 15.0))
+
+
+def test_the_margin_is_given_up_where_nothing_else_fits() -> None:
+    last_byte, spare = _knapsack(9), solve(_knapsack(9), margin=0.3)
+    assert spare == solve(last_byte)
+    assert spare is not None
+
+
+def test_the_surcharge_breaks_ties_and_stays_out_of_the_step() -> None:
+    problem = _knapsack(21)
+    dear = solve(problem, rho=10.0)
+    assert dear is not None
+    assert round(dear.values["b"]) == 0
+    assert (dear.step_seconds, dear.objective) == pytest.approx((15.0, 15.0))
+
+
+def test_nothing_fits_and_by_how_much() -> None:
+    problem = _knapsack(8)
+    assert solve(problem) is None
+    by_tier = {shortage.tier: shortage for shortage in shortages(problem)}
+    assert by_tier[Tier.GPU].nbytes == pytest.approx(1.0)
+    assert by_tier[Tier.GPU].stage == "all"
+
+
+def test_a_rule_that_no_variable_can_keep() -> None:
+    broken = _knapsack(21)
+    impossible = Rule("false", Linear(constant=1.0))
+    problem = Problem(
+        broken.variables,
+        (*broken.rules, impossible),
+        broken.capacities,
+        broken.times,
+        broken.serial,
+    )
+    assert solve(problem) is None
+
+
+def test_shortages_are_per_tier_alone() -> None:
+    graph = toy_graph()
+    short = {s.tier: s.nbytes for s in shortages(formulate(graph, with_capacity(COSTS, gpu=10)))}
+    assert short[Tier.GPU] > 0
+    # No amount of host memory replaces the hidden states and workspace on the GPU.
+    assert Tier.HOST not in short
+
+
+def test_the_solver_has_a_name_and_version() -> None:
+    name, version = solver_name().split(" ", 1)
+    assert name in ("HiGHS", "CBC")
+    assert version

@@ -1,0 +1,88 @@
+"""What the formulation says a tier holds is what the program allocates there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from bigplan.graph.strategy import Strategy
+from bigplan.lower.layout import CHUNK_STAGING, PAGE
+from bigplan.placement import Tier
+from bigplan.program import Buffer, Program
+from bigplan.solve.decisions import decisions_of
+from bigplan.solve.formulation import formulate
+from bigplan.solve.linear import Capacity
+from bigplan.solve.stage import StageClass, stage_classes
+from tests.toys import (
+    COSTS,
+    Case,
+    cases,
+    kind_placement,
+    placed,
+    rows_moved,
+    toy_graph,
+    with_capacity,
+)
+
+
+@settings(max_examples=200)
+@given(cases())
+def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
+    values = decisions_of(case.graph, case.placement)
+    problem, programs = formulate(case.graph, case.costs), case.programs
+    classes = {stage.name: stage for stage in stage_classes(case.graph)}
+    assert len(problem.capacities) == len(classes) * len(Tier)
+    for row in problem.capacities:
+        stage = classes[row.stage]
+        program = programs[stage.stages[0]]
+        allocated = program.bytes_by_tier()[row.tier]
+        # The class's later stages hold fewer activations.
+        later = [programs[i].bytes_by_tier()[row.tier] for i in stage.stages]
+        assert max(later) == allocated
+        expected = row.used.at(values) + _rounding(case, stage, program, row)
+        if row.tier is Tier.NVME:  # whole pages, and chunks one row of the widest tensor longer
+            chunks = sum(b.count for b in _chunks(program))
+            widest = 4 * case.graph.sizes.state
+            assert expected - 1e-6 <= allocated <= expected + chunks * (widest + PAGE)
+        else:
+            # Products of floats: shares and GiB round by 1e-16 of the bytes they stand for.
+            assert allocated == pytest.approx(expected, rel=1e-12, abs=1e-5)
+
+
+def _chunks(program: Program) -> list[Buffer]:
+    return [b for b in program.buffers.values() if b.name.endswith(".nvme")]
+
+
+def _rounding(case: Case, stage: StageClass, program: Program, row: Capacity) -> float:
+    """Bytes by which whole rows and whole rings exceed the row's linear terms, exactly."""
+    tier, first = row.tier, stage.stages[0]
+    surplus = rows_moved(case, first, tier) * case.graph.sizes.state
+    kinds = case.placement.stages[first].kinds
+    on_disk = any(rows.optimizer.get(Tier.NVME, 0.0) > 1e-9 for rows in kinds.values())
+    if tier is Tier.HOST and on_disk and "stage.o" not in program.buffers:
+        # A share on NVMe of less than a row needs no chunks in host memory.
+        widest = 4 * case.graph.sizes.state
+        surplus -= CHUNK_STAGING * -(-(case.placement.chunk + widest) // PAGE) * PAGE
+    if tier is Tier.GPU:
+        for kind, count in stage.kinds:
+            ring = program.buffers.get(f"shard.{kind.name}")
+            if ring is not None:  # counted in proportion to the layers that are streamed
+                streamed = count - kinds[kind.name].parameters.get(Tier.GPU, 0)
+                surplus += ring.total * (1 - streamed / count)
+    return surplus
+
+
+def test_node_tiers_count_every_rank() -> None:
+    graph = toy_graph(Strategy(dp=4))
+    away = placed(graph, block=kind_placement(4, Tier.HOST, Tier.HOST, optimizer=Tier.HOST))
+    values = decisions_of(graph, away)
+    used = {}
+    for ranks in (1, 4):
+        costs = with_capacity(replace(COSTS, ranks_per_node=ranks), gpu=10, host=20, nvme=30)
+        rows = formulate(graph, costs).capacities
+        assert [row.limit for row in rows] == [10, 20, 30]
+        used[ranks] = {row.tier: row.used.at(values) for row in rows}
+    assert used[4][Tier.GPU] == used[1][Tier.GPU]
+    assert used[4][Tier.HOST] == 4 * used[1][Tier.HOST]

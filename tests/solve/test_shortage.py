@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from bigplan.graph.strategy import Strategy
+from bigplan.solve.candidate import Candidate, Workload
+from bigplan.solve.pins import parse_pins
+from bigplan.solve.shortage import infeasible
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.training import Training
+
+MIB = 2**20
+
+
+def _workload(cluster: Cluster, micro_batch: int = 1) -> tuple[Workload, list[Candidate]]:
+    training = Training(sequence_length=256, global_batch=16)
+    workload = Workload(find_model("tiny-llama-demo"), training, cluster.group)
+    strategies = [Strategy(dp=1, micro_batch=m) for m in (16, micro_batch)]
+    return workload, [Candidate.of(workload, strategy) for strategy in strategies]
+
+
+def _capped(gpu: int, host: int, nvme: int | None) -> Cluster:
+    cluster = find_cluster("h200-1x")
+    context = cluster.group.gpu.context_memory
+    return cluster.with_caps(gpu=gpu * MIB + context, host=host * MIB, nvme=nvme)
+
+
+def test_every_tier_that_would_help_is_offered_least_first() -> None:
+    error = infeasible(*_workload(_capped(20, 50, 0)), ())
+    assert (error.tier, error.exit_code, error.stage) == ("gpu", 3, "all")
+    gpu, host = error.remedy.split("; or ")
+    assert gpu == f"{error.bytes_short // MIB} MiB more memory per GPU (now 1.02 GiB)"
+    assert host.endswith("more host memory per node (now 50 MiB)")
+
+
+def test_the_most_frugal_strategy_is_asked() -> None:
+    small, large = (
+        infeasible(*_workload(_capped(5, 10**6, 0), micro_batch), ()) for micro_batch in (1, 8)
+    )
+    assert 0 < small.bytes_short < large.bytes_short
+
+
+def test_pins_that_contradict_each_other_are_short_of_nothing() -> None:
+    pins = parse_pins({"parameters": "host", "optimizer": "gpu"})[1]
+    error = infeasible(*_workload(_capped(100, 1000, 0)), pins)
+    assert error.tier == ""
+    assert "free a decision pinned with --set" in str(error)

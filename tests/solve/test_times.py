@@ -1,0 +1,53 @@
+"""The model's step is a lower bound of the simulated one, for every placement."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.lower import lower
+from bigplan.placement import Tier
+from bigplan.simulate import simulate
+from bigplan.solve.bounds import cheap_bound
+from bigplan.solve.decisions import decisions_of
+from bigplan.solve.formulation import formulate
+from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph, values_of
+
+ROUNDING = 1 + 1e-9  # sums of thousands of floats in another order
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_the_bound_is_below_the_simulated_step(case: Case) -> None:
+    bound = formulate(case.graph, case.costs).step_seconds(values_of(case))
+    simulated = case.timeline.seconds
+    assert 0 < bound <= simulated * ROUNDING
+    assert cheap_bound(case.graph, case.costs) <= bound * ROUNDING
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_without_moves_the_bound_is_close(pp: int, zero: int) -> None:
+    graph = toy_graph(Strategy(dp=2, pp=pp, zero=zero), blocks=4, units=32)
+    placement = placed(graph)
+    bound = formulate(graph, COSTS).step_seconds(decisions_of(graph, placement))
+    simulated = simulate(lower(graph, placement), graph, COSTS).seconds
+    # 32 units of 18 s of compute, spread over the stages; at the ends of a step stand what no
+    # other work hides: a reduction, a gather and an update of a layer or two, 1 s each at most,
+    # and with two stages a hop that the bound takes for free.
+    assert bound >= 0.98 * simulated
+
+
+def test_the_bound_sees_what_binds() -> None:
+    graph = toy_graph(blocks=4, units=16, clipped=False)
+    streamed = placed(
+        graph,
+        block=kind_placement(4, Tier.HOST, Tier.HOST, (Recompute.FULL, Tier.HOST), Tier.HOST),
+    )
+    bound = formulate(graph, COSTS).step_seconds(decisions_of(graph, streamed))
+    timeline = simulate(lower(graph, streamed), graph, COSTS)
+    busiest = max(timeline.busy().values())
+    assert busiest <= bound * 1.25  # whichever lane is busiest, the bound knows most of its work
+    assert bound <= timeline.seconds

@@ -1,0 +1,274 @@
+"""The command line from outside: exit codes, messages and JSON. Nobody ever sees a traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bigplan.cli import main
+from bigplan.plan import save_plan
+from tests.tiny import tiny_plan, write_cluster
+
+Run = Callable[..., tuple[int, str, str]]
+
+SMALL = ("--seq-len", "32", "--global-batch", "4", "--precision", "fp32")
+
+KEYS = {
+    "step_seconds",
+    "step_seconds_low",
+    "step_seconds_high",
+    "tokens_per_second",
+    "mfu",
+    "lower_bound_seconds",
+    "model_gap",
+    "simulated_gap",
+    "search_seconds",
+    "strategy",
+    "stages",
+    "memory",
+    "bottleneck",
+    "executable",
+    "alternatives",
+}
+
+
+@pytest.fixture
+def bigplan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Run:
+    """Run a command in an empty folder; its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["bigplan", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return int(exit_.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[object, ...]:
+    """Arguments that plan a tiny model on a small machine."""
+    return ("--model", "tiny-llama-test", "--cluster", write_cluster(tmp_path), *SMALL)
+
+
+def planned(bigplan: Run, *arguments: object) -> Any:
+    code, out, _ = bigplan("plan", *arguments, "--json")
+    assert code == 0
+    return json.loads(out)  # fails if anything else is printed
+
+
+def test_json_holds_every_key_and_shares_add_up(bigplan: Run, small: tuple[object, ...]) -> None:
+    data = planned(bigplan, *small)
+    assert set(data) == KEYS
+    assert set(data["strategy"]) == {
+        *("dp", "tp", "pp", "vpp", "cp", "ep", "zero", "micro_batch", "accumulation_group")
+    }
+    assert data["step_seconds_low"] <= data["step_seconds"] <= data["step_seconds_high"]
+    assert sum(stage["layers"] for stage in data["stages"]) == 2
+    for stage in data["stages"]:
+        assert set(stage) == {"layers", "recompute", "placement"}
+        assert sum(stage["recompute"].values()) == stage["layers"]
+        assert set(stage["placement"]) == {"parameters", "gradients", "optimizer", "activations"}
+        for tiers in stage["placement"].values():
+            assert sum(tiers.values()) == pytest.approx(1.0)
+    for use in data["memory"]:
+        assert set(use) == {"stage", "tier", "scope", "used_bytes", "capacity_bytes"}
+        assert use["used_bytes"] <= use["capacity_bytes"]
+    assert set(data["executable"]) == {"native", "deepspeed"}
+
+
+def test_options_win_over_the_file(bigplan: Run, tmp_path: Path) -> None:
+    write_cluster(tmp_path)
+    experiment = {
+        "model": "tiny-llama-test",
+        "cluster": "small.yaml",
+        "training": {"sequence_length": 32, "global_batch": 4, "precision": "fp32"},
+        "set": {"dp": 2, "zero": 1},
+    }
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(experiment))
+    assert planned(bigplan, "e.yaml")["strategy"]["zero"] == 1
+    fixed = planned(bigplan, "e.yaml", "--set", "zero=0", "--set", "block.parameters=host")
+    assert fixed["strategy"]["dp"] == 2
+    assert fixed["strategy"]["zero"] == 0
+    assert fixed["stages"][0]["placement"]["parameters"]["host"] > 0.5
+    code, out, _ = bigplan("plan", "e.yaml", "--clip-norm", "none", "--out", "p.yaml")
+    assert code == 0
+    assert "Train tiny-llama-test" in out
+    assert yaml.safe_load(Path("p.yaml").read_text())["training"]["clip_norm"] is None
+
+
+def test_equal_inputs_give_equal_bytes(bigplan: Run, small: tuple[object, ...]) -> None:
+    for name in ("a.yaml", "b.yaml"):
+        assert bigplan("plan", *small, "--out", name)[0] == 0
+    assert Path("a.yaml").read_bytes() == Path("b.yaml").read_bytes()
+
+
+def test_simulate_replays_the_promise_and_writes_a_trace(
+    bigplan: Run, small: tuple[object, ...]
+) -> None:
+    promised = planned(bigplan, *small, "--out", "plan.yaml")["step_seconds"]
+    code, out, _ = bigplan("simulate", "plan.yaml", "--trace", "trace.json", "--json")
+    assert code == 0
+    assert json.loads(out)["step_seconds"] == pytest.approx(promised)
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert {"X", "M"} == {event["ph"] for event in events}
+    code, out, _ = bigplan("simulate", "plan.yaml")
+    assert code == 0
+    assert "gpu compute" in out
+
+
+def test_what_does_not_fit_exits_3(bigplan: Run, small: tuple[object, ...]) -> None:
+    caps = ("gpu=1MiB", "host=1MiB", "nvme=0")
+    tight = ("--set", "zero=0", "--set", "dp=2", *(text for cap in caps for text in ("--cap", cap)))
+    code, out, err = bigplan("plan", *small, *tight, "--json")
+    assert (code, out) == (3, "")
+    assert "short" in err
+    assert "Smallest change" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "lama-3-8b", "--cluster", "dgx-h100"), "did you mean 'llama-3-8b'"),
+        (("--model", "llama-3-8b"), "--cluster missing"),
+        (("--model", "llama-3-8b", "--cluster", "nowhere.yaml"), "no such file"),
+        (("--set", "tpp=8"), "did you mean 'tp'"),
+        (("--set", "tp"), "write KEY=VALUE"),
+        (("--set", "dp=7"), "satisfies dp=7"),
+        (("--cap", "gpu=16"), "write the unit"),
+        (("--cap", "gpu=16 parsecs"), "parsecs"),
+        (("--cap", "ram=16GiB"), "ram"),
+        (("--precision", "fp8"), "precision"),
+        (("--nodes", "0"), "nodes"),
+        (("--engine", "warp"), "engine"),
+        (("--out", "no/such/folder/plan.yaml"), "does not exist"),
+        (("--out", "."), "cannot write"),
+        (("missing.yaml",), "no such file"),
+    ],
+)
+def test_bad_input_exits_2_and_says_what_to_do(
+    bigplan: Run, small: tuple[object, ...], arguments: tuple[str, ...], message: str
+) -> None:
+    whole = arguments if "--model" in arguments else (*small, *arguments)
+    code, out, err = bigplan("plan", *whole, "--json")
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: gpt2-xl\nclustre: h200-1x\n", r"e.yaml:2: "),
+        ("model: gpt2-xl\ncluster: h200-1x\ncaps: {gpu: 16 GBits}\n", r"e.yaml:3: "),
+        ("model: gpt2-xl\n cluster: h200-1x\n", "not YAML"),
+        ("", "expected keys"),
+    ],
+)
+def test_a_wrong_experiment_names_file_and_line(bigplan: Run, text: str, message: str) -> None:
+    Path("e.yaml").write_text(text)
+    for command in ("plan", "launch"):
+        code, _, err = bigplan(command, "e.yaml")
+        assert code == 2
+        assert message in err
+
+
+@pytest.mark.parametrize("command", ["simulate", "launch"])
+def test_a_broken_plan_is_bad_input(bigplan: Run, command: str) -> None:
+    save_plan(tiny_plan(), Path("plan.yaml"))
+    text = Path("plan.yaml").read_text()
+    for broken in (
+        text.replace("seed: 0", "seed: 1"),
+        text.replace("layers: 2\n", "layers: two\n"),
+    ):
+        Path("plan.yaml").write_text(broken)
+        code, _, err = bigplan(command, "plan.yaml")
+        assert code == 2
+        assert "plan.yaml" in err
+
+
+def test_a_plan_is_not_replanned(bigplan: Run) -> None:
+    save_plan(tiny_plan(), Path("plan.yaml"))
+    code, _, err = bigplan("launch", "plan.yaml", "--seq-len", "64")
+    assert code == 2
+    assert "sequence_length cannot change" in err
+
+
+def test_what_cannot_be_executed_is_refused(bigplan: Run) -> None:
+    arguments = ("--model", "tiny-llama-test", "--cluster", "dgx-h100", "--global-batch", "8")
+    assert bigplan("plan", *arguments, "--set", "tp=2", "--out", "plan.yaml")[0] == 0
+    code, _, err = bigplan("launch", "plan.yaml")
+    assert code == 2
+    assert "tp 2" in err
+
+
+def test_usage_errors_and_information(bigplan: Run) -> None:
+    assert bigplan("plan", "--no-such-option")[0] == 2
+    assert bigplan("nonsense")[0] == 2
+    assert bigplan("report", "nowhere")[0] == 2
+    code, out, _ = bigplan("--version")
+    assert (code, out.startswith("bigplan 0.")) == (0, True)
+    assert "llama-3-70b" in bigplan("models")[1]
+    assert "rtx-4090-workstation" in bigplan("clusters")[1]
+    assert json.loads(bigplan("schema")[1])["properties"]["training"]
+
+
+def test_help_states_the_defaults(bigplan: Run) -> None:
+    code, out, _ = bigplan("plan", "--help")
+    assert code == 0
+    assert "at most 8192" in out
+    assert "4 Mi tokens" in out
+
+
+def test_missing_packages_name_the_extra(bigplan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigplan.launcher.session.find_spec", lambda name: None)
+    code, _, err = bigplan("launch", "whatever.yaml")
+    assert code == 2
+    assert "pip install 'bigplan[launch]'" in err
+
+
+def test_help_needs_neither_solver_nor_torch() -> None:
+    check = (
+        "import sys, bigplan.cli; heavy = {'torch', 'ray', 'pulp', 'highspy'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_interrupt_stops_a_launch_cleanly(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    save_plan(tiny_plan(), tmp_path / "plan.yaml")
+    start = "import sys; sys.argv[0] = 'bigplan'; from bigplan.cli import main; main()"
+    launch = ("launch", "plan.yaml", "--steps", "100000")
+    with subprocess.Popen(
+        [sys.executable, "-c", start, *launch],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        folder = tmp_path / "runs" / "tiny-llama-test-1"
+        while not (folder / "metrics.jsonl").exists() and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import (
+    KindPlacement,
+    Tier,
+    layer_table,
+    piece_elements,
+    split_rows,
+    spread_order,
+    stage_table,
+)
+from tests.toys import Case, cases, kind_placement, kind_placements, placed, toy_graph, toy_kind
+
+
+@pytest.mark.parametrize("count", [*range(1, 18), 31, 32, 40])
+def test_every_prefix_of_the_order_is_spread(count: int) -> None:
+    order = spread_order(count)
+    assert sorted(order) == list(range(count))
+    bits = max(1, (count - 1).bit_length())
+    for chosen in range(1, count + 1):
+        for end in range(1, count + 1):
+            # The discrepancy of a van der Corput sequence grows by at most one a binary digit.
+            inside = sum(layer < end for layer in order[:chosen])
+            assert abs(inside - chosen * end / count) <= bits
+    halves = [layer < count / 2 for layer in order]
+    assert halves[:2] in ([True], [True, False])
+
+
+@given(st.data(), st.integers(1, 9))
+def test_the_table_has_the_counts_and_nests_what_is_on_the_gpu(data: st.DataObject, n: int) -> None:
+    graph = toy_graph(blocks=n)
+    placement = data.draw(kind_placements(graph, "block", n))
+    table = layer_table(placement)
+    for tier in Tier:
+        assert sum(at.parameters is tier for at in table) == placement.parameters[tier]
+        assert sum(at.gradients is tier for at in table) == placement.gradients[tier]
+        for recompute in Recompute:
+            alike = sum(at.recompute is recompute and at.activations is tier for at in table)
+            assert alike == placement.activations[recompute][tier]
+        share = sum(at.optimizer[tier] for at in table)
+        assert share == pytest.approx(placement.optimizer[tier], abs=1e-9)  # sums of fractions
+    both = sum(at.parameters is at.gradients is Tier.GPU for at in table)
+    assert both == min(placement.parameters[Tier.GPU], placement.gradients[Tier.GPU])
+    for at in table:
+        assert at.streamed == (at.parameters is not Tier.GPU)
+        if at.optimizer[Tier.GPU] > 0:
+            assert at.parameters is at.gradients is Tier.GPU
+
+
+@given(
+    st.integers(1, 300), st.lists(st.integers(0, 12), min_size=3, max_size=3).filter(sum), st.data()
+)
+def test_rows_are_split_whole_and_in_order(
+    rows: int, parts: list[int], data: st.DataObject
+) -> None:
+    fractions = {tier: part / sum(parts) for tier, part in zip(Tier, parts, strict=True)}
+    split = split_rows(rows, fractions)
+    assert [row for tier in Tier for row in split[tier]] == list(range(rows))
+    for tier in Tier:
+        assert abs(len(split[tier]) - fractions[tier] * rows) <= 1 + 1e-6
+        if fractions[tier] == 0:
+            assert len(split[tier]) == 0
+
+
+def test_a_vector_is_never_split() -> None:
+    kind = toy_kind("block")
+    half = KindPlacement(
+        layers=1,
+        parameters={Tier.GPU: 1},
+        gradients={Tier.GPU: 1},
+        activations={Recompute.NONE: {Tier.GPU: 1}},
+        optimizer={Tier.GPU: 0.5, Tier.HOST: 0.25, Tier.NVME: 0.25},
+    )
+    (at,) = layer_table(half)
+    # Four, two and two of the matrix's rows of four; the vector is one row, on the last tier.
+    assert [piece_elements(kind, at, tier) for tier in Tier] == [16, 8, 8 + 4]
+
+
+@given(cases())
+def test_pieces_are_the_layer(case: Case) -> None:
+    for stage in range(case.graph.strategy.pp):
+        table = stage_table(case.graph, case.placement, stage)
+        assert list(table) == list(case.graph.stage_layers(stage))
+        for layer, at in table.items():
+            kind = case.graph.kinds[case.graph.layers[layer]]
+            assert sum(piece_elements(kind, at, tier) for tier in Tier) == kind.parameters
+
+
+def test_stage_table_takes_each_stage_from_its_own_row() -> None:
+    graph = toy_graph(Strategy(dp=1, pp=2), blocks=4)
+    placement = placed(graph, block=kind_placement(2, Tier.HOST, optimizer=Tier.HOST))
+    tiers = Counter(at.parameters for at in stage_table(graph, placement, 1).values())
+    assert tiers == {Tier.HOST: 2, Tier.GPU: 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parameters": {Tier.GPU: 1}}, "parameters places 1 of 2 layers; place each once"),
+        ({"gradients": {Tier.HOST: 3}}, "gradients places 3 of 2 layers"),
+        ({"activations": {Recompute.NONE: {}}}, "activations places 0 of 2 layers"),
+        ({"optimizer": {Tier.HOST: 1.5}}, "optimizer places 1.5 of 2 layers; counts are >= 0"),
+        ({"optimizer": {Tier.HOST: 3.0, Tier.GPU: -1.0}}, "optimizer places 2 of 2 layers"),
+        (
+            {"parameters": {Tier.GPU: 1, Tier.HOST: 1}},
+            "optimizer.gpu is 2 layers, but only 1 keep parameters and gradients on the GPU",
+        ),
+        ({"layers": 0}, "greater than or equal to 1"),
+        ({"speed": 1}, "Extra inputs are not permitted"),
+    ],
+)
+def test_impossible_placements_are_refused(change: dict[str, Any], message: str) -> None:
+    valid = kind_placement(2).model_dump()
+    assert KindPlacement.model_validate(valid) == kind_placement(2)
+    with pytest.raises(ValidationError) as error:
+        KindPlacement.model_validate(valid | change)
+    assert message in str(error.value)

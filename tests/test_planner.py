@@ -1,0 +1,265 @@
+"""The whole way from descriptions to a plan, judged by what must hold for any right answer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bigplan.errors import InfeasibleError, InputError
+from bigplan.graph.graph import Recompute
+from bigplan.placement import Tier
+from bigplan.plan import Plan, plan_text
+from bigplan.planner import Request, make_plan, programs_of, simulate_plan
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.training import Training
+from bigplan.verify import verify
+
+MIB = 2**20
+TRAINING = Training(sequence_length=256, global_batch=16)
+Settings = Mapping[str, str | int | float]
+
+
+def _machine(gpu: int | None = None, host: int | None = None, nvme: int | None = None) -> Cluster:
+    """One H200, capped: MiB usable beside what the CUDA context takes; nvme=0 takes the drive."""
+    cluster = find_cluster("h200-1x")
+    context = cluster.group.gpu.context_memory
+    return cluster.with_caps(
+        gpu=None if gpu is None else gpu * MIB + context,
+        host=None if host is None else host * MIB,
+        nvme=None if nvme is None else nvme * MIB,
+    )
+
+
+def _plan(cluster: Cluster, settings: Settings | None = None, **options: bool | str) -> Plan:
+    request = Request(find_model("tiny-llama-demo"), TRAINING, cluster, settings or {}, **options)  # type: ignore[arg-type]
+    return make_plan(request)
+
+
+@cache
+def _capped(gpu: int | None = None, host: int | None = None, nvme: int | None = None) -> Plan:
+    return _plan(_machine(gpu, host, nvme))
+
+
+CAPS = [(None, None, None), (60, None, None), (30, None, None), (20, 70, 2000), (20, 1000, 0)]
+
+
+@pytest.mark.parametrize("caps", CAPS)
+def test_a_plan_keeps_its_promises(caps: tuple[int | None, ...]) -> None:
+    plan = _capped(*caps)
+    predicted = plan.predicted
+    candidate, programs = programs_of(plan)
+    verify(programs, candidate.graph, candidate.costs.capacity, candidate.costs.ranks_per_node)
+    assert simulate_plan(plan).seconds == predicted.step_seconds
+    assert predicted.lower_bound_seconds <= predicted.step_seconds * (1 + 1e-9)
+    assert predicted.step_seconds_low <= predicted.step_seconds <= predicted.step_seconds_high
+    assert predicted.simulated_gap == pytest.approx(
+        predicted.step_seconds / predicted.lower_bound_seconds - 1
+    )
+    # Integer optima are known within HiGHS's relative gap of 1e-4.
+    assert -1e-4 <= predicted.model_gap <= predicted.simulated_gap + 1e-4
+    tokens = TRAINING.sequence_length * TRAINING.global_batch
+    assert predicted.tokens_per_second == pytest.approx(tokens / predicted.step_seconds)
+    assert 0 < predicted.mfu < 1
+    busiest = max(predicted.busy_seconds.values())
+    assert predicted.busy_seconds[predicted.bottleneck] == busiest <= predicted.step_seconds
+    for use in predicted.memory:
+        program = programs[use.stage]
+        ranks = 1 if use.scope == "gpu" else candidate.costs.ranks_per_node
+        assert use.used_bytes == program.bytes_by_tier()[use.tier] * ranks
+        assert use.used_bytes == sum(use.by_purpose.values()) <= use.capacity_bytes
+
+
+def test_ample_memory_moves_nothing() -> None:
+    (stage,) = _capped().placement.stages
+    for rows in stage.kinds.values():
+        everywhere = {Tier.GPU: rows.layers}
+        assert rows.parameters == rows.gradients == rows.optimizer == everywhere
+        assert rows.activations == {Recompute.NONE: everywhere}
+    assert set(_capped().predicted.busy_seconds) <= {"gpu compute", "cpu"}  # the clip factor
+
+
+def test_tight_memory_moves_something() -> None:
+    (stage,) = _capped(20, 1000, 0).placement.stages
+    block = stage.kinds["block"]
+    assert block.optimizer.get(Tier.GPU, 0.0) < block.layers
+    use = {use.tier: use for use in _capped(20, 1000, 0).predicted.memory}
+    assert use[Tier.HOST].by_purpose["optimizer"] > 0
+    assert use[Tier.NVME].used_bytes == use[Tier.NVME].capacity_bytes == 0
+
+
+def _not_worse(better: Plan, worse: Plan) -> None:
+    """More cannot hurt: the bound falls, and the plan stays within its own gap of the bound."""
+    more, less = better.predicted, worse.predicted
+    # HiGHS keeps rows to 1e-7 of their scale, and stops within 1e-4 of the integer optimum.
+    assert more.lower_bound_seconds <= less.lower_bound_seconds * (1 + 1e-3)
+    assert more.step_seconds <= less.step_seconds * (1 + more.simulated_gap)
+
+
+def test_more_memory_is_never_worse() -> None:
+    by_gpu = [_capped(gpu) for gpu in (15, 20, 30, 60, None)]
+    by_host = [_capped(20, host, 2000) for host in (70, 120, 1000)]
+    for plans in (by_gpu, by_host):
+        for worse, better in pairwise(plans):
+            _not_worse(better, worse)
+
+
+@pytest.mark.parametrize(
+    "field", ["host_to_device", "device_to_host", "read", "write", "adam_rate"]
+)
+def test_more_bandwidth_is_never_worse(field: str) -> None:
+    cluster = _machine(20, 70, 2000)
+    group = cluster.group
+    part = next(p for p in ("pcie", "nvme", "host") if hasattr(getattr(group, p), field))
+    block = getattr(group, part)
+    factor = {field: getattr(block, field) * 4}
+    if part == "pcie":
+        factor[f"node_{field}"] = getattr(block, f"node_{field}") * 4
+    faster = group.model_copy(update={part: block.model_copy(update=factor)})
+    _not_worse(_plan(cluster.model_copy(update={"node_groups": (faster,)})), _capped(20, 70, 2000))
+
+
+# The blocks' optimizer state and activations are left to choose: few enough to try all.
+FEW: Settings = {"micro_batch": 1, "accumulation_group": 4} | {
+    f"{kind}.{tensor}": "gpu"
+    for kind in ("embedding", "head")
+    for tensor in ("parameters", "gradients", "optimizer")
+}
+
+
+def _exact(kib: int) -> Plan:
+    training = Training(sequence_length=128, global_batch=8)
+    model, cluster = find_model("tiny-llama-test"), _machine()
+    cluster = cluster.with_caps(gpu=kib * 1024 + cluster.group.gpu.context_memory)
+    settings = {**FEW, "block.parameters": "gpu", "block.gradients": "gpu"}
+    return make_plan(Request(model, training, cluster, settings, exact=True))
+
+
+def test_exact_plans_only_get_faster_with_memory_and_have_no_gap() -> None:
+    plans = [_exact(kib) for kib in (1900, 2100, 2500, 8000)]
+    seconds = [plan.predicted.step_seconds for plan in plans]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > seconds[-1]
+    assert all(plan.predicted.simulated_gap == plan.predicted.model_gap == 0 for plan in plans)
+
+
+def test_exact_mode_says_when_a_problem_is_too_large() -> None:
+    with pytest.raises(InputError, match="it is for small problems"):
+        make_plan(Request(find_model("llama-3-8b"), TRAINING, _machine(), exact=True))
+
+
+SCRIPT = """
+from bigplan.planner import Request, make_plan
+from bigplan.plan import plan_text
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
+cluster = find_cluster("dgx-h100").with_caps(gpu=3 * 2**30)
+print(plan_text(make_plan(Request(
+    find_model("tiny-llama-demo"), Training(sequence_length=256, global_batch=32), cluster))))
+"""
+
+
+def test_equal_inputs_give_equal_bytes() -> None:
+    again = _plan(_machine(20, 70, 2000))
+    assert plan_text(again) == plan_text(_capped(20, 70, 2000))
+    root = str(Path(__file__).resolve().parents[1])
+    texts = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", SCRIPT],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": root},
+            cwd=folder,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed, folder in (("0", root), ("4711", "/"))
+    }
+    assert len(texts) == 1
+    assert len(texts.pop()) > 1000
+
+
+@pytest.mark.parametrize("caps", CAPS)
+def test_pinning_every_decision_of_a_plan_gives_the_plan(caps: tuple[int | None, ...]) -> None:
+    plan = _capped(*caps)
+    pinned = _plan(_machine(*caps), _pins_of(plan))
+    assert pinned.strategy == plan.strategy
+    assert pinned.placement == plan.placement
+    assert pinned.predicted.step_seconds == plan.predicted.step_seconds
+
+
+def _pins_of(plan: Plan) -> dict[str, str | int | float]:
+    """Every decision, in the words of `--set`; one stage, all activations of a policy together."""
+    settings: dict[str, str | int | float] = dict(plan.strategy.model_dump())
+    (stage,) = plan.placement.stages
+    for kind, rows in stage.kinds.items():
+        for tier in Tier:
+            settings[f"{kind}.parameters.{tier}"] = rows.parameters.get(tier, 0)
+            settings[f"{kind}.gradients.{tier}"] = rows.gradients.get(tier, 0)
+            settings[f"{kind}.optimizer.{tier}"] = rows.optimizer.get(tier, 0.0) / rows.layers
+            kept = sum(tiers.get(tier, 0) for tiers in rows.activations.values())
+            settings[f"{kind}.activations.{tier}"] = kept
+        for recompute in Recompute:
+            total = sum(rows.activations.get(recompute, {}).values())
+            settings[f"{kind}.recompute.{recompute}"] = total
+    return settings
+
+
+@pytest.mark.parametrize("caps", [(5, None, 0), (60, 1, 0), (20, 50, 0), (30, 1, 60), (20, 1, 1)])
+def test_what_is_short_is_named_and_adding_it_is_enough(caps: tuple[int | None, ...]) -> None:
+    with pytest.raises(InfeasibleError) as error:
+        _plan(_machine(*caps))
+    short = error.value
+    assert f"{short.tier} memory is" in str(short)
+    assert "Smallest change that fits: " in str(short)
+    assert short.remedy in str(short)
+    assert short.bytes_short > 0
+    # Told in whole MiB, so that the plan's rows and pages have room.
+    assert short.bytes_short % MIB == 0
+    tiers = dict(zip(("gpu", "host", "nvme"), caps, strict=True))
+    enough = (tiers[short.tier] or 0) + short.bytes_short // MIB
+    plan = _plan(_machine(**tiers | {short.tier: enough}))
+    assert plan.predicted.step_seconds > 0
+    # And it is not told twice over: with half of it nothing fits.
+    half = (tiers[short.tier] or 0) + short.bytes_short // MIB // 2
+    with pytest.raises(InfeasibleError):
+        _plan(_machine(**tiers | {short.tier: half}))
+
+
+def test_pins_are_obeyed_or_refused() -> None:
+    plan = _plan(_machine(), {"block.parameters": "host", "micro_batch": 2, "recompute": "full"})
+    block = plan.placement.stages[0].kinds["block"]
+    assert block.parameters == {Tier.HOST: 6}
+    assert set(block.activations) == {Recompute.FULL}
+    assert plan.strategy.micro_batch == 2
+    with pytest.raises(InputError, match="satisfies dp=3"):
+        _plan(_machine(), {"dp": 3})
+    with pytest.raises(InputError, match="no such layer kind"):
+        _plan(_machine(), {"attention.parameters": "host"})
+    with pytest.raises(InfeasibleError, match="free a decision pinned with --set"):
+        _plan(_machine(), {"parameters": "host", "optimizer": "gpu"})
+
+
+def test_an_engine_limits_the_strategies() -> None:
+    cluster = find_cluster("dgx-h100").with_caps(gpu=3 * 2**30)
+    training = Training(sequence_length=256, global_batch=32)
+    plan = make_plan(Request(find_model("tiny-llama-demo"), training, cluster, engine="native"))
+    assert plan.executable["native"] is True
+    assert (plan.strategy.tp, plan.strategy.pp, plan.strategy.zero) == (1, 1, 0)
+    assert isinstance(plan.executable["deepspeed"], str)
+
+
+def test_alternatives_are_other_strategies_and_no_better() -> None:
+    plan = _capped(20, 70, 2000)
+    strategies = [alternative.strategy for alternative in plan.alternatives]
+    assert plan.strategy not in strategies
+    assert len(set(strategies)) == len(strategies)
+    for alternative in plan.alternatives:
+        assert alternative.step_seconds >= plan.predicted.step_seconds
+    assert plan.search.strategies > len(strategies)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigplan.placement import Tier
+from bigplan.program import (
+    Action,
+    Buffer,
+    Dependencies,
+    Lane,
+    Op,
+    Program,
+    Ref,
+    Repeat,
+    content,
+    counted,
+    entry,
+    expand,
+)
+
+BUFFERS = {
+    "ring": Buffer("ring", Tier.GPU, 10, "slots", 3),
+    "home": Buffer("home", Tier.HOST, 7, "parameters"),
+}
+
+
+def _forward(micro_batch: int, layer: int = 0) -> Action:
+    return Action(Op.FORWARD, Lane.COMPUTE, layer, micro_batch=micro_batch)
+
+
+def test_repeats_advance_micro_batches() -> None:
+    once = Action(Op.LOAD, Lane.H2D, 0)
+    inner = Repeat(2, 1, (_forward(0),))
+    outer = Repeat(3, 2, (once, inner))
+    numbers = [action.micro_batch for action in expand((_forward(0), outer))]
+    assert numbers == [0, -1, 0, 1, -1, 2, 3, -1, 4, 5]
+    assert list(counted((_forward(0), outer))) == [(_forward(0), 1), (once, 3), (_forward(0), 6)]
+
+
+@given(st.integers(1, 9), st.integers(0, 4), st.integers(0, 20))
+def test_a_repeat_is_its_body_written_out(count: int, stride: int, start: int) -> None:
+    body = (_forward(start), _forward(start + 1, layer=1))
+    written = [_forward(a.micro_batch + i * stride, a.layer) for i in range(count) for a in body]
+    assert list(expand((Repeat(count, stride, body),))) == written
+
+
+def test_entries_and_contents_follow_the_micro_batch() -> None:
+    moving = Ref("ring", "a1", 2, moving=True)
+    assert [entry(moving, BUFFERS, m) for m in range(3)] == [("ring", 2), ("ring", 0), ("ring", 1)]
+    assert content(moving, 5) == "a1[5]"
+    still = Ref("ring", "w1", 4)
+    assert (entry(still, BUFFERS, 5), content(still, 5)) == (("ring", 1), "w1")
+
+
+def test_dependencies_are_reads_after_writes_and_writes_after_reads() -> None:
+    slot, home, other = Ref("ring", "w0"), Ref("home", "w0"), Ref("ring", "w1", 1)
+    order = Dependencies(BUFFERS)
+    waits = [
+        order.add(Action(Op.LOAD, Lane.H2D, 0, (home,), (slot,))),
+        order.add(Action(Op.FORWARD, Lane.COMPUTE, 0, (slot,))),  # after the load
+        order.add(Action(Op.FORWARD, Lane.COMPUTE, 0, (slot,))),  # readers do not wait
+        order.add(Action(Op.LOAD, Lane.H2D, 1, (), (other,))),  # another entry
+        order.add(Action(Op.LOAD, Lane.H2D, 0, (home,), (slot,))),  # after writer and readers
+        order.add(Action(Op.FREE, Lane.COMPUTE, 0, frees=(slot,))),  # a free is a write
+        order.add(Action(Op.UPDATE, Lane.CPU, 0, (home,), (home,))),  # not after itself
+    ]
+    assert waits == [set(), {0}, {0}, set(), {0, 1, 2}, {4}, {0, 4}]
+
+
+def test_bytes_by_tier() -> None:
+    program = Program(0, BUFFERS, {}, (), (), ())
+    assert program.bytes_by_tier() == {Tier.GPU: 30, Tier.HOST: 7, Tier.NVME: 0}

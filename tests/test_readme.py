@@ -1,0 +1,29 @@
+"""The README's file tree is true."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def listed() -> set[str]:
+    """Paths in the README's tree; indentation is nesting."""
+    tree = (ROOT / "README.md").read_text().split("```")[1]
+    folders: list[str] = []
+    paths = set()
+    for line in tree.splitlines():
+        if line.strip():
+            depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0]
+            folders[depth:] = [name]
+            paths.add("".join(folders))
+    return paths
+
+
+def test_everything_listed_exists() -> None:
+    assert not {path for path in listed() if not (ROOT / path).exists()}
+
+
+def test_every_module_and_launch_file_is_listed() -> None:
+    modules = {path for path in (ROOT / "bigplan").rglob("*.py") if path.name != "__init__.py"}
+    launch = {path for path in (ROOT / "launch").rglob("*") if path.is_file()}
+    missing = {str(path.relative_to(ROOT)) for path in modules | launch} - listed()
+    assert not missing

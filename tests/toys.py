@@ -1,0 +1,319 @@
+"""Toy graphs, prices and placements: small enough to play thousands, with every part there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+from hypothesis import strategies as st
+
+from bigplan.cost import Costs, KindCost, Rates
+from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute, Tensor
+from bigplan.graph.strategy import Strategy
+from bigplan.lower import lower
+from bigplan.placement import (
+    CHUNK,
+    KindPlacement,
+    Placement,
+    StagePlacement,
+    Tier,
+    layer_table,
+    piece_elements,
+)
+from bigplan.program import Action, Program, Repeat
+from bigplan.simulate import simulate
+from bigplan.solve.candidate import Candidate
+from bigplan.solve.decisions import decisions_of
+from bigplan.solve.stage import stage_classes
+from bigplan.timeline import Timeline
+
+KINDS = ("embedding", "block", "head")
+ROOMY = dict.fromkeys(Tier, 10**12)
+
+
+def toy_kind(
+    name: str, *, pinned: bool = False, stores_activations: bool = True, saved: int = 64
+) -> LayerKind:
+    """A matrix of eight rows and a vector, which is one row and so is never split."""
+    return LayerKind(
+        name=name,
+        tensors=(Tensor("w", 8, 4), Tensor("n", 1, 4)),
+        forward=(),
+        backward=(),
+        saved=saved,
+        boundary=16,
+        forward_workspace=8,
+        backward_workspace=8,
+        pinned=pinned,
+        stores_activations=stores_activations,
+    )
+
+
+def toy_graph(
+    strategy: Strategy | None = None,
+    *,
+    blocks: int = 4,
+    units: int = 2,
+    clipped: bool = True,
+    master: bool = True,
+    tied: bool = False,
+) -> Graph:
+    """An embedding, `blocks` blocks and a head whose forward and backward are one."""
+    strategy = strategy or Strategy(dp=1)
+    return Graph(
+        strategy=strategy,
+        layers=("embedding", *("block",) * blocks, "head"),
+        kinds={
+            "embedding": toy_kind("embedding", stores_activations=False, pinned=tied),
+            "block": toy_kind("block"),
+            "head": toy_kind("head", saved=0, stores_activations=False),
+        },
+        sizes=ElementSizes(2, 4, 12, True) if master else ElementSizes(4, 4, 8, False),
+        micro_batches=units * strategy.accumulation_group,
+        clipped=clipped,
+        tied=tied,
+    )
+
+
+RATES = Rates(
+    h2d=100.0,
+    d2h=100.0,
+    nvme_read=50.0,
+    nvme_write=50.0,
+    host_memory=400.0,
+    device_memory=1000.0,
+    cpu_update=100.0,
+    gpu_update=1000.0,
+)
+COSTS = Costs(
+    kinds={name: KindCost(1.0, 2.0, 0.5, 0.3) for name in KINDS},
+    rates=RATES,
+    send=0.1,
+    capacity=ROOMY,
+    ranks_per_node=1,
+)
+
+
+def kind_placement(
+    layers: int,
+    parameters: Tier = Tier.GPU,
+    gradients: Tier = Tier.GPU,
+    activations: tuple[Recompute, Tier] = (Recompute.NONE, Tier.GPU),
+    optimizer: Tier = Tier.GPU,
+) -> KindPlacement:
+    """All layers alike."""
+    recompute, tier = activations
+    return KindPlacement(
+        layers=layers,
+        parameters={parameters: layers},
+        gradients={gradients: layers},
+        activations={recompute: {tier: layers}},
+        optimizer={optimizer: float(layers)},
+    )
+
+
+def placed(graph: Graph, slots: int = 3, chunk: int = CHUNK, **kinds: KindPlacement) -> Placement:
+    """All on the GPU, except the kinds given (their `layers` are those of one stage)."""
+    stages = []
+    for stage in range(graph.strategy.pp):
+        names = [graph.layers[layer] for layer in graph.stage_layers(stage)]
+        stages.append(
+            StagePlacement(
+                kinds={
+                    name: kinds.get(name) or kind_placement(names.count(name))
+                    for name in dict.fromkeys(names)
+                }
+            )
+        )
+    return Placement(stages=tuple(stages), slots=slots, chunk=chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A graph, its prices, and one way to place it."""
+
+    graph: Graph
+    costs: Costs
+    placement: Placement
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The placement, lowered."""
+        return lower(self.graph, self.placement)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The placement, simulated."""
+        return simulate(self.programs, self.graph, self.costs)
+
+    @property
+    def candidate(self) -> Candidate:
+        """What the solver sees."""
+        return Candidate(self.graph.strategy, self.graph, self.costs)
+
+
+def enlarged(graph: Graph, factor: int = 1 << 20) -> Graph:
+    """The graph with every size times `factor`: a solver rounds away the toys' bytes, not MiB."""
+    kinds = {
+        name: replace(
+            kind,
+            tensors=tuple(replace(t, columns=t.columns * factor) for t in kind.tensors),
+            saved=kind.saved * factor,
+            boundary=kind.boundary * factor,
+            forward_workspace=kind.forward_workspace * factor,
+            backward_workspace=kind.backward_workspace * factor,
+        )
+        for name, kind in graph.kinds.items()
+    }
+    return replace(graph, kinds=kinds)
+
+
+def quickened(costs: Costs, factor: int = 1 << 20) -> Costs:
+    """Prices at which an enlarged graph takes as long as the small one."""
+    rates = {f.name: getattr(costs.rates, f.name) * factor for f in fields(Rates)}
+    return replace(costs, rates=Rates(**rates | {"latency": costs.rates.latency}))
+
+
+@st.composite
+def strategies(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Strategy:
+    """Pipelines, data parallelism with every ZeRO stage, accumulation groups."""
+    dp = draw(st.sampled_from((1, 2)))
+    return Strategy(
+        dp=dp,
+        pp=draw(st.sampled_from(stages)),
+        zero=draw(st.integers(0, 3)) if dp > 1 else 0,
+        accumulation_group=draw(st.sampled_from((1, 2, 4))),
+    )
+
+
+@st.composite
+def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
+    """Toy graphs: tied or not, clipped or not, with or without master weights."""
+    strategy = draw(strategies(stages))
+    return toy_graph(
+        strategy,
+        blocks=4 * draw(st.integers(1, 2)),
+        units=draw(st.sampled_from((1, 2, 3, 5, 8))),
+        clipped=draw(st.booleans()),
+        master=draw(st.booleans()),
+        tied=strategy.pp == 1 and draw(st.booleans()),
+    )
+
+
+@st.composite
+def prices(draw: st.DrawFn) -> Costs:
+    """Compute, network and every link fast or slow beside each other."""
+    rate = st.sampled_from((10.0, 40.0, 150.0, 600.0, 2500.0))
+    short = st.sampled_from((0.25, 0.5, 1.0, 2.0))
+    zero = st.sampled_from((0.0, 0.3, 2.0))
+    return Costs(
+        kinds={name: KindCost(draw(short), draw(short), draw(zero), draw(zero)) for name in KINDS},
+        rates=Rates(*(draw(rate) for _ in range(8))),
+        send=draw(st.sampled_from((0.0, 0.1, 1.0))),
+        capacity=ROOMY,
+        ranks_per_node=1,
+    )
+
+
+def compositions(layers: int, parts: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """`layers` split over `parts` choices."""
+    where = st.integers(0, parts - 1)
+    return st.lists(where, min_size=layers, max_size=layers).map(
+        lambda drawn: tuple(drawn.count(part) for part in range(parts))
+    )
+
+
+@st.composite
+def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> KindPlacement:
+    """Any legal placement of the layers of a kind."""
+    kind, zero = graph.kinds[name], graph.strategy.zero
+    everywhere = compositions(layers, len(Tier))
+    on_gpu = (layers, 0, 0)
+    parameters = on_gpu if kind.pinned or zero in (1, 2) else draw(everywhere)
+    gradients = on_gpu if kind.pinned else draw(everywhere)
+    policies: tuple[int, ...] = (layers, 0, 0, 0, 0, 0)
+    if kind.stores_activations:
+        policies = draw(compositions(layers, len(Tier) * len(Recompute)))
+    twelfth = st.integers(0, 12).map(lambda number: number / 12)
+    gpu = draw(twelfth) * min(parameters[0], gradients[0])
+    host = draw(twelfth) * (layers - gpu)
+    return KindPlacement(
+        layers=layers,
+        parameters=dict(zip(Tier, parameters, strict=True)),
+        gradients=dict(zip(Tier, gradients, strict=True)),
+        activations={
+            recompute: dict(zip(Tier, policies[3 * i : 3 * i + 3], strict=True))
+            for i, recompute in enumerate(Recompute)
+        },
+        optimizer=dict(zip(Tier, (gpu, host, max(0.0, layers - gpu - host)), strict=True)),
+    )
+
+
+@st.composite
+def placements(draw: st.DrawFn, graph: Graph, *, free: bool = False) -> Placement:
+    """Any legal placement; `free`: what the solver does not choose varies too.
+
+    That is: every stage of its own, fewer slots, and NVMe chunks smaller than a layer's state.
+    """
+    every: list[StagePlacement] = []
+    for stage in stage_classes(graph):
+        for number in range(len(stage.stages)):
+            if number == 0 or free:
+                kinds = {k.name: draw(kind_placements(graph, k.name, n)) for k, n in stage.kinds}
+            every.append(StagePlacement(kinds=kinds))
+    if not free:
+        return Placement(stages=tuple(every))
+    return Placement(
+        stages=tuple(every),
+        slots=draw(st.integers(1, 3)),
+        chunk=draw(st.sampled_from((100, CHUNK))),
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4), *, free: bool = False) -> Case:
+    """A graph with prices and a placement."""
+    graph = draw(graphs(stages))
+    return Case(graph, draw(prices()), draw(placements(graph, free=free)))
+
+
+def instructions(program: Program) -> Iterator[Action | Repeat]:
+    """Every action and repeat block of a steady step, as written."""
+    stack = list(program.step)[::-1]
+    while stack:
+        instruction = stack.pop()
+        yield instruction
+        if isinstance(instruction, Repeat):
+            stack.extend(instruction.body[::-1])
+
+
+def with_capacity(costs: Costs, **limits: int) -> Costs:
+    """The same prices with less memory."""
+    return replace(costs, capacity={t: limits.get(t.value, ROOMY[t]) for t in Tier})
+
+
+def values_of(case: Case) -> dict[str, float]:
+    """The model's decisions for the placement, optimizer shares as the whole rows have them."""
+    graph, values = case.graph, decisions_of(case.graph, case.placement)
+    split = graph.strategy.dp if graph.strategy.zero else 1
+    for stage in stage_classes(graph):
+        kinds = case.placement.stages[stage.stages[0]].kinds
+        for kind, _ in stage.kinds:
+            owned = -(-kind.parameters // split)
+            for tier in Tier:
+                pieces = [piece_elements(kind, at, tier) for at in layer_table(kinds[kind.name])]
+                share = sum(-(-piece // split) for piece in pieces) / owned
+                values[f"{stage.name}.{kind.name}.optimizer.{tier}"] = share
+    return values
+
+
+def rows_moved(case: Case, stage: int, tier: Tier) -> float:
+    """Elements by which whole rows, split over the ranks, differ from the placement's shares."""
+    moved = 0.0
+    for name, rows in case.placement.stages[stage].kinds.items():
+        kind = case.graph.kinds[name]
+        share = rows.optimizer.get(tier, 0.0) * kind.parameters
+        split = case.graph.strategy.dp if case.graph.strategy.zero else 1
+        pieces = [piece_elements(kind, at, tier) for at in layer_table(rows)]
+        moved += sum(-(-piece // split) for piece in pieces) - share / split
+    return moved
