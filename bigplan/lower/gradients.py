@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.lower.layout import Layout
+from bigplan.lower.sizes import full_gradient_bytes, gradient_bytes
 from bigplan.lower.unit import Unit
 from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Ref
@@ -18,7 +19,7 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
     """
     apart, dp = layout.sums_apart(layer), layout.graph.strategy.dp
     if dp > 1 and (apart or unit.last):
-        nbytes = layout.full_gradient_bytes(layer)
+        nbytes = full_gradient_bytes(layout, layer)
         yield Action(Op.REDUCE, Lane.COMM, layer, (total,), (total,), amount=nbytes)
     home = Ref(f"g{layer}", f"g{layer}")
     at = layout.table[layer].gradients
@@ -32,7 +33,7 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
             (total,) if unit.first else (total, home),
             (home,),
             (total,),
-            amount=layout.gradient_bytes(layer),
+            amount=gradient_bytes(layout, layer),
         )
         yield from _norm(layout, layer, home, Lane.COMPUTE, unit)
     elif unit.first:
@@ -45,7 +46,7 @@ def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) ->
     """The square sum of gradients that are now final, where clipping needs it."""
     if unit.last and layout.graph.clipped:
         square_sum = Ref(f"n{layer}", f"n{layer}")
-        nbytes = layout.gradient_bytes(layer)
+        nbytes = gradient_bytes(layout, layer)
         yield Action(Op.NORM, lane, layer, (gradients,), (square_sum,), amount=nbytes)
 
 
@@ -56,7 +57,7 @@ def staged_gradient(layout: Layout, layer: int, label: str, entry: int) -> Ref:
 
 def _first_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
     """The first unit's gradients go straight home."""
-    nbytes, home = layout.gradient_bytes(layer), Ref(f"g{layer}", f"g{layer}")
+    nbytes, home = gradient_bytes(layout, layer), Ref(f"g{layer}", f"g{layer}")
     yield from _norm(layout, layer, total, Lane.COMPUTE, unit)
     on_host = layout.table[layer].gradients is Tier.HOST
     target = (
@@ -71,7 +72,7 @@ def _first_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[A
 
 def _add_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
     """Later units' gradients are added to their sum in host memory."""
-    nbytes, home = layout.gradient_bytes(layer), Ref(f"g{layer}", f"g{layer}")
+    nbytes, home = gradient_bytes(layout, layer), Ref(f"g{layer}", f"g{layer}")
     at, index = layout.table[layer].gradients, layout.turns["stage.g"][layer]
     part = staged_gradient(layout, layer, f"p{layer}", index)
     yield Action(Op.GRAD_OUT, Lane.D2H, layer, (total,), (part,), (total,), amount=nbytes)

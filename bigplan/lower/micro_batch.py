@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from bigplan.graph.graph import Recompute
 from bigplan.lower.refs import Refs, hidden, kept
+from bigplan.lower.sizes import hidden_bytes, kept_bytes
 from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Ref
 
@@ -46,7 +47,7 @@ def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
 
 def save(refs: Refs, layer: int) -> Iterator[Action]:
     """Move what the layer keeps of the micro-batch off the GPU."""
-    at, nbytes = refs.layout.table[layer].activations, refs.layout.kept(layer)
+    at, nbytes = refs.layout.table[layer].activations, kept_bytes(refs.layout, layer)
     if at is Tier.GPU:
         return
     source = refs.passing(layer)
@@ -59,7 +60,7 @@ def save(refs: Refs, layer: int) -> Iterator[Action]:
 
 def fetch(refs: Refs, layer: int) -> Iterator[Action]:
     """Bring it back before the micro-batch's backward."""
-    at, nbytes = refs.layout.table[layer].activations, refs.layout.kept(layer)
+    at, nbytes = refs.layout.table[layer].activations, kept_bytes(refs.layout, layer)
     if at is Tier.GPU:
         return
     source = kept(layer)
@@ -79,7 +80,7 @@ def receive(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
     outer = layout.is_first if forward else layout.is_last
     if at_edge and not outer:
         ref = hidden("h", layer - 1) if forward else hidden("d", layer, gradient=True)
-        nbytes = layout.hidden_bytes
+        nbytes = hidden_bytes(layout)
         yield Action(Op.RECV, Lane.RECV, layer, writes=(ref,), amount=nbytes, micro_batch=0)
 
 
@@ -90,5 +91,5 @@ def send(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
     outer = layout.is_last if forward else layout.is_first
     if at_edge and not outer:
         ref = hidden("h", layer) if forward else hidden("d", layer - 1, gradient=True)
-        nbytes = layout.hidden_bytes
+        nbytes = hidden_bytes(layout)
         yield Action(Op.SEND, Lane.SEND, layer, reads=(ref,), amount=nbytes, micro_batch=0)

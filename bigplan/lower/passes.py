@@ -9,6 +9,7 @@ from bigplan.lower import micro_batch
 from bigplan.lower.gradients import gradient_home
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import Refs
+from bigplan.lower.sizes import full_parameter_bytes, parameter_bytes
 from bigplan.lower.unit import Unit
 from bigplan.lower.update import update_layer
 from bigplan.placement import Tier
@@ -93,7 +94,7 @@ class Emitter:
             yield from self._release(occupant)
         self.held[name, slot.entry] = layer
         at, source = layout.table[layer].parameters, Ref(f"w{layer}", f"w{layer}")
-        nbytes, sharded = layout.parameter_bytes(layer), layout.shards(layer, from_zero=3)
+        nbytes, sharded = parameter_bytes(layout, layer), layout.shards(layer, from_zero=3)
         if at is Tier.NVME:
             staged = Ref(f"stage.w.{name}", f"w{layer}", layout.turns["stage.w"][layer])
             yield Action(Op.READ, Lane.NVME_READ, layer, (source,), (staged,), amount=nbytes)
@@ -105,7 +106,7 @@ class Emitter:
             yield Action(Op.LOAD, Lane.H2D, layer, (source,), (target,), amount=nbytes)
             source = target
         if sharded:
-            full = layout.full_parameter_bytes(layer)
+            full = full_parameter_bytes(layout, layer)
             yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=full)
 
     def _each(self, body: list[Action], unit: Unit, *, skip: int = 0) -> Iterator[Instruction]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.graph.graph import Graph
+from bigplan.lower.buffers import stage_buffers
 from bigplan.lower.layout import Layout
 from bigplan.lower.passes import Emitter
 from bigplan.lower.unit import Unit
@@ -24,7 +25,7 @@ def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
     return tuple(
         Program(
             stage=layout.stage,
-            buffers=layout.buffers(),
+            buffers=stage_buffers(layout),
             layers=layout.table,
             first=(),
             step=tuple(_step(layout, deferred=graph.clipped)),
@@ -42,7 +43,7 @@ def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:
         flush = tuple(action for layer in layout.table for action in update_layer(layout, layer))
     return Program(
         stage=stage,
-        buffers=layout.buffers(),
+        buffers=stage_buffers(layout),
         layers=layout.table,
         first=tuple(_step(layout, deferred=False)),
         step=tuple(_step(layout, deferred=graph.clipped)),

@@ -15,6 +15,13 @@ from collections.abc import Iterator
 
 from bigplan.lower.gradients import staged_gradient
 from bigplan.lower.layout import Layout
+from bigplan.lower.sizes import (
+    chunks,
+    cpu_piece,
+    full_parameter_bytes,
+    gradient_bytes,
+    parameter_bytes,
+)
 from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Ref
 
@@ -23,20 +30,20 @@ def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
     """All actions of the layer's update; its gradients are consumed."""
     weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
     clip = (Ref("clip", "clip"),) if layout.graph.clipped else ()
-    on_gpu = layout.piece(layer, Tier.GPU)
+    on_gpu = layout.pieces[layer, Tier.GPU]
     if on_gpu:
         state = Ref(f"o{layer}.gpu", f"o{layer}.gpu")
         reads = (weights, gradients, state, *clip)
         yield Action(
             Op.UPDATE, Lane.COMPUTE, layer, reads, (weights, state), amount=on_gpu, piece=Tier.GPU
         )
-    if layout.cpu_piece(layer):
+    if cpu_piece(layout, layer):
         yield from _cpu_update(layout, layer, clip)
     # On the last updater's lane: elsewhere it would hold up that lane until the update is done.
-    lane = Lane.CPU if layout.cpu_piece(layer) else Lane.COMPUTE
+    lane = Lane.CPU if cpu_piece(layout, layer) else Lane.COMPUTE
     yield Action(Op.FREE, lane, layer, frees=(gradients,))
     if layout.shards(layer, from_zero=1) and not layout.shards(layer, from_zero=3):
-        nbytes = layout.full_parameter_bytes(layer)
+        nbytes = full_parameter_bytes(layout, layer)
         yield Action(Op.GATHER, Lane.COMM, layer, (weights,), (weights,), amount=nbytes)
 
 
@@ -46,7 +53,7 @@ def _cpu_update(layout: Layout, layer: int, clip: tuple[Ref, ...]) -> Iterator[A
     weights, moves = _weights_on_host(layout, layer)
     yield from moves
     reads = (gradients, *clip, *(() if layout.graph.sizes.master else (weights,)))
-    rows = layout.piece(layer, Tier.HOST)
+    rows = layout.pieces[layer, Tier.HOST]
     if rows:
         state = Ref(f"o{layer}.host", f"o{layer}.host")
         yield Action(
@@ -58,7 +65,7 @@ def _cpu_update(layout: Layout, layer: int, clip: tuple[Ref, ...]) -> Iterator[A
             amount=rows,
             piece=Tier.HOST,
         )
-    for chunk in range(layout.chunks(layer)):
+    for chunk in range(chunks(layout, layer)):
         yield from _chunk_update(layout, layer, chunk, reads, weights)
     yield from _weights_home(layout, layer, weights)
 
@@ -67,7 +74,7 @@ def _chunk_update(
     layout: Layout, layer: int, chunk: int, reads: tuple[Ref, ...], weights: Ref
 ) -> Iterator[Action]:
     """Read a chunk of state, update its rows, write it back."""
-    elements = -(-layout.piece(layer, Tier.NVME) // layout.chunks(layer))
+    elements = -(-layout.pieces[layer, Tier.NVME] // chunks(layout, layer))
     nbytes = elements * layout.graph.sizes.state
     home = Ref(f"o{layer}.nvme", f"o{layer}.{chunk}", chunk)
     staged = Ref("stage.o", f"o{layer}.{chunk}", chunk)
@@ -100,9 +107,9 @@ def _gradients_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
         return home, []
     staged = staged_gradient(layout, layer, f"g{layer}", layout.turns["stage.g"][layer])
     if at is Tier.NVME:
-        nbytes = layout.gradient_bytes(layer)
+        nbytes = gradient_bytes(layout, layer)
         return staged, [Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes)]
-    nbytes = layout.cpu_piece(layer) * layout.graph.sizes.gradient
+    nbytes = cpu_piece(layout, layer) * layout.graph.sizes.gradient
     return staged, [Action(Op.GRAD_OUT, Lane.D2H, layer, (home,), (staged,), amount=nbytes)]
 
 
@@ -116,9 +123,9 @@ def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     if layout.graph.sizes.master:
         return staged, []
     if at is Tier.NVME:
-        nbytes = layout.parameter_bytes(layer)
+        nbytes = parameter_bytes(layout, layer)
         return staged, [Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes)]
-    nbytes = layout.cpu_piece(layer) * layout.graph.sizes.parameter
+    nbytes = cpu_piece(layout, layer) * layout.graph.sizes.parameter
     return staged, [Action(Op.PARAM_OUT, Lane.D2H, layer, (home,), (staged,), amount=nbytes)]
 
 
@@ -126,8 +133,8 @@ def _weights_home(layout: Layout, layer: int, weights: Ref) -> Iterator[Action]:
     """New parameters go to where forward and backward find them."""
     at, home = layout.table[layer].parameters, Ref(f"w{layer}", f"w{layer}")
     if at is Tier.GPU:
-        nbytes = layout.cpu_piece(layer) * layout.graph.sizes.parameter
+        nbytes = cpu_piece(layout, layer) * layout.graph.sizes.parameter
         yield Action(Op.LOAD, Lane.H2D, layer, (weights,), (home,), amount=nbytes, piece=Tier.HOST)
     elif at is Tier.NVME:
-        nbytes = layout.parameter_bytes(layer)
+        nbytes = parameter_bytes(layout, layer)
         yield Action(Op.WRITE, Lane.NVME_WRITE, layer, (weights,), (home,), amount=nbytes)

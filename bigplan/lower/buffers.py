@@ -1,0 +1,129 @@
+"""The buffers of one stage: what is allocated on every tier for the whole run.
+
+Buffers, by name (l: layer, k: layer kind):
+
+    w{l} g{l} a{l}         home of parameters, gradients, saved activations (a ring per micro-batch)
+    o{l}.gpu .host .nvme   optimizer state of the rows updated from that tier
+    slot.{k} shard.{k}     GPU rings that streamed parameters, and ZeRO-3 shards of them, visit
+    sum.{k}                GPU ring that gradients with their home elsewhere are summed in
+    act.{k}                GPU ring that activations with their home elsewhere pass through
+    stage.w.{k} .g .a, stage.o   host rings between the GPU or the CPU and NVMe
+    h d                    hidden states and their gradients between layers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.lower.layout import CHUNK_STAGING, PAGE, STAGING, Layout
+from bigplan.lower.sizes import (
+    chunks,
+    full_gradient_bytes,
+    full_parameter_bytes,
+    gradient_bytes,
+    hidden_bytes,
+    kept_bytes,
+    parameter_bytes,
+)
+from bigplan.placement import Tier
+from bigplan.program import Buffer
+
+
+def stage_buffers(layout: Layout) -> dict[str, Buffer]:
+    """Every buffer of a stage, by name."""
+    every = [*_homes(layout), *_rings(layout), *_hidden(layout)]
+    return {buffer.name: buffer for buffer in every}
+
+
+def _homes(layout: Layout) -> Iterator[Buffer]:
+    group = layout.graph.strategy.accumulation_group
+    held = layout.graph.in_flight_units(layout.stage) * group
+    last = len(layout.graph.layers) - 1
+    state = layout.graph.sizes.state
+    for layer, at in layout.table.items():
+        yield Buffer(f"w{layer}", at.parameters, parameter_bytes(layout, layer), "parameters")
+        yield Buffer(f"g{layer}", at.gradients, gradient_bytes(layout, layer), "gradients")
+        for tier in (Tier.GPU, Tier.HOST):
+            nbytes = layout.pieces[layer, tier] * state
+            if nbytes:
+                yield Buffer(f"o{layer}.{tier}", tier, nbytes, "optimizer")
+        count = chunks(layout, layer)
+        if count:
+            elements = layout.pieces[layer, Tier.NVME]
+            widest = max(tensor.columns for tensor in layout.kind(layer).tensors)
+            share = min(elements, -(-elements // count) + widest) * state
+            nbytes = -(-share // PAGE) * PAGE
+            yield Buffer(f"o{layer}.nvme", Tier.NVME, nbytes, "optimizer", count)
+        # The last layer's backward follows its forward at once, so one entry is enough.
+        entries = 1 if layer == last else held
+        yield Buffer(f"a{layer}", at.activations, kept_bytes(layout, layer), "activations", entries)
+
+
+def state_chunk_bytes(layout: Layout) -> int:
+    """Bytes reserved per chunk of NVMe optimizer state, whole pages.
+
+    Rows are not split, so a chunk may exceed the wanted size by one row of the widest tensor.
+    """
+    widest = max(tensor.columns for kind in layout.graph.kinds.values() for tensor in kind.tensors)
+    nbytes = layout.chunk + widest * layout.graph.sizes.state
+    return -(-nbytes // PAGE) * PAGE
+
+
+def _rings(layout: Layout) -> Iterator[Buffer]:
+    names = dict.fromkeys(layout.graph.layers[layer] for layer in layout.table)
+    for name in names:
+        layers = [layer for layer in layout.table if layout.graph.layers[layer] == name]
+        yield from _weight_rings(layout, name, layers)
+        yield from _gradient_rings(layout, name, layers)
+        yield from _activation_rings(layout, name, layers)
+    if any(chunks(layout, layer) for layer in layout.table):
+        yield Buffer("stage.o", Tier.HOST, state_chunk_bytes(layout), "staging", CHUNK_STAGING)
+
+
+def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
+    count, table = layout.ring(name), layout.table
+    if any(layout.visits(layer) for layer in layers):
+        nbytes = full_parameter_bytes(layout, layers[0])
+        yield Buffer(f"slot.{name}", Tier.GPU, nbytes, "slots", count)
+    if any(table[layer].streamed and layout.shards(layer, from_zero=3) for layer in layers):
+        yield Buffer(f"shard.{name}", Tier.GPU, parameter_bytes(layout, layers[0]), "slots", count)
+    if any(layout.stages_weights(layer) for layer in layers):
+        nbytes = parameter_bytes(layout, layers[0])
+        yield Buffer(f"stage.w.{name}", Tier.HOST, nbytes, "staging", STAGING)
+
+
+def _gradient_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
+    if any(layout.sums_apart(layer) for layer in layers):
+        nbytes = full_gradient_bytes(layout, layers[0])
+        yield Buffer(f"sum.{name}", Tier.GPU, nbytes, "slots", min(STAGING, len(layers)))
+    if any(layout.stages_gradients(layer) for layer in layers):
+        nbytes = gradient_bytes(layout, layers[0])
+        yield Buffer(f"stage.g.{name}", Tier.HOST, nbytes, "staging", STAGING)
+
+
+def _activation_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
+    away = [layer for layer in layers if layout.table[layer].activations is not Tier.GPU]
+    if away:
+        nbytes = max(kept_bytes(layout, layer) for layer in away)
+        yield Buffer(f"act.{name}", Tier.GPU, nbytes, "slots", layout.slots)
+    on_disk = [layer for layer in away if layout.table[layer].activations is Tier.NVME]
+    if on_disk:
+        nbytes = max(kept_bytes(layout, layer) for layer in on_disk)
+        yield Buffer(f"stage.a.{name}", Tier.HOST, nbytes, "staging", STAGING)
+
+
+def _hidden(layout: Layout) -> Iterator[Buffer]:
+    strategy = layout.graph.strategy
+    nbytes = hidden_bytes(layout)
+    # A pipeline stage receives the next unit's micro-batches while it works on this one's.
+    count = strategy.accumulation_group * (1 if strategy.pp == 1 else 2)
+    yield Buffer("h", Tier.GPU, nbytes, "activations", count)
+    if strategy.pp > 1:
+        yield Buffer("d", Tier.GPU, nbytes, "activations", count)
+    workspace = max(
+        layout.kind(layer).workspace(at.recompute) for layer, at in layout.table.items()
+    )
+    yield Buffer("workspace", Tier.GPU, workspace, "workspace")
+    for layer in layout.table:
+        yield Buffer(f"n{layer}", Tier.HOST, 8, "staging")
+    yield Buffer("clip", Tier.HOST, 8, "staging")

@@ -1,0 +1,48 @@
+"""Bytes and elements of a stage's layers, as its buffers hold them and its actions move them."""
+
+from __future__ import annotations
+
+from bigplan.lower.layout import Layout
+from bigplan.placement import Tier
+
+
+def parameter_bytes(layout: Layout, layer: int) -> int:
+    """Bytes of the layer's parameters at home (a shard under ZeRO-3)."""
+    elements = layout.owned(layer, layout.kind(layer).parameters, from_zero=3)
+    return elements * layout.graph.sizes.parameter
+
+
+def full_parameter_bytes(layout: Layout, layer: int) -> int:
+    """Bytes of the layer's parameters in use."""
+    return layout.kind(layer).parameters * layout.graph.sizes.parameter
+
+
+def gradient_bytes(layout: Layout, layer: int) -> int:
+    """Bytes of the layer's gradients at home (a shard under ZeRO-2 and 3)."""
+    elements = layout.owned(layer, layout.kind(layer).parameters, from_zero=2)
+    return elements * layout.graph.sizes.gradient
+
+
+def full_gradient_bytes(layout: Layout, layer: int) -> int:
+    """Bytes of the layer's gradients while they are summed."""
+    return layout.kind(layer).parameters * layout.graph.sizes.gradient
+
+
+def cpu_piece(layout: Layout, layer: int) -> int:
+    """Elements this rank updates on the CPU."""
+    return layout.pieces[layer, Tier.HOST] + layout.pieces[layer, Tier.NVME]
+
+
+def chunks(layout: Layout, layer: int) -> int:
+    """Chunks of the layer's NVMe optimizer state."""
+    return -(-layout.pieces[layer, Tier.NVME] * layout.graph.sizes.state // layout.chunk)
+
+
+def kept_bytes(layout: Layout, layer: int) -> int:
+    """Bytes kept per micro-batch between forward and backward."""
+    return layout.kind(layer).kept(layout.table[layer].recompute)
+
+
+def hidden_bytes(layout: Layout) -> int:
+    """Bytes of a micro-batch's hidden state between layers."""
+    return max(layout.kind(layer).boundary for layer in layout.table)
