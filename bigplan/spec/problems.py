@@ -45,6 +45,8 @@ def describe(
         if details["type"] == "default_factory_not_called":
             continue  # The field it depends on is reported already.
         path, value = _locate(details["loc"], data, details["type"] == "missing")
+        if details["type"] == "too_short" and len(value) >= details["ctx"]["min_length"]:
+            continue  # pydantic counts only the valid items; what is wrong with the others is told
         text = _text(details, path, value, schema)
         texts = found.setdefault(path, [])
         if text not in texts:
@@ -119,7 +121,8 @@ def _text(details: ErrorDetails, path: Path, value: Any, schema: type[BaseModel]
     if kind == "value_error":
         rule = str(details["ctx"]["error"])
         return f"{_name(path)}: {rule}" if path else rule
-    shown = "a mapping" if isinstance(value, Mapping) else repr(value)
+    shown = "a list" if isinstance(value, list) else repr(value)
+    shown = "a mapping" if isinstance(value, Mapping) else shown
     return f"{_name(path)} is {shown}, {_rule(details, value)}{_about(field)}"
 
 

@@ -6,6 +6,7 @@ from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, list_clusters
 from bigplan.spec.cluster import Cluster, Link, caps_from
 from bigplan.spec.document import parse_document
+from bigplan.spec.dump import to_yaml
 
 GiB = 2**30
 
@@ -117,3 +118,17 @@ def test_several_nodes_need_a_network() -> None:
     group = find_cluster("h200-1x").group
     with pytest.raises(ValueError, match="has 2 nodes but no inter_node link"):
         type(group).model_validate(group.model_dump() | {"nodes": 2})
+
+
+def test_one_wrong_number_deep_in_a_cluster_is_one_problem() -> None:
+    text = to_yaml(find_cluster("rtx-4090-workstation"))
+    assert "cores: 16" in text
+    with pytest.raises(InputError) as caught:
+        parse_document(text.replace("cores: 16", "cores: many"), Cluster, "my.yaml")
+    (line,) = str(caught.value).splitlines()
+    assert "node_groups.0.host.cores` is 'many'" in line
+
+
+def test_a_cluster_without_nodes_is_told_so() -> None:
+    with pytest.raises(InputError, match=r"`node_groups` is a list, which is too short"):
+        parse_document("name: nothing\nnode_groups: []\n", Cluster, "my.yaml")
