@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,25 +76,6 @@ class Placement(Spec):
     stages: tuple[StagePlacement, ...]
     slots: int = Field(default=SLOTS, ge=1)
     chunk: int = Field(default=CHUNK, ge=1)  # bytes of NVMe optimizer state updated at a time
-
-
-def resident(graph: Graph) -> Placement:
-    """Everything on the GPU, nothing recomputed."""
-    stages = []
-    for stage in range(graph.strategy.pp):
-        counts = Counter(graph.layers[layer] for layer in graph.stage_layers(stage))
-        kinds = {
-            name: KindPlacement(
-                layers=count,
-                parameters={Tier.GPU: count},
-                gradients={Tier.GPU: count},
-                activations={Recompute.NONE: {Tier.GPU: count}},
-                optimizer={Tier.GPU: float(count)},
-            )
-            for name, count in counts.items()
-        }
-        stages.append(StagePlacement(kinds=kinds))
-    return Placement(stages=tuple(stages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Tier
-from bigplan.solve.linear import Problem, Rule
+from bigplan.solve.linear import Rule
 from bigplan.solve.memory import size_rules
 from bigplan.solve.stage import StageClass, stage_classes, switch_rules
 
@@ -52,9 +52,3 @@ def _least(rule: Rule, values: Mapping[str, float]) -> tuple[str, float]:
     if ".has." in name:
         return name, float(needed > 1e-9)
     return name, needed
-
-
-def keeps_rules(problem: Problem, values: Mapping[str, float]) -> bool:
-    """Whether pins and the limits of layer kinds hold; memory is the verifier's business."""
-    residuals = ((rule, rule.expression.at(values)) for rule in problem.rules)
-    return all(v <= 1e-6 and not (rule.equal and v < -1e-6) for rule, v in residuals)

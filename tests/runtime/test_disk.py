@@ -90,6 +90,7 @@ def test_the_file_is_allocated_at_once_and_removed(tmp_path: Path) -> None:
 def test_an_empty_file_is_a_file(tmp_path: Path) -> None:
     with DiskFile(tmp_path / "store", 0) as file:
         file.write(0, aligned_empty(0))
+        assert file.path.stat().st_size == file.size == 0
 
 
 def test_without_direct_the_file_is_buffered(
