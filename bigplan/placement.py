@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,7 @@ from bigplan.spec.document import Spec
 Choice = TypeVar("Choice")
 
 SLOTS = 3  # GPU slots per streamed layer kind: one in use, one arriving, one to absorb jitter
+SUMS = 2  # GPU sums per kind of layer whose gradients leave: one is added to, one leaves
 CHUNK = 256 << 20  # bytes: large enough for full disk speed, small beside a layer's 2-6 GB of state
 
 
@@ -75,7 +76,22 @@ class Placement(Spec):
 
     stages: tuple[StagePlacement, ...]
     slots: int = Field(default=SLOTS, ge=1)
+    sums: int = Field(default=SUMS, ge=1)
+    shared_ends: bool = False  # the first and the last layer pass through the same slot and sum
     chunk: int = Field(default=CHUNK, ge=1)  # bytes of NVMe optimizer state updated at a time
+
+
+class Rings(NamedTuple):
+    """How many layers' worth of GPU memory what passes through may take."""
+
+    slots: int = SLOTS
+    sums: int = SUMS
+    shared_ends: bool = False
+
+    @classmethod
+    def of(cls, placement: Placement) -> Rings:
+        """The placement's."""
+        return cls(placement.slots, placement.sums, placement.shared_ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +110,29 @@ class LayerPlacement:
         return self.parameters is not Tier.GPU
 
 
-def layer_table(placement: KindPlacement) -> tuple[LayerPlacement, ...]:
+def layer_table(
+    placement: KindPlacement, *, frugal_first: bool = False
+) -> tuple[LayerPlacement, ...]:
     """Counts to layers: every choice spread evenly, choices for the GPU nested in each other.
 
     One order of layers serves all tensors, so the layers whose gradients stay on the GPU are among
     those whose parameters do (or the other way round), and the GPU's share of the optimizer falls
-    on layers that have both there.
+    on layers that have both there. `frugal_first`: the first layers, which hold the most
+    micro-batches of interleaved chunks, recompute the most.
     """
     count = placement.layers
     order = spread_order(count)
     parameters = _assign({tier: placement.parameters.get(tier, 0) for tier in Tier}, order)
     gradients = _assign({tier: placement.gradients.get(tier, 0) for tier in Tier}, order)
-    policies = _assign(
-        {
-            (recompute, tier): placement.activations.get(recompute, {}).get(tier, 0)
-            for recompute in Recompute
-            for tier in Tier
-        },
-        order,
-    )
+    kept = {
+        (recompute, tier): placement.activations.get(recompute, {}).get(tier, 0)
+        for recompute in Recompute
+        for tier in Tier
+    }
+    if frugal_first:
+        policies = _assign(dict(reversed(kept.items())), list(range(count)))
+    else:
+        policies = _assign(kept, order)
     resident = [p is g is Tier.GPU for p, g in zip(parameters, gradients, strict=True)]
     return tuple(
         LayerPlacement(
@@ -169,5 +189,9 @@ def piece_elements(kind: LayerKind, placement: LayerPlacement, tier: Tier) -> in
 
 def stage_table(graph: Graph, placement: Placement, stage: int) -> dict[int, LayerPlacement]:
     """Placement of every layer of a stage, by layer index."""
-    tables = {kind: iter(layer_table(rows)) for kind, rows in placement.stages[stage].kinds.items()}
+    chunked = graph.strategy.vpp > 1
+    tables = {
+        kind: iter(layer_table(rows, frugal_first=chunked))
+        for kind, rows in placement.stages[stage].kinds.items()
+    }
     return {layer: next(tables[graph.layers[layer]]) for layer in graph.stage_layers(stage)}

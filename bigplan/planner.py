@@ -6,27 +6,32 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bigplan.engines import executable, native_refusal
+from bigplan.cost.band import error_band
+from bigplan.engines import NATIVE_RECOMPUTES, executable, native_refusal
+from bigplan.errors import RefusedError
 from bigplan.graph.build import build_graph, model_flops
+from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
-from bigplan.placement import Tier
+from bigplan.parts import Step, collective_seconds, step_parts
+from bigplan.placement import Placement, Tier
 from bigplan.plan import (
     Alternative,
     MemoryUse,
     Plan,
     Predicted,
     SearchRecord,
+    StepParts,
     digest,
 )
-from bigplan.program import Program
+from bigplan.program import Lane, Program, counted
 from bigplan.simulate import simulate
-from bigplan.solve.candidate import Candidate, Workload, problem_of
+from bigplan.solve.candidate import Candidate, Trial, Workload, problem_of
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.exact import exact_search
 from bigplan.solve.ilp import solver_name
 from bigplan.solve.pins import parse_pins
-from bigplan.solve.search import Found, Scope, search
+from bigplan.solve.search import Found, Scope, Watch, search, unwatched
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -45,17 +50,24 @@ class Request:
     exact: bool = False
 
 
-def make_plan(request: Request) -> Plan:
-    """Search and write down. Raises InputError, RefusedError, InfeasibleError."""
+def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
+    """Search, as long as `watch` says, and write down.
+
+    Raises InputError, RefusedError, InfeasibleError.
+    """
     fixed, pins = parse_pins(request.settings)
     workload = Workload(request.model, request.training, request.cluster.group)
 
-    def allowed(strategy: Strategy) -> bool:
-        length = request.training.sequence_length
-        return request.engine == "any" or native_refusal(request.model, strategy, length) is None
+    if request.engine == "native":
+        _refuse_whatever_the_split(request)
 
-    scope = Scope(fixed, pins, allowed)
-    found = (exact_search if request.exact else search)(workload, scope)
+    def allowed(strategy: Strategy) -> bool:
+        refusal = native_refusal(request.model, request.training, strategy)
+        return request.engine == "any" or refusal is None
+
+    recomputes = tuple(Recompute) if request.engine == "any" else NATIVE_RECOMPUTES
+    scope = Scope(fixed, pins, allowed, recomputes)
+    found = (exact_search if request.exact else search)(workload, scope, watch)
     best = found.best
     return Plan(
         inputs={name: digest(getattr(request, name)) for name in ("model", "training", "cluster")},
@@ -63,19 +75,30 @@ def make_plan(request: Request) -> Plan:
         strategy=best.candidate.strategy,
         placement=best.placement,
         executable=executable(
-            request.model, best.candidate.strategy, request.training.sequence_length
+            request.model,
+            request.training,
+            best.candidate.strategy,
+            best.placement,
         ),
         search=SearchRecord(
             solver=solver_name(),
             strategies=found.strategies,
             relaxations=found.relaxations,
             programs=found.programs,
+            stopped=found.stopped,
         ),
-        alternatives=tuple(_alternatives(found)),
+        alternatives=tuple(_alternatives(found, workload)),
         model=request.model,
         training=request.training,
         cluster=request.cluster,
     )
+
+
+def _refuse_whatever_the_split(request: Request) -> None:
+    """Plain data parallelism is what the native engine surely splits by: other reasons remain."""
+    plain = Strategy(dp=request.cluster.gpus)
+    if refusal := native_refusal(request.model, request.training, plain):
+        raise RefusedError(f"{refusal}; change it, or plan with --engine any")
 
 
 def predict(found: Found, workload: Workload) -> Predicted:
@@ -86,11 +109,21 @@ def predict(found: Found, workload: Workload) -> Predicted:
     candidate = best.candidate
     problem = problem_of(candidate, ())
     overlapped = problem.step_seconds(decisions_of(candidate.graph, best.placement))
-    busy = best.timeline.busy()
+    busy = best.totals.by_lane
+    memory = tuple(memory_use(best.programs, candidate))
+    offloads = any(
+        use.by_purpose.get(tensors)
+        for use in memory
+        if use.tier is not Tier.GPU
+        for tensors in ("parameters", "gradients", "optimizer", "activations")
+    )
+    low, high = error_band(seconds, workload.nodes.gpu.name, offloads=offloads)
     return Predicted(
         step_seconds=seconds,
-        step_seconds_low=min(overlapped, seconds),
-        step_seconds_high=max(seconds, _serial_seconds(best.timeline)),
+        step_seconds_low=low,
+        step_seconds_high=high,
+        step_seconds_overlapped=min(overlapped, seconds),
+        step_seconds_serial=max(seconds, best.totals.serial),
         tokens_per_second=tokens / seconds,
         mfu=flops / seconds / peak,
         lower_bound_seconds=found.bound,
@@ -98,14 +131,11 @@ def predict(found: Found, workload: Workload) -> Predicted:
         simulated_gap=found.simulated_gap,
         bottleneck=max(busy, key=lambda lane: busy[lane]),
         busy_seconds=busy,
-        op_seconds=best.timeline.total_by(lambda event: event.op),
-        memory=tuple(memory_use(best.programs, candidate)),
+        op_seconds=best.totals.by_op,
+        moved_bytes=moved_bytes(best.programs),
+        parts=_parts(workload, candidate, best.placement, Step(seconds, busy)),
+        memory=memory,
     )
-
-
-def _serial_seconds(timeline: Timeline) -> float:
-    """The slowest stage with nothing overlapped."""
-    return max(timeline.total_by(lambda event: str(event.stage)).values(), default=0.0)
 
 
 def memory_use(programs: tuple[Program, ...], candidate: Candidate) -> Iterator[MemoryUse]:
@@ -127,18 +157,41 @@ def memory_use(programs: tuple[Program, ...], candidate: Candidate) -> Iterator[
             )
 
 
-def _alternatives(found: Found) -> Iterator[Alternative]:
+def moved_bytes(programs: tuple[Program, ...]) -> dict[str, int]:
+    """Bytes that a GPU's step moves through each lane, of the stage that moves most there."""
+    most: dict[str, int] = {}
+    for program in programs:
+        alone: dict[str, int] = defaultdict(int)
+        for action, times in counted(program.step):
+            if action.lane not in (Lane.COMPUTE, Lane.CPU) and action.amount:
+                alone[action.lane.value] += times * action.amount
+        most.update({lane: n for lane, n in alone.items() if n > most.get(lane, 0)})
+    return dict(sorted(most.items()))
+
+
+def _parts(workload: Workload, candidate: Candidate, placement: Placement, step: Step) -> StepParts:
+    graph, costs = candidate.graph, candidate.costs
+    collectives = collective_seconds(graph, workload.training, workload.nodes)
+    return step_parts(graph, costs, placement, step, collectives)
+
+
+def _alternatives(found: Found, workload: Workload) -> Iterator[Alternative]:
     seen: set[Strategy] = {found.best.candidate.strategy}
     for rival in found.rivals:
         strategy = rival.candidate.strategy
         if strategy not in seen:
             seen.add(strategy)
-            busy = rival.busy
-            yield Alternative(
-                strategy=strategy,
-                step_seconds=rival.seconds,
-                bottleneck=max(busy, key=lambda lane: busy[lane]),
-            )
+            yield _alternative(rival, workload)
+
+
+def _alternative(rival: Trial, workload: Workload) -> Alternative:
+    step = Step(rival.seconds, rival.busy)
+    return Alternative(
+        strategy=rival.candidate.strategy,
+        step_seconds=rival.seconds,
+        bottleneck=max(rival.busy, key=lambda lane: rival.busy[lane]),
+        parts=_parts(workload, rival.candidate, rival.placement, step),
+    )
 
 
 def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from bigplan.graph.graph import Recompute
 from bigplan.placement import LayerPlacement, Tier
 
 
@@ -90,7 +91,7 @@ class Action:
     frees: tuple[Ref, ...] = ()
     amount: int = 0
     micro_batch: int = -1  # -1: the action belongs to no micro-batch
-    recompute: bool = False  # BACKWARD runs the forward again first
+    recompute: Recompute = Recompute.NONE  # what BACKWARD runs again first
     piece: Tier | None = None  # the optimizer piece an UPDATE or its moves handle
 
 
@@ -142,10 +143,11 @@ def walk(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[tup
 def expand(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[Action]:
     """The actions in order, repeats unrolled, micro-batches numbered within the step."""
     for action, number in walk(instructions, offset):
-        yield action if number == action.micro_batch else _numbered(action, number)
+        yield action if number == action.micro_batch else numbered(action, number)
 
 
-def _numbered(action: Action, number: int) -> Action:
+def numbered(action: Action, number: int) -> Action:
+    """The action for another micro-batch."""
     # dataclasses.replace takes four times as long, and there are hundreds of thousands of these.
     return Action(
         action.op,

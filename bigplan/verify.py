@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import product
 
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
@@ -32,6 +32,8 @@ from bigplan.program import (
 
 Key = tuple[str, int]
 
+WORK = Op.FORWARD, Op.BACKWARD
+
 CHANGES = (
     Op.BACKWARD,
     Op.ACCUMULATE,
@@ -44,8 +46,10 @@ def verify(
 ) -> None:
     """Raise VerificationError at the first broken rule of any stage."""
     for program in programs:
-        for instructions in (program.first, program.step):
-            _check_work(program, graph, instructions)
+        first, later = (only(part, WORK) for part in (program.first, program.step))
+        _check_work(program, graph, first)
+        if later != first:  # as a rule they differ in updates alone
+            _check_work(program, graph, later)
         _check_updates(program, graph)
         _check_contents(program, graph)
     _check_messages(programs)
@@ -233,20 +237,23 @@ class _Contents:
 
 def _check_work(program: Program, graph: Graph, instructions: tuple[Instruction, ...]) -> None:
     """Every layer runs forward and backward once on every micro-batch, forward first."""
-    done: Counter[tuple[Op, int, int]] = Counter()
-    for action, number in walk(only(instructions, (Op.FORWARD, Op.BACKWARD))):
-        done[action.op, action.layer, number] += 1
-        if action.op is Op.BACKWARD and not done[Op.FORWARD, action.layer, number]:
+    forward: set[tuple[int, int]] = set()  # layer and micro-batch
+    backward: set[tuple[int, int]] = set()
+    repeated = []
+    for action, number in walk(instructions):
+        work, done = (action.layer, number), forward if action.op is Op.FORWARD else backward
+        if done is backward and work not in forward:
             raise _fail(program, action, "runs before its forward")
-    expected = {
-        (op, layer, m)
-        for op in (Op.FORWARD, Op.BACKWARD)
-        for layer in program.layers
-        for m in range(graph.micro_batches)
-    }
-    wrong = sorted(str(key) for key in expected ^ set(done)) + sorted(
-        str(key) for key, times in done.items() if times > 1
+        if work in done:
+            repeated.append(str((action.op, *work)))
+        done.add(work)
+    expected = set(product(program.layers, range(graph.micro_batches)))
+    wrong = sorted(
+        str((op, *work))
+        for op, done in zip(WORK, (forward, backward), strict=True)
+        for work in expected ^ done
     )
+    wrong += sorted(repeated)
     if wrong:
         raise VerificationError(
             f"stage {program.stage}: missing, repeated or foreign work: {', '.join(wrong[:3])}"
@@ -297,8 +304,11 @@ def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]
 
 
 def _check_messages(programs: Sequence[Program]) -> None:
-    """Neighbours send exactly what the other receives, in the same order."""
-    for upstream, downstream in pairwise(programs):
+    """Neighbours send exactly what the other receives, in the same order.
+
+    With virtual stages the last stage's neighbour is the first.
+    """
+    for upstream, downstream in zip(programs, (*programs[1:], programs[0]), strict=True):
         for label, sender, receiver in (("h", upstream, downstream), ("d", downstream, upstream)):
             for part in ("first", "step"):
                 sent = list(_messages(getattr(sender, part), Op.SEND, label))

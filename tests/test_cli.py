@@ -22,21 +22,30 @@ Run = Callable[..., tuple[int, str, str]]
 SMALL = ("--seq-len", "32", "--global-batch", "4", "--precision", "fp32")
 
 KEYS = {
+    "decision",
     "step_seconds",
     "step_seconds_low",
     "step_seconds_high",
+    "step_seconds_overlapped",
+    "step_seconds_serial",
     "tokens_per_second",
     "mfu",
     "lower_bound_seconds",
     "model_gap",
     "simulated_gap",
     "search_seconds",
+    "search",
     "strategy",
     "stages",
     "memory",
     "bottleneck",
+    "busy_seconds",
+    "step_parts",
+    "moved_bytes",
+    "drives",
     "executable",
     "alternatives",
+    "what_if",
 }
 
 
@@ -74,19 +83,20 @@ def planned(bigplan: Run, *arguments: object) -> Any:
 def test_json_holds_every_key_and_shares_add_up(bigplan: Run, small: tuple[object, ...]) -> None:
     data = planned(bigplan, *small)
     assert set(data) == KEYS
-    assert set(data["strategy"]) == {
+    assert set(data["strategy"]) >= {
         *("dp", "tp", "pp", "vpp", "cp", "ep", "zero", "micro_batch", "accumulation_group")
     }
     assert data["step_seconds_low"] <= data["step_seconds"] <= data["step_seconds_high"]
     assert sum(stage["layers"] for stage in data["stages"]) == 2
     for stage in data["stages"]:
-        assert set(stage) == {"layers", "recompute", "placement"}
+        assert set(stage) == {"layers", "recompute", "placement", "homes"}
         assert sum(stage["recompute"].values()) == stage["layers"]
         assert set(stage["placement"]) == {"parameters", "gradients", "optimizer", "activations"}
         for tiers in stage["placement"].values():
             assert sum(tiers.values()) == pytest.approx(1.0)
     for use in data["memory"]:
-        assert set(use) == {"stage", "tier", "scope", "used_bytes", "capacity_bytes"}
+        keys = ("stage", "tier", "scope", "used_bytes", "capacity_bytes", "by_purpose")
+        assert set(use) == set(keys)
         assert use["used_bytes"] <= use["capacity_bytes"]
     assert set(data["executable"]) == {"native", "deepspeed"}
 

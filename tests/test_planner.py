@@ -59,7 +59,9 @@ def test_a_plan_keeps_its_promises(caps: tuple[int | None, ...]) -> None:
     verify(programs, candidate.graph, candidate.costs.capacity, candidate.costs.ranks_per_node)
     assert simulate_plan(plan).seconds == predicted.step_seconds
     assert predicted.lower_bound_seconds <= predicted.step_seconds * (1 + 1e-9)
-    assert predicted.step_seconds_low <= predicted.step_seconds <= predicted.step_seconds_high
+    seconds = predicted.step_seconds
+    assert predicted.step_seconds_low <= seconds <= predicted.step_seconds_high
+    assert predicted.step_seconds_overlapped <= seconds <= predicted.step_seconds_serial
     assert predicted.simulated_gap == pytest.approx(
         predicted.step_seconds / predicted.lower_bound_seconds - 1
     )
@@ -263,3 +265,35 @@ def test_alternatives_are_other_strategies_and_no_better() -> None:
     for alternative in plan.alternatives:
         assert alternative.step_seconds >= plan.predicted.step_seconds
     assert plan.search.strategies > len(strategies)
+
+
+def test_a_stopped_search_gives_its_best_plan_and_says_so() -> None:
+    cluster = find_cluster("dgx-h100").with_caps(gpu=3 * 2**30)
+    training = Training(sequence_length=256, global_batch=32)
+    request = Request(find_model("tiny-llama-demo"), training, cluster)
+    seen: list[tuple[float | None, float, int]] = []
+
+    def watch(best: float | None, bound: float, left: int) -> bool:
+        seen.append((best, bound, left))
+        return best is None
+
+    early, whole = make_plan(request, watch), make_plan(request)
+    assert early.search.stopped
+    assert not whole.search.stopped
+    assert len(seen) > 1
+    assert early.predicted.step_seconds >= whole.predicted.step_seconds * (1 - 1e-9)
+    assert early.predicted.lower_bound_seconds <= whole.predicted.step_seconds * (1 + 1e-9)
+    assert simulate_plan(early).seconds == early.predicted.step_seconds
+
+
+def test_moved_bytes_are_those_of_the_lane_s_busiest_stage() -> None:
+    plan = _plan(_machine(), {"optimizer": "nvme"})
+    candidate, (program,) = programs_of(plan)
+    moved, rates = plan.predicted.moved_bytes, candidate.costs.rates
+    assert moved["nvme write"] > 0
+    for lane, rate in (("nvme write", rates.nvme_write), ("host to device", rates.h2d)):
+        # Busy seconds are the bytes at the lane's rate, and a latency per move besides.
+        assert moved[lane] / rate <= plan.predicted.busy_seconds[lane] * (1 + 1e-9)
+    # Every step writes the whole optimizer state on NVMe back (stored in whole pages).
+    state = sum(b.total for b in program.buffers.values() if b.name.endswith(".nvme"))
+    assert moved["nvme write"] >= 0.9 * state > 0

@@ -14,6 +14,7 @@ from bigplan.lower import lower
 from bigplan.placement import (
     CHUNK,
     KindPlacement,
+    LayerPlacement,
     Placement,
     StagePlacement,
     Tier,
@@ -42,6 +43,8 @@ def toy_kind(
         backward=(),
         saved=saved,
         boundary=16,
+        selective=saved // 2,
+        cheap=(),
         forward_workspace=8,
         backward_workspace=8,
         pinned=pinned,
@@ -86,7 +89,7 @@ RATES = Rates(
     gpu_update=1000.0,
 )
 COSTS = Costs(
-    kinds={name: KindCost(1.0, 2.0, 0.5, 0.3) for name in KINDS},
+    kinds={name: KindCost(1.0, 2.0, 0.5, 0.3, 0.25) for name in KINDS},
     rates=RATES,
     send=0.1,
     capacity=ROOMY,
@@ -160,6 +163,7 @@ def enlarged(graph: Graph, factor: int = 1 << 20) -> Graph:
             tensors=tuple(replace(t, columns=t.columns * factor) for t in kind.tensors),
             saved=kind.saved * factor,
             boundary=kind.boundary * factor,
+            selective=kind.selective * factor,
             forward_workspace=kind.forward_workspace * factor,
             backward_workspace=kind.backward_workspace * factor,
         )
@@ -178,11 +182,18 @@ def quickened(costs: Costs, factor: int = 1 << 20) -> Costs:
 def strategies(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Strategy:
     """Pipelines, data parallelism with every ZeRO stage, accumulation groups."""
     dp = draw(st.sampled_from((1, 2)))
+    pp = draw(st.sampled_from(stages))
+    if pp > 1 and draw(st.booleans()):
+        zero = draw(st.integers(0, 1)) if dp > 1 else 0
+        return Strategy(dp=dp, pp=pp, vpp=draw(st.sampled_from((2, 3))), zero=zero)
     return Strategy(
         dp=dp,
-        pp=draw(st.sampled_from(stages)),
+        pp=pp,
         zero=draw(st.integers(0, 3)) if dp > 1 else 0,
         accumulation_group=draw(st.sampled_from((1, 2, 4))),
+        # Of at least four blocks at least one is left for every other stage; two stages share all.
+        first_blocks=draw(st.integers(0, 1)) if pp > 1 else 0,
+        last_blocks=draw(st.integers(0, 1)) if pp > 2 else 0,
     )
 
 
@@ -190,10 +201,14 @@ def strategies(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Strategy:
 def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
     """Toy graphs: tied or not, clipped or not, with or without master weights."""
     strategy = draw(strategies(stages))
+    blocks, units = draw(st.integers(4, 9)), draw(st.sampled_from((1, 2, 3, 5, 8)))
+    if strategy.vpp > 1:  # micro-batches fill the stages evenly, chunks are alike
+        blocks = strategy.pp * strategy.vpp * draw(st.integers(1, 2))
+        units = strategy.pp * draw(st.sampled_from((1, 2, 3, 5)))
     return toy_graph(
         strategy,
-        blocks=4 * draw(st.integers(1, 2)),
-        units=draw(st.sampled_from((1, 2, 3, 5, 8))),
+        blocks=blocks,
+        units=units,
         clipped=draw(st.booleans()),
         master=draw(st.booleans()),
         tied=strategy.pp == 1 and draw(st.booleans()),
@@ -206,8 +221,12 @@ def prices(draw: st.DrawFn) -> Costs:
     rate = st.sampled_from((10.0, 40.0, 150.0, 600.0, 2500.0))
     short = st.sampled_from((0.25, 0.5, 1.0, 2.0))
     zero = st.sampled_from((0.0, 0.3, 2.0))
+    again = st.sampled_from((0.0, 0.1, 0.25))  # never more than the whole forward
     return Costs(
-        kinds={name: KindCost(draw(short), draw(short), draw(zero), draw(zero)) for name in KINDS},
+        kinds={
+            name: KindCost(draw(short), draw(short), draw(zero), draw(zero), draw(again))
+            for name in KINDS
+        },
         rates=Rates(*(draw(rate) for _ in range(8))),
         send=draw(st.sampled_from((0.0, 0.1, 1.0))),
         capacity=ROOMY,
@@ -229,11 +248,15 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
     kind, zero = graph.kinds[name], graph.strategy.zero
     everywhere = compositions(layers, len(Tier))
     on_gpu = (layers, 0, 0)
-    parameters = on_gpu if kind.pinned or zero in (1, 2) else draw(everywhere)
-    gradients = on_gpu if kind.pinned else draw(everywhere)
-    policies: tuple[int, ...] = (layers, 0, 0, 0, 0, 0)
-    if kind.stores_activations:
-        policies = draw(compositions(layers, len(Tier) * len(Recompute)))
+    chunked = graph.strategy.vpp > 1  # then only recomputation and the optimizer vary
+    parameters = on_gpu if kind.pinned or chunked or zero in (1, 2) else draw(everywhere)
+    gradients = on_gpu if kind.pinned or chunked else draw(everywhere)
+    policies: tuple[int, ...] = (layers, 0, 0)
+    if kind.stores_activations and chunked:
+        each = draw(compositions(layers, len(graph.recomputes)))
+        policies = tuple(n for number in each for n in (number, 0, 0))
+    elif kind.stores_activations:
+        policies = draw(compositions(layers, len(Tier) * len(graph.recomputes)))
     twelfth = st.integers(0, 12).map(lambda number: number / 12)
     gpu = draw(twelfth) * min(parameters[0], gradients[0])
     host = draw(twelfth) * (layers - gpu)
@@ -243,7 +266,8 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
         gradients=dict(zip(Tier, gradients, strict=True)),
         activations={
             recompute: dict(zip(Tier, policies[3 * i : 3 * i + 3], strict=True))
-            for i, recompute in enumerate(Recompute)
+            for i, recompute in enumerate(graph.recomputes)
+            if policies[3 * i : 3 * i + 3]
         },
         optimizer=dict(zip(Tier, (gpu, host, max(0.0, layers - gpu - host)), strict=True)),
     )
@@ -253,7 +277,7 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
 def placements(draw: st.DrawFn, graph: Graph, *, free: bool = False) -> Placement:
     """Any legal placement; `free`: what the solver does not choose varies too.
 
-    That is: every stage of its own, fewer slots, and NVMe chunks smaller than a layer's state.
+    That is: every stage of its own, and NVMe chunks smaller than a layer's state.
     """
     every: list[StagePlacement] = []
     for stage in stage_classes(graph):
@@ -261,12 +285,12 @@ def placements(draw: st.DrawFn, graph: Graph, *, free: bool = False) -> Placemen
             if number == 0 or free:
                 kinds = {k.name: draw(kind_placements(graph, k.name, n)) for k, n in stage.kinds}
             every.append(StagePlacement(kinds=kinds))
-    if not free:
-        return Placement(stages=tuple(every))
     return Placement(
         stages=tuple(every),
-        slots=draw(st.integers(1, 3)),
-        chunk=draw(st.sampled_from((100, CHUNK))),
+        slots=draw(st.integers(1, 4)),
+        sums=draw(st.integers(1, 2)),
+        shared_ends=draw(st.booleans()),
+        chunk=draw(st.sampled_from((100, CHUNK))) if free else CHUNK,
     )
 
 
@@ -301,7 +325,7 @@ def values_of(case: Case) -> dict[str, float]:
         for kind, _ in stage.kinds:
             owned = -(-kind.parameters // split)
             for tier in Tier:
-                pieces = [piece_elements(kind, at, tier) for at in layer_table(kinds[kind.name])]
+                pieces = [piece_elements(kind, at, tier) for at in _table(graph, kinds[kind.name])]
                 share = sum(-(-piece // split) for piece in pieces) / owned
                 values[f"{stage.name}.{kind.name}.optimizer.{tier}"] = share
     return values
@@ -314,6 +338,10 @@ def rows_moved(case: Case, stage: int, tier: Tier) -> float:
         kind = case.graph.kinds[name]
         share = rows.optimizer.get(tier, 0.0) * kind.parameters
         split = case.graph.strategy.dp if case.graph.strategy.zero else 1
-        pieces = [piece_elements(kind, at, tier) for at in layer_table(rows)]
+        pieces = [piece_elements(kind, at, tier) for at in _table(case.graph, rows)]
         moved += sum(-(-piece // split) for piece in pieces) - share / split
     return moved
+
+
+def _table(graph: Graph, rows: KindPlacement) -> tuple[LayerPlacement, ...]:
+    return layer_table(rows, frugal_first=graph.strategy.vpp > 1)

@@ -8,8 +8,13 @@ from typing import Annotated
 import typer
 
 import bigplan
-from bigplan.cli import describe, run
+from bigplan.cli import describe
+from bigplan.cli.clusters import clusters
+from bigplan.cli.explain import explain
+from bigplan.cli.models import models
 from bigplan.cli.plan import plan, simulate
+from bigplan.cli.run import launch, report
+from bigplan.cli.validate import validate
 from bigplan.errors import BigplanError
 
 INTERRUPTED = 130
@@ -24,11 +29,13 @@ app = typer.Typer(
 for command in (
     plan,
     simulate,
-    run.launch,
-    run.report,
+    explain,
+    validate,
+    launch,
+    report,
     describe.detect,
-    describe.models,
-    describe.clusters,
+    models,
+    clusters,
     describe.schema,
 ):
     app.command()(command)
@@ -49,8 +56,8 @@ def _root(
     """Plan the best way to train a model on a cluster, without a GPU, and run that plan."""
 
 
-def main() -> None:
-    """Entry point. Exit codes: 0, 2 bad input, 3 infeasible, others as in errors.py."""
+def run() -> None:
+    """The command that was asked for. Exits with 0, 2 bad input, 3 infeasible, and so on."""
     try:
         app()
     except BigplanError as error:

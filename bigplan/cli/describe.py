@@ -1,4 +1,4 @@
-"""Descriptions: this machine, what is shipped, and the schema of an experiment."""
+"""Descriptions: this machine, and the schema of an experiment."""
 
 from __future__ import annotations
 
@@ -40,28 +40,9 @@ def detect(
     print(f"Cluster written to {out}")
 
 
-def models() -> None:
-    """List the shipped models."""
-    from bigplan.spec.catalog import find_model, list_models
-    from bigplan.units import format_count
-
-    for name in list_models():
-        model = find_model(name)
-        print(
-            f"{name:24}{format_count(model.parameter_count):>8} parameters, {model.layers} layers"
-        )
-
-
-def clusters() -> None:
-    """List the shipped clusters."""
-    from bigplan.spec.catalog import find_cluster, list_clusters
-
-    for name in list_clusters():
-        print(f"{name:24}{find_cluster(name).description}")
-
-
 def schema() -> None:
     """Print the JSON Schema of an experiment file."""
-    from bigplan.spec.experiment import json_schema
+    from bigplan.spec.experiment import Experiment
+    from bigplan.spec.json_schema import json_schema
 
-    print(json.dumps(json_schema(), indent=2))
+    print(json.dumps(json_schema(Experiment), indent=2))

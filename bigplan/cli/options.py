@@ -73,16 +73,36 @@ class ExperimentOptions:
         ),
     ] = None
     precision: Annotated[
-        str | None, _option("--precision", "bf16 or fp32 (default: bf16).", STEP, "bf16|fp32")
+        str | None, _option("--precision", "Of compute (default: bf16).", STEP, "bf16|fp16|fp32")
     ] = None
     gradient_precision: Annotated[
         str | None,
         _option(
             "--gradient-precision",
-            "Of stored gradients: bf16 or fp32 (default: fp32).",
+            "Of stored gradients: fp32, or the precision (default: fp32).",
             STEP,
-            "bf16|fp32",
+            "bf16|fp16|fp32",
         ),
+    ] = None
+    reduce_precision: Annotated[
+        str | None,
+        _option(
+            "--reduce-precision",
+            "In which data-parallel ranks sum gradients (default: as they are stored).",
+            STEP,
+            "bf16|fp16|fp32",
+        ),
+    ] = None
+    fp8_gemms: Annotated[
+        bool | None,
+        _option("--fp8-gemms/--no-fp8-gemms", "The blocks' GEMMs in fp8 (default: no).", STEP),
+    ] = None
+    attention: Annotated[
+        str | None,
+        _option("--attention", "Attention kernel (default: flash).", STEP, "flash|materialised"),
+    ] = None
+    dropout: Annotated[
+        float | None, _option("--dropout", "Probability of dropout (default: 0).", STEP)
     ] = None
     clip_norm: Annotated[
         str | None,
@@ -103,6 +123,9 @@ class ExperimentOptions:
     beta2: Annotated[float | None, _option("--beta2", "default: 0.95.", ADAM)] = None
     epsilon: Annotated[float | None, _option("--epsilon", "default: 1e-8.", ADAM)] = None
     weight_decay: Annotated[float | None, _option("--weight-decay", "default: 0.1.", ADAM)] = None
+    # What other programs call these; not planned, and refused by name.
+    context_parallel: Annotated[int | None, typer.Option("--context-parallel", hidden=True)] = None
+    expert_parallel: Annotated[int | None, typer.Option("--expert-parallel", hidden=True)] = None
     steps: Annotated[
         int | None, _option("--steps", "Optimizer steps to run (default: 20).", RUN)
     ] = None
@@ -124,6 +147,10 @@ _KEYS = {
     "global_batch": "training.global_batch",
     "precision": "training.precision",
     "gradient_precision": "training.gradient_precision",
+    "reduce_precision": "training.reduce_precision",
+    "fp8_gemms": "training.fp8_gemms",
+    "attention": "training.attention",
+    "dropout": "training.dropout",
     "seed": "training.seed",
     "data": "training.data",
     "optimizer": "training.optimizer.name",
@@ -169,10 +196,11 @@ def experiment_of(path: Path | None, options: ExperimentOptions) -> Experiment:
     else:
         experiment = load_experiment(path, overrides)
     settings = _pairs("--set", options.settings, "tp=8")
-    if not settings:
-        return experiment
     fixed = {key: _plain(text) for key, text in settings.items()}
-    return experiment.model_copy(update={"set": {**experiment.set, **fixed}})
+    for key, ways in (("cp", options.context_parallel), ("ep", options.expert_parallel)):
+        if ways is not None:
+            fixed[key] = ways
+    return experiment.with_settings(fixed)
 
 
 def plan_options_given(options: ExperimentOptions) -> list[str]:
@@ -180,7 +208,7 @@ def plan_options_given(options: ExperimentOptions) -> list[str]:
     return [
         field.name
         for field in fields(options)
-        if field.name not in RUN_KEYS and getattr(options, field.name)
+        if field.name not in RUN_KEYS and getattr(options, field.name) not in (None, [])
     ]
 
 

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
-import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from bigplan.cli.options import ExperimentOptions, experiment_of, takes
-from bigplan.errors import InputError
+from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
 
+if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
+    from bigplan.planner import Request
+    from bigplan.whatif import Answer
+
+WHAT_IF = typer.Option(
+    "--what-if/--no-what-if",
+    help="Solve again with another drive, more memory, another node: what would help "
+    "(default: as far as it takes no time worth mentioning).",
+)
+TIME_LIMIT = typer.Option(
+    "--time-limit", min=0.0, help="Seconds after which the best plan so far is taken, with its gap."
+)
 JSON_OUTPUT = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
+
+# Seconds from the start of planning within which what would help is answered unasked: with the
+# imports a plan of one machine stays below a second.
+UNASKED = 0.4
 
 
 @takes(ExperimentOptions)
@@ -27,45 +43,118 @@ def plan(
     exact: Annotated[
         bool, typer.Option("--exact", help="Try every placement: small problems only.")
     ] = False,
+    what_if: Annotated[bool | None, WHAT_IF] = None,
+    time_limit: Annotated[float | None, TIME_LIMIT] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,
     as_json: Annotated[bool, JSON_OUTPUT] = False,
 ) -> None:
     """Find the fastest way to train a model on a cluster. Needs no GPU.
 
-    Exit codes: 0 planned, 2 bad input, 3 nothing fits.
+    Ctrl-C takes the best plan so far, with its gap. Exit codes: 0 planned, 2 bad input, 3 nothing
+    fits.
     """
     wanted = experiment_of(experiment, options)
     if out is not None and not out.parent.is_dir():  # said before the search, not after it
         raise InputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
-    made, seconds = plan_experiment(wanted, exact=exact)
+    try:
+        planned = plan_experiment(wanted, exact=exact, time_limit=time_limit)
+    except InfeasibleError:
+        if what_if:
+            _say_what_would_fit(wanted)
+        raise
     if out is not None:
         from bigplan.plan import save_plan
 
-        save_plan(made, out)
+        save_plan(planned.plan, out)
     if as_json:
         from bigplan.report.plan_json import plan_json
 
-        print(json.dumps(plan_json(made, seconds), indent=2))
+        answer = planned.what_would_help() if what_if else None
+        print(json.dumps(plan_json(planned.plan, planned.seconds, answer), indent=2))
         return
+    _show(planned, what_if)
+    if out is not None:
+        Console().print(f"Plan written to {out}", highlight=False)
+
+
+def _show(planned: Planned, what_if: bool | None) -> None:
+    """The plan at once, then what would help: unasked, what takes next to no time."""
+    from bigplan.report.help_report import help_report
     from bigplan.report.plan_report import plan_report
 
     console = Console()
-    console.print(plan_report(made, seconds))
-    if out is not None:
-        console.print(f"Plan written to {out}", highlight=False)
+    console.print(plan_report(planned.plan, planned.seconds))
+    if what_if is not False:
+        console.print(help_report(planned.what_would_help(None if what_if else UNASKED)))
 
 
-def plan_experiment(experiment: Experiment, *, exact: bool = False) -> tuple[Plan, float]:
-    """The plan and the seconds its search took. Raises BigplanError."""
-    model, cluster = experiment.model_spec(), experiment.cluster_spec()
-    training = experiment.resolved_training()
-    from bigplan.planner import Request, make_plan
+@dataclass(frozen=True)
+class Planned:
+    """A plan, what it was asked for with, and the seconds its search took."""
 
-    request = Request(model, training, cluster, experiment.set, experiment.engine, exact)
-    start = time.perf_counter()
-    with Console(stderr=True).status(f"Planning {model.name} on {cluster.gpus} devices ..."):
-        made = make_plan(request)
-    return made, time.perf_counter() - start
+    request: Request
+    plan: Plan
+    seconds: float
+
+    def what_would_help(self, seconds: float | None = None) -> Answer:
+        """Changes solved again; those that would end later than `seconds` after the start of
+        planning are left out. Each is expected to take as long as the plan did.
+        """
+        from bigplan.cli.waiting import Waiting
+        from bigplan.whatif import what_would_help
+
+        with Waiting("Solving again") as waiting:
+
+            def go_on() -> bool:
+                spent = self.seconds + waiting.seconds
+                in_time = seconds is None or spent + self.seconds <= seconds
+                return in_time and not waiting.interrupted
+
+            return what_would_help(self.request, self.plan, go_on, waiting.go_on)
+
+
+def plan_experiment(
+    experiment: Experiment,
+    *,
+    exact: bool = False,
+    time_limit: float | None = None,
+    keeps_best: bool = True,
+) -> Planned:
+    """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
+    from bigplan.cli.waiting import Waiting
+    from bigplan.planner import make_plan
+
+    request = request_of(experiment, exact=exact)
+    title = f"Planning {request.model.name}"
+    with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
+        made = make_plan(request, waiting.go_on)
+        return Planned(request, made, waiting.seconds)
+
+
+def request_of(experiment: Experiment, *, exact: bool = False) -> Request:
+    """The experiment with its names looked up. Raises InputError."""
+    from bigplan.planner import Request
+
+    return Request(
+        experiment.model_spec(),
+        experiment.resolved_training(),
+        experiment.cluster_spec(),
+        experiment.set,
+        experiment.engine,
+        exact,
+    )
+
+
+def _say_what_would_fit(experiment: Experiment) -> None:
+    """On stderr: which changes make a plan possible."""
+    from bigplan.cli.waiting import Waiting
+    from bigplan.report.help_report import help_report
+    from bigplan.whatif import what_would_help
+
+    with Waiting("Solving again") as waiting:
+        request = request_of(experiment)
+        answer = what_would_help(request, None, lambda: not waiting.interrupted, waiting.go_on)
+    Console(stderr=True).print(help_report(answer))
 
 
 def simulate(

@@ -76,8 +76,8 @@ def _planned(
     experiment = experiment_of(path, options)
     if "engine" not in experiment.model_fields_set:
         experiment = experiment.model_copy(update={"engine": "native"})
-    plan, _ = plan_experiment(experiment)
-    from bigplan.report.plan_report import decision
+    plan = plan_experiment(experiment, keeps_best=False).plan
+    from bigplan.report.decision import decision
     from bigplan.report.stages import stages_of
 
     console.print(decision(plan, stages_of(plan)), highlight=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log2
 
+from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.cluster import Link, NodeGroup
 
@@ -26,8 +27,9 @@ class Group:
 
 
 def tensor_group(strategy: Strategy, nodes: NodeGroup) -> Group:
-    """Tensor-parallel ranks: neighbours within a node."""
-    return Group(strategy.tp, strategy.tp, nodes.intra_node, None, 1.0)
+    """Tensor-parallel ranks: neighbours within a node, and whole nodes beyond that."""
+    per_node = min(strategy.tp, nodes.gpus_per_node)
+    return Group(strategy.tp, per_node, nodes.intra_node, nodes.inter_node, 1.0)
 
 
 def data_group(strategy: Strategy, nodes: NodeGroup) -> Group:
@@ -37,35 +39,56 @@ def data_group(strategy: Strategy, nodes: NodeGroup) -> Group:
     return Group(strategy.dp, per_node, nodes.intra_node, nodes.inter_node, share)
 
 
+def collective_seconds(collective: Collective, group: Group) -> float:
+    """Seconds of a tensor-parallel collective."""
+    once = all_reduce if collective.pattern == "all_reduce" else reduce_scatter
+    return collective.count * once(collective.nbytes, group)
+
+
 def all_reduce(nbytes: int, group: Group) -> float:
-    """Ring all-reduce: every rank sends 2 (n - 1) / n of the message."""
-    return 2 * reduce_scatter(nbytes, group)
+    """All-reduce: a ring, in which every rank sends 2 (n - 1) / n of the message, or a tree.
 
-
-def reduce_scatter(nbytes: int, group: Group) -> float:
-    """Ring reduce-scatter or all-gather of a message of `nbytes` in whole.
-
-    A ring over several nodes is as slow as its slowest link; `n - 1` steps of latency inside a
-    node, a tree's log2 across nodes.
+    Both move the same bytes; a tree has fewer steps, so its latency is that of 2 log2 n of them.
     """
     if group.size == 1:
         return 0.0
+    slowest = group.inter if group.crosses_nodes and group.inter else group.intra
+    tree = 2 * log2(group.size) * slowest.latency
+    return 2 * _transfer(nbytes, group) + min(tree, 2 * _ring_latency(group))
+
+
+def reduce_scatter(nbytes: int, group: Group) -> float:
+    """Ring reduce-scatter or all-gather of a message of `nbytes` in whole."""
+    if group.size == 1:
+        return 0.0
+    return _transfer(nbytes, group) + _ring_latency(group)
+
+
+def _transfer(nbytes: int, group: Group) -> float:
+    """Seconds of a ring's bytes: as slow as its slowest link."""
     sent = nbytes * (group.size - 1) / group.size
-    steps = min(group.size, group.per_node) - 1
-    seconds = sent / _rate(nbytes, group.intra, 1.0) + steps * group.intra.latency
+    seconds = sent / _rate(nbytes, group.intra, 1.0)
     if group.crosses_nodes:
         assert group.inter is not None, "a cluster of several nodes describes its network"
-        hops = log2(group.size / group.per_node) + 1
-        across = sent / _rate(nbytes, group.inter, group.inter_share) + hops * group.inter.latency
-        seconds = max(seconds, across)
+        seconds = max(seconds, sent / _rate(nbytes, group.inter, group.inter_share))
     return seconds
 
 
+def _ring_latency(group: Group) -> float:
+    """Seconds in which a byte passes the n - 1 hops of a ring, most of them inside nodes."""
+    nodes = -(-group.size // group.per_node)
+    across = (nodes - 1) * group.inter.latency if group.inter and nodes > 1 else 0.0
+    return (group.size - nodes) * group.intra.latency + across
+
+
 def send(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
-    """A hidden state to the next pipeline stage: each tensor-parallel rank sends its share."""
+    """A hidden state to the next pipeline stage: each tensor-parallel rank sends its share.
+
+    `nbytes` is what one rank holds, with sequence parallelism its share already.
+    """
     if strategy.pp == 1:
         return 0.0
-    share = nbytes // strategy.tp
+    share = nbytes if strategy.sequence_parallel else nbytes // strategy.tp
     if strategy.dp * strategy.tp < nodes.gpus_per_node or nodes.inter_node is None:
         return share / _rate(share, nodes.intra_node, 1.0) + nodes.intra_node.latency
     network = nodes.inter_node

@@ -1,43 +1,120 @@
-"""Seconds of operators on one GPU: a roofline with a smooth size curve and launch overhead."""
+"""Seconds of operators on one GPU: a roofline with tiles, waves and a smooth size curve."""
 
 from __future__ import annotations
 
-from bigplan.cost.collective import Group, all_reduce
-from bigplan.graph.graph import Attention, Collective, Gemm, Operator, Stream
-from bigplan.spec.cluster import Gpu
+from dataclasses import dataclass
+from math import ceil, gcd
+
+from bigplan.graph.operators import Attention, Gemm, Operator, Stream
+from bigplan.spec.cluster import FlashKernel, Gpu
+
+# Tiles that GEMM libraries choose from, [rows, columns], and the rate each reaches beside the
+# largest: a tile of m x n loads m + n per m n products, so smaller ones wait for loads.
+TILES = (
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 128, 0.95),
+    (128, 64, 0.8),
+    (64, 128, 0.8),
+    (64, 64, 0.65),
+)
+ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
+# Batched products of heads whose width is not a multiple of 8 run at a tenth of the rate: fitted to
+# the BLOOM tuning runs with heads of 108 and 150 columns.
+MISALIGNED = 0.1
+# A single product by what its dimensions divide by, measured on an H200, torch 2.11: 4096 cubed
+# with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
+MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
+ATTENTION_TILE = 128  # rows and columns of a flash attention tile: the diagonal is done in whole
+HEAD_OVERHEAD = 2.7  # columns of a head that cost as much as the softmax of its scores
 
 
-def operator_seconds(
-    operator: Operator, gpu: Gpu, precision: str, element: int, tensor_group: Group
-) -> float:
-    """Seconds of one operator; never less than launching its kernels takes."""
-    if isinstance(operator, Collective):
-        return operator.count * all_reduce(operator.nbytes, tensor_group)
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU as operators meet it: with the precision of the run."""
+
+    gpu: Gpu
+    precision: str
+    flash: tuple[FlashKernel, ...] = ("sdpa", "flash3", "flash2")  # attention, best liked first
+
+    @property
+    def stream_rate(self) -> float:
+        """Bytes/s of memory-bound kernels."""
+        return self.gpu.memory_bandwidth * self.gpu.memory_efficiency
+
+    def flash_efficiency(self, *, backward: bool) -> float:
+        """Share of the peak that the run's flash attention reaches: the first that the GPU has."""
+        forward = self.gpu.attention_forward_efficiency
+        shares = self.gpu.attention_backward_efficiency if backward else forward
+        kernel = next((kernel for kernel in self.flash if kernel in shares), next(iter(shares)))
+        return shares[kernel]
+
+
+def norm(a: float, b: float, power: float) -> float:
+    """About the larger of two times that overlap; where close, each now and then waits."""
+    return float((a**power + b**power) ** (1 / power))
+
+
+def operator_seconds(operator: Operator, device: Device, *, fused: bool = True) -> float:
+    """Seconds that the GPU works on one operator; a collective is not priced here."""
     if isinstance(operator, Gemm):
-        launches = operator.count
-        seconds = gemm_seconds(operator, gpu, precision, element)
-    elif isinstance(operator, Attention):
-        launches = 1
-        efficiency = (
-            gpu.attention_backward_efficiency
-            if operator.backward
-            else gpu.attention_forward_efficiency
-        )
-        seconds = operator.flops / (gpu.peak(precision) * efficiency)
-    else:
-        assert isinstance(operator, Stream)
-        launches = operator.launches
-        seconds = operator.nbytes / (gpu.memory_bandwidth * gpu.memory_efficiency)
-    return max(seconds, launches * gpu.launch_overhead)
+        return gemm_seconds(operator, device)
+    if isinstance(operator, Attention):
+        return attention_seconds(operator, device)
+    assert isinstance(operator, Stream)
+    return operator.nbytes * (1.0 if fused else operator.eager) / device.stream_rate
 
 
-def gemm_seconds(gemm: Gemm, gpu: Gpu, precision: str, element: int) -> float:
-    """The slower of arithmetic and memory.
+def launches(operator: Operator, *, fused: bool = True) -> int:
+    """Kernels that the host launches for an operator."""
+    if isinstance(operator, Stream):
+        return operator.launches if fused else ceil(operator.launches * operator.eager)
+    return operator.count if isinstance(operator, Gemm) else 1
 
-    Arithmetic runs at peak x efficiency x K / (K + K0): a tile's prologue and epilogue cost as
-    much as K0 more of the inner dimension, whatever K is.
+
+def gemm_seconds(gemm: Gemm, device: Device) -> float:
+    """Arithmetic and operand traffic, added: tiles wait for their first and last bytes.
+
+    Arithmetic runs in whole tiles and waves at peak x efficiency x K / (K + K0): a tile's prologue
+    and epilogue cost as much as K0 more of the inner dimension, whatever K is.
     """
+    gpu = device.gpu
+    precision = "fp8" if gemm.fp8 else device.precision
     rate = gpu.peak(precision) * gpu.gemm_efficiency * gemm.k / (gemm.k + gpu.gemm_half_k)
-    elements = gemm.count * (gemm.m * gemm.k + gemm.k * gemm.n + gemm.m * gemm.n)
-    traffic = elements * element / (gpu.memory_bandwidth * gpu.memory_efficiency)
-    return max(gemm.flops / rate, traffic)
+    arithmetic = gemm.flops * tile_waste(gemm, gpu) / (rate * alignment(gemm))
+    element = 4 if precision == "fp32" else 2
+    return arithmetic + gemm.elements * element / device.stream_rate
+
+
+def tile_waste(gemm: Gemm, gpu: Gpu) -> float:
+    """Work of whole tiles over useful work, at least 1, for the best tile; one wave at least.
+
+    The last wave's idle part is not counted: libraries split the inner dimension to fill it, and
+    over the runs of a training step its loss does not show (docs/cost-model.md).
+    """
+    return min(_tile_waste(gemm, gpu, *tile) for tile in TILES)
+
+
+def _tile_waste(gemm: Gemm, gpu: Gpu, rows: int, columns: int, relative: float) -> float:
+    tiles = -(-gemm.m // rows) * -(-gemm.n // columns) * gemm.batch
+    run = max(tiles, gpu.multiprocessors)
+    return run * rows * columns / (gemm.m * gemm.n * gemm.batch * relative)
+
+
+def alignment(gemm: Gemm) -> float:
+    """Rate beside that of dimensions that are multiples of 8: loads are as wide as they divide."""
+    width = min(gcd(gemm.n, ALIGNED), gcd(gemm.k, ALIGNED), gcd(gemm.m, ALIGNED))
+    if width == ALIGNED:
+        return 1.0
+    return MISALIGNED_ALONE[width] if gemm.batch == 1 else MISALIGNED
+
+
+def attention_seconds(attention: Attention, device: Device) -> float:
+    """Fused attention: the tiles on the diagonal are computed in whole, narrow heads wait longer
+    for the softmax of their scores; efficiencies are those of heads of 128.
+    """
+    gpu = device.gpu
+    diagonal = 1 + ATTENTION_TILE / attention.length
+    narrow = (1 + HEAD_OVERHEAD / attention.head_dim) / (1 + HEAD_OVERHEAD / 128)
+    rate = gpu.peak(device.precision) * device.flash_efficiency(backward=attention.backward)
+    return max(attention.flops * diagonal * narrow / rate, attention.nbytes / device.stream_rate)

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bigplan.cost.collective import all_reduce, data_group, reduce_scatter, send, tensor_group
-from bigplan.cost.compute import operator_seconds
-from bigplan.graph.graph import ElementSizes, Graph, LayerKind
+from bigplan.cost.collective import (
+    Group,
+    all_reduce,
+    collective_seconds,
+    data_group,
+    reduce_scatter,
+    send,
+    tensor_group,
+)
+from bigplan.cost.compute import Device, launches, norm, operator_seconds
+from bigplan.cost.framework import NATIVE, Framework
+from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
+from bigplan.graph.operators import Collective, Operator
 from bigplan.placement import Tier
 from bigplan.spec.cluster import NodeGroup
-from bigplan.spec.training import Training
+from bigplan.spec.training import DTYPE_BYTES, Training
 
 # Of GPU memory: cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
 # keep from each other. On an H200 a plan that used 14.98 of 15.00 GiB needed 0.03 GiB more.
@@ -25,6 +35,13 @@ class KindCost:
     backward: float  # without recomputation
     reduce: float = 0.0
     gather: float = 0.0
+    selective: float = 0.0  # what selective recomputation runs again
+
+    def again(self, recompute: Recompute) -> float:
+        """Seconds of what runs a second time before the backward."""
+        if recompute is Recompute.SELECTIVE:
+            return self.selective
+        return self.forward if recompute is Recompute.FULL else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +70,16 @@ class Costs:
     ranks_per_node: int
 
 
-def price(graph: Graph, training: Training, nodes: NodeGroup) -> Costs:
+def price(
+    graph: Graph, training: Training, nodes: NodeGroup, framework: Framework = NATIVE
+) -> Costs:
     """Prices of `graph` on equal nodes. Raises InputError where the GPU lacks the precision."""
     strategy = graph.strategy
     boundary = max(kind.boundary for kind in graph.kinds.values())
     return Costs(
         kinds={
-            name: _kind_cost(graph, kind, training, nodes) for name, kind in graph.kinds.items()
+            name: _kind_cost(graph, kind, training, nodes, framework)
+            for name, kind in graph.kinds.items()
         },
         rates=_rates(nodes, min(strategy.ranks, nodes.gpus_per_node), graph.sizes),
         send=send(boundary, strategy, nodes),
@@ -72,24 +92,64 @@ def price(graph: Graph, training: Training, nodes: NodeGroup) -> Costs:
     )
 
 
-def _kind_cost(graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup) -> KindCost:
+# Host and GPU work at the same time, so a pass takes about as long as the slower of the two; where
+# they are close, each at times waits for the other: a p-norm, whose p = 5.3 adds 14% at equality.
+OVERLAP_NORM = 5.3
+# Of a kernel's host time: a collective is no autograd function of its own.
+COLLECTIVE_LAUNCHES = 0.3
+
+
+def _kind_cost(
+    graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
+) -> KindCost:
     strategy, sizes = graph.strategy, graph.sizes
     group = tensor_group(strategy, nodes)
-    forward, backward = (
-        sum(
-            operator_seconds(operator, nodes.gpu, training.precision, sizes.parameter, group)
-            for operator in operators
-        )
-        for operators in (kind.forward, kind.backward)
+    device = device_of(nodes, training, framework)
+    hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
+    forward, backward, selective = (
+        pass_seconds(operators, device, group, framework, hooks)
+        for operators in (kind.forward, kind.backward, kind.cheap)
     )
     replicas = data_group(strategy, nodes)
-    reduce = reduce_scatter if strategy.zero else all_reduce
+    scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
+    reduce = reduce_scatter if scatters else all_reduce
+    reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
     return KindCost(
         forward=forward,
         backward=backward,
-        reduce=reduce(kind.parameters * sizes.gradient, replicas),
+        reduce=reduce(kind.parameters * reduced, replicas),
         gather=reduce_scatter(kind.parameters * sizes.parameter, replicas),
+        selective=selective,
     )
+
+
+def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Device:
+    """The GPU with the precision of the run and the attention kernel of the framework."""
+    return Device(nodes.gpu, training.precision, framework.attention)
+
+
+def pass_seconds(
+    operators: tuple[Operator, ...],
+    device: Device,
+    group: Group,
+    framework: Framework,
+    host: float = 0.0,
+) -> float:
+    """Seconds of a layer's operators in a row: GPU, host launching, tensor-parallel collectives.
+
+    `host`: launches' worth of host work besides the operators' own.
+    """
+    busy = exposed = 0.0
+    for operator in operators:
+        if isinstance(operator, Collective):
+            if not operator.hidden:
+                exposed += framework.tensor_exposed * collective_seconds(operator, group)
+            host += COLLECTIVE_LAUNCHES * operator.count * (group.size > 1)
+        else:
+            busy += operator_seconds(operator, device, fused=framework.fused)
+            host += launches(operator, fused=framework.fused)
+    host *= device.gpu.launch_overhead * framework.host
+    return norm(busy + exposed, host, OVERLAP_NORM)
 
 
 def _rates(nodes: NodeGroup, ranks: int, sizes: ElementSizes) -> Rates:

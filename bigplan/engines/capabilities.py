@@ -1,19 +1,35 @@
-"""Limits of the engines: for a model and a strategy, why one cannot run them, or that it can."""
+"""Limits of the engines: for a training and a strategy, why one cannot run it, or that it can."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
+from bigplan.placement import Placement
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
 
 NATIVE_STRATEGY = {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "zero": 0}
-NATIVE_BLOCKS = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope"}
+NATIVE_RECOMPUTES = (Recompute.NONE, Recompute.FULL)
+NATIVE_BLOCKS = {
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "positions": "rope",
+    "rotary_fraction": 1.0,
+    "parallel_residual": False,
+    "embedding_norm": False,
+}
+NATIVE_PRECISIONS = ("bf16", "fp32")
+NATIVE_TRAINING = {"fp8_gemms": False, "attention": "flash", "dropout": 0.0}
 
 
-def native_refusal(model: ModelSpec, strategy: Strategy, sequence_length: int) -> str | None:
-    """Why the native runtime cannot execute this; None: it can.
-
-    A sliding window matters only to sequences longer than it.
-    """
+def native_refusal(
+    model: ModelSpec, training: Training, strategy: Strategy, placement: Placement | None = None
+) -> str | None:
+    """Why the native runtime cannot execute this; None: it can."""
+    if placement is not None and (policies := _policies(placement) - set(NATIVE_RECOMPUTES)):
+        return f"the native runtime does not execute recompute {', '.join(sorted(policies))}"
     over = [
         f"{name} {getattr(strategy, name)}"
         for name, limit in NATIVE_STRATEGY.items()
@@ -21,19 +37,49 @@ def native_refusal(model: ModelSpec, strategy: Strategy, sequence_length: int) -
     ]
     if over:
         return f"the native runtime executes data parallelism only, not {', '.join(over)}"
-    unlike = [
-        f"{name} {getattr(model, name)}"
-        for name, value in NATIVE_BLOCKS.items()
-        if getattr(model, name) != value
-    ]
-    if unlike:
-        return f"the native runtime executes llama-style blocks only, not {', '.join(unlike)}"
-    if model.sliding_window is not None and model.sliding_window < sequence_length:
+    if unlike := _unlike(model, NATIVE_BLOCKS):
+        return f"the native runtime executes llama-style blocks only, not {unlike}"
+    return _window_refusal(model, training.sequence_length) or _training_refusal(training)
+
+
+def _unlike(described: ModelSpec | Training, wanted: Mapping[str, object]) -> str:
+    """The values that are not as wanted: "norm layernorm, mlp gelu"."""
+    return ", ".join(
+        f"{name} {getattr(described, name)}"
+        for name, value in wanted.items()
+        if getattr(described, name) != value
+    )
+
+
+def _window_refusal(model: ModelSpec, length: int) -> str | None:
+    """A sliding window matters only to sequences longer than it."""
+    if model.sliding_window is None or model.sliding_window >= length:
+        return None
+    return (
+        f"the native runtime attends to all {length} tokens of a sequence, the model "
+        f"to {model.sliding_window}: use a sequence_length of at most {model.sliding_window}"
+    )
+
+
+def _training_refusal(training: Training) -> str | None:
+    if training.precision not in NATIVE_PRECISIONS:
         return (
-            f"the native runtime attends to all {sequence_length} tokens of a sequence, the model "
-            f"to {model.sliding_window}: use a sequence_length of at most {model.sliding_window}"
+            f"the native runtime trains in {' or '.join(NATIVE_PRECISIONS)}, "
+            f"not {training.precision}: it scales no losses"
+        )
+    if unlike := _unlike(training, NATIVE_TRAINING):
+        return f"the native runtime does not execute {unlike}"
+    reduced, stored = training.reduce_precision, training.gradient_precision
+    if reduced not in (None, stored):
+        return (
+            f"the native runtime reduces gradients as it stores them, in {stored}, not in {reduced}"
         )
     return None
+
+
+def _policies(placement: Placement) -> set[Recompute]:
+    kinds = [kind for stage in placement.stages for kind in stage.kinds.values()]
+    return {p for kind in kinds for p, tiers in kind.activations.items() if sum(tiers.values())}
 
 
 def deepspeed_refusal() -> str:
@@ -41,9 +87,11 @@ def deepspeed_refusal() -> str:
     return "bigplan writes no DeepSpeed configuration"
 
 
-def executable(model: ModelSpec, strategy: Strategy, sequence_length: int) -> dict[str, bool | str]:
+def executable(
+    model: ModelSpec, training: Training, strategy: Strategy, placement: Placement | None = None
+) -> dict[str, bool | str]:
     """By engine: true, or the reason why not."""
     return {
-        "native": native_refusal(model, strategy, sequence_length) or True,
+        "native": native_refusal(model, training, strategy, placement) or True,
         "deepspeed": deepspeed_refusal(),
     }

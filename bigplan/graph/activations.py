@@ -6,6 +6,8 @@ tests/graph/test_activations.py measures what autograd saves and compares to the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bigplan.spec.model import ModelSpec
 
 STATISTIC = 4  # norm and softmax statistics are fp32 in every precision
@@ -19,53 +21,77 @@ def boundary_bytes(model: ModelSpec, tokens: int, element_size: int) -> int:
     return tokens * model.hidden * element_size
 
 
-def block_saved_bytes(
-    model: ModelSpec,
-    tokens: int,
-    sequence_length: int,
-    element_size: int,
-    tensor_parallel: int = 1,
-    expanded_kv: bool = False,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What decides the bytes that one rank saves for one block."""
+
+    tokens: int
+    sequence_length: int
+    element_size: int
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    expanded_kv: bool = False  # k and v are repeated for every query head
+    materialised: bool = False  # attention scores are written to memory
+    dropout: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.tokens % self.sequence_length == 0, (self.tokens, self.sequence_length)
+
+
+def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
+    """Bytes saved of materialised attention scores: a s per token; 0 for flash attention.
+
+    The softmax's output, and with dropout its mask of one byte and what it lets through: 5 a s
+    bytes a token in 16 bits (arXiv 2205.05198, section 4.1).
+    """
+    if not shape.materialised:
+        return 0
+    per_score = shape.element_size + (1 + shape.element_size if shape.dropout else 0)
+    heads = model.heads // shape.tensor_parallel
+    return shape.tokens * shape.sequence_length * heads * per_score
+
+
+def block_saved_bytes(model: ModelSpec, shape: BlockShape) -> int:
     """Bytes that autograd saves for one block and `tokens` tokens, each storage counted once.
 
     Parameters and the rope tables, which all blocks share, are not counted. The block's input is
     (its first norm saves it); its output is not, which is the next layer's input. So the sum over
     layers counts each once. With T tokens, hidden h, heads a, kv heads k, head width d, MLP width
-    f, e bytes an element and t-way tensor parallelism:
+    f, e bytes an element, t-way tensor parallelism and p = t with sequence parallelism, else 1:
 
         saved by              tensor                    bytes
-        input norm            block input [T, h]        T h e        (= boundary_bytes)
-        input norm            rstd [T, 1]               4 T          (LayerNorm: mean too, 8 T)
-        q, k, v projections   normed input [T, h]       T h e
+        input norm            block input [T, h]        T h e / p    (= boundary_bytes)
+        input norm            rstd [T, 1]               4 T / p      (LayerNorm: mean too, 8 T)
+        q, k, v projections   normed input [T, h]       T h e / p
         q, k norm (qk_norm)   projections               T (a + k) d e / t
         q, k norm (qk_norm)   rstd                      4 T (a + k) / t
         attention             rotated q, k, and v       T (a + 2 k) d e / t
         attention, o_proj     attention output [T, a d] T a d e / t  (one storage, saved by both)
-        attention             logsumexp [T, a]          4 T a / t
-        post norm             residual stream [T, h]    T h e
-        post norm             rstd [T, 1]               4 T          (LayerNorm: 8 T)
-        gate, up projections  normed [T, h]             T h e
+        attention             logsumexp [T, a]          4 T a / t    (materialised: score_bytes)
+        post norm             residual stream [T, h]    T h e / p
+        post norm             rstd [T, 1]               4 T / p      (LayerNorm: 8 T)
+        gate, up projections  normed [T, h]             T h e / p
         SwiGLU                gate, up [T, f]           2 T f e / t  (GELU: its input, T f e / t)
         down projection       SwiGLU's output [T, f]    T f e / t
+        dropout, twice        masks [T, h]              2 T h / p
 
-    Attention is flash attention: nothing grows with sequence_length squared, and
-    `sequence_length` must only divide `tokens`. Kv heads that t does not divide are replicated.
-    `expanded_kv`: k and v are saved once for each query head, which fp32 on CUDA needs (its only
-    fused kernel there has no grouped heads). LayerNorm and GELU models are not executed natively;
-    for them the table holds plain torch operators.
+    Kv heads that t does not divide are replicated. LayerNorm and GELU models are not executed
+    natively; for them the table holds plain torch operators.
     """
-    assert tokens % sequence_length == 0, (tokens, sequence_length)
-    heads = model.heads // tensor_parallel
-    kv_heads = heads if expanded_kv else -(-model.kv_heads // tensor_parallel)
-    ffn = model.ffn // tensor_parallel
-    norm_statistics = 2 if model.norm == "layernorm" else 1
+    ways = shape.tensor_parallel
+    sequence_ways = ways if shape.sequence_parallel else 1
+    heads = model.heads // ways
+    kv_heads = heads if shape.expanded_kv else -(-model.kv_heads // ways)
     attention = (2 * heads + 2 * kv_heads) * model.head_dim
-    mlp = (3 if model.mlp == "swiglu" else 2) * ffn
-    elements = 4 * model.hidden + attention + mlp
-    statistics = 2 * norm_statistics + heads
+    elements = attention + (3 if model.mlp == "swiglu" else 2) * (model.ffn // ways)
+    statistics = 0 if shape.materialised else heads
     if model.qk_norm:
-        normed_heads = heads + -(-model.kv_heads // tensor_parallel)
+        normed_heads = heads + -(-model.kv_heads // ways)
         elements += normed_heads * model.head_dim
         statistics += normed_heads
-    return tokens * (elements * element_size + statistics * STATISTIC)
+    norms = 2 * (2 if model.norm == "layernorm" else 1) * STATISTIC
+    split = 4 * model.hidden * shape.element_size + norms + (2 * model.hidden * shape.dropout)
+    per_token = elements * shape.element_size + statistics * STATISTIC
+    return (
+        shape.tokens * per_token + shape.tokens * split // sequence_ways + score_bytes(model, shape)
+    )

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate, pairwise
 
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.operators import Operator
+from bigplan.graph.strategy import Strategy, chunk_blocks
 
 
 class Recompute(StrEnum):
     """What a layer does between its forward and its backward."""
 
     NONE = "none"  # keep everything that autograd saves
+    SELECTIVE = "selective"  # run again what is cheap beside the bytes it saves
     FULL = "full"  # keep the layer's input, run the forward again
 
 
@@ -35,48 +38,6 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Gemm:
-    """A matrix product [m, k] x [k, n], `count` times."""
-
-    m: int
-    n: int
-    k: int
-    count: int = 1
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations."""
-        return 2.0 * self.m * self.n * self.k * self.count
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """Causal attention; `flops` counts the lower triangle only."""
-
-    flops: float
-    backward: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """Memory-bound kernels that move `nbytes` through device memory."""
-
-    nbytes: float
-    launches: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """All-reduces of `nbytes` over the tensor-parallel group, `count` of them."""
-
-    nbytes: int
-    count: int = 1
-
-
-Operator = Gemm | Attention | Stream | Collective
-
-
-@dataclass(frozen=True, slots=True)
 class LayerKind:
     """One kind of layer on one rank. Byte counts are per micro-batch."""
 
@@ -86,6 +47,8 @@ class LayerKind:
     backward: tuple[Operator, ...]
     saved: int  # what autograd keeps for the backward without recomputation
     boundary: int  # the layer's input, which is what full recomputation keeps
+    selective: int  # what selective recomputation keeps
+    cheap: tuple[Operator, ...]  # the operators that selective recomputation runs again
     forward_workspace: int  # transient bytes during the forward, beyond what is saved
     backward_workspace: int  # transient bytes during the backward, beyond what is saved
     pinned: bool = False  # parameters and gradients must stay on the GPU (shared with a layer)
@@ -98,11 +61,23 @@ class LayerKind:
 
     def kept(self, recompute: Recompute) -> int:
         """Bytes kept between forward and backward of one micro-batch."""
+        if recompute is Recompute.SELECTIVE:
+            return self.selective
         return self.saved if recompute is Recompute.NONE else self.boundary
+
+    def again(self, recompute: Recompute) -> tuple[Operator, ...]:
+        """The operators that run a second time, just before the backward."""
+        if recompute is Recompute.SELECTIVE:
+            return self.cheap
+        return self.forward if recompute is Recompute.FULL else ()
 
     def workspace(self, recompute: Recompute) -> int:
         """Transient bytes of the worse of forward and backward."""
-        again = self.saved if recompute is Recompute.FULL else 0
+        again = {
+            Recompute.NONE: 0,
+            Recompute.SELECTIVE: self.saved - self.selective,
+            Recompute.FULL: self.saved,
+        }[recompute]
         return max(self.forward_workspace, self.backward_workspace + again)
 
 
@@ -127,22 +102,55 @@ class Graph:
     micro_batches: int
     clipped: bool  # updates wait for the gradient norm, so they run in the next step's forward
     tied: bool = False  # the last layer reads the first layer's tensors
+    recomputes: tuple[Recompute, ...] = tuple(Recompute)  # what the engine can execute
+    _chunks: tuple[range, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        counts = chunk_blocks(len(self.layers) - 2, self.strategy)
+        stops = list(accumulate(counts, initial=1))
+        stops[0], stops[-1] = 0, len(self.layers)
+        object.__setattr__(self, "_chunks", tuple(range(a, b) for a, b in pairwise(stops)))
 
     @property
     def units(self) -> int:
         """Accumulation groups per step."""
         return self.micro_batches // self.strategy.accumulation_group
 
-    def stage_layers(self, stage: int) -> range:
-        """Layers of a pipeline stage: equal shares of the repeated layers, ends to the ends."""
-        stages = self.strategy.pp
-        if stages == 1:
-            return range(len(self.layers))
-        inner = (len(self.layers) - 2) // stages
-        start = 0 if stage == 0 else 1 + stage * inner
-        stop = len(self.layers) if stage == stages - 1 else 1 + (stage + 1) * inner
-        return range(start, stop)
+    def chunk_layers(self, chunk: int) -> range:
+        """Layers of a chunk: its blocks, and the model's first and last layer at the ends."""
+        return self._chunks[chunk]
 
-    def in_flight_units(self, stage: int) -> int:
-        """Units whose activations a stage holds at once under one-forward-one-backward."""
-        return min(self.units, self.strategy.pp - stage)
+    def stage_chunks(self, stage: int) -> range:
+        """The chunks that a pipeline stage has, first to last."""
+        strategy = self.strategy
+        return range(stage, strategy.pp * strategy.vpp, strategy.pp)
+
+    def stage_layers(self, stage: int) -> tuple[int, ...]:
+        """Layers of a pipeline stage, first to last."""
+        return tuple(i for chunk in self.stage_chunks(stage) for i in self._chunks[chunk])
+
+    def in_flight_units(self, stage: int, turn: int = 0) -> int:
+        """Units whose activations a stage's chunk holds at once, the stage's first chunk the most.
+
+        One forward, one backward, after a warm-up (Narayanan et al. 2021, section 2.2): forward
+        passes take the chunks in turn, as many units of each as there are stages, and backward
+        passes take them in reverse.
+        """
+        stages, turns = self.strategy.pp, self.strategy.vpp
+        if turns == 1:
+            return min(self.units, stages - stage)
+        live = 0
+        for group in range(min(4, self.units // stages)):  # the fourth is like the third
+            forwards = (group * turns + turn + 1) * stages
+            backwards = max(0, forwards - 1 - self.warm_up(stage))
+            groups, rest = divmod(backwards, stages * turns)
+            mine = min(max(rest - (turns - 1 - turn) * stages, 0), stages)
+            live = max(live, (group + 1) * stages - groups * stages - mine)
+        return live
+
+    def warm_up(self, stage: int) -> int:
+        """Forward passes of a stage's chunks before its first backward pass follows one."""
+        stages, turns = self.strategy.pp, self.strategy.vpp
+        if turns == 1:
+            return self.in_flight_units(stage) - 1
+        return min(self.units * turns - 1, 2 * (stages - stage - 1) + (turns - 1) * stages)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from math import ceil
+from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from bigplan.spec.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+
+Ends = tuple[float, float]  # seconds of the embedding and of the head, in those of a block
 
 GROUPS_TRIED = 6  # accumulation groups 1, 2, 4, ... 32, and all of a step's micro-batches
 
@@ -19,23 +24,43 @@ class Strategy(Spec):
 
     `dp * tp * pp` is the number of GPUs. A rank passes `accumulation_group` micro-batches through
     a layer before it goes on to the next layer (1: micro-batch-major; all: layer-major).
+
+    The model's blocks are cut into `pp * vpp` chunks; stage s has chunks s, pp + s, 2 pp + s, ...
+    (Narayanan et al. 2021, section 2.2). The first and the last chunk may differ from the others,
+    for they have embedding and head besides.
     """
 
     dp: int = Field(ge=1)
     tp: int = Field(default=1, ge=1)
     pp: int = Field(default=1, ge=1)
-    vpp: int = Field(default=1, ge=1, le=1)
+    vpp: int = Field(default=1, ge=1)
     cp: int = Field(default=1, ge=1, le=1)
     ep: int = Field(default=1, ge=1, le=1)
     zero: int = Field(default=0, ge=0, le=3)
     micro_batch: int = Field(default=1, ge=1)
     accumulation_group: int = Field(default=1, ge=1)
+    first_blocks: int = Field(default=0, ge=0)
+    """blocks in the first chunk; 0: as many as the others"""
+    last_blocks: int = Field(default=0, ge=0)
+    """blocks in the last chunk; 0: as many as the others"""
+    sequence_parallel: bool = True
+    """with tp > 1: norms and residuals are split by sequence over the tensor-parallel ranks"""
 
     @model_validator(mode="after")
     def _zero_needs_data_parallelism(self) -> Self:
         if self.zero and self.dp == 1:
             raise ValueError(
                 f"zero {self.zero} shards over data-parallel ranks; dp is 1: use zero 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _virtual_stages_need_a_pipeline(self) -> Self:
+        if self.vpp > 1 and (self.pp == 1 or self.accumulation_group > 1 or self.zero > 1):
+            raise ValueError(
+                f"vpp {self.vpp} interleaves single micro-batches of a pipeline and keeps "
+                f"gradients whole; pp is {self.pp}, accumulation_group {self.accumulation_group}, "
+                f"zero {self.zero}: use pp > 1, groups of 1 and zero 0 or 1"
             )
         return self
 
@@ -53,25 +78,146 @@ class Strategy(Spec):
         return self.micro_batches(training) // self.accumulation_group
 
 
+def chunk_blocks(blocks: int, strategy: Strategy) -> tuple[int, ...]:
+    """Blocks of every chunk, first to last; chunks alike share evenly, larger ones first."""
+    chunks = strategy.pp * strategy.vpp
+    return _cut(blocks, chunks, strategy.first_blocks, strategy.last_blocks)
+
+
+def _cut(blocks: int, chunks: int, first: int, last: int) -> tuple[int, ...]:
+    alike = chunks - (first > 0) - (last > 0)
+    each, more = divmod(blocks - first - last, alike) if alike > 0 else (0, 0)
+    shared = [each + (i < more) for i in range(alike)]
+    return (*([first] if first else []), *shared, *([last] if last else []))
+
+
+def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:
+    """Blocks of the first and last of several chunks with which the slowest takes least.
+
+    `ends`: the time of embedding and head in blocks' times. Among equals the last chunk is the
+    larger, because the first holds the most activations.
+    """
+
+    def slowest(split: tuple[int, int]) -> tuple[float, int]:
+        first, last = split
+        others = ceil((blocks - first - last) / (chunks - 2)) if chunks > 2 else 0
+        return max(first + ends[0], others, last + ends[1]), first
+
+    each = ceil((blocks + sum(ends)) / chunks)
+    if chunks == 2:
+        splits = [(blocks - last, last) for last in range(1, blocks)]
+    else:
+        tried = range(1, min(each + 2, blocks))
+        splits = [(f, n) for f, n in product(tried, tried) if blocks - f - n >= chunks - 2]
+    return min(splits, key=slowest)
+
+
 def divisors(number: int) -> list[int]:
     """All positive divisors, ascending."""
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
 
-def legal_strategies(
-    model: ModelSpec, training: Training, gpus: int, gpus_per_node: int
-) -> Iterator[Strategy]:
-    """Every strategy that uses all `gpus`, splits evenly and keeps tensor parallelism in a node."""
-    for tp in divisors(gpus):
-        if gpus_per_node % tp or not splits_over_tensor_parallel(model, tp):
-            continue
-        for pp in divisors(gpus // tp):
-            if model.layers % pp:
+class Family(NamedTuple):
+    """Strategies that compute the same on every GPU: they differ in schedule and sharding."""
+
+    dp: int
+    tp: int
+    pp: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """All strategies that use all `gpus`, keep tensor parallelism in a node and split evenly.
+
+    `fixed` holds values of `Strategy` that the user wants; any legal value is then in the space,
+    also one that would not be tried otherwise.
+    """
+
+    model: ModelSpec
+    training: Training
+    gpus: int
+    gpus_per_node: int
+    fixed: Mapping[str, int] = field(default_factory=dict)
+
+    def families(self) -> Iterator[Family]:
+        """Every family that may have a member."""
+        for tp in self._tried("tp", divisors(self.gpus)):
+            if self.gpus % tp or self.gpus_per_node % tp:
                 continue
-            dp = gpus // (tp * pp)
-            if training.global_batch % dp == 0:
-                yield from _batch_schedules(training, dp, tp, pp)
+            if not splits_over_tensor_parallel(self.model, tp):
+                continue
+            for pp in self._tried("pp", divisors(self.gpus // tp)):
+                dp, rest = divmod(self.gpus, tp * pp)
+                sequences = self.training.global_batch // max(1, dp)
+                whole = rest == 0 and self.training.global_batch % dp == 0
+                if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
+                    for micro_batch in self._tried("micro_batch", self._micro_batches(sequences)):
+                        if sequences % micro_batch == 0:
+                            yield Family(dp, tp, pp, micro_batch)
+
+    def members(self, family: Family, ends: Ends | None = None) -> Iterator[Strategy]:
+        """The family's strategies; `ends` weigh embedding and head against a block."""
+        dp, tp, pp, micro_batch = family
+        micro_batches = self.training.global_batch // (dp * micro_batch)
+        for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
+            if vpp > 1 and (pp == 1 or micro_batches % pp):
+                continue
+            for first, last in self._splits(pp * vpp, ends if vpp == 1 else None):
+                for group in self._tried("accumulation_group", _groups(micro_batches)):
+                    if micro_batches % group or (vpp > 1 and group > 1):
+                        continue
+                    for zero in self._tried("zero", (0, 1, 2, 3) if dp > 1 else (0,)):
+                        if (zero and dp == 1) or (vpp > 1 and zero > 1):
+                            continue
+                        yield Strategy(
+                            dp=dp,
+                            tp=tp,
+                            pp=pp,
+                            vpp=vpp,
+                            zero=zero,
+                            micro_batch=micro_batch,
+                            accumulation_group=group,
+                            first_blocks=first,
+                            last_blocks=last,
+                            sequence_parallel=bool(self.fixed.get("sequence_parallel", 1)),
+                        )
+
+    def strategies(self) -> Iterator[Strategy]:
+        """Every strategy, without weights for the ends."""
+        for family in self.families():
+            yield from self.members(family)
+
+    def _tried(self, name: str, values: Iterable[int]) -> Iterable[int]:
+        return (self.fixed[name],) if name in self.fixed else values
+
+    def _micro_batches(self, sequences: int) -> Iterator[int]:
+        length = self.training.sequence_length
+        return (m for m in divisors(sequences) if m == 1 or m * length <= MAX_MICRO_BATCH_TOKENS)
+
+    def _virtual_stages(self, pp: int, micro_batches: int) -> Iterator[int]:
+        """One, and divisors of a stage's blocks, if micro-batches fill the pipeline evenly."""
+        yield 1
+        if pp > 1 and self.model.layers % pp == 0 and micro_batches % pp == 0:
+            each = self.model.layers // pp
+            yield from (v for v in divisors(each) if 1 < v <= MAX_VIRTUAL_STAGES)
+
+    def _splits(self, chunks: int, ends: Ends | None) -> Iterator[tuple[int, int]]:
+        """Blocks of the first and last chunk: even, and balanced with embedding and head."""
+        blocks = self.model.layers
+        wanted = self.fixed.get("first_blocks", 0), self.fixed.get("last_blocks", 0)
+        tried = [wanted]
+        if (
+            ends is not None
+            and chunks > 1
+            and not {"first_blocks", "last_blocks"} & set(self.fixed)
+        ):
+            tried.append(balanced_ends(blocks, chunks, ends))
+        by_split = {_cut(blocks, chunks, *each): each for each in reversed(tried)}
+        for split, each in reversed(by_split.items()):
+            if min(split) > 0 and len(split) == chunks and sum(split) == blocks:
+                yield each
 
 
 def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
@@ -79,26 +225,11 @@ def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
     return model.heads % tp == 0 and model.kv_heads % tp == 0 and model.ffn % tp == 0
 
 
-def _batch_schedules(training: Training, dp: int, tp: int, pp: int) -> Iterator[Strategy]:
-    sequences = training.global_batch // dp
-    for micro_batch in divisors(sequences):
-        if micro_batch > 1 and micro_batch * training.sequence_length > MAX_MICRO_BATCH_TOKENS:
-            break
-        for group in _groups(sequences // micro_batch):
-            for zero in (0, 1, 2, 3) if dp > 1 else (0,):
-                yield Strategy(
-                    dp=dp,
-                    tp=tp,
-                    pp=pp,
-                    zero=zero,
-                    micro_batch=micro_batch,
-                    accumulation_group=group,
-                )
-
-
 # Larger micro-batches gain nothing: at 64k tokens a GEMM is far beyond the size at which it
 # reaches its best rate, and every activation buffer grows with it.
 MAX_MICRO_BATCH_TOKENS = 65536
+# The bubble shrinks as 1 / v, the messages grow as v: beyond 8 little is left to win.
+MAX_VIRTUAL_STAGES = 8
 
 
 def _groups(micro_batches: int) -> list[int]:

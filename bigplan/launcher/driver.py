@@ -78,7 +78,7 @@ def launch(
     on record.
     """
     console = console or Console()
-    refusal = native_refusal(plan.model, plan.strategy, plan.training.sequence_length)
+    refusal = native_refusal(plan.model, plan.training, plan.strategy, plan.placement)
     if refusal:
         raise RefusedError(
             f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"

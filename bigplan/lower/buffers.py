@@ -31,14 +31,17 @@ from bigplan.program import Buffer
 
 def stage_buffers(layout: Layout) -> dict[str, Buffer]:
     """Every buffer of a stage, by name."""
-    every = [*_homes(layout), *_rings(layout), *_hidden(layout)]
-    return {buffer.name: buffer for buffer in every}
+    buffers: dict[str, Buffer] = {}
+    for buffer in (*_homes(layout), *_rings(layout), *_hidden(layout)):
+        other = buffers.get(
+            buffer.name
+        )  # the ends of the model share a slot as large as the larger
+        if other is None or buffer.nbytes > other.nbytes:
+            buffers[buffer.name] = buffer
+    return buffers
 
 
 def _homes(layout: Layout) -> Iterator[Buffer]:
-    group = layout.graph.strategy.accumulation_group
-    held = layout.graph.in_flight_units(layout.stage) * group
-    last = len(layout.graph.layers) - 1
     state = layout.graph.sizes.state
     for layer, at in layout.table.items():
         yield Buffer(f"w{layer}", at.parameters, parameter_bytes(layout, layer), "parameters")
@@ -54,9 +57,8 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
             share = min(elements, -(-elements // count) + widest) * state
             nbytes = -(-share // PAGE) * PAGE
             yield Buffer(f"o{layer}.nvme", Tier.NVME, nbytes, "optimizer", count)
-        # The last layer's backward follows its forward at once, so one entry is enough.
-        entries = 1 if layer == last else held
-        yield Buffer(f"a{layer}", at.activations, kept_bytes(layout, layer), "activations", entries)
+        entries, nbytes = layout.held(layer), kept_bytes(layout, layer)
+        yield Buffer(f"a{layer}", at.activations, nbytes, "activations", entries)
 
 
 def state_chunk_bytes(layout: Layout) -> int:
@@ -84,7 +86,7 @@ def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buff
     count, table = layout.ring(name), layout.table
     if any(layout.visits(layer) for layer in layers):
         nbytes = full_parameter_bytes(layout, layers[0])
-        yield Buffer(f"slot.{name}", Tier.GPU, nbytes, "slots", count)
+        yield Buffer(f"slot.{layout.shared(name)}", Tier.GPU, nbytes, "slots", count)
     if any(table[layer].streamed and layout.shards(layer, from_zero=3) for layer in layers):
         yield Buffer(f"shard.{name}", Tier.GPU, parameter_bytes(layout, layers[0]), "slots", count)
     if any(layout.stages_weights(layer) for layer in layers):
@@ -95,7 +97,8 @@ def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buff
 def _gradient_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
     if any(layout.sums_apart(layer) for layer in layers):
         nbytes = full_gradient_bytes(layout, layers[0])
-        yield Buffer(f"sum.{name}", Tier.GPU, nbytes, "slots", min(STAGING, len(layers)))
+        ring, count = layout.shared(name), layout.sum_ring(name)
+        yield Buffer(f"sum.{ring}", Tier.GPU, nbytes, "slots", count)
     if any(layout.stages_gradients(layer) for layer in layers):
         nbytes = gradient_bytes(layout, layers[0])
         yield Buffer(f"stage.g.{name}", Tier.HOST, nbytes, "staging", STAGING)

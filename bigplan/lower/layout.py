@@ -11,6 +11,7 @@ from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import (
     LayerPlacement,
     Placement,
+    Rings,
     Tier,
     piece_elements,
     stage_table,
@@ -21,6 +22,13 @@ CHUNK_STAGING = 3  # state chunks in host memory: one arrives, one is updated, o
 PAGE = 4096  # O_DIRECT moves whole pages
 
 
+def shared_kinds(graph: Graph) -> tuple[str, ...]:
+    """Kinds that may share a slot and a sum: the first and the last layer's, used in turn."""
+    ends = graph.layers[0], graph.layers[-1]
+    alone = all(graph.layers.count(name) == 1 for name in ends)
+    return ends if graph.strategy.pp == 1 and alone else ()
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """One stage's layers with their placement, and the sizes derived from them."""
@@ -28,15 +36,21 @@ class Layout:
     graph: Graph
     stage: int
     table: dict[int, LayerPlacement]
-    slots: int
+    rings: Rings
     chunk: int  # bytes of NVMe optimizer state updated at a time
     counts: Mapping[str, int]  # layers of each kind
     visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
     turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
+    users: Counter[tuple[str, str]] = field(init=False)  # layers that use a kind's ring
     pieces: dict[tuple[int, Tier], int] = field(init=False)  # elements by tier of their state
+    starts: set[int] = field(init=False)  # layers that other stages' layers come before
+    ends: set[int] = field(init=False)  # and after
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pieces", self._pieces())
+        chunks = [self.chunk_layers(turn) for turn in range(self.graph.strategy.vpp)]
+        object.__setattr__(self, "starts", {chunk[0] for chunk in chunks} - {0})
+        object.__setattr__(self, "ends", {chunk[-1] for chunk in chunks} - {self.loss})
         visiting = [layer for layer in self.table if self.visits(layer)]
         object.__setattr__(self, "visiting", visiting)
         users = {
@@ -49,6 +63,8 @@ class Layout:
         }
         turns = {ring: self._turns(uses) for ring, uses in users.items()}
         object.__setattr__(self, "turns", turns)
+        each = ((ring, self.graph.layers[layer]) for ring in turns for layer in turns[ring])
+        object.__setattr__(self, "users", Counter(each))
 
     def _pieces(self) -> dict[tuple[int, Tier], int]:
         elements: dict[tuple[object, ...], int] = {}
@@ -75,7 +91,7 @@ class Layout:
         """The layout of `stage`."""
         table = stage_table(graph, placement, stage)
         counts = Counter(graph.layers[layer] for layer in table)
-        return cls(graph, stage, table, placement.slots, placement.chunk, counts)
+        return cls(graph, stage, table, Rings.of(placement), placement.chunk, counts)
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
@@ -104,9 +120,22 @@ class Layout:
             return self.graph.units > 1
         return at is Tier.NVME or self._on_cpu(layer)
 
+    @property
+    def slots(self) -> int:
+        """Entries of a ring that parameters or activations pass through."""
+        return self.rings.slots
+
     def ring(self, name: str) -> int:
         """Slots for a kind: no more than the stage has layers of it."""
         return min(self.slots, self.counts[name])
+
+    def sum_ring(self, name: str) -> int:
+        """Gradient sums for a kind whose gradients leave."""
+        return min(self.rings.sums, self.counts[name])
+
+    def shared(self, name: str) -> str:
+        """What the kind's slots and sums are called: the ends of the model may share theirs."""
+        return "ends" if self.rings.shared_ends and name in shared_kinds(self.graph) else name
 
     def shards(self, layer: int, *, from_zero: int) -> bool:
         """Whether ZeRO splits this tensor kind of the layer over the data-parallel ranks.
@@ -127,9 +156,22 @@ class Layout:
         return self.stage == 0
 
     @property
-    def is_last(self) -> bool:
-        """Whether the stage ends the pipeline."""
-        return self.stage == self.graph.strategy.pp - 1
+    def loss(self) -> int:
+        """The model's last layer, whose backward follows its forward at once."""
+        return len(self.graph.layers) - 1
+
+    def chunk_layers(self, turn: int) -> range:
+        """Layers of the stage's chunk."""
+        return self.graph.chunk_layers(self.graph.stage_chunks(self.stage)[turn])
+
+    def held(self, layer: int) -> int:
+        """Micro-batches whose activations the layer holds at once."""
+        if layer == self.loss:
+            return 1
+        turns = range(self.graph.strategy.vpp)
+        turn = next(turn for turn in turns if layer in self.chunk_layers(turn))
+        units = self.graph.in_flight_units(self.stage, turn)
+        return units * self.graph.strategy.accumulation_group
 
     @property
     def gradient_ring(self) -> str:

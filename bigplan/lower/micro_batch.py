@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bigplan.graph.graph import Recompute
 from bigplan.lower.refs import Refs, hidden, kept
 from bigplan.lower.sizes import hidden_bytes, kept_bytes
 from bigplan.placement import Tier
@@ -16,7 +15,7 @@ from bigplan.program import Action, Lane, Op, Ref
 
 def forward(refs: Refs, layer: int) -> Action:
     """The layer's forward."""
-    reads, writes = [*refs.tables(layer)], [refs.passing(layer)]
+    reads, writes = [*refs.tables(layer)], [refs.passing(layer, forward=True)]
     if layer > 0:
         reads.append(hidden("h", layer - 1))
     if layer < len(refs.layout.graph.layers) - 1:
@@ -26,7 +25,7 @@ def forward(refs: Refs, layer: int) -> Action:
 
 def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
     """The layer's backward; gradient sums that it does not add to, it starts."""
-    layout, passing = refs.layout, refs.passing(layer)
+    layout, passing = refs.layout, refs.passing(layer, forward=False)
     reads = [*refs.tables(layer), passing, *adds_to]
     writes = [*refs.sums(layer)]
     if layer < len(layout.graph.layers) - 1:
@@ -41,7 +40,7 @@ def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
         tuple(writes),
         frees=(passing,),
         micro_batch=0,
-        recompute=layout.table[layer].recompute is Recompute.FULL,
+        recompute=layout.table[layer].recompute,
     )
 
 
@@ -50,8 +49,8 @@ def save(refs: Refs, layer: int) -> Iterator[Action]:
     at, nbytes = refs.layout.table[layer].activations, kept_bytes(refs.layout, layer)
     if at is Tier.GPU:
         return
-    source = refs.passing(layer)
-    target = kept(layer) if at is Tier.HOST else refs.staged(layer)
+    source = refs.passing(layer, forward=True)
+    target = kept(layer) if at is Tier.HOST else refs.staged(layer, forward=True)
     yield Action(Op.SAVE, Lane.D2H, layer, (source,), (target,), (source,), nbytes, 0)
     if at is Tier.NVME:
         move = ((target,), (kept(layer),), (target,), nbytes, 0)
@@ -65,31 +64,25 @@ def fetch(refs: Refs, layer: int) -> Iterator[Action]:
         return
     source = kept(layer)
     if at is Tier.NVME:
-        staged = refs.staged(layer)
+        staged = refs.staged(layer, forward=False)
         move = ((source,), (staged,), (source,), nbytes, 0)
         yield Action(Op.READ, Lane.NVME_READ, layer, *move)
         source = staged
-    passing = refs.passing(layer)
+    passing = refs.passing(layer, forward=False)
     yield Action(Op.FETCH, Lane.H2D, layer, (source,), (passing,), (source,), nbytes, 0)
 
 
 def receive(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
-    """The message that the stage's first layer of a pass waits for."""
-    layout = refs.layout
-    at_edge = layer == (min(layout.table) if forward else max(layout.table))
-    outer = layout.is_first if forward else layout.is_last
-    if at_edge and not outer:
+    """The message that a chunk's first layer of a pass waits for."""
+    if layer in (refs.layout.starts if forward else refs.layout.ends):
         ref = hidden("h", layer - 1) if forward else hidden("d", layer, gradient=True)
-        nbytes = hidden_bytes(layout)
+        nbytes = hidden_bytes(refs.layout)
         yield Action(Op.RECV, Lane.RECV, layer, writes=(ref,), amount=nbytes, micro_batch=0)
 
 
 def send(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
-    """The message that the stage's last layer of a pass sends on."""
-    layout = refs.layout
-    at_edge = layer == (max(layout.table) if forward else min(layout.table))
-    outer = layout.is_last if forward else layout.is_first
-    if at_edge and not outer:
+    """The message that a chunk's last layer of a pass sends on."""
+    if layer in (refs.layout.ends if forward else refs.layout.starts):
         ref = hidden("h", layer) if forward else hidden("d", layer - 1, gradient=True)
-        nbytes = hidden_bytes(layout)
+        nbytes = hidden_bytes(refs.layout)
         yield Action(Op.SEND, Lane.SEND, layer, reads=(ref,), amount=nbytes, micro_batch=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from bigplan.lower import micro_batch
 from bigplan.lower.gradients import gradient_home
@@ -13,7 +13,7 @@ from bigplan.lower.sizes import full_parameter_bytes, parameter_bytes
 from bigplan.lower.unit import Unit
 from bigplan.lower.update import update_layer
 from bigplan.placement import Tier
-from bigplan.program import Action, Instruction, Lane, Op, Ref, Repeat
+from bigplan.program import Action, Instruction, Lane, Op, Ref, Repeat, numbered
 
 
 @dataclass(slots=True)
@@ -23,25 +23,34 @@ class Emitter:
     layout: Layout
     deferred: bool  # this step starts with the previous step's updates
     held: dict[tuple[str, int], int] = field(default_factory=dict)
-    updated: int = -1  # layers up to this one have had their pending update
+    pending: list[int] = field(default_factory=list)  # layers that the step must update yet
     reduced: list[Action] = field(default_factory=list)  # what waits for the last reduction
+    whole: list[Action] = field(default_factory=list)  # what follows reductions of whole gradients
+    _fetches: dict[str, list[int]] = field(default_factory=dict)  # of this backward pass
     refs: Refs = field(init=False)
 
     def __post_init__(self) -> None:
         self.refs = Refs(self.layout)
+        self.pending = list(self.layout.table) if self.deferred else []
+
+    @property
+    def _group(self) -> int:
+        return self.layout.graph.strategy.accumulation_group
 
     def forward(self, unit: Unit) -> Iterator[Instruction]:
-        """All layers on all micro-batches of the unit; the last layer's backward included."""
-        layers = list(self.layout.table)
+        """A chunk's layers on all micro-batches of the unit; the last layer's backward included."""
+        layers = list(self.layout.chunk_layers(unit.turn))
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
-        if unit.first:
-            self.updated = layers[0] - 1
+        if not self.layout.is_first and not visiting:
+            # While the stage waits for its first micro-batch it can update all its layers; behind
+            # a layer's forward the later ones' gradients would wait too.
+            yield from self._update_until(max(self.layout.table))
         for layer in visiting[:ahead]:
             yield from self._bring(layer, unit)
         for layer in layers:
-            yield from self._update_until(layer, unit)
-            if self.layout.is_last and layer == layers[-1]:
+            yield from self._update_until(layer)
+            if layer == self.layout.loss:
                 yield from self._loss(layer, unit)
             else:
                 yield from self._forward_layer(layer, unit)
@@ -50,12 +59,15 @@ class Emitter:
                     yield from self._bring(coming, unit)
 
     def backward(self, unit: Unit) -> Iterator[Instruction]:
-        """All layers in reverse on all micro-batches of the unit."""
-        layers = list(self.layout.table)[::-1]
-        if self.layout.is_last:
-            layers = layers[1:]  # the last layer's backward followed its forward
+        """A chunk's layers in reverse on all micro-batches of the unit."""
+        # The last layer's backward followed its forward.
+        layers = [i for i in self.layout.chunk_layers(unit.turn)[::-1] if i != self.layout.loss]
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
+        self._fetches = self._fetch_order(layers)
+        for order in self._fetches.values():
+            for item in range(min(ahead, len(order) * self._group)):
+                yield from self._fetch(order, item, unit)
         for layer in visiting[:ahead]:
             yield from self._bring(layer, unit)
         for layer in layers:
@@ -65,34 +77,38 @@ class Emitter:
                     yield from self._bring(coming, unit)
         yield from self._after_reduction([])
 
-    def release(self) -> Iterator[Action]:
-        """Empty every slot at the end of a step: the next update makes their content stale."""
+    def finish(self) -> Iterator[Action]:
+        """End the step: gradients that stay are used, and every slot is emptied.
+
+        Gradients that stay need no ring entry, so nothing has to wait for their reduction before
+        the earlier stages have what they wait for. The next update makes what slots hold stale.
+        """
+        yield from self.whole
         for layer in list(self.held.values()):
             yield from self._release(layer)
 
     def _release(self, layer: int) -> Iterator[Action]:
-        key = (self.layout.graph.layers[layer], self.refs.weights(layer).entry)
+        weights = self.refs.weights(layer)
+        key = weights.buffer, weights.entry
         if self.held.get(key) == layer:
             del self.held[key]
-            yield Action(Op.FREE, Lane.COMPUTE, layer, frees=(self.refs.weights(layer),))
+            yield Action(Op.FREE, Lane.COMPUTE, layer, frees=(weights,))
 
-    def _update_until(self, layer: int, unit: Unit) -> Iterator[Instruction]:
-        if self.deferred and unit.first:
-            for pending in range(self.updated + 1, layer + 1):
-                yield from update_layer(self.layout, pending)
-            self.updated = max(self.updated, layer)
+    def _update_until(self, layer: int) -> Iterator[Instruction]:
+        while self.pending and self.pending[0] <= layer:
+            yield from update_layer(self.layout, self.pending.pop(0))
 
     def _bring(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         """Fill the layer's slot, unless it still holds the layer."""
         layout, slot = self.layout, self.refs.weights(layer)
         name = layout.graph.layers[layer]
-        yield from self._update_until(layer, unit)
-        occupant = self.held.get((name, slot.entry))
+        yield from self._update_until(layer)
+        occupant = self.held.get((slot.buffer, slot.entry))
         if occupant == layer:
             return
         if occupant is not None:
             yield from self._release(occupant)
-        self.held[name, slot.entry] = layer
+        self.held[slot.buffer, slot.entry] = layer
         at, source = layout.table[layer].parameters, Ref(f"w{layer}", f"w{layer}")
         nbytes, sharded = parameter_bytes(layout, layer), layout.shards(layer, from_zero=3)
         if at is Tier.NVME:
@@ -109,13 +125,6 @@ class Emitter:
             full = full_parameter_bytes(layout, layer)
             yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=full)
 
-    def _each(self, body: list[Action], unit: Unit, *, skip: int = 0) -> Iterator[Instruction]:
-        """`body`, written for the unit's first micro-batch, on those after the first `skip`."""
-        count = self.layout.graph.strategy.accumulation_group - skip
-        if count > 0:
-            moved = [_at(action, unit.base + skip) for action in body]
-            yield from moved if count == 1 else [Repeat(count, 1, tuple(moved))]
-
     def _forward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         body = [
             *micro_batch.receive(self.refs, layer, forward=True),
@@ -123,7 +132,7 @@ class Emitter:
             *micro_batch.save(self.refs, layer),
             *micro_batch.send(self.refs, layer, forward=True),
         ]
-        yield from self._each(body, unit)
+        yield from _repeated(self._group, [numbered(action, unit.base) for action in body])
 
     def _loss(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         before = [
@@ -133,11 +142,35 @@ class Emitter:
         yield from self._backward_and_gradients(layer, before, unit)
 
     def _backward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
-        before = [
-            *micro_batch.receive(self.refs, layer, forward=False),
-            *micro_batch.fetch(self.refs, layer),
-        ]
+        before = [*micro_batch.receive(self.refs, layer, forward=False)]
         yield from self._backward_and_gradients(layer, before, unit)
+
+    def _fetch_order(self, layers: list[int]) -> dict[str, list[int]]:
+        """Layers whose activations come back in a backward pass, by kind, in its order."""
+        order: dict[str, list[int]] = {}
+        for layer in layers:
+            if self.layout.table[layer].activations is not Tier.GPU:
+                order.setdefault(self.layout.graph.layers[layer], []).append(layer)
+        return order
+
+    def _fetch(self, order: list[int], item: int, unit: Unit) -> Iterator[Action]:
+        """The item-th fetch of a kind in the pass: layer after layer, micro-batches within."""
+        place, number = divmod(item, self._group)
+        if place < len(order):
+            for action in micro_batch.fetch(self.refs, order[place]):
+                yield numbered(action, unit.base + number)
+
+    def _fetch_ahead(self, layer: int, number: int, unit: Unit) -> list[Action]:
+        """What is fetched into the ring entry that the layer's micro-batch has just left.
+
+        The whole ring is ahead: a fetch that was issued only before its backward would wait
+        behind the load of a layer whose slot is still in use.
+        """
+        order = self._fetches.get(self.layout.graph.layers[layer], [])
+        if layer not in order:
+            return []
+        item = order.index(layer) * self._group + number + self.layout.slots
+        return list(self._fetch(order, item, unit))
 
     def _backward_and_gradients(
         self, layer: int, before: list[Action], unit: Unit
@@ -149,14 +182,20 @@ class Emitter:
         if unit.last and not self.layout.graph.clipped:
             yield from self._release(layer)  # the update makes the copy in the slot stale
             rest += update_layer(self.layout, layer)
-        yield from self._after_reduction(rest)
+        if rest and rest[0].op is Op.REDUCE and not self.layout.sums_apart(layer):
+            yield rest.pop(0)
+            self.whole += rest
+        else:
+            yield from self._after_reduction(rest)
 
     def _after_reduction(self, rest: list[Action]) -> Iterator[Action]:
         """What follows a reduction comes one layer later: the GPU computes while it is reduced.
 
-        No later than that: the layer after the next needs this layer's entry of the sum ring.
+        No later than that: the layer after the next needs this layer's entry of the sum ring. Of a
+        single entry, or one that kinds share, already the next may need it.
         """
-        reduction = [action for action in rest[:1] if action.op is Op.REDUCE]
+        alone = self.layout.rings.sums == 1 or self.layout.rings.shared_ends
+        reduction = [] if alone else [action for action in rest[:1] if action.op is Op.REDUCE]
         yield from reduction
         yield from self.reduced
         self.reduced = rest[1:] if reduction else []
@@ -172,10 +211,22 @@ class Emitter:
         if fresh:
             started = [] if unit.first else table
             start = [*before, micro_batch.backward(self.refs, layer, started), *after]
-            yield from (_at(action, unit.base) for action in start)
+            yield from (numbered(action, unit.base) for action in start)
+            yield from self._fetch_ahead(layer, 0, unit)
         rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
-        yield from self._each(rest, unit, skip=int(fresh))
+        # While fetches are of the layer's own micro-batches, they are alike.
+        fetched = layer in self._fetches.get(self.layout.graph.layers[layer], [])
+        first = int(fresh)
+        split = max(first, self._group - self.layout.slots) if fetched else self._group
+        ahead = self._fetch_ahead(layer, first, unit)
+        moved = [*(numbered(action, unit.base + first) for action in rest), *ahead]
+        yield from _repeated(split - first, moved)
+        for number in range(split, self._group):
+            yield from (numbered(action, unit.base + number) for action in rest)
+            yield from self._fetch_ahead(layer, number, unit)
 
 
-def _at(action: Action, number: int) -> Action:
-    return replace(action, micro_batch=number)
+def _repeated(count: int, body: list[Action]) -> Iterator[Instruction]:
+    """`body` for so many micro-batches in a row."""
+    if count > 0:
+        yield from body if count == 1 else [Repeat(count, 1, tuple(body))]

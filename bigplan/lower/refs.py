@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bigplan.lower.layout import STAGING, Layout
+from bigplan.lower.layout import Layout
 from bigplan.placement import Tier
 from bigplan.program import Ref
 
@@ -20,9 +20,9 @@ class Refs:
         """The layer's parameters: at home, or in the slot they visit."""
         if not self.layout.visits(layer):
             return Ref(f"w{layer}", f"w{layer}")
-        name = self.layout.graph.layers[layer]
-        turn = self.layout.turns["slot"][layer]
-        return Ref(f"slot.{name}", f"w{layer}", turn % self.layout.ring(name))
+        name, turn = self.layout.graph.layers[layer], self.layout.turns["slot"][layer]
+        ring = self.layout.shared(name)
+        return Ref(f"slot.{ring}", f"w{layer}", turn % self.layout.ring(name))
 
     def tables(self, layer: int) -> Iterator[Ref]:
         """All parameters the layer reads: its own, and the first layer's where they are tied."""
@@ -40,23 +40,28 @@ class Refs:
         """Where the unit's gradients of the layer are summed."""
         if not self.layout.sums_apart(layer):
             return Ref(f"g{layer}", f"g{layer}")
-        name = self.layout.graph.layers[layer]
-        return Ref(f"sum.{name}", f"p{layer}", self.layout.turns["sum"][layer] % STAGING)
+        name, turn = self.layout.graph.layers[layer], self.layout.turns["sum"][layer]
+        ring = self.layout.shared(name)
+        return Ref(f"sum.{ring}", f"p{layer}", turn % self.layout.sum_ring(name))
 
-    def passing(self, layer: int) -> Ref:
-        """Where compute leaves and finds what the layer keeps of a micro-batch."""
+    def passing(self, layer: int, *, forward: bool) -> Ref:
+        """Where compute leaves, or finds, what the layer keeps of a micro-batch."""
         if self.layout.table[layer].activations is Tier.GPU:
             return kept(layer)
-        return self._passing("act", layer)
+        return self._passing("act", layer, forward=forward)
 
-    def staged(self, layer: int) -> Ref:
-        """Where it waits in host memory on its way to and from NVMe."""
-        return self._passing("stage.a", layer)
+    def staged(self, layer: int, *, forward: bool) -> Ref:
+        """Where it waits in host memory on its way to, or from, NVMe."""
+        return self._passing("stage.a", layer, forward=forward)
 
-    def _passing(self, ring: str, layer: int) -> Ref:
-        layout = self.layout
-        start = layout.turns[ring][layer] * layout.graph.strategy.accumulation_group
-        return Ref(f"{ring}.{layout.graph.layers[layer]}", f"a{layer}", start, moving=True)
+    def _passing(self, ring: str, layer: int, *, forward: bool) -> Ref:
+        """Entries follow each other in the order of the pass, so that a whole ring is ahead."""
+        layout, name = self.layout, self.layout.graph.layers[layer]
+        turn = layout.turns[ring][layer]
+        if not forward:
+            turn = layout.users[ring, name] - 1 - turn
+        start = turn * layout.graph.strategy.accumulation_group
+        return Ref(f"{ring}.{name}", f"a{layer}", start, moving=True)
 
     def _reads_table(self, layer: int) -> bool:
         graph = self.layout.graph

@@ -10,5 +10,6 @@ class Unit:
     """Micro-batches that pass each layer together."""
 
     base: int  # the first micro-batch
-    first: bool = False  # gradients start from nothing; pending updates run before each layer
+    turn: int = 0  # which of the stage's chunks
+    first: bool = False  # gradients start from nothing; the table's sum is begun
     last: bool = False  # gradients are final

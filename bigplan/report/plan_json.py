@@ -1,4 +1,4 @@
-"""A plan as one JSON object, for programs."""
+"""A plan as one JSON object, for programs: everything that the terminal shows."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from dataclasses import asdict
 from typing import Any
 
 from bigplan.plan import Plan
+from bigplan.report.decision import decision
+from bigplan.report.drives import wear_of
+from bigplan.report.rivals import why_slower
 from bigplan.report.stages import stages_of
 from bigplan.timeline import Timeline
+from bigplan.whatif import Answer
 
 PREDICTED = (
     "step_seconds",
     "step_seconds_low",
     "step_seconds_high",
+    "step_seconds_overlapped",
+    "step_seconds_serial",
     "tokens_per_second",
     "mfu",
     "lower_bound_seconds",
@@ -21,25 +27,41 @@ PREDICTED = (
 )
 
 
-def plan_json(plan: Plan, search_seconds: float) -> dict[str, Any]:
+def plan_json(plan: Plan, search_seconds: float, answer: Answer | None = None) -> dict[str, Any]:
     """Sizes in bytes, times in seconds.
 
     `stages[].layers` and `recompute` count transformer blocks. `placement` maps parameters,
     gradients, optimizer and activations to the fraction of their bytes on each tier, over all of
-    the stage's layers (embedding and head included). `memory[].scope` says whether the bytes are
-    those of one GPU or of one node.
+    the stage's layers (embedding and head included); `homes` to layers and bytes. `memory[].scope`
+    says whether the bytes are those of one GPU or of one node. `step_parts` add up to the step.
+    `drives` is null where nothing is written to NVMe, `what_if` where nothing was asked.
     """
-    predicted = plan.predicted
+    predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
     return {
+        "decision": decision(plan, stages),
         **{name: getattr(predicted, name) for name in PREDICTED},
         "search_seconds": search_seconds,
+        "search": plan.search.model_dump(mode="json"),
         "strategy": plan.strategy.model_dump(mode="json"),
-        "stages": [asdict(stage) for stage in stages_of(plan)],
-        "memory": [use.model_dump(mode="json", exclude={"by_purpose"}) for use in predicted.memory],
+        "stages": [asdict(stage) for stage in stages],
+        "memory": [use.model_dump(mode="json") for use in predicted.memory],
         "bottleneck": predicted.bottleneck,
+        "busy_seconds": dict(predicted.busy_seconds),
+        "step_parts": predicted.parts.model_dump(mode="json"),
+        "moved_bytes": dict(predicted.moved_bytes),
+        "drives": None if wear is None else asdict(wear),
         "executable": dict(plan.executable),
-        "alternatives": [other.model_dump(mode="json") for other in plan.alternatives],
+        "alternatives": [
+            {**other.model_dump(mode="json"), "because": why_slower(plan, other)}
+            for other in plan.alternatives
+        ],
+        "what_if": None if answer is None else _what_if(answer),
     }
+
+
+def _what_if(answer: Answer) -> dict[str, Any]:
+    outcomes = [{**asdict(outcome), "factor": outcome.factor} for outcome in answer.outcomes]
+    return {"solved": outcomes, "unasked": list(answer.unasked)}
 
 
 def timeline_json(timeline: Timeline) -> dict[str, Any]:

@@ -56,10 +56,8 @@ def _headline(record: Record) -> Iterator[str]:
 
 def comparison(title: str, predicted: Mapping[str, float], measured: Mapping[str, float]) -> Table:
     """Seconds predicted, measured, and their ratio; the largest first."""
-    rows = table(title)
-    rows.add_column("")
-    for name in ("predicted", "measured", "ratio"):
-        rows.add_column(name, justify="right")
+    figures = ("predicted", "measured", "ratio")
+    rows = table(title, "", *figures, right=figures)
     names = sorted(
         {*predicted, *measured}, key=lambda n: -max(predicted.get(n, 0.0), measured.get(n, 0.0))
     )
@@ -71,10 +69,8 @@ def comparison(title: str, predicted: Mapping[str, float], measured: Mapping[str
 
 
 def _memory_table(record: Record) -> Table:
-    rows = table("Memory at most")
-    rows.add_column("tier")
-    for name in ("promised", "measured", "ratio", "capacity"):
-        rows.add_column(name, justify="right")
+    figures = ("promised", "measured", "ratio", "capacity")
+    rows = table("Memory at most", "tier", *figures, right=figures)
     for use in record.summary.memory:
         if use.predicted or use.measured:
             rows.add_row(

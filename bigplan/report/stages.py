@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.placement import KindPlacement, StagePlacement, Tier
-from bigplan.plan import Plan
+from bigplan.plan import MemoryUse, Plan
 
 TENSORS = ("parameters", "gradients", "optimizer", "activations")
+
+
+@dataclass(frozen=True)
+class Home:
+    """What one tier holds of a tensor kind of a stage.
+
+    `layers` counts all layers, embedding and head among them (of activations: the blocks by how
+    much of their forward runs again); the optimizer's are parts of layers. `nbytes` are those of
+    one GPU, or of one node for host and NVMe.
+    """
+
+    layers: float
+    nbytes: int
+    recompute: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -24,15 +38,24 @@ class Stage:
     layers: int
     recompute: Mapping[str, int]
     placement: Mapping[str, Mapping[str, float]]
+    homes: Mapping[str, Mapping[str, Home]]
+
+    @property
+    def recomputed(self) -> int:
+        """Blocks that run at least a part of their forward twice."""
+        return sum(n for policy, n in self.recompute.items() if policy != Recompute.NONE)
 
 
 def stages_of(plan: Plan) -> list[Stage]:
     """Every stage, first to last."""
     graph = build_graph(plan.model, plan.training, plan.strategy)
-    return [_stage(graph, stage) for stage in plan.placement.stages]
+    return [
+        _stage(graph, placed, [use for use in plan.predicted.memory if use.stage == number])
+        for number, placed in enumerate(plan.placement.stages)
+    ]
 
 
-def _stage(graph: Graph, placed: StagePlacement) -> Stage:
+def _stage(graph: Graph, placed: StagePlacement, memory: list[MemoryUse]) -> Stage:
     blocks = [kind for name, kind in placed.kinds.items() if graph.kinds[name].stores_activations]
     recompute = {
         str(policy): sum(sum(kind.activations.get(policy, {}).values()) for kind in blocks)
@@ -46,6 +69,7 @@ def _stage(graph: Graph, placed: StagePlacement) -> Stage:
         layers=sum(kind.layers for kind in blocks),
         recompute={policy: count for policy, count in recompute.items() if count},
         placement={tensor: _fractions(tiers) for tensor, tiers in nbytes.items()},
+        homes=dict(_homes(placed, blocks, {use.tier: use.by_purpose for use in memory})),
     )
 
 
@@ -66,3 +90,29 @@ def _sizes(graph: Graph, name: str, kind: KindPlacement) -> list[tuple[str, Tier
 def _fractions(tiers: Mapping[str, float]) -> dict[str, float]:
     whole = sum(tiers.values())
     return {str(t): tiers[t] / whole for t in Tier if tiers.get(t)} if whole else {}
+
+
+def _homes(
+    placed: StagePlacement, blocks: list[KindPlacement], memory: Mapping[Tier, Mapping[str, int]]
+) -> Iterator[tuple[str, dict[str, Home]]]:
+    for tensor in TENSORS:
+        homes: dict[str, Home] = {}
+        for tier in Tier:
+            policies = _policies(blocks, tier) if tensor == "activations" else {}
+            layers = sum(policies.values()) or sum(
+                getattr(kind, tensor).get(tier, 0.0)
+                for kind in placed.kinds.values()
+                if tensor != "activations"
+            )
+            if layers > 0:
+                nbytes = memory.get(tier, {}).get(tensor, 0)
+                homes[str(tier)] = Home(round(layers, 6), nbytes, policies)
+        yield tensor, homes
+
+
+def _policies(blocks: list[KindPlacement], tier: Tier) -> dict[str, int]:
+    counts = {
+        str(policy): sum(kind.activations.get(policy, {}).get(tier, 0) for kind in blocks)
+        for policy in Recompute
+    }
+    return {policy: count for policy, count in counts.items() if count}

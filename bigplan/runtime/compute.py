@@ -84,7 +84,7 @@ class Compute:
 
     def _backward_block(self, kept: Kept, gradient: Tensor, action: Action) -> Tensor:
         kept.weights = self._context.bytes_of(action.reads[0], action)
-        if action.recompute:
+        if action.recompute is Recompute.FULL:
             again = Kept(weights=kept.weights)
             self._record_block(again, kept.fetched_input(), action)
             kept = again

@@ -11,14 +11,26 @@ from math import inf
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.lower.layout import STAGING
-from bigplan.placement import SLOTS, Tier
+from bigplan.placement import Rings, Tier
+from bigplan.solve.interleaved import opening_seconds
 from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes
-from bigplan.solve.stage import StageClass, stage_classes
+from bigplan.solve.stage import RERUN, ROOMY, StageClass, stage_classes
 from bigplan.solve.times import StageTimes
 
-EXPOSED = 0.5  # of the moves' seconds: what simulations come to
+EXPOSED = 0.1  # of the moves' seconds, those of drives more: what simulations come to
 HALVINGS = 30  # of the interval that holds the least step with enough room
+
+
+def family_bound(graph: Graph, costs: Costs, micro_batches: int, stages: int) -> float:
+    """Seconds of compute on layers like the graph's in so many stages, however they are cut.
+
+    The slowest stage takes no less than the mean one, and has a whole number of layers.
+    """
+    each = {name: cost.forward + cost.backward for name, cost in costs.kinds.items()}
+    between = graph.layers[1:-1]
+    most = -(-len(between) // stages) * min(each[name] for name in set(between))
+    mean = sum(each[name] for name in graph.layers) / stages
+    return micro_batches * max(most, mean)
 
 
 def cheap_bound(graph: Graph, costs: Costs) -> float:
@@ -40,32 +52,44 @@ class Outlook:
     estimate: float
 
 
-def memory_outlook(graph: Graph, costs: Costs) -> Outlook:
-    """Bound and estimate that know the GPU's memory; infinite where no plan fits."""
+def memory_outlook(graph: Graph, costs: Costs, tried: tuple[Rings, ...] = (ROOMY,)) -> Outlook:
+    """Bound and estimate that know the GPU's memory; infinite where no plan fits.
+
+    `tried`: the rings that plans may have, most first.
+    """
     bound = estimate = cheap_bound(graph, costs)
-    for times, before in _classes(graph, costs):
+    for times, before in _classes(graph, costs, tried):
         room = _Room.of(times, before + graph.units * _compute(times))
         bound = max(bound, _least_step(room, bound))
         estimate = max(estimate, room.usual_step())
     return Outlook(bound, max(bound, estimate))
 
 
-def _classes(graph: Graph, costs: Costs) -> list[tuple[StageTimes, float]]:
+def _classes(
+    graph: Graph, costs: Costs, tried: tuple[Rings, ...] = (ROOMY,)
+) -> list[tuple[StageTimes, float]]:
     """Every class, and the seconds before its last stage's first work and after its last."""
     before = 0.0
     found = []
-    for stage in stage_classes(graph):
+    for stage in stage_classes(graph, tried[0], tried[-1]):
         times = StageTimes(stage, costs)
-        hop = times.forward_hop() + times.backward_tail().constant + 2 * costs.send
+        hop = _hop(times) + 2 * costs.send
         before += (len(stage.stages) - 1) * hop
         found.append((times, before))
         before += hop
     return found
 
 
+def _hop(times: StageTimes) -> float:
+    """Seconds from a unit's first micro-batch into a stage to it leaving, forward and backward."""
+    if times.stage.interleaved:
+        return sum(opening_seconds(times))
+    others = times.other_micro_batches(times.stage.counts[-1][0])
+    return times.forward_hop() + times.plain_backward() - others
+
+
 def _compute(times: StageTimes) -> float:
-    # The constant: every variable of the backward's expression is a recomputation.
-    return times.forward_compute() + times.backward_compute().constant
+    return times.forward_compute() + times.plain_backward()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +102,7 @@ class _Room:
 
     surplus: float  # bytes above the GPU's capacity, everything on it and nothing recomputed
     start: float  # seconds of a step that recomputes nothing
-    recomputed: tuple[tuple[float, float], ...]  # by kind: bytes saved at most, and per second
+    recomputed: tuple[tuple[float, float], ...]  # bytes saved at most, and per second
     kept: float  # bytes of activations that can leave, or be recomputed
     saved_ahead: float  # of them: in rings while a step does no transfers for them
     saved: float  # and per second
@@ -93,9 +117,9 @@ class _Room:
         stage, rates, capacity = times.stage, times.costs.rates, times.costs.capacity
         kinds, ranks = list(stage.kinds), times.costs.ranks_per_node
         storing = [(k, n) for k, n in kinds if k.stores_activations]
-        units_held = stage.held / times.group
+        units_held = 0.0 if stage.interleaved else stage.held / times.group
         pairs = times.units - stage.graph.in_flight_units(stage.stages[-1])
-        ring = (SLOTS - 1) * sum(k.saved for k, _ in storing) / rates.d2h
+        ring = (stage.most.slots - 1) * sum(k.saved for k, _ in storing) / rates.d2h
         there_and_back = 1 / rates.d2h + 1 / rates.h2d
         return cls(
             surplus=sum(_bytes(stage, k, n) for k, n in kinds)
@@ -103,16 +127,8 @@ class _Room:
             + hidden_bytes(stage)
             - capacity[Tier.GPU],
             start=start,
-            recomputed=tuple(
-                (
-                    n * stage.held * (k.saved - k.boundary),
-                    stage.held
-                    * (k.saved - k.boundary)
-                    / (times.units * times.group * times.costs.kinds[k.name].forward),
-                )
-                for k, n in storing
-            ),
-            kept=float(sum(n * stage.held * k.saved for k, n in storing)),
+            recomputed=tuple(way for k, _ in storing for way in _recomputations(times, k)),
+            kept=float(sum(sum(stage.entries(k)) * k.saved for k, _ in storing)),
             saved_ahead=units_held * ring / there_and_back if pairs else 0.0,
             saved=units_held
             * (1 / (pairs * there_and_back) if pairs else min(rates.h2d, rates.d2h) / times.units),
@@ -124,8 +140,7 @@ class _Room:
 
     def room(self, step: float) -> float:
         """Bytes that a step of so many seconds can save at most."""
-        spare = max(0.0, step - self.start)
-        again = sum(min(most, rate * spare) for most, rate in self.recomputed)
+        again = _bought(self.recomputed, max(0.0, step - self.start))
         activations = self.saved_ahead + self.saved * step
         moved = sum(min(most, free + rate * step) for most, free, rate in self.ways)
         away = min(
@@ -135,10 +150,10 @@ class _Room:
         return min(away + again, moved + self.kept)
 
     def usual_step(self) -> float:
-        """Seconds of a step that saves the surplus in the cheapest ways, half of them exposed."""
-        ways = [(most, 1 / rate) for most, rate in self.recomputed]
+        """Seconds of a step that saves the surplus in the cheapest ways, exposed in part."""
+        ways = [(most, 1 / rate) for most, rate in self.recomputed if most]
         ways += [(most, EXPOSED / rate) for most, _, rate in self.ways]
-        ways += [(self.kept, EXPOSED / self.saved)]
+        ways += [(self.kept, EXPOSED / self.saved)] if self.saved else []
         seconds, surplus = self.start, self.surplus
         for most, price in sorted(ways, key=lambda way: way[1]):
             seconds += price * max(0.0, min(most, surplus))
@@ -146,16 +161,48 @@ class _Room:
         return seconds
 
 
+def _recomputations(times: StageTimes, kind: LayerKind) -> list[tuple[float, float]]:
+    """Bytes that recomputing a kind saves at most and per second, in steps of falling yield.
+
+    Where selective recomputation yields less than full, mixing none and full beats it.
+    """
+    stage, cost = times.stage, times.costs.kinds[kind.name]
+    often = times.units * times.group
+    steps: list[tuple[float, float]] = []  # bytes and seconds of a layer, of those that hold most
+    mean = sum(stage.entries(kind)) / stage.held
+    for recompute in RERUN:
+        if recompute in stage.graph.recomputes:
+            saved = stage.held * (kind.saved - kind.kept(recompute))
+            steps.append((float(saved), often * cost.again(recompute)))
+    if len(steps) == 2:
+        (some, soon), (most, late) = steps
+        rest = most - some, late - soon
+        concave = some * rest[1] >= rest[0] * soon
+        steps = [(some, soon), rest] if concave else [(most, late)]
+    return [(mean * saved, saved / seconds if seconds else inf) for saved, seconds in steps]
+
+
+def _bought(ways: tuple[tuple[float, float], ...], seconds: float) -> float:
+    """Bytes that the best ways save in so many seconds of compute."""
+    saved = 0.0
+    for most, rate in sorted(ways, key=lambda way: -way[1]):
+        taken = min(most, rate * seconds) if seconds and rate < inf else most * (rate == inf)
+        saved += taken
+        seconds -= taken / rate if rate < inf else 0.0
+    return saved
+
+
 def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
-    entries = 1 if stage.is_loss(kind) else stage.held
     state = owned(stage, kind) * stage.graph.sizes.state
-    home = weight_bytes(stage, kind) + gradient_bytes(stage, kind) + state + entries * kind.saved
+    home = weight_bytes(stage, kind) + gradient_bytes(stage, kind) + state
     rings = 0.0
     if stage.sharded(kind, 3) > 1:
-        rings += stage.ring(count) * kind.parameters * stage.graph.sizes.parameter
+        slots = 0 if stage.shares(kind) else min(stage.least.slots, count)
+        rings += slots * kind.parameters * stage.graph.sizes.parameter
     if stage.sharded(kind, 2) > 1:
-        rings += min(STAGING, count) * kind.parameters * stage.graph.sizes.gradient
-    return count * home + rings
+        sums = 0 if stage.shares(kind) else min(stage.least.sums, count)
+        rings += sums * kind.parameters * stage.graph.sizes.gradient
+    return count * home + sum(stage.entries(kind)) * kind.saved + rings
 
 
 def _ways(
@@ -166,10 +213,10 @@ def _ways(
     state = stage.graph.sizes.state
     rows = float(sum(n * owned(stage, k) for k, n in kinds))
     ways = [(rows * state, 0.0, rates.cpu_update * state)]
-    free = [(k, n) for k, n in kinds if not k.pinned]
+    free = [(k, n) for k, n in kinds if not stage.resident(k, "gradients")]
     gradients = sum(n * gradient_bytes(stage, k) for k, n in free)
     ways.append((float(gradients), 0.0, rates.d2h / units))
-    if stage.graph.strategy.zero not in (1, 2):
+    if stage.graph.strategy.zero not in (1, 2) and not stage.interleaved:
         # A slot ring holds as many whole layers as it saves transfers, unless ZeRO-3 has it anyway.
         # The loss layer's parameters pass once a unit, the others' twice.
         for k, n in free:

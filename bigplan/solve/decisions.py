@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.placement import KindPlacement, Placement, Tier
-from bigplan.solve.linear import Rule
+from bigplan.placement import KindPlacement, Placement, Rings, Tier
+from bigplan.solve.linear import Linear, Rule
 from bigplan.solve.memory import size_rules
 from bigplan.solve.stage import StageClass, stage_classes, switch_rules
 
@@ -14,7 +14,7 @@ from bigplan.solve.stage import StageClass, stage_classes, switch_rules
 def decisions_of(graph: Graph, placement: Placement) -> dict[str, float]:
     """Every variable's value; switches and sizes are the least that the rules allow."""
     values: dict[str, float] = {}
-    for stage in stage_classes(graph):
+    for stage in stage_classes(graph, Rings.of(placement)):
         kinds = placement.stages[stage.stages[0]].kinds
         for kind, _ in stage.kinds:
             values.update(_counts(stage, kind, kinds[kind.name]))
@@ -33,15 +33,15 @@ def _counts(
             ("gradients", placed.gradients.get(tier, 0)),
             ("optimizer", placed.optimizer.get(tier, 0.0)),
         ):
-            yield _name(stage.tensor(kind, tensor, tier).terms), float(number)
+            yield from _valued(stage.tensor(kind, tensor, tier), number)
         for recompute in Recompute:
             number = placed.activations.get(recompute, {}).get(tier, 0)
-            yield _name(stage.policy(kind, recompute, tier).terms), float(number)
+            yield from _valued(stage.policy(kind, recompute, tier), number)
 
 
-def _name(terms: Mapping[str, float]) -> str:
-    (name,) = terms
-    return name
+def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:
+    """The decision's variable, if it has one, with its value."""
+    return ((name, float(number)) for name in decision.terms)
 
 
 def _least(rule: Rule, values: Mapping[str, float]) -> tuple[str, float]:

@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
+from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, play, problem_of, try_out
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.linear import Linear, Rule
-from bigplan.solve.pins import Pin, pin_rules
-from bigplan.solve.search import Found, Scope, candidates
+from bigplan.solve.pins import Pin, pin_rules, rings_tried
+from bigplan.solve.search import Choice, Found, Scope, Watch, unwatched
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes
 
@@ -28,10 +28,18 @@ QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_PLACEMENTS = 200_000  # per strategy: bounding takes about 0.3 ms each
 
 
-def exact_search(workload: Workload, scope: Scope) -> Found:
-    """The fastest plan in simulation of all strategies and placements in scope."""
-    every = candidates(workload, scope)
-    placed = [p for c in every if (p := exact_placement(c, scope.pins)) is not None]
+def exact_search(workload: Workload, scope: Scope, watch: Watch = unwatched) -> Found:
+    """The fastest plan in simulation of all strategies and placements in scope.
+
+    It has no answer before its end: where `watch` stops it, it raises InputError.
+    """
+    every = Choice.of(workload, scope).candidates()
+    placed: list[Placed] = []
+    for number, candidate in enumerate(every):
+        if not watch(min((p.seconds for p in placed), default=None), 0.0, len(every) - number):
+            raise InputError("stopped: --exact has no plan before its end; leave it out")
+        found = exact_placement(candidate, scope.pins)
+        placed += [found] if found is not None else []
     if not placed:
         raise infeasible(workload, every, scope.pins)
     rivals = sorted(placed, key=lambda p: (p.seconds, str(p.candidate.strategy)))
@@ -39,7 +47,7 @@ def exact_search(workload: Workload, scope: Scope) -> Found:
     return Found(
         best=rivals[0],
         rivals=tuple(
-            Trial(p.candidate, p.placement, p.seconds, p.timeline.busy()) for p in rivals[1:]
+            Trial(p.candidate, p.placement, p.seconds, p.totals.by_lane) for p in rivals[1:]
         ),
         model_seconds=best,
         bound=best,
@@ -51,9 +59,17 @@ def exact_search(workload: Workload, scope: Scope) -> Found:
 
 def exact_placement(candidate: Candidate, pins: tuple[Pin, ...] = ()) -> Placed | None:
     """The candidate's fastest placement in simulation; None where none fits."""
-    problem = problem_of(candidate, pins)
+    for rings in rings_tried(pins):  # fewer only where more fit nowhere
+        if (found := _exact_placement(candidate, pins, rings)) is not None:
+            return found
+    return None
+
+
+def _exact_placement(candidate: Candidate, pins: tuple[Pin, ...], rings: Rings) -> Placed | None:
+    problem = problem_of(candidate, pins, rings)
     bounded: list[tuple[float, int, Placement]] = []
-    for placement in placements(candidate.graph, pins):
+    for every in placements(candidate.graph, pins):
+        placement = every.model_copy(update=rings._asdict())
         bound = problem.step_seconds(decisions_of(candidate.graph, placement))
         bounded.append((bound, len(bounded), placement))
     best: Trial | None = None
@@ -109,10 +125,11 @@ class _Choices:
         """The counts of each tensor that keep the rules about it alone."""
         rules = (*placement_rules(stage), *pin_rules(stage, pins))
 
-        def kept(variables: list[Linear], every: Iterable[Counts]) -> list[Counts]:
-            names = [name for variable in variables for name in variable.terms]
-            own = [rule for rule in rules if set(rule.expression.terms) <= set(names)]
-            return [c for c in every if _keeps(own, dict(zip(names, c, strict=True)))]
+        def kept(decisions: list[Linear], every: Iterable[Counts]) -> list[Counts]:
+            names = {name for decision in decisions for name in decision.terms}
+            own = [r for r in rules if r.expression.terms and set(r.expression.terms) <= names]
+            found = [c for c in every if _are(decisions, c)]
+            return [c for c in found if _keeps(own, dict(_values(decisions, c)))]
 
         def tensor(name: str, every: Iterable[Counts]) -> list[Counts]:
             return kept([stage.tensor(kind, name, tier) for tier in Tier], every)
@@ -158,6 +175,17 @@ Number = TypeVar("Number", int, float)
 
 def _by_tier(counts: Counts, number: Callable[[float], Number]) -> dict[Tier, Number]:
     return {tier: number(count) for tier, count in zip(Tier, counts, strict=True)}
+
+
+def _are(decisions: Iterable[Linear], counts: Counts) -> bool:
+    """Whether what leaves no choice has the value it must have."""
+    both = zip(decisions, counts, strict=True)
+    return all(decision.terms or decision.constant == count for decision, count in both)
+
+
+def _values(decisions: Iterable[Linear], counts: Counts) -> Iterator[tuple[str, float]]:
+    both = zip(decisions, counts, strict=True)
+    return ((name, count) for decision, count in both for name in decision.terms)
 
 
 def _keeps(rules: Iterable[Rule], values: Mapping[str, float]) -> bool:

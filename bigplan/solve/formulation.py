@@ -15,11 +15,19 @@ from collections.abc import Iterator, Mapping
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
+from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
+from bigplan.solve.interleaved import interleaved_rows
 from bigplan.solve.linear import AtLeast, Linear, Problem, total
 from bigplan.solve.memory import capacities, size_rules, size_variables
 from bigplan.solve.pins import Pin, pin_rules
-from bigplan.solve.stage import StageClass, placement_rules, stage_classes, switch_rules, variables
+from bigplan.solve.stage import (
+    ROOMY,
+    StageClass,
+    placement_rules,
+    stage_classes,
+    switch_rules,
+    variables,
+)
 from bigplan.solve.times import (
     StageTimes,
     first_forward_rows,
@@ -29,11 +37,26 @@ from bigplan.solve.times import (
     step_rows,
 )
 
+# What overlaps perfectly in the model is exposed in part in simulations: of copies over PCIe 1-10%,
+# of transfers to drives, which wait for two rings and each other, up to half.
+DRIVES = 5.0
 
-def formulate(graph: Graph, costs: Costs, pins: tuple[Pin, ...] = ()) -> Problem:
-    """Variables, rules, capacities and times of `graph` at `costs`."""
-    stages = stage_classes(graph)
+
+def formulate(
+    graph: Graph,
+    costs: Costs,
+    pins: tuple[Pin, ...] = (),
+    most: Rings = ROOMY,
+    least: Rings | None = None,
+) -> Problem:
+    """Variables, rules, capacities and times of `graph` at `costs`.
+
+    With fewer rings in memory (`least`) than times may count on (`most`), its relaxation bounds
+    plans of any number between.
+    """
+    stages = stage_classes(graph, most, least)
     every = [StageTimes(stage, costs) for stage in stages]
+    busy = [lane_seconds(times) for times in every]
     return Problem(
         variables=tuple(v for s in stages for v in (*variables(s), *size_variables(s))),
         rules=tuple(
@@ -49,13 +72,25 @@ def formulate(graph: Graph, costs: Costs, pins: tuple[Pin, ...] = ()) -> Problem
         capacities=tuple(
             row for s in stages for row in capacities(s, costs.capacity, costs.ranks_per_node)
         ),
-        times=tuple(_times(every, costs)),
-        serial=total([seconds for times in every for seconds in lane_seconds(times).values()]),
+        times=(
+            *_times(every, costs),
+            *(AtLeast("step", seconds) for lanes in busy for seconds in lanes.values()),
+        ),
+        serial=total([_surcharged(lanes) for lanes in busy]),
     )
+
+
+def _surcharged(lanes: Mapping[str, Linear]) -> Linear:
+    """Seconds of a class's transfers, those of drives counted several times."""
+    parts = lanes.items()
+    return total([(DRIVES if lane in ("read", "write") else 1.0) * s for lane, s in parts])
 
 
 def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
     """All time rows; each uses only times stated before it."""
+    if every[0].stage.interleaved:
+        yield from interleaved_rows(every)
+        return
     for times in every:
         yield from pass_rows(times)
         yield from pair_rows(times)
@@ -78,7 +113,7 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
         before_backward += times.backward_tail() + costs.send
 
 
-def placement_of(graph: Graph, values: Mapping[str, float]) -> Placement:
+def placement_of(graph: Graph, values: Mapping[str, float], rings: Rings = ROOMY) -> Placement:
     """The placement that a solution's values describe."""
     by_stage: dict[int, StagePlacement] = {}
     for stage in stage_classes(graph):
@@ -87,7 +122,8 @@ def placement_of(graph: Graph, values: Mapping[str, float]) -> Placement:
             for kind, count in stage.kinds
         }
         by_stage.update({index: StagePlacement(kinds=kinds) for index in stage.stages})
-    return Placement(stages=tuple(by_stage[index] for index in sorted(by_stage)))
+    stages = tuple(by_stage[index] for index in sorted(by_stage))
+    return Placement(stages=stages, **rings._asdict())
 
 
 def _kind_placement(

@@ -10,10 +10,21 @@ import pulp
 
 from bigplan.placement import Tier
 from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem
+from bigplan.solve.rows import Row, rows, scaled, time_unit, timed_rows
 
 _Built = tuple[pulp.LpProblem, dict[str, pulp.LpVariable]]
 
-GAP = 1e-4  # relative gap at which a placement counts as optimal
+BOUND_GAP = 5e-3  # relative gap at which an optimum is known well enough for a bound
+GAP = 1e-3  # relative gap at which a placement counts as optimal; simulations differ by more
+
+# These problems have less than a hundred variables. Presolving them anew in every search for better
+# points, and the searches in smaller problems, took two thirds of HiGHS's time and found nothing.
+PLAIN = {
+    "presolve": "off",
+    "mip_heuristic_run_feasibility_jump": False,
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_rens": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,85 +38,71 @@ class Solution:
 
 def solver_name() -> str:
     """The solver that `solve` uses here, with its version; recorded in the plan."""
-    if pulp.HiGHS(msg=False).available():
+    if highs_available():
         import highspy
 
         return f"HiGHS {highspy.Highs().version()}"
     return f"CBC (PuLP {pulp.VERSION})"
 
 
-def _solver(*, relaxed: bool) -> pulp.LpSolver:
-    if not pulp.HiGHS(msg=False).available():
-        return pulp.PULP_CBC_CMD(msg=False, mip=not relaxed, gapRel=GAP, threads=1)
-    return pulp.HiGHS(msg=False, mip=not relaxed, gapRel=GAP, random_seed=0, threads=1)
+def highs_available() -> bool:
+    """Whether HiGHS is installed; it is, unless somebody took it out."""
+    return bool(pulp.HiGHS(msg=False).available())
+
+
+def _solver(*, relaxed: bool, gap: float = GAP) -> pulp.LpSolver:
+    if not highs_available():
+        return pulp.PULP_CBC_CMD(msg=False, mip=not relaxed, gapRel=gap, threads=1)
+    return pulp.HiGHS(msg=False, mip=not relaxed, gapRel=gap, random_seed=0, threads=1, **PLAIN)
 
 
 def solve(
-    problem: Problem, rho: float = 0.0, *, relaxed: bool = False, margin: float = 0.0
+    problem: Problem,
+    rho: float = 0.0,
+    *,
+    relaxed: bool = False,
+    margin: float = 0.0,
+    gap: float = GAP,
+    below: float = inf,
 ) -> Solution | None:
-    """The best decisions, or None where nothing fits.
+    """The best decisions, or None where nothing fits, or not with a step of `below` seconds.
 
-    `relaxed` drops integrality; `margin` keeps a fraction of every capacity free, unless nothing
-    fits then: pinned decisions may need the last bytes.
+    `relaxed` drops integrality, else the objective is within `gap` of the best; `margin` keeps a
+    fraction of every capacity free, unless nothing fits then: pinned decisions may need the last
+    bytes.
     """
     for spare in dict.fromkeys((margin, 0.0)):
-        built = _build(problem, spare, relaxed=relaxed)
-        solution = _minimise(problem, built, rho, _solver(relaxed=relaxed))
+        built = _build(problem, rows(problem, spare), relaxed=relaxed)
+        if below < inf:
+            built[1]["step"].upBound = below / time_unit(problem)
+        solution = _minimise(problem, built, rho, _solver(relaxed=relaxed, gap=gap))
         if solution is not None:
             return solution
     return None
 
 
-class Relaxation:
-    """A problem with integrality dropped, built once for several surcharges."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._built = _build(problem, 0.0, relaxed=True)
-
-    def step_seconds(self, rho: float) -> float:
-        """The step of the best decisions; infinite where nothing fits."""
-        solution = _minimise(self._problem, self._built, rho, _solver(relaxed=True))
-        return inf if solution is None else solution.step_seconds
-
-
-def _build(problem: Problem, margin: float, *, relaxed: bool) -> _Built:
-    model, variables = _model(problem, _time_scale(problem), relaxed)
-    for row in problem.capacities:
-        limit = row.limit * (1.0 - margin)
-        _constrain(model, variables, row.used - limit, f"{row.stage} {row.tier}")
-    return model, variables
-
-
 def _minimise(
     problem: Problem, built: _Built, rho: float, solver: pulp.LpSolver
 ) -> Solution | None:
-    scale, (model, variables) = _time_scale(problem), built
+    unit, (model, variables) = time_unit(problem), built
     objective = variables["step"] * 1.0
     if rho:
-        surcharge = problem.serial * (rho / scale)
+        surcharge = problem.serial * (rho / unit)
         objective += pulp.lpSum(c * variables[n] for n, c in surcharge.terms.items())
     model.setObjective(objective)
     model.solve(solver)
     if model.status != pulp.LpStatusOptimal:
         return None
     values = {name: float(v.value() or 0.0) for name, v in variables.items()}
-    rows = {row.name for row in problem.times}
+    times = {row.name for row in problem.times}
     return Solution(
-        step_seconds=values["step"] * scale,
-        objective=float(pulp.value(model.objective)) * scale,
-        values={name: value for name, value in values.items() if name not in rows},
+        step_seconds=values["step"] * unit,
+        objective=float(pulp.value(model.objective)) * unit,
+        values={name: value for name, value in values.items() if name not in times},
     )
 
 
-def _time_scale(problem: Problem) -> float:
-    """Seconds per unit of time in the model: about a step, so that coefficients are near 1."""
-    return max(1e-9, *(row.expression.constant for row in problem.times))
-
-
-def _model(
-    problem: Problem, scale: float, relaxed: bool
-) -> tuple[pulp.LpProblem, dict[str, pulp.LpVariable]]:
+def _build(problem: Problem, wanted: Iterable[Row], *, relaxed: bool) -> _Built:
     model = pulp.LpProblem("placement", pulp.LpMinimize)
     variables = {
         v.name: pulp.LpVariable(
@@ -113,42 +110,18 @@ def _model(
         )
         for v in problem.variables
     }
-    for row in problem.times:
-        if row.name not in variables:
-            variables[row.name] = pulp.LpVariable(row.name, 0)
-    for rule in problem.rules:
-        _constrain(model, variables, rule.expression, rule.name, equal=rule.equal)
-    times = {row.name for row in problem.times}
-    for i, row in enumerate(problem.times):
-        # Times are in units of `scale`, everything else is not.
-        scaled = {n: c if n in times else c / scale for n, c in row.expression.terms.items()}
-        scaled[row.name] = scaled.get(row.name, 0.0) - 1.0
-        expression = Linear(scaled, row.expression.constant / scale)
-        _constrain(model, variables, expression, f"{row.name} {i}")
+    for time in problem.times:
+        if time.name not in variables:
+            variables[time.name] = pulp.LpVariable(time.name, 0)
+    for row in wanted:
+        _constrain(model, variables, row)
     return model, variables
 
 
-def _constrain(
-    model: pulp.LpProblem,
-    variables: Mapping[str, pulp.LpVariable],
-    expression: Linear,
-    name: str,
-    *,
-    equal: bool = False,
-) -> None:
-    """Add `expression` <= 0 (or = 0), divided by its largest factor.
-
-    Byte-sized coefficients make HiGHS call feasible models infeasible.
-    """
-    size = max((abs(c) for c in expression.terms.values()), default=0.0)
-    if size == 0.0:
-        if expression.constant > 1e-9 or (equal and abs(expression.constant) > 1e-9):
-            model += pulp.LpConstraint(pulp.LpAffineExpression({}), pulp.LpConstraintGE, name, 1.0)
-        return
-    terms = {variables[n]: c / size for n, c in expression.terms.items() if c}
-    sense = pulp.LpConstraintEQ if equal else pulp.LpConstraintLE
-    limit = -expression.constant / size
-    model += pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, name, limit)
+def _constrain(model: pulp.LpProblem, variables: Mapping[str, pulp.LpVariable], row: Row) -> None:
+    terms = pulp.LpAffineExpression({variables[n]: c for n, c in row.terms.items()})
+    sense = pulp.LpConstraintEQ if row.equal else pulp.LpConstraintLE
+    model += pulp.LpConstraint(terms, sense, row.name, row.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +143,7 @@ def shortages(
     timeless = replace(problem, times=(AtLeast("step", Linear()),))
     found = []
     for tier in tiers:
-        model, variables = _model(timeless, 1.0, relaxed)
+        model, variables = _build(timeless, timed_rows(timeless), relaxed=relaxed)
         worst = max((row.limit for row in problem.capacities if row.tier is tier), default=0.0)
         extra = variables["extra"] = pulp.LpVariable("extra", 0)
         unit = max(worst, 1e9)
@@ -178,7 +151,8 @@ def shortages(
             used = row.used - row.limit * (1.0 - margin)
             if row.tier is tier:
                 used += Linear({"extra": -unit * (1.0 - margin)})
-            _constrain(model, variables, used, f"{row.stage} {row.tier}")
+            for constraint in scaled(used, f"{row.stage} {row.tier}"):
+                _constrain(model, variables, constraint)
         model.setObjective(extra * 1.0)
         model.solve(_solver(relaxed=relaxed))
         if model.status == pulp.LpStatusOptimal:

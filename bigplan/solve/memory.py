@@ -3,38 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.lower.layout import CHUNK_STAGING, PAGE, STAGING
-from bigplan.placement import CHUNK, SLOTS, Tier
+from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import Capacity, Linear, Rule, Variable, total, var
-from bigplan.solve.stage import StageClass
+from bigplan.solve.stage import RERUN, StageClass
 
 BYTES_PER_SCALAR = 8  # a layer's square sum, and the clip factor
+SHARED = ("slots", "sums")
+RINGS = ("passing", "on_disk")  # of activations, in GPU and in host memory
 GIB = 1 << 30  # sizes are decided in GiB: HiGHS drops coefficients below 1e-9 of the row's largest
 
 
 def size_variables(stage: StageClass) -> Iterator[Variable]:
     """GiB of buffers that are as large as the largest of their users."""
+    sizes = stage.graph.sizes
     for kind, _ in stage.kinds:
-        upper = max(kind.saved, kind.boundary) / GIB
-        yield Variable(f"{stage.name}.{kind.name}.gib.passing", upper, False)
-        yield Variable(f"{stage.name}.{kind.name}.gib.on_disk", upper, False)
-    largest = max(kind.workspace(recompute) for kind, _ in stage.kinds for recompute in Recompute)
+        upper = max(kind.kept(recompute) for recompute in stage.graph.recomputes) / GIB
+        for name in RINGS:
+            for size in ring_gib(stage, kind, name).terms:
+                yield Variable(size, upper, False)
+        if stage.interleaved and kind.stores_activations:
+            most = float(sum(stage.entries(kind)))
+            yield from (
+                Variable(name, most, False) for r in RERUN for name in _lean(stage, kind, r).terms
+            )
+    shared = [kind for kind, _ in stage.kinds if stage.shares(kind)]
+    if shared:
+        widest = max(kind.parameters for kind in shared)
+        for name, element in zip(SHARED, (sizes.parameter, sizes.gradient), strict=True):
+            yield Variable(f"{stage.name}.stage.gib.{name}", widest * element / GIB, False)
+    largest = max(kind.workspace(r) for kind, _ in stage.kinds for r in (Recompute.NONE, *RERUN))
     yield Variable(f"{stage.name}.stage.gib.workspace", largest / GIB, False)
+
+
+def ring_gib(stage: StageClass, kind: LayerKind, name: str) -> Linear:
+    """GiB of an entry of the kind's ring of activations, which holds the largest of its users."""
+    if stage.interleaved or not kind.stores_activations:
+        return Linear()
+    return var(f"{stage.name}.{kind.name}.gib.{name}")
+
+
+def _shared_gib(stage: StageClass, name: str) -> Linear:
+    """GiB of the slot, or the sum, that the model's ends share."""
+    return var(f"{stage.name}.stage.gib.{name}")
+
+
+def _shared_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
+    sizes = stage.graph.sizes
+    for name, element in zip(SHARED, (sizes.parameter, sizes.gradient), strict=True):
+        used = (kind.parameters * element / GIB) * stage.switch(kind, name)
+        yield Rule(f"{stage.name}: shared {name} hold {kind.name}", used - _shared_gib(stage, name))
+
+
+def _lean(stage: StageClass, kind: LayerKind, recompute: Recompute) -> Linear:
+    """Micro-batches held by the layers of interleaved chunks that recompute less than this."""
+    return var(f"{stage.name}.{kind.name}.entries.{recompute}")
+
+
+def _lean_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
+    """The layers that recompute most are the first, which hold the most micro-batches.
+
+    So what the others hold is a convex function of how many they are: a piece for each chunk.
+    """
+    entries = stage.entries(kind)
+    first = stage.keeping(kind, Recompute.FULL)
+    for recompute, layers in (
+        (Recompute.FULL, first),
+        (Recompute.SELECTIVE, first + stage.keeping(kind, Recompute.SELECTIVE)),
+    ):
+        for start in sorted({entries.index(held) for held in entries}):
+            held = entries[start]
+            rest = (-held) * layers + float(sum(entries[start:]) + held * start)
+            rule = f"{stage.name}.{kind.name}: less than {recompute} from layer {start} on"
+            yield Rule(rule, rest - _lean(stage, kind, recompute))
 
 
 def size_rules(stage: StageClass) -> Iterator[Rule]:
     """Each such buffer holds its largest user."""
     workspace = var(f"{stage.name}.stage.gib.workspace")
     for kind, _ in stage.kinds:
-        for name in ("passing", "on_disk"):
-            size = var(f"{stage.name}.{kind.name}.gib.{name}")
-            for recompute in Recompute:
-                user = (kind.kept(recompute) / GIB) * stage.switch(kind, f"{name}.{recompute}")
-                yield Rule(f"{stage.name}.{kind.name}: {name} holds {recompute}", user - size)
-        again = (kind.workspace(Recompute.FULL) / GIB) * stage.switch(kind, "recompute")
-        yield Rule(f"{stage.name}: workspace of {kind.name}, recomputed", again - workspace)
+        if stage.shares(kind):
+            yield from _shared_rules(stage, kind)
+        for name, recompute in product(RINGS, stage.graph.recomputes):
+            user = (kind.kept(recompute) / GIB) * stage.switch(kind, f"{name}.{recompute}")
+            if user.terms:
+                holds = user - ring_gib(stage, kind, name)
+                yield Rule(f"{stage.name}.{kind.name}: {name} holds {recompute}", holds)
+        if stage.interleaved and kind.stores_activations:
+            yield from _lean_rules(stage, kind)
+        for recompute in RERUN:
+            needed = (kind.workspace(recompute) / GIB) * stage.switch(kind, f"again.{recompute}")
+            if needed.terms:
+                rule = f"{stage.name}: workspace of {kind.name}, {recompute}"
+                yield Rule(rule, needed - workspace)
         plain = Linear(constant=kind.workspace(Recompute.NONE) / GIB)
         yield Rule(f"{stage.name}: workspace of {kind.name}", plain - workspace)
 
@@ -46,6 +110,8 @@ def capacities(
     kinds = list(stage.kinds)
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
+    if any(stage.shares(kind) for kind, _ in kinds):
+        gpu += GIB * total([_shared_gib(stage, name) for name in SHARED])
     yield Capacity(stage.name, Tier.GPU, gpu, capacity[Tier.GPU])
     host = total([_host_bytes(stage, kind, count) for kind, count in kinds])
     host += CHUNK_STAGING * _chunk_bytes(stage) * stage.switch(None, "state_chunks")
@@ -76,18 +142,33 @@ def _share(elements: int, ranks: int) -> int:
 
 def _home_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
     """What lives on a tier between its uses."""
-    entries = 1 if stage.is_loss(kind) else stage.held
     state = owned(stage, kind) * stage.graph.sizes.state
-    kept = [
-        entries * kind.kept(recompute) * stage.policy(kind, recompute, tier)
-        for recompute in Recompute
-    ]
     return total(
         [
             weight_bytes(stage, kind) * stage.tensor(kind, "parameters", tier),
             gradient_bytes(stage, kind) * stage.tensor(kind, "gradients", tier),
             state * stage.tensor(kind, "optimizer", tier),
-            *kept,
+            _kept_bytes(stage, kind, tier),
+        ]
+    )
+
+
+def _kept_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
+    """Activations of all micro-batches that a stage holds."""
+    entries = stage.entries(kind)
+    if stage.interleaved and kind.stores_activations:
+        if tier is not Tier.GPU:
+            return Linear()
+        full, selective, plain = (
+            kind.kept(r) for r in (Recompute.FULL, *RERUN[:1], Recompute.NONE)
+        )
+        more = (selective - full) * _lean(stage, kind, Recompute.FULL)
+        most = (plain - selective) * _lean(stage, kind, Recompute.SELECTIVE)
+        return more + most + float(full * sum(entries))
+    return total(
+        [
+            entries[0] * kind.kept(recompute) * stage.policy(kind, recompute, tier)
+            for recompute in stage.graph.recomputes
         ]
     )
 
@@ -95,22 +176,22 @@ def _home_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
 def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     whole_weights = kind.parameters * stage.graph.sizes.parameter
     whole_gradients = kind.parameters * stage.graph.sizes.gradient
-    ring = stage.ring(count)
-    rings = [
-        ring * whole_weights * stage.switch(kind, "slots"),
-        min(STAGING, count) * whole_gradients * stage.switch(kind, "sums"),
-        SLOTS * GIB * var(f"{stage.name}.{kind.name}.gib.passing"),
-    ]
-    if stage.sharded(kind, 3) > 1:  # streamed shards pass through a ring of their own
-        rings.append((ring / count) * weight_bytes(stage, kind) * stage.away(kind, "parameters"))
+    ring = min(stage.least.slots, count)
+    rings = [stage.least.slots * GIB * ring_gib(stage, kind, "passing")]
+    if not stage.shares(kind):
+        rings.append(ring * whole_weights * stage.switch(kind, "slots"))
+        sums = min(stage.least.sums, count)
+        rings.append(sums * whole_gradients * stage.switch(kind, "sums"))
+    # Under ZeRO-3 what is streamed is a shard, which passes through a ring of its own.
+    rings.append(ring * weight_bytes(stage, kind) * stage.switch(kind, "shards"))
     return total([_home_bytes(stage, kind, Tier.GPU), *rings])
 
 
 def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     weights = weight_bytes(stage, kind) * stage.switch(kind, "staged_weights")
     gradients = gradient_bytes(stage, kind) * stage.switch(kind, "staged_gradients")
-    on_disk = var(f"{stage.name}.{kind.name}.gib.on_disk")
-    return _home_bytes(stage, kind, Tier.HOST) + STAGING * (weights + gradients + GIB * on_disk)
+    on_disk = GIB * ring_gib(stage, kind, "on_disk")
+    return _home_bytes(stage, kind, Tier.HOST) + STAGING * (weights + gradients + on_disk)
 
 
 def hidden_bytes(stage: StageClass) -> float:

@@ -1,12 +1,15 @@
 """Decisions the user fixes: `--set KEY=VALUE`, where KEY and VALUE are
 
-    dp tp pp zero micro_batch accumulation_group = N       the strategy
-    [KIND.]parameters|gradients|optimizer|activations = TIER          all of it on one tier
-    [KIND.]parameters|gradients|activations.TIER = N                  layers per stage
-    [KIND.]optimizer.TIER = F                                         fraction of the state
-    [KIND.]recompute = none|full,   [KIND.]recompute.full = N
+    dp tp pp vpp zero micro_batch accumulation_group first_blocks last_blocks = N   the strategy
+    [WHERE.]parameters|gradients|optimizer|activations = TIER          all of it on one tier
+    [WHERE.]parameters|gradients|activations.TIER = N                  layers per stage
+    [WHERE.]optimizer.TIER = F                                         fraction of the state
+    [WHERE.]recompute = none|selective|full,   [WHERE.]recompute.full = N
+    [WHERE.]activations.none|selective|full.TIER = N                   both at once
+    slots sums = N,   shared_ends = 0|1                                rings on the GPU
 
-KIND is a kind of layer; without it, a pin speaks of all kinds (a count: of the repeated layers).
+WHERE is [STAGE.][KIND]: a class of stages (first, middle, late, last) and a kind of layer. Without
+a kind, a pin speaks of all kinds (a count: of the repeated layers).
 """
 
 from __future__ import annotations
@@ -18,22 +21,29 @@ from dataclasses import dataclass
 from bigplan.errors import InputError
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Tier
+from bigplan.placement import Rings, Tier
 from bigplan.solve.linear import Linear, Rule, total
-from bigplan.solve.stage import StageClass
+from bigplan.solve.stage import LEAN, ROOMY, StageClass
 
 STRATEGY_KEYS = tuple(Strategy.model_fields)
+RING_KEYS = Rings._fields
+TRIED = (ROOMY, Rings(slots=2), LEAN)  # in this order, until a plan fits
+STAGES = ("all", "first", "middle", "late", "last")
 TENSORS = ("parameters", "gradients", "optimizer", "activations", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One fixed decision; `choice` is a tier or a recompute policy, `amount` None means all."""
+    """One fixed decision; `choice` is a tier, a recompute policy, or both (`full.host`).
+
+    `amount` None means all. Rings have no choice, but an amount.
+    """
 
     kind: str | None
     tensor: str
     choice: str
     amount: float | None
+    stage: str | None = None  # a class of stages; None: all
 
 
 def parse_pins(settings: Mapping[str, str | int | float]) -> tuple[dict[str, int], tuple[Pin, ...]]:
@@ -43,6 +53,8 @@ def parse_pins(settings: Mapping[str, str | int | float]) -> tuple[dict[str, int
     for key, value in settings.items():
         if key in STRATEGY_KEYS:
             strategy[key] = _whole(key, value)
+        elif key in RING_KEYS:
+            pins.append(Pin(None, key, "", float(_whole(key, value))))
         else:
             pins.append(_pin(key, value))
     return strategy, tuple(pins)
@@ -50,19 +62,22 @@ def parse_pins(settings: Mapping[str, str | int | float]) -> tuple[dict[str, int
 
 def _pin(key: str, value: str | int | float) -> Pin:
     parts = key.split(".")
+    stage = parts.pop(0) if len(parts) > 1 and parts[0] in STAGES else None
     kind = parts.pop(0) if len(parts) > 1 and parts[0] not in TENSORS else None
-    if not parts or parts[0] not in TENSORS or len(parts) > 2:
-        known = (*STRATEGY_KEYS, *TENSORS)
+    if not parts or parts[0] not in TENSORS or len(parts) > (3 if parts[0] == TENSORS[3] else 2):
+        known = (*STRATEGY_KEYS, *RING_KEYS, *TENSORS)
         close = difflib.get_close_matches(key, known, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(f"--set {key}: no such decision{hint} (decisions: {', '.join(known)})")
     tensor = parts[0]
     choices = list(Recompute) if tensor == "recompute" else list(Tier)
     if len(parts) == 1:
-        return Pin(kind, tensor, _choice(key, str(value), choices), None)
-    choice = _choice(key, parts[1], choices)
+        return Pin(kind, tensor, _choice(key, str(value), choices), None, stage)
+    choice = _choice(key, parts[-1], choices)
+    if len(parts) == 3:
+        choice = f"{_choice(key, parts[1], list(Recompute))}.{choice}"
     amount = _number(key, value) if tensor == "optimizer" else float(_whole(key, value))
-    return Pin(kind, tensor, choice, amount)
+    return Pin(kind, tensor, choice, amount, stage)
 
 
 def _choice(key: str, value: str, choices: list[Recompute] | list[Tier]) -> str:
@@ -88,6 +103,8 @@ def _number(key: str, value: str | int | float) -> float:
 def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
     """The pins that concern a class of stages."""
     for pin in pins:
+        if pin.tensor in RING_KEYS or pin.stage not in (None, stage.name):
+            continue
         names = [kind.name for kind, _ in stage.kinds]
         if pin.kind is not None and pin.kind not in stage.graph.kinds:
             known = ", ".join(stage.graph.kinds)
@@ -103,6 +120,20 @@ def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
                 yield Rule(label, _pinned(stage, kind, pin) - amount, equal=True)
 
 
+def rings_tried(pins: tuple[Pin, ...]) -> tuple[Rings, ...]:
+    """Rings that plans may have, the first that fits is taken."""
+    fixed = {pin.tensor: int(pin.amount or 0) for pin in pins if pin.tensor in RING_KEYS}
+    every = (
+        Rings(
+            slots=fixed.get("slots", rings.slots),
+            sums=fixed.get("sums", rings.sums),
+            shared_ends=bool(fixed.get("shared_ends", rings.shared_ends)),
+        )
+        for rings in TRIED
+    )
+    return tuple(dict.fromkeys(every))
+
+
 def _main(stage: StageClass) -> str:
     return max(stage.counts, key=lambda item: item[1])[0]
 
@@ -114,6 +145,9 @@ def _movable(pin: Pin, kind: LayerKind) -> bool:
 
 
 def _pinned(stage: StageClass, kind: LayerKind, pin: Pin) -> Linear:
+    if pin.tensor == "activations" and "." in pin.choice:
+        policy, _, where = pin.choice.partition(".")
+        return stage.policy(kind, Recompute(policy), Tier(where))
     if pin.tensor == "activations":
         tier = Tier(pin.choice)
         return total([stage.policy(kind, recompute, tier) for recompute in Recompute])

@@ -1,27 +1,30 @@
 """Search over strategies: bounds first, then models, then simulations.
 
-Every strategy climbs four rungs, each dearer than the one before: a bound from arithmetic, one that
-knows the GPU's memory, its linear programs, and at last its plans, simulated. A queue refines what
-looks fastest: a bound, or where the linear programs were solved their estimate of the simulated
-step. It ends when no bound is below the best plan simulated, or when several strategies in a row
-brought next to nothing.
+Strategies that compute the same form a family; it has one bound and is opened when that is the
+least. Then every strategy climbs four rungs, each dearer than the one before: a bound from
+arithmetic, one that knows the GPU's memory, its linear programs, and at last its plans, simulated.
+A queue refines what looks fastest: a bound, or where the linear programs were solved their estimate
+of the simulated step. It ends when no bound is below the best plan simulated, or when several
+strategies in a row brought next to nothing.
 
 An estimate is no bound, so each strategy keeps its highest bound besides; the least of them, raised
 by integer programs where that is worth it, says how far from the optimum the answer can be at most.
+The search may be stopped at any time: the best plan and the least bound so far are its answer.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
 from bigplan.errors import InputError
-from bigplan.graph.strategy import Strategy, legal_strategies
+from bigplan.graph.strategy import Family
+from bigplan.placement import Rings
 from bigplan.program import Lane
-from bigplan.solve.bounds import cheap_bound, memory_outlook
+from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
 from bigplan.solve.candidate import (
     MORE_SURCHARGES,
     SURCHARGES,
@@ -29,31 +32,38 @@ from bigplan.solve.candidate import (
     Placed,
     Trial,
     Workload,
+    bounding_problem,
     model_outlook,
     optimum,
     play,
     problem_of,
     resolve,
 )
+from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.pins import Pin
+from bigplan.solve.pins import rings_tried
 from bigplan.solve.shortage import infeasible
 
+__all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
+
 MODEL_GAP = 0.01  # a bound this close to the best plan is not worth raising
-PATIENCE = 5  # strategies simulated in a row without progress before the search ends
+PATIENCE = 4  # strategies simulated in a row without progress before the search ends,
+RESIGNED = 3  # or so many where even estimates are above the best plan
 PROGRESS = 0.002  # a plan that is faster by less is none
 POLISHED = 2  # best strategies that more surcharges are tried on
+COUNTED = 16  # steps after which what waits is counted again
 CERTIFIED = 8  # integer programs, and
 CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """What the search may choose from."""
+# Told before every step of a search: simulated seconds of the best plan so far, a bound below every
+# plan, families and strategies that may still hold a faster one. Answers whether to go on.
+Watch = Callable[[float | None, float, int], bool]
 
-    fixed: dict[str, int] = field(default_factory=dict)  # strategy fields the user pinned
-    pins: tuple[Pin, ...] = ()
-    allowed: Callable[[Strategy], bool] = lambda strategy: True
+
+def unwatched(best: float | None, bound: float, left: int) -> bool:
+    """Go on to the end."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,7 @@ class Found:
     strategies: int
     relaxations: int
     programs: int
+    stopped: bool = False  # before its end, by the user
 
     @property
     def model_gap(self) -> float:
@@ -79,153 +90,209 @@ class Found:
         return self.best.seconds / self.bound - 1.0
 
 
-def candidates(workload: Workload, scope: Scope) -> list[Candidate]:
-    """Every legal strategy in scope, priced. Raises InputError where there is none."""
-    nodes = workload.nodes
-    legal = legal_strategies(workload.model, workload.training, nodes.gpus, nodes.gpus_per_node)
-    chosen = [s for s in legal if _matches(s, scope.fixed) and scope.allowed(s)]
-    if not chosen:
-        fixed = ", ".join(f"{k}={v}" for k, v in scope.fixed.items()) or "the engine's limits"
-        raise InputError(
-            f"no way to split {workload.model.name} with a global batch of "
-            f"{workload.training.global_batch} sequences over {nodes.gpus} GPUs satisfies {fixed}; "
-            "dp x tp x pp must equal the GPUs, and dp x micro-batch must divide the global batch"
-        )
-    return [Candidate.of(workload, strategy) for strategy in chosen]
-
-
-def _matches(strategy: Strategy, fixed: dict[str, int]) -> bool:
-    return all(getattr(strategy, name) == value for name, value in fixed.items())
-
-
-def search(workload: Workload, scope: Scope) -> Found:
+def search(workload: Workload, scope: Scope, watch: Watch = unwatched) -> Found:
     """The fastest plan in simulation of the strategies that look best in the model.
 
-    Raises InputError (no legal strategy) and InfeasibleError (none fits).
+    Raises InputError (no legal strategy, or stopped before the first plan) and InfeasibleError
+    (none fits). An interrupt (Ctrl-C) stops it like `watch` does.
     """
-    every = candidates(workload, scope)
-    state = _State(every, scope.pins)
-    state.explore()
+    state = _State(Choice.of(workload, scope), watch)
+    try:
+        stopped = not (state.explore() and state.polish() and state.certify())
+    except KeyboardInterrupt:
+        stopped = True
     if not state.trials:
-        raise infeasible(workload, every, scope.pins)
-    state.polish()
-    state.certify()
+        if stopped:
+            raise InputError(
+                f"stopped before any plan was found ({len(state.waiting)} families and strategies "
+                "of the search were left); give it more time, or pin decisions with --set"
+            )
+        raise infeasible(workload, state.choice.candidates(), scope.pins)
     best, *rivals = sorted(state.trials, key=_preference)
     values = decisions_of(best.candidate.graph, best.placement)
-    modelled = problem_of(best.candidate, scope.pins).step_seconds(values)
+    problem = problem_of(best.candidate, scope.pins, Rings.of(best.placement))
+    modelled = problem.step_seconds(values)
     return Found(
         best=play(best.candidate, best.placement),
         rivals=tuple(rivals),
         model_seconds=max(state.bound, min([modelled, *state.optima.values()])),
         bound=state.bound,
-        strategies=len(every),
+        strategies=state.strategies,
         relaxations=state.relaxations,
         programs=state.programs,
+        stopped=stopped,
     )
 
 
 class _Rung(IntEnum):
-    """What the queue knows of a strategy."""
+    """What the queue knows of an entry."""
 
-    ARITHMETIC = 0
-    MEMORY = 1
-    MODEL = 2
+    FAMILY = 0
+    ARITHMETIC = 1
+    MEMORY = 2
+    MODEL = 3
 
 
-@dataclass(order=True, frozen=True, slots=True)
-class _Waiting:
-    seconds: float  # what to hope for, or to expect
-    index: int
+@dataclass(slots=True)
+class _Entry:
+    """A family, or one of its strategies, with its highest bound; infinite: nothing fits."""
+
+    of: Family | Candidate
     rung: _Rung
+    bound: float
 
 
 class _State:
     """What is known of every strategy while the search goes on."""
 
-    def __init__(self, every: list[Candidate], pins: tuple[Pin, ...]) -> None:
-        self._every, self._pins = every, pins
-        self._bounds = [cheap_bound(c.graph, c.costs) for c in every]  # infinite: nothing fits
-        self._relaxed: set[int] = set()
-        self.optima: dict[int, float] = {}  # the model's optimum, where it was solved for
+    def __init__(self, choice: Choice, watch: Watch) -> None:
+        self.choice, self._watch = choice, watch
         self.trials: list[Trial] = []
-        self.relaxations = self.programs = 0
+        self.optima: dict[int, float] = {}  # the model's optimum, where it was solved for
+        self.strategies = self.relaxations = self.programs = 0
+        self._entries: list[_Entry] = []  # an opened family's place is taken by its members
+        self._rings = rings_tried(choice.scope.pins)
+        self._steps, self._counted = 0, (0.0, 0)  # bound and number of what waits
+        self._queue: list[tuple[float, int]] = []  # seconds to hope for or to expect, and entry
+        for family in choice.families():
+            self._add(_Entry(family, _Rung.FAMILY, self._family_bound(family)))
 
     @property
     def bound(self) -> float:
         """No plan of any strategy is faster."""
-        return min(self._bounds)
+        return min(entry.bound for entry in self._entries)
+
+    @property
+    def waiting(self) -> list[_Entry]:
+        """What may still hold a plan faster than the best."""
+        best = self.best
+        return [entry for entry in self._entries if entry.bound < best]
 
     @property
     def best(self) -> float:
         """Simulated seconds of the fastest plan so far."""
         return min((trial.seconds for trial in self.trials), default=inf)
 
-    def explore(self) -> None:
+    def explore(self) -> bool:
         """Refine what looks fastest until no bound is below the best plan, or patience ends."""
-        queue = [_Waiting(s, i, _Rung.ARITHMETIC) for i, s in enumerate(self._bounds)]
-        heapq.heapify(queue)
         idle = 0
-        while queue and idle < PATIENCE:
-            head, before = heapq.heappop(queue), self.best
-            if self._bounds[head.index] >= before:
+        while self._queue:
+            if self._stopped():
+                return False
+            (expected, index), before = heapq.heappop(self._queue), self.best
+            if idle >= (PATIENCE if expected < before else RESIGNED):
+                break
+            if self._entries[index].bound >= before:
                 continue
-            if head.rung is _Rung.MODEL:
-                self._resolve(head.index)
+            entry = self._entries[index]
+            if entry.rung is _Rung.MODEL:
+                self._resolve(entry)
                 progress = self.best < before * (1 - PROGRESS)
                 idle = 0 if progress else idle + bool(self.trials)
+            elif entry.rung is _Rung.FAMILY:
+                self._open(entry)
             else:
-                seconds = self._refine(head.index, head.rung)
-                heapq.heappush(queue, _Waiting(seconds, head.index, _Rung(head.rung + 1)))
+                heapq.heappush(self._queue, (self._refine(entry), index))
+        return True
 
-    def certify(self) -> None:
-        """Raise the least bounds, as long as that narrows the gap."""
-        queue = [(seconds, index) for index, seconds in enumerate(self._bounds)]
-        heapq.heapify(queue)
-        last = self.relaxations + CERTIFIED_RELAXATIONS
-        while queue[0][0] * (1 + MODEL_GAP) < self.best:
-            _, index = queue[0]
-            if index in self.optima or len(self.optima) == CERTIFIED or self.relaxations == last:
-                return
-            if index in self._relaxed:
-                self._solve(index)
-            else:
-                self._refine(index, _Rung.ARITHMETIC)
-                self._refine(index, _Rung.MEMORY)
-            heapq.heapreplace(queue, (self._bounds[index], index))
-
-    def _refine(self, index: int, rung: _Rung) -> float:
-        """Raise a strategy's bound beyond `rung`; what to expect of it now."""
-        candidate = self._every[index]
-        if rung is _Rung.ARITHMETIC:
-            found = memory_outlook(candidate.graph, candidate.costs)
-        else:
-            self.relaxations += 1
-            self._relaxed.add(index)
-            found = model_outlook(problem_of(candidate, self._pins), self.best)
-        self._bounds[index] = max(self._bounds[index], found.bound)
-        return max(self._bounds[index], found.estimate)
-
-    def _resolve(self, index: int) -> None:
-        """Simulate the strategy's plans; keep the best, if it is the best of all."""
-        self.programs += 1
-        candidate = self._every[index]
-        trial = resolve(candidate, problem_of(candidate, self._pins), SURCHARGES)
-        self.trials += [trial] if trial is not None else []
-
-    def polish(self) -> None:
+    def polish(self) -> bool:
         """Try more surcharges on the best strategies."""
         self.trials.sort(key=_preference)
         for i, trial in enumerate(self.trials[:POLISHED]):
-            problem = problem_of(trial.candidate, self._pins)
-            better = resolve(trial.candidate, problem, MORE_SURCHARGES, trial)
+            if self._stopped():
+                return False
+            rings = Rings.of(trial.placement)
+            ways = [(rho, rings) for rho in MORE_SURCHARGES]
+            fewer = self._rings[self._rings.index(rings) + 1 :][: int(i == 0)]
+            ways += [(SURCHARGES[0], other) for other in fewer]
+            better = resolve(trial.candidate, ways, self.choice.scope.pins, trial, self.best)
             self.trials[i] = better or trial
+        return True
+
+    def certify(self) -> bool:
+        """Raise the least bounds, as long as that narrows the gap."""
+        self._queue = [(entry.bound, index) for index, entry in enumerate(self._entries)]
+        heapq.heapify(self._queue)
+        last = self.relaxations + CERTIFIED_RELAXATIONS
+        while self._queue and self._queue[0][0] * (1 + MODEL_GAP) < self.best:
+            if self._stopped():
+                return False
+            _, index = heapq.heappop(self._queue)
+            entry = self._entries[index]
+            if index in self.optima or len(self.optima) == CERTIFIED or self.relaxations >= last:
+                return True
+            if entry.rung is _Rung.FAMILY:
+                self._open(entry)
+                continue
+            if entry.rung is _Rung.MODEL:
+                self._solve(index)
+            else:
+                self._refine(entry)
+            heapq.heappush(self._queue, (entry.bound, index))
+        return True
+
+    def _stopped(self) -> bool:
+        if self._steps % COUNTED == 0:
+            self._counted = self.bound, len(self.waiting)
+        self._steps += 1
+        best = self.best
+        return not self._watch(best if best < inf else None, *self._counted)
+
+    def _family_bound(self, family: Family) -> float:
+        sample = self.choice.sample(family)
+        assert sample is not None, family
+        graph, costs = self.choice.pricing.alike(sample)
+        workload = self.choice.workload
+        return family_bound(graph, costs, sample.micro_batches(workload.training), stages=family.pp)
+
+    def _add(self, entry: _Entry) -> None:
+        heapq.heappush(self._queue, (entry.bound, len(self._entries)))
+        self._entries.append(entry)
+
+    def _open(self, entry: _Entry) -> None:
+        """Let the family's strategies take its place."""
+        assert isinstance(entry.of, Family)
+        for strategy in self.choice.members(entry.of):
+            candidate = self.choice.pricing.candidate(strategy)
+            bound = max(entry.bound, cheap_bound(candidate.graph, candidate.costs))
+            self._add(_Entry(candidate, _Rung.ARITHMETIC, bound))
+            self.strategies += 1
+        entry.bound = inf
+
+    def _refine(self, entry: _Entry) -> float:
+        """Raise a strategy's bound beyond its rung; what to expect of it now."""
+        candidate = entry.of
+        assert isinstance(candidate, Candidate)
+        if entry.rung is _Rung.ARITHMETIC:
+            found = memory_outlook(candidate.graph, candidate.costs, self._rings)
+        else:
+            self.relaxations += 1
+            problem = bounding_problem(candidate, self.choice.scope.pins)
+            found = model_outlook(problem, self.best)
+        entry.rung = _Rung(entry.rung + 1)
+        entry.bound = max(entry.bound, found.bound)
+        return max(entry.bound, found.estimate)
+
+    def _resolve(self, entry: _Entry) -> None:
+        """Simulate the strategy's plan, and another where that is the best so far or none fits."""
+        self.programs += 1
+        assert isinstance(entry.of, Candidate)
+        pins, trial = self.choice.scope.pins, None
+        for rings in self._rings:  # fewer only where more do not fit
+            trial = resolve(entry.of, [(SURCHARGES[0], rings)], pins)
+            if trial is None:
+                trial = resolve(entry.of, [(SURCHARGES[1], rings)], pins)
+            if trial is not None:
+                self.trials.append(trial)
+                return
 
     def _solve(self, index: int) -> None:
         """Raise a strategy's bound to its integer optimum."""
+        entry = self._entries[index]
         self.programs += 1
-        candidate = self._every[index]
-        self.optima[index] = found = optimum(problem_of(candidate, self._pins))
-        self._bounds[index] = max(self._bounds[index], found)
+        assert isinstance(entry.of, Candidate)
+        self.optima[index] = found = optimum(bounding_problem(entry.of, self.choice.scope.pins))
+        entry.bound = max(entry.bound, found)
 
 
 def _preference(trial: Trial) -> tuple[float, float, str]:

@@ -11,7 +11,7 @@ from bigplan.placement import Tier
 from bigplan.solve.candidate import MARGIN, Candidate, Workload, problem_of
 from bigplan.solve.ilp import Shortage, shortages
 from bigplan.solve.linear import Problem
-from bigplan.solve.pins import Pin
+from bigplan.solve.pins import Pin, rings_tried
 from bigplan.units import format_bytes
 
 TRIED = 24  # strategies asked; the most frugal come first
@@ -23,7 +23,8 @@ def infeasible(
     workload: Workload, candidates: Sequence[Candidate], pins: tuple[Pin, ...]
 ) -> InfeasibleError:
     """The error that names the least that is missing over the most frugal strategies."""
-    problems = [problem_of(c, pins) for c in sorted(candidates, key=_appetite)[:TRIED]]
+    rings = rings_tried(pins)[-1]
+    problems = [problem_of(c, pins, rings) for c in sorted(candidates, key=_appetite)[:TRIED]]
     estimates = [(s, problem) for problem in problems for s in shortages(problem)]
     whole = (_whole_layers(tier, estimates) for tier in Tier)
     remedies = sorted((s for s in whole if s is not None and s.nbytes > 0), key=_missing)

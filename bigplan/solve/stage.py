@@ -6,14 +6,18 @@ held to the memory of its first stage (most activations in flight) and the time 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.placement import SLOTS, Tier
+from bigplan.lower.layout import shared_kinds
+from bigplan.placement import Rings, Tier
 from bigplan.solve.linear import Linear, Rule, Variable, total, var
 
+ROOMY = Rings()
+LEAN = Rings(slots=2, sums=1, shared_ends=True)
 AWAY = (Tier.HOST, Tier.NVME)
 
 
@@ -25,6 +29,9 @@ class StageClass:
     graph: Graph
     stages: range
     counts: tuple[tuple[str, int], ...]
+    opening: tuple[tuple[str, int], ...]  # those of its first chunk: all, without virtual stages
+    most: Rings = ROOMY  # what time rows may count on
+    least: Rings = ROOMY  # what memory rows must hold; less than `most` only for a bound
 
     @property
     def kinds(self) -> Iterator[tuple[LayerKind, int]]:
@@ -37,10 +44,33 @@ class StageClass:
         return self.stages[-1] == self.graph.strategy.pp - 1
 
     @property
+    def interleaved(self) -> bool:
+        """Whether its stages have several chunks of layers."""
+        return self.graph.strategy.vpp > 1
+
+    @property
     def held(self) -> int:
-        """Micro-batches whose activations the class's fullest stage holds at once."""
+        """Micro-batches whose activations a layer of the fullest stage's first chunk holds."""
         units = self.graph.in_flight_units(self.stages[0])
         return units * self.graph.strategy.accumulation_group
+
+    def entries(self, kind: LayerKind) -> list[int]:
+        """Micro-batches that each layer of the kind holds at once in the fullest stage."""
+        if self.is_loss(kind):
+            return [1] * self.count(kind)
+        if not self.interleaved:
+            return [self.held] * self.count(kind)
+        graph, stage = self.graph, self.stages[0]
+        return [
+            graph.in_flight_units(stage, turn)
+            for turn, chunk in enumerate(graph.stage_chunks(stage))
+            for layer in graph.chunk_layers(chunk)
+            if graph.layers[layer] == kind.name
+        ]
+
+    def count(self, kind: LayerKind) -> int:
+        """Layers of the kind."""
+        return next(count for name, count in self.counts if name == kind.name)
 
     def is_loss(self, kind: LayerKind) -> bool:
         """Whether the kind is the last layer, whose backward follows its forward at once."""
@@ -53,14 +83,35 @@ class StageClass:
         return strategy.dp if strategy.zero >= from_zero and not whole else 1
 
     def ring(self, count: int) -> int:
-        """GPU slots of a kind with `count` layers."""
-        return min(SLOTS, count)
+        """GPU slots of a kind with `count` layers, at most."""
+        return min(self.most.slots, count)
+
+    def shares(self, kind: LayerKind) -> bool:
+        """Whether the kind's slot and sum are another kind's too."""
+        return self.least.shared_ends and kind.name in shared_kinds(self.graph)
+
+    def resident(self, kind: LayerKind, tensor: str) -> bool:
+        """Whether the tensors cannot leave the GPU.
+
+        Another layer reads them, ZeRO shards gradients alone, or chunks visit in turn.
+        """
+        if tensor == "parameters" and self.graph.strategy.zero in (1, 2):
+            return True
+        return (kind.pinned or self.interleaved) and tensor != "optimizer"
+
+    def policies(self, kind: LayerKind) -> Iterator[tuple[Recompute, Tier]]:
+        """The ways in which a layer of the kind may keep activations."""
+        if kind.stores_activations:
+            return product(self.graph.recomputes, (Tier.GPU,) if self.interleaved else Tier)
+        return iter([(Recompute.NONE, Tier.GPU)])
 
     # Decisions, by name: parameters, gradients, optimizer on a tier; activations by policy; whether
-    # a ring or a staging area exists.
+    # a ring or a staging area exists. What leaves no choice is a constant.
 
     def tensor(self, kind: LayerKind, tensor: str, tier: Tier) -> Linear:
         """Layers of the kind whose `tensor` is on `tier`."""
+        if self.resident(kind, tensor):
+            return Linear(constant=float(self.count(kind) if tier is Tier.GPU else 0))
         return var(f"{self.name}.{kind.name}.{tensor}.{tier}")
 
     def away(self, kind: LayerKind, tensor: str) -> Linear:
@@ -69,110 +120,140 @@ class StageClass:
 
     def policy(self, kind: LayerKind, recompute: Recompute, tier: Tier) -> Linear:
         """Layers of the kind that keep activations so."""
+        if not kind.stores_activations:
+            plain = recompute is Recompute.NONE and tier is Tier.GPU
+            return Linear(constant=float(self.count(kind) if plain else 0))
+        if (recompute, tier) not in self.policies(kind):
+            return Linear()
         return var(f"{self.name}.{kind.name}.activations.{recompute}.{tier}")
 
-    def recomputed(self, kind: LayerKind) -> Linear:
-        """Layers of the kind that run their forward twice."""
-        return total([self.policy(kind, Recompute.FULL, tier) for tier in Tier])
+    def keeping(self, kind: LayerKind, recompute: Recompute) -> Linear:
+        """Layers of the kind that recompute so, wherever what they keep is."""
+        return total([self.policy(kind, recompute, tier) for tier in Tier])
 
     def switch(self, kind: LayerKind | None, name: str) -> Linear:
         """Whether (1) or not (0) something exists."""
+        if kind is not None:
+            always, never = self._certain(kind, name)
+            if always or never:
+                return Linear(constant=float(always))
         return var(f"{self.name}.{kind.name if kind else 'stage'}.has.{name}")
+
+    def _certain(self, kind: LayerKind, name: str) -> tuple[bool, bool]:
+        """Whether it exists in every placement, or in none."""
+        if name == "slots":
+            return self.sharded(kind, 3) > 1, self.resident(kind, "parameters")
+        if name == "shards":
+            return False, self.sharded(kind, 3) == 1
+        if name == "sums":
+            return self.sharded(kind, 2) > 1, self.resident(kind, "gradients")
+        if name in ("staged_weights", "staged_gradients"):
+            return False, False
+        use, recompute = name.split(".")
+        moved = use != "again"
+        impossible = not kind.stores_activations or (moved and self.interleaved)
+        return False, impossible or Recompute(recompute) not in self.graph.recomputes
 
     def cpu_rows_on_gpu(self, kind: LayerKind, tensor: str) -> Linear:
         """Layers' worth of rows that the CPU updates though `tensor` is at home on the GPU."""
         return self.tensor(kind, tensor, Tier.GPU) - self.tensor(kind, "optimizer", Tier.GPU)
 
 
-def stage_classes(graph: Graph) -> tuple[StageClass, ...]:
-    """The classes of the graph's pipeline: all, first and last, or first, middle and last."""
-    pp = graph.strategy.pp
-    ranges = {"all": range(1)} if pp == 1 else {"first": range(1), "last": range(pp - 1, pp)}
-    if pp > 2:
-        ranges = {"first": range(1), "middle": range(1, pp - 1), "last": range(pp - 1, pp)}
-    return tuple(_stage_class(graph, name, stages) for name, stages in ranges.items())
+def stage_classes(
+    graph: Graph, most: Rings = ROOMY, least: Rings | None = None
+) -> tuple[StageClass, ...]:
+    """The classes of the graph's pipeline: all, or first, one or two in the middle, and last."""
+    pp, rings = graph.strategy.pp, (most, least or most)
+    if pp == 1:
+        return (_stage_class(graph, "all", range(1), rings),)
+    between = [len(graph.chunk_layers(stage)) for stage in range(1, pp - 1)]  # alike in all turns
+    later = next((i for i, n in enumerate(between, 1) if n != between[0]), pp - 1)
+    ranges = {"first": range(1), "middle": range(1, later), "late": range(later, pp - 1)}
+    ranges["last"] = range(pp - 1, pp)
+    each = ((name, stages) for name, stages in ranges.items() if stages)
+    return tuple(_stage_class(graph, name, stages, rings) for name, stages in each)
 
 
-def _stage_class(graph: Graph, name: str, stages: range) -> StageClass:
-    names = [graph.layers[layer] for layer in graph.stage_layers(stages[0])]
-    counts = tuple((kind, names.count(kind)) for kind in dict.fromkeys(names))
-    return StageClass(name, graph, stages, counts)
+def _stage_class(graph: Graph, name: str, stages: range, rings: tuple[Rings, Rings]) -> StageClass:
+    layers, opening = graph.stage_layers(stages[0]), graph.chunk_layers(stages[0])
+    counts = _counted(graph, layers), _counted(graph, opening)
+    return StageClass(name, graph, stages, *counts, *rings)
 
 
-SWITCHES = ("slots", "sums", "staged_weights", "staged_gradients", "recompute")
+def _counted(graph: Graph, layers: Iterable[int]) -> tuple[tuple[str, int], ...]:
+    return tuple(Counter(graph.layers[layer] for layer in layers).items())
+
+
+RERUN = (Recompute.SELECTIVE, Recompute.FULL)
+SWITCHES = (
+    *("slots", "shards", "sums", "staged_weights", "staged_gradients"),
+    *(f"again.{recompute}" for recompute in RERUN),
+    *(f"{name}.{recompute}" for name in ("passing", "on_disk") for recompute in Recompute),
+)
 
 
 def variables(stage: StageClass) -> Iterator[Variable]:
     """Counts (integers), optimizer shares (continuous) and switches of a class."""
     for kind, count in stage.kinds:
-        start = f"{stage.name}.{kind.name}"
         for tensor, tier in product(("parameters", "gradients", "optimizer"), Tier):
-            yield Variable(f"{start}.{tensor}.{tier}", count, tensor != "optimizer")
+            yield from _decided(stage.tensor(kind, tensor, tier), count, tensor != "optimizer")
         for recompute, tier in product(Recompute, Tier):
-            yield Variable(f"{start}.activations.{recompute}.{tier}", count, True)
+            yield from _decided(stage.policy(kind, recompute, tier), count)
         for name in SWITCHES:
-            yield Variable(f"{start}.has.{name}", 1, True)
-        for recompute in Recompute:
-            yield Variable(f"{start}.has.passing.{recompute}", 1, True)
-            yield Variable(f"{start}.has.on_disk.{recompute}", 1, True)
-    yield Variable(f"{stage.name}.stage.has.state_chunks", 1, True)
+            yield from _decided(stage.switch(kind, name), 1)
+    yield from _decided(stage.switch(None, "state_chunks"), 1)
+
+
+def _decided(expression: Linear, upper: int, integer: bool = True) -> Iterator[Variable]:
+    """The expression's variable, if it has one."""
+    return (Variable(name, upper, integer) for name in expression.terms)
 
 
 def placement_rules(stage: StageClass) -> Iterator[Rule]:
-    """Every layer's tensors are placed once; what a kind cannot do is ruled out."""
+    """Every layer's tensors are placed once."""
     for kind, count in stage.kinds:
         where = f"{stage.name}.{kind.name}"
         for tensor in ("parameters", "gradients", "optimizer"):
-            placed = total([stage.tensor(kind, tensor, tier) for tier in Tier])
-            yield Rule(f"{where}: place {tensor} once", placed - count, equal=True)
-        policies = total([stage.policy(kind, r, tier) for r, tier in product(Recompute, Tier)])
-        yield Rule(f"{where}: keep activations one way", policies - count, equal=True)
+            if not stage.resident(kind, tensor):
+                placed = total([stage.tensor(kind, tensor, tier) for tier in Tier])
+                yield Rule(f"{where}: place {tensor} once", placed - count, equal=True)
+        if kind.stores_activations:
+            policies = total([stage.policy(kind, *policy) for policy in stage.policies(kind)])
+            yield Rule(f"{where}: keep activations one way", policies - count, equal=True)
         on_gpu = stage.tensor(kind, "optimizer", Tier.GPU)
         for tensor in ("parameters", "gradients"):
-            limit = stage.tensor(kind, tensor, Tier.GPU)
-            yield Rule(f"{where}: the GPU updates rows whose {tensor} it has", on_gpu - limit)
-        yield from _fixed(stage, kind, count, where)
-
-
-def _fixed(stage: StageClass, kind: LayerKind, count: int, where: str) -> Iterator[Rule]:
-    if kind.pinned or stage.graph.strategy.zero in (1, 2):
-        rule = f"{where}: parameters stay on the GPU"
-        yield Rule(rule, stage.tensor(kind, "parameters", Tier.GPU) - count, equal=True)
-    if kind.pinned:
-        rule = f"{where}: gradients stay on the GPU"
-        yield Rule(rule, stage.tensor(kind, "gradients", Tier.GPU) - count, equal=True)
-    if not kind.stores_activations:
-        kept = stage.policy(kind, Recompute.NONE, Tier.GPU)
-        yield Rule(f"{where}: nothing to move or recompute", kept - count, equal=True)
+            if not stage.resident(kind, tensor):
+                limit = stage.tensor(kind, tensor, Tier.GPU)
+                yield Rule(f"{where}: the GPU updates rows whose {tensor} it has", on_gpu - limit)
 
 
 def switch_rules(stage: StageClass) -> Iterator[Rule]:
     """A ring or staging area exists where a layer needs it."""
-    units = stage.graph.units
-    state_on_disk = []
     for kind, count in stage.kinds:
-        needs = {
-            "slots": stage.away(kind, "parameters"),
-            "sums": stage.away(kind, "gradients"),
-            "staged_weights": stage.tensor(kind, "parameters", Tier.NVME)
-            + stage.cpu_rows_on_gpu(kind, "parameters"),
-            "staged_gradients": stage.tensor(kind, "gradients", Tier.NVME)
-            + stage.cpu_rows_on_gpu(kind, "gradients")
-            + (stage.tensor(kind, "gradients", Tier.HOST) if units > 1 else Linear()),
-            "recompute": stage.recomputed(kind),
-        }
-        if stage.sharded(kind, 3) > 1:
-            needs["slots"] = Linear(constant=count)
-        if stage.sharded(kind, 2) > 1:
-            needs["sums"] = Linear(constant=count)
-        for recompute in Recompute:
-            on_disk = stage.policy(kind, recompute, Tier.NVME)
-            needs[f"passing.{recompute}"] = on_disk + stage.policy(kind, recompute, Tier.HOST)
-            needs[f"on_disk.{recompute}"] = on_disk
-        for name, used in needs.items():
-            rule = f"{stage.name}.{kind.name}: {name} exist where used"
-            yield Rule(rule, used - count * stage.switch(kind, name))
-        state_on_disk.append(stage.tensor(kind, "optimizer", Tier.NVME))
+        for name, used in _needs(stage, kind):
+            switch = stage.switch(kind, name)
+            if switch.terms:
+                rule = f"{stage.name}.{kind.name}: {name} exist where used"
+                yield Rule(rule, used - count * switch)
     layers = sum(count for _, count in stage.counts)
-    used = total(state_on_disk) - layers * stage.switch(None, "state_chunks")
+    on_disk = [stage.tensor(kind, "optimizer", Tier.NVME) for kind, _ in stage.kinds]
+    used = total(on_disk) - layers * stage.switch(None, "state_chunks")
     yield Rule(f"{stage.name}: state chunks exist where used", used)
+
+
+def _needs(stage: StageClass, kind: LayerKind) -> Iterator[tuple[str, Linear]]:
+    """What of a kind uses each of its switches."""
+    yield "slots", stage.away(kind, "parameters")
+    yield "shards", stage.away(kind, "parameters")
+    yield "sums", stage.away(kind, "gradients")
+    on_disk = stage.tensor(kind, "parameters", Tier.NVME)
+    yield "staged_weights", on_disk + stage.cpu_rows_on_gpu(kind, "parameters")
+    added = stage.tensor(kind, "gradients", Tier.HOST) if stage.graph.units > 1 else Linear()
+    on_disk = stage.tensor(kind, "gradients", Tier.NVME)
+    yield "staged_gradients", on_disk + stage.cpu_rows_on_gpu(kind, "gradients") + added
+    for recompute in Recompute:
+        on_disk = stage.policy(kind, recompute, Tier.NVME)
+        yield f"passing.{recompute}", on_disk + stage.policy(kind, recompute, Tier.HOST)
+        yield f"on_disk.{recompute}", on_disk
+        if recompute in RERUN:
+            yield f"again.{recompute}", stage.keeping(kind, recompute)

@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bigplan.cost import Costs
-from bigplan.graph.graph import LayerKind, Recompute
+from bigplan.graph.graph import LayerKind
 from bigplan.lower.layout import CHUNK_STAGING, STAGING
-from bigplan.placement import CHUNK, SLOTS, Tier
+from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import AtLeast, Linear, total, var
-from bigplan.solve.memory import GIB, gradient_bytes, owned, weight_bytes
-from bigplan.solve.stage import AWAY, StageClass
+from bigplan.solve.memory import GIB, gradient_bytes, owned, ring_gib, weight_bytes
+from bigplan.solve.stage import AWAY, RERUN, StageClass
 
 NOTHING = Linear()
 
@@ -69,15 +69,20 @@ class StageTimes:
             for k, n in self.stage.kinds
         )
 
+    def plain_backward(self) -> float:
+        """Seconds of a unit's backward pass without recomputation."""
+        prices = self.costs.kinds
+        return self.group * sum(n * prices[k.name].backward for k, n in self.inner)
+
     def backward_compute(self) -> Linear:
         """Seconds of a unit's backward pass, recomputation included."""
         prices = self.costs.kinds
-        return self.group * total(
-            [
-                self.stage.recomputed(k) * prices[k.name].forward + n * prices[k.name].backward
-                for k, n in self.inner
-            ]
-        )
+        again = [
+            prices[k.name].again(recompute) * self.stage.keeping(k, recompute)
+            for k, _ in self.inner
+            for recompute in RERUN
+        ]
+        return self.plain_backward() + self.group * total(again)
 
     def forward_hop(self) -> float:
         """Seconds until the unit's first micro-batch leaves the stage."""
@@ -86,15 +91,17 @@ class StageTimes:
 
     def backward_hop(self) -> Linear:
         """Seconds until the unit's first micro-batch leaves the stage backward."""
-        return self.backward_compute() - self._other_micro_batches(self.stage.counts[0][0])
+        return self.backward_compute() - self.other_micro_batches(self.stage.counts[0][0])
 
     def backward_tail(self) -> Linear:
         """Seconds from the arrival of the unit's last micro-batch to the end of the pass."""
-        return self.backward_compute() - self._other_micro_batches(self.stage.counts[-1][0])
+        return self.backward_compute() - self.other_micro_batches(self.stage.counts[-1][0])
 
-    def _other_micro_batches(self, kind: str) -> float:
+    def other_micro_batches(self, kind: str) -> float:
+        """Seconds of a kind's backward on a unit's micro-batches but one, at most."""
         cost = self.costs.kinds[kind]
-        return (self.group - 1) * (cost.backward + cost.forward)
+        again = max(cost.again(recompute) for recompute in self.stage.graph.recomputes)
+        return (self.group - 1) * (cost.backward + again)
 
     # Bytes of one pass by lane, and the part of them that may be in slots when the pass starts.
 
@@ -130,15 +137,14 @@ class StageTimes:
             [
                 self.group * k.kept(recompute) * self.stage.policy(k, recompute, tier)
                 for k, _ in self.inner
-                for recompute in Recompute
+                for recompute in self.stage.graph.recomputes
                 for tier in tiers
             ]
         )
 
     def entries(self, ring: str, count: int) -> Linear:
         """Bytes of `count` entries of every kind's ring of activations."""
-        sizes = [var(f"{self.stage.name}.{k.name}.gib.{ring}") for k, _ in self.inner]
-        return count * GIB * total(sizes)
+        return count * GIB * total([ring_gib(self.stage, k, ring) for k, _ in self.inner])
 
     def gradients(self, tiers: tuple[Tier, ...], *, inner: bool = False) -> Linear:
         """Gradient bytes with their home on `tiers`."""
@@ -201,6 +207,7 @@ class StageTimes:
 def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     """F and B of a class."""
     name, rates, kinds = times.stage.name, times.costs.rates, list(times.stage.kinds)
+    slots = times.stage.most.slots
     forward, backward = f"{name}.F", f"{name}.B"
     yield AtLeast(forward, Linear(constant=times.forward_compute()))
     yield AtLeast(backward, times.backward_compute())
@@ -208,10 +215,10 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     yield AtLeast(forward, (1 / rates.h2d) * (loads - held))
     reads, held = times.weight_reads(kinds, staged=STAGING)
     yield AtLeast(forward, (1 / rates.nvme_read) * (reads - held))
-    saves, passing = times.activations(AWAY), times.entries("passing", SLOTS)
+    saves, passing = times.activations(AWAY), times.entries("passing", slots)
     yield AtLeast(forward, (1 / rates.d2h) * (saves - passing))
     on_disk = times.activations((Tier.NVME,))
-    waiting = times.entries("on_disk", SLOTS + STAGING)
+    waiting = times.entries("on_disk", slots + STAGING)
     yield AtLeast(forward, (1 / rates.nvme_write) * (on_disk - waiting))
     loads, held = times.loads(times.inner)
     yield AtLeast(backward, (1 / rates.h2d) * (loads + saves - held - passing))
@@ -232,8 +239,9 @@ def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
     pair, saves = f"{name}.P", times.activations(AWAY)
     yield AtLeast(pair, var(f"{name}.F") + var(f"{name}.B"))
     same_unit = stage.graph.in_flight_units(stage.stages[-1]) == 1
-    others = times.group - 1 if same_unit else SLOTS
-    out = (1 / rates.d2h) * (saves - times.entries("passing", min(SLOTS - 1, others)))
+    slots = stage.most.slots
+    others = times.group - 1 if same_unit else slots
+    out = (1 / rates.d2h) * (saves - times.entries("passing", min(slots - 1, others)))
     yield AtLeast(pair, out + (1 / rates.h2d) * saves)
     on_disk = times.activations((Tier.NVME,))
     written = on_disk - times.entries("on_disk", min(STAGING - 1, others))
@@ -288,8 +296,6 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
         for lane, seconds in times.update_seconds(inner=True):
             early = times.early_reads() if lane == "read" else 0.0
             yield AtLeast("step", last_backward + seconds - early)
-    for seconds in lane_seconds(times).values():
-        yield AtLeast("step", seconds)
 
 
 def lane_seconds(times: StageTimes) -> dict[str, Linear]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from bigplan.errors import InputError, RefusedError
+from bigplan.spec import shipped
 from bigplan.spec.document import Spec
 from bigplan.spec.problems import did_you_mean
 from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
+
+# FlashAttention-2; FlashAttention-3 and what Transformer Engine uses, on Hopper and later; torch's
+# scaled_dot_product_attention where it is neither of them.
+FlashKernel = Literal["flash2", "flash3", "sdpa"]
 
 
 class Block(Spec):
@@ -26,7 +31,8 @@ class Block(Spec):
             for name in type(self).model_fields
             if name != "sources" and isinstance(getattr(self, name), int | float | dict)
         ]
-        missing = [name for name in numbers if not self.sources.get(name, "").strip()]
+        stated = [n for n in numbers if getattr(self, n) != type(self).model_fields[n].default]
+        missing = [name for name in stated if not self.sources.get(name, "").strip()]
         if missing:
             raise InputError(
                 f"no source for {', '.join(missing)}; add under `sources` where each number "
@@ -58,7 +64,9 @@ class Gpu(Block):
     """cuda, or cpu for a part of the host's cores and memory that stands in for a GPU"""
     memory: Bytes = Field(gt=0)
     """usable device memory, such as 80 GiB"""
-    peak_flops: dict[Literal["bf16", "fp16", "fp32"], Flops] = Field(min_length=1)
+    multiprocessors: int = Field(gt=0)
+    """streaming multiprocessors (cores, on a CPU): a GEMM's tiles fill them in waves"""
+    peak_flops: dict[Literal["bf16", "fp16", "fp32", "fp8"], Flops] = Field(min_length=1)
     """dense peak of each precision, such as {bf16: 989 TFLOP/s}"""
     memory_bandwidth: Bandwidth = Field(gt=0)
     """nominal, such as 3.35 TB/s"""
@@ -68,10 +76,10 @@ class Gpu(Block):
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
-    attention_forward_efficiency: float = Field(gt=0, le=1)
-    """fraction of the bf16 peak (causal FLOPs counted)"""
-    attention_backward_efficiency: float = Field(gt=0, le=1)
-    """fraction of the bf16 peak (2.5 x the forward's FLOPs)"""
+    attention_forward_efficiency: dict[FlashKernel, float] = Field(min_length=1)
+    """by implementation of flash attention: fraction of the 16-bit peak (causal FLOPs counted)"""
+    attention_backward_efficiency: dict[FlashKernel, float] = Field(min_length=1)
+    """by implementation: fraction of the 16-bit peak (2.5 x the forward's FLOPs)"""
     launch_overhead: Seconds = Field(ge=0)
     """time per kernel that no work hides, such as 4 us"""
     context_memory: Bytes = Field(ge=0)
@@ -81,13 +89,15 @@ class Gpu(Block):
 
     def peak(self, precision: str) -> float:
         """Dense peak in FLOP/s. Raises InputError where the device has no such precision."""
-        flops = {str(name): rate for name, rate in self.peak_flops.items()}.get(precision)
-        if flops is None:
+        rates: dict[str, float] = {str(name): rate for name, rate in self.peak_flops.items()}
+        if precision not in rates:
+            others = ", ".join(name for name in rates if name != "fp8")
+            remedy = "leave fp8_gemms off" if precision == "fp8" else f"use precision {others}"
             raise InputError(
-                f"{self.name} states no peak for {precision}; "
-                f"use one of {', '.join(self.peak_flops)} or add it to peak_flops"
+                f"{self.name} states no peak for {precision}; {remedy}, "
+                f"or add {precision} to its peak_flops if it has it"
             )
-        return flops
+        return rates[precision]
 
 
 class Host(Block):
@@ -100,6 +110,8 @@ class Host(Block):
     cores: int = Field(gt=0)
     adam_rate: Rate = Field(gt=0)
     """parameters per second of fp32 AdamW with all the node's cores, such as 4 G/s"""
+    numa_domains: int = Field(default=1, gt=0)
+    """parts that memory_bandwidth divides into: a process that binds nothing gets one's share"""
 
 
 class Pcie(Block):
@@ -129,6 +141,8 @@ class Nvme(Block):
     drives: int = Field(gt=0)
     latency: Seconds = Field(ge=0)
     """per request"""
+    endurance: Bytes | None = Field(default=None, gt=0)
+    """bytes that may be written in a drive's life, such as 1.2 PB; absent: not stated"""
     path: str | None = None
     """folder on these drives for offloaded tensors"""
 
@@ -160,20 +174,58 @@ class Link(Block):
     """message size at which half the bandwidth is reached, such as 27 MB"""
 
 
+_GPUS = shipped.PACKAGE / "hardware"
+_LINKS = _GPUS / "links"
+
+
+def list_gpus() -> tuple[str, ...]:
+    """Names of the shipped GPU types, sorted."""
+    return shipped.names(_GPUS)
+
+
+def find_gpu(name: str) -> Gpu:
+    """A shipped GPU type. Raises InputError."""
+    return shipped.find(_GPUS, name, Gpu, "GPU type")
+
+
+def list_links() -> tuple[str, ...]:
+    """Names of the shipped links, sorted."""
+    return shipped.names(_LINKS)
+
+
+def find_link(name: str) -> Link:
+    """A shipped link inside or between nodes. Raises InputError."""
+    return shipped.find(_LINKS, name, Link, "link")
+
+
+def _or_name(block: type[Block], find: Callable[[str], Block]) -> BeforeValidator:
+    """Where such a block is expected, text is the name of a shipped one."""
+    return BeforeValidator(
+        lambda value: find(value) if isinstance(value, str) else value,
+        json_schema_input_type=block | str,
+    )
+
+
+NamedGpu = Annotated[Gpu, _or_name(Gpu, find_gpu)]
+NamedLink = Annotated[Link, _or_name(Link, find_link)]
+
+
 class NodeGroup(Spec):
-    """Equal nodes."""
+    """Equal nodes. A GPU or link may be written as a shipped name."""
 
     name: str
     nodes: int = Field(default=1, gt=0)
     gpus_per_node: int = Field(gt=0)
-    gpu: Gpu
+    gpu: NamedGpu
+    """a shipped type such as a100-sxm4-80gb, or all its figures"""
     host: Host
     pcie: Pcie
     nvme: Nvme | None = None
     """absent: nothing can go to disk"""
-    intra_node: Link
-    inter_node: Link | None = None
-    """needed from two nodes on"""
+    intra_node: NamedLink
+    """a shipped link such as nvlink3, or all its figures"""
+    inter_node: NamedLink | None = None
+    """needed from two nodes on: a shipped link such as infiniband-hdr-8x200, or all its figures"""
 
     @model_validator(mode="after")
     def _check(self) -> NodeGroup:

@@ -1,7 +1,8 @@
 """This machine as a Cluster, without torch: `bigplan detect`.
 
-GPUs come from nvidia-smi; those that have a shipped description get its figures. Without a GPU
-the "device" is a part of host memory. Cores, memory and disk are measured for a few seconds.
+GPUs come from nvidia-smi; a shipped GPU type of that name gives what nvidia-smi does not tell.
+Without a GPU the "device" is a part of host memory. Cores, memory and disk are measured for a few
+seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bigplan.errors import InputError
-from bigplan.spec.catalog import find_cluster
+from bigplan.spec.catalog import find_cluster, find_gpu, list_gpus
 from bigplan.spec.cluster import Block, Cluster, Gpu, Host, Link, NodeGroup, Nvme, Pcie
 from bigplan.spec.document import Spec, load_document
 from bigplan.spec.machine import (
@@ -25,13 +26,18 @@ from bigplan.spec.machine import (
 )
 from bigplan.spec.probes import probe_copy, probe_disk, probe_gemm
 
-# nvidia-smi's names of the GPUs that a shipped cluster describes. Variants with another memory or
-# power limit (PCIe cards, A100 40 GB) are other GPUs and not listed.
-_SHIPPED = {
-    "NVIDIA H200": "h200-1x",
-    "NVIDIA H100 80GB HBM3": "dgx-h100",
-    "NVIDIA A100-SXM4-80GB": "dgx-a100-80g",
-    "NVIDIA GeForce RTX 4090": "rtx-4090-workstation",
+# Shipped GPU types, and the cluster whose links and copy rates a machine with them probably has.
+_LIKE = {
+    "h200-sxm": "hgx-h200",
+    "h100-sxm-80gb": "dgx-h100",
+    "a100-sxm4-80gb": "dgx-a100-80g",
+    "a100-sxm4-40gb": "dgx-a100-40g",
+    "b200": "hgx-b200",
+    "v100-sxm2-32gb": "v100-4x",
+    "v100-sxm2-16gb": "v100-4x",
+    "v100-sxm3-32gb": "dgx2-v100",
+    "rtx-4090": "rtx-4090-workstation",
+    "rtx-3090": "rtx-3090x4-workstation",
 }
 
 # AdamW in fp32 reads parameter, gradient and two moments and writes all but the gradient.
@@ -149,6 +155,7 @@ def _cpu_group(
                 host.memory // (2 * devices)
             ),  # The host has a half: this is a quarter.
             "peak_flops": {"bf16": peak / 2, "fp32": peak},
+            "multiprocessors": max(1, host.cores // devices),
             "memory_bandwidth": _rounded(host.memory_bandwidth / devices),
             "gemm_half_k": _rounded(gemm.half_k),
             "adam_rate": _rounded(host.adam_rate / devices),
@@ -156,6 +163,7 @@ def _cpu_group(
         {
             "memory": f"{today}: a quarter of the memory that is available, {shared}",
             "peak_flops": f"{today}: numpy's fp32 GEMM, {shared}; bf16 estimated as half of it",
+            "multiprocessors": f"{today}: cores, {shared}",
             "memory_bandwidth": f"{today}: copy, {shared}",
             "gemm_half_k": f"{today}: numpy's fp32 GEMM at K 128 and K 1024",
         },
@@ -188,13 +196,14 @@ def _gpu_group(
             "cluster YAML that describes the ones to use"
         )
     found = gpus[0]
-    shipped = _SHIPPED.get(found.name)
-    if shipped is None:
-        gpu, pcie, link = fallback.gpu, _pcie_of(found, fallback.pcie), fallback.gpu_link
+    shipped = {find_gpu(name).name: name for name in list_gpus()}.get(found.name, "")
+    gpu = _quoted(find_gpu(shipped), shipped) if shipped else fallback.gpu
+    if shipped in _LIKE:
+        group = find_cluster(_LIKE[shipped]).group
+        pcie = _quoted(group.pcie, _LIKE[shipped])
+        link = _quoted(group.intra_node, _LIKE[shipped])
     else:
-        group = find_cluster(shipped).group
-        gpu, pcie = _quoted(group.gpu, shipped), _quoted(group.pcie, shipped)
-        link = _quoted(group.intra_node, shipped)
+        pcie, link = _pcie_of(found, fallback.pcie), fallback.gpu_link
     gpu = _with(
         gpu,
         {"name": found.name, "memory": found.memory},
@@ -212,7 +221,7 @@ def _gpu_group(
 
 
 def _quoted(block: B, shipped: str) -> B:
-    """The block with sources that say from which shipped cluster the figures are."""
+    """The block with sources that say from which shipped description the figures are."""
     sources = {name: f"as {shipped}: {text}" for name, text in block.sources.items()}
     return _with(block, {}, sources)
 

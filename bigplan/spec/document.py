@@ -36,7 +36,6 @@ class Spec(BaseModel):
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
     )
 
@@ -52,6 +51,10 @@ class _Loader(yaml.SafeLoader):
     """SafeLoader with the scalars of YAML 1.2's core schema."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that also quotes text which `_Loader`, but not YAML 1.1, takes for a number."""
+
+
 _Loader.yaml_implicit_resolvers = {}  # Those of YAML 1.1 would be inherited.
 
 for _tag, _pattern, _first in (
@@ -64,9 +67,15 @@ for _tag, _pattern, _first in (
         list("-+.0123456789"),
     ),
 ):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first
-    )
+    for _reader in (_Loader, _Dumper):
+        _reader.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), _first
+        )
+
+
+def dump_document(data: object) -> str:
+    """Data as YAML that `load_document` reads back unchanged."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def load_document(path: Path, schema: type[S]) -> S:

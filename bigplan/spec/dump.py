@@ -6,11 +6,10 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from bigplan.spec.cluster import Cluster
+from bigplan.spec.document import Spec, dump_document
 from bigplan.units import (
     BANDWIDTH,
     BYTES,
@@ -35,11 +34,9 @@ _QUANTITIES: dict[Any, Quantity] = {
 }
 
 
-def to_yaml(cluster: Cluster) -> str:
-    """The cluster as a YAML document that `parse_document` reads back unchanged."""
-    return yaml.safe_dump(
-        _plain(cluster), sort_keys=False, allow_unicode=True, width=100, default_flow_style=False
-    )
+def to_yaml(description: Spec) -> str:
+    """A cluster or model as a YAML document that `parse_document` reads back unchanged."""
+    return dump_document(_plain(description))
 
 
 def _plain(value: Any) -> Any:

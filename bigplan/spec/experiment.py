@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model, looks_like_path
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.document import Spec, load_data, read_text, set_path, validate, validate_nodes
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training, TrainingRequest, resolve
+from bigplan.spec.unplanned import unplanned
 from bigplan.units import Bytes, format_bytes
 
 Tier = Literal["gpu", "host", "nvme"]
@@ -60,6 +61,16 @@ class Experiment(Spec):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _refuse(self) -> Experiment:
+        _refuse_unplanned(self.set)
+        return self
+
+    def with_settings(self, settings: Mapping[str, str | int | float]) -> Experiment:
+        """This experiment with more decisions pinned. Raises RefusedError."""
+        _refuse_unplanned(settings)
+        return self.model_copy(update={"set": {**self.set, **settings}})
+
     def model_spec(self) -> ModelSpec:
         """The model, looked up. Raises InputError."""
         return find_model(self.model) if isinstance(self.model, str) else self.model
@@ -78,6 +89,12 @@ class Experiment(Spec):
     def resolved_training(self) -> Training:
         """The training with this model's defaults. Raises InputError."""
         return resolve(self.training, self.model_spec())
+
+
+def _refuse_unplanned(settings: Mapping[str, str | int | float]) -> None:
+    for key, value in settings.items():
+        if str(value) != "1" and (refusal := unplanned(key)):
+            raise RefusedError(f"set {key}={value}: {refusal}")
 
 
 def load_experiment(path: Path, overrides: Mapping[str, object] | None = None) -> Experiment:
@@ -99,13 +116,6 @@ def make_experiment(overrides: Mapping[str, object]) -> Experiment:
     for key, value in overrides.items():
         data = set_path(data, key, value)
     return validate(data, Experiment, "command line")
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of an experiment file."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | (
-        Experiment.model_json_schema(mode="validation")
-    )
 
 
 def _rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, object]) -> Experiment:

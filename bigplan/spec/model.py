@@ -67,9 +67,20 @@ class ModelSpec(Spec):
     """longest sequence, in tokens, that its positions cover"""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_epsilon: float = Field(default=1e-5, gt=0)
-    mlp: Literal["swiglu", "gelu"] = "swiglu"
-    positions: Literal["rope", "learned"] = "rope"
+    norm_bias: bool = True
+    """layernorm adds a bias (rmsnorm never has one); MPT's does not"""
+    embedding_norm: bool = False
+    """a norm after the token table, as in BLOOM"""
+    mlp: Literal["swiglu", "gelu", "relu"] = "swiglu"
+    positions: Literal["rope", "learned", "alibi"] = "rope"
+    """rope rotates queries and keys, learned adds a table, alibi biases scores by distance"""
+    position_offset: int = Field(default=0, ge=0)
+    """rows of a learned table before the first position: OPT has 2"""
     rope_theta: float = Field(default=10000.0, gt=0)
+    rotary_fraction: float = Field(default=1.0, gt=0, le=1)
+    """part of each head that rope rotates: 0.25 in GPT-NeoX"""
+    parallel_residual: bool = False
+    """attention and MLP read the same input, as in GPT-NeoX; priced as if one followed the other"""
     tied_embeddings: bool = False
     """the head reuses the token table"""
     qkv_bias: bool = False
@@ -93,6 +104,11 @@ class ModelSpec(Spec):
             raise InputError(
                 f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}; "
                 "each key/value head must serve equally many query heads"
+            )
+        if self.position_offset and self.positions != "learned":
+            raise InputError(
+                f"position_offset {self.position_offset} counts rows of a learned table, but "
+                f"positions is {self.positions}; remove it, or use positions: learned"
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise InputError(
@@ -134,7 +150,8 @@ class ModelSpec(Spec):
 
 
 def _norm(model: ModelSpec, name: str) -> list[Parameter]:
-    names = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
+    biased = model.norm == "layernorm" and model.norm_bias
+    names = ("weight", "bias") if biased else ("weight",)
     return [Parameter(f"{name}.{part}", (model.hidden,), "replicated", False) for part in names]
 
 
@@ -150,8 +167,10 @@ def _linear(name: str, shape: tuple[int, int], tp: Split, bias: bool) -> list[Pa
 def _embedding(model: ModelSpec) -> tuple[Parameter, ...]:
     parameters = [Parameter("embed_tokens.weight", (model.vocab, model.hidden), "rows", True)]
     if model.positions == "learned":
-        shape = (model.max_sequence_length, model.hidden)
+        shape = (model.max_sequence_length + model.position_offset, model.hidden)
         parameters.append(Parameter("embed_positions.weight", shape, "replicated", True))
+    if model.embedding_norm:
+        parameters += _norm(model, "embed_norm")
     return tuple(parameters)
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+
+from bigplan.spec.docstrings import docstrings
+from bigplan.spec.unplanned import unplanned
 
 Path = tuple[str | int, ...]
 
@@ -106,6 +108,8 @@ def _line(root: yaml.Node | None, path: Path) -> int | None:
 def _text(details: ErrorDetails, path: Path, value: Any, schema: type[BaseModel]) -> str:
     kind = details["type"]
     bad_dictionary_key = details["loc"][-1:] == ("[key]",) and kind == "literal_error"
+    if kind == "extra_forbidden" and (refusal := unplanned(str(path[-1]))):
+        return f"{_name(path)}: {refusal}"
     if kind == "extra_forbidden" or bad_dictionary_key:
         known = _expected(details) if bad_dictionary_key else _fields_at(schema, path[:-1])
         allowed = list(known)
@@ -115,15 +119,14 @@ def _text(details: ErrorDetails, path: Path, value: Any, schema: type[BaseModel]
         )
     if kind == "missing":
         return f"missing key {path[-1]!r}{_inside(path)}; add `{path[-1]}: ...`" + _about(
-            _fields_at(schema, path[:-1]).get(str(path[-1]))
+            schema, path
         )
-    field = _fields_at(schema, path[:-1]).get(str(path[-1])) if path else None
     if kind == "value_error":
         rule = str(details["ctx"]["error"])
         return f"{_name(path)}: {rule}" if path else rule
     shown = "a list" if isinstance(value, list) else repr(value)
     shown = "a mapping" if isinstance(value, Mapping) else shown
-    return f"{_name(path)} is {shown}, {_rule(details, value)}{_about(field)}"
+    return f"{_name(path)} is {shown}, {_rule(details, value)}{_about(schema, path)}"
 
 
 def _name(path: Path) -> str:
@@ -134,9 +137,12 @@ def _inside(path: Path) -> str:
     return f" in {_name(path[:-1])}" if len(path) > 1 else ""
 
 
-def _about(field: FieldInfo | None) -> str:
-    """The field's documentation, which says what to write."""
-    text = (field.description or "") if field else ""
+def _about(schema: type[BaseModel], path: Path) -> str:
+    """The documentation of the field at `path`, which says what to write."""
+    if not path:
+        return ""
+    texts = (docstrings(model).get(str(path[-1])) for model in _models_at(schema, path[:-1]))
+    text = next(filter(None, texts), "")
     return f" ({' '.join(text.split()).rstrip('.')})" if text else ""
 
 
@@ -175,8 +181,14 @@ def _expected(details: ErrorDetails) -> list[str]:
     return [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(",")]
 
 
-def _fields_at(schema: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
+def _fields_at(schema: type[BaseModel], path: Path) -> list[str]:
     """The fields that a mapping at `path` may have (of every model that may stand there)."""
+    models = _models_at(schema, path)
+    return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def _models_at(schema: type[BaseModel], path: Path) -> list[type[BaseModel]]:
+    """The models that a mapping at `path` may be."""
     models: list[type[BaseModel]] = [schema]
     annotations: list[Any] = []
     for part in path:
@@ -186,7 +198,7 @@ def _fields_at(schema: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
             if isinstance(part, str) and part in model.model_fields
         ] or annotations
         models = [model for annotation in annotations for model in _models(annotation)]
-    return {name: field for model in models for name, field in model.model_fields.items()}
+    return models
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -10,7 +10,8 @@ from bigplan.errors import InputError
 from bigplan.spec.document import Spec, validate
 from bigplan.spec.model import ModelSpec
 
-Precision = Literal["bf16", "fp32"]
+Precision = Literal["bf16", "fp16", "fp32"]
+AttentionKernel = Literal["flash", "materialised"]
 
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -37,9 +38,17 @@ class Training(Spec):
     global_batch: int = Field(gt=0)
     """sequences per optimizer step, over all GPUs"""
     precision: Precision = "bf16"
-    """dtype of compute; bf16 keeps fp32 master weights"""
+    """dtype of compute; bf16 and fp16 keep fp32 master weights"""
     gradient_precision: Precision = "fp32"
-    """dtype in which gradients are accumulated, reduced and stored"""
+    """dtype in which gradients are accumulated and stored"""
+    reduce_precision: Precision | None = None
+    """dtype in which gradients are reduced over data-parallel ranks; null: gradient_precision"""
+    fp8_gemms: bool = False
+    """the blocks' GEMMs run in fp8"""
+    attention: AttentionKernel = "flash"
+    """flash: scores never reach memory; materialised: matrix products and a softmax kernel"""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """probability after attention, MLP, embedding and, where materialised, softmax"""
     optimizer: Optimizer = Optimizer()
     clip_norm: float | None = Field(default=1.0, gt=0)
     """clip the global gradient norm to this; null: no clipping"""
@@ -51,10 +60,17 @@ class Training(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Training:
-        if self.precision == "fp32" and self.gradient_precision == "bf16":
+        for key in ("gradient_precision", "reduce_precision"):
+            value = getattr(self, key)
+            if value not in (None, "fp32", self.precision):
+                raise InputError(
+                    f"{key} {value} does not go with precision {self.precision}; "
+                    f"use {_either(key, self.precision)}, or precision: {value}"
+                )
+        if self.fp8_gemms and self.precision == "fp32":
             raise InputError(
-                "gradient_precision bf16 loses what precision fp32 keeps; "
-                "use gradient_precision: fp32, or precision: bf16"
+                "fp8_gemms needs a 16-bit precision around the GEMMs, and precision is fp32; "
+                "use precision: bf16, or leave fp8_gemms off"
             )
         return self
 
@@ -74,6 +90,10 @@ class Training(Spec):
         return DTYPE_BYTES[self.gradient_precision]
 
 
+def _either(key: str, precision: str) -> str:
+    return " or ".join(f"{key}: {name}" for name in dict.fromkeys(("fp32", precision)))
+
+
 class TrainingRequest(Spec):
     """The `training:` part as the user writes it: everything is optional."""
 
@@ -82,9 +102,17 @@ class TrainingRequest(Spec):
     global_batch: int | None = Field(default=None, gt=0)
     """sequences per optimizer step; default: 4 Mi tokens' worth"""
     precision: Precision | None = None
-    """bf16 (default) or fp32"""
+    """dtype of compute; default bf16"""
     gradient_precision: Precision | None = None
-    """dtype of stored gradients; default fp32"""
+    """dtype of stored gradients: fp32 (default) or the precision"""
+    reduce_precision: Precision | None = None
+    """dtype in which gradients are reduced over data-parallel ranks; default: gradient_precision"""
+    fp8_gemms: bool | None = None
+    """the blocks' GEMMs run in fp8, where the GPU has it; default false"""
+    attention: AttentionKernel | None = None
+    """flash (default), or materialised: scores go through memory"""
+    dropout: float | None = Field(default=None, ge=0, lt=1)
+    """probability of dropout; default 0"""
     optimizer: Optimizer | None = None
     """AdamW and its constants"""
     clip_norm: float | None = Field(default=None, gt=0)

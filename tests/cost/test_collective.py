@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import log2
 
 import pytest
 from hypothesis import given
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 from bigplan.cost.collective import (
     Group,
     all_reduce,
+    collective_seconds,
     data_group,
     reduce_scatter,
     send,
     tensor_group,
 )
+from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Link
@@ -22,21 +25,64 @@ SOURCES = {"bandwidth": "test", "latency": "test", "half_size": "test"}
 FAST = Link(name="in", bandwidth=100.0, latency=0.5, half_size=0, sources=SOURCES)
 SLOW = Link(name="out", bandwidth=20.0, latency=2.0, half_size=0, sources=SOURCES)
 NODES = find_cluster("dgx-h100").with_nodes(4).group
+INSIDE = Group(4, 4, FAST, None, 1.0)
+ACROSS = Group(8, 4, FAST, SLOW, 0.5)
+
+
+def _without_latency(link: Link) -> Link:
+    return link.model_copy(update={"latency": 0.0})
 
 
 def test_a_ring_inside_a_node() -> None:
-    group = Group(4, 4, FAST, None, 1.0)
     # Three quarters of 400 bytes at 100 bytes/s, three hops of half a second.
-    assert reduce_scatter(400, group) == pytest.approx(3 + 3 * 0.5)
-    assert all_reduce(400, group) == 2 * reduce_scatter(400, group)
-    assert reduce_scatter(400, replace(group, size=1, per_node=1)) == 0.0
+    assert reduce_scatter(400, INSIDE) == pytest.approx(3 + 3 * 0.5)
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    alone = replace(INSIDE, size=1, per_node=1)
+    assert reduce_scatter(400, alone) == all_reduce(400, alone) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("size", "latency"),
+    [
+        (2, 2 * 1 * 0.5),  # a ring's 2 (n - 1) hops and a tree's 2 log2 n are equally many
+        (4, 2 * 2 * 0.5),  # 4 beat 6
+        (64, 2 * 6 * 0.5),  # 12 beat 126
+    ],
+)
+def test_an_all_reduce_moves_a_rings_bytes_in_a_trees_steps(size: int, latency: float) -> None:
+    group = Group(size, size, FAST, None, 1.0)
+    moved = 2 * 400 * (size - 1) / size / 100.0
+    assert all_reduce(400, group) == pytest.approx(moved + latency)
+
+
+def test_a_ring_of_unlike_hops_may_beat_a_tree() -> None:
+    # 8 ranks, 4 a node: a ring's 6 hops inside at 0.5 s and one across at 2 s, twice, are 10 s;
+    # a tree pays the network for each of its 2 x 3 steps, 12 s.
+    assert 2 * log2(8) * 2.0 > 2 * (6 * 0.5 + 1 * 2.0)
+    assert all_reduce(400, ACROSS) == pytest.approx(2 * 35 + 10)
 
 
 def test_a_ring_over_nodes_is_as_slow_as_its_slowest_link() -> None:
-    group = Group(8, 4, FAST, SLOW, 0.5)
-    # 7/8 of 400 bytes at half of 20 bytes/s; log2 of two nodes, plus one, hops of 2 s.
-    assert group.crosses_nodes
-    assert reduce_scatter(400, group) == pytest.approx(35 + 2 * 2.0)
+    # 7/8 of 400 bytes at half of 20 bytes/s; six hops inside the two nodes, one between them.
+    assert ACROSS.crosses_nodes
+    assert reduce_scatter(400, ACROSS) == pytest.approx(35 + 6 * 0.5 + 1 * 2.0)
+    # With a network as fast as that the node's link is the slowest.
+    fast_network = SLOW.model_copy(update={"bandwidth": 1000.0})
+    assert reduce_scatter(400, replace(ACROSS, inter=fast_network)) == pytest.approx(3.5 + 5)
+
+
+def test_one_rank_a_node_knows_only_the_network() -> None:
+    group = Group(4, 1, FAST, SLOW, 0.125)
+    # 3/4 of 400 bytes at an eighth of 20 bytes/s, three hops between nodes.
+    assert reduce_scatter(400, group) == pytest.approx(300 / 2.5 + 3 * 2.0)
+
+
+def test_half_the_rate_at_the_half_size() -> None:
+    link = FAST.model_copy(update={"half_size": 400})
+    group = replace(INSIDE, intra=link)
+    assert reduce_scatter(400, group) == pytest.approx(2 * 3 + 3 * 0.5)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 10**9), st.sampled_from((2, 4, 8, 32)))
@@ -44,10 +90,25 @@ def test_more_bytes_take_longer_but_large_messages_pay_less(a: int, b: int, size
     link = FAST.model_copy(update={"half_size": 10**6, "bandwidth": 1e9})
     group = Group(size, min(size, 8), link, link, 1.0)
     small, large = sorted((a, b))
-    assert reduce_scatter(small, group) <= reduce_scatter(large, group)
-    assert reduce_scatter(large, group) / large <= reduce_scatter(small, group) / small * (
-        1 + 1e-12
-    )
+    for once in (reduce_scatter, all_reduce):
+        assert once(small, group) <= once(large, group)
+        assert once(large, group) / large <= once(small, group) / small * (1 + 1e-12)
+
+
+@given(st.integers(1, 10**9), st.sampled_from((2, 4, 8, 32, 128)))
+def test_an_all_reduce_is_at_most_a_scatter_and_a_gather(nbytes: int, size: int) -> None:
+    group = Group(size, min(size, 8), FAST, SLOW, 1.0)
+    # The same bytes twice; its latency is less than theirs where it takes a tree.
+    free = replace(group, intra=_without_latency(FAST), inter=_without_latency(SLOW))
+    moved = 2 * reduce_scatter(nbytes, free)
+    assert moved < all_reduce(nbytes, group) <= 2 * reduce_scatter(nbytes, group) * (1 + 1e-12)
+    assert all_reduce(nbytes, free) == pytest.approx(moved)
+
+
+def test_collectives_by_pattern() -> None:
+    for pattern, once in (("all_gather", 4.5), ("reduce_scatter", 4.5), ("all_reduce", 8.0)):
+        collective = Collective("c", pattern, 400, count=3)  # type: ignore[arg-type]
+        assert collective_seconds(collective, INSIDE) == pytest.approx(3 * once)
 
 
 def test_groups_of_a_strategy() -> None:
@@ -62,12 +123,31 @@ def test_groups_of_a_strategy() -> None:
     assert (near.size, near.per_node, near.crosses_nodes) == (2, 2, False)
 
 
+def test_tensor_parallelism_beyond_a_node_takes_all_its_network() -> None:
+    group = tensor_group(Strategy(dp=1, tp=16), NODES)
+    assert (group.size, group.per_node, group.inter_share) == (16, 8, 1.0)
+    assert group.crosses_nodes
+
+
 def test_messages_between_stages() -> None:
     assert send(10**8, Strategy(dp=32), NODES) == 0.0
     inside = send(10**8, Strategy(dp=2, tp=2, pp=8), NODES)
     across = send(10**8, Strategy(dp=4, tp=2, pp=4), NODES)
     assert 0 < inside < across
-    # Each tensor-parallel rank sends its share of a hidden state.
-    assert send(10**9, Strategy(dp=1, tp=8, pp=4), NODES) < send(
-        10**9, Strategy(dp=8, tp=1, pp=4), NODES
-    )
+
+
+def test_tensor_parallel_ranks_send_their_share() -> None:
+    """With sequence parallelism the bytes are a rank's share already; else they are split now."""
+    network = NODES.inter_node
+    assert network is not None
+    whole, split = Strategy(dp=1, tp=8, pp=4, sequence_parallel=False), Strategy(dp=1, tp=8, pp=4)
+    assert send(8 * 10**8, whole, NODES) == send(10**8, split, NODES)
+    rate = network.bandwidth / 8 * 1e8 / (1e8 + network.half_size)
+    assert send(10**8, split, NODES) == pytest.approx(1e8 / rate + network.latency)
+
+
+def test_stages_of_one_node_send_over_its_link() -> None:
+    link = NODES.intra_node
+    seconds = send(10**8, Strategy(dp=1, tp=2, pp=4), NODES.model_copy(update={"nodes": 1}))
+    rate = link.bandwidth * 1e8 / (1e8 + link.half_size)
+    assert seconds == pytest.approx(1e8 / rate + link.latency)

@@ -1,53 +1,231 @@
 from __future__ import annotations
 
+from itertools import pairwise
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.cost.collective import Group
-from bigplan.cost.compute import gemm_seconds, operator_seconds
-from bigplan.graph.graph import Attention, Collective, Gemm, Operator, Stream
-from bigplan.spec.catalog import find_cluster, list_clusters
+from bigplan.cost.compute import (
+    ATTENTION_TILE,
+    HEAD_OVERHEAD,
+    MISALIGNED,
+    MISALIGNED_ALONE,
+    TILES,
+    Device,
+    alignment,
+    attention_seconds,
+    gemm_seconds,
+    launches,
+    norm,
+    operator_seconds,
+    tile_waste,
+)
+from bigplan.errors import InputError
+from bigplan.graph.operators import Attention, Gemm, Stream
+from bigplan.spec.cluster import find_gpu, list_gpus
 
-NODES = find_cluster("h200-1x").group
-GPU = NODES.gpu
-ALONE = Group(1, 1, NODES.intra_node, None, 1.0)
-
-
-def _seconds(operator: Operator) -> float:
-    return operator_seconds(operator, GPU, "bf16", 2, ALONE)
-
-
-def test_a_large_gemm_is_bound_by_arithmetic_and_a_thin_one_by_memory() -> None:
-    large = Gemm(8192, 8192, 8192)
-    rate = GPU.peak("bf16") * GPU.gemm_efficiency * 8192 / (8192 + GPU.gemm_half_k)
-    assert gemm_seconds(large, GPU, "bf16", 2) == pytest.approx(large.flops / rate)
-    thin = Gemm(1, 8192, 8192)
-    traffic = (8192 + 8192**2 + 8192) * 2 / (GPU.memory_bandwidth * GPU.memory_efficiency)
-    assert gemm_seconds(thin, GPU, "bf16", 2) == pytest.approx(traffic)
-
-
-@pytest.mark.parametrize("cluster", list_clusters())
-@given(st.integers(1, 8192), st.integers(1, 8192), st.integers(1, 8192))
-def test_no_gemm_beats_the_roofline(cluster: str, m: int, n: int, k: int) -> None:
-    gpu, gemm = find_cluster(cluster).group.gpu, Gemm(m, n, k)
-    seconds = gemm_seconds(gemm, gpu, "bf16", 2)
-    assert gemm.flops / seconds <= gpu.peak("bf16")
-    assert 2 * (m * k + k * n + m * n) / seconds <= gpu.memory_bandwidth * (1 + 1e-12)
-    assert gemm_seconds(Gemm(m, n, k, count=3), gpu, "bf16", 2) == pytest.approx(3 * seconds)
+H200 = find_gpu("h200-sxm")
+DEVICE = Device(H200, "bf16")
+RELATIVE = {tile[:2]: tile[2] for tile in TILES}
+SIZE = st.integers(1, 8192)
 
 
-def test_small_operators_cost_their_launches() -> None:
-    assert _seconds(Stream(1.0, launches=3)) == 3 * GPU.launch_overhead
-    assert _seconds(Gemm(1, 1, 1, count=4)) == 4 * GPU.launch_overhead
-    assert _seconds(Attention(1.0)) == GPU.launch_overhead
-    assert _seconds(Collective(10**9)) == 0.0  # one rank has nobody to talk to
+def _with_multiprocessors(number: int) -> Device:
+    return Device(H200.model_copy(update={"multiprocessors": number}), "bf16")
 
 
-def test_memory_bound_and_attention_operators() -> None:
-    rate = GPU.memory_bandwidth * GPU.memory_efficiency
-    assert _seconds(Stream(rate)) == pytest.approx(1.0)
-    flops = GPU.peak("bf16")
-    forward, backward = _seconds(Attention(flops)), _seconds(Attention(flops, backward=True))
-    assert forward == pytest.approx(1 / GPU.attention_forward_efficiency)
-    assert backward == pytest.approx(1 / GPU.attention_backward_efficiency)
+# --- matrix products
+
+
+def test_a_large_product_is_its_arithmetic_and_its_traffic() -> None:
+    large = Gemm("w", 8192, 8192, 8192)
+    assert tile_waste(large, H200) == 1.0
+    rate = H200.peak("bf16") * H200.gemm_efficiency * 8192 / (8192 + H200.gemm_half_k)
+    traffic = 3 * 8192**2 * 2 / (H200.memory_bandwidth * H200.memory_efficiency)
+    # They add up, for the first and last tiles have nothing to hide behind.
+    assert gemm_seconds(large, DEVICE) == pytest.approx(large.flops / rate + traffic)
+    assert traffic < 0.1 * gemm_seconds(large, DEVICE)
+
+
+def test_a_thin_product_is_bound_by_memory() -> None:
+    thin = Gemm("w", 8, 8192, 8192)
+    traffic = (8 * 8192 + 8192**2 + 8 * 8192) * 2 / DEVICE.stream_rate
+    assert traffic < gemm_seconds(thin, DEVICE) < 2 * traffic
+
+
+def test_a_longer_inner_dimension_is_more_efficient_without_a_cliff() -> None:
+    each = [gemm_seconds(Gemm("w", 4096, 4096, k), DEVICE) / k for k in range(64, 8192, 64)]
+    assert each == sorted(each, reverse=True)
+    gains = [before - after for before, after in pairwise(each)]
+    assert gains == sorted(gains, reverse=True)  # ever less is gained: no step
+
+
+def test_partial_tiles_do_whole_work() -> None:
+    one = _with_multiprocessors(1).gpu
+    # 129 rows by 128 columns fill two tiles of 128 rows, one of 256 or three of 64.
+    by_hand = min(
+        256 / 129 / RELATIVE[256, 128],
+        256 / 129 / RELATIVE[128, 128],
+        256 / 129 / RELATIVE[128, 64],
+        192 / 129 / RELATIVE[64, 128],
+        192 / 129 / RELATIVE[64, 64],
+    )
+    assert tile_waste(Gemm("w", 129, 128, 64), one) == pytest.approx(by_hand)
+    assert by_hand > 1.4
+    assert tile_waste(Gemm("w", 256, 128, 64), one) == 1.0
+
+
+def test_a_grid_smaller_than_the_gpu_leaves_it_idle() -> None:
+    gpu = _with_multiprocessors(100).gpu
+    # Eight tiles of 64 x 64 are the most there are for 256 x 128, on 100 multiprocessors.
+    assert tile_waste(Gemm("w", 256, 128, 64), gpu) == pytest.approx(100 / 8 / RELATIVE[64, 64])
+    # A batch of products fills it, and so does one multiprocessor.
+    assert tile_waste(Gemm("w", 256, 128, 64, batch=100), gpu) == 1.0
+    assert tile_waste(Gemm("w", 256, 128, 64), _with_multiprocessors(1).gpu) == 1.0
+
+
+def test_the_last_wave_is_not_rounded_up() -> None:
+    """101 tiles on 100 multiprocessors: libraries split the inner dimension to fill the GPU."""
+    gpu = _with_multiprocessors(100).gpu
+    assert tile_waste(Gemm("w", 256 * 101, 128, 64), gpu) == 1.0
+
+
+@given(SIZE, SIZE, st.integers(1, 64))
+def test_tiles_never_do_less_than_the_product(m: int, n: int, batch: int) -> None:
+    assert tile_waste(Gemm("w", m, n, 8, batch), H200) >= 1.0
+
+
+@pytest.mark.parametrize("name", list_gpus())
+@given(m=SIZE, n=SIZE, k=SIZE, batch=st.integers(1, 128))
+def test_no_product_beats_the_roofline(name: str, m: int, n: int, k: int, batch: int) -> None:
+    gpu = find_gpu(name)
+    for precision in gpu.peak_flops:
+        fp8 = precision == "fp8"
+        if fp8 and "bf16" not in gpu.peak_flops:
+            continue
+        device, gemm = Device(gpu, "bf16" if fp8 else precision), Gemm("w", m, n, k, batch, fp8=fp8)
+        seconds = gemm_seconds(gemm, device)
+        assert gemm.flops / seconds <= gpu.peak(precision)
+        moved = gemm.elements * (4 if precision == "fp32" else 2)
+        assert moved / seconds <= gpu.memory_bandwidth
+        three = gemm_seconds(Gemm("w", m, n, k, batch, count=3, fp8=fp8), device)
+        assert three == pytest.approx(3 * seconds)
+
+
+@pytest.mark.parametrize("odd", [107, 108, 110, 150])
+def test_loads_that_are_not_16_bytes_wide_are_slow(odd: int) -> None:
+    even = -(-odd // 8) * 8
+    assert even % 8 == 0
+    narrow, wide = (Gemm("scores", 2048, 2048, k, 64) for k in (odd, even))
+    assert (alignment(narrow), alignment(wide)) == (MISALIGNED, 1.0)
+    # The wider head does more arithmetic in less time.
+    assert narrow.flops < wide.flops
+    assert gemm_seconds(narrow, DEVICE) > 2 * gemm_seconds(wide, DEVICE)
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 8), (8, 4, 8), (8, 8, 4)])
+def test_every_dimension_must_divide(shape: tuple[int, int, int]) -> None:
+    assert alignment(Gemm("w", *shape)) == MISALIGNED_ALONE[4] < 1.0
+    assert alignment(Gemm("w", *shape, batch=2)) == MISALIGNED < 1.0
+    assert alignment(Gemm("w", 8, 16, 24)) == 1.0
+
+
+def test_narrower_loads_are_slower() -> None:
+    rates = [alignment(Gemm("w", 4096, n, 4096)) for n in (4096, 4100, 4098, 4097)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[1:] == list(MISALIGNED_ALONE.values())
+
+
+def test_fp8_products_run_at_the_peak_of_fp8() -> None:
+    low, plain = (Gemm("w", 8192, 8192, 8192, fp8=fp8) for fp8 in (True, False))
+    gain = gemm_seconds(plain, DEVICE) / gemm_seconds(low, DEVICE)
+    assert 1.5 < gain < H200.peak("fp8") / H200.peak("bf16")
+    with pytest.raises(InputError, match="states no peak for fp8"):
+        gemm_seconds(low, Device(find_gpu("a100-sxm4-80gb"), "bf16"))
+
+
+# --- attention
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_reaches_its_share_of_the_peak_on_long_sequences(backward: bool) -> None:
+    flops = H200.peak("bf16")
+    seconds = attention_seconds(Attention("attention", flops, backward=backward), DEVICE)
+    diagonal = 1 + ATTENTION_TILE / (1 << 20)
+    assert seconds == pytest.approx(diagonal / DEVICE.flash_efficiency(backward=backward))
+
+
+@given(st.integers(128, 10**6), st.integers(128, 10**6))
+def test_longer_sequences_amortise_the_diagonal(a: int, b: int) -> None:
+    short, long = sorted((a, b))
+    first, second = (
+        attention_seconds(Attention("attention", 1e12, length=s), DEVICE) for s in (short, long)
+    )
+    assert second <= first
+    ratio = (1 + ATTENTION_TILE / short) / (1 + ATTENTION_TILE / long)
+    assert first / second == pytest.approx(ratio)
+
+
+def test_narrow_heads_wait_for_the_softmax() -> None:
+    by_width = {
+        width: attention_seconds(Attention("attention", 1e12, head_dim=width), DEVICE)
+        for width in (32, 64, 128, 256)
+    }
+    assert list(by_width.values()) == sorted(by_width.values(), reverse=True)
+    expected = (1 + HEAD_OVERHEAD / 64) / (1 + HEAD_OVERHEAD / 128)
+    assert by_width[64] / by_width[128] == pytest.approx(expected)
+
+
+def test_attention_of_few_tokens_is_bound_by_memory() -> None:
+    assert attention_seconds(Attention("attention", 1.0, 1e9), DEVICE) == pytest.approx(
+        1e9 / DEVICE.stream_rate
+    )
+
+
+@pytest.mark.parametrize("name", list_gpus())
+def test_no_attention_beats_the_roofline(name: str) -> None:
+    gpu = find_gpu(name)
+    for precision in gpu.peak_flops:
+        for kernel in gpu.attention_forward_efficiency:
+            for backward in (False, True):
+                if precision == "fp8":
+                    continue
+                device = Device(gpu, precision, (kernel,))
+                seconds = attention_seconds(Attention("attention", 1e12, backward=backward), device)
+                assert 1e12 / seconds <= gpu.peak(precision)
+
+
+def test_a_run_takes_the_first_kernel_it_likes_that_the_gpu_has() -> None:
+    tables = {"attention_forward_efficiency": {"flash2": 0.25, "flash3": 0.5}}
+    gpu = H200.model_copy(update=tables)
+    assert Device(gpu, "bf16", ("flash3", "flash2")).flash_efficiency(backward=False) == 0.5
+    assert Device(gpu, "bf16", ("flash2", "flash3")).flash_efficiency(backward=False) == 0.25
+    assert Device(gpu, "bf16", ("sdpa", "flash2")).flash_efficiency(backward=False) == 0.25
+
+
+# --- the rest
+
+
+def test_memory_bound_operators_take_their_bytes() -> None:
+    rate = H200.memory_bandwidth * H200.memory_efficiency
+    assert DEVICE.stream_rate == rate
+    assert operator_seconds(Stream("norm", rate, eager=3.0), DEVICE) == pytest.approx(1.0)
+    apart = operator_seconds(Stream("norm", rate, eager=3.0), DEVICE, fused=False)
+    assert apart == pytest.approx(3.0)
+
+
+def test_launches_by_operator() -> None:
+    assert launches(Gemm("w", 1, 1, 1, batch=9, count=4)) == 4
+    assert launches(Attention("attention", 1.0)) == 1
+    stream = Stream("norm", 1.0, launches=2, eager=2.2)
+    assert (launches(stream), launches(stream, fused=False)) == (2, 5)  # 4.4 rounded up
+
+
+@given(st.floats(0.0, 1e3), st.floats(0.0, 1e3), st.floats(1.0, 20.0))
+def test_a_norm_is_between_the_larger_and_the_sum(a: float, b: float, power: float) -> None:
+    found = norm(a, b, power)
+    slack = 1e-9 * (a + b) + 1e-12
+    assert max(a, b) - slack <= found <= a + b + slack
+    assert found < inf

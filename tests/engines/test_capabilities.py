@@ -8,9 +8,14 @@ from bigplan.engines import executable, native_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
 
-LENGTH = 64
 DATA_PARALLEL = Strategy(dp=2)
+TRAINING = Training(sequence_length=64, global_batch=4)
+
+
+def _training(**changes: object) -> Training:
+    return Training.model_validate(TRAINING.model_dump() | changes)
 
 
 def _model(**changes: object) -> ModelSpec:
@@ -19,8 +24,8 @@ def _model(**changes: object) -> ModelSpec:
 
 def test_llama_blocks_and_data_parallelism_are_executed() -> None:
     model = _model(tied_embeddings=True, qk_norm=True, qkv_bias=True)
-    assert native_refusal(model, DATA_PARALLEL, LENGTH) is None
-    assert executable(model, DATA_PARALLEL, LENGTH)["native"] is True
+    assert native_refusal(model, TRAINING, DATA_PARALLEL) is None
+    assert executable(model, TRAINING, DATA_PARALLEL)["native"] is True
 
 
 @pytest.mark.parametrize(
@@ -29,13 +34,17 @@ def test_llama_blocks_and_data_parallelism_are_executed() -> None:
         ({"norm": "layernorm"}, "norm layernorm"),
         ({"mlp": "gelu"}, "mlp gelu"),
         ({"positions": "learned"}, "positions learned"),
+        ({"positions": "alibi"}, "positions alibi"),
+        ({"rotary_fraction": 0.25}, "rotary_fraction 0.25"),
+        ({"parallel_residual": True}, "parallel_residual True"),
+        ({"embedding_norm": True}, "embedding_norm True"),
         ({"sliding_window": 32}, "sequence_length of at most 32"),
     ],
 )
 def test_other_architectures_are_named(changes: dict[str, object], words: str) -> None:
     model = _model(**changes)
-    assert words in (native_refusal(model, DATA_PARALLEL, LENGTH) or "")
-    assert words in str(executable(model, DATA_PARALLEL, LENGTH)["native"])
+    assert words in (native_refusal(model, TRAINING, DATA_PARALLEL) or "")
+    assert words in str(executable(model, TRAINING, DATA_PARALLEL)["native"])
 
 
 @pytest.mark.parametrize(
@@ -48,10 +57,38 @@ def test_other_architectures_are_named(changes: dict[str, object], words: str) -
     ],
 )
 def test_other_strategies_are_named(strategy: Strategy, words: str) -> None:
-    assert words in (native_refusal(_model(), strategy, LENGTH) or "")
+    assert words in (native_refusal(_model(), TRAINING, strategy) or "")
 
 
 def test_a_window_as_long_as_the_sequence_is_executed() -> None:
     model = _model(sliding_window=32)
-    assert native_refusal(model, DATA_PARALLEL, 32) is None
-    assert native_refusal(model, DATA_PARALLEL, 33) is not None
+    assert native_refusal(model, _training(sequence_length=32), DATA_PARALLEL) is None
+    assert native_refusal(model, _training(sequence_length=33), DATA_PARALLEL) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"precision": "fp16"}, "trains in bf16 or fp32, not fp16"),
+        ({"fp8_gemms": True}, "does not execute fp8_gemms True"),
+        ({"attention": "materialised", "dropout": 0.1}, "attention materialised, dropout 0.1"),
+        ({"reduce_precision": "bf16"}, "as it stores them, in fp32, not in bf16"),
+    ],
+)
+def test_other_arithmetic_is_named(changes: dict[str, object], words: str) -> None:
+    training = _training(**changes)
+    assert words in (native_refusal(_model(), training, DATA_PARALLEL) or "")
+    assert words in str(executable(_model(), training, DATA_PARALLEL)["native"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "fp32"},
+        {"gradient_precision": "bf16"},
+        {"gradient_precision": "bf16", "reduce_precision": "bf16"},
+        {"reduce_precision": "fp32"},
+    ],
+)
+def test_arithmetic_of_the_native_runtime(changes: dict[str, object]) -> None:
+    assert native_refusal(_model(), _training(**changes), DATA_PARALLEL) is None

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bigplan.graph.build import build_graph, element_sizes, model_flops
-from bigplan.graph.graph import Attention, Collective, Gemm, Graph, Operator
+from bigplan.graph.graph import Graph, LayerKind
+from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
@@ -18,6 +19,10 @@ def _elements(graph: Graph) -> int:
 
 def _flops(operators: tuple[Operator, ...]) -> float:
     return sum(op.flops for op in operators if isinstance(op, Gemm | Attention))
+
+
+def _moved(kind: LayerKind, name: str) -> float:
+    return sum(op.nbytes for op in kind.backward if isinstance(op, Stream) and op.name == name)
 
 
 @pytest.mark.parametrize("name", list_models())
@@ -37,25 +42,58 @@ def test_tensor_parallelism_splits_matrices_and_repeats_norms(tp: int) -> None:
     norms = 2 * model.hidden
     assert (split.parameters - norms) * tp == whole.parameters - norms
     assert _flops(split.forward) * tp == pytest.approx(_flops(whole.forward))
-    assert sum(isinstance(op, Collective) for op in split.forward + split.backward) == 2
+    # Attention and MLP gather their input and scatter their sums, forward and backward, and with
+    # sequence parallelism (the default) gather their inputs once more: 4 + 4 + 2.
+    exposed = [op for op in split.forward + split.backward if isinstance(op, Collective)]
+    assert len(exposed) == 10
+    assert sum(op.hidden for op in exposed) == 2
     assert not any(isinstance(op, Collective) for op in whole.forward + whole.backward)
 
 
+# What attention does beside useful work, in forwards of its triangle: flash attention's backward
+# does 2.5 forwards, not 2; materialised scores are squares, so all three passes are done twice.
+NOT_USEFUL = {"flash": 0.5, "materialised": 3.0}
+
+
+@pytest.mark.parametrize("attention", NOT_USEFUL)
 @pytest.mark.parametrize("name", list_models())
-def test_operators_do_the_useful_work_of_the_model(name: str) -> None:
-    """Forward and backward of all layers are model_flops, but for attention's recomputed scores."""
+def test_operators_do_the_useful_work_of_the_model(name: str, attention: str) -> None:
+    """Forward and backward of all layers are model_flops and what attention wastes."""
     model = find_model(name)
-    training = Training(sequence_length=min(512, model.max_sequence_length), global_batch=4)
+    length = min(512, model.max_sequence_length)
+    training = Training.model_validate(
+        {"sequence_length": length, "global_batch": 4, "attention": attention}
+    )
     graph = build_graph(model, training, Strategy(dp=1))
     done = sum(
         _flops(graph.kinds[kind].forward) + _flops(graph.kinds[kind].backward)
         for kind in graph.layers
     )
-    tokens, length = training.sequence_length, training.sequence_length
-    # Flash attention's backward does 2.5 forwards, not 2: half a forward more than is useful.
-    again = 0.5 * 2.0 * tokens * length * model.heads * model.head_dim * model.layers
+    triangle = 2.0 * length * length * model.heads * model.head_dim * model.layers
     useful = model_flops(model, training) / training.global_batch
-    assert done - again == pytest.approx(useful, rel=1e-12)
+    assert done - NOT_USEFUL[attention] * triangle == pytest.approx(useful, rel=1e-12)
+
+
+@pytest.mark.parametrize(("chunk", "chunks"), [(None, 1), (1024, 1), (512, 1), (200, 3), (128, 4)])
+def test_the_loss_takes_so_many_tokens_at_a_time(chunk: int | None, chunks: int) -> None:
+    model = find_model("llama-3-8b")
+    whole, cut = (
+        build_graph(model, TRAINING, Strategy(dp=1), c).kinds["head"] for c in (512, chunk)
+    )
+    (gemm,) = (op for op in cut.backward if isinstance(op, Gemm) and op.name == "lm head")
+    assert gemm.count == chunks
+    assert gemm.m == min(512, chunk or 512)
+    # Chunks keep fewer logits, and add to the table's gradient once each.
+    assert (cut.backward_workspace < whole.backward_workspace) == (chunks > 1)
+    sums = [_moved(kind, "gradient sum") for kind in (whole, cut)]
+    assert sums[1] == chunks * sums[0]
+
+
+def test_the_vocabulary_is_split_over_tensor_parallel_ranks() -> None:
+    model = find_model("llama-3-8b")
+    head = build_graph(model, TRAINING, Strategy(dp=1, tp=8)).kinds["head"]
+    (gemm,) = (op for op in head.backward if isinstance(op, Gemm) and op.name == "lm head")
+    assert gemm.n == model.vocab // 8
 
 
 def test_flops_of_a_step_follow_six_n_d() -> None:

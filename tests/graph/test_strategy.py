@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bigplan.graph.strategy import MAX_MICRO_BATCH_TOKENS, Strategy, divisors, legal_strategies
+from bigplan.graph.strategy import (
+    MAX_MICRO_BATCH_TOKENS,
+    Space,
+    Strategy,
+    balanced_ends,
+    chunk_blocks,
+    divisors,
+)
 from bigplan.spec.catalog import find_model
 from bigplan.spec.training import Training
 
@@ -21,11 +28,12 @@ def test_divisors(number: int) -> None:
 @pytest.mark.parametrize("global_batch", [1, 24, 512])
 def test_legal_strategies_use_every_gpu_and_split_evenly(gpus: int, global_batch: int) -> None:
     training = Training(sequence_length=8192, global_batch=global_batch)
-    legal = list(legal_strategies(MODEL, training, gpus, min(gpus, 8)))
+    legal = list(Space(MODEL, training, gpus, min(gpus, 8)).strategies())
     assert len(set(legal)) == len(legal)
     for s in legal:
         assert s.ranks == s.dp * s.tp * s.pp == gpus
-        assert min(gpus, 8) % s.tp == MODEL.kv_heads % s.tp == MODEL.layers % s.pp == 0
+        assert min(gpus, 8) % s.tp == MODEL.kv_heads % s.tp == 0
+        assert min(chunk_blocks(MODEL.layers, s)) > 0
         assert s.dp * s.micro_batch * s.accumulation_group * s.units(training) == global_batch
         assert s.micro_batch == 1 or s.micro_batch * 8192 <= MAX_MICRO_BATCH_TOKENS
         assert not s.zero or s.dp > 1
@@ -38,17 +46,93 @@ def test_legal_strategies_use_every_gpu_and_split_evenly(gpus: int, global_batch
     }
     assert degrees == expected
     if gpus == 16 and global_batch == 512:
-        alike = [s for s in legal if (s.tp, s.pp, s.micro_batch) == (2, 1, 1)]
+        alike = [s for s in legal if (s.tp, s.pp, s.vpp, s.micro_batch) == (2, 1, 1, 1)]
         assert {s.zero for s in alike} == {0, 1, 2, 3}
         assert {s.accumulation_group for s in alike} == {1, 2, 4, 8, 16, 32, 64}
 
 
 def test_one_gpu_has_no_parallelism() -> None:
     training = Training(sequence_length=128, global_batch=4)
-    legal = list(legal_strategies(MODEL, training, 1, 1))
+    legal = list(Space(MODEL, training, 1, 1).strategies())
     assert {(s.dp, s.tp, s.pp, s.zero) for s in legal} == {(1, 1, 1, 0)}
     schedules = {(s.micro_batch, s.accumulation_group) for s in legal}
     assert schedules == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "fields", "chunks"),
+    [
+        (8, {"pp": 4}, (2, 2, 2, 2)),
+        (10, {"pp": 4}, (3, 3, 2, 2)),
+        (10, {"pp": 4, "first_blocks": 2, "last_blocks": 1}, (2, 4, 3, 1)),
+        (10, {"pp": 4, "last_blocks": 1}, (3, 3, 3, 1)),
+        (8, {"pp": 2, "vpp": 2}, (2, 2, 2, 2)),
+        (7, {"pp": 1}, (7,)),
+        (7, {"pp": 2, "first_blocks": 4, "last_blocks": 3}, (4, 3)),
+    ],
+)
+def test_blocks_are_cut_into_chunks(
+    blocks: int, fields: dict[str, int], chunks: tuple[int, ...]
+) -> None:
+    assert chunk_blocks(blocks, Strategy(dp=1, **fields)) == chunks
+
+
+@given(
+    st.integers(2, 30),
+    st.integers(2, 6),
+    st.sampled_from((0.0, 0.3, 1.0, 2.5)),
+    st.sampled_from((0.0, 0.4, 1.7, 3.0, 40.0)),
+)
+def test_no_split_is_better_balanced(blocks: int, chunks: int, first: float, last: float) -> None:
+    if blocks < chunks:
+        return
+
+    def slowest(split: tuple[int, int]) -> float:
+        strategy = Strategy(dp=1, pp=chunks, first_blocks=split[0], last_blocks=split[1])
+        parts = chunk_blocks(blocks, strategy)
+        ends = parts[0] + first, parts[-1] + last
+        return max(*ends, *parts[1:-1])
+
+    every = [(f, n) for f in range(1, blocks) for n in range(1, blocks)]
+    if chunks == 2:
+        legal = [split for split in every if sum(split) == blocks]
+    else:
+        legal = [split for split in every if blocks - sum(split) >= chunks - 2]
+    found = balanced_ends(blocks, chunks, (first, last))
+    assert found in legal
+    assert slowest(found) == min(slowest(split) for split in legal)
+
+
+def test_virtual_stages_need_alike_chunks_and_full_rounds() -> None:
+    training = Training(sequence_length=8192, global_batch=24)
+    legal = [s for s in Space(MODEL, training, 8, 8).strategies() if s.vpp > 1]
+    assert legal
+    for s in legal:
+        assert (s.accumulation_group, s.first_blocks, s.last_blocks) == (1, 0, 0)
+        assert s.zero <= 1
+        assert MODEL.layers % (s.pp * s.vpp) == 0
+        assert s.micro_batches(training) % s.pp == 0
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"accumulation_group": 3},
+        {"pp": 4, "first_blocks": 5, "last_blocks": 7},
+        {"pp": 3, "dp": 2, "tp": 1},
+        {"sequence_parallel": 0},
+        {"micro_batch": 6},
+    ],
+)
+def test_fixed_values_need_only_be_legal(fixed: dict[str, int]) -> None:
+    training = Training(sequence_length=1024, global_batch=24)
+    gpus = 6 if fixed.get("pp") == 3 else 8
+    legal = list(Space(MODEL, training, gpus, gpus, fixed).strategies())
+    assert legal
+    for strategy in legal:
+        assert all(getattr(strategy, name) == value for name, value in fixed.items())
+    assert not list(Space(MODEL, training, 8, 8, {"accumulation_group": 5}).strategies())
+    assert not list(Space(MODEL, training, 8, 8, {"pp": 8, "first_blocks": 30}).strategies())
 
 
 @pytest.mark.parametrize(
@@ -56,7 +140,9 @@ def test_one_gpu_has_no_parallelism() -> None:
     [
         ({"dp": 1, "zero": 1}, "zero 1 shards over data-parallel ranks; dp is 1: use zero 0"),
         ({"dp": 0}, "greater than or equal to 1"),
-        ({"dp": 1, "vpp": 2}, "less than or equal to 1"),
+        ({"dp": 1, "vpp": 2}, "pp is 1, accumulation_group 1, zero 0: use pp > 1"),
+        ({"dp": 1, "pp": 2, "vpp": 2, "accumulation_group": 2}, "use pp > 1, groups of 1"),
+        ({"dp": 2, "pp": 2, "vpp": 2, "zero": 2}, "and zero 0 or 1"),
         ({"dp": 2, "zero": 4}, "less than or equal to 3"),
     ],
 )

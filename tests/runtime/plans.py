@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
+from bigplan.engines import NATIVE_RECOMPUTES
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement
-from bigplan.plan import Plan, Predicted, SearchRecord
+from bigplan.plan import Plan, Predicted, SearchRecord, StepParts
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Optimizer, Training
@@ -22,6 +25,8 @@ PREDICTED = Predicted(
     step_seconds=1.0,
     step_seconds_low=1.0,
     step_seconds_high=1.0,
+    step_seconds_overlapped=1.0,
+    step_seconds_serial=1.0,
     tokens_per_second=1.0,
     mfu=0.1,
     lower_bound_seconds=1.0,
@@ -30,6 +35,16 @@ PREDICTED = Predicted(
     bottleneck="test",
     busy_seconds={},
     op_seconds={},
+    moved_bytes={},
+    parts=StepParts(
+        compute=1.0,
+        recompute=0.0,
+        collectives=0.0,
+        update=0.0,
+        bubble=0.0,
+        waiting=0.0,
+        waits_for="",
+    ),
     memory=(),
 )
 
@@ -133,7 +148,8 @@ def plans(
         clip_norm=draw(st.sampled_from((None, INACTIVE, 0.5))),
         seed=draw(st.integers(0, 3)),
     )
-    placement = draw(placements(build_graph(model, training, strategy), free=True))
+    graph = replace(build_graph(model, training, strategy), recomputes=NATIVE_RECOMPUTES)
+    placement = draw(placements(graph, free=True))
     chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
     placement = placement.model_copy(update={"chunk": chunk})
     return plan_of(model, training, strategy, placement, device)

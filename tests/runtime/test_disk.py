@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -120,12 +121,12 @@ def test_short_transfers_are_continued(
     def page_part(n: int) -> int:  # O_DIRECT itself moves whole pages; the rest is overwritten
         return max(PAGE, n - n % PAGE)
 
-    monkeypatch.setattr(
-        os, "preadv", lambda fd, views, at: min(limit, read(fd, [views[0][: page_part(limit)]], at))
-    )
-    monkeypatch.setattr(
-        os, "pwritev", lambda fd, views, at: write(fd, [views[0][: page_part(limit)]], at)
-    )
+    def part(views: list[mmap.mmap | memoryview]) -> list[memoryview]:
+        # A view, not a slice: of an mmap that is a copy, which nothing can be read into.
+        return [memoryview(views[0])[: page_part(limit)]]
+
+    monkeypatch.setattr(os, "preadv", lambda fd, views, at: min(limit, read(fd, part(views), at)))
+    monkeypatch.setattr(os, "pwritev", lambda fd, views, at: write(fd, part(views), at))
     with DiskFile(tmp_path / "store", 16 * PAGE, threads=2) as file:
         data, into = _random(16 * PAGE, 2), aligned_empty(16 * PAGE).zero_()
         file.write(0, data)

@@ -11,7 +11,7 @@ from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.lower.layout import CHUNK_STAGING
-from bigplan.placement import CHUNK, Placement, Tier
+from bigplan.placement import CHUNK, Placement, Rings, Tier
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate, placement_of, rounded
 from bigplan.solve.ilp import solve
@@ -53,7 +53,8 @@ def _without_zeros(placement: Placement) -> Placement:
 @settings(max_examples=100)
 @given(cases())
 def test_decisions_keep_every_rule_and_lead_back(case: Case) -> None:
-    problem, values = formulate(case.graph, case.costs), decisions_of(case.graph, case.placement)
+    problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))
+    values = decisions_of(case.graph, case.placement)
     assert set(values) == {variable.name for variable in problem.variables}
     for variable in problem.variables:
         assert -1e-9 <= values[variable.name] <= variable.upper + 1e-9
@@ -83,9 +84,10 @@ def test_the_relaxation_is_below_every_plan(toy: Case) -> None:
     # shares they stand for, so a row of state (48 MiB) and staged chunks more.
     extra = 2**28 + CHUNK_STAGING * (CHUNK + 2**26)
     tight = with_capacity(case.costs, **{t.value: used[t] + extra for t in Tier})
-    relaxed = solve(formulate(case.graph, tight), relaxed=True)
+    relaxed = solve(formulate(case.graph, tight, (), Rings.of(case.placement)), relaxed=True)
     assert relaxed is not None
-    whole_rows = formulate(case.graph, case.costs).step_seconds(values_of(case))
+    rings = Rings.of(case.placement)
+    whole_rows = formulate(case.graph, case.costs, (), rings).step_seconds(values_of(case))
     assert relaxed.step_seconds <= max(whole_rows, case.timeline.seconds) * SOLVER
 
 
@@ -123,17 +125,25 @@ def test_ample_memory_moves_nothing(pp: int) -> None:
     assert placement_of(graph, solution.values) == expected
 
 
-def test_recomputation_is_bought_only_for_memory() -> None:
+@pytest.mark.parametrize(
+    ("short", "layers"),
+    [
+        (0, {Recompute.NONE: 4}),
+        # A layer keeps 8 x 64 MiB, or 32 of 64 with selective recomputation, or 16 with full: the
+        # cheapest that is enough. What runs again needs workspace for what it brings back.
+        (1, {Recompute.NONE: 3, Recompute.SELECTIVE: 1}),
+        (1040, {Recompute.SELECTIVE: 3, Recompute.FULL: 1}),
+    ],
+)
+def test_recomputation_is_bought_only_for_memory(short: int, layers: dict[Recompute, int]) -> None:
     graph = enlarged(toy_graph(Strategy(dp=1, accumulation_group=8), blocks=4, units=1))
     used = lower(graph, placed(graph))[0].bytes_by_tier()[Tier.GPU]
-    for short in (0, 1):
-        # Nothing may leave the GPU, so 16 MiB too few are paid for by recomputing a layer.
-        costs = with_capacity(quickened(COSTS), gpu=used - short * 2**24, host=2**12, nvme=1)
-        solution = solve(formulate(graph, costs))
-        assert solution is not None
-        block = placement_of(graph, solution.values).stages[0].kinds["block"]
-        again = {Recompute.FULL: {Tier.GPU: 1}} if short else {}
-        assert block.activations == {Recompute.NONE: {Tier.GPU: 4 - short}} | again
+    # Nothing may leave the GPU.
+    costs = with_capacity(quickened(COSTS), gpu=used - short * 2**20, host=2**12, nvme=1)
+    solution = solve(formulate(graph, costs))
+    assert solution is not None
+    block = placement_of(graph, solution.values).stages[0].kinds["block"]
+    assert block.activations == {policy: {Tier.GPU: n} for policy, n in layers.items()}
 
 
 def test_nothing_fits() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from bigplan.graph.strategy import Strategy
 from bigplan.lower.layout import CHUNK_STAGING, PAGE
-from bigplan.placement import Tier
+from bigplan.placement import Rings, Tier
 from bigplan.program import Buffer, Program
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate
@@ -31,7 +31,8 @@ from tests.toys import (
 @given(cases())
 def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
     values = decisions_of(case.graph, case.placement)
-    problem, programs = formulate(case.graph, case.costs), case.programs
+    programs = case.programs
+    problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))
     classes = {stage.name: stage for stage in stage_classes(case.graph)}
     assert len(problem.capacities) == len(classes) * len(Tier)
     for row in problem.capacities:
@@ -65,12 +66,6 @@ def _rounding(case: Case, stage: StageClass, program: Program, row: Capacity) ->
         # A share on NVMe of less than a row needs no chunks in host memory.
         widest = 4 * case.graph.sizes.state
         surplus -= CHUNK_STAGING * -(-(case.placement.chunk + widest) // PAGE) * PAGE
-    if tier is Tier.GPU:
-        for kind, count in stage.kinds:
-            ring = program.buffers.get(f"shard.{kind.name}")
-            if ring is not None:  # counted in proportion to the layers that are streamed
-                streamed = count - kinds[kind.name].parameters.get(Tier.GPU, 0)
-                surplus += ring.total * (1 - streamed / count)
     return surplus
 
 

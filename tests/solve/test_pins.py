@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Tier
+from bigplan.placement import Rings, Tier
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate, placement_of
 from bigplan.solve.ilp import solve
@@ -48,7 +48,7 @@ def test_what_can_be_pinned() -> None:
         ("block.parameter", "host", "--set block.parameter: no such decision"),
         ("block.parameters.gpu.x", 1, "no such decision"),
         ("parameters", "disk", "--set parameters: 'disk' is not one of gpu, host, nvme"),
-        ("recompute", "some", "--set recompute: 'some' is not one of none, full"),
+        ("recompute", "some", "--set recompute: 'some' is not one of none, selective, full"),
         ("parameters.ram", 1, "--set parameters.ram: 'ram' is not one of gpu, host, nvme"),
         ("tp", "two", "--set tp=two: write a number, such as tp=1"),
         ("tp", 1.5, "--set tp=1.5: write a whole number, such as tp=4"),
@@ -112,7 +112,7 @@ def test_pinning_a_placement_gives_that_placement(case: Case) -> None:
             kept = sum(tiers.get(tier, 0) for tiers in rows.activations.values())
             settings[f"{name}.activations.{tier}"] = kept
     pins = parse_pins(settings)[1]
-    problem = formulate(case.graph, case.costs, pins)
+    problem = formulate(case.graph, case.costs, pins, Rings.of(case.placement))
     values = decisions_of(case.graph, case.placement)
     assert all(abs(rule.expression.at(values)) < 1e-9 for rule in problem.rules if rule.equal)
     solution = solve(problem)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
-from bigplan.placement import Tier
+from bigplan.placement import Rings, Tier
 from bigplan.simulate import simulate
 from bigplan.solve.bounds import cheap_bound
 from bigplan.solve.decisions import decisions_of
@@ -21,7 +21,8 @@ ROUNDING = 1 + 1e-9  # sums of thousands of floats in another order
 @settings(max_examples=400)
 @given(cases())
 def test_the_bound_is_below_the_simulated_step(case: Case) -> None:
-    bound = formulate(case.graph, case.costs).step_seconds(values_of(case))
+    problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))
+    bound = problem.step_seconds(values_of(case))
     simulated = case.timeline.seconds
     assert 0 < bound <= simulated * ROUNDING
     assert cheap_bound(case.graph, case.costs) <= bound * ROUNDING

@@ -17,7 +17,22 @@ def test_every_shipped_file_is_listed_loads_and_bears_its_name() -> None:
         "tiny-llama-test",
         "tiny-llama-demo",
     }
-    assert list_clusters() == ("dgx-a100-80g", "dgx-h100", "h200-1x", "rtx-4090-workstation")
+    assert list_clusters() == (
+        "a100-8x-cloud",
+        "dgx-a100-40g",
+        "dgx-a100-80g",
+        "dgx-h100",
+        "dgx2-v100",
+        "h200-1x",
+        "hgx-b200",
+        "hgx-h200",
+        "l4-cloud",
+        "rtx-3090x4-workstation",
+        "rtx-4090-workstation",
+        "rtx-4090x2-workstation",
+        "t4-cloud",
+        "v100-4x",
+    )
     assert [find_model(name).name for name in list_models()] == list(list_models())
     assert [find_cluster(name).name for name in list_clusters()] == list(list_clusters())
 
@@ -32,7 +47,10 @@ def test_a_path_is_read() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lama3-8b", "no model is called 'lama3-8b'; did you mean 'llama-3-8b'? (shipped: gpt2-xl"),
+        (
+            "lama3-8b",
+            "no model is called 'lama3-8b'; did you mean 'llama-3-8b'? (shipped: bloom-176b",
+        ),
         ("zzz", "no model is called 'zzz'; (shipped: "),
         ("", "no model is called ''"),
         ("models/x.yaml", "model 'models/x.yaml': no such file; check the path (seen from "),

@@ -7,7 +7,7 @@ import pytest
 from bigplan.errors import InputError
 from bigplan.spec import detect as module
 from bigplan.spec import probes
-from bigplan.spec.cluster import Cluster
+from bigplan.spec.cluster import Cluster, find_gpu
 from bigplan.spec.detect import detect
 from bigplan.spec.document import parse_document
 from bigplan.spec.dump import to_yaml
@@ -39,6 +39,7 @@ def test_a_cpu_machine(tmp_path: Path) -> None:
     assert 2 * group.gpu.memory <= group.host.memory
     assert 2 * group.gpu.memory == pytest.approx(group.host.memory / 2, rel=0.01)
     assert group.gpu.peak("fp32") > 1e8
+    assert group.gpu.multiprocessors == max(1, group.host.cores // 2)
     assert group.nvme is not None
     assert group.nvme.path == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -50,10 +51,20 @@ def test_a_known_gpu_has_the_shipped_figures(monkeypatch: pytest.MonkeyPatch) ->
     cluster = detect()
     group = cluster.group
     assert (cluster.gpus, group.gpu.memory, group.nvme) == (4, 140 * GiB, None)
-    assert group.gpu.gemm_efficiency == 0.705
-    assert group.gpu.sources["gemm_efficiency"].startswith("as h200-1x: measured")
-    assert group.pcie.node_host_to_device == 55e9
+    assert group.gpu.gemm_efficiency == find_gpu("h200-sxm").gemm_efficiency
+    assert group.gpu.sources["memory_bandwidth"].startswith("as h200-sxm: NVIDIA H200 datasheet")
+    assert group.gpu.multiprocessors == 132
+    assert group.pcie.node_host_to_device == 200e9
+    assert group.pcie.sources["node_host_to_device"].startswith("as hgx-h200: measured")
     assert parse_document(to_yaml(cluster), Cluster) == cluster
+
+
+def test_a_gpu_type_that_no_cluster_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, FoundGpu("NVIDIA RTX A5000", 24 * GiB, 4, 8))
+    group = detect().group
+    assert group.gpu.peak("bf16") == 111.1e12
+    assert group.pcie.sources["host_to_device"] == "estimate: 0.8 of PCIe 4.0 x8"
+    assert group.intra_node.sources["bandwidth"].startswith("estimate: PCIe")
 
 
 def test_an_unknown_gpu_is_guessed_low_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field
 
 from bigplan.errors import InputError
 from bigplan.spec.document import (
     Spec,
+    dump_document,
     load_data,
     load_document,
     parse_document,
@@ -201,9 +201,9 @@ _KEYS = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
         max_size=4,
     )
 )
-def test_what_pyyaml_writes_is_read_back(data: dict[str, Any]) -> None:
-    text = yaml.safe_dump(data, allow_unicode=True)
-    assert load_data(text)[0] == data
+@example({"0": "0E0"})  # text in YAML 1.1, so PyYAML writes it bare; a number in YAML 1.2
+def test_what_is_written_is_read_back(data: dict[str, Any]) -> None:
+    assert load_data(dump_document(data))[0] == data
 
 
 @given(st.text(max_size=60))

@@ -1,15 +1,22 @@
 import pytest
 
-from bigplan.spec.catalog import find_cluster, list_clusters
+from bigplan.spec.catalog import find_cluster, find_model, list_clusters, list_models
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.document import parse_document
 from bigplan.spec.dump import to_yaml
+from bigplan.spec.model import ModelSpec
 
 
 @pytest.mark.parametrize("name", list_clusters())
 def test_what_is_written_is_read_back(name: str) -> None:
     cluster = find_cluster(name)
     assert parse_document(to_yaml(cluster), Cluster) == cluster
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_models_are_read_back_too(name: str) -> None:
+    model = find_model(name)
+    assert parse_document(to_yaml(model), ModelSpec) == model
 
 
 def test_units_are_readable() -> None:

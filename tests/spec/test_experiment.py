@@ -4,10 +4,11 @@ from typing import Any
 import pytest
 import yaml
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.dump import to_yaml
-from bigplan.spec.experiment import Experiment, json_schema, load_experiment, make_experiment
+from bigplan.spec.experiment import Experiment, load_experiment, make_experiment
+from bigplan.spec.json_schema import json_schema
 
 _FULL = """
 model: llama-3-8b
@@ -103,8 +104,15 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_json_schema_says_what_fields_mean() -> None:
+    kinds = json_schema(Experiment)["$defs"]
+    gpu, link = kinds["Gpu"]["properties"], kinds["Link"]["properties"]
+    assert "hides" in gpu["launch_overhead"]["description"]
+    assert "where it comes from" in link["sources"]["description"]  # a field of its base
+
+
 def test_json_schema_accepts_what_the_loader_accepts() -> None:
-    schema = json_schema()
+    schema = json_schema(Experiment)
     assert schema["properties"].keys() == Experiment.model_fields.keys()
     assert schema["additionalProperties"] is False
     jsonschema = pytest.importorskip("jsonschema")
@@ -112,3 +120,14 @@ def test_json_schema_accepts_what_the_loader_accepts() -> None:
     inline = yaml.safe_load(to_yaml(find_cluster("dgx-h100")))
     validator.validate(yaml.safe_load(_FULL.replace("1e-4", "0.0001")) | {"cluster": inline})
     assert not validator.is_valid({"model": "a", "cluster": "b", "nodse": 1})
+
+
+@pytest.mark.parametrize("key", ["cp", "context_parallel", "ep"])
+def test_unplanned_decisions_are_refused_by_name(tmp_path: Path, key: str) -> None:
+    text = f"{{model: llama-3-8b, cluster: dgx-h100, set: {{{key}: 2}}}}"
+    with pytest.raises(InputError, match=f"set {key}=2: .* parallelism is not planned"):
+        load_experiment(write(tmp_path, text))
+    plain = make_experiment({"model": "llama-3-8b", "cluster": "dgx-h100"})
+    with pytest.raises(RefusedError, match="is not planned"):
+        plain.with_settings({key: 2})
+    assert plain.with_settings({key: 1, "tp": 2}).set == {key: 1, "tp": 2}

@@ -85,11 +85,27 @@ def test_gpt2_block() -> None:
     }
 
 
+def test_bloom_mpt_and_opt_differ_from_gpt2() -> None:
+    bloom = model(norm="layernorm", positions="alibi", embedding_norm=True)
+    assert names(bloom, "embedding") == [
+        "embed_tokens.weight",
+        "embed_norm.weight",
+        "embed_norm.bias",
+    ]
+    mpt = model(norm="layernorm", norm_bias=False, positions="alibi")
+    assert names(mpt, "embedding") == ["embed_tokens.weight"]
+    assert names(mpt, "block")[:2] == ["input_norm.weight", "q_proj.weight"]
+    opt = model(positions="learned", position_offset=2, mlp="relu")
+    positions = opt.kinds()["embedding"][1]
+    assert positions.shape == (34, 64)
+    assert "gate_proj.weight" not in names(opt, "block")
+
+
 @given(
     st.booleans(),
     st.booleans(),
     st.sampled_from(["rmsnorm", "layernorm"]),
-    st.sampled_from(["swiglu", "gelu"]),
+    st.sampled_from(["swiglu", "gelu", "relu"]),
 )
 def test_decay_is_for_matrices_only(bias: bool, qk: bool, norm: str, mlp: str) -> None:
     spec = model(qkv_bias=bias, mlp_bias=bias, qk_norm=qk, norm=norm, mlp=mlp)
@@ -112,6 +128,9 @@ def test_layer_sequence() -> None:
         ({"kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
         ({"heads": 3}, "hidden 64 is not a multiple of heads 3; state head_dim"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"position_offset": 2}, "position_offset 2 counts rows of a learned table, but positions"),
+        ({"rotary_fraction": 1.5}, "must be at most 1"),
+        ({"num_experts": 8}, "`num_experts`: mixture-of-experts models are not planned"),
         ({"layers": 0}, "`layers` is 0, which must be greater than 0"),
         ({"norm": "batchnorm"}, "must be one of rmsnorm, layernorm"),
     ],

@@ -49,7 +49,12 @@ def test_given_values_win() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("precision: fp16", "t.yaml:1: `precision` is 'fp16', which must be one of bf16, fp32"),
+        ("precision: fp8", "t.yaml:1: `precision` is 'fp8', which must be one of bf16, fp16, fp32"),
+        ("attention: eager", "`attention` is 'eager', which must be one of flash, materialised"),
+        ("dropout: 1.0", "`dropout` is 1.0, which must be less than 1"),
+        ("fp8_gemms: 1", "`fp8_gemms` is 1, which must be true or false"),
+        ("lora_rank: 8", "`lora_rank`: adapters (LoRA and the like) are not planned"),
+        ("context_parallel: 2", "`context_parallel`: context parallelism is not planned"),
         ("optimizer: {name: sgd}", "`optimizer.name` is 'sgd', which must be one of adamw"),
         ("global_batch: 0", "must be greater than 0"),
         ("sequence_len: 3", "did you mean 'sequence_length'?"),
@@ -68,6 +73,50 @@ def test_learned_positions_end() -> None:
         resolve(request("sequence_length: 2048"), find_model("gpt2-xl"))
 
 
-def test_gradients_are_not_coarser_than_fp32_compute() -> None:
-    with pytest.raises(InputError, match="gradient_precision bf16 loses"):
-        resolve(request("precision: fp32\ngradient_precision: bf16"), find_model("tiny-llama-test"))
+def test_options_of_the_arithmetic() -> None:
+    text = """
+        precision: fp16
+        gradient_precision: fp16
+        reduce_precision: fp32
+        fp8_gemms: true
+        attention: materialised
+        dropout: 0.1
+    """
+    training = resolve(request(text), find_model("tiny-llama-test"))
+    assert (training.compute_bytes, training.gradient_bytes, training.reduce_precision) == (
+        2,
+        2,
+        "fp32",
+    )
+    assert (training.fp8_gemms, training.attention, training.dropout) == (True, "materialised", 0.1)
+    plain = resolve(TrainingRequest(), find_model("tiny-llama-test"))
+    assert (plain.fp8_gemms, plain.attention, plain.dropout) == (False, "flash", 0.0)
+    assert plain.reduce_precision is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "precision: fp32\ngradient_precision: bf16",
+            "gradient_precision bf16 does not go with precision fp32; "
+            "use gradient_precision: fp32, or precision: bf16",
+        ),
+        (
+            "precision: fp16\nreduce_precision: bf16",
+            "reduce_precision bf16 does not go with precision fp16; "
+            "use reduce_precision: fp32 or reduce_precision: fp16, or precision: bf16",
+        ),
+        ("precision: fp32\nfp8_gemms: true", "fp8_gemms needs a 16-bit precision around"),
+    ],
+)
+def test_values_that_do_not_go_together(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve(request(text), find_model("tiny-llama-test"))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_gradients_may_be_as_coarse_as_compute(precision: str) -> None:
+    text = f"{{precision: {precision}, gradient_precision: {precision}}}"
+    assert resolve(request(text), find_model("tiny-llama-test")).gradient_precision == precision

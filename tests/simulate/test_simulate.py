@@ -17,7 +17,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.placement import Tier
 from bigplan.program import Action, Dependencies, Lane, Op, Program, expand
-from bigplan.simulate import action_seconds, busy_seconds, simulate, step_seconds
+from bigplan.simulate import action_seconds, simulate, step_seconds, total_seconds
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
 
 FAST = Rates(*[1e15] * 8)  # moves and updates that take no time
@@ -203,9 +203,14 @@ def test_seconds_without_events_are_the_same(case: Case, more: int) -> None:
     timeline = simulate(programs, graph, case.costs)
     # Shifts equal to 1e-9 are taken for equal; over fewer than 50 repetitions that is 5e-8.
     seconds = step_seconds(programs, graph, case.costs)
-    assert seconds == pytest.approx(timeline.seconds, rel=1e-7)
-    busy = busy_seconds(programs, graph, case.costs)
-    assert busy == pytest.approx(timeline.busy(), rel=1e-9, abs=1e-9)
+    assert seconds == timeline.seconds
+    assert seconds == pytest.approx(max(event.end for event in timeline.events), rel=1e-7)
+    totals = total_seconds(programs, graph, case.costs)
+    assert totals.by_lane == pytest.approx(timeline.busy(), rel=1e-9, abs=1e-9)
+    by_op = timeline.total_by(lambda event: event.op)
+    assert totals.by_op == pytest.approx(by_op, rel=1e-9, abs=1e-9)
+    by_stage = timeline.total_by(lambda event: str(event.stage))
+    assert totals.serial == pytest.approx(max(by_stage.values()))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +224,8 @@ def test_seconds_without_events_are_the_same(case: Case, more: int) -> None:
         (Action(Op.ACCUMULATE, Lane.COMPUTE, 1, amount=40), 3 * 40 / 1000),
         (Action(Op.FORWARD, Lane.COMPUTE, 1), 1.0),
         (Action(Op.BACKWARD, Lane.COMPUTE, 1), 2.0),
-        (Action(Op.BACKWARD, Lane.COMPUTE, 1, recompute=True), 3.0),
+        (Action(Op.BACKWARD, Lane.COMPUTE, 1, recompute=Recompute.FULL), 3.0),
+        (Action(Op.BACKWARD, Lane.COMPUTE, 1, recompute=Recompute.SELECTIVE), 2.25),
         (Action(Op.REDUCE, Lane.COMM, 1, amount=7), 0.5),
         (Action(Op.GATHER, Lane.COMM, 1, amount=7), 0.3),
         (Action(Op.SEND, Lane.SEND, 1, amount=7), 0.1),

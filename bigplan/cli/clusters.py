@@ -1,0 +1,94 @@
+"""`bigplan clusters`: the shipped clusters, or one cluster in full."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bigplan.spec.cluster import Cluster, NodeGroup, Nvme
+
+
+def clusters(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this one: shipped name or cluster YAML.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")
+    ] = False,
+) -> None:
+    """List the shipped clusters, or show one as YAML with the source of every number."""
+    from bigplan.spec.catalog import find_cluster, list_clusters
+
+    if name is not None:
+        _show(find_cluster(name), as_json)
+        return
+    found = [find_cluster(known) for known in list_clusters()]
+    if as_json:
+        rows = [row for cluster in found for row in _rows(cluster)]
+        print(json.dumps(rows, indent=2))
+    else:
+        _print_table(found)
+
+
+def _show(cluster: Cluster, as_json: bool) -> None:
+    """Shipped GPU types and links are written out: the document stands alone."""
+    from bigplan.spec.dump import to_yaml
+
+    if as_json:
+        print(json.dumps(cluster.model_dump(), indent=2))
+    else:
+        print(to_yaml(cluster), end="")
+
+
+def _rows(cluster: Cluster) -> list[dict[str, Any]]:
+    """The sizes of every node group; bytes, and bytes/s of the network per node."""
+    return [
+        {
+            "name": cluster.name,
+            "description": cluster.description,
+            "nodes": group.nodes,
+            "gpus_per_node": group.gpus_per_node,
+            "gpu": group.gpu.name,
+            "gpu_memory": group.gpu.memory,
+            "host_memory": group.host.memory,
+            "nvme": group.nvme.node_capacity if group.nvme else 0,
+            "network": group.inter_node.bandwidth if group.inter_node else None,
+        }
+        for group in cluster.node_groups
+    ]
+
+
+def _print_table(found: list[Cluster]) -> None:
+    from rich.console import Console
+
+    from bigplan.report.text import table
+
+    numbers = ("GPU memory", "host")
+    columns = ("name", "GPUs a node", *numbers, "NVMe", "network")
+    shown = table("Shipped clusters (one node; --nodes N takes more)", *columns, right=numbers)
+    for cluster in found:
+        for group in cluster.node_groups:
+            shown.add_row(cluster.name, *_cells(group))
+    Console().print(shown)
+
+
+def _cells(group: NodeGroup) -> tuple[str, ...]:
+    from bigplan.report.text import bytes_text
+
+    network = group.inter_node
+    return (
+        f"{group.gpus_per_node} x {group.gpu.name}",
+        bytes_text(group.gpu.memory),
+        bytes_text(group.host.memory),
+        _drives(group.nvme),
+        network.name if network else "one node only",
+    )
+
+
+def _drives(nvme: Nvme | None) -> str:
+    from bigplan.report.text import bytes_text
+
+    return f"{nvme.drives} x {bytes_text(nvme.capacity)}" if nvme else "none"

@@ -1,0 +1,32 @@
+"""`bigplan explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def explain(
+    plan: Annotated[Path, typer.Argument(help="A plan written by `bigplan plan --out`.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
+    ] = False,
+) -> None:
+    """Why a plan takes as long as it does: every operator and move, efficiency, and advice."""
+    from bigplan.plan import load_plan
+    from bigplan.report.explain import explain as explained
+    from bigplan.report.explain import explain_json
+
+    found = explained(load_plan(plan))
+    if as_json:
+        print(json.dumps(explain_json(found), indent=2))
+        return
+    from rich.console import Console
+
+    from bigplan.report.explain_report import explain_report
+
+    console = Console()
+    console.print(explain_report(found, console.width))

@@ -1,0 +1,85 @@
+"""`bigplan models`: the shipped models, or one model in full."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bigplan.spec.model import ModelSpec
+
+# Keys of a model that the list shows, and the columns' names.
+_SIZES = {
+    "layers": "layers",
+    "hidden": "hidden",
+    "ffn": "ffn",
+    "heads": "heads",
+    "kv_heads": "kv heads",
+    "vocab": "vocabulary",
+    "max_sequence_length": "longest",
+}
+
+
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Show this one: shipped name, model YAML or Hugging Face config.json."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")
+    ] = False,
+) -> None:
+    """List the shipped models, or show one as YAML with its source and parameters."""
+    from bigplan.spec.catalog import find_model, list_models
+
+    if name is not None:
+        model = find_model(name)
+        print(json.dumps(_in_full(model), indent=2) if as_json else _as_yaml(model))
+        return
+    found = sorted(map(find_model, list_models()), key=_family_and_size)
+    if as_json:
+        print(json.dumps([_row(model) for model in found], indent=2))
+    else:
+        _print_table(found)
+
+
+def _family_and_size(model: ModelSpec) -> tuple[str, int]:
+    return model.name.rpartition("-")[0], model.parameter_count
+
+
+def _row(model: ModelSpec) -> dict[str, Any]:
+    sizes = {key: getattr(model, key) for key in _SIZES}
+    return {"name": model.name, "parameters": model.parameter_count} | sizes
+
+
+def _in_full(model: ModelSpec) -> dict[str, Any]:
+    kinds = {kind: model.kind_parameter_count(kind) for kind in model.kinds()}
+    return model.model_dump() | {"parameters": model.parameter_count, "parameters_of_kind": kinds}
+
+
+def _as_yaml(model: ModelSpec) -> str:
+    """A document to copy and change; what its keys imply stands above them as a comment."""
+    from bigplan.spec.dump import to_yaml
+
+    kinds = ", ".join(
+        f"{kind}{f' {model.layers} x' if kind == 'block' else ''} "
+        f"{model.kind_parameter_count(kind):,}"
+        for kind in model.kinds()
+    )
+    return f"# {model.parameter_count:,} parameters: {kinds}\n{to_yaml(model)}".rstrip()
+
+
+def _print_table(found: list[ModelSpec]) -> None:
+    from rich.console import Console
+
+    from bigplan.report.text import table
+    from bigplan.units import format_count
+
+    numbers = ("parameters", *_SIZES.values())
+    shown = table("Shipped models", "name", *numbers, right=numbers)
+    for model in found:
+        sizes = (str(getattr(model, key)) for key in _SIZES)
+        shown.add_row(model.name, format_count(model.parameter_count), *sizes)
+    Console().print(shown)

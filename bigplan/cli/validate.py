@@ -1,0 +1,78 @@
+"""`bigplan validate`: the cost model against measured training runs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from bigplan.validate.score import Quality, Scored
+
+_SHOWN = (
+    "id",
+    "status",
+    "reason",
+    "predicted_step_s",
+    "measured_step_s",
+    "error_pct",
+    "predicted_peak_gb",
+    "measured_peak_gb",
+)
+
+
+def validate(
+    rows: Annotated[
+        Path | None,
+        typer.Option("--rows", help="CSV of measured runs (default: the published ones shipped)."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")
+    ] = False,
+) -> None:
+    """Predict measured training runs with their own configurations, and show the errors."""
+    from bigplan.validate.rows import read_rows
+    from bigplan.validate.score import group_quality, score
+
+    scored = score(read_rows(rows))
+    groups = group_quality(scored)
+    if as_json:
+        print(json.dumps({"rows": [_row(one) for one in scored], "groups": _groups(groups)}))
+    else:
+        _print(scored, groups)
+
+
+def _row(one: Scored) -> dict[str, Any]:
+    return {key: value for key, value in asdict(one).items() if key in _SHOWN}
+
+
+def _groups(groups: dict[str, Quality]) -> dict[str, Any]:
+    return {name: asdict(quality) for name, quality in groups.items()}
+
+
+def _print(scored: list[Scored], groups: dict[str, Quality]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("table", "rows", "mean error", "median", "bias", "rank correlation", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, quality in groups.items():
+        table.add_row(
+            name,
+            str(quality.n),
+            f"{quality.mape:.1f}%",
+            f"{quality.median_ape:.1f}%",
+            f"{quality.bias:+.1f}%",
+            "" if quality.spearman is None else f"{quality.spearman:.3f}",
+        )
+    console = Console()
+    console.print("Predicted against measured step time, each run with its own configuration.\n")
+    console.print(table)
+    reasons = Counter(one.reason for one in scored if one.status == "skipped")
+    for reason, number in reasons.most_common():
+        console.print(f"skipped {number}: {reason}", style="dim", markup=False)

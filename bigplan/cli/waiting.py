@@ -1,0 +1,89 @@
+"""What a person sees and can do while a search runs: how it stands, a time limit, Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from math import isfinite
+from types import FrameType, TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.status import Status
+
+from bigplan.report.text import seconds_text
+
+SILENT = 1.0  # seconds: a search that is done sooner shows nothing
+
+
+class Waiting:
+    """Shown on stderr, on a terminal only, once the search has taken a second.
+
+    Ctrl-C ends the search with its best plan so far; it ends the program where there is none yet
+    or nobody `keeps_best`.
+    """
+
+    def __init__(
+        self, title: str, time_limit: float | None = None, *, keeps_best: bool = True
+    ) -> None:
+        self._title = title
+        self._keeps_best = keeps_best
+        self._limit = time_limit
+        self._start = time.perf_counter()
+        self._status: Status | None = None
+        self.interrupted = False
+        self._before: signal._HANDLER = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+        if self._status is not None:
+            self._status.stop()
+        if self.interrupted and (error is not None or not self._keeps_best):
+            raise KeyboardInterrupt from error
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it was made."""
+        return time.perf_counter() - self._start
+
+    def go_on(self, best: float | None, bound: float, left: int) -> bool:
+        """Show how the search stands; whether it should go on.
+
+        `best`: seconds of the best plan so far; without one a time limit does not end the search.
+        """
+        self._show(progress_text(self._title, best, bound, left))
+        over = self._limit is not None and self.seconds >= self._limit
+        return not (self.interrupted or (over and best is not None))
+
+    def _show(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(text)
+        elif self.seconds >= SILENT:
+            console = Console(stderr=True)
+            if console.is_terminal:
+                self._status = console.status(text)
+                self._status.start()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupted:  # asked politely before
+            raise KeyboardInterrupt
+        self.interrupted = True
+
+
+def progress_text(title: str, best: float | None, bound: float, left: int) -> str:
+    """One line: best so far, bound, strategies left."""
+    found = "no plan yet" if best is None else f"best so far {seconds_text(best)}"
+    least = f", none below {seconds_text(bound)}" if isfinite(bound) else ""
+    return f"{title}: {found}{least}, {left:,} strategies left"

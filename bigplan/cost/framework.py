@@ -1,0 +1,95 @@
+"""How training frameworks run the same arithmetic: what they fuse, overlap and wait for.
+
+A behaviour is what a framework's code does, not a site's luck: each is stated once, from its
+documentation or source, and its few numbers are fitted to all published runs of that framework
+together (benchmarks/fit_constants.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bigplan.spec.cluster import FlashKernel
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """A framework's behaviour. Shares are of a collective's seconds."""
+
+    name: str
+    fused: bool = True  # norms, activations and rotary embedding are one kernel each
+    attention: tuple[FlashKernel, ...] = ("flash3", "flash2")  # kernels it uses, best liked first
+    host: float = 1.0  # host seconds per launch, relative to the GPU's launch_overhead
+    tensor_exposed: float = 1.0  # of tensor-parallel collectives that GEMMs wait for
+    tensor_exposed_async: float = 1.0  # the same with asynchronous tensor parallelism
+    gather_exposed: float = 0.0  # of ZeRO-3 gathers, even where compute is long enough
+    regather_exposed: float = 0.0  # of those before the backward
+    reduce_exposed: float = 1.0  # of gradient reductions
+    reduce_scatters: bool = True  # ZeRO 1 and 2 scatter the sums; else every rank gets all of them
+    send_exposed: float = 1.0  # of messages between pipeline stages
+    gather_launches: float = 0.0  # host work per tensor that ZeRO-3 gathers, in launches
+    bucket_elements: int = 0  # in buckets of collectives
+    live_elements: int = 0  # that ZeRO-3 keeps gathered
+    update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
+    one_numa_domain: bool = False  # of the host's memory is all that a rank's CPU update uses
+
+
+NATIVE = Framework(
+    "native",
+    fused=False,
+    attention=("sdpa", "flash3", "flash2"),
+    reduce_exposed=0.0,
+    send_exposed=0.0,
+)
+
+# Megatron-LM before 2023, and Megatron-DeepSpeed: nothing overlaps. A launch costs 48 us of Python,
+# autograd and driver.
+MEGATRON = Framework("Megatron-LM", host=9.67, reduce_scatters=False)
+MEGATRON_DEEPSPEED = replace(
+    MEGATRON, name="Megatron-DeepSpeed", bucket_elements=2 * 500_000_000
+)  # reduce_bucket_size and allgather_bucket_size
+
+# Megatron Core with Transformer Engine: gradients are reduced during the backward, tensor-parallel
+# collectives are split and pipelined with GEMMs.
+MEGATRON_CORE = Framework(
+    "Megatron Core", tensor_exposed=0.067, reduce_exposed=0.33, send_exposed=0.5
+)
+
+# FSDP with its defaults: the next layer is gathered while this one computes.
+FSDP = Framework(
+    "FSDP",
+    attention=("flash2",),
+    host=2.0,
+    gather_exposed=0.006,
+    regather_exposed=0.006,
+    reduce_exposed=0.006,
+    tensor_exposed_async=0.78,
+)
+
+# Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on
+# the communicator that then reduces them, so most of its collectives are not hidden.
+COMPOSER = Framework(
+    "Composer",
+    attention=("flash2",),
+    host=2.0,
+    gather_exposed=1.0,
+    regather_exposed=0.6,
+    reduce_exposed=0.6,
+)
+
+# Hugging Face models under DeepSpeed: eager blocks; every module's parameters are fetched and
+# released by hooks in Python. The CPU update reads each fp32 gradient for the norm (4 bytes) and
+# scales it (8 bytes) before AdamW does; its pinned buffers lie where their process started.
+DEEPSPEED = Framework(
+    "DeepSpeed",
+    fused=False,
+    host=12.8,
+    gather_exposed=1.0,
+    regather_exposed=1.0,
+    reduce_exposed=1.0,
+    gather_launches=3.4,
+    bucket_elements=2 * 500_000_000,  # reduce_bucket_size, twice with overlap_comm
+    live_elements=1_000_000_000,  # stage3_max_live_parameters
+    update_bytes=12,
+    one_numa_domain=True,
+)

@@ -1,0 +1,101 @@
+"""Peak GPU memory of a step as a named framework runs it, part by part.
+
+On stage s of p, with n micro-batches in flight at most (1F1B: min(M, p - s)):
+
+    states       parameters, gradients and optimizer state, each over the ranks ZeRO splits it over
+    activations  what the layers keep, n times
+    temporaries  one layer's activations while it is recomputed and its backward's temporaries, or
+                 on the last stage the loss's
+    buffers      buckets of collectives; under ZeRO-3 the layers that are gathered at once
+    base         CUDA context and libraries, where the tool counts them
+"""
+
+from __future__ import annotations
+
+from bigplan.cost.framework import Framework
+from bigplan.cost.step import Execution, stage_counts
+from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.strategy import Strategy
+
+GIB = 1 << 30
+
+# What a tool reports beyond tensors: nvidia-smi shows the CUDA context and NCCL's buffers, torch's
+# counters do not. Base and fragments: the pair that meets the BLOOM and the 1.3B tables best, found
+# on a grid of 0.25 GiB and 2%.
+BASE_BYTES = {"nvidia-smi": 2.25 * GIB, "reserved": 0.7 * GIB, "allocated": 0.0}
+
+
+# nvidia-smi also counts what the caching allocator holds in fragments: blocks of other sizes than
+# those asked for, 22% over tensors in Megatron-DeepSpeed's runs (docs/cost-model.md).
+FRAGMENTS = {"nvidia-smi": 1.22, "reserved": 1.02, "allocated": 1.0}
+
+
+def framework_memory(
+    graph: Graph, run: Execution, framework: Framework, kind: str
+) -> dict[str, float]:
+    """Bytes by part as `kind` of tool reports them.
+
+    nvidia-smi shows the GPUs of the node it is started on, taken as the first stage's (where a
+    table prints the largest of all nodes, that stage is the fullest but for the loss); torch's
+    counters are printed as the maximum over ranks.
+    """
+    shown = range(1) if kind == "nvidia-smi" else range(graph.strategy.pp)
+    stages = [_stage(graph, run, framework, stage) for stage in shown]
+    fullest = max(stages, key=lambda parts: sum(parts.values()))
+    tensors = {name: FRAGMENTS[kind] * nbytes for name, nbytes in fullest.items()}
+    return tensors | {"base": BASE_BYTES[kind]}
+
+
+def _stage(graph: Graph, run: Execution, framework: Framework, stage: int) -> dict[str, float]:
+    strategy, sizes = graph.strategy, graph.sizes
+    counts = stage_counts(graph, stage)
+    parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
+    block = graph.kinds["block"]
+    in_flight = float(min(graph.micro_batches, strategy.pp - stage))
+    if run.virtual_stages > 1:  # interleaving holds (p - 1) / (p v) more (arXiv 2104.04473)
+        in_flight *= 1 + (strategy.pp - 1) / (strategy.pp * run.virtual_stages)
+
+    def split(from_zero: int) -> int:
+        # Between the micro-batches of a pipeline, gathered parameters and whole gradients stay.
+        whole = strategy.pp > 1 and from_zero > 1
+        return strategy.dp if strategy.zero >= from_zero and not whole else 1
+
+    loss = float(graph.kinds["head"].backward_workspace) if "head" in counts else 0.0
+    kept = in_flight * counts["block"] * _kept(block, run)
+    return {
+        "parameters": 0.0 if run.parameters_on_host else parameters * sizes.parameter / split(3),
+        # A CPU update takes gradients away as they are made.
+        "gradients": 0.0 if run.cpu_update else parameters * sizes.gradient / split(2),
+        "optimizer": 0.0 if run.cpu_update else parameters * sizes.state / _owners(strategy),
+        "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
+        "temporaries": max(_working_set(block, run), loss),
+        "buffers": _buffers(graph, framework, parameters),
+    }
+
+
+def _owners(strategy: Strategy) -> int:
+    """Ranks that optimizer state is split over."""
+    return strategy.dp if strategy.zero else 1
+
+
+def _buffers(graph: Graph, framework: Framework, parameters: int) -> float:
+    """Communication buckets, and under ZeRO-3 the layers that are gathered."""
+    strategy, sizes = graph.strategy, graph.sizes
+    buffers = 0.0
+    if strategy.zero:
+        buffers += min(framework.bucket_elements, parameters) * sizes.gradient
+    if strategy.zero == 3 and strategy.pp == 1:
+        live = max(3 * graph.kinds["block"].parameters, framework.live_elements)
+        ends = graph.kinds["embedding"].parameters + graph.kinds["head"].parameters
+        buffers += (min(live, parameters) + ends) * sizes.parameter
+    return buffers
+
+
+def _kept(block: LayerKind, run: Execution) -> float:
+    share = run.recomputed
+    return share * block.kept(run.recompute) + (1 - share) * block.saved
+
+
+def _working_set(block: LayerKind, run: Execution) -> float:
+    again = block.saved if run.recompute is Recompute.FULL else 0
+    return float(again + block.backward_workspace)

@@ -1,0 +1,80 @@
+"""Operators one by one: what each takes and what it is bound by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bigplan.cost.collective import Group, collective_seconds
+from bigplan.cost.compute import Device, alignment, launches, operator_seconds, tile_waste
+from bigplan.cost.framework import Framework
+from bigplan.graph.operators import Attention, Collective, Gemm, Operator
+
+
+class Bound(StrEnum):
+    """What an operator waits for."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    LATENCY = "latency"  # its kernels take less time than launching them
+    COMMUNICATION = "communication"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """One operator: GPU seconds without launches, work, and why it takes so long."""
+
+    name: str
+    seconds: float
+    flops: float
+    nbytes: float
+    launches: int
+    bound: Bound
+    tile_waste: float = 1.0  # work of whole tiles and waves over useful work
+    alignment: float = 1.0  # rate beside that of dimensions that are multiples of 8
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte of device memory traffic."""
+        return self.flops / self.nbytes if self.nbytes else 0.0
+
+
+def operator_costs(
+    operators: Iterable[Operator], device: Device, group: Group, framework: Framework
+) -> Iterator[OperatorCost]:
+    """The costs of a layer's operators, in order; `group` is the tensor-parallel group."""
+    for operator in operators:
+        if isinstance(operator, Collective):
+            share = 0.0 if operator.hidden else framework.tensor_exposed
+            seconds = share * collective_seconds(operator, group)
+            moved = float(operator.nbytes * operator.count)
+            yield OperatorCost(operator.name, seconds, 0.0, moved, 0, Bound.COMMUNICATION)
+        else:
+            yield _kernel_cost(operator, device, framework)
+
+
+def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> OperatorCost:
+    seconds = operator_seconds(operator, device, fused=framework.fused)
+    number = launches(operator, fused=framework.fused)
+    flops = operator.flops if isinstance(operator, Gemm | Attention) else 0.0
+    nbytes = traffic(operator, device, framework)
+    if number * device.gpu.launch_overhead * framework.host > seconds:
+        bound = Bound.LATENCY
+    elif nbytes / device.stream_rate >= seconds * (1 - 1e-9):
+        bound = Bound.MEMORY
+    else:
+        bound = Bound.COMPUTE
+    if not isinstance(operator, Gemm):
+        return OperatorCost(operator.name, seconds, flops, nbytes, number, bound)
+    waste, width = tile_waste(operator, device.gpu), alignment(operator)
+    return OperatorCost(operator.name, seconds, flops, nbytes, number, bound, waste, width)
+
+
+def traffic(operator: Operator, device: Device, framework: Framework) -> float:
+    """Bytes of device memory that an operator reads and writes."""
+    if isinstance(operator, Gemm):
+        return float(operator.elements * (4 if device.precision == "fp32" else 2))
+    assert not isinstance(operator, Collective)
+    eager = 1.0 if framework.fused or isinstance(operator, Attention) else operator.eager
+    return operator.nbytes * eager

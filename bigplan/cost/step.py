@@ -1,0 +1,153 @@
+"""A step as a named framework runs it: everything on the GPUs, closed formulas, part by part.
+
+With M micro-batches, p pipeline stages of v chunks each, and T_s the seconds in which stage s does
+one micro-batch forward and backward (recomputation, exposed collectives and messages included):
+
+    pipeline  = M max_s T_s + (sum_s T_s - max_s T_s) / v          (1F1B; Narayanan et al., SC'21)
+    step      = pipeline + reductions after the last backward + optimizer + CPU update
+
+A collective of c seconds beside b seconds of compute that could hide it costs e c + max(0, (1 - e)
+c - b): a share e is never hidden (framework.py), the rest is hidden as far as compute reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bigplan.cost.framework import Framework
+from bigplan.cost.price import Costs
+from bigplan.graph.graph import Graph, Recompute
+from bigplan.spec.cluster import NodeGroup
+
+# Bytes an element of fp32 AdamW on the GPU moves: gradient, master and two moments read, all but
+# the gradient written, the parameter cast and written; the norm reads every gradient before.
+UPDATE_BYTES = 4 + 12 + 12 + 2 + 4
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a strategy leaves open: the same for all layers of a published run."""
+
+    recompute: Recompute = Recompute.NONE
+    recomputed: float = 1.0  # share of the layers that do so
+    virtual_stages: int = 1
+    cpu_update: bool = False
+    state_on_disk: bool = False
+    parameters_on_host: bool = False
+    boundaries_on_host: bool = False
+
+
+def framework_step(
+    graph: Graph, costs: Costs, nodes: NodeGroup, framework: Framework, run: Execution
+) -> dict[str, float]:
+    """Seconds of a step by part; their sum is the step."""
+    stages = [_Stage.of(graph, costs, framework, run, s) for s in range(graph.strategy.pp)]
+    slowest, every = max(s.micro_batch for s in stages), sum(s.micro_batch for s in stages)
+    units, compute = graph.micro_batches, max(s.compute for s in stages)
+    update = max(s.owned for s in stages) * UPDATE_BYTES / costs.rates.device_memory
+    parts = {
+        "compute": units * compute,
+        "communication": units * (slowest - compute),
+        "bubble": (every - slowest) / run.virtual_stages,
+        "reduce": max(s.after_backward for s in stages),
+        "update": update,
+    }
+    if run.cpu_update:
+        parts |= _offloaded(graph, costs, nodes, framework, run, stages)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """One pipeline stage: seconds of a micro-batch, and of what follows the last one."""
+
+    compute: float
+    micro_batch: float
+    after_backward: float
+    parameters: int
+    owned: int  # elements that one rank updates
+
+    @classmethod
+    def of(
+        cls, graph: Graph, costs: Costs, framework: Framework, run: Execution, stage: int
+    ) -> _Stage:
+        """The stage's layers summed up."""
+        strategy, kinds = graph.strategy, costs.kinds
+        compute = communication = last_backward = reduces = gathers = 0.0
+        parameters = 0
+        for name, count in stage_counts(graph, stage).items():
+            kind, cost = graph.kinds[name], kinds[name]
+            again = run.recomputed * cost.again(run.recompute) if kind.stores_activations else 0.0
+            backward = cost.backward + again
+            compute += count * (cost.forward + backward)
+            last_backward += count * backward
+            parameters += count * kind.parameters
+            reduces += count * cost.reduce
+            gathers += count * cost.gather
+            if strategy.zero == 3:
+                communication += count * hidden_by(
+                    cost.gather, cost.forward, framework.gather_exposed
+                )
+                communication += count * hidden_by(
+                    cost.gather, backward, framework.regather_exposed
+                )
+            if strategy.zero >= 2:
+                communication += count * hidden_by(cost.reduce, backward, framework.reduce_exposed)
+        if strategy.pp > 1:
+            communication += 2 * run.virtual_stages * framework.send_exposed * costs.send
+        after = 0.0
+        if strategy.dp > 1 and strategy.zero < 2:
+            after += hidden_by(reduces, last_backward, framework.reduce_exposed)
+        if strategy.zero in (1, 2):
+            after += framework.reduce_exposed * gathers
+        owned = -(-parameters // (strategy.dp if strategy.zero else 1))
+        return cls(compute, compute + communication, after, parameters, owned)
+
+
+def hidden_by(seconds: float, compute: float, exposed: float) -> float:
+    """What remains of a collective that a share of `exposed` keeps from hiding behind compute."""
+    return exposed * seconds + max(0.0, (1.0 - exposed) * seconds - compute)
+
+
+def stage_counts(graph: Graph, stage: int) -> Mapping[str, int]:
+    """Layers of each kind on a stage: blocks as evenly as possible, the ends to the ends."""
+    stages = graph.strategy.pp
+    blocks, more = divmod(graph.layers.count("block"), stages)
+    counts = {"block": blocks + (stage < more)}
+    if stage == 0:
+        counts["embedding"] = 1
+    if stage == stages - 1:
+        counts["head"] = 1
+    return counts
+
+
+ADAM_BYTES = 28  # of host memory that AdamW moves: three fp32 values read and written, one read
+
+
+def _offloaded(
+    graph: Graph,
+    costs: Costs,
+    nodes: NodeGroup,
+    framework: Framework,
+    run: Execution,
+    stages: list[_Stage],
+) -> dict[str, float]:
+    """The CPU's update and its copies, one after the other while the GPUs wait."""
+    rates, owned = costs.rates, max(s.owned for s in stages)
+    host, parameter = rates.host_memory, graph.sizes.parameter
+    if framework.one_numa_domain:
+        host = min(host, nodes.host.memory_bandwidth / nodes.host.numa_domains)
+    passes = ADAM_BYTES + 4 + parameter + framework.update_bytes  # AdamW's, the cast's, others
+    extra = owned * framework.update_bytes / host
+    parts = {
+        "update": max(owned / rates.cpu_update + extra, owned * passes / host),
+        "copies": owned * parameter * (1 / rates.d2h + 1 / rates.h2d),
+    }
+    if run.parameters_on_host:  # each rank loads its share for every forward and backward
+        passes_over = 2 + (run.recompute is Recompute.FULL)
+        parts["copies"] += passes_over * graph.micro_batches * owned * parameter / rates.h2d
+    if run.state_on_disk:
+        state = owned * graph.sizes.state
+        parts["disk"] = state / rates.nvme_read + state / rates.nvme_write
+    return parts

@@ -1,0 +1,75 @@
+"""What a layer computes, one kernel or a few at a time: the shapes that a cost model prices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Pattern = Literal["all_reduce", "all_gather", "reduce_scatter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """`batch` matrix products [m, k] x [k, n] in one launch, `count` launches."""
+
+    name: str
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    count: int = 1
+    fp8: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations."""
+        return 2.0 * self.m * self.n * self.k * self.batch * self.count
+
+    @property
+    def elements(self) -> int:
+        """Elements of both inputs and of the output."""
+        each = self.m * self.k + self.k * self.n + self.m * self.n
+        return each * self.batch * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Fused causal attention; `flops` counts the lower triangle only, `nbytes` what it moves."""
+
+    name: str
+    flops: float
+    nbytes: float = 0.0
+    backward: bool = False
+    head_dim: int = 128
+    length: int = 1 << 20  # of the sequence, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Memory-bound kernels that move `nbytes` through device memory.
+
+    `eager`: how many times the bytes, and the launches, where the operator is a chain of plain
+    torch kernels instead of a fused one.
+    """
+
+    name: str
+    nbytes: float
+    launches: int = 1
+    eager: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Collectives of `nbytes` (the whole tensor) over the tensor-parallel group.
+
+    `hidden`: a GEMM that does not depend on it runs at the same time.
+    """
+
+    name: str
+    pattern: Pattern
+    nbytes: int
+    count: int = 1
+    hidden: bool = False
+
+
+Operator = Gemm | Attention | Stream | Collective

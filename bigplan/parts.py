@@ -1,0 +1,103 @@
+"""Where the seconds of a step go: parts that add up to it, seen from the busiest GPU.
+
+    compute       operators of forward and backward, run once
+    recompute     what runs a second time before a backward
+    collectives   tensor-parallel collectives that the GPU waits for
+    update        optimizer, gradient norm and sums on the GPU
+    bubble        waiting for other pipeline stages: (pp - 1) / vpp units of a stage's work
+    waiting       the rest: for transfers, for the network, for the CPU's update
+
+The bubble is that of 1F1B (Narayanan et al., SC'21); what exceeds the idle time is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bigplan.cost import Costs
+from bigplan.cost.collective import tensor_group
+from bigplan.cost.compute import Device
+from bigplan.cost.framework import NATIVE
+from bigplan.cost.operators import Bound, operator_costs
+from bigplan.graph.graph import Graph
+from bigplan.placement import Placement, StagePlacement
+from bigplan.plan import StepParts
+from bigplan.program import Lane
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step as it was simulated: its seconds, and the busiest stage's seconds per lane."""
+
+    seconds: float
+    busy: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """Seconds of a stage's forwards and backwards in one step."""
+
+    compute: float
+    recompute: float
+    collectives: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.recompute + self.collectives
+
+
+def step_parts(
+    graph: Graph,
+    costs: Costs,
+    placement: Placement,
+    step: Step,
+    collectives: Mapping[str, float],
+) -> StepParts:
+    """The parts of `step`; `collectives`: seconds by layer kind, per layer and micro-batch."""
+    passes = max(
+        (_passes(graph, costs, stage, collectives) for stage in placement.stages),
+        key=lambda found: found.total,
+    )
+    on_gpu = max(step.busy.get(Lane.COMPUTE, 0.0), passes.total)
+    idle = max(0.0, step.seconds - on_gpu)
+    strategy = graph.strategy
+    bubble = (strategy.pp - 1) / strategy.vpp * passes.total / graph.units
+    others = {lane: seconds for lane, seconds in step.busy.items() if lane != Lane.COMPUTE}
+    return StepParts(
+        compute=passes.compute,
+        recompute=passes.recompute,
+        collectives=passes.collectives,
+        update=on_gpu - passes.total,
+        bubble=min(idle, bubble),
+        waiting=idle - min(idle, bubble),
+        waits_for=max(others, key=lambda lane: others[lane], default=""),
+    )
+
+
+def collective_seconds(graph: Graph, training: Training, nodes: NodeGroup) -> dict[str, float]:
+    """Seconds of a layer's tensor-parallel collectives per micro-batch, by layer kind."""
+    group, device = tensor_group(graph.strategy, nodes), Device(nodes.gpu, training.precision)
+    return {
+        name: sum(
+            cost.seconds
+            for cost in operator_costs((*kind.forward, *kind.backward), device, group, NATIVE)
+            if cost.bound is Bound.COMMUNICATION
+        )
+        for name, kind in graph.kinds.items()
+    }
+
+
+def _passes(
+    graph: Graph, costs: Costs, stage: StagePlacement, collectives: Mapping[str, float]
+) -> _Passes:
+    compute = recompute = waits = 0.0
+    for name, kind in stage.kinds.items():
+        cost, times = costs.kinds[name], kind.layers * graph.micro_batches
+        waits += times * collectives[name]
+        compute += times * (cost.forward + cost.backward - collectives[name])
+        for policy, tiers in kind.activations.items():
+            recompute += graph.micro_batches * sum(tiers.values()) * cost.again(policy)
+    return _Passes(compute, recompute, waits)

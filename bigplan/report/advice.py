@@ -1,0 +1,217 @@
+"""Advice that a user can act on, each computed from the plan and told with its number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bigplan.plan import Plan
+from bigplan.program import Lane
+from bigplan.report.operators import LAUNCHES, PER_MICRO_BATCH, OperatorRow
+from bigplan.report.shapes import WORTH, Rounding, roundings
+from bigplan.report.text import seconds_text
+from bigplan.units import format_bandwidth, format_count
+
+MUCH = 0.05  # of the step: what costs less is not worth a word
+DRIVES = {Lane.NVME_READ: "read", Lane.NVME_WRITE: "write"}
+
+# Widths of heads that FlashAttention-2 has kernels for (HEADDIM_SWITCH in its static_switch.h);
+# others are computed as the next wider one, with zeros.
+FLASH_HEADS = (32, 64, 96, 128, 192, 256)
+SPLIT = ("vocab", "ffn")  # over tensor-parallel ranks
+WHY = {
+    "vocab": "as it is, the LM head's products waste tiles or do without tensor cores",
+    "ffn": "as it is, the MLP's products waste tiles or do without tensor cores",
+    "hidden": "as it is, every product of a block wastes tiles or does without tensor cores",
+    "head_dim": "as it is, attention is slower than its arithmetic asks",
+}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`about` names the subject for programs; `gain` is the share of the step at stake."""
+
+    about: str
+    gain: float
+    text: str
+
+
+def advice_of(
+    plan: Plan, rows: Sequence[OperatorRow], hidden: tuple[str, float] | None = None
+) -> list[Advice]:
+    """Everything worth a word, the most important first; `hidden` as from hiding_tokens."""
+    every = (
+        *_shapes(plan, rows),
+        *_head_dim(plan, rows),
+        *_precision(plan, rows),
+        *_launches(plan, rows),
+        *_tokens(plan, hidden),
+        *_drives(plan),
+        *_waiting(plan),
+        *_bubble(plan),
+    )
+    return sorted(every, key=lambda advice: -advice.gain)
+
+
+def _shapes(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
+    on_layers = sum(row.seconds for row in rows if row.of_layers)
+    share = min(1.0, on_layers / plan.strategy.pp / plan.predicted.step_seconds)
+    for found in roundings(plan):
+        yield Advice(found.dimension, found.gain * share, _rounding_text(plan, found, share))
+
+
+def _rounding_text(plan: Plan, found: Rounding, share: float) -> str:
+    saved = found.gain * share * plan.predicted.step_seconds
+    tp = plan.strategy.tp
+    split = f" (for tensor parallel {tp})" if tp > 1 and found.dimension in SPLIT else ""
+    multiple = f"{found.rounded}, a multiple of {found.multiple}{split}"
+    gain = f"about {seconds_text(saved)} a step ({found.gain * share:.1%})"
+    if found.dimension == "vocab":
+        return f"Pad the vocabulary from {found.value} to {multiple}: {WHY['vocab']}; saves {gain}."
+    return (
+        f"Make {found.dimension} {multiple}, instead of {found.value}: {WHY[found.dimension]}; "
+        f"saves {gain} for the same arithmetic."
+    )
+
+
+def _head_dim(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
+    width = plan.model.head_dim
+    padded = next((known for known in FLASH_HEADS if known >= width), width)
+    # A fused attention is the operator with FLOPs that is no matrix product in tiles.
+    fused = sum(row.seconds for row in rows if row.flops and row.tile_lost is None)
+    share = fused / plan.strategy.pp / plan.predicted.step_seconds
+    gain = share * (1 - width / padded)
+    if gain > WORTH and plan.cluster.group.gpu.device == "cuda":
+        yield Advice(
+            "head_dim",
+            gain,
+            f"head_dim {width} is computed as {padded} by fused attention kernels: "
+            f"{1 - width / padded:.0%} of attention's {share:.0%} of the step is for nothing. "
+            f"Fewer heads of {padded} cost the same time.",
+        )
+
+
+def _precision(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
+    gpu, now = plan.cluster.group.gpu, plan.training.precision
+    rates = {str(name): rate for name, rate in gpu.peak_flops.items()}
+    if now == "fp32" and gpu.device == "cuda" and rates.get("bf16", 0.0) > rates["fp32"]:
+        products = sum(row.seconds for row in rows if row.flops) / plan.strategy.pp
+        faster = rates["bf16"] / rates["fp32"]
+        gain = products * (1 - 1 / faster) / plan.predicted.step_seconds
+        yield Advice(
+            "precision",
+            gain,
+            f"Train in bf16: fp32 leaves the tensor cores idle, whose peak is {faster:.1f} times "
+            f"as high, and matrix products take {gain / (1 - 1 / faster):.0%} of the step.",
+        )
+
+
+def _launches(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
+    waits = sum(row.seconds for row in rows if row.name == LAUNCHES)
+    layers = sum(row.seconds for row in rows if row.of_layers)
+    share = waits / layers if layers else 0.0
+    if share > MUCH:
+        tokens = plan.strategy.micro_batch * plan.training.sequence_length
+        yield Advice(
+            "micro_batch",
+            share,
+            f"Kernels are too short: {share:.0%} of forward and backward is waiting for launches, "
+            f"at {format_count(tokens)} tokens a micro-batch. A larger micro-batch (it may need "
+            "recomputation or memory) or longer sequences make each kernel longer.",
+        )
+
+
+def _tokens(plan: Plan, hidden: tuple[str, float] | None) -> Iterator[Advice]:
+    now = plan.training.tokens_per_step
+    if hidden is None or hidden[1] <= now:
+        return
+    lane, tokens = hidden
+    share = plan.predicted.parts.waiting / plan.predicted.step_seconds
+    yield Advice(
+        "tokens_per_step",
+        share,
+        f"From {format_count(float(f'{tokens:.2g}'))} tokens a step on compute takes longer than "
+        f"the transfers ({lane}); now it is {format_count(now)}, and the GPU waits for "
+        f"{share:.0%} of the step. A larger global batch, passed through each layer together, "
+        "spreads the same transfers over more tokens.",
+    )
+
+
+def in_one_unit(plan: Plan) -> Plan:
+    """The plan with all micro-batches passed through each layer together: fewest transfers.
+
+    It need not fit. A pipeline keeps its units: with one unit it would not be a pipeline.
+    """
+    if plan.strategy.pp > 1:
+        return plan
+    group = plan.strategy.micro_batches(plan.training)
+    strategy = plan.strategy.model_copy(update={"accumulation_group": group})
+    return plan.model_copy(update={"strategy": strategy})
+
+
+def hiding_tokens(plan: Plan, rows: Sequence[OperatorRow]) -> tuple[str, float] | None:
+    """The lane that needs most tokens a step to hide behind compute, and how many.
+
+    `rows` are those of the plan in one unit: then a lane takes F seconds a step however large the
+    batch is, and s seconds a token for activations. Compute takes c seconds a token, so that
+    c t = F + s t. None where nothing is moved, or where no number of tokens would do.
+    """
+    now = plan.training.tokens_per_step
+    stages = plan.strategy.pp
+    compute = sum(row.seconds for row in rows if row.of_layers) / stages / now
+    worst: tuple[str, float] | None = None
+    for lane in (Lane.H2D, Lane.D2H, Lane.NVME_READ, Lane.NVME_WRITE, Lane.CPU):
+        moves = [row for row in rows if row.where == lane]
+        per_token = sum(row.seconds for row in moves if row.phase == PER_MICRO_BATCH) / stages / now
+        fixed = sum(row.seconds for row in moves) / stages - per_token * now
+        if fixed > 0 and compute > per_token:
+            tokens = fixed / (compute - per_token)
+            if worst is None or tokens > worst[1]:
+                worst = str(lane), tokens
+    return worst
+
+
+def _drives(plan: Plan) -> Iterator[Advice]:
+    predicted, nvme = plan.predicted, plan.cluster.group.nvme
+    lane = predicted.bottleneck
+    if nvme is None or lane not in DRIVES:
+        return
+    busy, compute = predicted.busy_seconds[lane], predicted.busy_seconds.get(Lane.COMPUTE, 0.0)
+    rate = nvme.node_read if lane == Lane.NVME_READ else nvme.node_write
+    needed = rate * busy / compute if compute else rate
+    yield Advice(
+        "drives",
+        max(0.0, 1 - compute / predicted.step_seconds),
+        f"The drives are the bottleneck: they {DRIVES[Lane(lane)]} for {seconds_text(busy)} of a "
+        f"step of {seconds_text(predicted.step_seconds)} at {format_bandwidth(rate)}. "
+        f"{format_bandwidth(float(f'{needed:.2g}'))} would hide behind compute: more or faster "
+        "drives (`bigplan plan --what-if` solves for one more), or more host memory.",
+    )
+
+
+def _waiting(plan: Plan) -> Iterator[Advice]:
+    predicted, parts = plan.predicted, plan.predicted.parts
+    share = parts.waiting / predicted.step_seconds
+    if share > MUCH and predicted.bottleneck == Lane.COMPUTE and parts.waits_for:
+        busy = predicted.busy_seconds.get(parts.waits_for, 0.0) / predicted.step_seconds
+        yield Advice(
+            "waiting",
+            share,
+            f"The GPU waits for {share:.0%} of the step, although {parts.waits_for}, the busiest "
+            f"other resource, works for only {busy:.0%} of it: transfers come at the wrong time or "
+            "in too large pieces. `bigplan plan --what-if` solves for what makes them fewer.",
+        )
+
+
+def _bubble(plan: Plan) -> Iterator[Advice]:
+    parts, step = plan.predicted.parts, plan.predicted.step_seconds
+    share = parts.bubble / step
+    if share > MUCH:
+        units = plan.strategy.units(plan.training)
+        yield Advice(
+            "global_batch",
+            share,
+            f"The pipeline's bubble takes {share:.0%} of the step: {units} units for "
+            f"{plan.strategy.pp} stages. It shrinks in proportion to the global batch: twice "
+            f"{plan.training.global_batch} sequences would leave about {share / (2 - share):.0%}.",
+        )

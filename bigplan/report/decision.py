@@ -1,0 +1,78 @@
+"""The plan in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.report.stages import TENSORS, Stage
+from bigplan.report.text import listed
+from bigplan.units import format_count
+
+DEGREES = (("data parallel", "dp"), ("tensor parallel", "tp"), ("pipeline", "pp"))
+
+
+def decision(plan: Plan, stages: Sequence[Stage]) -> str:
+    """What is trained where, how it is split, what leaves the GPU and what is recomputed."""
+    group = plan.cluster.group
+    where = f"{group.gpus} x {group.gpu.name}"
+    if group.nodes > 1:
+        where += f" ({group.nodes} nodes)"
+    batch = f"{plan.training.global_batch} sequences of {plan.training.sequence_length} tokens"
+    size = format_count(plan.model.parameter_count)
+    return (
+        f"Train {plan.model.name} ({size} parameters) on {where} "
+        f"with {strategy_text(plan.strategy)}, {batch} a step in {plan.training.precision}; "
+        f"{_away(stages)}; {_again(plan.model.layers, stages)}."
+    )
+
+
+def strategy_text(strategy: Strategy) -> str:
+    """Degrees of parallelism in words; what is 1 or off is left out."""
+    degrees = [(name, getattr(strategy, field)) for name, field in DEGREES]
+    parts = [f"{name} {degree}" for name, degree in degrees if degree > 1] or ["one GPU"]
+    if strategy.vpp > 1:
+        parts.append(f"{strategy.vpp} virtual stages each")
+    if strategy.first_blocks or strategy.last_blocks:
+        parts.append(_ends(strategy))
+    if strategy.tp > 1 and not strategy.sequence_parallel:
+        parts.append("no sequence parallelism")
+    if strategy.zero:
+        parts.append(f"ZeRO {strategy.zero}")
+    parts.append(f"micro-batch {strategy.micro_batch}")
+    if strategy.accumulation_group > 1:
+        parts.append(f"{strategy.accumulation_group} micro-batches per layer visit")
+    return ", ".join(parts)
+
+
+def _ends(strategy: Strategy) -> str:
+    """How many blocks the pipeline's ends have, where they differ from the rest."""
+    ends = (("first", strategy.first_blocks), ("last", strategy.last_blocks))
+    return f"blocks in the {listed([f'{name} chunk {n}' for name, n in ends if n])}"
+
+
+def _away(stages: Sequence[Stage]) -> str:
+    away = [
+        tensor if tensor != "optimizer" else "optimizer state"
+        for tensor in TENSORS
+        if any(tier != Tier.GPU for stage in stages for tier in stage.placement[tensor])
+    ]
+    if not away:
+        return "everything stays on the GPU"
+    return f"off the GPU at least in part: {listed(away)}"
+
+
+def _again(layers: int, stages: Sequence[Stage]) -> str:
+    policies = {
+        str(Recompute.FULL): "recomputed",
+        str(Recompute.SELECTIVE): "recomputed selectively",
+    }
+    told = []
+    for policy, words in policies.items():
+        again = sum(stage.recompute.get(policy, 0) for stage in stages)
+        if again:
+            told.append(f"{again} of {layers} layers are {words}")
+    return listed(told) if told else "nothing is recomputed"

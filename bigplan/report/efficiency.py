@@ -1,0 +1,83 @@
+"""How well a plan uses its GPUs, beside what nvidia-smi would show of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bigplan.plan import Plan
+from bigplan.program import Lane
+from bigplan.report.operators import OperatorRow
+from bigplan.timeline import Timeline
+
+# Lanes on which kernels run: NCCL's collectives and messages are kernels too, copies are not.
+KERNELS = (Lane.COMPUTE, Lane.COMM, Lane.SEND, Lane.RECV)
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares are of the step, of the peak, or of forward's and backward's time.
+
+    `utilisation` is nvidia-smi's: the share of time in which at least one kernel runs.
+    """
+
+    utilisation: float
+    mfu: float
+    hfu: float
+    memory_bandwidth: float
+    memory_share: float
+    without_tensor_cores: float
+    by_bound: Mapping[str, float]
+
+
+def efficiency_of(plan: Plan, timeline: Timeline, rows: Sequence[OperatorRow]) -> Efficiency:
+    """Efficiency of the plan's step; figures of several pipeline stages are averages."""
+    gpu, step = plan.cluster.group.gpu, plan.predicted.step_seconds
+    stages = plan.strategy.pp
+    layers = [row for row in rows if row.of_layers]
+    on_gpu = [row for row in rows if row.of_layers or row.where == Lane.COMPUTE]
+    busy = sum(row.seconds for row in on_gpu) or 1.0
+    products = [row for row in layers if row.tensor_cores is not None]
+    slow = sum(row.seconds for row in products if not row.tensor_cores)
+    bandwidth = sum(row.nbytes for row in on_gpu if row.bound != "communication") / busy
+    return Efficiency(
+        utilisation=_running(timeline, stages),
+        mfu=plan.predicted.mfu,
+        hfu=sum(row.flops for row in layers) / stages / step / gpu.peak(plan.training.precision),
+        memory_bandwidth=bandwidth,
+        memory_share=bandwidth / gpu.memory_bandwidth,
+        without_tensor_cores=slow / (sum(row.seconds for row in products) or 1.0),
+        by_bound=_by_bound(layers),
+    )
+
+
+def _by_bound(rows: Sequence[OperatorRow]) -> dict[str, float]:
+    totals: dict[str, float] = defaultdict(float)
+    for row in rows:
+        totals[row.bound] += row.seconds
+    whole = sum(totals.values()) or 1.0
+    return {name: s / whole for name, s in sorted(totals.items(), key=lambda item: -item[1])}
+
+
+def _running(timeline: Timeline, stages: int) -> float:
+    """Share of the step in which a kernel runs, on average over the stages."""
+    covered = sum(
+        _covered(
+            (event.start, event.end)
+            for event in timeline.events
+            if event.stage == stage and event.lane in KERNELS
+        )
+        for stage in range(stages)
+    )
+    return covered / stages / timeline.seconds if timeline.seconds else 0.0
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
+    total, reached = 0.0, 0.0
+    for start, end in sorted(spans):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total

@@ -1,0 +1,195 @@
+"""Every operator and every move of a plan's step, with what it takes and what it is bound by.
+
+Rows count one GPU of every pipeline stage, so that seconds add up to the plan's own by kind of
+action. The only place of the reports that asks the cost model about single operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bigplan.cost.collective import tensor_group
+from bigplan.cost.compute import Device
+from bigplan.cost.framework import NATIVE
+from bigplan.cost.operators import Bound, OperatorCost, operator_costs
+from bigplan.cost.price import pass_seconds
+from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.operators import Attention, Gemm, Operator
+from bigplan.plan import Plan
+from bigplan.planner import programs_of
+from bigplan.program import Lane, Op, Program, counted
+from bigplan.report.waste import tile_lost, wave_lost
+from bigplan.simulate import action_seconds
+from bigplan.solve.candidate import Candidate
+from bigplan.spec.cluster import Gpu
+
+LAUNCHES = "waiting for launches"  # what a pass takes beyond its operators
+ALIGNED = 8  # elements: what tensor-core kernels load at once (NVIDIA, mixed-precision guide)
+PASSES = ("forward", "backward", "recompute")
+PER_MICRO_BATCH, PER_STEP = "micro-batch", "step"
+MOVES = {
+    Lane.H2D: "transfer",
+    Lane.D2H: "transfer",
+    Lane.NVME_READ: "transfer",
+    Lane.NVME_WRITE: "transfer",
+    Lane.COMM: "communication",
+    Lane.SEND: "communication",
+    Lane.RECV: "communication",
+}
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator or move, `times` times a step; seconds, FLOPs and bytes are those of all.
+
+    `where` is the layer kind, or the lane of a move. `phase` is forward, backward or recompute; of
+    a move, whether every micro-batch makes it, or every unit or step. `tensor_cores` is None where
+    the question does not arise. `tile_lost` and `wave_lost` are shares of the work of 128 x 256
+    tiles that lie outside the matrix, and of the multiprocessors' time in which the last wave
+    leaves them idle; `lost` is the share of the priced time that both cost with the best tile.
+    `of_peak` is the rate reached: of the GPU's peak FLOP/s where arithmetic binds, of its nominal
+    memory bandwidth elsewhere.
+    """
+
+    where: str
+    phase: str
+    name: str
+    times: int
+    seconds: float
+    flops: float
+    nbytes: float
+    bound: str
+    tensor_cores: bool | None = None
+    tile_lost: float | None = None
+    wave_lost: float | None = None
+    lost: float | None = None
+    of_peak: float | None = None
+
+    @property
+    def intensity(self) -> float | None:
+        """FLOPs per byte; None where nothing is computed."""
+        return self.flops / self.nbytes if self.flops and self.nbytes else None
+
+    @property
+    def of_layers(self) -> bool:
+        """Whether it is a part of a layer's forward or backward."""
+        return self.phase in PASSES
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second reached; None where nothing moves."""
+        return self.nbytes / self.seconds if self.nbytes and self.seconds else None
+
+
+def operator_rows(plan: Plan) -> list[OperatorRow]:
+    """Layers in order, each forward, backward and what is recomputed; then updates and moves."""
+    candidate, programs = programs_of(plan)
+    graph = candidate.graph
+    rows = [row for name in graph.kinds for row in _kind_rows(plan, graph, name)]
+    return [*rows, *_action_rows(candidate, programs)]
+
+
+def _kind_rows(plan: Plan, graph: Graph, name: str) -> Iterator[OperatorRow]:
+    kind = graph.kinds[name]
+    placed = [stage.kinds[name] for stage in plan.placement.stages if name in stage.kinds]
+    layers = sum(p.layers for p in placed)
+    forward, backward, recompute = PASSES
+    passes: list[tuple[str, tuple[Operator, ...], int]] = [
+        (forward, kind.forward, layers),
+        (backward, kind.backward, layers),
+    ]
+    for policy in (Recompute.FULL, Recompute.SELECTIVE):
+        again = sum(sum(p.activations.get(policy, {}).values()) for p in placed)
+        passes.append((recompute, kind.again(policy), again))
+    for phase, operators, count in passes:
+        if count and operators:
+            times = count * graph.micro_batches
+            yield from _pass_rows(plan, graph, kind, (phase, operators, times))
+
+
+def _pass_rows(
+    plan: Plan, graph: Graph, kind: LayerKind, run: tuple[str, tuple[Operator, ...], int]
+) -> Iterator[OperatorRow]:
+    phase, operators, times = run
+    nodes = plan.cluster.group
+    device, group = Device(nodes.gpu, plan.training.precision), tensor_group(graph.strategy, nodes)
+    whole = pass_seconds(operators, device, group, NATIVE) * times
+    costs = list(operator_costs(operators, device, group, NATIVE))
+    for operator, cost in zip(operators, costs, strict=True):
+        yield _row(device, operator, cost, (kind.name, phase, times))
+    rest = whole - sum(cost.seconds for cost in costs) * times
+    if rest > 1e-9 * whole:
+        yield OperatorRow(kind.name, phase, LAUNCHES, times, rest, 0.0, 0.0, str(Bound.LATENCY))
+
+
+def _row(
+    device: Device, operator: Operator, cost: OperatorCost, run: tuple[str, str, int]
+) -> OperatorRow:
+    where, phase, times = run
+    gemm = operator if isinstance(operator, Gemm) else None
+    return OperatorRow(
+        where=where,
+        phase=phase,
+        name=cost.name,
+        times=times,
+        seconds=cost.seconds * times,
+        flops=cost.flops * times,
+        nbytes=cost.nbytes * times,
+        bound=str(cost.bound),
+        tensor_cores=uses_tensor_cores(operator, device.gpu, device.precision),
+        tile_lost=tile_lost(gemm) if gemm else None,
+        wave_lost=wave_lost(gemm, device.gpu.multiprocessors) if gemm else None,
+        lost=1 - 1 / cost.tile_waste if gemm else None,
+        of_peak=_of_peak(cost, device),
+    )
+
+
+def _of_peak(cost: OperatorCost, device: Device) -> float | None:
+    if not cost.seconds or cost.bound is Bound.COMMUNICATION:
+        return None
+    if cost.bound is Bound.COMPUTE:
+        return cost.flops / cost.seconds / device.gpu.peak(device.precision)
+    return cost.nbytes / cost.seconds / device.gpu.memory_bandwidth
+
+
+def uses_tensor_cores(operator: Operator, gpu: Gpu, precision: str) -> bool | None:
+    """Whether dtype and dimensions suit tensor cores: not fp32, all multiples of 8."""
+    if not isinstance(operator, Gemm | Attention) or gpu.device != "cuda":
+        return None
+    sizes = (
+        (operator.m, operator.n, operator.k) if isinstance(operator, Gemm) else (operator.head_dim,)
+    )
+    return precision != "fp32" and all(size % ALIGNED == 0 for size in sizes)
+
+
+def _action_rows(candidate: Candidate, programs: tuple[Program, ...]) -> Iterator[OperatorRow]:
+    """Updates, norms and everything that moves, by action and lane."""
+    graph, costs = candidate.graph, candidate.costs
+    totals: dict[tuple[Op, Lane, str], tuple[int, float, float]] = {}
+    for program in programs:
+        for action, times in counted(program.step):
+            if action.op in (Op.FORWARD, Op.BACKWARD, Op.FREE):
+                continue
+            phase = PER_MICRO_BATCH if action.micro_batch >= 0 else PER_STEP
+            key = action.op, action.lane, phase
+            count, seconds, nbytes = totals.get(key, (0, 0.0, 0.0))
+            totals[key] = (
+                count + times,
+                seconds + times * action_seconds(action, graph, costs),
+                nbytes + times * action.amount * _bytes_each(action.op, graph),
+            )
+    for (op, lane, phase), (times, seconds, nbytes) in totals.items():
+        bound = MOVES.get(lane, str(Bound.MEMORY))
+        yield OperatorRow(str(lane), phase, str(op), times, seconds, 0.0, nbytes, bound)
+
+
+def _bytes_each(op: Op, graph: Graph) -> int:
+    """Bytes per unit of an action's amount.
+
+    An update reads and writes an element's state, reads its gradient and writes the parameter;
+    summing reads both gradients and writes the sum.
+    """
+    if op is Op.UPDATE:
+        return 2 * graph.sizes.state + graph.sizes.gradient + graph.sizes.parameter
+    return 3 if op is Op.ACCUMULATE else 1

@@ -1,0 +1,10 @@
+"""The program priced and played: when every action of a step starts and ends.
+
+Lanes run their actions in program order; an action starts when its lane is free and the actions it
+depends on have ended. Nothing here knows how the solver estimated the plan.
+"""
+
+from bigplan.simulate.play import simulate, step_seconds
+from bigplan.simulate.seconds import Totals, action_seconds, total_seconds
+
+__all__ = ["Totals", "action_seconds", "simulate", "step_seconds", "total_seconds"]

@@ -1,0 +1,34 @@
+"""A step played on all stages: with its events, or only how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bigplan.cost import Costs
+from bigplan.graph.graph import Graph
+from bigplan.program import Program
+from bigplan.simulate.rank import ranks_of, run
+from bigplan.simulate.rounds import play_steady
+from bigplan.timeline import Event, Timeline
+
+
+def simulate(programs: Sequence[Program], graph: Graph, costs: Costs) -> Timeline:
+    """One steady step of every stage, messages between neighbours matched.
+
+    Raises VerificationError where stages wait for each other for ever.
+    """
+    events: list[Event] = []
+    run(ranks_of(programs, graph, costs, events))
+    # As the search has it: where repetitions are skipped, sums round in another order.
+    return Timeline(tuple(events), step_seconds(programs, graph, costs))
+
+
+def step_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> float:
+    """The seconds of `simulate`'s timeline, up to rounding, without its events.
+
+    Raises VerificationError where stages wait for each other for ever.
+    """
+    ranks = ranks_of(programs, graph, costs, None)
+    play_steady(ranks)
+    run(ranks)
+    return max((clock for rank in ranks for clock in rank.clocks), default=0.0)

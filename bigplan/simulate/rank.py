@@ -1,0 +1,205 @@
+"""Ranks on their way through their programs.
+
+The order is `program.Dependencies`' order, kept as times instead of action numbers: an entry knows
+when it was last written and when it was last used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from bigplan.cost import Costs
+from bigplan.errors import VerificationError
+from bigplan.graph.graph import Graph
+from bigplan.program import Action, Lane, Op, Program, Ref, Repeat, walk
+from bigplan.simulate.seconds import action_seconds
+from bigplan.timeline import Event
+
+Moving = tuple[int, int, int]  # a ring's first entry, its entry for micro-batch 0, its entries
+# Lane, seconds; entries read and changed, fixed and moving; content of a message; the action.
+Step = tuple[
+    int,
+    float,
+    tuple[int, ...],
+    tuple[Moving, ...],
+    tuple[int, ...],
+    tuple[Moving, ...],
+    str,
+    Action,
+]
+Mail = dict[tuple[str, int], float]  # when a message of a micro-batch has arrived
+LANES = {lane: index for index, lane in enumerate(Lane)}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps, each with its micro-batch, `count` times; micro-batches advance by `stride`."""
+
+    count: int
+    stride: int
+    steps: list[tuple[Step, int]]
+
+
+@dataclass(slots=True)
+class Rank:
+    """One role on its way through its program."""
+
+    stage: int
+    segments: list[Segment]
+    rings: list[tuple[int, int]]  # first entry and number of entries
+    mail: Mail  # shared by all ranks; what was received is taken out
+    events: list[Event] | None
+    main: int | None = None  # the segment that is played in rounds
+    clocks: list[float] = field(default_factory=list)  # by lane
+    written: list[float] = field(default_factory=list)  # by entry: end of the last write
+    used: list[float] = field(default_factory=list)  # by entry: end of the last read or write
+    repetition: int = 0  # of the segment that is being played
+    waiting: tuple[str, int] | None = None  # for this message
+    at_round: bool = False
+    ended: bool = False
+    playing: Iterator[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.playing = self._play()
+
+    def resume(self) -> bool:
+        """Go on until a message is missing or a round begins; False where it still is missing."""
+        if self.ended or (self.waiting is not None and self.waiting not in self.mail):
+            return False
+        self.waiting, self.at_round = None, False
+        next(self.playing, None)
+        return True
+
+    def _play(self) -> Iterator[None]:
+        for number, segment in enumerate(self.segments):
+            self.repetition = 0
+            while self.repetition < segment.count:
+                if number == self.main:
+                    self.at_round = True
+                    yield
+                yield from self._repeat(segment, self.repetition * segment.stride)
+                self.repetition += 1
+        self.ended = True
+
+    def _repeat(self, segment: Segment, base: int) -> Iterator[None]:
+        clocks, written, used, mail = self.clocks, self.written, self.used, self.mail
+        for step, offset in segment.steps:
+            lane, seconds, reads, moving_reads, changes, moving_changes, message, action = step
+            number = base + offset
+            if moving_reads:
+                reads = (*reads, *[first + (i + number) % n for first, i, n in moving_reads])
+            if moving_changes:
+                changes = (*changes, *[first + (i + number) % n for first, i, n in moving_changes])
+            start = clocks[lane]
+            if message and action.op is Op.RECV:
+                while (message, number) not in mail:
+                    self.waiting = message, number
+                    yield
+                start = max(start, mail.pop((message, number)))
+            for entry in reads:
+                start = max(start, written[entry])
+            for entry in changes:
+                start = max(start, used[entry])
+            clocks[lane] = end = start + seconds
+            for entry in reads:
+                used[entry] = max(used[entry], end)
+            for entry in changes:
+                written[entry] = used[entry] = end
+            if message and action.op is Op.SEND:
+                mail[message, number] = end
+            if self.events is not None and action.op is not Op.FREE:
+                at = self.stage, action.lane.value, action.op.value, action.layer
+                self.events.append(
+                    Event(*at, number if action.micro_batch >= 0 else -1, start, end)
+                )
+
+
+def run(ranks: Sequence[Rank]) -> None:
+    """Play every rank until it ended or begins a round. Raises VerificationError at a deadlock."""
+    moving = True
+    while moving:
+        moving = False
+        for rank in ranks:
+            moving |= not rank.at_round and rank.resume()
+    stuck = [rank.stage for rank in ranks if not rank.ended and not rank.at_round]
+    if stuck:
+        raise VerificationError(f"stages {stuck} wait for messages that are never sent")
+
+
+def ranks_of(
+    programs: Sequence[Program], graph: Graph, costs: Costs, events: list[Event] | None
+) -> list[Rank]:
+    """A rank per program, at the start of its step; events are added to `events`."""
+    mail: Mail = {}
+    return [_rank(program, (graph, costs), mail, events) for program in programs]
+
+
+def _rank(
+    program: Program, prices: tuple[Graph, Costs], mail: Mail, events: list[Event] | None
+) -> Rank:
+    first, rings = 0, {}
+    for name, buffer in program.buffers.items():
+        rings[name] = first, buffer.count
+        first += buffer.count
+    priced: dict[int, Step] = {}
+
+    def step(action: Action) -> Step:
+        found = priced.get(id(action))
+        if found is None:
+            found = priced[id(action)] = _step(action, rings, action_seconds(action, *prices))
+        return found
+
+    segments: list[Segment] = []
+    for instruction in program.step:
+        if isinstance(instruction, Repeat):
+            body = [(step(action), number) for action, number in walk(instruction.body)]
+            segments.append(Segment(instruction.count, instruction.stride, body))
+        else:
+            if not segments or segments[-1].count > 1:
+                segments.append(Segment(1, 0, []))
+            segments[-1].steps.append((step(instruction), instruction.micro_batch))
+    return Rank(
+        stage=program.stage,
+        segments=segments,
+        rings=list(rings.values()),
+        mail=mail,
+        events=events,
+        clocks=[0.0] * len(LANES),
+        written=[0.0] * first,
+        used=[0.0] * first,
+    )
+
+
+def _step(action: Action, rings: dict[str, tuple[int, int]], seconds: float) -> Step:
+    reads, moving_reads = _places(action.reads, rings)
+    changes, moving_changes = _places(action.writes + action.frees, rings)
+    message = ""
+    if action.op in (Op.SEND, Op.RECV):
+        message = (action.reads if action.op is Op.SEND else action.writes)[0].content
+    return (
+        LANES[action.lane],
+        seconds,
+        reads,
+        moving_reads,
+        changes,
+        moving_changes,
+        message,
+        action,
+    )
+
+
+def _places(
+    refs: tuple[Ref, ...], rings: dict[str, tuple[int, int]]
+) -> tuple[tuple[int, ...], tuple[Moving, ...]]:
+    """Entries of refs that stay, and the rings of those that follow the micro-batch."""
+    if not refs:
+        return (), ()
+    fixed, moving = [], []
+    for ref in refs:
+        first, count = rings[ref.buffer]
+        if ref.moving:
+            moving.append((first, ref.entry, count))
+        else:
+            fixed.append(first + ref.entry % count)
+    return tuple(fixed), tuple(moving)

@@ -1,0 +1,74 @@
+"""How long actions hold their lanes: one, and all of a step added up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bigplan.cost import Costs
+from bigplan.graph.graph import Graph
+from bigplan.placement import Tier
+from bigplan.program import Action, Lane, Op, Program, counted
+
+MOVES = {
+    Lane.H2D: "h2d",
+    Lane.D2H: "d2h",
+    Lane.NVME_READ: "nvme_read",
+    Lane.NVME_WRITE: "nvme_write",
+}
+
+
+def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
+    """Seconds an action holds its lane."""
+    rates, kind = costs.rates, costs.kinds[graph.layers[action.layer]]
+    if action.lane in MOVES:
+        return rates.latency + action.amount / float(getattr(rates, MOVES[action.lane]))
+    on_gpu = action.lane is Lane.COMPUTE
+    memory = rates.device_memory if on_gpu else rates.host_memory
+    seconds = 0.0
+    match action.op:
+        case Op.FORWARD:
+            seconds = kind.forward
+        case Op.BACKWARD:
+            seconds = kind.backward + kind.again(action.recompute)
+        case Op.UPDATE:
+            rate = rates.gpu_update if action.piece is Tier.GPU else rates.cpu_update
+            seconds = action.amount / rate
+        case Op.ACCUMULATE:
+            seconds = 3 * action.amount / memory  # read both, write the sum
+        case Op.NORM:
+            seconds = action.amount / memory
+        case Op.REDUCE:
+            seconds = kind.reduce
+        case Op.GATHER:
+            seconds = kind.gather
+        case Op.SEND:
+            seconds = costs.send
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Seconds of a step's actions, overlapping or not."""
+
+    by_lane: Mapping[str, float]  # of the busiest stage on each lane
+    by_op: Mapping[str, float]  # of all stages
+    serial: float  # of the busiest stage, one action after the other
+
+
+def total_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> Totals:
+    """What `simulate`'s events add up to, without them."""
+    worst: dict[str, float] = {}
+    ops: dict[str, float] = defaultdict(float)
+    serial = 0.0
+    for program in programs:
+        lanes: dict[str, float] = defaultdict(float)
+        for action, times in counted(program.step):
+            if action.op is not Op.FREE:
+                seconds = times * action_seconds(action, graph, costs)
+                lanes[action.lane.value] += seconds
+                ops[action.op.value] += seconds
+        worst.update({k: v for k, v in lanes.items() if v > worst.get(k, -1.0)})
+        serial = max(serial, sum(lanes.values()))
+    return Totals(worst, dict(ops), serial)

@@ -1,0 +1,40 @@
+"""What no plan holds yet, by the words in which users ask for it, so that it is refused by name."""
+
+from __future__ import annotations
+
+EXPERTS = "mixture-of-experts models are not planned"
+ADAPTERS = "adapters (LoRA and the like) are not planned"
+CONTEXT_PARALLEL = "context parallelism is not planned"
+EXPERT_PARALLEL = "expert parallelism is not planned"
+
+_REMEDIES = {
+    EXPERTS: "describe a dense model",
+    ADAPTERS: "leave it out: all parameters are trained",
+    CONTEXT_PARALLEL: "leave it out: tensor and sequence parallelism split long sequences",
+    EXPERT_PARALLEL: "leave it out: only dense models are planned",
+}
+_PHRASES = {"context_parallel": CONTEXT_PARALLEL, "expert_parallel": EXPERT_PARALLEL}
+_WORDS = {
+    "cp": CONTEXT_PARALLEL,
+    "ep": EXPERT_PARALLEL,
+    "expert": EXPERTS,
+    "experts": EXPERTS,
+    "moe": EXPERTS,
+    "router": EXPERTS,
+    "adapter": ADAPTERS,
+    "adapters": ADAPTERS,
+    "lora": ADAPTERS,
+    "peft": ADAPTERS,
+    "qlora": ADAPTERS,
+}
+
+
+def unplanned(key: str) -> str | None:
+    """Why a key of this name is refused and what to do; None where it asks for nothing unplanned.
+
+    `unplanned("lora_rank")` is "adapters (LoRA and the like) are not planned; leave it out: ...".
+    """
+    key = key.lower().replace("-", "_")
+    found = [what for phrase, what in _PHRASES.items() if phrase in key]
+    found += [_WORDS[word] for word in key.split("_") if word in _WORDS]
+    return f"{found[0]}; {_REMEDIES[found[0]]}" if found else None

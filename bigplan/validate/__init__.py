@@ -1,0 +1,1 @@
+"""Published measurements, and how near the model comes to them."""

@@ -1,0 +1,249 @@
+"""From a measured row to what the model prices: the row's configuration, pinned.
+
+What a row leaves blank is chosen by one rule for all rows:
+
+    model       gated_mlp blank: plain; ffn: 4 hidden (gated: 8/3, to multiples of 256); heads: the
+                number whose width is nearest 128; kv_heads: heads; vocab: 50,304, GPT-2's padded
+                gated: RMSNorm, rotary positions, no biases; plain: LayerNorm, learned positions,
+                biases
+    machine     gpus_per_node: 8 (GB200, GB300: 64, one NVLink domain), at most n_gpus; links and
+                host: those of the shipped cluster with that GPU
+    split       dp: what tp, pp and cp leave; zero: the framework's default; sequence parallelism:
+                where the framework has it; virtual stages: of one layer where the framework
+                interleaves by default, 2 where the schedule is said to be interleaved, else 1
+    batch       global_batch: as many tokens as the source's other runs of the model, else 4
+                micro-batches a pipeline stage (1 without a pipeline); micro_batch with pp > 1: 1,
+                in torchtitan as many micro-batches as stages, its default; without a pipeline the
+                largest power of two up to 16 that divides a rank's sequences
+    precision   fp16 before 2023 and on V100 and T4, else bf16; gradients are summed in fp32, in
+                fp16 runs and Composer's PURE mode in the run's precision
+    recompute   none; where it is selective and model and hardware FLOPs are printed: in full, by
+                as many layers as these say
+    attention   what the framework had at the time: materialised before 2023, flash since
+    dropout     GPT-2's where the framework trained with it, which was before 2023
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from bigplan.cost.framework import Framework
+from bigplan.cost.step import Execution
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+from bigplan.validate.frameworks import FrameworkRule, framework_of
+from bigplan.validate.machines import machine_of
+from bigplan.validate.rows import Row
+
+PADDED_GPT2_VOCABULARY = 50304
+ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings")
+DROPOUT = 0.1  # GPT-2's, where the framework trains with it
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A published run as the model prices it."""
+
+    model: ModelSpec
+    training: Training
+    strategy: Strategy
+    nodes: NodeGroup
+    framework: Framework
+    execution: Execution
+    context_parallel: int = 1
+    chunked_loss: bool = False  # the logits of a micro-batch never live at once
+
+
+class SkippedError(Exception):
+    """A row that is not scored; its text says why."""
+
+
+def completed(rows: list[Row]) -> list[Row]:
+    """Rows with a blank architecture taken from the same source's rows of the same model.
+
+    Only where those rows agree; what stays blank is chosen by the rules above.
+    """
+    known: dict[tuple[str, str, int | None, str], set[object]] = {}
+    for row, column in product(rows, ARCHITECTURE):
+        value = getattr(row, column)
+        if value is not None:
+            known.setdefault((row.group, row.model_name, row.hidden, column), set()).add(value)
+
+    tokens: dict[tuple[str, str], set[int]] = {}
+    for row in rows:
+        if row.global_batch and row.seq_len:
+            batch = row.global_batch * row.seq_len
+            tokens.setdefault((row.group, row.model_name), set()).add(batch)
+
+    def filled(row: Row) -> Row:
+        model = (row.group, row.model_name, row.hidden)
+        stated = {column: known.get((*model, column), set()) for column in ARCHITECTURE}
+        blank = {
+            column: values
+            for column, values in stated.items()
+            if getattr(row, column) is None and len(values) == 1
+        }
+        chosen = {column: next(iter(values)) for column, values in blank.items()}
+        if row.global_batch is None and row.seq_len:
+            per_step = max(tokens.get((row.group, row.model_name), {0}))
+            chosen["global_batch"] = per_step // row.seq_len or None
+        return row.model_copy(update=chosen)
+
+    return [filled(row) for row in rows]
+
+
+def run_of(row: Row) -> Run:
+    """The row's configuration. Raises SkippedError."""
+    _scored(row)
+    rule = framework_of(row.framework)
+    model = _model(row, rule)
+    nodes = machine_of(row)
+    strategy, micro_batches = _strategy(row, rule)
+    batch = micro_batches * strategy.dp * strategy.micro_batch
+    training = _training(row, rule, batch)
+    framework = rule.behaviour_of(row)
+    chunked = "Liger" in row.framework
+    execution = _execution(row, rule)
+    return Run(model, training, strategy, nodes, framework, execution, row.cp or 1, chunked)
+
+
+def _scored(row: Row) -> None:
+    if row.moe:
+        raise SkippedError("mixture-of-experts models are not planned")
+    if row.adapter:
+        raise SkippedError("adapters are not planned")
+    if not (row.layers and row.hidden and row.seq_len and row.n_gpus):
+        raise SkippedError("layers, hidden size, sequence length or GPUs are not stated")
+    if (row.ep or 1) > 1:
+        raise SkippedError("expert parallelism is not planned")
+    ways = (row.dp or 1) * (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
+    if row.n_gpus < ways:
+        raise SkippedError(f"{ways}-way parallelism needs more GPUs than the row has")
+    if row.layers < (row.pp or 1):
+        raise SkippedError("there are fewer layers than pipeline stages")
+    if row.seq_len % (row.cp or 1):
+        raise SkippedError("context parallelism does not divide the sequence")
+
+
+def _model(row: Row, rule: FrameworkRule) -> ModelSpec:
+    assert row.layers and row.hidden and row.seq_len
+    gated, ways = bool(row.gated_mlp), row.tp or 1
+    heads = row.heads or _heads(row.hidden, ways)
+    ffn = row.ffn or (-(-row.hidden * 8 // 3 // 256) * 256 if gated else 4 * row.hidden)
+    if min(heads, ffn) < ways:
+        raise SkippedError(f"{heads} heads and ffn {ffn} do not split over {ways} ranks")
+    vocab = row.vocab or PADDED_GPT2_VOCABULARY
+    if rule.pads_vocabulary:
+        vocab = -(-vocab // (128 * ways)) * 128 * ways
+    return ModelSpec(
+        name=row.model_name or row.id,
+        layers=row.layers,
+        hidden=row.hidden,
+        ffn=ffn,
+        heads=heads,
+        kv_heads=row.kv_heads or heads,
+        head_dim=row.head_dim or row.hidden // heads,
+        vocab=vocab,
+        max_sequence_length=row.seq_len,
+        norm="rmsnorm" if gated else "layernorm",
+        mlp="swiglu" if gated else "gelu",
+        positions="rope" if gated else "learned",
+        tied_embeddings=bool(row.tied_embeddings) if row.tied_embeddings is not None else not gated,
+        qkv_bias=not gated,
+        attention_output_bias=not gated,
+        mlp_bias=not gated,
+        source=f"measured row {row.id}",
+    )
+
+
+def _heads(hidden: int, ways: int) -> int:
+    """Heads whose width is nearest 128, split evenly over the tensor-parallel ranks."""
+    possible = [n for n in range(ways, hidden + 1, ways) if hidden % n == 0]
+    if not possible:
+        raise SkippedError(f"no number of heads splits hidden {hidden} over {ways} ranks")
+    return min(possible, key=lambda n: abs(hidden / n - 128))
+
+
+def _strategy(row: Row, rule: FrameworkRule) -> tuple[Strategy, int]:
+    """The split and the micro-batches of one data-parallel rank."""
+    assert row.n_gpus
+    tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
+    dp = row.dp or max(1, row.n_gpus // (tp * pp * cp))
+    sequences = max(1, (row.global_batch or 0) // dp)
+    default = sequences // pp if rule.micro_batch_per_stage and sequences % pp == 0 else 1
+    usual = default if pp > 1 else _power(sequences if row.global_batch else 1)
+    micro_batch = row.micro_batch or usual
+    micro_batches = row.grad_accum or max(1, sequences // micro_batch)
+    if not row.global_batch and not row.grad_accum:
+        micro_batches = 4 * pp if pp > 1 else 1
+    sequence_parallel = rule.sequence_parallel
+    if row.sequence_parallel is not None:
+        sequence_parallel = bool(row.sequence_parallel)
+    zero = rule.zero if row.zero_stage is None else row.zero_stage
+    strategy = Strategy(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        zero=zero if dp > 1 else 0,
+        micro_batch=micro_batch,
+        sequence_parallel=sequence_parallel,
+    )
+    return strategy, micro_batches
+
+
+def _power(sequences: int) -> int:
+    return max(m for m in (1, 2, 4, 8, 16) if sequences % m == 0)
+
+
+def _training(row: Row, rule: FrameworkRule, batch: int) -> Training:
+    assert row.seq_len
+    early = rule.before_flash or row.gpu.startswith(("V100", "T4"))
+    stated = row.precision or ("fp16" if early else "bf16")
+    low = stated in ("fp8", "fp4")
+    precision = "bf16" if low else stated
+    if precision not in ("bf16", "fp16", "fp32"):
+        raise SkippedError(f"precision {stated} is not modelled")
+    if stated == "fp4":
+        raise SkippedError("fp4 GEMMs are not modelled")
+    gradients = rule.gradient_precision(row, precision)
+    return Training(
+        sequence_length=row.seq_len,
+        global_batch=batch,
+        precision=precision,
+        gradient_precision=gradients,
+        fp8_gemms=low,
+        attention="materialised" if rule.materialised(row) else "flash",
+        dropout=DROPOUT if rule.dropout else 0.0,
+        clip_norm=1.0,
+    )
+
+
+def _virtual_stages(row: Row, rule: FrameworkRule) -> int:
+    if row.schedule:
+        return 2 if row.schedule == "interleaved" else 1
+    pp, layers = row.pp or 1, row.layers or 1
+    return layers // pp if rule.interleaves and pp > 1 else 1
+
+
+def _execution(row: Row, rule: FrameworkRule) -> Execution:
+    virtual = row.vpp or _virtual_stages(row, rule)
+    recompute = Recompute(row.recompute) if row.recompute in tuple(Recompute) else Recompute.NONE
+    share = 1.0
+    if recompute is Recompute.SELECTIVE and row.hfu_pct and row.mfu_pct:
+        # Printed FLOPs say how many layers ran their forward, a third of a step, again.
+        again = 3 * (row.hfu_pct / row.mfu_pct - 1)
+        recompute, share = Recompute.FULL, min(max(0.0, again), 1.0)
+    where = row.offload_optimizer or "none"
+    return Execution(
+        recompute=recompute,
+        recomputed=share,
+        virtual_stages=virtual,
+        cpu_update=where != "none",
+        state_on_disk=where.startswith("nvme"),
+        parameters_on_host=(row.offload_param or "none") != "none",
+        boundaries_on_host=(row.offload_activation or "none") != "none",
+    )

@@ -1,0 +1,101 @@
+"""Which framework a row names, and how that framework trained at the time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from bigplan.cost.framework import (
+    COMPOSER,
+    DEEPSPEED,
+    FSDP,
+    MEGATRON,
+    MEGATRON_CORE,
+    MEGATRON_DEEPSPEED,
+    Framework,
+)
+from bigplan.validate.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkRule:
+    """How rows that name a framework are priced."""
+
+    pattern: str  # of the row's `framework`
+    behaviour: Framework
+    pads_vocabulary: bool = False  # to a multiple of 128 x tensor parallelism
+    zero: int = 0  # where the row does not say
+    interleaves: bool = False  # virtual stages, where the row does not say
+    sequence_parallel: bool = False  # where the row does not say
+    before_flash: bool = False  # scores were materialised
+    dropout: bool = False
+    micro_batch_per_stage: bool = False  # as many micro-batches as pipeline stages, by default
+    sums_in_fp32: bool = True  # gradients of 16-bit parameters; else in their own precision
+
+    def materialised(self, row: Row) -> bool:
+        """Whether attention scores go to memory: what the row says, else what was usual."""
+        if row.attention_kernel:
+            return "unfused" in row.attention_kernel
+        return self.before_flash
+
+    def gradient_precision(self, row: Row, precision: str) -> str:
+        """In which gradients are summed and reduced; Composer's modes PURE and DEFAULT say so."""
+        mode = re.search(r"mp mode (PURE|DEFAULT)", row.notes)
+        if mode:
+            return precision if mode[1] == "PURE" else "fp32"
+        return "fp32" if self.sums_in_fp32 and precision != "fp16" else precision
+
+    def behaviour_of(self, row: Row) -> Framework:
+        """The framework as the row ran it: compiled or not, with asynchronous TP or not."""
+        behaviour = self.behaviour
+        if row.compile is not None:
+            behaviour = replace(behaviour, fused=bool(row.compile))
+        if row.async_tp is not None:
+            share = behaviour.tensor_exposed_async if row.async_tp else behaviour.tensor_exposed
+            behaviour = replace(behaviour, tensor_exposed=share)
+        return behaviour
+
+
+RULES = (
+    FrameworkRule(
+        r"Megatron-Bridge|NeMo|Megatron-Core",
+        MEGATRON_CORE,
+        pads_vocabulary=True,
+        zero=1,
+        interleaves=True,
+        sequence_parallel=True,
+    ),
+    FrameworkRule(r"Composer", COMPOSER),
+    FrameworkRule(
+        r"torchtitan|fms-fsdp|FSDP", FSDP, sequence_parallel=True, micro_batch_per_stage=True
+    ),
+    FrameworkRule(r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True),
+    FrameworkRule(
+        r"DeepSpeed.*Megatron|DeepSpeed ZeRO-(2|3) Offload",
+        DEEPSPEED,
+        pads_vocabulary=True,
+        before_flash=True,
+        dropout=True,
+    ),
+    FrameworkRule(
+        r"Megatron.DeepSpeed",
+        MEGATRON_DEEPSPEED,
+        pads_vocabulary=True,
+        before_flash=True,
+        dropout=True,
+    ),
+    FrameworkRule(
+        r"Megatron",
+        MEGATRON,
+        pads_vocabulary=True,
+        before_flash=True,
+        dropout=True,
+    ),
+    FrameworkRule(r"DeepSpeed|Colossal", DEEPSPEED),
+)
+UNKNOWN = FrameworkRule(r"", FSDP)
+
+
+def framework_of(name: str) -> FrameworkRule:
+    """The first rule whose pattern the name contains; frameworks unknown here run like FSDP."""
+    return next((rule for rule in RULES if re.search(rule.pattern, name)), UNKNOWN)

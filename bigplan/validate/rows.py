@@ -1,0 +1,136 @@
+"""Rows of measured training runs: read, typed, nothing filled in."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from bigplan.errors import InputError
+
+# Zero says as little as a blank. The limit keeps a slip of the finger from running for hours.
+Count = Annotated[int, Field(ge=0, le=10**8)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Flag = Annotated[int, Field(ge=0, le=1)]
+ZeroStage = Annotated[int, Field(ge=0, le=3)]
+Text = Annotated[str, BeforeValidator(lambda value: value or "")]  # blank is empty, not None
+
+COLUMNS_NEEDED = ("id", "trust", "source", "gpu", "n_gpus", "layers", "hidden", "seq_len")
+
+
+class Row(BaseModel):
+    """One measured run; None: the source does not say."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    trust: Text = ""
+    source: Text = ""
+    model_name: Text = ""
+    layers: Count | None = None
+    hidden: Count | None = None
+    ffn: Count | None = None
+    heads: Count | None = None
+    kv_heads: Count | None = None
+    head_dim: Count | None = None
+    vocab: Count | None = None
+    seq_len: Count | None = None
+    gated_mlp: Flag | None = None
+    tied_embeddings: Flag | None = None
+    moe: str | None = None
+    gpu: str
+    gpu_mem_gb: Amount | None = None
+    n_gpus: Count | None = None
+    gpus_per_node: Count | None = None
+    intra_node: str | None = None
+    inter_node: str | None = None
+    dp: Count | None = None
+    tp: Count | None = None
+    pp: Count | None = None
+    vpp: Count | None = None
+    cp: Count | None = None
+    ep: Count | None = None
+    sequence_parallel: Flag | None = None
+    zero_stage: ZeroStage | None = None
+    micro_batch: Count | None = None
+    grad_accum: Count | None = None
+    global_batch: Count | None = None
+    precision: str | None = None
+    recompute: str | None = None
+    attention_kernel: str | None = None
+    compile: Flag | None = None
+    offload_optimizer: str | None = None
+    offload_param: str | None = None
+    offload_activation: str | None = None
+    framework: Text = ""
+    tokens_per_s_per_gpu: Amount | None = None
+    mfu_pct: Amount | None = None
+    hfu_pct: Amount | None = None
+    step_time_s: Amount | None = None
+    peak_mem_gb: Amount | None = None
+    schedule: str | None = None
+    async_tp: Flag | None = None
+    adapter: str | None = None
+    mem_unit: str | None = None
+    mem_kind: str | None = None
+    notes: Text = ""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _blank_is_none(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = value.strip()
+        return None if value == "" else value
+
+    @property
+    def group(self) -> str:
+        """The table it is from: its identifier without the number."""
+        return self.id.rsplit("-", 1)[0]
+
+
+def read_rows(path: Path | None = None) -> list[Row]:
+    """The rows of a CSV file, or the shipped ones. Raises InputError: file, line and rule."""
+    name = str(path) if path else "the shipped rows"
+    try:
+        text = (path or files("bigplan.validate") / "measured.csv").read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {name}: {error}; give a CSV file of measured rows") from None
+    return list(_parsed(text, name))
+
+
+def _parsed(text: str, name: str) -> Iterator[Row]:
+    reader = csv.DictReader(io.StringIO(text))
+    try:
+        missing = [c for c in COLUMNS_NEEDED if c not in (reader.fieldnames or ())]
+        if missing:
+            raise InputError(
+                f"{name}: the header lacks {', '.join(missing)}; write the columns of the shipped "
+                "bigplan/validate/measured.csv"
+            )
+        for record in reader:
+            yield _row(record, f"{name}, row {reader.line_num}")
+    except csv.Error as error:
+        raise InputError(
+            f"{name}, row {reader.line_num}: not CSV ({error}); quote its fields"
+        ) from None
+
+
+def _row(record: Mapping[str | None, object], place: str) -> Row:
+    if None in record:
+        raise InputError(
+            f"{place} has more fields than the header has columns; quote fields that hold commas"
+        )
+    try:
+        return Row.model_validate(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        column = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"{place}, column {column}: {first['input']!r} is not valid "
+            f"({first['msg']}); correct it or leave it blank"
+        ) from None

@@ -1,0 +1,205 @@
+"""What would help: the same problem solved again on a changed cluster, never guessed.
+
+Changes are chosen by what binds the plan, so that a plan which uses no host memory is not planned
+again with more of it. Where nothing fits, every change is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from bigplan.errors import InfeasibleError, InputError
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.planner import Request, make_plan
+from bigplan.program import Lane
+from bigplan.solve.search import Watch, unwatched
+from bigplan.spec.cluster import Cluster, NodeGroup
+
+HOST_MEMORY = 64 << 30  # bytes more per node: what a row of memory modules brings
+FULL = 0.9  # of a tier: more of it could be used
+FASTER = 1.01  # times: less is within what two searches of one problem differ by
+DOUBLINGS = 6  # of the nodes, tried where nothing fits
+BUSY = 0.25  # of the step: a lane this busy may hold the step up
+
+NVME = (Lane.NVME_READ, Lane.NVME_WRITE)
+PCIE = (Lane.H2D, Lane.D2H)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A cluster that somebody could have instead."""
+
+    name: str
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a change brings; `step_seconds` is None where it does not make a plan possible."""
+
+    change: str
+    before_seconds: float | None  # None: without the change nothing fits
+    step_seconds: float | None
+    bottleneck: str = ""
+    reason: str = ""  # why there is no plan
+
+    @property
+    def factor(self) -> float | None:
+        """How many times faster the step is."""
+        if self.before_seconds is None or self.step_seconds is None:
+            return None
+        return self.before_seconds / self.step_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Changes that were solved, and the names of those for which there was no time."""
+
+    outcomes: tuple[Outcome, ...]
+    unasked: tuple[str, ...]
+
+
+def what_would_help(
+    request: Request,
+    plan: Plan | None,
+    go_on: Callable[[], bool] = lambda: True,
+    watch: Watch = unwatched,
+) -> Answer:
+    """Every change worth asking, solved until `go_on` says stop; `watch` sees every search.
+
+    `plan` is the request's own plan, None where nothing fits.
+    """
+    outcomes: list[Outcome] = []
+    unasked: list[str] = []
+    for changes in _worth_asking(request.cluster, plan):
+        for change in changes:
+            outcome = _solved(request, plan, change, watch) if go_on() else None
+            if outcome is None:
+                unasked.append(change.name)
+                break
+            outcomes.append(outcome)
+            if helps(outcome):
+                break
+    return Answer(tuple(outcomes), tuple(unasked))
+
+
+def helps(outcome: Outcome) -> bool:
+    """Whether it makes a plan possible, or faster."""
+    return outcome.step_seconds is not None and (outcome.factor is None or outcome.factor > FASTER)
+
+
+def _solved(request: Request, plan: Plan | None, change: Change, watch: Watch) -> Outcome | None:
+    """The outcome of a change; None where `watch` stopped its search."""
+    before = None if plan is None else plan.predicted.step_seconds
+    stopped = False
+
+    def watched(best: float | None, bound: float, left: int) -> bool:
+        nonlocal stopped
+        stopped = stopped or not watch(best, bound, left)
+        return not stopped
+
+    try:
+        found = make_plan(replace(request, cluster=change.cluster), watched).predicted
+    except (InfeasibleError, InputError) as error:
+        return None if stopped else Outcome(change.name, before, None, reason=str(error))
+    return None if stopped else Outcome(change.name, before, found.step_seconds, found.bottleneck)
+
+
+def _worth_asking(cluster: Cluster, plan: Plan | None) -> Iterator[Iterable[Change]]:
+    """Changes by what they relieve; of each group the first that helps is enough."""
+    group = cluster.group
+    if group.nvme is not None and _uses(plan, Tier.NVME, NVME):
+        yield [_drives(cluster, group.nvme.drives + 1, "one more NVMe drive per node")]
+        if group.nvme.drives > 1:
+            yield [_drives(cluster, 2 * group.nvme.drives, "twice the NVMe drives per node")]
+    if _uses(plan, Tier.HOST, ()):
+        yield [_host_memory(cluster)]
+    if _uses(plan, None, (Lane.CPU,)):
+        yield [_cpu(cluster)]
+    if _uses(plan, None, PCIE):
+        yield [_pcie(cluster)]
+    if group.nodes > 1 and _uses(plan, None, (Lane.COMM, Lane.SEND, Lane.RECV)):
+        yield [_network(cluster)]
+    yield _more_gpus(cluster) if plan is not None else _many_nodes(cluster)
+
+
+def _uses(plan: Plan | None, tier: Tier | None, lanes: Iterable[Lane]) -> bool:
+    """Whether the tier is nearly full, or one of the lanes is busy for much of the step.
+
+    Where nothing fits, every tier is full and speed is no question.
+    """
+    if plan is None:
+        return tier is not None
+    predicted = plan.predicted
+    full = any(
+        use.tier is tier and use.used_bytes > FULL * use.capacity_bytes > 0
+        for use in predicted.memory
+    )
+    busiest = max((predicted.busy_seconds.get(lane, 0.0) for lane in lanes), default=0.0)
+    return full or busiest > BUSY * predicted.step_seconds
+
+
+def _more_gpus(cluster: Cluster) -> Iterator[Change]:
+    """One more node, twice the nodes where that splits better; without a network, another GPU."""
+    group = cluster.group
+    if group.inter_node is not None:
+        more = cluster.with_nodes(group.nodes + 1)
+        yield Change(f"one more node ({more.gpus} GPUs)", more)
+        if group.nodes > 1:
+            twice = cluster.with_nodes(2 * group.nodes)
+            yield Change(f"twice the nodes ({twice.gpus} GPUs)", twice)
+    else:
+        gpus = group.gpus_per_node
+        yield _changed(cluster, "one more GPU in the node", gpus_per_node=gpus + 1)
+        if gpus > 1:
+            yield _changed(cluster, "twice the GPUs in the node", gpus_per_node=2 * gpus)
+
+
+def _many_nodes(cluster: Cluster) -> Iterator[Change]:
+    """Twice the nodes, four times, ...: one of them fits the model."""
+    if cluster.group.inter_node is None:
+        yield from _more_gpus(cluster)
+        return
+    for doubling in range(1, DOUBLINGS + 1):
+        more = cluster.with_nodes(cluster.group.nodes * 2**doubling)
+        yield Change(f"{more.nodes} nodes ({more.gpus} GPUs)", more)
+
+
+def _drives(cluster: Cluster, drives: int, name: str) -> Change:
+    assert cluster.group.nvme is not None, "asked only where there are drives"
+    nvme = cluster.group.nvme.model_copy(update={"drives": drives})
+    return _changed(cluster, name, nvme=nvme)
+
+
+def _host_memory(cluster: Cluster) -> Change:
+    host = cluster.group.host
+    more = host.model_copy(update={"memory": host.memory + HOST_MEMORY})
+    return _changed(cluster, "64 GiB more host memory per node", host=more)
+
+
+def _cpu(cluster: Cluster) -> Change:
+    host = cluster.group.host
+    rates = {"adam_rate": 2 * host.adam_rate, "memory_bandwidth": 2 * host.memory_bandwidth}
+    twice = host.model_copy(update=rates)
+    return _changed(cluster, "twice the CPU cores and memory channels", host=twice)
+
+
+def _pcie(cluster: Cluster) -> Change:
+    pcie = cluster.group.pcie
+    rates = ("host_to_device", "device_to_host", "node_host_to_device", "node_device_to_host")
+    twice = pcie.model_copy(update={rate: 2 * getattr(pcie, rate) for rate in rates})
+    return _changed(cluster, "twice the PCIe bandwidth", pcie=twice)
+
+
+def _network(cluster: Cluster) -> Change:
+    network = cluster.group.inter_node
+    assert network is not None, "several nodes have a network"
+    twice = network.model_copy(update={"bandwidth": 2 * network.bandwidth})
+    return _changed(cluster, "twice the network bandwidth between nodes", inter_node=twice)
+
+
+def _changed(cluster: Cluster, name: str, **parts: object) -> Change:
+    group: NodeGroup = cluster.group.model_copy(update=parts)
+    return Change(name, cluster.model_copy(update={"node_groups": (group,)}))

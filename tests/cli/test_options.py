@@ -1,0 +1,70 @@
+"""Options become an experiment; what is not planned is refused by name."""
+
+from dataclasses import replace
+
+import pytest
+
+from bigplan.cli.options import ExperimentOptions, experiment_of, plan_options_given
+from bigplan.errors import RefusedError
+from tests.cli.conftest import Run
+
+_WHAT = ExperimentOptions(model="tiny-llama-test", cluster="dgx-h100")
+
+
+def test_the_arithmetic_of_a_step() -> None:
+    options = replace(
+        _WHAT,
+        precision="fp16",
+        gradient_precision="fp16",
+        reduce_precision="fp32",
+        fp8_gemms=True,
+        attention="materialised",
+        dropout=0.1,
+    )
+    training = experiment_of(None, options).resolved_training()
+    assert (training.precision, training.gradient_precision, training.reduce_precision) == (
+        "fp16",
+        "fp16",
+        "fp32",
+    )
+    assert (training.fp8_gemms, training.attention, training.dropout) == (True, "materialised", 0.1)
+
+
+def test_values_that_look_like_nothing_are_given_all_the_same() -> None:
+    options = ExperimentOptions(dropout=0.0, fp8_gemms=False, steps=3)
+    assert plan_options_given(options) == ["fp8_gemms", "dropout"]
+    assert plan_options_given(ExperimentOptions(settings=[], steps=3)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (replace(_WHAT, context_parallel=2), "set cp=2: context parallelism is not"),
+        (replace(_WHAT, expert_parallel=8), "set ep=8: expert parallelism is not"),
+        (replace(_WHAT, settings=["cp=4"]), "set cp=4: context parallelism is not"),
+    ],
+)
+def test_what_is_not_planned_is_refused(options: ExperimentOptions, message: str) -> None:
+    with pytest.raises(RefusedError, match=message):
+        experiment_of(None, options)
+
+
+def test_one_rank_of_them_is_no_parallelism() -> None:
+    options = replace(_WHAT, context_parallel=1, settings=["tp=8"])
+    assert experiment_of(None, options).set == {"tp": 8, "cp": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--cluster", "t4-cloud"), "Tesla T4 states no peak for bf16; use precision fp16, fp32"),
+        (("--cluster", "dgx-a100-80g", "--fp8-gemms"), "no peak for fp8; leave fp8_gemms off"),
+        (("--cluster", "dgx-h100", "--engine", "native", "--dropout", "0.1"), "dropout 0.1"),
+    ],
+)
+def test_a_plan_that_the_hardware_or_engine_cannot_run(
+    bigplan: Run, options: tuple[str, ...], message: str
+) -> None:
+    code, _, err = bigplan("plan", "--model", "tiny-llama-test", *options)
+    assert code == 2
+    assert message in err

@@ -1,0 +1,76 @@
+"""`bigplan plan`: what it says of a plan, in the terminal and as JSON, and what would help."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import write_cluster
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ("--seq-len", "32", "--global-batch", "4", "--precision", "fp32")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> tuple[object, ...]:
+    """Arguments that plan a tiny model on a small machine."""
+    return ("--model", "tiny-llama-test", "--cluster", write_cluster(tmp_path), *SMALL)
+
+
+def planned(bigplan: Run, *arguments: object) -> Any:
+    code, out, err = bigplan("plan", *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_json_holds_what_the_terminal_shows(bigplan: Run, small: tuple[object, ...]) -> None:
+    data = planned(bigplan, *small, "--what-if")
+    code, out, _ = bigplan("plan", *small, "--what-if")
+    assert code == 0
+    words = " ".join(out.split())
+    assert " ".join(data["decision"].split()) in words
+    for lane, seconds in data["busy_seconds"].items():
+        assert seconds == 0 or lane in out
+    for use in data["memory"]:
+        assert sum(use["by_purpose"].values()) == use["used_bytes"]
+    for other in data["alternatives"][:5]:
+        assert other["because"]
+    for outcome in data["what_if"]["solved"]:
+        assert outcome["change"] in out
+    parts = [s for s in data["step_parts"].values() if not isinstance(s, str)]
+    assert sum(parts) == pytest.approx(data["step_seconds"])
+
+
+def test_what_if_is_asked_of_programs_only_on_request(
+    bigplan: Run, small: tuple[object, ...]
+) -> None:
+    assert planned(bigplan, *small)["what_if"] is None
+    solved = planned(bigplan, *small, "--what-if")["what_if"]["solved"]
+    # Three devices do not split four sequences evenly, so twice the two are tried besides.
+    assert [o["change"] for o in solved] == [
+        "one more GPU in the node",
+        "twice the GPUs in the node",
+    ]
+    assert solved[-1]["factor"] == solved[-1]["before_seconds"] / solved[-1]["step_seconds"]
+    assert "would help" not in bigplan("plan", *small, "--no-what-if")[1]
+
+
+def test_what_would_fit_is_solved_where_nothing_does(
+    bigplan: Run, small: tuple[object, ...]
+) -> None:
+    caps = ("gpu=1200KiB", "host=1MiB", "nvme=0")
+    tight = ("--set", "zero=0", "--set", "dp=2", *(text for cap in caps for text in ("--cap", cap)))
+    code, out, err = bigplan("plan", *small, *tight, "--what-if")
+    assert (code, out) == (3, "")
+    row = next(line for line in err.splitlines() if "64 GiB more host memory per node" in line)
+    assert "fits: step" in row
+    assert "Smallest change that fits" in err
+    assert "solved again" not in bigplan("plan", *small, *tight)[2]
+
+
+def test_a_time_limit_still_gives_a_plan(bigplan: Run, small: tuple[object, ...]) -> None:
+    data = planned(bigplan, *small, "--time-limit", "0")
+    assert data["simulated_gap"] >= 0
+    assert bigplan("plan", *small, "--time-limit", "-1")[0] == 2

@@ -1,0 +1,96 @@
+"""`bigplan validate`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from bigplan.validate.rows import COLUMNS_NEEDED, read_rows
+from tests.cli.conftest import Run
+
+ROW_KEYS = {
+    "id",
+    "status",
+    "reason",
+    "predicted_step_s",
+    "measured_step_s",
+    "error_pct",
+    "predicted_peak_gb",
+    "measured_peak_gb",
+}
+GROUP_KEYS = {"n", "mape", "median_ape", "bias", "spearman"}
+GOOD = ["lab-1", "A", "a lab", "A100-80GB", "8", "24", "2048", "1024", "1.5", "40"]
+
+
+def _file(folder: Path, *rows: list[str]) -> Path:
+    path = folder / "rows.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([[*COLUMNS_NEEDED, "step_time_s", "peak_mem_gb"], *rows])
+    return path
+
+
+def test_the_shipped_rows_as_json(bigplan: Run) -> None:
+    code, out, err = bigplan("validate", "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert set(found) == {"rows", "groups"}
+    assert all(set(row) == ROW_KEYS for row in found["rows"])
+    assert {row["status"] for row in found["rows"]} == {"scored", "skipped"}
+    assert all(set(group) == GROUP_KEYS for group in found["groups"].values())
+    scored = [row for row in found["rows"] if row["status"] == "scored"]
+    tables = {name: group["n"] for name, group in found["groups"].items()}
+    del tables["all of trust A"]
+    untrusted = {row.id for row in read_rows() if row.trust == "C"}  # predicted, in no table
+    assert untrusted
+    assert sum(tables.values()) == len([r for r in scored if r["id"] not in untrusted]) > 450
+
+
+def test_the_shipped_rows_as_a_table(bigplan: Run) -> None:
+    code, out, err = bigplan("validate")
+    assert (code, err) == (0, "")
+    assert "mean error" in out
+    assert "all of trust A" in out
+    assert "bloomA100" in out
+    assert "mixture-of-experts models are not planned" in out
+
+
+def test_rows_of_ones_own(bigplan: Run, tmp_path: Path) -> None:
+    path = _file(tmp_path, GOOD, ["lab-2", *GOOD[1:-2], "", ""])
+    code, out, _ = bigplan("validate", "--rows", path, "--json")
+    assert code == 0
+    first, second = json.loads(out)["rows"]
+    assert (first["id"], first["status"], first["reason"]) == ("lab-1", "scored", "")
+    assert (first["measured_step_s"], first["measured_peak_gb"]) == (1.5, 40.0)
+    assert first["predicted_step_s"] > 0
+    assert first["predicted_peak_gb"] > 0
+    assert (second["status"], second["error_pct"]) == ("skipped", None)
+    assert second["reason"]
+    assert set(json.loads(out)["groups"]) == {"all of trust A", "lab"}
+
+
+def test_a_file_without_rows(bigplan: Run, tmp_path: Path) -> None:
+    code, out, _ = bigplan("validate", "--rows", _file(tmp_path), "--json")
+    assert code == 0
+    assert json.loads(out) == {"rows": [], "groups": {}}
+    assert bigplan("validate", "--rows", _file(tmp_path))[0] == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_wrong_value_is_an_error_that_says_where(
+    bigplan: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    wrong = [*GOOD[:5], "a few", *GOOD[6:]]
+    code, out, err = bigplan("validate", "--rows", _file(tmp_path, GOOD, wrong), *options)
+    assert (code, out) == (2, "")
+    assert "row 3, column layers: 'a few' is not valid" in err
+
+
+def test_files_that_are_no_rows(bigplan: Run, tmp_path: Path) -> None:
+    (tmp_path / "text.csv").write_text("not,rows\n1,2\n")
+    for path, told in (("text.csv", "the header lacks id"), ("absent.csv", "cannot read")):
+        code, out, err = bigplan("validate", "--rows", path)
+        assert (code, out) == (2, "")
+        assert told in err

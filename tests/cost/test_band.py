@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigplan.cost.band import QUANTILES, ErrorClass, error_band, error_class
+from bigplan.spec.cluster import find_gpu, list_gpus
+
+
+def test_classes() -> None:
+    assert error_class("NVIDIA H200", offloads=False) is ErrorClass.KNOWN_GPU
+    assert error_class("NVIDIA L4", offloads=False) is ErrorClass.OTHER_GPU
+    assert error_class("NVIDIA H200", offloads=True) is ErrorClass.OFFLOAD
+    assert error_class("NVIDIA L4", offloads=True) is ErrorClass.OFFLOAD
+
+
+def test_only_gpus_with_many_published_runs_are_known() -> None:
+    names = {name: find_gpu(name).name for name in list_gpus()}
+    known = {n for n, g in names.items() if error_class(g, offloads=False) is ErrorClass.KNOWN_GPU}
+    assert known >= {"a100-sxm4-80gb", "h100-sxm-80gb", "h200-sxm"}
+    assert not known & {"l4", "t4", "rtx-4090", "rtx-3090", "v100-sxm2-32gb", "b200"}
+
+
+def test_a_prediction_divided_by_its_error_is_what_is_measured() -> None:
+    low, high = QUANTILES[ErrorClass.KNOWN_GPU]
+    fastest, slowest = error_band(10.0, "NVIDIA H200", offloads=False)
+    # Where predictions are too high by up to `high`, runs are faster than predicted by as much.
+    assert fastest == pytest.approx(10.0 / high)
+    assert slowest == pytest.approx(10.0 / low)
+
+
+@given(st.floats(1e-3, 1e6), st.sampled_from(list_gpus()), st.booleans())
+def test_a_band_holds_its_prediction(seconds: float, gpu: str, offloads: bool) -> None:
+    low, high = error_band(seconds, find_gpu(gpu).name, offloads=offloads)
+    assert 0 < low <= seconds <= high
+    assert low < high
+
+
+def test_what_was_seen_less_is_less_certain() -> None:
+    def width(gpu: str, offloads: bool) -> float:
+        low, high = error_band(1.0, gpu, offloads=offloads)
+        return high / low
+
+    assert width("NVIDIA A100", False) < width("NVIDIA L4", False)
+    assert width("NVIDIA A100", False) < width("NVIDIA A100", True) < width("NVIDIA L4", True)

@@ -1,0 +1,301 @@
+"""One block's operators and bytes, against the layers they are made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigplan.graph.activations import boundary_bytes, score_bytes
+from bigplan.graph.block import Shape, block, by_input_and_weight, local_tensor
+from bigplan.graph.graph import LayerKind, Recompute
+from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.strategy import Strategy
+from bigplan.spec.catalog import find_model, list_models
+from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.training import Training
+
+LLAMA, GPT = find_model("llama-3-8b"), find_model("gpt3-175b")
+LENGTH = 512
+KERNELS = ["flash", "materialised"]
+
+
+def _shape(
+    model: ModelSpec = LLAMA,
+    tp: int = 1,
+    sequence_parallel: bool = True,
+    micro_batch: int = 1,
+    **training: object,
+) -> Shape:
+    wanted = {"sequence_length": LENGTH, "global_batch": 4, **training}
+    strategy = Strategy(dp=1, tp=tp, sequence_parallel=sequence_parallel, micro_batch=micro_batch)
+    return Shape(model, Training.model_validate(wanted), strategy)
+
+
+def _block(model: ModelSpec = LLAMA, tp: int = 1, **training: object) -> LayerKind:
+    return block(_shape(model, tp, **training))  # type: ignore[arg-type]
+
+
+def _named(operators: tuple[Operator, ...], name: str) -> Operator:
+    (found,) = (op for op in operators if op.name == name)
+    return found
+
+
+def _gemm(operators: tuple[Operator, ...], name: str) -> Gemm:
+    found = _named(operators, name)
+    assert isinstance(found, Gemm)
+    return found
+
+
+def _stream(operators: tuple[Operator, ...], name: str) -> Stream:
+    found = _named(operators, name)
+    assert isinstance(found, Stream)
+    return found
+
+
+def _collectives(operators: tuple[Operator, ...]) -> list[Collective]:
+    return [op for op in operators if isinstance(op, Collective)]
+
+
+def _ring_bytes(operators: tuple[Operator, ...]) -> int:
+    """Bytes that exposed collectives move: an all-reduce scatters the sums, then gathers them."""
+    return sum(
+        op.count * op.nbytes * (2 if op.pattern == "all_reduce" else 1)
+        for op in _collectives(operators)
+        if not op.hidden
+    )
+
+
+# --- tensor and sequence parallelism
+
+
+def test_one_rank_talks_to_nobody() -> None:
+    kind = _block()
+    assert _collectives(kind.forward + kind.backward) == []
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_sequence_parallelism_moves_the_bytes_of_an_all_reduce(tp: int) -> None:
+    split, whole = (block(_shape(LLAMA, tp, sp)) for sp in (True, False))
+    state = LENGTH * LLAMA.hidden * 2
+    for a, b in ((split.forward, whole.forward), (split.backward, whole.backward)):
+        # Attention and MLP, an all-reduce each: it moves a hidden state twice.
+        assert _ring_bytes(a) == _ring_bytes(b) == 2 * 2 * state
+        assert {op.pattern for op in _collectives(b)} == {"all_reduce"}
+        assert {op.pattern for op in _collectives(a)} == {"all_gather", "reduce_scatter"}
+
+
+def test_weight_gradients_gather_their_inputs_again_beside_a_product() -> None:
+    hidden = [op for op in _collectives(_block(tp=4).backward) if op.hidden]
+    assert [op.name for op in hidden] == [
+        "attention input again gather",
+        "mlp input again gather",
+    ]
+    assert not [op for op in _collectives(_block(tp=4).forward) if op.hidden]
+    alone = block(_shape(LLAMA, 4, sequence_parallel=False))
+    assert not [op for op in _collectives(alone.backward) if op.hidden]
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt3-175b"])
+def test_sequence_parallelism_splits_what_tensor_parallelism_repeats(name: str) -> None:
+    model = find_model(name)
+    split, whole = (block(_shape(model, 4, sp)) for sp in (True, False))
+    assert split.boundary * 4 == whole.boundary == boundary_bytes(model, LENGTH, 2)
+    # Both residual streams and both normed inputs, with the norms' statistics: 1 or 2 of 4 bytes.
+    statistics = 2 * LENGTH * 4 * (2 if model.norm == "layernorm" else 1)
+    repeated = 4 * boundary_bytes(model, LENGTH, 2) + statistics
+    assert whole.saved - split.saved == repeated * 3 // 4
+    for stream in ("input norm", "post norm", "attention residual", "mlp residual"):
+        assert _stream(split.forward, stream).nbytes * 4 == _stream(whole.forward, stream).nbytes
+
+
+def test_without_sequence_parallelism_norms_are_repeated() -> None:
+    one, four = (block(_shape(LLAMA, tp, sequence_parallel=False)) for tp in (1, 4))
+    for name in ("input norm", "post norm"):
+        assert _stream(four.forward, name).nbytes == _stream(one.forward, name).nbytes
+    assert (
+        _stream(four.forward, "activation").nbytes * 4 == _stream(one.forward, "activation").nbytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "rows", "columns"), [("rows", 4, 6), ("columns", 10, 2), ("replicated", 10, 6)]
+)
+def test_local_tensors_round_up(split: str, rows: int, columns: int) -> None:
+    parameter = Parameter("w", (10, 6), split, True)  # type: ignore[arg-type]
+    found = local_tensor(parameter, 3)
+    assert (found.rows, found.columns) == (rows, columns)
+
+
+# --- products
+
+
+def test_grouped_queries_share_keys_and_values() -> None:
+    kind = _block()
+    assert (LLAMA.heads, LLAMA.kv_heads, LLAMA.head_dim) == (32, 8, 128)
+    found = _gemm(kind.forward, "query, key, value")
+    assert (found.m, found.n, found.k) == (LENGTH, 4096 + 2 * 1024, 4096)
+    kernel = _named(kind.forward, "attention")
+    assert isinstance(kernel, Attention)
+    # Queries and outputs of 32 heads, keys and values of 8, in 2 bytes.
+    assert kernel.nbytes == LENGTH * (2 * 32 + 2 * 8) * 128 * 2
+    # Eight heads over 16 ranks: each rank keeps a copy of one.
+    assert _gemm(_block(tp=16).forward, "query, key, value").n == (2 + 2) * 128
+
+
+def test_a_gated_mlp_is_one_product_of_twice_the_width() -> None:
+    assert _gemm(_block(LLAMA).forward, "mlp up").n == 2 * LLAMA.ffn
+    assert _gemm(_block(GPT).forward, "mlp up").n == GPT.ffn
+    assert _gemm(_block(GPT, tp=8).forward, "mlp down").k == GPT.ffn // 8
+
+
+def test_backward_multiplies_by_the_input_and_by_the_weight() -> None:
+    by_input, by_weight = by_input_and_weight((Gemm("w", 5, 7, 11, count=3),))
+    assert (by_input.m, by_input.n, by_input.k) == (5, 11, 7)  # [m, n] x [n, k]
+    assert (by_weight.m, by_weight.n, by_weight.k) == (7, 11, 5)  # [n, m] x [m, k]
+    assert by_input.flops == by_weight.flops == 3 * 2 * 5 * 7 * 11
+
+
+def test_only_rotary_models_rotate_and_only_biased_ones_add() -> None:
+    llama, gpt = _block(LLAMA), _block(GPT)
+    assert [op.name for op in llama.forward].count("rotary embedding") == 1
+    assert "rotary embedding" not in {op.name for op in gpt.forward}
+    biases = [op.name for op in gpt.backward if op.name.endswith("bias")]
+    assert len(biases) == 4
+    assert not [op for op in llama.backward if op.name.endswith("bias")]
+
+
+def test_a_gradient_is_read_and_written_where_it_is_summed() -> None:
+    kind = _block()
+    found = _stream(kind.backward, "gradient sum")
+    assert found.nbytes == 2 * 4 * kind.parameters
+    # Apart from the GEMM, the product is read too, in 2 bytes: 10 for 8.
+    assert found.nbytes * found.eager == pytest.approx((2 * 4 + 2) * kind.parameters)
+
+
+# --- attention
+
+
+@pytest.mark.parametrize("micro_batch", [1, 3])
+def test_materialised_scores_are_two_products_and_a_softmax(micro_batch: int) -> None:
+    kind = block(_shape(GPT, 8, micro_batch=micro_batch, attention="materialised"))
+    heads = GPT.heads // 8
+    scores, values = _gemm(kind.forward, "scores"), _gemm(kind.forward, "weighted values")
+    assert (scores.m, scores.n, scores.k) == (LENGTH, LENGTH, GPT.head_dim)
+    assert (values.m, values.n, values.k) == (LENGTH, GPT.head_dim, LENGTH)
+    assert scores.batch == values.batch == micro_batch * heads
+    square = micro_batch * heads * LENGTH**2 * 2
+    # Of the square of scores a causal softmax reads half and writes all.
+    assert _stream(kind.forward, "softmax").nbytes == 1.5 * square
+    assert not [op for op in kind.forward if isinstance(op, Attention)]
+
+
+def test_flash_attention_computes_the_triangle_and_recomputes_it_backward() -> None:
+    flash, plain = (_block(attention=kernel) for kernel in KERNELS)
+    forward, backward = _named(flash.forward, "attention"), _named(flash.backward, "attention")
+    assert isinstance(forward, Attention)
+    assert isinstance(backward, Attention)
+    square = _gemm(plain.forward, "scores").flops + _gemm(plain.forward, "weighted values").flops
+    assert forward.flops == square / 2
+    assert backward.flops == 2.5 * forward.flops
+    assert backward.backward
+    assert forward.length == LENGTH
+
+
+def test_a_sliding_window_bounds_attention() -> None:
+    windowed = LLAMA.model_copy(update={"sliding_window": LENGTH // 4})
+    for found, whole in zip(_block(windowed).forward, _block(LLAMA).forward, strict=True):
+        if isinstance(found, Attention) and isinstance(whole, Attention):
+            assert found.flops * 4 == whole.flops
+
+
+def test_dropout_writes_masks() -> None:
+    for kernel in KERNELS:
+        dry, wet = (_block(GPT, attention=kernel, dropout=p) for p in (0.0, 0.1))
+        assert wet.saved > dry.saved
+        state = LENGTH * GPT.hidden  # a byte each: the masks of both residuals
+        more = 2 * state
+        if kernel == "materialised":  # and of the scores, with what they let through
+            more += GPT.heads * LENGTH**2 * (1 + 2)
+        assert wet.saved - dry.saved == more
+        assert _stream(wet.forward, "mlp residual").nbytes == (
+            _stream(dry.forward, "mlp residual").nbytes + state
+        )
+
+
+# --- fp8
+
+
+@pytest.mark.parametrize("attention", KERNELS)
+def test_only_fp8_products_are_cast(attention: str) -> None:
+    plain, low = (_block(attention=attention, fp8_gemms=fp8) for fp8 in (False, True))
+    everything = plain.forward + plain.backward
+    assert not [op for op in everything if op.name.endswith("to fp8")]
+    assert not [op for op in everything if isinstance(op, Gemm) and op.fp8]
+    linear = {op.name for op in low.forward if isinstance(op, Gemm) and op.fp8}
+    # Materialised scores stay in 16 bits, as Transformer Engine has them.
+    assert linear == {"query, key, value", "attention output", "mlp up", "mlp down"}
+    casts = {op.name for op in low.forward if op.name.endswith("to fp8")}
+    assert casts == {f"{name} to fp8" for name in linear}
+    for name in linear:
+        gemm = _gemm(low.forward, name)
+        # Both operands read in 2 bytes, written in 1, and transposed in 1 more.
+        assert _stream(low.forward, f"{name} to fp8").nbytes == 4 * (
+            gemm.m * gemm.k + gemm.k * gemm.n
+        )
+        assert _stream(low.backward, f"{name} to fp8").nbytes == 4 * gemm.m * gemm.n
+
+
+# --- recomputation
+
+
+@pytest.mark.parametrize("attention", KERNELS)
+@pytest.mark.parametrize("name", list_models())
+@pytest.mark.parametrize("tp", [1, 2])
+def test_selective_is_between_all_and_nothing(name: str, attention: str, tp: int) -> None:
+    model = find_model(name)
+    length = min(LENGTH, model.max_sequence_length)
+    kind = _block(model, tp, attention=attention, sequence_length=length)
+    everything, some, least = (
+        kind.kept(r) for r in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+    )
+    assert least < some < everything
+    forward = list(kind.forward)
+    assert kind.cheap
+    assert all(op in forward for op in kind.cheap)
+    assert len(kind.cheap) < len(forward)
+
+
+def test_selective_runs_again_what_is_large_beside_its_work() -> None:
+    flash, plain = (_block(attention=kernel) for kernel in KERNELS)
+    # Flash attention has no large scores: the norms and the activation are run again instead.
+    assert {op.name for op in flash.cheap} == {
+        "input norm",
+        "rotary embedding",
+        "post norm",
+        "activation",
+    }
+    spared = flash.saved - flash.selective
+    assert spared == 2 * boundary_bytes(LLAMA, LENGTH, 2) + LENGTH * LLAMA.ffn * 2
+    # Korthikanti et al. 2022: the scores, their softmax and the values it weighs.
+    assert [op.name for op in plain.cheap] == ["scores", "softmax", "weighted values"]
+    shape = _shape(attention="materialised").activation_shape
+    assert plain.saved - plain.selective == score_bytes(LLAMA, shape) > 0
+
+
+def test_recomputation_needs_the_memory_it_spared_for_one_layer() -> None:
+    kind = _block()
+    assert kind.workspace(Recompute.FULL) - kind.workspace(Recompute.NONE) == kind.saved
+    assert kind.again(Recompute.FULL) == kind.forward
+    assert kind.again(Recompute.NONE) == ()
+    assert kind.again(Recompute.SELECTIVE) == kind.cheap
+
+
+# --- context parallelism, which published runs have
+
+
+def test_context_parallelism_splits_the_tokens() -> None:
+    whole = _shape(GPT)
+    half = Shape(GPT, whole.training, whole.strategy, context_parallel=2)
+    assert half.tokens * 2 == whole.tokens
+    assert block(half).boundary * 2 == block(whole).boundary
+    assert block(half).saved * 2 == block(whole).saved
+    assert _gemm(block(half).forward, "mlp up").m * 2 == LENGTH

@@ -1,0 +1,169 @@
+"""Advice appears where it is deserved, with its number, and not where it is not."""
+
+import pytest
+
+from bigplan.graph.strategy import Strategy
+from bigplan.plan import Plan
+from bigplan.planner import Request, make_plan
+from bigplan.program import Lane
+from bigplan.report.advice import Advice, advice_of, hiding_tokens, in_one_unit
+from bigplan.report.operators import LAUNCHES, OperatorRow, operator_rows
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
+
+LARGE = Training(sequence_length=1024, global_batch=32)
+
+
+def planned(model: str, training: Training = LARGE, **dimensions: int) -> Plan:
+    spec = find_model(model).model_copy(update=dimensions)
+    settings: dict[str, str | int | float] = {"micro_batch": 8, "recompute": "none"}
+    return make_plan(Request(spec, training, find_cluster("h200-1x"), settings))
+
+
+def advised(plan: Plan) -> dict[str, Advice]:
+    return {advice.about: advice for advice in advice_of(plan, operator_rows(plan))}
+
+
+def test_gpt2s_vocabulary_is_padded_and_a_padded_one_is_not() -> None:
+    plan = planned("gpt2-xl")
+    advice = advised(plan)["vocab"]
+    assert "from 50257 to 50304, a multiple of 64" in advice.text
+    assert advice.gain > 0.05
+    padded = planned("gpt2-xl", vocab=50304)
+    assert "vocab" not in advised(padded)
+    # What it says it saves is what planning the padded model saves.
+    saved = 1 - padded.predicted.step_seconds / plan.predicted.step_seconds
+    assert advice.gain == pytest.approx(saved, abs=0.01)
+
+
+def test_narrow_heads_are_told_what_they_are_padded_to_and_whole_ones_are_not() -> None:
+    long = Training(sequence_length=8192, global_batch=8)
+    shape = {"max_sequence_length": 8192, "heads": 32, "kv_heads": 32}
+    narrow = advised(planned("llama-like-3.3b", long, head_dim=80, **shape))["head_dim"]
+    assert "head_dim 80 is computed as 96" in narrow.text
+    assert "17% of attention's" in narrow.text
+    assert "head_dim" not in advised(planned("llama-like-3.3b", long, head_dim=96, **shape))
+
+
+def test_fp32_is_told_of_tensor_cores_and_bf16_is_not() -> None:
+    small = Training(sequence_length=1024, global_batch=8, precision="fp32")
+    assert "tensor cores idle" in advised(planned("llama-like-3.3b", small))["precision"].text
+    assert "precision" not in advised(planned("llama-like-3.3b"))
+
+
+def test_a_good_model_with_large_batches_needs_no_advice() -> None:
+    assert advised(planned("llama-like-3.3b")) == {}
+
+
+def test_short_kernels_are_told_and_long_ones_are_not() -> None:
+    plan = planned("llama-like-3.3b")
+    rows = [row for row in operator_rows(plan) if row.name != LAUNCHES]
+    layers = sum(row.seconds for row in rows if row.of_layers)
+    waits = OperatorRow("block", "forward", LAUNCHES, 1, 0.25 * layers, 0.0, 0.0, "latency")
+    advice = {a.about: a for a in advice_of(plan, [*rows, waits])}
+    assert "20% of forward and backward" in advice["micro_batch"].text
+    assert "micro_batch" not in {a.about for a in advice_of(plan, rows)}
+
+
+def row(where: str, phase: str, seconds: float) -> OperatorRow:
+    return OperatorRow(where, phase, "x", 1, seconds, 0.0, 0.0, "transfer")
+
+
+def waiting(plan: Plan, seconds: float) -> Plan:
+    parts = plan.predicted.parts.model_copy(update={"waiting": seconds})
+    predicted = plan.predicted.model_copy(update={"parts": parts, "step_seconds": 10.0})
+    return plan.model_copy(update={"predicted": predicted})
+
+
+def test_hiding_tokens_solve_the_lanes_for_the_batch() -> None:
+    plan = planned("llama-like-3.3b")
+    now = plan.training.tokens_per_step
+    compute, fixed = row("block", "forward", 4.0), row(Lane.NVME_READ, "step", 6.0)
+    growing = row(Lane.NVME_READ, "micro-batch", 1.0)
+    other = row(Lane.H2D, "step", 5.0)
+    found = hiding_tokens(plan, [compute, fixed, growing, other])
+    assert found is not None
+    lane, tokens = found
+    assert lane == "nvme read"
+    # 4 s of compute and 1 s of activations for `now` tokens: 4 t = 6 + 1 t.
+    assert tokens == pytest.approx(2.0 * now)
+    never = row(Lane.NVME_READ, "micro-batch", 5.0)
+    assert hiding_tokens(plan, [compute, fixed, never]) is None
+    assert hiding_tokens(plan, [compute]) is None
+
+
+def test_too_few_tokens_are_told_and_enough_are_not() -> None:
+    plan = waiting(planned("llama-like-3.3b"), 6.0)
+    rows = [row("block", "forward", 4.0), row(Lane.NVME_READ, "step", 10.0)]
+    advice = {a.about: a for a in advice_of(plan, rows, hiding_tokens(plan, rows))}
+    text = advice["tokens_per_step"].text
+    assert "now it is 32.77 k" in text
+    assert "From 82 k tokens a step on" in text
+    enough = [row("block", "forward", 11.0), row(Lane.NVME_READ, "step", 10.0)]
+    hidden = hiding_tokens(plan, enough)
+    assert "tokens_per_step" not in {a.about for a in advice_of(plan, enough, hidden)}
+
+
+def test_in_one_unit_a_layer_is_moved_once_and_a_pipeline_stays_one() -> None:
+    settings: dict[str, str | int | float] = {"parameters": "nvme", "accumulation_group": 1}
+    request = Request(
+        find_model("tiny-llama-demo"),
+        LARGE,
+        find_cluster("h200-1x"),
+        {**settings, "micro_batch": 1},
+    )
+    plan = make_plan(request)
+    together = in_one_unit(plan)
+    assert together.strategy.units(plan.training) == 1
+
+    def reads(rows: list[OperatorRow]) -> float:
+        return sum(row.nbytes for row in rows if row.name == "read")
+
+    units = plan.strategy.units(plan.training)
+    assert reads(operator_rows(plan)) > 0.5 * units * reads(operator_rows(together)) > 0
+    piped = plan.model_copy(update={"strategy": Strategy(dp=1, pp=2)})
+    assert in_one_unit(piped) == piped
+
+
+def test_drives_that_bind_are_told_with_the_rate_that_would_hide_them() -> None:
+    plan = planned("llama-like-3.3b")
+    busy = {Lane.NVME_READ: 8.0, Lane.COMPUTE: 4.0}
+    update = {"busy_seconds": busy, "bottleneck": Lane.NVME_READ, "step_seconds": 10.0}
+    bound = plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
+    nvme = plan.cluster.group.nvme
+    assert nvme is not None
+    text = {a.about: a.text for a in advice_of(bound, [])}["drives"]
+    assert "they read for 8 s of a step of 10 s" in text
+    assert f"{2 * nvme.node_read / 1e9:.2g} GB/s would hide" in text
+    assert "drives" not in advised(plan)
+
+
+def test_waiting_beside_an_idle_resource_is_told() -> None:
+    plan = planned("llama-like-3.3b")
+    parts = plan.predicted.parts.model_copy(update={"waiting": 2.0, "waits_for": "cpu"})
+    update = {"parts": parts, "step_seconds": 10.0, "busy_seconds": {"cpu": 4.0}}
+    slow = plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
+    text = {a.about: a.text for a in advice_of(slow, [])}["waiting"]
+    assert "waits for 20% of the step, although cpu" in text
+    assert "only 40%" in text
+    assert "waiting" not in advised(plan)
+
+
+def test_a_bubble_is_told_with_what_a_larger_batch_leaves() -> None:
+    plan = planned("llama-like-3.3b")
+    piped = plan.model_copy(update={"strategy": Strategy(dp=1, pp=4)})
+    parts = plan.predicted.parts.model_copy(update={"bubble": 2.0})
+    predicted = plan.predicted.model_copy(update={"parts": parts, "step_seconds": 10.0})
+    text = {
+        a.about: a.text for a in advice_of(piped.model_copy(update={"predicted": predicted}), [])
+    }["global_batch"]
+    assert "20% of the step: 32 units for 4 stages" in text
+    assert "would leave about 11%" in text
+    assert "global_batch" not in advised(plan)
+
+
+def test_the_largest_stake_comes_first() -> None:
+    plan = planned("gpt2-xl")
+    gains = [advice.gain for advice in advice_of(plan, operator_rows(plan))]
+    assert len(gains) > 1
+    assert gains == sorted(gains, reverse=True)

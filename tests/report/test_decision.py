@@ -1,0 +1,35 @@
+from dataclasses import replace
+
+from bigplan.graph.strategy import Strategy
+from bigplan.report.decision import decision, strategy_text
+from bigplan.report.stages import stages_of
+from tests.tiny import tiny_plan
+
+
+def test_what_is_recomputed_is_counted_by_policy() -> None:
+    plan = tiny_plan()
+    stages = stages_of(plan)
+    assert decision(plan, stages).endswith("nothing is recomputed.")
+    mixed = [replace(stages[0], recompute={"full": 1, "selective": 1})]
+    assert decision(plan, mixed).endswith(
+        "1 of 2 layers are recomputed and 1 of 2 layers are recomputed selectively."
+    )
+
+
+def test_what_leaves_the_gpu_is_listed() -> None:
+    plan = tiny_plan()
+    stage = stages_of(plan)[0]
+    away = {**stage.placement, "optimizer": {"host": 1.0}, "gradients": {"gpu": 0.5, "nvme": 0.5}}
+    text = decision(plan, [replace(stage, placement=away)])
+    assert "off the GPU at least in part: gradients and optimizer state" in text
+    assert "everything stays on the GPU" in decision(plan, [stage])
+
+
+def test_uneven_ends_and_missing_sequence_parallelism_are_told() -> None:
+    strategy = Strategy(
+        dp=1, tp=2, pp=4, vpp=2, first_blocks=3, last_blocks=2, sequence_parallel=False
+    )
+    assert strategy_text(strategy) == (
+        "tensor parallel 2, pipeline 4, 2 virtual stages each, blocks in the first chunk 3 and "
+        "last chunk 2, no sequence parallelism, micro-batch 1"
+    )

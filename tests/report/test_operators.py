@@ -1,0 +1,110 @@
+"""Rows add up to what the plan promises, and say what each operator is."""
+
+from functools import cache
+
+import pytest
+
+from bigplan.graph.operators import Attention, Gemm, Stream
+from bigplan.plan import Plan
+from bigplan.planner import Request, make_plan
+from bigplan.report.operators import OperatorRow, operator_rows, uses_tensor_cores
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.training import Training
+
+MIB = 2**20
+LAYERS = ("forward", "backward", "recompute")
+CASES: dict[str, dict[str, str | int]] = {
+    "resident": {"tp": 1, "pp": 1, "recompute": "none"},
+    "recomputed": {"tp": 1, "pp": 1, "recompute": "full"},
+    "selective": {"tp": 1, "pp": 1, "recompute": "selective"},
+    "tensor parallel": {"tp": 2, "pp": 1},
+    "pipeline": {"pp": 2, "tp": 1},
+    "sharded": {"zero": 3, "tp": 1, "pp": 1},
+    "offloaded": {"parameters": "nvme", "activations": "host", "optimizer": "host"},
+}
+
+
+@cache
+def planned(case: str) -> Plan:
+    training = Training(sequence_length=256, global_batch=16)
+    offloaded = case == "offloaded"
+    cluster = find_cluster("h200-1x" if offloaded else "dgx-h100")
+    return make_plan(Request(find_model("tiny-llama-demo"), training, cluster, CASES[case]))
+
+
+def by(rows: list[OperatorRow], *phases: str) -> float:
+    return sum(row.seconds for row in rows if row.phase in phases)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_add_up_to_the_plan_by_kind_of_action(case: str) -> None:
+    plan = planned(case)
+    rows, promised = operator_rows(plan), plan.predicted.op_seconds
+    assert by(rows, "forward") == pytest.approx(promised["forward"])
+    assert by(rows, "backward", "recompute") == pytest.approx(promised["backward"])
+    for op, seconds in promised.items():
+        if op not in ("forward", "backward"):
+            named = sum(row.seconds for row in rows if row.name == op and not row.of_layers)
+            assert named == pytest.approx(seconds), op
+
+
+@pytest.mark.parametrize("case", ["recomputed", "selective", "resident"])
+def test_what_runs_again_is_told_apart(case: str) -> None:
+    again = by(operator_rows(planned(case)), "recompute")
+    assert (again > 0) == (case != "resident")
+
+
+def test_moves_say_how_often_they_run_and_how_fast() -> None:
+    plan = planned("offloaded")
+    rows = [row for row in operator_rows(plan) if not row.of_layers]
+    saves = next(row for row in rows if row.name == "save")
+    assert saves.phase == "micro-batch"
+    assert saves.bound == "transfer"
+    assert saves.times == plan.model.layers * plan.strategy.micro_batches(plan.training)
+    (write,) = [row for row in rows if row.name == "write"]
+    assert write.phase == "step"
+    nvme = plan.cluster.group.nvme
+    assert nvme is not None
+    assert write.bandwidth is not None
+    assert 0.5 * nvme.node_write < write.bandwidth <= nvme.node_write
+
+
+def test_every_number_is_possible() -> None:
+    for case in CASES:
+        plan = planned(case)
+        gpu = plan.cluster.group.gpu
+        for row in operator_rows(plan):
+            assert row.seconds >= 0
+            assert row.flops <= row.seconds * gpu.peak("bf16") * (1 + 1e-9)
+            for share in (row.tile_lost, row.wave_lost, row.lost, row.of_peak):
+                assert share is None or 0 <= share < 1
+            if row.flops and row.of_layers:
+                assert row.intensity is not None
+                assert row.intensity > 0
+
+
+@pytest.mark.parametrize(
+    ("operator", "precision", "expected"),
+    [
+        (Gemm("x", 128, 64, 8), "bf16", True),
+        (Gemm("x", 128, 64, 9), "bf16", False),
+        (Gemm("x", 50257, 64, 64), "fp16", False),
+        (Gemm("x", 128, 64, 8), "fp32", False),
+        (Attention("x", 1.0, head_dim=80), "bf16", True),
+        (Attention("x", 1.0, head_dim=100), "bf16", False),
+        (Stream("x", 1.0), "bf16", None),
+    ],
+)
+def test_tensor_cores_need_multiples_of_8_and_16_bits(
+    operator: Gemm | Attention | Stream, precision: str, expected: bool | None
+) -> None:
+    gpu = find_cluster("dgx-h100").group.gpu
+    assert uses_tensor_cores(operator, gpu, precision) is expected
+
+
+def test_a_cpu_has_no_tensor_cores() -> None:
+    group = find_cluster("dgx-h100").group
+    cpu = group.gpu.model_copy(update={"device": "cpu"})
+    assert uses_tensor_cores(Gemm("x", 128, 64, 8), cpu, "bf16") is None
+    assert isinstance(find_cluster("dgx-h100"), Cluster)

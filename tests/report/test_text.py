@@ -1,0 +1,42 @@
+from bigplan.report.text import (
+    LONG_BAR,
+    bytes_text,
+    legend,
+    listed,
+    number_range,
+    percent,
+    purpose_bar,
+    seconds_text,
+)
+
+
+def test_a_purpose_bar_shows_each_purpose_by_its_share() -> None:
+    half = LONG_BAR // 2
+    assert purpose_bar({"parameters": 50, "workspace": 25}, 100).plain == (
+        "P" * half + "w" * (half // 2) + "·" * (half // 2)
+    )
+    assert purpose_bar({}, 0).plain == "·" * LONG_BAR
+    assert purpose_bar({"optimizer": 300}, 100).plain == "O" * LONG_BAR
+
+
+def test_many_small_purposes_add_up_to_their_sum() -> None:
+    share = dict.fromkeys(("parameters", "gradients", "optimizer", "slots", "staging"), 1)
+    used = LONG_BAR - purpose_bar(share, 100).plain.count("·")
+    assert used == round(LONG_BAR * 5 / 100)
+
+
+def test_words() -> None:
+    assert legend(["staging", "parameters"]) == "P parameters, t staging, · free"
+    assert [listed(w) for w in (["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
+    assert [number_range(n) for n in ([3], [3, 4, 5])] == ["3", "3-5"]
+    assert [percent(s) for s in (0.001, 0.5, 0.9999)] == ["<1%", "50%", ">99%"]
+    assert [bytes_text(n) for n in (1015 * 2**20, 2.428 * 2**40, 0)] == [
+        "1020 MiB",
+        "2.43 TiB",
+        "0 B",
+    ]
+    assert seconds_text(599) == "599 s"

@@ -1,0 +1,199 @@
+"""The search: every strategy in scope is in it, it can be stopped, and its plan can be pinned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from math import inf
+
+import pytest
+
+from bigplan.errors import InputError
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Family
+from bigplan.placement import Rings, Tier
+from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
+from bigplan.solve.candidate import Candidate, Workload, bounding_problem, problem_of
+from bigplan.solve.ilp import solve
+from bigplan.solve.pins import parse_pins, rings_tried
+from bigplan.solve.search import Choice, Found, Scope, search
+from bigplan.solve.stage import stage_classes
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
+
+MIB = 2**20
+SOLVER = 1 + 1e-5  # HiGHS accepts rows broken by 1e-7 of their scale
+
+
+@cache
+def _workload(gpu: int = 100, layers: int = 8) -> Workload:
+    """A small model on a node of eight GPUs, each capped to so many MiB."""
+    cluster = find_cluster("dgx-h100")
+    context = cluster.group.gpu.context_memory
+    capped = cluster.with_caps(gpu=gpu * MIB + context)
+    model = find_model("tiny-llama-demo").model_copy(update={"layers": layers})
+    return Workload(model, Training(sequence_length=256, global_batch=64), capped.group)
+
+
+def _found(settings: Mapping[str, str | int | float], gpu: int = 100) -> Found:
+    fixed, pins = parse_pins(settings)
+    return search(_workload(gpu), Scope(fixed, pins))
+
+
+def test_pricing_in_common_gives_the_prices_of_each() -> None:
+    workload = _workload()
+    for candidate in Choice.of(workload, Scope()).candidates()[::7]:
+        alone = Candidate.of(workload, candidate.strategy)
+        assert candidate.graph == alone.graph
+        assert candidate.costs == alone.costs
+
+
+def test_cheaper_bounds_are_below_dearer_ones() -> None:
+    workload = _workload(60)
+    choice = Choice.of(workload, Scope())
+    pins = rings_tried(())
+    for candidate in choice.candidates()[::23]:
+        strategy, graph, costs = candidate.strategy, candidate.graph, candidate.costs
+        number = strategy.micro_batches(workload.training)
+        family = family_bound(graph, costs, number, strategy.pp)
+        cheap = cheap_bound(graph, costs)
+        known = memory_outlook(graph, costs, pins).bound
+        relaxed = solve(bounding_problem(candidate, ()), relaxed=True)
+        assert family <= cheap * SOLVER
+        assert cheap <= known
+        if relaxed is not None:
+            assert known <= relaxed.step_seconds * SOLVER
+        for rings in pins:
+            placed = solve(problem_of(candidate, (), rings))
+            if placed is not None:
+                assert relaxed is not None
+                assert relaxed.step_seconds <= placed.step_seconds * SOLVER
+
+
+def test_families_cover_the_space() -> None:
+    choice = Choice.of(_workload(), Scope())
+    every = [candidate.strategy for candidate in choice.candidates()]
+    assert len(set(every)) == len(every)
+    families = {Family(s.dp, s.tp, s.pp, s.micro_batch) for s in every}
+    assert families == set(choice.families())
+    assert {s.vpp for s in every} == {1, 2, 4}
+    assert any(s.first_blocks or s.last_blocks for s in every)
+
+
+def test_a_watched_search_is_told_where_it_stands() -> None:
+    told: list[tuple[float | None, float, int]] = []
+
+    def watch(best: float | None, bound: float, left: int) -> bool:
+        told.append((best, bound, left))
+        return True
+
+    found = search(_workload(), Scope(), watch)
+    assert not found.stopped
+    best = [seconds or inf for seconds, _, _ in told]
+    assert best == sorted(best, reverse=True)
+    assert all(bound <= found.best.seconds for _, bound, _ in told)
+    assert told[0][0] is None
+    assert told[0][2] > 0
+
+
+@pytest.mark.parametrize("how", ["watch", "interrupt"])
+def test_a_stopped_search_answers_with_its_best(how: str) -> None:
+    def watch(best: float | None, bound: float, left: int) -> bool:
+        if best is None:
+            return True
+        if how == "interrupt":
+            raise KeyboardInterrupt
+        return False
+
+    found, whole = search(_workload(), Scope(), watch), search(_workload(), Scope())
+    assert found.stopped
+    assert found.bound <= whole.best.seconds <= found.best.seconds * SOLVER
+    assert found.simulated_gap == found.best.seconds / found.bound - 1
+
+
+def test_a_search_stopped_at_once_has_no_answer() -> None:
+    with pytest.raises(InputError, match="stopped before any plan was found"):
+        search(_workload(), Scope(), lambda best, bound, left: False)
+
+
+def _every_decision(found: Found) -> dict[str, str | int | float]:
+    """All decisions of a plan, in the words of `--set`."""
+    best = found.best
+    settings: dict[str, str | int | float] = dict(best.candidate.strategy.model_dump())
+    settings |= {name: int(value) for name, value in Rings.of(best.placement)._asdict().items()}
+    for stage in stage_classes(best.candidate.graph):
+        for kind, rows in best.placement.stages[stage.stages[0]].kinds.items():
+            where = f"{stage.name}.{kind}"
+            for tier in Tier:
+                settings[f"{where}.parameters.{tier}"] = rows.parameters.get(tier, 0)
+                settings[f"{where}.gradients.{tier}"] = rows.gradients.get(tier, 0)
+                settings[f"{where}.optimizer.{tier}"] = rows.optimizer.get(tier, 0) / rows.layers
+                for policy in Recompute:
+                    kept = rows.activations.get(policy, {}).get(tier, 0)
+                    settings[f"{where}.activations.{policy}.{tier}"] = kept
+    return settings
+
+
+PINNED: list[dict[str, str | int | float]] = [
+    {"tp": 1, "pp": 4, "vpp": 2, "recompute.selective": 1},
+    {"pp": 4, "vpp": 1, "dp": 2, "first_blocks": 1, "last_blocks": 2, "zero": 1},
+    {"pp": 1, "zero": 3, "slots": 2, "sums": 1, "shared_ends": 1, "activations": "host"},
+]
+
+
+@pytest.mark.parametrize("settings", PINNED, ids=["virtual", "uneven", "rings"])
+def test_pinning_every_decision_gives_the_same_plan(
+    settings: dict[str, str | int | float],
+) -> None:
+    found = _found(settings)
+    again = _found(_every_decision(found))
+    assert again.best.candidate.strategy == found.best.candidate.strategy
+    assert again.best.placement == found.best.placement
+    assert again.best.seconds == found.best.seconds
+    for key in ("pp", "vpp", "first_blocks", "last_blocks"):
+        assert getattr(found.best.candidate.strategy, key) == settings.get(
+            key, getattr(found.best.candidate.strategy, key)
+        )
+
+
+def test_fewer_rings_are_taken_where_more_do_not_fit() -> None:
+    away: dict[str, str | int | float] = {
+        "pp": 1,
+        "tp": 1,
+        "micro_batch": 1,
+        "accumulation_group": 8,
+        "zero": 0,
+        "parameters": "host",
+        "gradients": "host",
+        "optimizer": "host",
+        "recompute": "full",
+        "block.activations": "host",
+    }
+    roomy = _found(away, gpu=1000)
+    assert Rings.of(roomy.best.placement) == Rings()
+    used = max(p.bytes_by_tier()[Tier.GPU] for p in roomy.best.programs)
+    short = int(0.97 * used / 0.97 / MIB) - 1  # a little less than that plan needs
+    tight = _found(away, gpu=short)
+    assert Rings.of(tight.best.placement) != Rings()
+    assert tight.best.seconds >= roomy.best.seconds
+
+
+def test_a_scope_without_selective_recomputation_does_not_use_it() -> None:
+    scope = Scope({"micro_batch": 8, "dp": 8}, (), recomputes=(Recompute.NONE, Recompute.FULL))
+    for gpu in (60, 100):
+        best = search(_workload(gpu), scope).best
+        kinds = [kind for stage in best.placement.stages for kind in stage.kinds.values()]
+        assert all(Recompute.SELECTIVE not in kind.activations for kind in kinds)
+
+
+def test_seventy_billion_parameters_on_one_consumer_gpu_live_on_its_drives() -> None:
+    nodes = find_cluster("rtx-4090-workstation").group
+    training = Training(sequence_length=4096, global_batch=64)
+    workload = Workload(find_model("llama-3-70b"), training, nodes)
+    best = search(workload, Scope({"micro_batch": 1, "accumulation_group": 64})).best
+    (program,) = best.programs
+    used = program.bytes_by_tier()
+    state = 12 * workload.model.parameter_count  # fp32 master weights and two moments
+    assert used[Tier.NVME] + used[Tier.HOST] >= state
+    assert used[Tier.NVME] > 0.8 * state > nodes.host.memory
+    assert used[Tier.GPU] <= best.candidate.costs.capacity[Tier.GPU]

@@ -1,0 +1,79 @@
+"""The parts of a step add up to it, and each is where it belongs."""
+
+import pytest
+
+from bigplan.graph.graph import Recompute
+from bigplan.parts import Step, collective_seconds, step_parts
+from bigplan.placement import Placement
+from bigplan.plan import StepParts
+from bigplan.planner import Request, make_plan, programs_of, simulate_plan
+from bigplan.program import Lane
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
+from tests.tiny import tiny_plan
+
+
+def total(parts: StepParts) -> float:
+    return (
+        parts.compute
+        + parts.recompute
+        + parts.collectives
+        + parts.update
+        + parts.bubble
+        + parts.waiting
+    )
+
+
+@pytest.mark.parametrize("fixed", [{"tp": 2, "pp": 1}, {"pp": 2, "tp": 1}, {"recompute": "full"}])
+def test_parts_add_up_to_the_step(fixed: dict[str, str | int]) -> None:
+    training = Training(sequence_length=256, global_batch=32)
+    cluster = find_cluster("dgx-h100")
+    plan = make_plan(Request(find_model("tiny-llama-demo"), training, cluster, fixed))
+    parts = plan.predicted.parts
+    assert total(parts) == pytest.approx(plan.predicted.step_seconds)
+    assert min(parts.model_dump(exclude={"waits_for"}).values()) >= 0
+    assert (parts.collectives > 0) == (plan.strategy.tp > 1)
+    assert (parts.bubble > 0) == (plan.strategy.pp > 1)
+    assert (parts.recompute > 0) == (fixed.get("recompute") == "full")
+    on_gpu = parts.compute + parts.recompute + parts.collectives + parts.update
+    assert on_gpu == pytest.approx(plan.predicted.busy_seconds[Lane.COMPUTE])
+    for other in plan.alternatives:
+        assert total(other.parts) == pytest.approx(other.step_seconds)
+
+
+def test_waiting_is_what_no_other_part_explains() -> None:
+    plan = tiny_plan(1)
+    candidate, _ = programs_of(plan)
+    busy = simulate_plan(plan).busy()
+    seconds = busy[Lane.COMPUTE] + 5.0
+    step = Step(seconds, {**busy, Lane.NVME_READ: seconds})
+    none = dict.fromkeys(candidate.graph.kinds, 0.0)
+    parts = step_parts(candidate.graph, candidate.costs, plan.placement, step, none)
+    assert parts.waiting == pytest.approx(5.0)
+    assert parts.waits_for == Lane.NVME_READ
+    assert parts.bubble == parts.collectives == 0
+
+
+def test_recomputation_is_a_part_of_its_own() -> None:
+    plan = tiny_plan(1)
+    candidate, _ = programs_of(plan)
+    graph, costs = candidate.graph, candidate.costs
+    stage = plan.placement.stages[0]
+    block = stage.kinds["block"]
+    again = block.model_copy(update={"activations": {Recompute.FULL: {"gpu": block.layers}}})
+    kinds = {**stage.kinds, "block": again}
+    placement = Placement(stages=(stage.model_copy(update={"kinds": kinds}),))
+    none = dict.fromkeys(graph.kinds, 0.0)
+    step = Step(1e9, {Lane.COMPUTE: 0.0})
+    before = step_parts(graph, costs, plan.placement, step, none)
+    after = step_parts(graph, costs, placement, step, none)
+    times = block.layers * graph.micro_batches
+    assert after.recompute - before.recompute == pytest.approx(times * costs.kinds["block"].forward)
+    assert after.compute == pytest.approx(before.compute)
+
+
+def test_only_tensor_parallel_layers_wait_for_collectives() -> None:
+    plan = tiny_plan(2)
+    nodes = plan.cluster.group
+    graph = programs_of(plan)[0].graph
+    assert set(collective_seconds(graph, plan.training, nodes).values()) == {0.0}

@@ -1,0 +1,119 @@
+"""Known truths about training on real machines, each of which a plan must agree with."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from bigplan.errors import InfeasibleError
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.planner import Request, make_plan
+from bigplan.program import Lane
+from bigplan.report.drives import wear_of
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.training import Training
+
+GIB = 1 << 30
+ON_GPU = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), "gpu")
+SC21 = Training(sequence_length=2048, global_batch=1536)  # Narayanan et al., arXiv 2104.04473
+# Two searches of one problem may end this far apart: each stops when several strategies in a row
+# improve on its best by less.
+SEARCHES = 1.01
+
+
+def planned(model: str, cluster: Cluster, training: Training, **settings: str | int) -> Plan:
+    return make_plan(Request(find_model(model), training, cluster, settings))
+
+
+def used(plan: Plan, tier: Tier) -> int:
+    return sum(use.used_bytes for use in plan.predicted.memory if use.tier is tier)
+
+
+def test_gpt3_175b_does_not_fit_one_dgx_a100() -> None:
+    """16 bytes of state a parameter are 2.8 TB, and eight GPUs have 0.64."""
+    with pytest.raises(InfeasibleError, match=r"gpu memory is .* short per GPU"):
+        planned("gpt3-175b", find_cluster("dgx-a100-80g"), SC21, **ON_GPU)
+
+
+def test_gpt3_175b_fits_one_dgx_a100_with_host_memory_and_nvme() -> None:
+    plan = planned("gpt3-175b", find_cluster("dgx-a100-80g"), SC21)
+    state = 16 * plan.model.parameter_count
+    held = {tier: used(plan, tier) * (8 if tier is Tier.GPU else 1) for tier in Tier}
+    assert sum(held.values()) > state
+    assert held[Tier.GPU] < state
+
+
+def test_a_70b_on_one_rtx_4090_lives_on_its_drive_and_wears_it_out() -> None:
+    training = Training(sequence_length=8192, global_batch=512)
+    plan = planned("llama-3-70b", find_cluster("rtx-4090-workstation"), training)
+    blocks = plan.placement.stages[0].kinds["block"]
+    assert blocks.optimizer.get(Tier.NVME, 0.0) > blocks.layers / 2
+    wear = wear_of(plan)
+    assert wear is not None
+    # Moments and master weights, 12 bytes a parameter, are written once a step.
+    assert wear.bytes_per_step == plan.predicted.moved_bytes[Lane.NVME_WRITE]
+    assert wear.bytes_per_step > 12 * plan.model.parameter_count / 2
+    assert wear.life_days == pytest.approx(1.2e15 / wear.bytes_per_day)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_gpt3_175b_on_512_gpus_is_planned_as_fast_as_megatron_lm_trains_it(recompute: str) -> None:
+    """Tensor 8, pipeline 8 with 3 virtual stages, micro-batch 1 (Korthikanti et al.).
+
+    arXiv 2205.05198; theirs is one replica on 64 GPUs; 512 hold eight.
+    """
+    cluster = find_cluster("dgx-a100-80g").with_nodes(64)
+    published: dict[str, str | int] = {
+        "tp": 8,
+        "pp": 8,
+        "vpp": 3,
+        "dp": 8,
+        "micro_batch": 1,
+        "recompute": recompute,
+    }
+    theirs = planned("gpt3-175b", cluster, SC21, **published).predicted.step_seconds
+    ours = planned("gpt3-175b", cluster, SC21)
+    assert ours.predicted.step_seconds <= 1.05 * theirs
+    assert ours.predicted.model_gap <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster"), [("gpt2-xl", "dgx-h100"), ("llama-like-3.3b", "h200-1x")]
+)
+def test_where_memory_is_ample_nothing_leaves_the_gpu(model: str, cluster: str) -> None:
+    training = Training(sequence_length=1024, global_batch=64)
+    plan = planned(model, find_cluster(cluster), training)
+    assert used(plan, Tier.NVME) == 0
+    assert set(plan.predicted.moved_bytes) <= {Lane.COMM}
+    for kind in plan.placement.stages[0].kinds.values():
+        assert set(kind.parameters) == set(kind.gradients) == set(kind.optimizer) == {Tier.GPU}
+
+
+@cache
+def with_host_memory(gib: int) -> Plan:
+    cluster = find_cluster("rtx-4090-workstation").with_caps(host=gib * GIB)
+    return planned("llama-3-8b", cluster, Training(sequence_length=4096, global_batch=64))
+
+
+@pytest.mark.parametrize(("less", "more"), pairwise((24, 32, 40, 56)))
+def test_more_host_memory_never_slows_a_step_down(less: int, more: int) -> None:
+    before, after = (with_host_memory(gib).predicted for gib in (less, more))
+    assert after.step_seconds <= SEARCHES * before.step_seconds
+    assert after.lower_bound_seconds <= before.step_seconds
+
+
+@cache
+def with_nodes(nodes: int) -> Plan:
+    cluster = find_cluster("dgx-a100-40g").with_nodes(nodes)
+    return planned("llama-2-13b", cluster, Training(sequence_length=4096, global_batch=256))
+
+
+@pytest.mark.parametrize(("less", "more"), pairwise((1, 2, 4, 8)))
+def test_more_nodes_never_slow_a_step_down(less: int, more: int) -> None:
+    before, after = (with_nodes(nodes).predicted for nodes in (less, more))
+    assert after.step_seconds <= before.step_seconds
+    assert after.lower_bound_seconds <= before.step_seconds

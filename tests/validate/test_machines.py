@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from bigplan.spec.cluster import find_gpu, find_link
+from bigplan.validate.machines import (
+    MACHINES,
+    NOMINAL_NETWORK,
+    UnknownMachineError,
+    machine_of,
+)
+from bigplan.validate.rows import read_rows
+from tests.validate.rows import row
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shipped", "per_node"),
+    [
+        ("A100-80GB", "a100-sxm4-80gb", 8),
+        ("A100", "a100-sxm4-80gb", 8),
+        ("A100-SXM-40GB", "a100-sxm4-40gb", 8),
+        ("A100-PCIe-40GB", "a100-pcie-40gb", 8),
+        ("H100-80GB", "h100-sxm-80gb", 8),
+        ("H100-96GB-HBM2e(500W)", "h100-sxm-96gb-hbm2e", 8),
+        ("H200", "h200-sxm", 8),
+        ("B200", "b200", 8),
+        ("GB200", "gb200", 16),  # 64, one NVLink domain, but no more than the run has
+        ("GB300", "gb300", 16),
+        ("V100-32GB", "v100-sxm2-32gb", 4),
+        ("V100-16GB", "v100-sxm2-16gb", 4),
+        ("V100-SXM3-32GB", "v100-sxm3-32gb", 16),
+        ("RTX3090", "rtx-3090", 4),
+        ("RTX4090", "rtx-4090", 1),
+        ("A5000", "rtx-a5000", 4),
+        ("A6000-Ada", "rtx-6000-ada", 2),
+        ("L4", "l4", 8),
+        ("T4", "t4", 8),
+    ],
+)
+def test_gpus_and_their_usual_nodes(gpu: str, shipped: str, per_node: int) -> None:
+    nodes = machine_of(row(gpu=gpu, n_gpus=16))
+    assert nodes.gpu == find_gpu(shipped)
+    assert nodes.gpus_per_node == per_node
+    assert nodes.nodes * per_node == 16
+
+
+def test_every_shipped_row_has_a_machine() -> None:
+    for one in read_rows():
+        if one.n_gpus:
+            assert machine_of(one).gpus >= one.n_gpus
+    assert {machine.gpu for machine in MACHINES} >= {"a100-sxm4-80gb", "h100-sxm-80gb"}
+
+
+def test_a_gpu_without_a_description_is_named() -> None:
+    with pytest.raises(UnknownMachineError, match="no description of a MI300X"):
+        machine_of(row(gpu="MI300X"))
+
+
+def test_dgx_2_has_sixteen_v100s() -> None:
+    assert machine_of(row(gpu="V100-32GB", gpus_per_node=16)).gpu == find_gpu("v100-sxm3-32gb")
+
+
+@pytest.mark.parametrize(
+    ("text", "nominal"),
+    [
+        ("800 Gb/s per node", 100e9),
+        ("8x200 Gb/s HDR", 200e9),
+        ("8 x 400 Gb/s NDR", 400e9),
+        ("100 Gbps", 12.5e9),
+        ("25 GB/s per GPU", 8 * 25e9),
+    ],
+)
+def test_a_stated_network_reaches_the_share_of_its_nominal_rate(text: str, nominal: float) -> None:
+    usual = find_link("infiniband-hdr-8x200")
+    found = machine_of(row(inter_node=text)).inter_node
+    assert found is not None
+    assert found.bandwidth == pytest.approx(nominal * usual.bandwidth / NOMINAL_NETWORK)
+    assert (found.latency, found.half_size) == (usual.latency, usual.half_size)
+
+
+def test_links_that_are_described_are_taken() -> None:
+    nodes = machine_of(row(intra_node="NVLink 3, 4 links", inter_node="OmniPath 4 x 100 Gb/s"))
+    assert nodes.intra_node == find_link("nvlink3-4-links")
+    assert nodes.inter_node == find_link("omni-path-4x100")
+    for text in ("InfiniBand", "0 Gb/s", "0 x 100 Gb/s"):
+        assert machine_of(row(inter_node=text)).inter_node == find_link("infiniband-hdr-8x200")
+    usual = machine_of(row())
+    assert usual.inter_node == find_link("infiniband-hdr-8x200")
+    assert usual.intra_node == find_link("nvlink3")

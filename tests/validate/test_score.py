@@ -1,0 +1,237 @@
+"""Scores: which rows get one, what it is, and how tables are summed up."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigplan.validate.configure import run_of
+from bigplan.validate.rows import Row, read_rows
+from bigplan.validate.score import (
+    Quality,
+    Scored,
+    graph_of,
+    group_quality,
+    measured_seconds,
+    score,
+    spearman,
+)
+from tests.validate.rows import PLAIN, row
+
+
+@pytest.fixture(scope="module")
+def shipped() -> list[Scored]:
+    return score(read_rows())
+
+
+def _scored(
+    id_: str, predicted: float, measured: float, trust: str = "A", status: str = "scored"
+) -> Scored:
+    return Scored(
+        id_,
+        id_.rsplit("-", 1)[0],
+        trust,
+        status,  # type: ignore[arg-type]
+        predicted_step_s=predicted,
+        measured_step_s=measured,
+        error_pct=100 * (predicted / measured - 1),
+    )
+
+
+# --- one row
+
+
+def test_an_error_is_relative_to_the_measurement() -> None:
+    (found,) = score([row(step_time_s=2.0)])
+    assert found.status == "scored"
+    assert found.reason == ""
+    assert found.predicted_step_s is not None
+    assert found.measured_step_s == 2.0
+    assert found.error_pct == pytest.approx(100 * (found.predicted_step_s - 2.0) / 2.0)
+    assert found.parts is not None
+    assert sum(found.parts.values()) == pytest.approx(found.predicted_step_s)
+
+
+def test_a_step_of_tokens_per_second_is_that_of_the_batch() -> None:
+    one = row(step_time_s=None, tokens_per_s_per_gpu=1024.0)
+    run = run_of(one)
+    # 64 sequences of 1,024 tokens over 16 GPUs at 1,024 tokens/s each.
+    assert measured_seconds(one, run, graph_of(run)) == pytest.approx(4.0)
+    both = row(step_time_s=3.0, tokens_per_s_per_gpu=1024.0)
+    assert measured_seconds(both, run, graph_of(run)) == 3.0
+
+
+def test_a_row_without_a_time_is_predicted_and_skipped() -> None:
+    (found,) = score([row(step_time_s=None)])
+    assert (found.status, found.measured_step_s, found.error_pct) == ("skipped", None, None)
+    assert "neither step time nor tokens/s" in found.reason
+    assert found.predicted_step_s
+
+
+@pytest.mark.parametrize("kind", ["nvidia-smi", "reserved", "allocated", "unheard of", None])
+def test_peaks_are_predicted_where_they_were_measured(kind: str | None) -> None:
+    (found,) = score([row(peak_mem_gb=30.0, mem_kind=kind)])
+    assert found.measured_peak_gb == 30.0
+    assert found.predicted_peak_gb is not None
+    assert 1 < found.predicted_peak_gb < 80
+    (found,) = score([row(mem_kind=kind)])
+    assert (found.predicted_peak_gb, found.measured_peak_gb) == (None, None)
+
+
+def test_no_peak_is_more_than_the_gpu_has() -> None:
+    (found,) = score([row(peak_mem_gb=30.0, micro_batch=64, grad_accum=1, seq_len=8192)])
+    assert found.predicted_peak_gb == pytest.approx(run_of(row()).nodes.gpu.memory / 2**30)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"gpu": "MI300X"}, "no description of a MI300X"),
+        ({"moe": "experts:8"}, "mixture-of-experts"),
+        ({"precision": "fp8"}, "not priced: NVIDIA A100"),  # it has no fp8
+        ({"heads": 3, "kv_heads": 2}, "not priced: "),
+    ],
+)
+def test_what_cannot_be_priced_is_skipped_with_its_reason(
+    columns: dict[str, object], reason: str
+) -> None:
+    (found,) = score([row(**columns)])
+    assert found.status == "skipped"
+    assert reason in found.reason
+    assert found.error_pct is None
+
+
+COLUMN = st.sampled_from(sorted(set(Row.model_fields) - {"id"}))
+SMALL = st.sampled_from((0, 1, 2, 3, 4, 7, 8, 16, 64, 100, 513, 4096))
+POLICIES = ("", "none", "full", "selective", "cpu", "nvme", "interleaved", "fp8", "bf16", "fp32")
+NAMES = ("H100-80GB", "V100-32GB", "GB200", "torchtitan", "DeepSpeed ZeRO-3 Offload", "0 Gb/s")
+WORDS = st.sampled_from(POLICIES + NAMES)
+
+
+def _accepted(columns: dict[str, object]) -> Row | None:
+    try:
+        return row(**columns)
+    except ValueError:
+        return None
+
+
+@settings(max_examples=400)
+@given(st.dictionaries(COLUMN, st.one_of(SMALL, SMALL, WORDS), max_size=8))
+def test_any_row_is_scored_or_skipped_with_a_reason(columns: dict[str, object]) -> None:
+    one = _accepted({"n_gpus": "4096", **{key: str(value) for key, value in columns.items()}})
+    if one is None:
+        return
+    (found,) = score([one])
+    if found.status == "skipped":
+        assert found.reason
+        assert found.error_pct is None
+    else:
+        assert found.error_pct is not None
+        assert isfinite(found.error_pct)
+        assert found.predicted_step_s is not None
+        assert found.predicted_step_s > 0
+
+
+# --- tables
+
+
+def test_quality_by_hand() -> None:
+    rows = [
+        _scored("lab-1", 1.1, 1.0),  # +10%
+        _scored("lab-2", 1.6, 2.0),  # -20%
+        _scored("lab-3", 3.0, 3.0),
+        _scored("lab-4", 9.9, 9.0, trust="B"),  # +10%
+        _scored("other-1", 2.0, 1.0, trust="B"),
+        _scored("other-2", 2.0, 1.0, status="skipped"),
+    ]
+    found = group_quality(rows)
+    assert list(found) == ["all of trust A", "lab", "other"]
+    lab = found["lab"]
+    assert lab.n == 4
+    assert (lab.mape, lab.median_ape) == pytest.approx((10.0, 10.0))
+    assert (lab.bias, lab.spearman) == pytest.approx((0.0, 1.0))
+    assert found["other"] == Quality(1, 100.0, 100.0, 100.0, None)
+    trusted = found["all of trust A"]
+    assert trusted.n == 3
+    assert (trusted.mape, trusted.bias) == pytest.approx((10.0, -10 / 3))
+
+
+def test_nothing_scored_is_no_table() -> None:
+    assert group_quality([]) == {}
+    assert group_quality([_scored("lab-1", 1.0, 1.0, status="skipped")]) == {}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1, 2, 3], [10, 20, 30], 1.0),
+        ([1, 2, 3], [30, 20, 10], -1.0),
+        ([1, 2, 3, 4], [10, 1000, 20, 30], 0.4),  # 1 - 6 x 6 / (4 x 15)
+        ([1, 2, 2, 3], [1, 2, 3, 4], 0.9486833),  # ties share rank 2.5: 4.5 / sqrt(4.5 x 5)
+        ([1, 1, 1], [1, 2, 3], None),  # no order to compare
+        ([1, 2], [1, 2], None),  # too few
+        ([], [], None),
+    ],
+)
+def test_rank_correlation(a: list[float], b: list[float], expected: float | None) -> None:
+    found = spearman(a, b)
+    assert found == (None if expected is None else pytest.approx(expected, abs=1e-6))
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=12, unique=True))
+def test_rank_correlation_knows_order_only(values: list[float]) -> None:
+    assert spearman(values, [value**3 for value in values]) == pytest.approx(1.0)
+    assert spearman(values, [-value for value in values]) == pytest.approx(-1.0)
+
+
+# --- the shipped rows
+
+
+def test_every_dense_row_with_a_time_is_scored(shipped: list[Scored]) -> None:
+    by_id = {one.id: one for one in read_rows()}
+    timed = [
+        found
+        for found in shipped
+        if not (by_id[found.id].moe or by_id[found.id].adapter)
+        and (by_id[found.id].step_time_s or by_id[found.id].tokens_per_s_per_gpu)
+    ]
+    skipped = [found for found in timed if found.status == "skipped"]
+    assert len(timed) > 450
+    assert len(skipped) <= 0.05 * len(timed)
+    assert all(found.reason for found in skipped)
+    assert not [found for found in shipped if "not priced" in found.reason]
+
+
+def test_every_row_has_its_result_in_order(shipped: list[Scored]) -> None:
+    assert [found.id for found in shipped] == [one.id for one in read_rows()]
+    assert all(
+        (found.status == "scored") == (found.error_pct is not None) == (not found.reason)
+        for found in shipped
+    )
+
+
+def test_the_same_rows_have_the_same_scores(shipped: list[Scored]) -> None:
+    some = read_rows()[:40]
+    assert score(some) == score(some)
+    assert score(read_rows()) == shipped
+
+
+def test_the_model_is_not_broken(shipped: list[Scored]) -> None:
+    """Generous bounds; benchmarks/ print the real figures."""
+    quality = group_quality(shipped)
+    trusted = quality["all of trust A"]
+    assert trusted.n > 300
+    assert trusted.mape < 6
+    assert trusted.median_ape < 4
+    assert abs(trusted.bias) < 3
+    assert trusted.spearman is not None
+    assert trusted.spearman > 0.99
+    assert quality["vtrainM"].mape < 10
+    assert quality["seqsel"].mape < 8
+
+
+def test_the_hand_written_row_is_an_ordinary_one() -> None:
+    assert score([row()])[0].id == PLAIN["id"]
