@@ -141,7 +141,12 @@ def load_plan(path: Path) -> Plan:
     """Read a plan. Raises InputError naming file, line and rule."""
     text = read_text(path)
     written = re.match(r"format: (\d+)$", text, re.MULTILINE)
-    if written and int(written[1]) != FORMAT:
+    if written is None:
+        raise InputError(
+            f"{path} is no plan: it has no line `format: {FORMAT}`; write one with "
+            "`bigplan plan ... --out FILE`"
+        )
+    if int(written[1]) != FORMAT:
         raise InputError(
             f"{path}:1: the plan has format {written[1]}, this version of bigplan reads {FORMAT}; "
             "run `bigplan plan` again"

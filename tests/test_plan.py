@@ -81,6 +81,14 @@ def test_unknown_keys_and_impossible_placements_are_named_with_their_line(
         load_plan(path)
 
 
+def test_another_file_is_no_plan(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text("model: llama-3-8b\ncluster: dgx-h100\n")
+    with pytest.raises(InputError, match=r"experiment\.yaml is no plan: .*bigplan plan") as error:
+        load_plan(path)
+    assert "missing key" not in str(error.value)
+
+
 def test_files_that_cannot_be_read_or_written(plan: Plan, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write the plan to"):
         save_plan(plan, tmp_path / "nowhere" / "plan.yaml")

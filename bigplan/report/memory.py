@@ -63,5 +63,10 @@ def _amounts(use: MemoryUse) -> tuple[str, str]:
         told = f"{used:.3g} {unit} of {format_bytes(use.capacity_bytes)}"
     ordered = sorted(use.by_purpose.items(), key=lambda item: -item[1])
     ordered = [(name, n) for name, n in ordered if n > HARDLY * use.used_bytes]
-    parts = [f"{PURPOSES[name][0]} {nbytes / size:.2g}" for name, nbytes in ordered]
+    parts = [f"{PURPOSES[name][0]} {_two_digits(nbytes / size)}" for name, nbytes in ordered]
     return told, ", ".join(parts)
+
+
+def _two_digits(amount: float) -> str:
+    """Two significant digits, and no exponent: 116, 36, 1.1."""
+    return f"{amount:.0f}" if amount >= 100 else f"{amount:.2g}"

@@ -12,7 +12,7 @@ from typing import Literal
 from bigplan.cost import price
 from bigplan.cost.memory import GIB, framework_memory
 from bigplan.cost.step import framework_step
-from bigplan.graph.build import build_graph
+from bigplan.graph.build import LOSS_CHUNK_TOKENS, build_graph
 from bigplan.graph.graph import Graph
 from bigplan.spec.cluster import NodeGroup
 from bigplan.validate.configure import Run, SkippedError, completed, run_of
@@ -85,7 +85,7 @@ def _scored(row: Row) -> Scored:
 
 def graph_of(run: Run) -> Graph:
     """The run's operators; published frameworks take the loss of a micro-batch at once."""
-    chunk = 1024 if run.chunked_loss else None
+    chunk = LOSS_CHUNK_TOKENS if run.chunked_loss else None
     return build_graph(run.model, run.training, run.strategy, chunk, run.context_parallel)
 
 

@@ -45,3 +45,10 @@ def test_of_a_long_pipeline_the_fullest_stage_and_the_ends_are_shown() -> None:
 def test_a_tier_much_larger_than_its_use_is_told_in_both_units() -> None:
     memory = [use(0, Tier.NVME, optimizer=GIB // 2)]
     assert "512 MiB of 80 GiB" in shown(memory_table(memory))
+
+
+def test_large_parts_are_written_without_an_exponent() -> None:
+    for size, told in ((79, "A 79"), (500, "A 500")):
+        text = shown(memory_table([use(0, Tier.GPU, activations=size * GIB // 1024)]))
+        assert told in text
+        assert "e+" not in text
