@@ -6,18 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from bigplan.cli import main
 from bigplan.plan import save_plan
+from tests.cli.conftest import Run
 from tests.tiny import tiny_plan, write_cluster
-
-Run = Callable[..., tuple[int, str, str]]
 
 SMALL = ("--seq-len", "32", "--global-batch", "4", "--precision", "fp32")
 
@@ -47,25 +44,6 @@ KEYS = {
     "alternatives",
     "what_if",
 }
-
-
-@pytest.fixture
-def bigplan(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Run:
-    """Run a command in an empty folder; its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["bigplan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return int(exit_.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture
