@@ -10,13 +10,13 @@ SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
 .PHONY: help demo test check venv
 
 help:
-	@echo "make demo    plan two models, then train a small one on this machine (under 3 minutes)"
+	@echo "make demo    plan two models, train a small one on this machine, resume it (under 3 minutes)"
 	@echo "make test    run all tests (under 15 minutes on 2 cores)"
 	@echo "make check   lint, format, types, import rules, sizes"
 	@echo "make venv    only install, into $(VENV)"
 
 demo: venv
-	@echo "Demo: plans without a GPU, then trains a small model here as planned."
+	@echo "Demo: plans without a GPU, then trains a small model here as planned, and resumes it."
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/demo.sh
 
 test: venv

@@ -59,5 +59,11 @@ class WorkerError(BigplanError):
     exit_code = 5
 
 
+class CheckpointError(BigplanError):
+    """A checkpoint could not be written, is damaged, or belongs to another training."""
+
+    exit_code = 6
+
+
 class VerificationError(BigplanError):
     """A program breaks a rule of the verifier: a bug of ours, not of the user."""

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
 from bigplan.spec.document import Spec
 
 Choice = TypeVar("Choice")
@@ -79,6 +79,7 @@ class Placement(Spec):
     sums: int = Field(default=SUMS, ge=1)
     shared_ends: bool = False  # the first and the last layer pass through the same slot and sum
     chunk: int = Field(default=CHUNK, ge=1)  # bytes of NVMe optimizer state updated at a time
+    loss_chunk: int = Field(default=LOSS_CHUNK_TOKENS, ge=1)  # tokens the loss takes at a time
 
 
 class Rings(NamedTuple):

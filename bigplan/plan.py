@@ -15,6 +15,8 @@ from typing import Final, Literal
 from pydantic import Field
 
 from bigplan.errors import InputError
+from bigplan.graph.build import build_graph
+from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, Tier
 from bigplan.spec.cluster import Cluster
@@ -22,7 +24,7 @@ from bigplan.spec.document import Spec, dump_document, parse_document, read_text
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-FORMAT: Final = 2  # of plan files; one for every change that makes older ones unreadable
+FORMAT: Final = 3  # of plan files; one for every change that makes older ones unreadable
 
 
 class MemoryUse(Spec):
@@ -104,7 +106,7 @@ class SearchRecord(Spec):
 class Plan(Spec):
     """Everything that launching, simulating and explaining need."""
 
-    format: Literal[2] = FORMAT
+    format: Literal[3] = FORMAT
     inputs: Mapping[str, str] = Field(description="SHA-256 of each input, canonically written")
     predicted: Predicted
     strategy: Strategy
@@ -121,6 +123,13 @@ def digest(spec: Spec) -> str:
     """SHA-256 of a description, independent of how it was written."""
     text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def graph_of(plan: Plan) -> Graph:
+    """The graph that the plan's decisions are for."""
+    fused = plan.cluster.group.gpu.runs_kernels
+    chunk = plan.placement.loss_chunk
+    return build_graph(plan.model, plan.training, plan.strategy, chunk, fused=fused)
 
 
 def plan_text(plan: Plan) -> str:

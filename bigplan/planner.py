@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from bigplan.cost.band import error_band
 from bigplan.engines import NATIVE_RECOMPUTES, executable, native_refusal
 from bigplan.errors import RefusedError
-from bigplan.graph.build import build_graph, model_flops
+from bigplan.graph.build import model_flops
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
@@ -28,7 +28,6 @@ from bigplan.program import Lane, Program, counted
 from bigplan.simulate import simulate
 from bigplan.solve.candidate import Candidate, Trial, Workload, problem_of
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.exact import exact_search
 from bigplan.solve.ilp import solver_name
 from bigplan.solve.pins import parse_pins
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
@@ -67,7 +66,11 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
     recomputes = tuple(Recompute) if request.engine == "any" else NATIVE_RECOMPUTES
     scope = Scope(fixed, pins, allowed, recomputes)
-    found = (exact_search if request.exact else search)(workload, scope, watch)
+    if request.exact:
+        from bigplan.solve.exact import exact_search as find
+    else:
+        find = search
+    found = find(workload, scope, watch)
     best = found.best
     return Plan(
         inputs={name: digest(getattr(request, name)) for name in ("model", "training", "cluster")},
@@ -190,15 +193,15 @@ def _alternative(rival: Trial, workload: Workload) -> Alternative:
         strategy=rival.candidate.strategy,
         step_seconds=rival.seconds,
         bottleneck=max(rival.busy, key=lambda lane: rival.busy[lane]),
-        parts=_parts(workload, rival.candidate, rival.placement, step),
+        parts=_parts(workload, rival.settled, rival.placement, step),
     )
 
 
 def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:
     """The plan lowered again: graph and prices, and one program per stage."""
     workload = Workload(plan.model, plan.training, plan.cluster.group)
-    candidate = Candidate.of(workload, plan.strategy)
-    return candidate, lower(build_graph(plan.model, plan.training, plan.strategy), plan.placement)
+    candidate = Candidate.of(workload, plan.strategy).settled(plan.placement)
+    return candidate, lower(candidate.graph, plan.placement)
 
 
 def simulate_plan(plan: Plan) -> Timeline:

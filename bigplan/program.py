@@ -19,6 +19,7 @@ from bigplan.placement import LayerPlacement, Tier
 class Op(StrEnum):
     """What an action does."""
 
+    DATA = "data"  # a micro-batch's tokens and targets into host memory
     READ = "read"  # NVMe to host
     LOAD = "load"  # host to GPU: parameters
     GATHER = "gather"  # all-gather of a layer's parameters over the data-parallel group
@@ -37,6 +38,7 @@ class Op(StrEnum):
     SEND = "send"
     RECV = "recv"
     FREE = "free"
+    CKPT = "ckpt"  # write a piece of a layer's state to the checkpoint
 
 
 class Lane(StrEnum):
@@ -51,6 +53,8 @@ class Lane(StrEnum):
     COMM = "data-parallel network"
     SEND = "pipeline send"
     RECV = "pipeline receive"
+    DATA = "data"
+    CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class Action:
     amount: int = 0
     micro_batch: int = -1  # -1: the action belongs to no micro-batch
     recompute: Recompute = Recompute.NONE  # what BACKWARD runs again first
-    piece: Tier | None = None  # the optimizer piece an UPDATE or its moves handle
+    piece: Tier | None = None  # the optimizer piece that an UPDATE, its moves or a CKPT handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,12 @@ Instruction = Action | Repeat
 class Program:
     """What a rank of one role executes: the first step, each later step, and the flush.
 
-    With clipping an update needs the norm of the whole gradient, so it runs in the next step just
-    before its layer's forward: `first` has no updates, `flush` applies the last ones.
+    With clipping, or in fp16, an update needs the norm of the whole gradient, so it runs in the
+    next step just before its layer's forward: `first` has no updates, `flush` applies the last.
+
+    `evaluate` is forward alone, of as many micro-batches as a step has, and changes nothing.
+    `checkpoint` is `step` that also writes each layer's state after the layer's update; `save`
+    writes the state as it is, once nothing is pending. Both are empty where nobody asks for them.
     """
 
     stage: int
@@ -121,6 +129,9 @@ class Program:
     first: tuple[Instruction, ...]
     step: tuple[Instruction, ...]
     flush: tuple[Instruction, ...]
+    evaluate: tuple[Instruction, ...] = ()
+    checkpoint: tuple[Instruction, ...] = ()
+    save: tuple[Instruction, ...] = ()
 
     def bytes_by_tier(self) -> dict[Tier, int]:
         """Bytes a rank allocates on each tier."""

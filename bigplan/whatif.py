@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.placement import Tier
@@ -15,7 +16,9 @@ from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
 from bigplan.program import Lane
 from bigplan.solve.search import Watch, unwatched
-from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.cluster import Block, Cluster, NodeGroup
+
+B = TypeVar("B", bound=Block)
 
 HOST_MEMORY = 64 << 30  # bytes more per node: what a row of memory modules brings
 FULL = 0.9  # of a tier: more of it could be used
@@ -181,16 +184,21 @@ def _host_memory(cluster: Cluster) -> Change:
 
 def _cpu(cluster: Cluster) -> Change:
     host = cluster.group.host
-    rates = {"adam_rate": 2 * host.adam_rate, "memory_bandwidth": 2 * host.memory_bandwidth}
-    twice = host.model_copy(update=rates)
+    twice = _twice(host, ("adam_rate", "adam_rate_beside_copies", "memory_bandwidth"))
     return _changed(cluster, "twice the CPU cores and memory channels", host=twice)
 
 
 def _pcie(cluster: Cluster) -> Change:
     pcie = cluster.group.pcie
-    rates = ("host_to_device", "device_to_host", "node_host_to_device", "node_device_to_host")
-    twice = pcie.model_copy(update={rate: 2 * getattr(pcie, rate) for rate in rates})
+    ways = ("host_to_device", "device_to_host", "both_ways")
+    twice = _twice(pcie, (*ways, *(f"node_{way}" for way in ways), "node_both_ways_beside_update"))
     return _changed(cluster, "twice the PCIe bandwidth", pcie=twice)
+
+
+def _twice(block: B, rates: Iterable[str]) -> B:
+    """The block with these rates doubled, where it states them."""
+    stated = {rate: getattr(block, rate) for rate in rates}
+    return block.model_copy(update={name: 2 * rate for name, rate in stated.items() if rate})
 
 
 def _network(cluster: Cluster) -> Change:

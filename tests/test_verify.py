@@ -22,7 +22,7 @@ from tests.toys import ROOMY, Case, cases, kind_placement, placed, toy_graph
 
 Actions = tuple[Action, ...]
 Edit = Callable[[Actions], Actions]
-PARTS = ("first", "step", "flush")
+PARTS = ("first", "step", "flush", "evaluate")
 
 
 def _unrolled(program: Program) -> Program:
@@ -32,13 +32,19 @@ def _unrolled(program: Program) -> Program:
 
 
 def _with(program: Program, part: str, actions: Actions) -> Program:
-    change: dict[str, Any] = {part: actions}
+    # A checkpoint is a step with more in it: left as it was, it would show any change of the step.
+    change: dict[str, Any] = {"checkpoint": (), "save": (), part: actions}
     return replace(program, **change)
 
 
 def _find(actions: Actions, op: Op, layer: int | None = None, number: int = 0) -> int:
     found = [i for i, a in enumerate(actions) if a.op is op and layer in (None, a.layer)]
     return found[number]
+
+
+def _second_batch_first(actions: Actions) -> Actions:
+    i = _find(actions, Op.DATA, number=1)
+    return (actions[i], *actions[:i], *actions[i + 1 :])
 
 
 def _drop(op: Op, layer: int | None = None, number: int = 0) -> Edit:
@@ -115,7 +121,8 @@ PLAIN = toy_graph(blocks=2, units=3)
 PARALLEL = toy_graph(Strategy(dp=2), blocks=2, units=3)
 SHARDED = toy_graph(Strategy(dp=2, zero=1), blocks=2, units=3)
 PIPELINE = toy_graph(Strategy(dp=1, pp=2), blocks=4, units=3)
-UNCLIPPED = toy_graph(blocks=2, units=3, clipped=False)
+UNCLIPPED = toy_graph(blocks=2, units=3, deferred=False)
+GROUPED = toy_graph(Strategy(dp=1, accumulation_group=2), blocks=2)
 
 
 @dataclass(frozen=True)
@@ -208,10 +215,37 @@ BROKEN = {
     "the sum started again": Broken(
         "overwrites gradients g3, never used", lambda a: _started_again(a, 3)
     ),
+    "a batch never came": Broken("data[0] holds nothing, not data[0]", _drop(Op.DATA, 0)),
+    "a batch came twice": Broken("4 batches in this order: [0, 0, 1]", _repeat(Op.DATA, 0)),
+    "batches in another order": Broken(
+        "4 batches in this order: [1, 0, 2]",
+        _second_batch_first,
+        GROUPED,
+    ),
+    "a forward without its batch": Broken(
+        "forward of layer 0, micro-batch 0: does not read its batch",
+        lambda a: _without_batch(a, Op.FORWARD),
+    ),
+    "a loss without its targets": Broken(
+        "backward of layer 3, micro-batch 0: does not read its batch",
+        lambda a: _without_batch(a, Op.BACKWARD),
+    ),
+    "a validation without its loss": Broken(
+        "does not pass every layer once, forward", _drop(Op.FORWARD, 3), part="evaluate"
+    ),
     "unknown buffer": Broken(
         "buffer 'nowhere' does not exist", lambda a: _renamed(a, "slot.block", "nowhere")
     ),
 }
+
+
+def _without_batch(actions: Actions, op: Op) -> Actions:
+    return tuple(
+        replace(a, reads=tuple(ref for ref in a.reads if ref.content != "data"))
+        if a.op is op
+        else a
+        for a in actions
+    )
 
 
 def _foreign(actions: Actions) -> Action:
@@ -244,6 +278,59 @@ def test_a_broken_program_is_rejected_by_its_rule(name: str) -> None:
     with pytest.raises(VerificationError) as error:
         verify(programs, broken.graph, ROOMY, 1)
     assert broken.rule in str(error.value)
+
+
+def _first_before_its_update(actions: Actions) -> Actions:
+    i = _find(actions, Op.CKPT)
+    return (actions[i], *actions[:i], *actions[i + 1 :])
+
+
+BROKEN_CHECKPOINTS: dict[str, tuple[str, str, Edit]] = {
+    "a piece not written": ("checkpoint", "does not write once: o1.", _drop(Op.CKPT, 1)),
+    "a piece written twice": ("save", "does not write once: o1.", _repeat(Op.CKPT, 1)),
+    "written before its update": (
+        "checkpoint",
+        "changes what a checkpoint has read already",
+        _first_before_its_update,
+    ),
+    "another step": (
+        "checkpoint",
+        "without its CKPTs the checkpoint is another program",
+        _drop(Op.FORWARD, 1),
+    ),
+    "training while saving": (
+        "save",
+        "without its CKPTs the save is another program",
+        lambda a: (*a, Action(Op.FREE, Lane.CPU, 0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_CHECKPOINTS)
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_broken_checkpoint_is_rejected(name: str, deferred: bool) -> None:
+    part, rule, edit = BROKEN_CHECKPOINTS[name]
+    graph = replace(PLAIN, deferred=deferred)
+    (plain,) = lower(graph, _placement(graph))
+    program = replace(
+        plain, step=tuple(expand(plain.step)), checkpoint=tuple(expand(plain.checkpoint))
+    )
+    verify((program,), graph, ROOMY, 1)
+    broken: dict[str, Any] = {part: edit(getattr(program, part))}
+    with pytest.raises(VerificationError, match=rule):
+        verify((replace(program, **broken),), graph, ROOMY, 1)
+
+
+@given(cases(free=True))
+def test_every_program_can_be_checkpointed(case: Case) -> None:
+    """Also where no state has a master copy: then every layer's parameters are written too."""
+    for program in case.programs:
+        written = [action for action in expand(program.save) if action.op is Op.CKPT]
+        assert all(action.lane is Lane.CHECKPOINT for action in written)
+        parameters = {action.layer for action in written if action.piece is None}
+        assert parameters == (set() if case.graph.sizes.master else set(program.layers))
+        among = [action for action in expand(program.checkpoint) if action.op is Op.CKPT]
+        assert sorted(among, key=repr) == sorted(written, key=repr)
 
 
 # Moves that free nothing: doing them twice in a row copies the same bytes again.

@@ -106,6 +106,9 @@ def test_each_change_changes_what_it_says(solved: list[Cluster]) -> None:
     assert cpu.host.adam_rate == 2 * before.host.adam_rate
     assert cpu.host.memory == before.host.memory
     assert pcie.pcie.node_host_to_device == 2 * before.pcie.node_host_to_device
+    # What is not stated stays so: it follows from the others.
+    assert cpu.host.adam_rate_beside_copies is None
+    assert pcie.pcie.both_ways is None
     assert network.inter_node is not None
     assert before.inter_node is not None
     assert network.inter_node.bandwidth == 2 * before.inter_node.bandwidth

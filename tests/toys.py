@@ -57,7 +57,7 @@ def toy_graph(
     *,
     blocks: int = 4,
     units: int = 2,
-    clipped: bool = True,
+    deferred: bool = True,
     master: bool = True,
     tied: bool = False,
 ) -> Graph:
@@ -73,7 +73,7 @@ def toy_graph(
         },
         sizes=ElementSizes(2, 4, 12, True) if master else ElementSizes(4, 4, 8, False),
         micro_batches=units * strategy.accumulation_group,
-        clipped=clipped,
+        deferred=deferred,
         tied=tied,
     )
 
@@ -199,7 +199,7 @@ def strategies(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Strategy:
 
 @st.composite
 def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
-    """Toy graphs: tied or not, clipped or not, with or without master weights."""
+    """Toy graphs: tied or not, updates deferred or not, with or without master weights."""
     strategy = draw(strategies(stages))
     blocks, units = draw(st.integers(4, 9)), draw(st.sampled_from((1, 2, 3, 5, 8)))
     if strategy.vpp > 1:  # micro-batches fill the stages evenly, chunks are alike
@@ -209,7 +209,7 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
         strategy,
         blocks=blocks,
         units=units,
-        clipped=draw(st.booleans()),
+        deferred=draw(st.booleans()),
         master=draw(st.booleans()),
         tied=strategy.pp == 1 and draw(st.booleans()),
     )

@@ -10,9 +10,12 @@ import typer
 import bigplan
 from bigplan.cli import describe
 from bigplan.cli.clusters import clusters
+from bigplan.cli.data import data
 from bigplan.cli.explain import explain
+from bigplan.cli.export import export
 from bigplan.cli.models import models
 from bigplan.cli.plan import plan, simulate
+from bigplan.cli.profile import profile
 from bigplan.cli.run import launch, report
 from bigplan.cli.validate import validate
 from bigplan.errors import BigplanError
@@ -33,12 +36,15 @@ for command in (
     validate,
     launch,
     report,
+    export,
     describe.detect,
+    profile,
     models,
     clusters,
     describe.schema,
 ):
     app.command()(command)
+app.add_typer(data, name="data")
 
 
 def _version(wanted: bool) -> None:

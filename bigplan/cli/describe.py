@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -25,11 +26,20 @@ def detect(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write here, not to stdout.")] = None,
 ) -> None:
-    """Describe this machine as a cluster YAML; measures for a few seconds."""
+    """Describe this machine as a cluster YAML; measures for a few seconds.
+
+    Rates of GPUs and their links are as shipped; `bigplan profile` measures them.
+    """
     from bigplan.spec.detect import detect as detect_machine
     from bigplan.spec.dump import to_yaml
 
-    text = to_yaml(detect_machine(cpu_devices, folder))
+    cluster = detect_machine(cpu_devices, folder)
+    if cluster.group.gpu.device == "cpu" and find_spec("torch") is not None:
+        # The rates of what will train here: numpy's products may be several times off.
+        from bigplan.profile.machine import measure_cpu_compute
+
+        cluster = measure_cpu_compute(cluster)
+    text = to_yaml(cluster)
     if out is None:
         print(text, end="")
         return

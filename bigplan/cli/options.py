@@ -111,10 +111,14 @@ class ExperimentOptions:
     seed: Annotated[int | None, _option("--seed", "Seed (default: 0).", STEP)] = None
     data: Annotated[
         str | None,
-        _option("--data", "Text file, or 'bundled' (default: bundled).", STEP, "PATH"),
+        _option("--data", "Prepared folder or text file (default: a bundled text).", STEP, "PATH"),
+    ] = None
+    weights: Annotated[
+        str | None,
+        _option("--weights", "Hugging Face folder to start from (default: random).", STEP, "DIR"),
     ] = None
     optimizer: Annotated[
-        str | None, _option("--optimizer", "adamw (default: adamw).", ADAM, "NAME")
+        str | None, _option("--optimizer", "adamw (default) or sgd.", ADAM, "adamw|sgd")
     ] = None
     learning_rate: Annotated[float | None, _option("--learning-rate", "default: 3e-4.", ADAM)] = (
         None
@@ -122,7 +126,35 @@ class ExperimentOptions:
     beta1: Annotated[float | None, _option("--beta1", "default: 0.9.", ADAM)] = None
     beta2: Annotated[float | None, _option("--beta2", "default: 0.95.", ADAM)] = None
     epsilon: Annotated[float | None, _option("--epsilon", "default: 1e-8.", ADAM)] = None
-    weight_decay: Annotated[float | None, _option("--weight-decay", "default: 0.1.", ADAM)] = None
+    momentum: Annotated[float | None, _option("--momentum", "Of sgd; default: 0.9.", ADAM)] = None
+    weight_decay: Annotated[
+        float | None, _option("--weight-decay", "default: 0.1; of sgd 0.", ADAM)
+    ] = None
+    schedule: Annotated[
+        str | None,
+        _option(
+            "--schedule",
+            "Learning rate after the warm-up (default: constant).",
+            ADAM,
+            "constant|linear|cosine",
+        ),
+    ] = None
+    warmup_steps: Annotated[
+        int | None,
+        _option("--warmup-steps", "Steps in which the learning rate rises (default: 0).", ADAM),
+    ] = None
+    decay_steps: Annotated[
+        int | None,
+        _option("--decay-steps", "Steps until the decay ends (default: all steps).", ADAM),
+    ] = None
+    final_fraction: Annotated[
+        float | None,
+        _option("--final-fraction", "Part of the learning rate left then (default: 0).", ADAM),
+    ] = None
+    loss_scale: Annotated[
+        float | None,
+        _option("--loss-scale", "fp16's first loss scale (default: 65536).", ADAM),
+    ] = None
     # What other programs call these; not planned, and refused by name.
     context_parallel: Annotated[int | None, typer.Option("--context-parallel", hidden=True)] = None
     expert_parallel: Annotated[int | None, typer.Option("--expert-parallel", hidden=True)] = None
@@ -135,6 +167,23 @@ class ExperimentOptions:
     ] = None
     run_dir: Annotated[
         str | None, _option("--run-dir", "Folder for run records (default: runs).", RUN, "DIR")
+    ] = None
+    checkpoint_every: Annotated[
+        int | None,
+        _option(
+            "--checkpoint-every",
+            "Steps between checkpoints (default: 10 minutes); 0: only at the end and on Ctrl-C.",
+            RUN,
+            "STEPS",
+        ),
+    ] = None
+    checkpoint_keep: Annotated[
+        int | None,
+        _option("--checkpoint-keep", "Checkpoints kept (default: 2); 0: none is written.", RUN),
+    ] = None
+    tensorboard: Annotated[
+        bool | None,
+        _option("--tensorboard/--no-tensorboard", "Write event files (default: yes).", RUN),
     ] = None
 
 
@@ -153,17 +202,27 @@ _KEYS = {
     "dropout": "training.dropout",
     "seed": "training.seed",
     "data": "training.data",
+    "weights": "training.weights",
     "optimizer": "training.optimizer.name",
     "learning_rate": "training.optimizer.learning_rate",
     "beta1": "training.optimizer.beta1",
     "beta2": "training.optimizer.beta2",
     "epsilon": "training.optimizer.epsilon",
+    "momentum": "training.optimizer.momentum",
     "weight_decay": "training.optimizer.weight_decay",
+    "schedule": "training.schedule.name",
+    "warmup_steps": "training.schedule.warmup_steps",
+    "decay_steps": "training.schedule.decay_steps",
+    "final_fraction": "training.schedule.final_fraction",
+    "loss_scale": "training.loss_scale.initial",
     "steps": "launch.steps",
     "address": "launch.address",
     "run_dir": "launch.run_dir",
+    "checkpoint_every": "launch.checkpoint_every",
+    "checkpoint_keep": "launch.checkpoint_keep",
+    "tensorboard": "launch.tensorboard",
 }
-RUN_KEYS = ("steps", "address", "run_dir")
+RUN_KEYS = tuple(name for name, key in _KEYS.items() if key.startswith("launch."))
 
 
 def overrides_of(options: ExperimentOptions) -> dict[str, object]:
@@ -182,10 +241,16 @@ def overrides_of(options: ExperimentOptions) -> dict[str, object]:
     return overrides
 
 
-def experiment_of(path: Path | None, options: ExperimentOptions) -> Experiment:
-    """The experiment file, options winning over it, or the options alone. Raises InputError."""
+def experiment_of(
+    path: Path | None, options: ExperimentOptions, base: Mapping[str, object] | None = None
+) -> Experiment:
+    """The experiment file, options winning over it, or the options alone, over `base` if given.
+
+    Raises InputError.
+    """
     overrides = overrides_of(options)
     if path is None:
+        overrides = {**(base or {}), **overrides}
         missing = [name for name in ("model", "cluster") if name not in overrides]
         if missing:
             flags = " and ".join(f"--{name}" for name in missing)
@@ -201,6 +266,12 @@ def experiment_of(path: Path | None, options: ExperimentOptions) -> Experiment:
         if ways is not None:
             fixed[key] = ways
     return experiment.with_settings(fixed)
+
+
+def run_options_given(options: ExperimentOptions) -> dict[str, object]:
+    """The given options that say how a plan is run."""
+    values = {name: getattr(options, name) for name in RUN_KEYS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def plan_options_given(options: ExperimentOptions) -> list[str]:

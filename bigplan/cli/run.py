@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,13 +12,18 @@ from bigplan.cli.options import (
     ExperimentOptions,
     experiment_of,
     plan_options_given,
+    run_options_given,
     takes,
 )
 from bigplan.cli.plan import plan_experiment
 from bigplan.errors import InputError
 from bigplan.plan import Plan, load_plan
-from bigplan.spec.document import load_data, read_text
-from bigplan.spec.experiment import Launch
+from bigplan.spec.document import load_data, read_text, validate
+from bigplan.spec.experiment import Experiment, Launch
+from bigplan.units import format_bytes
+
+if TYPE_CHECKING:
+    from bigplan.launcher.resume import Resumable
 
 
 @takes(ExperimentOptions)
@@ -28,41 +33,63 @@ def launch(
         Path | None,
         typer.Argument(help="A plan, or an experiment to plan first.", metavar="[PLAN|EXPERIMENT]"),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in this folder from its newest checkpoint, with its own plan "
+            "or with another one: named, or made anew where options change it.",
+            metavar="RUN",
+        ),
+    ] = None,
 ) -> None:
     """Run a plan through Ray, then show measured beside predicted.
 
     An experiment is planned first, for what can be executed here unless it says otherwise.
-    On a Ray cluster every node needs bigplan[launch] installed.
+    Ctrl-C finishes the running step, writes a checkpoint and stops; a second one stops at once.
+    On a Ray cluster every node needs bigplan[launch] installed and the run folder mounted.
     Exit codes: 0, 2 bad input or refused, 3 nothing fits, 4 this machine has less than the plan
-    promises, 5 a worker failed, 130 interrupted.
+    promises, 5 a worker failed, 6 a checkpoint is damaged or cannot be written, 130 interrupted.
     """
     from bigplan.launcher.driver import LaunchOptions
     from bigplan.launcher.driver import launch as launch_plan
     from bigplan.launcher.record import read_record
+    from bigplan.launcher.resume import read_resumable
     from bigplan.launcher.session import require_packages
     from bigplan.report.run_report import run_report
 
     require_packages()
     _check_steps(options)
     console = Console()
+    run = None if resume is None else read_resumable(resume.expanduser())
+    if run is not None and options.run_dir is not None:
+        raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
+    plan, how = _wanted(what, options, run, console)
+    folder = launch_plan(plan, LaunchOptions(how, run), console)
+    console.print(run_report(read_record(folder)))
+
+
+def _wanted(
+    what: Path | None, options: ExperimentOptions, run: Resumable | None, console: Console
+) -> tuple[Plan, Launch]:
+    """The plan to run and how: as the run did that goes on, as the file says, as options say."""
+    how = {} if run is None else run.how.model_dump()
+    given = plan_options_given(options)
     if what is not None and _is_plan(what):
-        given = plan_options_given(options)
         if given:
             names = ", ".join(given)
             raise InputError(
                 f"{what} is a plan: its decisions are made, so {names} cannot change any more; "
                 "launch the experiment instead, or leave the option out"
             )
-        plan, run = load_plan(what), Launch()
+        plan = load_plan(what)
+    elif what is None and run is not None and not given:
+        plan = run.plan
     else:
-        plan, run = _planned(what, options, console)
-    how = LaunchOptions(
-        steps=options.steps or run.steps,
-        address=options.address or run.address,
-        run_dir=Path(options.run_dir or run.run_dir).expanduser(),
-    )
-    folder = launch_plan(plan, how, console)
-    console.print(run_report(read_record(folder)))
+        experiment = _experiment(what, options, run)
+        plan = _planned(experiment, console)
+        how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
+    return plan, validate(how | run_options_given(options), Launch, "command line")
 
 
 def _is_plan(path: Path) -> bool:
@@ -70,10 +97,35 @@ def _is_plan(path: Path) -> bool:
     return isinstance(data, dict) and "placement" in data
 
 
-def _planned(
-    path: Path | None, options: ExperimentOptions, console: Console
-) -> tuple[Plan, Launch]:
-    experiment = experiment_of(path, options)
+def _experiment(path: Path | None, options: ExperimentOptions, run: Resumable | None) -> Experiment:
+    if path is not None or run is None:
+        return experiment_of(path, options)
+    parts = ("model", "training", "cluster")
+    base = {name: getattr(run.plan, name).model_dump(mode="json") for name in parts}
+    experiment = experiment_of(None, options, base)
+    if options.cluster is None:
+        _check_caps(experiment, run.plan)
+    return experiment
+
+
+def _check_caps(experiment: Experiment, before: Plan) -> None:
+    """Raise InputError where a cap would lift one: the plan knows no more than it was given."""
+    group = before.cluster.group
+    drives = group.nvme
+    have = {
+        "gpu": group.gpu.memory,
+        "host": group.host.memory,
+        "nvme": drives.capacity * drives.drives if drives else 0,
+    }
+    for tier, size in experiment.caps.items():
+        if size > have[tier]:
+            raise InputError(
+                f"--cap {tier}={format_bytes(size)} is more than the {format_bytes(have[tier])} "
+                "that the run's plan was made for; name the whole machine too, with --cluster"
+            )
+
+
+def _planned(experiment: Experiment, console: Console) -> Plan:
     if "engine" not in experiment.model_fields_set:
         experiment = experiment.model_copy(update={"engine": "native"})
     plan = plan_experiment(experiment, keeps_best=False).plan
@@ -81,7 +133,7 @@ def _planned(
     from bigplan.report.stages import stages_of
 
     console.print(decision(plan, stages_of(plan)), highlight=False)
-    return plan, experiment.launch
+    return plan
 
 
 def _check_steps(options: ExperimentOptions) -> None:

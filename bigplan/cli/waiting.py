@@ -7,12 +7,14 @@ import threading
 import time
 from math import isfinite
 from types import FrameType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
-from rich.status import Status
 
 from bigplan.report.text import seconds_text
+
+if TYPE_CHECKING:  # most plans are there before anything is shown
+    from rich.status import Status
 
 SILENT = 1.0  # seconds: a search that is done sooner shows nothing
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 
+from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.cluster import Link, NodeGroup
@@ -43,6 +45,22 @@ def collective_seconds(collective: Collective, group: Group) -> float:
     """Seconds of a tensor-parallel collective."""
     once = all_reduce if collective.pattern == "all_reduce" else reduce_scatter
     return collective.count * once(collective.nbytes, group)
+
+
+def exposed_seconds(
+    collective: Collective, group: Group, framework: Framework, gemms: Mapping[str, float]
+) -> float:
+    """Seconds that a rank waits for a tensor-parallel collective.
+
+    `gemms`: seconds of the pass's products by name; the one that the collective may run beside
+    hides as much of it as it takes itself, where the framework does so.
+    """
+    if collective.hidden:
+        return 0.0
+    seconds = collective_seconds(collective, group)
+    if framework.beside_weights:
+        seconds = max(0.0, seconds - gemms.get(collective.beside, 0.0))
+    return framework.tensor_exposed * seconds
 
 
 def all_reduce(nbytes: int, group: Group) -> float:

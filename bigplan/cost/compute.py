@@ -80,7 +80,7 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     """
     gpu = device.gpu
     precision = "fp8" if gemm.fp8 else device.precision
-    rate = gpu.peak(precision) * gpu.gemm_efficiency * gemm.k / (gemm.k + gpu.gemm_half_k)
+    rate = gpu.peak(precision) * gpu.gemm_share(precision) * gemm.k / (gemm.k + gpu.gemm_half_k)
     arithmetic = gemm.flops * tile_waste(gemm, gpu) / (rate * alignment(gemm))
     element = 4 if precision == "fp32" else 2
     return arithmetic + gemm.elements * element / device.stream_rate

@@ -18,10 +18,12 @@ class Framework:
 
     name: str
     fused: bool = True  # norms, activations and rotary embedding are one kernel each
+    compiled_loss: bool = False  # one kernel from logits to their gradient
     attention: tuple[FlashKernel, ...] = ("flash3", "flash2")  # kernels it uses, best liked first
     host: float = 1.0  # host seconds per launch, relative to the GPU's launch_overhead
     tensor_exposed: float = 1.0  # of tensor-parallel collectives that GEMMs wait for
     tensor_exposed_async: float = 1.0  # the same with asynchronous tensor parallelism
+    beside_weights: bool = False  # sums of input gradients run beside the weight's gradient
     gather_exposed: float = 0.0  # of ZeRO-3 gathers, even where compute is long enough
     regather_exposed: float = 0.0  # of those before the backward
     reduce_exposed: float = 1.0  # of gradient reductions
@@ -30,13 +32,13 @@ class Framework:
     gather_launches: float = 0.0  # host work per tensor that ZeRO-3 gathers, in launches
     bucket_elements: int = 0  # in buckets of collectives
     live_elements: int = 0  # that ZeRO-3 keeps gathered
+    updated_elements: int = 0  # whose gradients ZeRO-3 copies at once for an update on the GPU
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     one_numa_domain: bool = False  # of the host's memory is all that a rank's CPU update uses
 
 
 NATIVE = Framework(
     "native",
-    fused=False,
     attention=("sdpa", "flash3", "flash2"),
     reduce_exposed=0.0,
     send_exposed=0.0,
@@ -88,8 +90,9 @@ DEEPSPEED = Framework(
     regather_exposed=1.0,
     reduce_exposed=1.0,
     gather_launches=3.4,
-    bucket_elements=2 * 500_000_000,  # reduce_bucket_size, twice with overlap_comm
+    bucket_elements=2 * 500_000_000,  # reduce_bucket_size, and its copy in the order of ranks
     live_elements=1_000_000_000,  # stage3_max_live_parameters
+    updated_elements=1_000_000_000,  # sub_group_size
     update_bytes=12,
     one_numa_domain=True,
 )

@@ -8,26 +8,31 @@ On stage s of p, with n micro-batches in flight at most (1F1B: min(M, p - s)):
                  on the last stage the loss's
     buffers      buckets of collectives; under ZeRO-3 the layers that are gathered at once
     base         CUDA context and libraries, where the tool counts them
+
+or, if that is more, what ZeRO-3's update on the GPU copies in place of activations, temporaries and
+buffers: its gradients in one piece, and again in the master's precision (DeepSpeed's stage3.py).
 """
 
 from __future__ import annotations
 
 from bigplan.cost.framework import Framework
 from bigplan.cost.step import Execution, stage_counts
-from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
+from bigplan.graph.operators import Gemm
 from bigplan.graph.strategy import Strategy
 
 GIB = 1 << 30
 
 # What a tool reports beyond tensors: nvidia-smi shows the CUDA context and NCCL's buffers, torch's
-# counters do not. Base and fragments: the pair that meets the BLOOM and the 1.3B tables best, found
-# on a grid of 0.25 GiB and 2%.
-BASE_BYTES = {"nvidia-smi": 2.25 * GIB, "reserved": 0.7 * GIB, "allocated": 0.0}
+# counters do not. nvidia-smi's base and fragments: the pair that meets the BLOOM and the 1.3B
+# tables best, found on a grid of 0.25 GiB and 2%. Those of reserved memory: the constant term, to
+# 0.25 GiB, and the factor of published peaks in torch's counters (docs/cost-model.md).
+BASE_BYTES = {"nvidia-smi": 2.25 * GIB, "reserved": 2.25 * GIB, "allocated": 0.0}
 
 
 # nvidia-smi also counts what the caching allocator holds in fragments: blocks of other sizes than
 # those asked for, 22% over tensors in Megatron-DeepSpeed's runs (docs/cost-model.md).
-FRAGMENTS = {"nvidia-smi": 1.22, "reserved": 1.02, "allocated": 1.0}
+FRAGMENTS = {"nvidia-smi": 1.22, "reserved": 1.01, "allocated": 1.0}
 
 
 def framework_memory(
@@ -55,40 +60,73 @@ def _stage(graph: Graph, run: Execution, framework: Framework, stage: int) -> di
     if run.virtual_stages > 1:  # interleaving holds (p - 1) / (p v) more (arXiv 2104.04473)
         in_flight *= 1 + (strategy.pp - 1) / (strategy.pp * run.virtual_stages)
 
+    zero, ranks = _sharing(strategy, run)
+
     def split(from_zero: int) -> int:
         # Between the micro-batches of a pipeline, gathered parameters and whole gradients stay.
         whole = strategy.pp > 1 and from_zero > 1
-        return strategy.dp if strategy.zero >= from_zero and not whole else 1
+        return ranks if zero >= from_zero and not whole else 1
 
-    loss = float(graph.kinds["head"].backward_workspace) if "head" in counts else 0.0
+    loss = _loss(graph, framework) if "head" in counts else 0.0
     kept = in_flight * counts["block"] * _kept(block, run)
+    backward = {
+        "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
+        "temporaries": max(_working_set(block, run), loss),
+        "buffers": _buffers(graph, framework, parameters, zero),
+    }
+    owned = parameters / split(1)
+    copies = 0.0
+    if zero == 3 and not run.cpu_update:
+        copies = min(framework.updated_elements, owned) * _copied_by_update(sizes)
+    update = {"activations": 0.0, "temporaries": copies, "buffers": 0.0}
     return {
         "parameters": 0.0 if run.parameters_on_host else parameters * sizes.parameter / split(3),
         # A CPU update takes gradients away as they are made.
         "gradients": 0.0 if run.cpu_update else parameters * sizes.gradient / split(2),
-        "optimizer": 0.0 if run.cpu_update else parameters * sizes.state / _owners(strategy),
-        "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
-        "temporaries": max(_working_set(block, run), loss),
-        "buffers": _buffers(graph, framework, parameters),
+        "optimizer": 0.0 if run.cpu_update else owned * sizes.state,
+        **max(backward, update, key=lambda parts: sum(parts.values())),
     }
 
 
-def _owners(strategy: Strategy) -> int:
-    """Ranks that optimizer state is split over."""
-    return strategy.dp if strategy.zero else 1
+def _sharing(strategy: Strategy, run: Execution) -> tuple[int, int]:
+    """ZeRO's stage, and the ranks that share states.
+
+    Context-parallel ranks hold the same parameters, so frameworks shard over them as over
+    data-parallel ones (torchtitan's mesh `dp_shard_cp`, Megatron Core's distributed optimizer).
+    """
+    stage = run.zero if run.context_parallel > 1 else strategy.zero
+    return stage, strategy.dp * run.context_parallel
 
 
-def _buffers(graph: Graph, framework: Framework, parameters: int) -> float:
+def _loss(graph: Graph, framework: Framework) -> float:
+    """Bytes of the loss's temporaries.
+
+    Compiled apart from the head's product, it reads the logits and writes their gradient, both in
+    the compute dtype; eager torch also holds an fp32 copy and the log-softmax, 8 bytes a logit.
+    """
+    head, sizes = graph.kinds["head"], graph.sizes
+    logits = next((op.m * op.n for op in head.backward if isinstance(op, Gemm)), 0)
+    spared = logits * (8 - sizes.parameter) if framework.compiled_loss else 0
+    return float(head.backward_workspace - spared)
+
+
+def _buffers(graph: Graph, framework: Framework, parameters: int, zero: int) -> float:
     """Communication buckets, and under ZeRO-3 the layers that are gathered."""
     strategy, sizes = graph.strategy, graph.sizes
     buffers = 0.0
-    if strategy.zero:
+    if zero:
         buffers += min(framework.bucket_elements, parameters) * sizes.gradient
-    if strategy.zero == 3 and strategy.pp == 1:
+    if zero == 3 and strategy.pp == 1:
         live = max(3 * graph.kinds["block"].parameters, framework.live_elements)
         ends = graph.kinds["embedding"].parameters + graph.kinds["head"].parameters
         buffers += (min(live, parameters) + ends) * sizes.parameter
     return buffers
+
+
+def _copied_by_update(sizes: ElementSizes) -> int:
+    """Bytes a gradient takes flattened for the optimizer, and cast to the master's precision."""
+    master = sizes.state // 3 if sizes.master else sizes.parameter  # beside two moments like it
+    return sizes.gradient + (master if master != sizes.gradient else 0)
 
 
 def _kept(block: LayerKind, run: Execution) -> float:

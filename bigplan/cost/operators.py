@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bigplan.cost.collective import Group, collective_seconds
+from bigplan.cost.collective import Group, exposed_seconds
 from bigplan.cost.compute import Device, alignment, launches, operator_seconds, tile_waste
 from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator
@@ -41,13 +41,17 @@ class OperatorCost:
 
 
 def operator_costs(
-    operators: Iterable[Operator], device: Device, group: Group, framework: Framework
+    operators: Sequence[Operator], device: Device, group: Group, framework: Framework
 ) -> Iterator[OperatorCost]:
     """The costs of a layer's operators, in order; `group` is the tensor-parallel group."""
+    gemms = {
+        operator.name: operator_seconds(operator, device, fused=framework.fused)
+        for operator in operators
+        if isinstance(operator, Gemm)
+    }
     for operator in operators:
         if isinstance(operator, Collective):
-            share = 0.0 if operator.hidden else framework.tensor_exposed
-            seconds = share * collective_seconds(operator, group)
+            seconds = exposed_seconds(operator, group, framework, gemms)
             moved = float(operator.nbytes * operator.count)
             yield OperatorCost(operator.name, seconds, 0.0, moved, 0, Bound.COMMUNICATION)
         else:
@@ -55,8 +59,9 @@ def operator_costs(
 
 
 def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> OperatorCost:
-    seconds = operator_seconds(operator, device, fused=framework.fused)
-    number = launches(operator, fused=framework.fused)
+    fused = framework.fused and device.gpu.runs_kernels
+    seconds = operator_seconds(operator, device, fused=fused)
+    number = launches(operator, fused=fused)
     flops = operator.flops if isinstance(operator, Gemm | Attention) else 0.0
     nbytes = traffic(operator, device, framework)
     if number * device.gpu.launch_overhead * framework.host > seconds:
@@ -76,5 +81,6 @@ def traffic(operator: Operator, device: Device, framework: Framework) -> float:
     if isinstance(operator, Gemm):
         return float(operator.elements * (4 if device.precision == "fp32" else 2))
     assert not isinstance(operator, Collective)
-    eager = 1.0 if framework.fused or isinstance(operator, Attention) else operator.eager
+    fused = framework.fused and device.gpu.runs_kernels
+    eager = 1.0 if fused or isinstance(operator, Attention) else operator.eager
     return operator.nbytes * eager

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from bigplan.cost.collective import (
     Group,
     all_reduce,
-    collective_seconds,
     data_group,
+    exposed_seconds,
     reduce_scatter,
     send,
     tensor_group,
@@ -17,7 +17,7 @@ from bigplan.cost.collective import (
 from bigplan.cost.compute import Device, launches, norm, operator_seconds
 from bigplan.cost.framework import NATIVE, Framework
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
-from bigplan.graph.operators import Collective, Operator
+from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.placement import Tier
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.training import DTYPE_BYTES, Training
@@ -25,6 +25,7 @@ from bigplan.spec.training import DTYPE_BYTES, Training
 # Of GPU memory: cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
 # keep from each other. On an H200 a plan that used 14.98 of 15.00 GiB needed 0.03 GiB more.
 ALLOCATOR_RESERVE = 0.03
+ADAM_BYTES = 28  # of memory that AdamW moves: three fp32 values read and written, one read
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +140,20 @@ def pass_seconds(
 
     `host`: launches' worth of host work besides the operators' own.
     """
-    busy = exposed = 0.0
+    busy = 0.0
+    collectives, gemms = [], {}
     for operator in operators:
         if isinstance(operator, Collective):
-            if not operator.hidden:
-                exposed += framework.tensor_exposed * collective_seconds(operator, group)
+            collectives.append(operator)
             host += COLLECTIVE_LAUNCHES * operator.count * (group.size > 1)
         else:
-            busy += operator_seconds(operator, device, fused=framework.fused)
-            host += launches(operator, fused=framework.fused)
+            fused = framework.fused and device.gpu.runs_kernels
+            seconds = operator_seconds(operator, device, fused=fused)
+            busy += seconds
+            host += launches(operator, fused=fused)
+            if isinstance(operator, Gemm):
+                gemms[operator.name] = seconds
+    exposed = sum(exposed_seconds(one, group, framework, gemms) for one in collectives)
     host *= device.gpu.launch_overhead * framework.host
     return norm(busy + exposed, host, OVERLAP_NORM)
 
@@ -155,8 +161,10 @@ def pass_seconds(
 def _rates(nodes: NodeGroup, ranks: int, sizes: ElementSizes) -> Rates:
     """Node rates divided by the ranks that use them at once, at most what one GPU's link takes."""
     pcie, host, gpu, nvme = nodes.pcie, nodes.host, nodes.gpu, nodes.nvme
-    # With a master copy the update also casts it: fp32 read, parameter written.
-    cast = 4 + sizes.parameter if sizes.master else 0
+    # With a master copy the update also casts it, while it is in cache: the parameter is written.
+    cast = sizes.parameter if sizes.master else 0
+    # Rates of updates were measured with fp32 AdamW; others go by the bytes that they move.
+    part = sizes.update_bytes / ADAM_BYTES
     return Rates(
         h2d=min(pcie.host_to_device, pcie.node_host_to_device / ranks),
         d2h=min(pcie.device_to_host, pcie.node_device_to_host / ranks),
@@ -164,7 +172,7 @@ def _rates(nodes: NodeGroup, ranks: int, sizes: ElementSizes) -> Rates:
         nvme_write=nvme.node_write / ranks if nvme else 1.0,
         host_memory=host.memory_bandwidth / ranks,
         device_memory=gpu.memory_bandwidth * gpu.memory_efficiency,
-        cpu_update=1 / (ranks * (1 / host.adam_rate + cast / host.memory_bandwidth)),
-        gpu_update=gpu.adam_rate,
+        cpu_update=1 / (ranks * (part / host.adam_rate + cast / host.memory_bandwidth)),
+        gpu_update=gpu.adam_rate / part,
         latency=pcie.latency,
     )

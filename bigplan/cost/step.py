@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigplan.cost.framework import Framework
-from bigplan.cost.price import Costs
+from bigplan.cost.price import ADAM_BYTES, Costs
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.spec.cluster import NodeGroup
 
@@ -36,6 +36,8 @@ class Execution:
     state_on_disk: bool = False
     parameters_on_host: bool = False
     boundaries_on_host: bool = False
+    zero: int = 0  # the stage where context-parallel ranks share states; else the strategy's counts
+    context_parallel: int = 1
 
 
 def framework_step(
@@ -120,9 +122,6 @@ def stage_counts(graph: Graph, stage: int) -> Mapping[str, int]:
     if stage == stages - 1:
         counts["head"] = 1
     return counts
-
-
-ADAM_BYTES = 28  # of host memory that AdamW moves: three fp32 values read and written, one read
 
 
 def _offloaded(

@@ -11,17 +11,19 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 NATIVE_STRATEGY = {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "zero": 0}
-NATIVE_RECOMPUTES = (Recompute.NONE, Recompute.FULL)
-NATIVE_BLOCKS = {
-    "norm": "rmsnorm",
-    "mlp": "swiglu",
-    "positions": "rope",
-    "rotary_fraction": 1.0,
-    "parallel_residual": False,
-    "embedding_norm": False,
+NATIVE_RECOMPUTES = tuple(Recompute)
+NATIVE_BLOCKS: Mapping[str, tuple[object, ...]] = {
+    "positions": ("rope", "learned"),
+    "rotary_fraction": (1.0,),
+    "parallel_residual": (False,),
+    "embedding_norm": (False,),
 }
-NATIVE_PRECISIONS = ("bf16", "fp32")
-NATIVE_TRAINING = {"fp8_gemms": False, "attention": "flash", "dropout": 0.0}
+NATIVE_ROPE_SCALINGS = ("linear", "llama3")
+NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
+    "fp8_gemms": (False,),
+    "attention": ("flash",),
+    "dropout": (0.0,),
+}
 
 
 def native_refusal(
@@ -38,16 +40,22 @@ def native_refusal(
     if over:
         return f"the native runtime executes data parallelism only, not {', '.join(over)}"
     if unlike := _unlike(model, NATIVE_BLOCKS):
-        return f"the native runtime executes llama-style blocks only, not {unlike}"
+        return f"the native runtime executes llama-style and GPT-2 style blocks only, not {unlike}"
+    scaling = model.rope_scaling
+    if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
+        return (
+            "the native runtime executes the rope_scaling "
+            f"{' and '.join(NATIVE_ROPE_SCALINGS)} only, not {scaling.name}"
+        )
     return _window_refusal(model, training.sequence_length) or _training_refusal(training)
 
 
-def _unlike(described: ModelSpec | Training, wanted: Mapping[str, object]) -> str:
-    """The values that are not as wanted: "norm layernorm, mlp gelu"."""
+def _unlike(described: ModelSpec | Training, wanted: Mapping[str, tuple[object, ...]]) -> str:
+    """The values that are not among those wanted: "positions alibi, rotary_fraction 0.25"."""
     return ", ".join(
         f"{name} {getattr(described, name)}"
-        for name, value in wanted.items()
-        if getattr(described, name) != value
+        for name, values in wanted.items()
+        if getattr(described, name) not in values
     )
 
 
@@ -62,11 +70,6 @@ def _window_refusal(model: ModelSpec, length: int) -> str | None:
 
 
 def _training_refusal(training: Training) -> str | None:
-    if training.precision not in NATIVE_PRECISIONS:
-        return (
-            f"the native runtime trains in {' or '.join(NATIVE_PRECISIONS)}, "
-            f"not {training.precision}: it scales no losses"
-        )
     if unlike := _unlike(training, NATIVE_TRAINING):
         return f"the native runtime does not execute {unlike}"
     reduced, stored = training.reduce_precision, training.gradient_precision

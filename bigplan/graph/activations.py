@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from bigplan.spec.model import ModelSpec
 
+MLP_WIDTHS = {"swiglu": 3, "gelu": 2, "gelu_tanh": 2, "relu": 1}  # tensors of width ffn saved
 STATISTIC = 4  # norm and softmax statistics are fp32 in every precision
 
 
@@ -72,18 +73,17 @@ def block_saved_bytes(model: ModelSpec, shape: BlockShape) -> int:
         post norm             rstd [T, 1]               4 T / p      (LayerNorm: 8 T)
         gate, up projections  normed [T, h]             T h e / p
         SwiGLU                gate, up [T, f]           2 T f e / t  (GELU: its input, T f e / t)
-        down projection       SwiGLU's output [T, f]    T f e / t
+        down projection       SwiGLU's output [T, f]    T f e / t    (ReLU saves nothing but this)
         dropout, twice        masks [T, h]              2 T h / p
 
-    Kv heads that t does not divide are replicated. LayerNorm and GELU models are not executed
-    natively; for them the table holds plain torch operators.
+    Kv heads that t does not divide are replicated.
     """
     ways = shape.tensor_parallel
     sequence_ways = ways if shape.sequence_parallel else 1
     heads = model.heads // ways
     kv_heads = heads if shape.expanded_kv else -(-model.kv_heads // ways)
     attention = (2 * heads + 2 * kv_heads) * model.head_dim
-    elements = attention + (3 if model.mlp == "swiglu" else 2) * (model.ffn // ways)
+    elements = attention + MLP_WIDTHS[model.mlp] * (model.ffn // ways)
     statistics = 0 if shape.materialised else heads
     if model.qk_norm:
         normed_heads = heads + -(-model.kv_heads // ways)

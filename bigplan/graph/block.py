@@ -15,7 +15,12 @@ from bigplan.spec.training import DTYPE_BYTES, Training
 # RMSNorm 40 and 94 bytes an element forward and backward instead of 4 and 6, SwiGLU's silu and
 # product 5 and 9 passes instead of 3 and 5, rotary embedding 10 passes instead of 2.
 EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.0, 1.3)}
-EAGER_ACTIVATION = {"swiglu": (1.67, 1.8), "gelu": (1.0, 1.0), "relu": (1.0, 1.0)}
+EAGER_ACTIVATION = {
+    "swiglu": (1.67, 1.8),
+    "gelu": (1.0, 1.0),
+    "gelu_tanh": (1.0, 1.0),
+    "relu": (1.0, 1.0),
+}
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
 
@@ -28,6 +33,7 @@ class Shape:
     training: Training
     strategy: Strategy
     context_parallel: int = 1
+    fused: bool = False  # norms, activation and loss keep no temporaries of their own
 
     @property
     def tokens(self) -> int:
@@ -82,12 +88,12 @@ class Shape:
             return ()
         return (Collective(f"{name} gather", "all_gather", self.whole_hidden),)
 
-    def out_of_matrix(self, name: str) -> tuple[Collective, ...]:
+    def out_of_matrix(self, name: str, beside: str = "") -> tuple[Collective, ...]:
         """After a matrix split by columns: the partial products are summed."""
         if self.tp == 1:
             return ()
         pattern: Pattern = "reduce_scatter" if self.sequence_parallel else "all_reduce"
-        return (Collective(f"{name} sum", pattern, self.whole_hidden),)
+        return (Collective(f"{name} sum", pattern, self.whole_hidden, beside=beside),)
 
 
 def local_tensor(parameter: Parameter, tp: int) -> Tensor:
@@ -140,9 +146,10 @@ def block(shape: Shape) -> LayerKind:
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]
     linear, linear_backward = _linear(shape)
+    # A sum of gradients by the input does not depend on the gradient by that product's weight.
     backward_collectives = (
-        *shape.out_of_matrix("attention input"),
-        *shape.out_of_matrix("mlp input"),
+        *shape.out_of_matrix("attention input", beside="query, key, value by weight"),
+        *shape.out_of_matrix("mlp input", beside="mlp up by weight"),
         *shape.into_matrix("attention output"),
         *shape.into_matrix("mlp output"),
         *_gathered_again(shape),
@@ -285,8 +292,12 @@ def _gathered_again(shape: Shape) -> tuple[Collective, ...]:
 
 
 def _cheap_bytes(shape: Shape) -> int:
-    """Bytes that selective recomputation spares: normed inputs and the activation's output."""
-    return 2 * shape.hidden + shape.tokens * (shape.model.ffn // shape.tp) * shape.element
+    """Bytes that selective recomputation spares: normed inputs and the activation's output.
+
+    ReLU's derivative is computed from that output, so it stays.
+    """
+    inner = 0 if shape.model.mlp == "relu" else shape.model.ffn // shape.tp
+    return 2 * shape.hidden + shape.tokens * inner * shape.element
 
 
 def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -> int:
@@ -295,12 +306,13 @@ def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -
     Inside the backward of the gated activation three tensors of its width are new and one that was
     saved is gone; at the end all parameter gradients and a norm's five fp32 copies live and nothing
     that was saved does. Measured on an H200 at 4,096 / 8,192 / 16,384 tokens of hidden 4096, ffn
-    14336: 319 / 520 / 923 MB; this gives 352 / 587 / 1057.
+    14336: 319 / 520 / 923 MB; this gives 352 / 587 / 1057. A fused norm makes no such copies.
     """
     hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tp
     elements = sum(tensor.elements for tensor in tensors)
     inside = (2 * shape.tokens + hidden) * ffn * shape.element
-    at_end = elements * shape.element + 5 * 4 * shape.tokens * hidden - saved
+    copies = 0 if shape.fused else 5 * 4 * shape.tokens * hidden
+    at_end = elements * shape.element + copies - saved
     # Materialised: the gradients of dropout and softmax, two of the saved five bytes' worth each,
     # when what the MLP saved is gone.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5

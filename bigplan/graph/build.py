@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from bigplan.graph.block import Shape, block, by_input_and_weight, gradient_sum, local_tensors
-from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Tensor
+from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
 from bigplan.graph.operators import Gemm, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import DTYPE_BYTES, Training
-
-LOSS_CHUNK_TOKENS = 1024  # logits of so many tokens live at once: 1.3 GB for 128,256 words
 
 
 def build_graph(
@@ -18,19 +16,20 @@ def build_graph(
     strategy: Strategy,
     loss_chunk: int | None = LOSS_CHUNK_TOKENS,
     context_parallel: int = 1,
+    fused: bool = False,
 ) -> Graph:
     """The graph of one optimizer step of `training` under `strategy`.
 
     The loss takes `loss_chunk` tokens at a time; None: a whole micro-batch. With context
     parallelism a rank has that part of every sequence (priced for published runs, not planned).
+    `fused`: by the native kernels, which need no temporaries.
     """
-    shape = Shape(model, training, strategy, context_parallel)
-    shared_table = model.tied_embeddings and strategy.pp == 1
+    shape = Shape(model, training, strategy, context_parallel, fused)
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
     kinds = {
-        "embedding": _embedding(shape, pinned=shared_table),
+        "embedding": _embedding(shape),
         "block": block(shape),
-        "head": _head(shape, chunk, shared_table=shared_table),
+        "head": _head(shape, chunk),
     }
     return Graph(
         strategy=strategy,
@@ -38,18 +37,40 @@ def build_graph(
         kinds=kinds,
         sizes=element_sizes(training),
         micro_batches=strategy.micro_batches(training),
-        clipped=training.clip_norm is not None,
-        tied=shared_table,
+        deferred=training.deferred_updates,
+        tied=_shares_table(shape),
+        loss_chunk=chunk,
     )
 
 
+MOST_LOGITS = 2**31 - 1  # at once: what kernels count with 32 bits
+
+
+def loss_chunks(model: ModelSpec, training: Training, strategy: Strategy) -> tuple[int, ...]:
+    """What a plan may take as `loss_chunk`, fewest first: doubled up to a whole micro-batch."""
+    tokens = strategy.micro_batch * training.sequence_length
+    most = MOST_LOGITS // -(-model.vocab // strategy.tp)
+    chunks = [min(LOSS_CHUNK_TOKENS, tokens)]
+    while chunks[-1] < tokens and (larger := min(2 * chunks[-1], tokens)) <= most:
+        chunks.append(larger)
+    return tuple(chunks)
+
+
+def loss_layer(
+    model: ModelSpec, training: Training, strategy: Strategy, loss_chunk: int, fused: bool
+) -> LayerKind:
+    """The last layer of build_graph's graph, alone."""
+    shape = Shape(model, training, strategy, fused=fused)
+    return _head(shape, min(shape.tokens, loss_chunk))
+
+
 def element_sizes(training: Training) -> ElementSizes:
-    """Bytes per element: AdamW keeps two fp32 moments, mixed precision an fp32 master as well."""
+    """Bytes per element: the optimizer's fp32 moments, in mixed precision an fp32 master too."""
     master = training.precision != "fp32"
     return ElementSizes(
         parameter=DTYPE_BYTES[training.precision],
         gradient=DTYPE_BYTES[training.gradient_precision],
-        state=12 if master else 8,
+        state=4 * (training.optimizer.moments + master),
         master=master,
     )
 
@@ -69,15 +90,22 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     return tokens * (6.0 * matrices + attention)
 
 
-def _embedding(shape: Shape, *, pinned: bool) -> LayerKind:
+def _shares_table(shape: Shape) -> bool:
+    """Whether the head reads the token table where it is, on the only stage."""
+    return shape.model.tied_embeddings and shape.strategy.pp == 1
+
+
+def _embedding(shape: Shape) -> LayerKind:
     tensors = local_tensors(shape, "embedding")
     elements = sum(tensor.elements for tensor in tensors)
     token_bytes = 8 * shape.tokens
     look_up = 2 * shape.whole_hidden
+    learned = shape.model.positions == "learned"
+    added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
     return LayerKind(
         name="embedding",
         tensors=tensors,
-        forward=(Stream("look-up", look_up), *shape.out_of_matrix("embedding")),
+        forward=(Stream("look-up", look_up), *added, *shape.out_of_matrix("embedding")),
         # autograd writes a dense gradient of the whole table, then it is added to the sum
         backward=(
             Stream("look-up", elements * shape.element + look_up, launches=2),
@@ -88,9 +116,9 @@ def _embedding(shape: Shape, *, pinned: bool) -> LayerKind:
         boundary=token_bytes,
         selective=token_bytes,
         cheap=(),
-        forward_workspace=0,
-        backward_workspace=elements * shape.element,
-        pinned=pinned,
+        forward_workspace=shape.whole_hidden * learned,
+        backward_workspace=elements * shape.element + shape.whole_hidden * learned,
+        pinned=_shares_table(shape),
         stores_activations=False,
     )
 
@@ -101,9 +129,16 @@ LOGIT_BYTES = 20
 EAGER_LOSS = 3.6
 
 
-def _head(shape: Shape, chunk: int, *, shared_table: bool) -> LayerKind:
+def _loss(shape: Shape, logits: int, launches: int) -> Stream:
+    """Softmax and cross-entropy; the native kernels read logits twice and write their gradient."""
+    if shape.fused:
+        return Stream("loss", 3 * shape.element * logits, launches)
+    return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)
+
+
+def _head(shape: Shape, chunk: int) -> LayerKind:
     """The loss layer: its forward does nothing, its backward runs both on chunks of tokens."""
-    model, tokens = shape.model, shape.tokens
+    model, tokens, shared_table = shape.model, shape.tokens, _shares_table(shape)
     tensors = local_tensors(shape, "head")
     table = Tensor("lm_head.weight", -(-model.vocab // shape.tp), model.hidden)
     if not shared_table and all(tensor.name != table.name for tensor in tensors):
@@ -111,9 +146,16 @@ def _head(shape: Shape, chunk: int, *, shared_table: bool) -> LayerKind:
     written = (*tensors, table) if shared_table else tensors
     chunks = -(-tokens // chunk)
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
-    # Logits in the compute dtype, their fp32 copy and the log-softmax live at once.
-    per_logit = 12 if shape.element == 4 else shape.element + 8
+    logits = chunk * table.rows
     gradients = sum(tensor.elements for tensor in written) * shape.element
+    if shape.fused:  # the gradient takes the place of the logits
+        workspace = logits * shape.element + gradients
+    else:
+        # Logits in the compute dtype, their fp32 copy and the log-softmax live at once; in the
+        # backward the log-softmax, its gradient and that of the logits, all fp32, before any other
+        # gradient: 12.0 bytes a logit were seen on a CPU, whatever the compute dtype.
+        per_logit = 12 if shape.element == 4 else shape.element + 8
+        workspace = max(logits * per_logit + gradients, 12 * logits)
     add = gradient_sum(shape, written)
     return LayerKind(
         name="head",
@@ -122,17 +164,17 @@ def _head(shape: Shape, chunk: int, *, shared_table: bool) -> LayerKind:
         backward=(
             gemm,
             *by_input_and_weight((gemm,)),
-            Stream("loss", LOGIT_BYTES * tokens * table.rows, 2 * chunks, eager=EAGER_LOSS),
+            _loss(shape, tokens * table.rows, 2 * chunks),
             Stream("final norm", 5 * shape.hidden, launches=3),
             Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager),
             *shape.into_matrix("lm head"),
-            *shape.out_of_matrix("lm head"),
+            *shape.out_of_matrix("lm head", beside="lm head by weight"),
         ),
         saved=0,
         boundary=0,
         selective=0,
         cheap=(),
         forward_workspace=0,
-        backward_workspace=chunk * table.rows * per_logit + 3 * shape.whole_hidden + gradients,
+        backward_workspace=workspace + 3 * shape.whole_hidden,
         stores_activations=False,
     )

@@ -14,6 +14,8 @@ from itertools import accumulate, pairwise
 from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Strategy, chunk_blocks
 
+LOSS_CHUNK_TOKENS = 1024  # the loss takes no fewer at a time: 1.3 GB of logits for 128,256 words
+
 
 class Recompute(StrEnum):
     """What a layer does between its forward and its backward."""
@@ -90,6 +92,11 @@ class ElementSizes:
     state: int
     master: bool  # the state holds an fp32 master copy, so an update needs no parameter
 
+    @property
+    def update_bytes(self) -> int:
+        """Bytes an update moves: gradient read; fp32 parameter and moments read and written."""
+        return 4 + 2 * (self.state + (0 if self.master else 4))
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
@@ -100,9 +107,10 @@ class Graph:
     kinds: Mapping[str, LayerKind]
     sizes: ElementSizes
     micro_batches: int
-    clipped: bool  # updates wait for the gradient norm, so they run in the next step's forward
+    deferred: bool  # updates wait for the gradient norm: they run in the next step's forward
     tied: bool = False  # the last layer reads the first layer's tensors
     recomputes: tuple[Recompute, ...] = tuple(Recompute)  # what the engine can execute
+    loss_chunk: int = LOSS_CHUNK_TOKENS  # tokens that the loss layer takes at a time
     _chunks: tuple[range, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -62,7 +62,8 @@ class Stream:
 class Collective:
     """Collectives of `nbytes` (the whole tensor) over the tensor-parallel group.
 
-    `hidden`: a GEMM that does not depend on it runs at the same time.
+    `hidden`: a GEMM that does not depend on it runs at the same time. `beside`: the GEMM of the
+    same pass that some frameworks run at the same time.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Collective:
     nbytes: int
     count: int = 1
     hidden: bool = False
+    beside: str = ""
 
 
 Operator = Gemm | Attention | Stream | Collective

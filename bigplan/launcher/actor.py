@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import socket
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from bigplan.launcher.lock import hold, rank_lock
 from bigplan.plan import Plan
 
 if TYPE_CHECKING:
@@ -20,11 +22,20 @@ class Worker(Protocol):
     def preflight(self) -> None:
         """Raise PreflightError where the machine has less than the plan promises."""
 
-    def start(self, init_method: str) -> None:
-        """Join the others, allocate, initialise."""
+    def start(self, init_method: str, resume: Path | None = None) -> int:
+        """Join the others, allocate, initialise or read a checkpoint; the steps done before.
 
-    def step(self) -> StepResult:
-        """One optimizer step."""
+        Raises CheckpointError where the checkpoint cannot be used.
+        """
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        """One optimizer step; into the folder `checkpoint` goes the state from before it."""
+
+    def save(self, folder: Path) -> Path:
+        """Write a checkpoint of the state now; training may go on after it."""
+
+    def evaluate(self) -> float:
+        """Mean loss over the validation data."""
 
     def finish(self) -> Finished:
         """Apply what is pending."""
@@ -40,15 +51,24 @@ class WorkerType(Protocol):
         """A worker for one rank of `world`; `scratch` is its own folder for offloaded tensors."""
 
 
+@dataclass(frozen=True)
+class Folders:
+    """A run's record, and where its offloaded tensors go."""
+
+    run: Path
+    scratch: Path
+
+
 class RankActor:
     """Owns one worker, its process and its scratch folder."""
 
     def __init__(
-        self, plan: Plan, rank: int, world: int, scratch: Path, worker: WorkerType | None
+        self, plan: Plan, rank: int, world: int, folders: Folders, worker: WorkerType | None
     ) -> None:
         # Nothing that can fail: Ray tells little about an actor that was never created.
-        self._make = partial(_make, worker, plan, rank, world, scratch)
-        self._scratch = scratch
+        self._lock_file = rank_lock(folders.run, rank)
+        self._scratch = folders.scratch / f"rank-{rank}"
+        self._make = partial(_make, worker, plan, rank, world, self._scratch)
         self._made: Worker | None = None
 
     def meeting_point(self, local: bool) -> str:
@@ -61,17 +81,26 @@ class RankActor:
             return f"tcp://{host}:{free.getsockname()[1]}"
 
     def preflight(self) -> None:
-        """Construct the worker, then see Worker."""
+        """Construct the worker once no earlier one of this rank is left, then see Worker."""
+        self._lock = hold(self._lock_file)
         self._made = self._make()
         self._made.preflight()
 
-    def start(self, init_method: str) -> None:
+    def start(self, init_method: str, resume: Path | None) -> int:
         """See Worker."""
-        self._worker().start(init_method)
+        return self._worker().start(init_method, resume)
 
-    def step(self) -> StepResult:
+    def step(self, checkpoint: Path | None) -> StepResult:
         """See Worker."""
-        return self._worker().step()
+        return self._worker().step(checkpoint)
+
+    def save(self, folder: Path) -> Path:
+        """See Worker."""
+        return self._worker().save(folder)
+
+    def evaluate(self) -> float:
+        """See Worker."""
+        return self._worker().evaluate()
 
     def finish(self) -> Finished:
         """See Worker."""
@@ -93,5 +122,6 @@ def _make(worker: WorkerType | None, plan: Plan, rank: int, world: int, scratch:
         from bigplan.runtime.worker import Worker as NativeWorker
 
         worker = NativeWorker
-    scratch.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)  # what a killed run left there
+    scratch.mkdir(parents=True)
     return worker(plan, rank, world, scratch)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bigplan.errors import BigplanError, PreflightError, WorkerError
-from bigplan.launcher.actor import RankActor, WorkerType
+from bigplan.launcher.actor import Folders, RankActor, WorkerType
 from bigplan.plan import Plan
 
 PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
+LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail first, for want of it
 
 
@@ -55,14 +55,21 @@ class Failure:
 class Crew:
     """One actor per rank, for the length of a `with` block."""
 
-    def __init__(self, plan: Plan, scratch: Path, local: bool, worker: WorkerType | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        folders: Folders,
+        local: bool,
+        worker: WorkerType | None,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """`meanwhile` is called a few times a second while the ranks are busy."""
         self._layout = Layout.of(plan)
+        self._meanwhile = meanwhile
         self._local = local
         self._group = _place(self._layout)
         self._actors = [
-            self._hire(rank).remote(
-                plan, rank, self._layout.ranks, scratch / f"rank-{rank}", worker
-            )
+            self._hire(rank).remote(plan, rank, self._layout.ranks, folders, worker)
             for rank in range(self._layout.ranks)
         ]
 
@@ -109,10 +116,13 @@ class Crew:
         failures: list[Failure] = []
         waiting = list(references)
         while waiting:
-            timeout = GRACE_SECONDS if failures else None
+            timeout = GRACE_SECONDS if failures else LOOK_SECONDS
             done, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
-            if not done:
+            self._meanwhile()
+            if not done and failures:
                 break
+            if not done:
+                continue
             rank = ranks[done[0]]
             try:
                 results[rank] = ray.get(done[0])

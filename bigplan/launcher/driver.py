@@ -2,68 +2,100 @@
 
 from __future__ import annotations
 
-import platform
+import hashlib
 import shutil
-import statistics
-import time
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 
-import bigplan
 from bigplan.engines import native_refusal
-from bigplan.errors import BigplanError, RefusedError, WorkerError
-from bigplan.launcher.actor import WorkerType
-from bigplan.launcher.crew import Crew, Layout
-from bigplan.launcher.progress import progress
-from bigplan.launcher.record import (
-    MEASURED,
-    MemoryRow,
-    Metric,
-    Summary,
-    append_metric,
-    new_folder,
-    write_start,
-    write_summary,
-    write_timeline,
+from bigplan.errors import (
+    BigplanError,
+    CheckpointError,
+    InputError,
+    RefusedError,
+    WorkerError,
 )
+from bigplan.launcher.actor import Folders, WorkerType
+from bigplan.launcher.checkpoints import (
+    FOLDER,
+    Pace,
+    checkpoints,
+    most_at_once,
+    newest_step,
+    remove,
+    require_space,
+    set_aside,
+    step_of,
+    sweep,
+)
+from bigplan.launcher.crew import Crew, Layout
+from bigplan.launcher.journal import Journal
+from bigplan.launcher.lock import only_launch, wait_for_workers
+from bigplan.launcher.progress import Promise, progress
+from bigplan.launcher.record import (
+    PLAN,
+    SUMMARY,
+    Status,
+    new_folder,
+    read_metrics,
+    read_summary,
+    write_start,
+)
+from bigplan.launcher.resume import Resumable, refuse_other_training, resume_hint, shown
 from bigplan.launcher.session import ray_session, require_packages
+from bigplan.launcher.steps import Steps
+from bigplan.launcher.stop import Stop
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
-from bigplan.timeline import Timeline
-
-if TYPE_CHECKING:
-    from bigplan.runtime.result import Finished, StepResult
-
-WINDOW = 32  # steady steps among which the median is taken; older timelines are dropped
-PACKAGES = ("torch", "ray", "numpy")
-
-Status = Literal["finished", "interrupted", "failed"]
+from bigplan.spec.experiment import Launch
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How to run a plan; None: the plan's steps, a local Ray."""
+    """How to run a plan; `resume` is the run that goes on with it."""
 
-    steps: int | None = None
-    address: str | None = None
-    run_dir: Path = Path("runs")
+    how: Launch = field(default_factory=Launch)
+    resume: Resumable | None = None
 
 
 @dataclass
-class _Run:
-    """What is known of a run so far."""
+class _Launch:
+    """What the functions below share."""
 
     plan: Plan
-    folder: Path
-    metrics: list[Metric] = field(default_factory=list)
-    steady: deque[tuple[float, Timeline]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    finished: list[Finished] = field(default_factory=list)
-    started: float = field(default_factory=time.perf_counter)
+    how: Launch
+    journal: Journal
+    console: Console
+    worker: WorkerType | None
+    stop: Stop = field(default_factory=Stop)
+    told: bool = False
+
+    @property
+    def address(self) -> str | None:
+        """Of a running Ray; None: a local one is started."""
+        return None if self.how.address in (None, "local") else self.how.address
+
+    @property
+    def folders(self) -> Folders:
+        """The record, and scratch on the drives that the cluster names, else beside the record."""
+        run, nvme = self.journal.folder, self.plan.cluster.group.nvme
+        if nvme is None or nvme.path is None:
+            return Folders(run, run / "scratch")
+        # Runs of one name in two folders must not share their tensors.
+        mark = hashlib.sha256(str(run).encode()).hexdigest()[:8]
+        name = f"bigplan-{run.name}-{mark}"
+        return Folders(run, Path(nvme.path).expanduser().absolute() / name)
+
+    def meanwhile(self) -> None:
+        """Answer the first Ctrl-C while a step runs on."""
+        if self.stop.asked and not self.told:
+            self.told = True
+            kept = ", with a checkpoint" if self.how.checkpoint_keep else ""
+            _say(self, f"Stopping after this step{kept}; Ctrl-C again stops at once")
 
 
 def launch(
@@ -74,169 +106,201 @@ def launch(
 ) -> Path:
     """Run the plan; the folder of the record. `worker` replaces the native runtime's.
 
-    Raises RefusedError, PreflightError, InputError, WorkerError; what was measured until then is
-    on record.
+    Raises BigplanError, and KeyboardInterrupt where it was stopped; what was measured until then
+    is on record, and the last checkpoint is named.
     """
-    console = console or Console()
     refusal = native_refusal(plan.model, plan.training, plan.strategy, plan.placement)
     if refusal:
         raise RefusedError(
             f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
         )
     require_packages()
-    steps = options.steps or plan.training.steps
-    predicted = simulate_plan(plan)
-    run = _Run(plan, new_folder(options.run_dir.absolute(), plan.model.name))
-    write_start(run.folder, plan, predicted)
-    _announce(console, run, steps, options.address)
+    target, resumes = options.how.steps or plan.training.steps, options.resume is not None
+    if options.resume is not None:
+        folder = options.resume.folder.absolute()
+        refuse_other_training(options.resume.plan, plan)
+        _refuse_done(folder, target)
+    else:
+        folder = new_folder(Path(options.how.run_dir).expanduser().absolute(), plan.model.name)
+    how = options.how.model_copy(update={"steps": target})
+    journal = Journal(plan, folder, target, how.tensorboard)
+    launched = _Launch(plan, how, journal, console or Console(), worker)
+    with only_launch(folder), launched.stop, _ending(launched, resumes=resumes):
+        if options.resume is not None:
+            _prepare(launched, options.resume.plan)
+        write_start(folder, plan, how, simulate_plan(plan))
+        number = most_at_once(plan, target, how.checkpoint_every, how.checkpoint_keep)
+        require_space(folder, plan, launched.folders.scratch, number)
+        _announce(launched)
+        _with_ray(launched)
+    return folder
+
+
+def _refuse_done(folder: Path, target: int) -> None:
+    done = newest_step(folder) or 0
+    if done >= target:
+        raise InputError(
+            f"{shown(folder)} has done {done} steps, and {target} are asked for; "
+            f"--steps N with N above {done} goes on"
+        )
+
+
+def _prepare(launched: _Launch, before: Plan) -> None:
+    """Clear away what a killed launch left, once its workers have ended; keep its plan."""
+    folders = launched.folders
+    wait_for_workers(folders.run)
+    sweep(folders.run)
+    _drop_unrecorded(folders.run)
+    shutil.rmtree(folders.scratch, ignore_errors=True)
+    if (folders.run / SUMMARY).exists():
+        launched.journal.resumed = read_summary(folders.run).resumed
+    if before != launched.plan:
+        step = newest_step(folders.run) or 0
+        shutil.copyfile(folders.run / PLAN, folders.run / f"plan-until-step-{step:06}.yaml")
+
+
+@contextmanager
+def _ending(launched: _Launch, *, resumes: bool) -> Iterator[None]:
+    """Close the record however the launch ends, and say how to go on."""
+    journal = launched.journal
     status: Status = "failed"
     try:
-        _with_ray(run, steps, options.address, (console, worker))
+        yield
         status = "finished"
+        if journal.done < journal.target:
+            raise KeyboardInterrupt
     except KeyboardInterrupt:
         status = "interrupted"
-        console.print(f"Interrupted after {len(run.metrics)} steps", highlight=False)
+        if journal.begun:
+            hint = resume_hint(journal.folder)
+            _say(launched, f"Stopped after step {journal.done} of {journal.target}. {hint}")
         raise
-    except WorkerError as error:
-        _keep_details(run, error)
+    except OSError as error:
+        told = WorkerError(f"the run's record cannot be written: {error}")
+        raise _hinted(launched, told) from error
+    except BigplanError as error:
+        _keep_details(journal.folder, error)
+        _hinted(launched, error)
         raise
     finally:
-        _close(run, status)
-    return run.folder
+        _close(journal, status, resumes=resumes)
 
 
-def _announce(console: Console, run: _Run, steps: int, address: str | None) -> None:
-    where = f"the Ray cluster at {address}" if address else "a local Ray"
-    ranks = run.plan.strategy.ranks
-    console.print(
-        f"Launching {run.plan.model.name}: {ranks} rank{'s' if ranks > 1 else ''} on {where}, "
-        f"{steps} steps, record in {run.folder}",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _with_ray(
-    run: _Run, steps: int, address: str | None, told: tuple[Console, WorkerType | None]
-) -> None:
-    console, worker = told
-    layout = Layout.of(run.plan)
-    scratch = _scratch(run)
-    with ray_session(address, layout.cores * layout.ranks, layout.cuda):
-        crew = Crew(run.plan, scratch, address is None, worker)
-        try:
-            _train(run, crew, steps, console)
-        finally:
-            crew.dismiss()
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _scratch(run: _Run) -> Path:
-    """On the drives that the cluster names, else beside the record."""
-    nvme = run.plan.cluster.group.nvme
-    if nvme is not None and nvme.path is not None:
-        return Path(nvme.path).expanduser().absolute() / f"bigplan-{run.folder.name}"
-    return run.folder / "scratch"
-
-
-def _train(run: _Run, crew: Crew, steps: int, console: Console) -> None:
-    crew.ask("preflight", doing="checking its machine")
-    crew.ask("start", crew.meeting_point(), doing="starting")
-    run.started = time.perf_counter()
-    with progress(console, steps, run.plan.predicted.step_seconds) as show:
-        for step in range(1, steps + 1):
-            show(_recorded(run, step, crew.ask("step", doing=f"running step {step}")))
-    run.finished += crew.ask("finish", doing="finishing")
-    crew.ask("close", doing="closing")
-
-
-def _recorded(run: _Run, step: int, results: list[StepResult]) -> Metric:
-    seconds = max(result.seconds for result in results)
-    metric = Metric(
-        step=step,
-        loss=results[0].loss,
-        seconds=seconds,
-        tokens_per_second=run.plan.training.tokens_per_step / seconds,
-    )
-    if len(run.metrics) == 1:
-        run.steady.clear()  # the first step is not steady: it stands in only while it is alone
-    run.metrics.append(metric)
-    run.steady.append((results[0].seconds, results[0].timeline))
-    append_metric(run.folder, metric)
-    return metric
-
-
-def _close(run: _Run, status: Status) -> None:
+def _close(journal: Journal, status: Status, *, resumes: bool) -> None:
     """Write what is known; leave no folder where nothing ran and nothing is to be read."""
-    if not run.metrics and not (run.folder / "error.txt").exists():
-        shutil.rmtree(run.folder, ignore_errors=True)
-        return
-    median = None
-    if run.steady:
-        ordered = sorted(run.steady, key=lambda item: item[0])
-        median = ordered[(len(ordered) - 1) // 2][1]
-        write_timeline(run.folder / MEASURED, median)
-    write_summary(run.folder, _summary(run, status))
-
-
-def _summary(run: _Run, status: Status) -> Summary:
-    steady = [metric.seconds for metric in run.metrics[1:] or run.metrics]
-    notes = list(dict.fromkeys(note for f in run.finished for note in f.notes))
-    digests = {finished.digest for finished in run.finished}
-    if len(digests) > 1:
-        notes.insert(0, "The ranks ended with different weights: this run's result is wrong.")
-    return Summary(
-        status=status,
-        steps=len(run.metrics),
-        ranks=run.plan.strategy.ranks,
-        seconds=time.perf_counter() - run.started,
-        predicted_step_seconds=run.plan.predicted.step_seconds,
-        measured_step_seconds=statistics.median(steady) if steady else None,
-        memory=_memory(run),
-        versions=_versions(),
-        notes=tuple(notes),
-        digest=run.finished[0].digest if run.finished else "",
-    )
-
-
-def _memory(run: _Run) -> tuple[MemoryRow, ...]:
-    """The worst GPU, and the first node's ranks together."""
-    node = run.finished[: Layout.of(run.plan).per_node]
-    rows = []
-    for use in run.plan.predicted.memory:
-        tier = str(use.tier)
-        measured = None
-        if run.finished:
-            if use.scope == "gpu":
-                measured = max(finished.memory.get(tier, 0) for finished in run.finished)
-            else:
-                measured = sum(finished.memory.get(tier, 0) for finished in node)
-        rows.append(
-            MemoryRow(
-                tier=tier,
-                scope=use.scope,
-                predicted=use.used_bytes,
-                measured=measured,
-                capacity=use.capacity_bytes,
-            )
-        )
-    return tuple(rows)
-
-
-def _versions() -> dict[str, str]:
-    found = {"bigplan": bigplan.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    if not (journal.active or resumes or (journal.folder / "error.txt").exists()):
+        shutil.rmtree(journal.folder, ignore_errors=True)
+    elif journal.begun:
         try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+            journal.close(status)
+        except OSError:
+            return  # a full disk was told; the steps are on record
 
 
-def _keep_details(run: _Run, error: BigplanError) -> None:
+def _hinted(launched: _Launch, error: BigplanError) -> BigplanError:
+    """The error, with the way to go on where there is something to go on with."""
+    if launched.journal.begun:
+        error.args = (f"{str(error).rstrip('.')}. {resume_hint(launched.journal.folder)}",)
+    return error
+
+
+def _keep_details(folder: Path, error: BigplanError) -> None:
     """The worker's own traceback, for whoever looks for the bug."""
     details = "\n".join(getattr(error, "__notes__", []))
     if details:
-        path = run.folder / "error.txt"
+        path = folder / "error.txt"
         path.write_text(details)
         error.args = (f"{error} (details in {path})",)
+
+
+def _say(launched: _Launch, text: str) -> None:
+    launched.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _with_ray(launched: _Launch) -> None:
+    layout = Layout.of(launched.plan)
+    with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda):
+        launched.stop.listen()
+        try:
+            _from_newest(launched)
+        finally:
+            shutil.rmtree(launched.folders.scratch, ignore_errors=True)
+
+
+def _from_newest(launched: _Launch) -> None:
+    """Train on from the newest checkpoint that is good, with fresh workers for each one tried."""
+    found = checkpoints(launched.journal.folder)
+    bad: list[Path] = []
+    for checkpoint in reversed(found):
+        with _crew(launched) as crew:
+            try:
+                done = _start(crew, checkpoint)
+            except CheckpointError as error:
+                if checkpoint == found[0]:
+                    raise
+                _say(launched, f"{error}. Trying the checkpoint before it")
+                bad.append(checkpoint)
+            else:
+                for path in bad:
+                    set_aside(path)
+                _train(launched, crew, done)
+                return
+    with _crew(launched) as crew:
+        _train(launched, crew, _start(crew, None))
+
+
+def _drop_unrecorded(folder: Path) -> None:
+    """Remove a checkpoint of the step after the last on record: the run was killed between them.
+
+    Without clipping a step can end its own checkpoint before it is recorded. It is run again.
+    """
+    metrics = read_metrics(folder)
+    for path in checkpoints(folder):
+        if metrics and step_of(path) == metrics[-1].step + 1:
+            remove(path)
+
+
+@contextmanager
+def _crew(launched: _Launch) -> Iterator[Crew]:
+    crew = Crew(
+        launched.plan,
+        launched.folders,
+        launched.address is None,
+        launched.worker,
+        launched.meanwhile,
+    )
+    try:
+        yield crew
+    finally:
+        crew.dismiss()
+
+
+def _start(crew: Crew, checkpoint: Path | None) -> int:
+    crew.ask("preflight", doing="checking its machine")
+    done: int = crew.ask("start", crew.meeting_point(), checkpoint, doing="starting")[0]
+    return done
+
+
+def _train(launched: _Launch, crew: Crew, done: int) -> None:
+    journal, how = launched.journal, launched.how
+    journal.start(done)
+    (journal.folder / FOLDER).mkdir(exist_ok=True)
+    launched.stop.patient = True
+    promise = Promise.of(launched.plan)
+    with progress(launched.console, done, journal.target, promise) as show:
+        pace = Pace(how.checkpoint_every)
+        Steps(crew, journal, how.checkpoint_keep, pace, lambda: launched.stop.asked).run(show)
+    journal.finished += crew.ask("finish", doing="finishing")
+    crew.ask("close", doing="closing")
+
+
+def _announce(launched: _Launch) -> None:
+    where = f"the Ray cluster at {launched.address}" if launched.address else "a local Ray"
+    ranks, journal = launched.plan.strategy.ranks, launched.journal
+    done = newest_step(journal.folder)
+    todo = f"steps {done + 1} to {journal.target}" if done else f"{journal.target} steps"
+    _say(
+        launched,
+        f"Launching {launched.plan.model.name}: {ranks} rank{'s' if ranks > 1 else ''} on {where}, "
+        f"{todo}, record in {shown(journal.folder)}",
+    )

@@ -1,40 +1,65 @@
 """What a launch leaves behind, one folder a run, and reading it again.
 
-plan.yaml       the plan that ran
-metrics.jsonl   one line a step: step, loss, seconds, tokens_per_second
+plan.yaml       the plan that ran last
+launch.json     how it was launched: steps, checkpoints
+metrics.jsonl   one line a step (Metric)
 predicted.json  timeline of one steady step, as simulated
 measured.json   timeline of the median steady step, as rank 0 measured it
 summary.json    totals, memory, versions, notes
+checkpoints/    step-000123: the state after step 123
+tensorboard/    event files
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from bigplan.errors import InputError
-from bigplan.plan import Plan, load_plan, save_plan
+from bigplan.plan import Plan, load_plan, plan_text
 from bigplan.spec.document import Spec, read_text, validate
+from bigplan.spec.experiment import Launch
 from bigplan.timeline import Timeline
 
 PLAN, METRICS, SUMMARY = "plan.yaml", "metrics.jsonl", "summary.json"
 PREDICTED, MEASURED = "predicted.json", "measured.json"
+LAUNCH = "launch.json"
 
 _TIMELINE = TypeAdapter(Timeline)
 
 
 class Metric(Spec):
-    """One step, over all ranks; `seconds` is the slowest rank's."""
+    """One step, over all ranks; `seconds` is the slowest rank's.
+
+    None stands for what a run does not have (a norm without clipping, a loss scale outside fp16)
+    and for what is no finite number.
+    """
 
     step: int
-    loss: float
+    loss: float | None = None
     seconds: float
     tokens_per_second: float
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    """before clipping, of the last step whose norm is known"""
+    loss_scale: float | None = None
+    skipped: bool = False
+    """no update: a gradient in fp16 overflowed"""
+    data_seconds: float | None = None
+    """of `seconds`, those in which the slowest rank's compute waited for data"""
+    mfu: float | None = None
+    memory: Mapping[str, int] = Field(default_factory=dict)
+    """bytes by tier so far at most: of the worst GPU, and of the first node's ranks together"""
+    validation_loss: float | None = None
+    checkpoint: int | None = None
+    """the step whose state was written during this one"""
 
 
 class MemoryRow(Spec):
@@ -50,10 +75,16 @@ class MemoryRow(Spec):
     capacity: int
 
 
-class Summary(Spec):
-    """Totals of a run. `seconds` is the wall time of its steps."""
+Status = Literal["running", "finished", "interrupted", "failed"]
 
-    status: Literal["finished", "interrupted", "failed"]
+
+class Summary(Spec):
+    """Totals of a run. `seconds` is the wall time of its steps, those before a resumption too.
+
+    A run that was killed, or goes on, has status "running".
+    """
+
+    status: Status
     steps: int
     ranks: int
     seconds: float
@@ -64,6 +95,11 @@ class Summary(Spec):
     notes: tuple[str, ...]
     digest: str
     """of the final weights; empty where the run did not finish"""
+    target_steps: int | None = None
+    checkpoint: int | None = None
+    """the step of the newest checkpoint"""
+    resumed: tuple[int, ...] = ()
+    """steps after which the run went on from a checkpoint"""
 
 
 @dataclass(frozen=True)
@@ -96,26 +132,56 @@ def new_folder(parent: Path, name: str) -> Path:
         raise InputError(f"cannot create a run folder in {parent}: {error.strerror}") from None
 
 
-def write_start(folder: Path, plan: Plan, predicted: Timeline) -> None:
-    """The plan and its predicted step."""
-    save_plan(plan, folder / PLAN)
+def write_start(folder: Path, plan: Plan, how: Launch, predicted: Timeline) -> None:
+    """The plan, its predicted step, and how the run is launched, for whoever resumes it."""
+    _write_whole(folder / PLAN, plan_text(plan))
+    _write_whole(folder / LAUNCH, how.model_dump_json(indent=2) + "\n")
     write_timeline(folder / PREDICTED, predicted)
 
 
 def append_metric(folder: Path, metric: Metric) -> None:
     """One more step."""
     with (folder / METRICS).open("a") as file:
-        file.write(metric.model_dump_json() + "\n")
+        file.write(metric.model_dump_json(exclude_none=True) + "\n")
+
+
+def settle_metrics(folder: Path) -> None:
+    """Put the steps so far on the disk: no checkpoint may outlive the record of its step."""
+    with (folder / METRICS).open("a") as file:
+        os.fsync(file.fileno())
+
+
+def read_launch(folder: Path) -> Launch:
+    """How the run was launched. Raises InputError."""
+    return validate(_json(folder / LAUNCH), Launch, str(folder / LAUNCH))
+
+
+def rewind_metrics(folder: Path, done: int) -> tuple[Metric, ...]:
+    """Keep the steps up to `done`; what a run recorded after its checkpoint happens again."""
+    kept = tuple(metric for metric in read_metrics(folder) if metric.step <= done)
+    text = "".join(metric.model_dump_json(exclude_none=True) + "\n" for metric in kept)
+    _write_whole(folder / METRICS, text)
+    return kept
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """All of the text or none of it, whenever the process is killed."""
+    beside = path.with_name(f"{path.name}.partial")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
 
 
 def write_timeline(path: Path, timeline: Timeline) -> None:
     """A timeline as JSON, every event with its fields by name."""
-    path.write_text(json.dumps(asdict(timeline)))
+    _write_whole(path, json.dumps(asdict(timeline)))
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
     """The totals."""
-    (folder / SUMMARY).write_text(summary.model_dump_json(indent=2) + "\n")
+    _write_whole(folder / SUMMARY, summary.model_dump_json(indent=2) + "\n")
 
 
 def read_record(folder: Path) -> Record:
@@ -129,21 +195,32 @@ def read_record(folder: Path) -> Record:
     return Record(
         folder=folder,
         plan=load_plan(folder / PLAN),
-        metrics=_read_metrics(folder / METRICS),
+        metrics=read_metrics(folder),
         predicted=_read_timeline(folder / PREDICTED),
         measured=_read_timeline(measured) if measured.exists() else None,
-        summary=validate(_json(folder / SUMMARY), Summary, str(folder / SUMMARY)),
+        summary=read_summary(folder),
     )
 
 
-def _read_metrics(path: Path) -> tuple[Metric, ...]:
-    if not path.exists():
-        return ()
-    lines = enumerate(read_text(path).splitlines(), start=1)
-    return tuple(
-        validate(_parsed(line, f"{path}:{number}"), Metric, f"{path}:{number}")
-        for number, line in lines
-    )
+def read_summary(folder: Path) -> Summary:
+    """The totals. Raises InputError."""
+    return validate(_json(folder / SUMMARY), Summary, str(folder / SUMMARY))
+
+
+def read_metrics(folder: Path) -> tuple[Metric, ...]:
+    """Every step on record; a last line that was cut off by a kill counts as not there.
+
+    Raises InputError.
+    """
+    path = folder / METRICS
+    return tuple(_metrics_in(read_text(path), path)) if path.exists() else ()
+
+
+def _metrics_in(text: str, path: Path) -> Iterator[Metric]:
+    whole, _, _ = text.rpartition("\n")  # every line is written with its end
+    for number, line in enumerate(whole.splitlines(), start=1):
+        where = f"{path}:{number}"
+        yield validate(_parsed(line, where), Metric, where)
 
 
 def _read_timeline(path: Path) -> Timeline:

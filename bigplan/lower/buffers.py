@@ -6,8 +6,10 @@ Buffers, by name (l: layer, k: layer kind):
     o{l}.gpu .host .nvme   optimizer state of the rows updated from that tier
     slot.{k} shard.{k}     GPU rings that streamed parameters, and ZeRO-3 shards of them, visit
     sum.{k}                GPU ring that gradients with their home elsewhere are summed in
-    act.{k}                GPU ring that activations with their home elsewhere pass through
+    act.{k}.{recompute}    GPU ring that activations with their home elsewhere pass through
     stage.w.{k} .g .a, stage.o   host rings between the GPU or the CPU and NVMe
+    stage.c                host ring that checkpoints are written, and read, through
+    data                   host ring of tokens and targets
     h d                    hidden states and their gradients between layers
 """
 
@@ -15,7 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.lower.layout import CHUNK_STAGING, PAGE, STAGING, Layout
+from bigplan.lower.layout import (
+    CHUNK_STAGING,
+    PAGE,
+    STAGING,
+    Layout,
+    checkpoint_staging,
+    data_staging,
+)
 from bigplan.lower.sizes import (
     chunks,
     full_gradient_bytes,
@@ -77,9 +86,10 @@ def _rings(layout: Layout) -> Iterator[Buffer]:
         layers = [layer for layer in layout.table if layout.graph.layers[layer] == name]
         yield from _weight_rings(layout, name, layers)
         yield from _gradient_rings(layout, name, layers)
-        yield from _activation_rings(layout, name, layers)
+        yield from _activation_rings(layout, layers)
     if any(chunks(layout, layer) for layer in layout.table):
         yield Buffer("stage.o", Tier.HOST, state_chunk_bytes(layout), "staging", CHUNK_STAGING)
+    yield Buffer("stage.c", Tier.HOST, checkpoint_staging(layout.graph), "staging", STAGING)
 
 
 def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
@@ -104,15 +114,14 @@ def _gradient_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Bu
         yield Buffer(f"stage.g.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 
-def _activation_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
-    away = [layer for layer in layers if layout.table[layer].activations is not Tier.GPU]
-    if away:
-        nbytes = max(kept_bytes(layout, layer) for layer in away)
-        yield Buffer(f"act.{name}", Tier.GPU, nbytes, "slots", layout.slots)
-    on_disk = [layer for layer in away if layout.table[layer].activations is Tier.NVME]
-    if on_disk:
-        nbytes = max(kept_bytes(layout, layer) for layer in on_disk)
-        yield Buffer(f"stage.a.{name}", Tier.HOST, nbytes, "staging", STAGING)
+def _activation_rings(layout: Layout, layers: list[int]) -> Iterator[Buffer]:
+    """One of each for every way to keep them: an entry's storages fit whoever comes next."""
+    for layer in layers:
+        name, nbytes = layout.keeps(layer), kept_bytes(layout, layer)
+        if layout.table[layer].activations is not Tier.GPU:
+            yield Buffer(f"act.{name}", Tier.GPU, nbytes, "slots", layout.slots)
+        if layout.table[layer].activations is Tier.NVME:
+            yield Buffer(f"stage.a.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 
 def _hidden(layout: Layout) -> Iterator[Buffer]:
@@ -123,6 +132,8 @@ def _hidden(layout: Layout) -> Iterator[Buffer]:
     yield Buffer("h", Tier.GPU, nbytes, "activations", count)
     if strategy.pp > 1:
         yield Buffer("d", Tier.GPU, nbytes, "activations", count)
+    if layout.takes_batch is not None:
+        yield Buffer("data", Tier.HOST, data_staging(layout.graph)[0], "staging", count)
     workspace = max(
         layout.kind(layer).workspace(at.recompute) for layer, at in layout.table.items()
     )

@@ -43,8 +43,8 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
 
 
 def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) -> Iterator[Action]:
-    """The square sum of gradients that are now final, where clipping needs it."""
-    if unit.last and layout.graph.clipped:
+    """The square sum of gradients that are now final, where updates wait for their norm."""
+    if unit.last and layout.graph.deferred:
         square_sum = Ref(f"n{layer}", f"n{layer}")
         nbytes = gradient_bytes(layout, layer)
         yield Action(Op.NORM, lane, layer, (gradients,), (square_sum,), amount=nbytes)

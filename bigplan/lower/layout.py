@@ -20,6 +20,8 @@ from bigplan.placement import (
 STAGING = 2  # host staging entries: one moves while the other is used
 CHUNK_STAGING = 3  # state chunks in host memory: one arrives, one is updated, one leaves
 PAGE = 4096  # O_DIRECT moves whole pages
+# Bytes of an entry that checkpoints pass through: four threads with 8 MiB each under way.
+CHECKPOINT_STAGING = 32 << 20
 
 
 def shared_kinds(graph: Graph) -> tuple[str, ...]:
@@ -27,6 +29,23 @@ def shared_kinds(graph: Graph) -> tuple[str, ...]:
     ends = graph.layers[0], graph.layers[-1]
     alone = all(graph.layers.count(name) == 1 for name in ends)
     return ends if graph.strategy.pp == 1 and alone else ()
+
+
+def checkpoint_staging(graph: Graph) -> int:
+    """Bytes of a staging entry for checkpoints, whole pages: no more than a layer fills."""
+    sizes = graph.sizes
+    most = max(kind.parameters for kind in graph.kinds.values())
+    largest = most * max(sizes.state, 0 if sizes.master else sizes.parameter)
+    return min(CHECKPOINT_STAGING, -(-largest // PAGE) * PAGE)
+
+
+def data_staging(graph: Graph) -> tuple[int, int]:
+    """Bytes of a micro-batch's tokens and as many targets, and how many wait in host memory.
+
+    The first layer takes a whole accumulation group before the loss layer lets go of any.
+    """
+    nbytes = 2 * graph.kinds[graph.layers[0]].boundary
+    return nbytes, graph.strategy.accumulation_group * (1 if graph.strategy.pp == 1 else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +60,7 @@ class Layout:
     counts: Mapping[str, int]  # layers of each kind
     visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
     turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
-    users: Counter[tuple[str, str]] = field(init=False)  # layers that use a kind's ring
+    users: Counter[tuple[str, str]] = field(init=False)  # layers that use a ring of activations
     pieces: dict[tuple[int, Tier], int] = field(init=False)  # elements by tier of their state
     starts: set[int] = field(init=False)  # layers that other stages' layers come before
     ends: set[int] = field(init=False)  # and after
@@ -56,14 +75,16 @@ class Layout:
         users = {
             "slot": self.visits,
             "sum": self.sums_apart,
-            "act": lambda layer: self.table[layer].activations is not Tier.GPU,
-            "stage.a": lambda layer: self.table[layer].activations is Tier.NVME,
             "stage.w": self.stages_weights,
             "stage.g": self.stages_gradients,
         }
-        turns = {ring: self._turns(uses) for ring, uses in users.items()}
+        turns = {
+            ring: self._turns(uses, self.graph.layers.__getitem__) for ring, uses in users.items()
+        }
+        turns["act"] = self._turns(lambda i: self.table[i].activations is not Tier.GPU, self.keeps)
+        turns["stage.a"] = self._turns(lambda i: self.table[i].activations is Tier.NVME, self.keeps)
         object.__setattr__(self, "turns", turns)
-        each = ((ring, self.graph.layers[layer]) for ring in turns for layer in turns[ring])
+        each = ((ring, self.keeps(i)) for ring in ("act", "stage.a") for i in turns[ring])
         object.__setattr__(self, "users", Counter(each))
 
     def _pieces(self) -> dict[tuple[int, Tier], int]:
@@ -74,14 +95,24 @@ class Layout:
             if alike not in elements:
                 elements[alike] = piece_elements(self.kind(layer), at, tier)
             pieces[layer, tier] = self.owned(layer, elements[alike], from_zero=1)
+        if (
+            not self.graph.sizes.state
+        ):  # nothing to read from NVMe: all the CPU's rows are one piece
+            for layer in self.table:
+                pieces[layer, Tier.HOST] += pieces[layer, Tier.NVME]
+                pieces[layer, Tier.NVME] = 0
         return pieces
 
-    def _turns(self, uses: Callable[[int], bool]) -> dict[int, int]:
-        """Position of every layer that uses a ring among the layers of its kind that do."""
+    def keeps(self, layer: int) -> str:
+        """What the layer keeps of a micro-batch, by name: layers that keep alike share rings."""
+        return f"{self.graph.layers[layer]}.{self.table[layer].recompute}"
+
+    def _turns(self, uses: Callable[[int], bool], alike: Callable[[int], str]) -> dict[int, int]:
+        """Position of every layer that uses a ring among the layers like it that do."""
         seen: Counter[str] = Counter()
         turns = {}
         for layer in filter(uses, self.table):
-            name = self.graph.layers[layer]
+            name = alike(layer)
             turns[layer] = seen[name]
             seen[name] += 1
         return turns
@@ -159,6 +190,11 @@ class Layout:
     def loss(self) -> int:
         """The model's last layer, whose backward follows its forward at once."""
         return len(self.graph.layers) - 1
+
+    @property
+    def takes_batch(self) -> int | None:
+        """The stage's layer that asks for a batch first: the first of the model, else the loss."""
+        return next((layer for layer in (0, self.loss) if layer in self.table), None)
 
     def chunk_layers(self, turn: int) -> range:
         """Layers of the stage's chunk."""

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bigplan.lower.refs import Refs, hidden, kept
-from bigplan.lower.sizes import hidden_bytes, kept_bytes
+from bigplan.lower.refs import BATCH, Refs, hidden, kept
+from bigplan.lower.sizes import batch_bytes, hidden_bytes, kept_bytes
 from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Ref
 
 
-def forward(refs: Refs, layer: int) -> Action:
-    """The layer's forward."""
-    reads, writes = [*refs.tables(layer)], [refs.passing(layer, forward=True)]
+def data(refs: Refs, layer: int) -> Iterator[Action]:
+    """The batch, before the stage's layer that asks for it first."""
+    if layer == refs.layout.takes_batch:
+        nbytes = batch_bytes(refs.layout)
+        yield Action(Op.DATA, Lane.DATA, layer, writes=(BATCH,), amount=nbytes, micro_batch=0)
+
+
+def forward(refs: Refs, layer: int, *, keeps: bool = True) -> Action:
+    """The layer's forward; one that keeps nothing has no backward, and of the loss layer is all."""
+    reads, writes = [*refs.tables(layer)], []
+    if keeps:
+        writes.append(refs.passing(layer, forward=True))
     if layer > 0:
         reads.append(hidden("h", layer - 1))
+    if layer == 0 or (layer == refs.layout.loss and not keeps):
+        reads.append(BATCH)
     if layer < len(refs.layout.graph.layers) - 1:
         writes.append(hidden("h", layer))
     return Action(Op.FORWARD, Lane.COMPUTE, layer, tuple(reads), tuple(writes), micro_batch=0)
@@ -28,7 +39,9 @@ def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
     layout, passing = refs.layout, refs.passing(layer, forward=False)
     reads = [*refs.tables(layer), passing, *adds_to]
     writes = [*refs.sums(layer)]
-    if layer < len(layout.graph.layers) - 1:
+    if layer == layout.loss:
+        reads.append(BATCH)
+    else:
         reads.append(hidden(layout.gradient_ring, layer, gradient=True))
     if layer > 0:
         writes.append(hidden(layout.gradient_ring, layer - 1, gradient=True))

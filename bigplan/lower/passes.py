@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bigplan.lower import micro_batch
+from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.gradients import gradient_home
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import Refs
@@ -22,6 +23,8 @@ class Emitter:
 
     layout: Layout
     deferred: bool  # this step starts with the previous step's updates
+    saves: bool = False  # each layer is written to a checkpoint once it is updated
+    evaluates: bool = False  # forward alone, which keeps nothing
     held: dict[tuple[str, int], int] = field(default_factory=dict)
     pending: list[int] = field(default_factory=list)  # layers that the step must update yet
     reduced: list[Action] = field(default_factory=list)  # what waits for the last reduction
@@ -42,6 +45,8 @@ class Emitter:
         layers = list(self.layout.chunk_layers(unit.turn))
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
+        if self.layout.rings.shared_ends:  # the last layer has no slot before the first has left it
+            ahead = min(ahead, max(1, len(visiting) - 1))
         if not self.layout.is_first and not visiting:
             # While the stage waits for its first micro-batch it can update all its layers; behind
             # a layer's forward the later ones' gradients would wait too.
@@ -50,7 +55,7 @@ class Emitter:
             yield from self._bring(layer, unit)
         for layer in layers:
             yield from self._update_until(layer)
-            if layer == self.layout.loss:
+            if layer == self.layout.loss and not self.evaluates:
                 yield from self._loss(layer, unit)
             else:
                 yield from self._forward_layer(layer, unit)
@@ -96,7 +101,12 @@ class Emitter:
 
     def _update_until(self, layer: int) -> Iterator[Instruction]:
         while self.pending and self.pending[0] <= layer:
-            yield from update_layer(self.layout, self.pending.pop(0))
+            yield from self._update(self.pending.pop(0))
+
+    def _update(self, layer: int) -> Iterator[Action]:
+        yield from update_layer(self.layout, layer)
+        if self.saves:
+            yield from checkpoint_layer(self.layout, layer)
 
     def _bring(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         """Fill the layer's slot, unless it still holds the layer."""
@@ -126,16 +136,19 @@ class Emitter:
             yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=full)
 
     def _forward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
+        keeps = not self.evaluates
         body = [
+            *micro_batch.data(self.refs, layer),
             *micro_batch.receive(self.refs, layer, forward=True),
-            micro_batch.forward(self.refs, layer),
-            *micro_batch.save(self.refs, layer),
+            micro_batch.forward(self.refs, layer, keeps=keeps),
+            *(micro_batch.save(self.refs, layer) if keeps else ()),
             *micro_batch.send(self.refs, layer, forward=True),
         ]
         yield from _repeated(self._group, [numbered(action, unit.base) for action in body])
 
     def _loss(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         before = [
+            *micro_batch.data(self.refs, layer),
             *micro_batch.receive(self.refs, layer, forward=True),
             micro_batch.forward(self.refs, layer),
         ]
@@ -146,15 +159,15 @@ class Emitter:
         yield from self._backward_and_gradients(layer, before, unit)
 
     def _fetch_order(self, layers: list[int]) -> dict[str, list[int]]:
-        """Layers whose activations come back in a backward pass, by kind, in its order."""
+        """Layers whose activations come back in a backward pass, by ring, in its order."""
         order: dict[str, list[int]] = {}
         for layer in layers:
             if self.layout.table[layer].activations is not Tier.GPU:
-                order.setdefault(self.layout.graph.layers[layer], []).append(layer)
+                order.setdefault(self.layout.keeps(layer), []).append(layer)
         return order
 
     def _fetch(self, order: list[int], item: int, unit: Unit) -> Iterator[Action]:
-        """The item-th fetch of a kind in the pass: layer after layer, micro-batches within."""
+        """The item-th fetch of a ring in the pass: layer after layer, micro-batches within."""
         place, number = divmod(item, self._group)
         if place < len(order):
             for action in micro_batch.fetch(self.refs, order[place]):
@@ -166,7 +179,7 @@ class Emitter:
         The whole ring is ahead: a fetch that was issued only before its backward would wait
         behind the load of a layer whose slot is still in use.
         """
-        order = self._fetches.get(self.layout.graph.layers[layer], [])
+        order = self._fetches.get(self.layout.keeps(layer), [])
         if layer not in order:
             return []
         item = order.index(layer) * self._group + number + self.layout.slots
@@ -179,9 +192,9 @@ class Emitter:
             layer, before, list(micro_batch.send(self.refs, layer, forward=False)), unit
         )
         rest = list(gradient_home(self.layout, layer, self.refs.gradient_sum(layer), unit))
-        if unit.last and not self.layout.graph.clipped:
+        if unit.last and not self.layout.graph.deferred:
             yield from self._release(layer)  # the update makes the copy in the slot stale
-            rest += update_layer(self.layout, layer)
+            rest += self._update(layer)
         if rest and rest[0].op is Op.REDUCE and not self.layout.sums_apart(layer):
             yield rest.pop(0)
             self.whole += rest
@@ -215,7 +228,7 @@ class Emitter:
             yield from self._fetch_ahead(layer, 0, unit)
         rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
         # While fetches are of the layer's own micro-batches, they are alike.
-        fetched = layer in self._fetches.get(self.layout.graph.layers[layer], [])
+        fetched = layer in self._fetches.get(self.layout.keeps(layer), [])
         first = int(fresh)
         split = max(first, self._group - self.layout.slots) if fetched else self._group
         ahead = self._fetch_ahead(layer, first, unit)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from bigplan.graph.graph import Graph
 from bigplan.lower.buffers import stage_buffers
+from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.layout import Layout
 from bigplan.lower.passes import Emitter
-from bigplan.lower.schedule import interleaved, one_forward_one_backward
+from bigplan.lower.schedule import forward_only, interleaved, one_forward_one_backward
 from bigplan.lower.update import update_layer
 from bigplan.placement import Placement
 from bigplan.program import Action, Instruction, Lane, Op, Program, Ref
@@ -28,7 +29,7 @@ def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
             buffers=stage_buffers(layout),
             layers=layout.table,
             first=(),
-            step=tuple(_step(layout, deferred=graph.clipped)),
+            step=tuple(_step(layout, deferred=graph.deferred)),
             flush=(),
         )
         for layout in layouts
@@ -39,21 +40,30 @@ def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:
     """The program of the ranks of `stage`."""
     layout = Layout.of(graph, placement, stage)
     flush: tuple[Instruction, ...] = ()
-    if graph.clipped:
+    if graph.deferred:
         flush = tuple(action for layer in layout.table for action in update_layer(layout, layer))
     return Program(
         stage=stage,
         buffers=stage_buffers(layout),
         layers=layout.table,
         first=tuple(_step(layout, deferred=False)),
-        step=tuple(_step(layout, deferred=graph.clipped)),
+        step=tuple(_step(layout, deferred=graph.deferred)),
         flush=flush,
+        evaluate=tuple(_evaluation(layout)),
+        checkpoint=tuple(_step(layout, deferred=graph.deferred, saves=True)),
+        save=tuple(action for layer in layout.table for action in checkpoint_layer(layout, layer)),
     )
 
 
-def _step(layout: Layout, *, deferred: bool) -> Iterator[Instruction]:
-    clipped = layout.graph.clipped
-    emitter = Emitter(layout, deferred=deferred)
+def _evaluation(layout: Layout) -> Iterator[Instruction]:
+    emitter = Emitter(layout, deferred=False, evaluates=True)
+    yield from forward_only(layout, emitter)
+    yield from emitter.finish()
+
+
+def _step(layout: Layout, *, deferred: bool, saves: bool = False) -> Iterator[Instruction]:
+    clipped = layout.graph.deferred
+    emitter = Emitter(layout, deferred=deferred, saves=saves)
     schedule = interleaved if layout.graph.strategy.vpp > 1 else one_forward_one_backward
     yield from schedule(layout, emitter)
     yield from emitter.finish()

@@ -9,6 +9,8 @@ from bigplan.lower.layout import Layout
 from bigplan.placement import Tier
 from bigplan.program import Ref
 
+BATCH = Ref("data", "data", moving=True)  # a micro-batch's tokens and targets
+
 
 @dataclass(frozen=True, slots=True)
 class Refs:
@@ -56,7 +58,7 @@ class Refs:
 
     def _passing(self, ring: str, layer: int, *, forward: bool) -> Ref:
         """Entries follow each other in the order of the pass, so that a whole ring is ahead."""
-        layout, name = self.layout, self.layout.graph.layers[layer]
+        layout, name = self.layout, self.layout.keeps(layer)
         turn = layout.turns[ring][layer]
         if not forward:
             turn = layout.users[ring, name] - 1 - turn

@@ -35,6 +35,15 @@ def one_forward_one_backward(layout: Layout, emitter: Emitter) -> Iterator[Instr
         yield from emitter.backward(Unit((units - 1) * group, last=True))
 
 
+def forward_only(layout: Layout, emitter: Emitter) -> Iterator[Instruction]:
+    """Every unit through the stage's chunks in turn; from the second on they find alike slots."""
+    group, turns = layout.graph.strategy.accumulation_group, range(layout.graph.strategy.vpp)
+    for turn in turns:
+        yield from emitter.forward(Unit(0, turn))
+    rest = [action for turn in turns for action in emitter.forward(Unit(group, turn))]
+    yield from _repeat(layout.graph.units - 1, group, iter(rest))
+
+
 def _repeat(count: int, stride: int, body: Iterator[Instruction]) -> Iterator[Instruction]:
     if count > 0:
         yield Repeat(count, stride, tuple(body))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import Layout, data_staging
 from bigplan.placement import Tier
 
 
@@ -41,6 +41,11 @@ def chunks(layout: Layout, layer: int) -> int:
 def kept_bytes(layout: Layout, layer: int) -> int:
     """Bytes kept per micro-batch between forward and backward."""
     return layout.kind(layer).kept(layout.table[layer].recompute)
+
+
+def batch_bytes(layout: Layout) -> int:
+    """Bytes of a micro-batch's tokens and targets."""
+    return data_staging(layout.graph)[0]
 
 
 def hidden_bytes(layout: Layout) -> int:

@@ -29,13 +29,14 @@ from bigplan.program import Action, Lane, Op, Ref
 def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
     """All actions of the layer's update; its gradients are consumed."""
     weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
-    clip = (Ref("clip", "clip"),) if layout.graph.clipped else ()
+    clip = (Ref("clip", "clip"),) if layout.graph.deferred else ()
     on_gpu = layout.pieces[layer, Tier.GPU]
     if on_gpu:
         state = Ref(f"o{layer}.gpu", f"o{layer}.gpu")
-        reads = (weights, gradients, state, *clip)
+        kept = (state,) if layout.graph.sizes.state else ()
+        reads = (weights, gradients, *kept, *clip)
         yield Action(
-            Op.UPDATE, Lane.COMPUTE, layer, reads, (weights, state), amount=on_gpu, piece=Tier.GPU
+            Op.UPDATE, Lane.COMPUTE, layer, reads, (weights, *kept), amount=on_gpu, piece=Tier.GPU
         )
     if cpu_piece(layout, layer):
         yield from _cpu_update(layout, layer, clip)
@@ -56,12 +57,13 @@ def _cpu_update(layout: Layout, layer: int, clip: tuple[Ref, ...]) -> Iterator[A
     rows = layout.pieces[layer, Tier.HOST]
     if rows:
         state = Ref(f"o{layer}.host", f"o{layer}.host")
+        kept = (state,) if layout.graph.sizes.state else ()
         yield Action(
             Op.UPDATE,
             Lane.CPU,
             layer,
-            (*reads, state),
-            (weights, state),
+            (*reads, *kept),
+            (weights, *kept),
             amount=rows,
             piece=Tier.HOST,
         )

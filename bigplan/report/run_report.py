@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigplan.launcher.record import Record
-from bigplan.report.text import TIER_NAMES, seconds_text, table
+from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
 from bigplan.units import format_bytes, format_count
 
 
@@ -36,22 +36,73 @@ def run_report(record: Record) -> RenderableType:
 def _headline(record: Record) -> Iterator[str]:
     summary, metrics = record.summary, record.metrics
     versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
-    state = "" if summary.status == "finished" else f", {summary.status}"
+    state = "" if summary.status == "finished" else f", {_STATES.get(summary.status)}"
     yield f"{record.folder.name}: {record.plan.model.name}, {summary.ranks} rank(s), {versions}"
     if not metrics:
         yield f"No step ended{state}."
         return
     yield (
-        f"{summary.steps} steps in {seconds_text(summary.seconds)}{state}; "
-        f"loss {metrics[0].loss:.4f} to {metrics[-1].loss:.4f}"
+        f"{len(metrics)}{_target(record)} steps in {seconds_text(_seconds_of(record))}{state}; "
+        f"loss {_loss(metrics[0].loss)} to {_loss(metrics[-1].loss)}"
     )
     predicted, measured = summary.predicted_step_seconds, summary.measured_step_seconds
     if measured is not None:
-        tokens = record.plan.training.tokens_per_step / measured
+        tokens, promise = record.plan.training.tokens_per_step / measured, record.plan.predicted
+        mfu = promise.mfu * promise.step_seconds / measured
         yield (
             f"median step {seconds_text(measured)} measured, {seconds_text(predicted)} predicted "
-            f"(x{measured / predicted:.2f}); {format_count(float(f'{tokens:.3g}'))} tokens/s"
+            f"(x{measured / predicted:.2f}); {format_count(float(f'{tokens:.3g}'))} tokens/s; "
+            f"MFU {100 * mfu:.3g}%, {100 * promise.mfu:.3g}% predicted"
         )
+    yield from _training_lines(record)
+
+
+_STATES = {
+    "running": "running, or killed",
+    "interrupted": "interrupted",
+    "failed": "failed",
+}
+
+
+def _target(record: Record) -> str:
+    target = record.summary.target_steps
+    return "" if target in (None, len(record.metrics)) else f" of {target}"
+
+
+def _seconds_of(record: Record) -> float:
+    """A summary of a run that goes on is older than its last steps."""
+    return max(record.summary.seconds, sum(metric.seconds for metric in record.metrics))
+
+
+def _loss(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"
+
+
+def _training_lines(record: Record) -> Iterator[str]:
+    """Validation, data, overflows, checkpoints: each where the run has any."""
+    metrics, summary = record.metrics, record.summary
+    validated = [metric for metric in metrics if metric.validation_loss is not None]
+    if validated:
+        first, last = validated[0], validated[-1]
+        yield (
+            f"validation loss {_loss(last.validation_loss)} after step {last.step} "
+            f"({_loss(first.validation_loss)} after step {first.step})"
+        )
+    waited = [metric for metric in metrics[1:] if metric.data_seconds is not None]
+    if waited:
+        seconds = sum(metric.data_seconds or 0.0 for metric in waited)
+        share = seconds / sum(metric.seconds for metric in waited)
+        yield (
+            f"waiting for data: {seconds_text(seconds / len(waited))} a step, "
+            f"{100 * share:.3g}% of the time"
+        )
+    skipped = sum(metric.skipped for metric in metrics)
+    if skipped:
+        yield f"{skipped} of {len(metrics)} steps were skipped: a gradient overflowed"
+    if summary.checkpoint is not None:
+        after = [str(step) for step in summary.resumed]
+        resumed = f"; resumed after step {listed(after)}" if after else ""
+        yield f"newest checkpoint: step {summary.checkpoint}{resumed}"
 
 
 def comparison(title: str, predicted: Mapping[str, float], measured: Mapping[str, float]) -> Table:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigplan.cost import price
-from bigplan.graph.build import build_graph
-from bigplan.plan import Plan
+from bigplan.plan import Plan, graph_of
 from bigplan.spec.model import ModelSpec
 
 # A load of 16-bit elements; half, whole and doubled tiles. The vocabulary is padded to tiles at
@@ -81,7 +80,7 @@ class _Pass:
 
 
 def _pass(plan: Plan, model: ModelSpec) -> _Pass:
-    graph = build_graph(model, plan.training, plan.strategy)
+    graph = graph_of(plan.model_copy(update={"model": model}))
     costs = price(graph, plan.training, plan.cluster.group)
     seconds = flops = 0.0
     for name in graph.layers:

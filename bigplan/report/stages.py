@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.placement import KindPlacement, StagePlacement, Tier
-from bigplan.plan import MemoryUse, Plan
+from bigplan.plan import MemoryUse, Plan, graph_of
 
 TENSORS = ("parameters", "gradients", "optimizer", "activations")
 
@@ -48,7 +47,7 @@ class Stage:
 
 def stages_of(plan: Plan) -> list[Stage]:
     """Every stage, first to last."""
-    graph = build_graph(plan.model, plan.training, plan.strategy)
+    graph = graph_of(plan)
     return [
         _stage(graph, placed, [use for use in plan.predicted.memory if use.stage == number])
         for number, placed in enumerate(plan.placement.stages)

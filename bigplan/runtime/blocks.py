@@ -1,7 +1,7 @@
-"""Llama-style layers as pure functions of a dictionary of parameters.
+"""Llama-style and GPT-2 style layers as pure functions of a dictionary of parameters.
 
 Weights live in flat buffers that come and go, so no nn.Module owns them: a function takes views
-of a layer's buffer under the names of ModelSpec.kinds(). RMSNorm, rotary and SwiGLU are autograd
+of a layer's buffer under the names of ModelSpec.kinds(). Norms, rotary and SwiGLU are autograd
 functions of plain torch operators, so that what autograd saves is known to the byte and the same
 on CPU and CUDA: bigplan/graph/activations.py holds the formula.
 """
@@ -9,7 +9,10 @@ on CPU and CUDA: bigplan/graph/activations.py holds the formula.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,40 +20,60 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec, Parameter, RopeScaling
 
 Parameters = Mapping[str, Tensor]
 Rope = tuple[Tensor, Tensor]
+Run = Callable[..., Tensor]  # runs a function whose result is cheap to compute again
 
 INITIAL_STD = 0.02  # of every matrix, as in GPT-2 and Llama
 
 
-def embedding(p: Parameters, tokens: Tensor) -> Tensor:
-    """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype."""
-    return F.embedding(tokens, p["embed_tokens.weight"])
+def embedding(p: Parameters, tokens: Tensor, model: ModelSpec) -> Tensor:
+    """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
+
+    Learned positions add row `position_offset + i` of embed_positions.weight to token i.
+    """
+    output = F.embedding(tokens, p["embed_tokens.weight"])
+    if model.positions == "learned":
+        start = model.position_offset
+        output = output + p["embed_positions.weight"][start : start + tokens.shape[1]]
+    return output
 
 
-def block(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope) -> Tensor:
+def plainly(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """function(*inputs)."""
+    return function(*inputs)
+
+
+def block(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, cheap: Run = plainly) -> Tensor:
     """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
-    `rope` is rope_table's pair for this s.
+    `rope` is rope_table's pair for this s, unused where positions are learned. `cheap` runs the
+    operators that selective recomputation runs again: norms and the activation.
     """
-    normed = _rms_norm(x, p["input_norm.weight"], model.norm_epsilon)
-    x = x + _attention(p, normed, model, rope)
-    normed = _rms_norm(x, p["post_norm.weight"], model.norm_epsilon)
-    return x + _mlp(p, normed)
+    x = x + _attention(p, _norm(p, "input_norm", x, model, cheap), model, rope)
+    return x + _mlp(p, _norm(p, "post_norm", x, model, cheap), model, cheap)
 
 
 def head_loss(p: Parameters, x: Tensor, targets: Tensor, model: ModelSpec) -> Tensor:
-    """Mean cross-entropy of all targets, an fp32 scalar: x [b, s, h], targets int64 [b, s].
+    """Sum of the targets' cross-entropies, an fp32 scalar: x [b, s, h], targets int64 [b, s].
 
-    p holds norm.weight and lm_head.weight [V, h], or embed_tokens.weight where they are tied.
+    A target of -100 counts nothing.
+
+    p holds the final norm and lm_head.weight [V, h], or embed_tokens.weight where they are tied.
     Logits are in the dtype of x, softmax and loss in fp32.
     """
+    scores = logits(p, x, model).flatten(0, 1)
+    if kernels_for(scores):
+        return _cross_entropy(scores, targets.flatten()).sum()
+    return F.cross_entropy(scores.float(), targets.flatten(), reduction="sum")
+
+
+def logits(p: Parameters, x: Tensor, model: ModelSpec) -> Tensor:
+    """Scores of every word, [b, s, V] in the dtype of x [b, s, h]; p as in head_loss."""
     table = p["embed_tokens.weight" if model.tied_embeddings else "lm_head.weight"]
-    normed = _rms_norm(x, p["norm.weight"], model.norm_epsilon)
-    logits = F.linear(normed, table)
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return F.linear(_norm(p, "norm", x, model), table)
 
 
 def rope_table(
@@ -63,8 +86,27 @@ def rope_table(
     """
     exponents = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
     positions = torch.arange(sequence_length, dtype=torch.float32)
-    angles = torch.outer(positions, 1.0 / model.rope_theta**exponents)
+    angles = torch.outer(positions, _scaled(1.0 / model.rope_theta**exponents, model.rope_scaling))
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
+    """Angles a position by frequency, for longer texts where the model says so.
+
+    As Llama 3.1's own code has it: with n = original_length f / (2 pi) waves in the length of the
+    pre-training, frequencies of n <= low are divided by the factor, those of n >= high stay, and
+    between them the part (n - low) / (high - low) of a frequency stays.
+    """
+    if scaling is None:
+        return frequencies
+    assert scaling.factor is not None, scaling
+    if scaling.name == "linear":
+        return frequencies / scaling.factor
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    assert scaling.name == "llama3" and scaling.original_length and low and high, scaling
+    waves = scaling.original_length * frequencies / (2 * math.pi)
+    stays = ((waves - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies * (stays + (1.0 - stays) / scaling.factor)
 
 
 def initial_values(kind_name: str, layer: int, parameter: Parameter, seed: int) -> Tensor:
@@ -91,7 +133,8 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope) -> Tensor
     if model.qk_norm:
         q = _rms_norm(q, p["q_norm.weight"], model.norm_epsilon)
         k = _rms_norm(k, p["k_norm.weight"], model.norm_epsilon)
-    q, k = _rotary(q, rope), _rotary(k, rope)
+    if model.positions == "rope":
+        q, k = _rotary(q, rope), _rotary(k, rope)
     if needs_expanded_kv(model, x.dtype):
         groups = model.heads // model.kv_heads
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
@@ -118,13 +161,41 @@ def _heads(x: Tensor, head_dim: int) -> Tensor:
     return x.view(*x.shape[:-1], -1, head_dim)
 
 
-def _mlp(p: Parameters, x: Tensor) -> Tensor:
-    gate, up = _linear(p, "gate_proj", x), _linear(p, "up_proj", x)
-    return _linear(p, "down_proj", _swiglu(gate, up))
+def _mlp(p: Parameters, x: Tensor, model: ModelSpec, cheap: Run) -> Tensor:
+    match model.mlp:
+        case "swiglu":
+            inner = cheap(_swiglu, _linear(p, "gate_proj", x), _linear(p, "up_proj", x))
+        case "relu":
+            inner = F.relu(_linear(p, "up_proj", x))  # its output is all that it needs itself
+        case _:
+            approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
+            gelu = partial(F.gelu, approximate=approximation)
+            inner = cheap(gelu, _linear(p, "up_proj", x))
+    return _linear(p, "down_proj", inner)
+
+
+def _norm(p: Parameters, name: str, x: Tensor, model: ModelSpec, cheap: Run = plainly) -> Tensor:
+    """The norm called `name` of x [..., h], as the model has it."""
+    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
+    if model.norm == "rmsnorm":
+        return cheap(partial(_rms_norm, epsilon=model.norm_epsilon), x, weight)
+    norm = partial(_layer_norm, epsilon=model.norm_epsilon)
+    return cheap(norm, x, weight) if bias is None else cheap(norm, x, weight, bias)
 
 
 def _linear(p: Parameters, name: str, x: Tensor) -> Tensor:
     return F.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the fused kernels can be compiled."""
+    return find_spec("triton") is not None
+
+
+def kernels_for(x: Tensor) -> bool:
+    """Whether the fused kernels run on this tensor: on CUDA, where Triton is installed."""
+    return x.is_cuda and has_triton()
 
 
 class _RmsNorm(Function):
@@ -132,6 +203,12 @@ class _RmsNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        if kernels_for(x):
+            from bigplan.kernels import rms_norm
+
+            out, rstd = rms_norm.forward(x.contiguous(), weight, epsilon)
+            ctx.save_for_backward(x, weight, rstd)
+            return out
         wide = x.float()
         rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
         ctx.save_for_backward(x, weight, rstd)
@@ -140,6 +217,10 @@ class _RmsNorm(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
+        if kernels_for(x):
+            from bigplan.kernels import rms_norm
+
+            return *rms_norm.backward(x.contiguous(), weight, rstd, gradients[0]), None
         gradient = gradients[0].float()
         normed = x.float() * rstd
         by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
@@ -148,17 +229,57 @@ class _RmsNorm(Function):
         return (rstd * (gradient - normed * projection)).to(x.dtype), by_weight, None
 
 
+class _LayerNorm(Function):
+    """torch's layer norm over the last dimension; saves x, mean and rstd (fp32 [..., 1])."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+        wide = _fp32_on_cpu(x, weight), None if bias is None else _fp32_on_cpu(x, bias)
+        output, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], *wide, epsilon)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        by_x, by_weight, by_bias = torch.ops.aten.native_layer_norm_backward(
+            gradients[0].contiguous(),
+            x,
+            x.shape[-1:],
+            mean,
+            rstd,
+            _fp32_on_cpu(x, weight),
+            None if bias is None else _fp32_on_cpu(x, bias),
+            (True, True, bias is not None),
+        )
+        by_bias = None if bias is None else by_bias.to(bias.dtype)
+        return by_x, by_weight.to(weight.dtype), by_bias, None
+
+
+def _fp32_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
+    """The CPU's layer norm keeps its statistics in the weight's dtype, CUDA's always in fp32."""
+    return weight if x.is_cuda else weight.float()
+
+
 class _Rotary(Function):
     """Rotates the pairs (i, i + d/2) of x [b, s, heads, d]; saves cos and sin only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
+        if kernels_for(x):
+            from bigplan.kernels import rotary
+
+            return rotary.rotate(x, cos, sin)
         return _rotate(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
+        if kernels_for(gradients[0]):
+            from bigplan.kernels import rotary
+
+            return rotary.rotate(gradients[0], cos, sin, back=True), None, None
         return _rotate(gradients[0], cos, -sin), None, None  # a rotation's transpose
 
 
@@ -174,19 +295,56 @@ class _SwiGlu(Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
+        if kernels_for(gate):
+            from bigplan.kernels import swiglu
+
+            return swiglu.forward(gate, up)
         return F.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         gradient = gradients[0]
+        if kernels_for(gate):
+            from bigplan.kernels import swiglu
+
+            return swiglu.backward(gate, up, gradient)
         # torch's own derivative of silu, in fp32 inside for bf16
         by_gate = torch.ops.aten.silu_backward(gradient * up, gate)
         return by_gate, F.silu(gate).mul_(gradient)
 
 
+class _CrossEntropy(Function):
+    """Loss of every row of logits [n, V], fp32 [n]; the backward overwrites the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        from bigplan.kernels import cross_entropy
+
+        losses, lse = cross_entropy.forward(logits, targets)
+        ctx.save_for_backward(logits, targets, lse)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        from bigplan.kernels import cross_entropy
+
+        logits, targets, lse = ctx.saved_tensors
+        return cross_entropy.backward_(logits, targets, lse, gradients[0]), None
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return _RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, epsilon: float = 1e-5
+) -> Tensor:
+    return _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _rotary(x: Tensor, rope: Rope) -> Tensor:

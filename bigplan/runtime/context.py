@@ -16,7 +16,7 @@ from bigplan.runtime.pieces import LayerRows
 from bigplan.spec.model import ModelSpec, Parameter
 from bigplan.spec.training import Training
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)

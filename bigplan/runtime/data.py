@@ -1,30 +1,34 @@
-"""Byte tokens of a text, in an order that depends on the seed and on nothing else.
+"""Batches of tokens, in an order that depends on the seed and on nothing else.
 
-The text is cut into windows of `sequence_length` bytes. Sample number i of a training run is
-window i of a shuffled pass over them (a fresh shuffle each pass). Step s takes samples
-s * global_batch and following, so that the same samples are seen by any number of ranks with
-any micro-batch, and resuming needs no state but the step number.
+The tokens are cut into windows of `sequence_length`, whatever documents they belong to: attention
+crosses from one document into the next. Sample number i of a training run is window i of a
+shuffled pass over them (a fresh shuffle each pass). Step s takes samples s * global_batch and
+following, so that the same samples are seen by any number of ranks with any micro-batch, and
+resuming needs no state but the step number.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from bigplan.data.prepared import Tokens, open_tokens
+from bigplan.data.shuffle import shuffled
 from bigplan.errors import InputError
 
-VOCABULARY = 256  # byte tokens
-Batch = tuple[Tensor, Tensor]
+AHEAD = 4 << 20  # bytes of batches read before their turn,
+MOST_AHEAD = 64  # and how many of them
+IGNORED = -100  # a target that the loss does not count, as torch's cross_entropy has it
 
 
 def bundled_text() -> Path:
@@ -32,25 +36,22 @@ def bundled_text() -> Path:
     return Path(str(files("bigplan"))) / "data" / "text.txt"
 
 
-class TokenFile:
-    """The bytes of a file as tokens 0..255, memory-mapped: only what is read takes memory.
+def data_path(data: str) -> Path:
+    """The file or folder that `training.data` names."""
+    return bundled_text() if data == "bundled" else Path(data).expanduser()
 
-    Raises InputError when the file is missing or empty.
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tokens and targets of a micro-batch, int64 [micro_batch, sequence_length], on the CPU.
+
+    The targets are the tokens one position later, IGNORED where the loss does not count them;
+    `counted` is how many it does in all micro-batches, of all ranks, that it is the mean of.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self.tokens: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
-        except (OSError, ValueError) as error:  # numpy: "cannot mmap an empty file"
-            raise InputError(
-                f"training text {path} cannot be read ({error}): "
-                "name a non-empty file, or none to train on the bundled text"
-            ) from error
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return len(self.tokens)
+    tokens: Tensor
+    targets: Tensor
+    counted: int
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,11 @@ class BatchSource:
 
     A global batch is `global_batch` samples; micro-batch i of rank r holds its samples
     (i * world + r) * micro_batch and following. `global_batch` defaults to one micro-batch a
-    rank. Raises InputError when the text is shorter than one window and its last target.
+    rank. Without `batches` there is a step after any other and the loss is a step's mean. With it
+    there are so many steps at most, one pass over the windows in order at most, and the loss is
+    the mean of them all; samples after the last window are there but not counted.
+    Raises InputError when the data cannot be read or is shorter than one window and its last
+    target.
     """
 
     path: Path
@@ -69,26 +74,27 @@ class BatchSource:
     world: int
     seed: int
     global_batch: int | None = None
+    batches: int | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world and self.micro_batch > 0, self
         assert self.samples % (self.micro_batch * self.world) == 0, self
         if self.windows < 1:
             raise InputError(
-                f"training text {self.path} has {len(self.file)} bytes, sequence_length "
+                f"training data {self.path} has {len(self.data)} tokens, sequence_length "
                 f"{self.sequence_length} needs at least {self.sequence_length + 1} (a window and "
-                "the target of its last byte): use a longer text or a shorter sequence_length"
+                "the target of its last token): use more text or a shorter sequence_length"
             )
 
     @cached_property
-    def file(self) -> TokenFile:
-        """The text; InputError when it cannot be read."""
-        return TokenFile(self.path)
+    def data(self) -> Tokens:
+        """The tokens; InputError when they cannot be read."""
+        return open_tokens(self.path)
 
     @property
     def windows(self) -> int:
         """Samples in one pass: a window's last token is predicted from the next one's first."""
-        return (len(self.file) - 1) // self.sequence_length
+        return (len(self.data) - 1) // self.sequence_length
 
     @property
     def samples(self) -> int:
@@ -100,47 +106,84 @@ class BatchSource:
         """Micro-batches a step on every rank."""
         return self.samples // (self.micro_batch * self.world)
 
-    def batch(self, step: int, micro_batch_index: int) -> Batch:
-        """Tokens and targets, int64 [micro_batch, sequence_length] each, on the CPU.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a micro-batch's tokens and targets."""
+        return 2 * 8 * self.micro_batch * self.sequence_length
 
-        Steps and micro-batches count from 0. The targets are the tokens one position later.
-        """
+    @property
+    def steps(self) -> int | None:
+        """How many there are; None: no end."""
+        return None if self.batches is None else min(self.batches, -(-self.windows // self.samples))
+
+    def batch(self, step: int, micro_batch_index: int) -> Batch:
+        """The micro-batch of a step; both count from 0."""
         assert step >= 0 and 0 <= micro_batch_index < self.micro_batches, (step, micro_batch_index)
         position = (micro_batch_index * self.world + self.rank) * self.micro_batch
         first = step * self.samples + position
-        rows = np.stack([self._sample(first + row) for row in range(self.micro_batch)])
-        both = torch.from_numpy(rows.astype(np.int64))
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        shape = self.micro_batch, self.sequence_length
+        tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
+        for row in range(self.micro_batch):
+            start = self._start(first + row)
+            if start is not None:
+                stop = start + self.sequence_length
+                tokens[row] = self.data.ids[start:stop]
+                seen = self.data.counted(start + 1, stop + 1)
+                targets[row, seen] = self.data.ids[start + 1 : stop + 1][seen]
+        return Batch(torch.from_numpy(tokens), torch.from_numpy(targets), self.counted(step))
 
-    def _sample(self, number: int) -> NDArray[np.uint8]:
-        """Window and last target of sample `number`: uint8 [sequence_length + 1]."""
+    def counted(self, step: int) -> int:
+        """Targets that the loss of this step is the mean of, over all ranks."""
+        return self._count_of_all if self.batches is not None else self._count(step)
+
+    @cached_property
+    def _count_of_all(self) -> int:
+        return sum(map(self._count, range(self.steps or 0)))
+
+    def _count(self, step: int) -> int:
+        if self.data.bits is None and self.batches is None:
+            return self.samples * self.sequence_length
+        if step not in self._counts:
+            self._counts.clear()  # a step's micro-batches follow each other
+            numbers = range(self.samples * step, self.samples * (step + 1))
+            self._counts[step] = sum(map(self._count_of, numbers))
+        return self._counts[step]
+
+    @cached_property
+    def _counts(self) -> dict[int, int]:
+        return {}
+
+    def _count_of(self, number: int) -> int:
+        start = self._start(number)
+        if start is None:
+            return 0
+        if self.data.bits is None:
+            return self.sequence_length
+        return int(self.data.counted(start + 1, start + self.sequence_length + 1).sum())
+
+    def _start(self, number: int) -> int | None:
+        """The first token of a sample's window; None behind the only pass."""
         epoch, place = divmod(number, self.windows)
-        window = int(_shuffle(self.seed, epoch, self.windows)[place])
-        start = window * self.sequence_length
-        return self.file.tokens[start : start + self.sequence_length + 1]
-
-
-@lru_cache(maxsize=4)  # a batch touches one pass over the text, or two at its end
-def _shuffle(seed: int, epoch: int, windows: int) -> NDArray[np.int64]:
-    return np.random.default_rng([seed, epoch]).permutation(windows)
+        if self.batches is None:
+            place = shuffled(place, self.windows, self.seed, epoch)
+        elif epoch:
+            return None
+        return place * self.sequence_length
 
 
 class Prefetcher:
     """Prepares the batches of a `source` in a background thread, step by step, in order.
 
-    `depth` batches wait or are being made; `pinned` puts them in page-locked memory, so that the
-    copy to a GPU can run beside other work.
+    `depth` batches wait or are being made; default: as many as fill AHEAD bytes, of ordinary
+    memory. DATA copies a batch from there into the plan's page-locked buffer.
     """
 
-    def __init__(
-        self, source: BatchSource, first_step: int = 0, depth: int = 4, pinned: bool = False
-    ) -> None:
+    def __init__(self, source: BatchSource, first_step: int = 0, depth: int | None = None) -> None:
         self._source = source
-        self._pinned = pinned
+        if depth is None:
+            depth = min(MOST_AHEAD, max(2, AHEAD // source.nbytes))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._order = (
-            (step, index) for step in count(first_step) for index in range(source.micro_batches)
-        )
+        self._order = _order(source, first_step)
         self._ahead: deque[tuple[tuple[int, int], Future[Batch]]] = deque()
         for _ in range(depth):
             self._start_next()
@@ -164,9 +207,11 @@ class Prefetcher:
         self._pool.shutdown(cancel_futures=True)
 
     def _start_next(self) -> None:
-        key = next(self._order)
-        self._ahead.append((key, self._pool.submit(self._make, *key)))
+        key = next(self._order, None)
+        if key is not None:
+            self._ahead.append((key, self._pool.submit(self._source.batch, *key)))
 
-    def _make(self, step: int, index: int) -> Batch:
-        tokens, targets = self._source.batch(step, index)
-        return (tokens.pin_memory(), targets.pin_memory()) if self._pinned else (tokens, targets)
+
+def _order(source: BatchSource, first_step: int) -> Iterator[tuple[int, int]]:
+    steps = count(first_step) if source.steps is None else range(first_step, source.steps)
+    return ((step, index) for step in steps for index in range(source.micro_batches))

@@ -11,6 +11,7 @@ import errno
 import mmap
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from bigplan.errors import BigplanError, PreflightError
 from bigplan.runtime.slab import PAGE, aligned_empty, available_disk
 
-__all__ = ["CHUNK", "PAGE", "DiskFile", "TransferError", "aligned_empty"]
+__all__ = ["CHUNK", "PAGE", "DiskFile", "Pages", "TransferError", "aligned_empty"]
 
 # Large enough that a drive's per-request cost (about 100 us) is lost in the transfer (4 ms at
 # 2 GB/s), small enough that a 100 MB extent keeps all the threads busy.
@@ -28,6 +29,65 @@ CHUNK = 8 * 2**20
 
 class TransferError(BigplanError, OSError):
     """A read or write failed or came short; the message names the file, offset and bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """An open file that is moved in whole pages; `direct`: around the page cache."""
+
+    path: Path
+    descriptor: int
+    direct: bool
+
+    @classmethod
+    def create(cls, path: Path) -> Pages:
+        """A new, empty file."""
+        return cls(path, *_create(path))
+
+    @classmethod
+    def open(cls, path: Path) -> Pages:
+        """A file to read. Raises OSError where it cannot be opened."""
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        try:
+            descriptor, direct = os.open(path, flags | os.O_DIRECT), True
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return cls(path, os.open(path, flags), False)
+        if not _reads_directly(descriptor):
+            os.close(descriptor)
+            descriptor, direct = os.open(path, flags), False
+        return cls(path, descriptor, direct)
+
+    def move(self, offset: int, view: memoryview, *, write: bool) -> None:
+        """Fill, or write, `view` however many calls it takes. Raises TransferError."""
+        done = 0
+        while done < len(view):
+            # O_DIRECT accepts only whole pages, so a short transfer is resumed at the last one.
+            start = done - done % PAGE
+            at, rest = offset + start, view[start:]
+            verb = "writing" if write else "reading"
+            what = f"{self.path}: {verb} {len(rest)} bytes at offset {at}"
+            try:
+                if write:
+                    moved = os.pwritev(self.descriptor, [rest], at)
+                else:
+                    moved = os.preadv(self.descriptor, [rest], at)
+            except OSError as error:
+                raise TransferError(error.errno, f"{what}: {error.strerror}") from error
+            if start + moved <= done:
+                raise TransferError(f"{what}: {moved} bytes moved")
+            done = start + moved
+
+    def forget(self, offset: int, nbytes: int) -> None:
+        """Take what was moved out of the page cache: host memory that no plan has granted."""
+        if not self.direct:
+            os.fdatasync(self.descriptor)  # only clean pages can go
+            os.posix_fadvise(self.descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.descriptor)
 
 
 class DiskFile:
@@ -44,11 +104,13 @@ class DiskFile:
         assert size % PAGE == 0 and threads > 0, (size, threads)
         self.path = path
         self.size = size
-        self._descriptor, self.direct = _create(path)
+        self._pages = Pages.create(path)
+        self.direct = self._pages.direct
+        self._open = True
         try:
-            _allocate(self._descriptor, path, size)
+            _allocate(self._pages.descriptor, path, size)
         except BaseException:
-            os.close(self._descriptor)
+            self._pages.close()
             path.unlink()
             raise
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
@@ -67,11 +129,11 @@ class DiskFile:
 
     def close(self) -> None:
         """Wait for the transfers under way and remove the file. May be called again."""
-        if self._descriptor < 0:
+        if not self._open:
             return
+        self._open = False
         self._pool.shutdown()
-        os.close(self._descriptor)
-        self._descriptor = -1
+        self._pages.close()
         self.path.unlink()
 
     def __enter__(self) -> DiskFile:
@@ -84,13 +146,15 @@ class DiskFile:
         self._check(offset, tensor)
         view = tensor.detach().numpy().data
         chunks = [
-            self._pool.submit(self._chunk, offset + start, view[start : start + CHUNK], write)
+            self._pool.submit(
+                self._pages.move, offset + start, view[start : start + CHUNK], write=write
+            )
             for start in range(0, len(view), CHUNK)
         ]
         _finish(chunks)
 
     def _check(self, offset: int, tensor: Tensor) -> None:
-        assert self._descriptor >= 0, f"{self.path} is closed"
+        assert self._open, f"{self.path} is closed"
         assert tensor.dtype == torch.uint8 and tensor.dim() == 1 and tensor.is_contiguous()
         assert tensor.device.type == "cpu", tensor.device
         length, address = tensor.numel(), tensor.data_ptr()
@@ -102,27 +166,6 @@ class DiskFile:
         assert offset >= 0 and offset + length <= self.size, (
             f"{self.path}: {length} bytes at offset {offset} pass its end at {self.size}"
         )
-
-    def _chunk(self, offset: int, view: memoryview, write: bool) -> None:
-        """Move one chunk, however many calls it takes."""
-        done = 0
-        while done < len(view):
-            # O_DIRECT accepts only whole pages, so a short transfer is resumed at the last one.
-            start = done - done % PAGE
-            try:
-                if write:
-                    moved = os.pwritev(self._descriptor, [view[start:]], offset + start)
-                else:
-                    moved = os.preadv(self._descriptor, [view[start:]], offset + start)
-            except OSError as error:
-                raise self._error(offset + start, len(view) - start, write, str(error)) from error
-            if start + moved <= done:
-                raise self._error(offset + start, len(view) - start, write, f"{moved} bytes moved")
-            done = start + moved
-
-    def _error(self, offset: int, length: int, write: bool, reason: str) -> TransferError:
-        verb = "writing" if write else "reading"
-        return TransferError(f"{self.path}: {verb} {length} bytes at offset {offset}: {reason}")
 
 
 def _finish(chunks: list[Future[None]]) -> None:
@@ -155,6 +198,17 @@ def _create(path: Path) -> tuple[int, bool]:
         return os.open(path, flags, 0o600), False
     os.ftruncate(descriptor, 0)
     return descriptor, True
+
+
+def _reads_directly(descriptor: int) -> bool:
+    try:
+        with mmap.mmap(-1, PAGE) as page:
+            os.preadv(descriptor, [page], 0)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
 
 
 def _allocate(descriptor: int, path: Path, size: int) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from concurrent.futures import wait
+from functools import partial
+
 from bigplan.program import Action, Dependencies, Instruction, Op, expand
+from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
@@ -20,47 +25,66 @@ class Executor:
     ) -> None:
         self._context = context
         self._compute = compute
-        self._update = update
         self._poison = poison
+        self.saver: Saver | None = None  # the checkpoint that CKPT actions write
+        self._does: Mapping[Op, Callable[[Action], None]] = {
+            Op.DATA: compute.data,
+            Op.FORWARD: compute.forward,
+            Op.BACKWARD: compute.backward,
+            Op.NORM: update.norm,
+            Op.CLIP: lambda _: update.clip(),
+            Op.UPDATE: update.update,
+            Op.ACCUMULATE: update.accumulate,
+            Op.REDUCE: partial(reduce, context),
+            Op.CKPT: self._write,
+            Op.FREE: lambda _: None,
+        }
         self._lanes = Lanes(context.device, self._run)
+        self._unfinished: list[Done] = []  # a checkpoint's actions that outlast their step
 
     def play(self, instructions: tuple[Instruction, ...]) -> Timeline:
-        """Run all actions to their end. Raises the first error of any of them."""
+        """Run all actions to their end, but for those of a checkpoint, which may go on.
+
+        What of them is under way counts as this program's first actions, so whatever changes
+        the pieces that they still read waits for them. Raises the first error of any action.
+        """
         waits = Dependencies(self._context.program.buffers)
         clock = Clock.now(self._context.device)
         started: list[Done] = []
+        for done in self._unfinished:
+            waits.add(done.action)
+            started.append(done)
         for action in expand(instructions):
             before = [started[number] for number in waits.add(action)]
             started.append(self._lanes.submit(action, before))
-        return finish(started, clock, self._context.program.stage)
+        wait([done.issued for done in started if done.action.op is not Op.CKPT])
+        ended = [done.issued.done() for done in started]  # asked once: each is in one step's times
+        every = list(zip(started, ended, strict=True))
+        self._unfinished = [done for done, end in every if not end]
+        return finish([done for done, end in every if end], clock, self._context.program.stage)
+
+    def settle(self) -> None:
+        """Wait until no action of a checkpoint is under way. Raises the first error of any."""
+        unfinished, self._unfinished = self._unfinished, []
+        for done in unfinished:
+            done.issued.result()
 
     def close(self) -> None:
         """Join the lanes."""
         self._lanes.close()
 
     def _run(self, action: Action) -> None:
-        match action.op:
-            case Op.FORWARD:
-                self._compute.forward(action)
-            case Op.BACKWARD:
-                self._compute.backward(action)
-            case Op.NORM:
-                self._update.norm(action)
-            case Op.CLIP:
-                self._update.clip()
-            case Op.UPDATE:
-                self._update.update(action)
-            case Op.ACCUMULATE:
-                self._update.accumulate(action)
-            case Op.REDUCE:
-                reduce(self._context, action)
-            case Op.FREE:
-                pass
-            case _:
-                move(self._context, action, self._kept)
+        self._does.get(action.op, self._move)(action)
         if self._poison:
             for ref in action.frees:
                 self._context.memory.poison(self._context.key(ref, action))
+
+    def _write(self, action: Action) -> None:
+        assert self.saver is not None, "a program with CKPT needs a checkpoint to write"
+        self.saver.write(action)
+
+    def _move(self, action: Action) -> None:
+        move(self._context, action, self._kept)
 
     def _kept(self, action: Action) -> Kept:
         return self._compute.kept[action.layer, action.micro_batch]

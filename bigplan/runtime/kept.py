@@ -8,6 +8,7 @@ activations are saved as positions in a list, which can be moved to host memory 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,33 +51,70 @@ class _Place:
 
 
 @dataclass(slots=True)
+class _Moved:
+    """A saved tensor that went to host memory with its storage, by the storage's number."""
+
+    storage: int
+    place: _Place
+
+
+@dataclass(slots=True)
+class _Again:
+    """A tensor that is computed again from what is kept, once for all who saved it."""
+
+    function: Callable[..., Tensor]
+    inputs: list[Any]  # packed
+    output: weakref.ref[Tensor]  # while recording: once it is dead its memory is another's
+    uses: int = 0
+    result: Tensor | None = None
+
+
+@dataclass(slots=True)
+class _View:
+    """Someone's view of a tensor that is computed again."""
+
+    of: _Again
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(slots=True)
 class Kept:
     """One layer's state for one micro-batch."""
 
-    saved: list[Tensor | _Place | None] = field(default_factory=list)
+    saved: list[Tensor | _Moved | None] = field(default_factory=list)
     weights: Tensor | None = None  # the layer's flat parameters (uint8), where they are now
-    buffer: Tensor | None = None  # what `_Place`s point into once fetched
+    left: list[int] = field(default_factory=list)  # bytes of the storages that were moved
+    fetched: list[Tensor] = field(default_factory=list)  # the storages that they are in again
+    foreign: bool = False  # those are of the pool of another stream than the compute stream
     output: GradientEdge | None = None
     input: GradientEdge | None = None
     parameters: list[Tensor] = field(default_factory=list)
     nbytes: int = 0  # on the device, unique storages
+    again: dict[int, _Again] = field(default_factory=dict)  # by storage, while recording
+    constants: frozenset[int] = frozenset()  # storages not to be moved
 
-    def record(
-        self, function: Callable[[Tensor], Tensor], x: Tensor, constants: frozenset[int]
-    ) -> Tensor:
-        """Run a layer's forward and keep its graph; `constants` are storages not to be moved."""
+    def record(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Run a layer's forward and keep its graph."""
         anchor = torch.empty(0, requires_grad=True)
         entered = _Enter.apply(anchor, x)  # type: ignore[no-untyped-call]
         self.input = get_gradient_edge(entered)
-
-        def pack(tensor: Tensor) -> Any:
-            return self._pack(tensor, constants)
-
-        with torch.enable_grad(), saved_tensors_hooks(pack, self._unpack):
+        with torch.enable_grad(), saved_tensors_hooks(self._pack, self._unpack):
             output = function(entered)
+        self.again.clear()
         self.output = get_gradient_edge(output)
         self.nbytes = sum(storage.numel() for storage in self._storages())
         return output.detach()
+
+    def run_again(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """function(*inputs), whose result is not kept but computed again when it is asked for."""
+        output = function(*inputs)
+        packed = [self._pack(tensor) for tensor in inputs]
+        self.again[output.untyped_storage().data_ptr()] = _Again(
+            function, packed, weakref.ref(output)
+        )
+        return output
 
     def keep_input(self, x: Tensor) -> None:
         """Keep only the layer's input."""
@@ -94,13 +132,18 @@ class Kept:
         inputs: list[Any] = [self.input, *self.parameters]  # torch's stubs forbid the mixture
         return torch.autograd.grad([self.output], inputs, grad_outputs=[gradient])
 
-    def _pack(self, tensor: Tensor, constants: frozenset[int]) -> Any:
+    def _pack(self, tensor: Tensor) -> Any:
         assert self.weights is not None
         start, nbytes = self.weights.data_ptr(), self.weights.numel()
         if start <= tensor.data_ptr() < start + nbytes and tensor.numel():
             return _Place(tensor.data_ptr() - start, tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.untyped_storage().data_ptr() in constants:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage in self.constants:
             return tensor
+        again = self.again.get(storage)
+        if again is not None and again.output() is not None:
+            again.uses += 1
+            return _View(again, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self.saved.append(tensor.detach())
         return len(self.saved) - 1
 
@@ -110,18 +153,32 @@ class Kept:
             return packed.view(self.weights)
         if isinstance(packed, Tensor):
             return packed
+        if isinstance(packed, _View):
+            whole = self._computed(packed.of)
+            return whole.as_strided(packed.shape, packed.stride, packed.offset)
         tensor = self._saved(packed)
         # Autograd asks once; letting go here frees activations while the backward goes on.
         self.saved[packed] = None
         return tensor
+
+    def _computed(self, again: _Again) -> Tensor:
+        """The result, kept until the last who saved it has asked."""
+        if again.result is None:
+            with torch.no_grad():
+                again.result = again.function(*(self._unpack(packed) for packed in again.inputs))
+        result = again.result
+        again.uses -= 1
+        if again.uses == 0:
+            again.result = None
+        return result
 
     def _saved(self, index: int) -> Tensor:
         tensor = self.saved[index]
         if isinstance(tensor, Tensor):
             return tensor
         assert tensor is not None, "an activation is used twice"
-        assert self.buffer is not None, "activations are read before they are fetched"
-        return tensor.view(self.buffer)
+        assert self.fetched, "activations are read before they are fetched"
+        return tensor.place.view(self.fetched[tensor.storage])
 
     def _storages(self) -> Iterator[Tensor]:
         """Each storage of the saved tensors once, as bytes."""
@@ -134,38 +191,51 @@ class Kept:
                 seen.add(storage.data_ptr())
                 yield torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
 
-    def move_out(self, target: Tensor) -> None:
-        """Copy the activations to `target` (uint8, host) and let go of them.
+    def move_out(self, target: Tensor) -> list[Tensor]:
+        """Copy the activations to `target` (uint8, host); the storages that they leave, as bytes.
 
-        The plan reserves their bytes and no more. Most aligned first, every storage starts at a
-        multiple of its own alignment without padding.
+        Whoever holds the storages must not give them back before the copies have ended. The plan
+        reserves their bytes and no more: most aligned first, every storage starts at a multiple of
+        its own alignment without padding.
         """
-        offsets, end = dict[int, int](), 0
-        for storage in sorted(self._storages(), key=_alignment, reverse=True):
+        storages = sorted(self._storages(), key=_alignment, reverse=True)
+        end = 0
+        for storage in storages:
             assert end + storage.numel() <= target.numel(), (
                 f"activations need more than the {target.numel()} bytes that the plan reserved"
             )
             target[end : end + storage.numel()].copy_(storage, non_blocking=True)
-            if storage.is_cuda:
-                storage.record_stream(torch.cuda.current_stream())
-            offsets[storage.data_ptr()] = end
             end += storage.numel()
+        self.left = [storage.numel() for storage in storages]
+        numbers = {storage.data_ptr(): i for i, storage in enumerate(storages)}
         for i, tensor in enumerate(self.saved):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() in offsets:
-                start = offsets[tensor.untyped_storage().data_ptr()]
-                start += int(tensor.storage_offset()) * tensor.element_size()
-                self.saved[i] = _Place(start, tensor.shape, tensor.stride(), tensor.dtype)
+            if isinstance(tensor, Tensor):
+                number = numbers.get(tensor.untyped_storage().data_ptr())
+                if number is not None:
+                    start = int(tensor.storage_offset()) * tensor.element_size()
+                    place = _Place(start, tensor.shape, tensor.stride(), tensor.dtype)
+                    self.saved[i] = _Moved(number, place)
+        return storages
 
-    def fetch(self, source: Tensor, device: torch.device) -> None:
-        """Copy the activations back from `source` (uint8, host)."""
-        if device.type == "cpu":
-            self.buffer = source.clone()
-        else:
-            self.buffer = source.to(device, non_blocking=True)
+    def fetch(self, source: Tensor, storages: list[Tensor], device: torch.device) -> None:
+        """Copy the activations back from `source` (uint8, host), into `storages` where they fit.
+
+        They do where a layer of the same kind and policy has left them, so that nothing is
+        allocated: memory of another stream's pool would fragment that of the compute stream.
+        """
+        if [storage.numel() for storage in storages] != self.left:
+            storages = [torch.empty(n, dtype=torch.uint8, device=device) for n in self.left]
+            self.foreign = device.type == "cuda"
+        start = 0
+        for storage in storages:
+            storage.copy_(source[start : start + storage.numel()], non_blocking=True)
+            start += storage.numel()
+        self.fetched = storages
 
     def _use_on_current_stream(self) -> None:
-        if self.buffer is not None and self.buffer.is_cuda:
-            self.buffer.record_stream(torch.cuda.current_stream())
+        if self.foreign:
+            for storage in self.fetched:
+                storage.record_stream(torch.cuda.current_stream())
 
     def fetched_input(self) -> Tensor:
         """The kept input on the compute stream."""

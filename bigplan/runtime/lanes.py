@@ -56,7 +56,8 @@ class Clock:
     def span(self, done: Done) -> tuple[float, float]:
         """Seconds from zero at which the action started and ended."""
         if done.start is None or done.end is None or self.device is None:
-            return done.started_at - self.host, done.ended_at - self.host
+            # A checkpoint's action may have begun, and ended, before this step did.
+            return max(0.0, done.started_at - self.host), max(0.0, done.ended_at - self.host)
         start, end = (self.device.elapsed_time(e) / 1e3 for e in (done.start, done.end))
         return start, end
 
@@ -67,7 +68,8 @@ class StoppedError(Exception):
 
 def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
     """A timestamp at the stream's current end."""
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    # A thread that waits for a blocking event sleeps: spinning, it took a core from the CPU update.
+    event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
 

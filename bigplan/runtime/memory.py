@@ -30,7 +30,7 @@ from bigplan.runtime.slab import (
 from bigplan.units import format_bytes
 
 Key = tuple[str, int]
-POISON = 0xFF  # a NaN in bf16 and fp32, wherever it is read
+POISON = 0xFF  # a NaN in bf16, fp16 and fp32, wherever it is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +92,9 @@ class Memory:
         self.slab = Slab(self.sizes.host, pinned=device.type == "cuda")
         self.disk = DiskFile(scratch, self.sizes.disk) if self.sizes.disk else None
         self.dynamic: dict[Key, object] = {}
+        # What layers whose activations leave had them in. It stays with the entry of the ring until
+        # a forward pass writes that entry anew: then the compute stream has waited for the copy.
+        self.storages: dict[Key, list[Tensor]] = {}
         self._places: dict[Key, Tensor] = {}
         self._extents: dict[Key, int] = {}
         end = 0
@@ -119,18 +122,18 @@ class Memory:
         """Whether the entry is an extent of the disk file."""
         return key in self._extents
 
-    def read(self, key: Key, into: Tensor) -> None:
-        """An extent to host memory, whole pages; the shorter of both."""
+    def read(self, key: Key, into: Tensor, start: int = 0) -> None:
+        """An extent from byte `start` on to host memory, whole pages; the shorter of both."""
         assert self.disk is not None
-        self.disk.read(self._extents[key], into[: self._moved(key, into)])
+        self.disk.read(self._extents[key] + start, into[: self._moved(key, into, start)])
 
     def write(self, key: Key, source: Tensor) -> None:
         """Host memory to an extent, whole pages; the shorter of both."""
         assert self.disk is not None
         self.disk.write(self._extents[key], source[: self._moved(key, source)])
 
-    def _moved(self, key: Key, tensor: Tensor) -> int:
-        return min(align_up(self.buffers[key[0]].nbytes, PAGE), tensor.numel())
+    def _moved(self, key: Key, tensor: Tensor, start: int = 0) -> int:
+        return min(align_up(self.buffers[key[0]].nbytes, PAGE) - start, tensor.numel())
 
     def poison(self, key: Key) -> None:
         """Fill a static entry in memory with NaNs, so that whoever still reads it is found out."""
@@ -145,6 +148,7 @@ class Memory:
     def close(self) -> None:
         """Give everything back."""
         self.dynamic.clear()
+        self.storages.clear()
         self._places.clear()
         self.arena.close()
         self.slab.close()

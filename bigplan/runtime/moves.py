@@ -22,16 +22,12 @@ def move(context: Context, action: Action, kept: Callable[[Action], Kept]) -> No
     elif memory.on_disk(target):
         memory.write(target, memory.place(source))
     elif action.op is Op.SAVE:
-        kept(action).move_out(memory.place(target))
+        memory.storages[source] = kept(action).move_out(memory.place(target))
     elif action.op is Op.FETCH:
-        nbytes = context.program.buffers[source[0]].nbytes
-        kept(action).fetch(memory.place(source)[: _padded(nbytes)], context.device)
+        left = memory.storages.pop(target, [])
+        kept(action).fetch(memory.place(source), left, context.device)
     else:
         _copy(context, action, memory.place(source), memory.place(target))
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // 4096) * 4096
 
 
 def _copy(context: Context, action: Action, source: Tensor, target: Tensor) -> None:

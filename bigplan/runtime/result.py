@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from bigplan.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint of the state after `step` steps that was finished, or, with `error`, failed."""
+
+    step: int
+    path: Path
+    nbytes: int
+    seconds: float  # from its first action to its name
+    error: str = ""
+
+    @property
+    def message(self) -> str:
+        """What to tell of one that failed."""
+        return (
+            f"the checkpoint {self.path} could not be written ({self.error}); those before it are "
+            "untouched. Free space there, or keep fewer checkpoints"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +36,13 @@ class StepResult:
     loss: float
     seconds: float
     timeline: Timeline
+    learning_rate: float = 0.0  # of this step's update, also where the next step applies it
+    gradient_norm: float | None = None  # before clipping; None: not computed, or not finite
+    loss_scale: float | None = None  # in fp16
+    skipped: bool = False  # gradients were not finite: this step changes no weight
+    saved: tuple[Saved, ...] = ()  # checkpoints that ended, well or not, by the end of this step
+    data_seconds: float = 0.0  # in which compute waited for data
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes so far at most, by tier
 
 
 @dataclass(frozen=True, slots=True)

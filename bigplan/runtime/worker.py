@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bigplan.graph.build import build_graph
+from bigplan.data.prepared import check_vocabulary
+from bigplan.errors import CheckpointError, PreflightError
 from bigplan.lower import lower_stage
 from bigplan.placement import Tier
-from bigplan.plan import Plan
+from bigplan.plan import Plan, digest, graph_of
+from bigplan.program import Instruction
 from bigplan.runtime import blocks
+from bigplan.runtime.checkpoint import Manifest, check_same, checkpoint_path, latest, restore
+from bigplan.runtime.checkpoint.background import Background
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows
-from bigplan.runtime.data import BatchSource, Prefetcher, bundled_text
+from bigplan.runtime.data import BatchSource, Prefetcher, data_path
 from bigplan.runtime.executor import Executor
+from bigplan.runtime.first_values import first_values
+from bigplan.runtime.homes import fill_first, load
 from bigplan.runtime.memory import Memory, check_machine, static_sizes
 from bigplan.runtime.moves import mean_loss
-from bigplan.runtime.pieces import Box
 from bigplan.runtime.result import Finished, StepResult
-from bigplan.runtime.slab import aligned_empty
 from bigplan.runtime.update import Update
-from bigplan.spec.model import Parameter
+from bigplan.runtime.waiting import data_seconds
+from bigplan.spec.cluster import Gpu
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 DIGEST_LIMIT = 100_000_000  # parameters: hashing more would take longer than a step
@@ -46,10 +48,13 @@ class _Parts:
     update: Update
     executor: Executor
     batches: Prefetcher
+    background: Background
 
     def close(self) -> None:
         """Stop the lanes before the memory that they work on goes."""
         self.executor.close()
+        self.update.close()
+        self.background.close()
         self.batches.close()
         self.context.memory.close()
 
@@ -63,15 +68,27 @@ class Worker:
         self._plan, self._rank, self._world = plan, rank, world
         self._scratch = scratch
         self._poison = poison
-        self._graph = build_graph(plan.model, plan.training, plan.strategy)
+        self._graph = graph_of(plan)
         self._program = lower_stage(self._graph, plan.placement, stage=0)
         gpu = plan.cluster.group.gpu
         self._device = torch.device(gpu.device, 0) if gpu.device == "cuda" else torch.device("cpu")
         self._steps = 0
+        self._pending = False  # updates that wait for the next step
         self._parts: _Parts | None = None
 
     def preflight(self) -> None:
-        """Raise PreflightError where this machine has less than the plan promises."""
+        """Raise PreflightError where this machine has less than the plan promises.
+
+        InputError where the data is not there, or not for this model.
+        """
+        self._source()
+        if (validation := self._plan.training.validation) is not None:
+            self._source(validation.data, validation.batches)
+        if self._device.type == "cuda" and not blocks.has_triton():
+            raise PreflightError(
+                "the plan counts on fused kernels, which need Triton, and none is installed; "
+                "run: pip install 'bigplan[kernels]'"
+            )
         ranks = min(self._world, self._plan.cluster.group.gpus_per_node)
         self._scratch.mkdir(parents=True, exist_ok=True)
         sizes = static_sizes(self._program)
@@ -79,13 +96,23 @@ class Worker:
         promised = max(sizes.device, self._program.bytes_by_tier()[Tier.GPU])
         check_machine(replace(sizes, device=promised), self._device, self._scratch, ranks)
 
-    def start(self, init_method: str) -> None:
-        """Join the other ranks, allocate everything, fill in the first weights."""
+    def start(self, init_method: str, resume: Path | None = None) -> int:
+        """Join the other ranks, allocate everything, fill in the first weights; the steps done.
+
+        `resume`: a checkpoint, or a folder of them, to go on from. Raises InputError where there
+        is none or it is of another training, CheckpointError where it is damaged.
+        """
         plan, source = self._plan, self._source()  # a text too short fails before memory is taken
+        if resume is None:
+            values = first_values(plan.model, plan.training)  # and so do weights of another model
+        else:
+            found = latest(resume)
+            check_same(found, plan)
+            self._steps = found.manifest.step
         if self._device.type == "cuda":
-            self._limit_gpu()
+            _limit_gpu(self._device, plan.cluster.group.gpu)
         if self._world > 1:
-            self._join(init_method)
+            _join(self._device, init_method, self._rank, self._world)
         memory = Memory(
             self._program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin"
         )
@@ -95,93 +122,143 @@ class Worker:
         context = Context(
             plan.model, plan.training, self._graph, self._program, memory, rows, self._world
         )
-        batches = Prefetcher(source, pinned=self._device.type == "cuda")
+        batches = Prefetcher(source, self._steps)
         compute, update = Compute(context, batches), Update(context)
         executor = Executor(context, compute, update, poison=self._poison)
-        self._parts = _Parts(context, compute, update, executor, batches)
-        self._initialise(context)
+        background = Background(context, executor, self._rank)
+        self._parts = _Parts(context, compute, update, executor, batches, background)
+        if resume is None:
+            fill_first(context, values)
+        else:
+            restore(context, found)
+            update.scaling.restore(found.manifest.state)
+            background.newest = found.path
+        return self._steps
 
-    def _join(self, init_method: str) -> None:
-        dist.init_process_group(
-            "nccl" if self._device.type == "cuda" else "gloo",
-            init_method=init_method,
-            rank=self._rank,
-            world_size=self._world,
-            timeout=COLLECTIVE_TIMEOUT,
-        )
-        # Create the communicator, and NCCL's buffers, before the arena takes its memory.
-        dist.all_reduce(torch.zeros(1, device=self._device))
-
-    def _limit_gpu(self) -> None:
-        """Hold torch to the plan's GPU memory, so that a broken promise fails and is seen."""
-        torch.cuda.set_device(self._device)
-        gpu = self._plan.cluster.group.gpu
-        _, total = torch.cuda.mem_get_info(self._device)
-        allowed = min(1.0, (gpu.memory - gpu.context_memory) / total)
-        torch.cuda.set_per_process_memory_fraction(allowed, self._device)
-
-    def _source(self) -> BatchSource:
-        training, strategy = self._plan.training, self._plan.strategy
-        path = bundled_text() if training.data == "bundled" else Path(training.data)
-        return BatchSource(
-            path,
+    def _source(self, data: str = "", batches: int | None = None) -> BatchSource:
+        """The training's data, or another's so many global batches. Raises InputError."""
+        training, strategy, model = self._plan.training, self._plan.strategy, self._plan.model
+        source = BatchSource(
+            data_path(data or training.data),
             training.sequence_length,
             strategy.micro_batch,
             self._rank,
             self._world,
             training.seed,
             training.global_batch,
+            batches,
         )
+        check_vocabulary(source.data, model.vocab, model.name)
+        return source
 
-    def _initialise(self, context: Context) -> None:
-        """First weights and empty moments at the home of every layer."""
-        for layer in self._program.layers:
-            kind, parameters = self._graph.layers[layer], context.parameters(layer)
-            with ThreadPoolExecutor(os.cpu_count()) as pool:  # a generator uses one thread
-                values = pool.map(partial(self._first_values, kind, layer), parameters)
-                whole = torch.cat(list(values))
-            store(context, f"w{layer}", 0, whole.to(context.parameter_dtype))
-            pieces = [
-                ((f"o{layer}.{t}", 0), context.rows[layer].pieces[t]) for t in (Tier.GPU, Tier.HOST)
-            ]
-            chunks = context.rows[layer].chunks
-            pieces += [((f"o{layer}.{Tier.NVME}", i), boxes) for i, boxes in enumerate(chunks)]
-            for (name, entry), boxes in pieces:
-                if boxes:
-                    store(context, name, entry, _first_state(context, boxes, whole))
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        """One optimizer step, and beside it a checkpoint into the folder `checkpoint`.
 
-    def _first_values(self, kind: str, layer: int, parameter: Parameter) -> Tensor:
-        return blocks.initial_values(kind, layer, parameter, self._plan.training.seed).flatten()
-
-    def step(self) -> StepResult:
-        """One optimizer step."""
+        Updates that wait for the gradients' norm run in the step after, so the checkpoint is of
+        the state after the step before; without clipping, of the state after this step. It may
+        end in the next step; StepResult.saved says when, and whether it failed.
+        """
         parts = self._running()
         compute, update = parts.compute, parts.update
         compute.step = self._steps
-        clipped = self._graph.clipped
-        # A deferred update belongs to the step before; the first step has none.
-        update.step = self._steps if clipped else self._steps + 1
+        compute.loss_scale = update.begin(self._steps + 1)
         start = time.perf_counter()
-        timeline = parts.executor.play(self._program.step if self._steps else self._program.first)
+        timeline = parts.executor.play(self._instructions(checkpoint))
         seconds = time.perf_counter() - start
         loss = mean_loss(compute.losses, self._world)
         compute.losses.clear()
         self._steps += 1
-        return StepResult(self._steps, loss, seconds, timeline)
+        self._pending = self._graph.deferred
+        verdict = update.passed(loss)
+        return StepResult(
+            self._steps,
+            loss,
+            seconds,
+            timeline,
+            learning_rate=verdict.learning_rate,
+            gradient_norm=verdict.gradient_norm,
+            loss_scale=verdict.loss_scale,
+            skipped=verdict.skipped,
+            saved=parts.background.ended(),
+            data_seconds=data_seconds(timeline),
+            memory=self._measured_memory(parts.context.memory),
+        )
+
+    def _instructions(self, checkpoint: Path | None) -> tuple[Instruction, ...]:
+        """The step's program; one that writes a checkpoint is told where."""
+        program, deferred = self._program, self._graph.deferred
+        plain = program.step if self._pending else program.first
+        if checkpoint is None:
+            return plain
+        self._begin(checkpoint, self._steps if deferred else self._steps + 1)
+        if deferred and not self._pending:
+            return (*program.save, *plain)
+        return program.checkpoint
+
+    def _begin(self, folder: Path, step: int) -> None:
+        parts, plan = self._running(), self._plan
+        manifest = Manifest(
+            step=step,
+            model=plan.model,
+            training=plan.training,
+            plan=digest(plan),
+            state=parts.update.scaling.state(),
+            files=(),
+        )
+        parts.background.begin(folder, manifest)
+
+    def save(self, folder: Path) -> Path:
+        """Apply what is pending and write a checkpoint; nothing else goes on. Its path.
+
+        Training may go on after it as if nothing had been. Raises CheckpointError.
+        """
+        parts, path = self._running(), checkpoint_path(folder, self._steps)
+        self._flush()
+        parts.background.settle()
+        if parts.background.newest != path:  # else it is there already
+            self._begin(folder, self._steps)
+            parts.executor.play(self._program.save)
+            parts.background.settle()
+            saved = parts.background.taken(path)
+            if saved is not None and saved.error:
+                raise CheckpointError(saved.message)
+        return path
+
+    def _flush(self) -> None:
+        """Apply the updates that wait for the next step."""
+        if self._pending:
+            self._running().executor.play(self._program.flush)
+            self._pending = False
+
+    def evaluate(self) -> float:
+        """The mean loss over the validation's batches. What is pending is applied first."""
+        wanted, parts = self._plan.training.validation, self._running()
+        assert wanted is not None, "the plan has no validation"
+        self._flush()
+        source = self._source(wanted.data, wanted.batches)
+        batches = Prefetcher(source)
+        try:
+            with parts.compute.evaluating(batches):
+                for parts.compute.step in range(source.steps or 0):
+                    parts.executor.play(self._program.evaluate)
+            return mean_loss(parts.compute.losses, self._world)
+        finally:
+            parts.compute.losses.clear()
+            batches.close()
 
     def finish(self) -> Finished:
         """Apply what is pending; report memory and, for small models, a digest of the weights."""
         parts = self._running()
-        if self._graph.clipped and self._steps:
-            parts.update.step = self._steps
-            parts.executor.play(self._program.flush)
-        digest = ""
+        self._flush()
+        ended = parts.background.ended(wait=True)
+        sha256 = ""
         if self._plan.model.parameter_count <= DIGEST_LIMIT:
             total = hashlib.sha256()
             for _, weights in self.weights():
                 total.update(weights.contiguous().view(torch.uint8).numpy().data)
-            digest = total.hexdigest()
-        return Finished(self._measured_memory(parts.context.memory), self._notes(), digest)
+            sha256 = total.hexdigest()
+        notes = (*_notes(self._device), *(saved.message for saved in ended if saved.error))
+        return Finished(self._measured_memory(parts.context.memory), notes, sha256)
 
     def weights(self) -> Iterator[tuple[int, Tensor]]:
         """Every layer's flat parameters, on the CPU, in layer order."""
@@ -190,14 +267,6 @@ class Worker:
         for layer in self._program.layers:
             nbytes = context.kind(layer).parameters * dtype.itemsize
             yield layer, load(context, f"w{layer}", 0)[:nbytes].view(dtype)
-
-    def _notes(self) -> tuple[str, ...]:
-        if self._device.type == "cuda":
-            return ()
-        return (
-            "measured GPU memory is the arena of this CPU device; hidden states, saved "
-            "activations and workspace, which the promise includes, are not measured here",
-        )
 
     def _measured_memory(self, memory: Memory) -> dict[str, int]:
         device = memory.arena.used
@@ -219,34 +288,31 @@ class Worker:
             dist.destroy_process_group()
 
 
-def _first_state(context: Context, boxes: Sequence[Box], whole: Tensor) -> Tensor:
-    """Empty moments and, where the state has a master copy, the rows' first values."""
-    elements = sum(box.count for box in boxes)
-    parts = 3 if context.graph.sizes.master else 2
-    state = torch.zeros(parts, elements)
-    if parts == 3:
-        for box in boxes:
-            state[2][box.in_piece] = whole[box.in_layer]
-    return state.flatten()
+def _limit_gpu(device: torch.device, gpu: Gpu) -> None:
+    """Hold torch to the plan's GPU memory, so that a broken promise fails and is seen."""
+    torch.cuda.set_device(device)
+    _, total = torch.cuda.mem_get_info(device)
+    allowed = min(1.0, (gpu.memory - gpu.context_memory) / total)
+    torch.cuda.set_per_process_memory_fraction(allowed, device)
 
 
-def store(context: Context, name: str, entry: int, values: Tensor) -> None:
-    """Put values at a buffer's home, whichever tier it is on."""
-    source = values.contiguous().view(-1).view(torch.uint8)
-    key = (name, entry)
-    if context.memory.on_disk(key):
-        pages = aligned_empty(-(-source.numel() // 4096) * 4096)
-        pages[: source.numel()].copy_(source)
-        context.memory.write(key, pages)
-    else:
-        context.memory.place(key)[: source.numel()].copy_(source)
+def _join(device: torch.device, init_method: str, rank: int, world: int) -> None:
+    """Meet the other ranks."""
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=init_method,
+        rank=rank,
+        world_size=world,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+    # Create the communicator, and NCCL's buffers, before the arena takes its memory.
+    dist.all_reduce(torch.zeros(1, device=device))
 
 
-def load(context: Context, name: str, entry: int) -> Tensor:
-    """A buffer's bytes in host memory, padding included."""
-    key = (name, entry)
-    if context.memory.on_disk(key):
-        pages = aligned_empty(-(-context.memory.buffers[name].nbytes // 4096) * 4096)
-        context.memory.read(key, pages)
-        return pages
-    return context.memory.place(key).cpu()
+def _notes(device: torch.device) -> tuple[str, ...]:
+    if device.type == "cuda":
+        return ()
+    return (
+        "measured GPU memory is the arena of this CPU device; hidden states, saved "
+        "activations and workspace, which the promise includes, are not measured here",
+    )

@@ -158,7 +158,8 @@ def _rank(
         else:
             if not segments or segments[-1].count > 1:
                 segments.append(Segment(1, 0, []))
-            segments[-1].steps.append((step(instruction), instruction.micro_batch))
+            once = _step(instruction, rings, action_seconds(instruction, *prices))
+            segments[-1].steps.append((once, instruction.micro_batch))
     return Rank(
         stage=program.stage,
         segments=segments,
@@ -195,6 +196,9 @@ def _places(
     """Entries of refs that stay, and the rings of those that follow the micro-batch."""
     if not refs:
         return (), ()
+    if len(refs) == 1 and not refs[0].moving:  # as most are
+        first, count = rings[refs[0].buffer]
+        return (first + refs[0].entry % count,), ()
     fixed, moving = [], []
     for ref in refs:
         first, count = rings[ref.buffer]

@@ -16,6 +16,7 @@ MOVES = {
     Lane.D2H: "d2h",
     Lane.NVME_READ: "nvme_read",
     Lane.NVME_WRITE: "nvme_write",
+    Lane.CHECKPOINT: "nvme_write",  # as if the checkpoint went to the same drives
 }
 
 

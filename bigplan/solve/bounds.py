@@ -89,7 +89,7 @@ def _hop(times: StageTimes) -> float:
 
 
 def _compute(times: StageTimes) -> float:
-    return times.forward_compute() + times.plain_backward()
+    return times.forward_compute + times.plain_backward()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,8 @@ class _Room:
         storing = [(k, n) for k, n in kinds if k.stores_activations]
         units_held = 0.0 if stage.interleaved else stage.held / times.group
         pairs = times.units - stage.graph.in_flight_units(stage.stages[-1])
-        ring = (stage.most.slots - 1) * sum(k.saved for k, _ in storing) / rates.d2h
+        entries = sum(k.kept(policy) for k, _ in storing for policy in stage.graph.recomputes)
+        ring = stage.most.slots * entries / rates.d2h
         there_and_back = 1 / rates.d2h + 1 / rates.h2d
         return cls(
             surplus=sum(_bytes(stage, k, n) for k, n in kinds)
@@ -152,7 +153,7 @@ class _Room:
     def usual_step(self) -> float:
         """Seconds of a step that saves the surplus in the cheapest ways, exposed in part."""
         ways = [(most, 1 / rate) for most, rate in self.recomputed if most]
-        ways += [(most, EXPOSED / rate) for most, _, rate in self.ways]
+        ways += [(most, EXPOSED / rate) for most, _, rate in self.ways if most]
         ways += [(self.kept, EXPOSED / self.saved)] if self.saved else []
         seconds, surplus = self.start, self.surplus
         for most, price in sorted(ways, key=lambda way: way[1]):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from bigplan.cost import Costs, price
-from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Ends, Strategy
 from bigplan.lower import lower, lower_steady
@@ -18,6 +17,7 @@ from bigplan.solve.bounds import EXPOSED, Outlook
 from bigplan.solve.formulation import formulate, placement_of
 from bigplan.solve.ilp import BOUND_GAP, solve
 from bigplan.solve.linear import Problem
+from bigplan.solve.loss import LossLayer, idle
 from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.relaxation import relaxed_steps
 from bigplan.solve.stage import ROOMY
@@ -45,17 +45,26 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A strategy with its graph and prices."""
+    """A strategy with its graph and prices, below those of every plan until it is settled."""
 
     strategy: Strategy
     graph: Graph
     costs: Costs
+    loss: LossLayer | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, workload: Workload, strategy: Strategy) -> Candidate:
         """Build and price the strategy."""
-        graph = build_graph(workload.model, workload.training, strategy)
-        return cls(strategy, graph, price(graph, workload.training, workload.nodes))
+        loss = LossLayer.of(workload.model, workload.training, workload.nodes, strategy)
+        graph = loss.relaxed_graph()
+        return cls(strategy, graph, price(graph, workload.training, workload.nodes), loss)
+
+    def settled(self, placement: Placement) -> Candidate:
+        """With the loss layer as the placement has it."""
+        if self.loss is None:
+            return self
+        graph, costs = self.loss.settled(self.graph, self.costs, placement.loss_chunk)
+        return replace(self, graph=graph, costs=costs)
 
 
 class Pricing:
@@ -65,26 +74,41 @@ class Pricing:
     takes most of the pricing.
     """
 
-    def __init__(self, workload: Workload, recomputes: tuple[Recompute, ...]) -> None:
+    def __init__(
+        self, workload: Workload, recomputes: tuple[Recompute, ...], pins: tuple[Pin, ...] = ()
+    ) -> None:
         self._workload = workload
         self._recomputes = recomputes
+        self._pins = pins
         self._graphs: dict[tuple[int | bool, ...], tuple[Graph, Costs]] = {}
+        self._losses: dict[tuple[int | bool, ...], LossLayer] = {}
         self._costs: dict[tuple[int | bool, ...], Costs] = {}
 
     def alike(self, strategy: Strategy) -> tuple[Graph, Costs]:
         """A graph and prices whose layers compute what the strategy's do."""
-        alone = strategy.pp == 1
-        key = (strategy.tp, strategy.micro_batch, alone, strategy.sequence_parallel)
+        key = _alike(strategy)
         if key not in self._graphs:
             workload = self._workload
-            graph = build_graph(workload.model, workload.training, strategy)
-            graph = replace(graph, recomputes=self._recomputes)
+            graph = replace(self._loss(strategy).relaxed_graph(), recomputes=self._recomputes)
             self._graphs[key] = graph, price(graph, workload.training, workload.nodes)
         return self._graphs[key]
 
+    def _loss(self, strategy: Strategy) -> LossLayer:
+        key, workload = _alike(strategy), self._workload
+        if key not in self._losses:
+            self._losses[key] = LossLayer.of(
+                workload.model, workload.training, workload.nodes, strategy, self._pins
+            )
+        return self._losses[key]
+
     def ends(self, strategy: Strategy) -> Ends:
-        """Seconds of the first and the last layer, in those of a layer between."""
-        graph, costs = self.alike(strategy)
+        """Seconds of the first and the last layer, in those of a layer between.
+
+        The loss counts in its smallest chunks: a split that leaves it more time than it needs is
+        one more to choose from.
+        """
+        loss = self._loss(strategy)
+        graph, costs = loss.settled(*self.alike(strategy), loss.chunks[0])
         first, block, last = (costs.kinds[graph.layers[i]] for i in (0, 1, -1))
         each = block.forward + block.backward
         return (first.forward + first.backward) / each, (last.forward + last.backward) / each
@@ -94,18 +118,14 @@ class Pricing:
         graph, _ = self.alike(strategy)
         count = strategy.micro_batches(self._workload.training)
         graph = replace(graph, strategy=strategy, micro_batches=count)
-        return Candidate(strategy, graph, self._priced(graph))
+        return Candidate(strategy, graph, self._priced(graph), self._loss(strategy))
 
     def _priced(self, graph: Graph) -> Costs:
         strategy = graph.strategy
         key = (strategy.dp, strategy.tp, strategy.pp, strategy.micro_batch, strategy.zero > 0)
         if key not in self._costs:
-            idle = {
-                name: replace(kind, forward=(), backward=(), cheap=())
-                for name, kind in graph.kinds.items()
-            }
             workload, (_, compute) = self._workload, self.alike(strategy)
-            costs = price(replace(graph, kinds=idle), workload.training, workload.nodes)
+            costs = price(idle(graph), workload.training, workload.nodes)
             kinds = {
                 name: replace(compute.kinds[name], reduce=cost.reduce, gather=cost.gather)
                 for name, cost in costs.kinds.items()
@@ -114,15 +134,9 @@ class Pricing:
         return self._costs[key]
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A candidate with a placement that passed the verifier, and its simulated step."""
-
-    candidate: Candidate
-    placement: Placement
-    programs: tuple[Program, ...]
-    seconds: float
-    totals: Totals
+def _alike(strategy: Strategy) -> tuple[int | bool, ...]:
+    """Equal for strategies whose ranks compute the same in every layer."""
+    return strategy.tp, strategy.micro_batch, strategy.pp == 1, strategy.sequence_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,33 +146,54 @@ class Trial:
     candidate: Candidate
     placement: Placement
     seconds: float
-    busy: Mapping[str, float]  # the busiest stage's seconds per lane
+    totals: Totals
+
+    @property
+    def settled(self) -> Candidate:
+        """The candidate as the placement has it."""
+        return self.candidate.settled(self.placement)
+
+    @property
+    def busy(self) -> Mapping[str, float]:
+        """The busiest stage's seconds per lane."""
+        return self.totals.by_lane
 
 
-def play(candidate: Candidate, placement: Placement) -> Placed:
-    """Lower, verify and simulate. Raises VerificationError where the placement does not fit."""
+@dataclass(frozen=True, slots=True)
+class Placed(Trial):
+    """A trial, its candidate settled, whose whole programs passed the verifier."""
+
+    programs: tuple[Program, ...]
+
+
+def verified(trial: Trial) -> Placed:
+    """The trial, lowered in full. Raises VerificationError where its programs break a rule."""
+    candidate, placement = trial.settled, trial.placement
     programs = lower(candidate.graph, placement)
     verify(programs, candidate.graph, candidate.costs.capacity, candidate.costs.ranks_per_node)
-    prices = candidate.graph, candidate.costs
-    seconds, totals = step_seconds(programs, *prices), total_seconds(programs, *prices)
-    return Placed(candidate, placement, programs, seconds, totals)
+    return Placed(candidate, placement, trial.seconds, trial.totals, programs)
 
 
 def try_out(candidate: Candidate, placement: Placement) -> Trial | None:
     """Simulate a placement; None where its program's buffers do not fit.
 
     Rounding to whole rows, pages and rings can carry a placement above a tier that it fills to
-    the last bytes.
+    the last bytes. The loss takes as many tokens at a time as what is left of the GPU allows.
     """
-    graph, costs = candidate.graph, candidate.costs
-    programs = lower_steady(graph, placement)
+    costs = candidate.costs
+    programs = lower_steady(candidate.graph, placement)
     for tier in Tier:
         ranks = 1 if tier is Tier.GPU else costs.ranks_per_node
         if node_bytes(programs, tier, ranks) > costs.capacity[tier]:
             return None
-    seconds = step_seconds(programs, graph, costs)
-    busy = total_seconds(programs, graph, costs).by_lane
-    return Trial(candidate, placement, seconds, busy)
+    if candidate.loss is not None:
+        free = costs.capacity[Tier.GPU] - node_bytes(programs[-1:], Tier.GPU, 1)
+        chunk = candidate.loss.fitting(programs[-1], free)
+        placement = placement.model_copy(update={"loss_chunk": chunk})
+    settled = candidate.settled(placement)
+    seconds = step_seconds(programs, settled.graph, settled.costs)
+    totals = total_seconds(programs, settled.graph, settled.costs)
+    return Trial(candidate, placement, seconds, totals)
 
 
 def model_outlook(problem: Problem, below: float) -> Outlook:
@@ -190,13 +225,18 @@ def resolve(
             if solution is None:
                 break
             placement = placement_of(candidate.graph, solution.values, rings)
-            if best and placement == best.placement:
+            if best and _same_but_loss(placement, best.placement):
                 break
             trial = try_out(candidate, placement)
             if trial is not None:
                 best = trial if best is None or trial.seconds < best.seconds else best
                 break
     return best
+
+
+def _same_but_loss(one: Placement, other: Placement) -> bool:
+    """Equal, whatever is left of the GPU for the loss."""
+    return one == other.model_copy(update={"loss_chunk": one.loss_chunk})
 
 
 def optimum(problem: Problem) -> float:

@@ -33,7 +33,7 @@ class Choice:
     @classmethod
     def of(cls, workload: Workload, scope: Scope) -> Choice:
         """All of them, none priced yet."""
-        return cls(workload, scope, Pricing(workload, scope.recomputes))
+        return cls(workload, scope, Pricing(workload, scope.recomputes, scope.pins))
 
     @property
     def space(self) -> Space:

@@ -16,7 +16,15 @@ from typing import TypeVar
 from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
-from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, play, problem_of, try_out
+from bigplan.solve.candidate import (
+    Candidate,
+    Placed,
+    Trial,
+    Workload,
+    problem_of,
+    try_out,
+    verified,
+)
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.linear import Linear, Rule
 from bigplan.solve.pins import Pin, pin_rules, rings_tried
@@ -46,9 +54,7 @@ def exact_search(workload: Workload, scope: Scope, watch: Watch = unwatched) -> 
     best = rivals[0].seconds
     return Found(
         best=rivals[0],
-        rivals=tuple(
-            Trial(p.candidate, p.placement, p.seconds, p.totals.by_lane) for p in rivals[1:]
-        ),
+        rivals=tuple(rivals[1:]),
         model_seconds=best,
         bound=best,
         strategies=len(every),
@@ -79,7 +85,7 @@ def _exact_placement(candidate: Candidate, pins: tuple[Pin, ...], rings: Rings) 
         trial = try_out(candidate, placement)
         if trial is not None and (best is None or trial.seconds < best.seconds):
             best = trial
-    return None if best is None else play(candidate, best.placement)
+    return None if best is None else verified(best)
 
 
 def placements(graph: Graph, pins: tuple[Pin, ...] = ()) -> Iterator[Placement]:

@@ -96,7 +96,7 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
         yield from pair_rows(times)
     # Seconds until a unit's first micro-batch has passed all stages; the last one works on the
     # whole unit before it turns back.
-    through = Linear(constant=every[-1].forward_compute())
+    through = Linear(constant=every[-1].forward_compute)
     hops = [(times, len(times.stage.stages)) for times in every]
     for times, stages in hops[:-1]:
         through += stages * (times.forward_hop() + costs.send)

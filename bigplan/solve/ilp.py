@@ -105,14 +105,14 @@ def _minimise(
 def _build(problem: Problem, wanted: Iterable[Row], *, relaxed: bool) -> _Built:
     model = pulp.LpProblem("placement", pulp.LpMinimize)
     variables = {
-        v.name: pulp.LpVariable(
+        v.name: model.add_variable(
             v.name, 0, v.upper, pulp.LpInteger if v.integer and not relaxed else pulp.LpContinuous
         )
         for v in problem.variables
     }
     for time in problem.times:
         if time.name not in variables:
-            variables[time.name] = pulp.LpVariable(time.name, 0)
+            variables[time.name] = model.add_variable(time.name, 0)
     for row in wanted:
         _constrain(model, variables, row)
     return model, variables
@@ -145,7 +145,7 @@ def shortages(
     for tier in tiers:
         model, variables = _build(timeless, timed_rows(timeless), relaxed=relaxed)
         worst = max((row.limit for row in problem.capacities if row.tier is tier), default=0.0)
-        extra = variables["extra"] = pulp.LpVariable("extra", 0)
+        extra = variables["extra"] = model.add_variable("extra", 0)
         unit = max(worst, 1e9)
         for row in problem.capacities:
             used = row.used - row.limit * (1.0 - margin)

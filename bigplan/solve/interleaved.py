@@ -42,14 +42,14 @@ def opening_seconds(times: StageTimes) -> tuple[float, float]:
 
 
 def _step_rows(times: StageTimes, before: float, after: float) -> Iterator[AtLeast]:
-    units, backward = times.units, times.units * times.backward_compute()
-    compute = units * times.forward_compute() + backward
+    units, backward = times.units, times.units * times.backward_compute
+    compute = units * times.forward_compute + backward
     yield AtLeast("step", before + compute + after)
     last = sum(n * _longest(times, name) for name, n in times.stage.opening)
     reduces = sum(n * times.costs.kinds[name].reduce for name, n in times.stage.opening)
     if times.stage.graph.strategy.dp > 1:
         yield AtLeast("step", before + compute + (reduces - last))
-    if times.stage.graph.clipped:
+    if times.stage.graph.deferred:
         yield AtLeast("step", times.gpu_update() + compute + after)
         for lane, seconds in times.update_seconds():
             if lane != "write":  # what was updated last may be written while the step goes on
@@ -65,7 +65,7 @@ def _after_first_backward(times: StageTimes, every: list[StageTimes]) -> Linear:
     """Seconds until the class's last stage may begin its first backward, and of work after it."""
     graph, stage = times.stage.graph, times.stage.stages[-1]
     stages, turns = graph.strategy.pp, graph.strategy.vpp
-    through = sum(len(t.stage.stages) * t.forward_compute() for t in every)
+    through = sum(len(t.stage.stages) * t.forward_compute for t in every)
     turned = [_chunk_seconds(every[-1], graph, s)[1] for s in range(stage + 1, stages)]
     hops = (stages * turns - 1 + stages - 1 - stage) * times.costs.send
     done = 0.0
@@ -74,9 +74,9 @@ def _after_first_backward(times: StageTimes, every: list[StageTimes]) -> Linear:
         groups, rest = divmod(passes, stages * turns)
         often = groups * stages + min(max(rest - turn * stages, 0), stages)
         done += often * _chunk_seconds(times, graph, stage, turn)[0]
-    work = times.units * times.forward_compute() - done
+    work = times.units * times.forward_compute - done
     constant = through + sum(turned) + hops + work
-    return total([Linear(constant=constant), times.units * times.backward_compute()])
+    return total([Linear(constant=constant), times.units * times.backward_compute])
 
 
 def _chunk_seconds(

@@ -27,7 +27,10 @@ class Linear:
         return self + other
 
     def __mul__(self, factor: float) -> Linear:
-        return Linear({n: c * factor for n, c in self.terms.items()}, self.constant * factor)
+        terms = self.terms
+        if terms:  # in a fifth of all cases there are none
+            terms = {n: c * factor for n, c in terms.items()}
+        return Linear(terms, self.constant * factor)
 
     __rmul__ = __mul__
 
@@ -49,8 +52,8 @@ def var(name: str) -> Linear:
 
 def total(parts: list[Linear]) -> Linear:
     """The sum."""
-    terms: dict[str, float] = {}
-    for part in parts:
+    terms = dict(parts[0].terms) if parts else {}
+    for part in parts[1:]:
         for name, factor in part.terms.items():
             terms[name] = terms.get(name, 0.0) + factor
     return Linear(terms, sum(part.constant for part in parts))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import product
 
 from bigplan.graph.graph import LayerKind, Recompute
-from bigplan.lower.layout import CHUNK_STAGING, PAGE, STAGING
+from bigplan.lower.layout import CHUNK_STAGING, PAGE, STAGING, checkpoint_staging, data_staging
 from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import Capacity, Linear, Rule, Variable, total, var
 from bigplan.solve.stage import RERUN, StageClass
 
 BYTES_PER_SCALAR = 8  # a layer's square sum, and the clip factor
 SHARED = ("slots", "sums")
-RINGS = ("passing", "on_disk")  # of activations, in GPU and in host memory
 GIB = 1 << 30  # sizes are decided in GiB: HiGHS drops coefficients below 1e-9 of the row's largest
 
 
@@ -21,10 +19,6 @@ def size_variables(stage: StageClass) -> Iterator[Variable]:
     """GiB of buffers that are as large as the largest of their users."""
     sizes = stage.graph.sizes
     for kind, _ in stage.kinds:
-        upper = max(kind.kept(recompute) for recompute in stage.graph.recomputes) / GIB
-        for name in RINGS:
-            for size in ring_gib(stage, kind, name).terms:
-                yield Variable(size, upper, False)
         if stage.interleaved and kind.stores_activations:
             most = float(sum(stage.entries(kind)))
             yield from (
@@ -39,11 +33,14 @@ def size_variables(stage: StageClass) -> Iterator[Variable]:
     yield Variable(f"{stage.name}.stage.gib.workspace", largest / GIB, False)
 
 
-def ring_gib(stage: StageClass, kind: LayerKind, name: str) -> Linear:
-    """GiB of an entry of the kind's ring of activations, which holds the largest of its users."""
-    if stage.interleaved or not kind.stores_activations:
-        return Linear()
-    return var(f"{stage.name}.{kind.name}.gib.{name}")
+def ring_bytes(stage: StageClass, kind: LayerKind, name: str) -> Linear:
+    """Bytes of an entry of each of the kind's rings of activations, one ring a policy."""
+    return total(
+        [
+            kind.kept(recompute) * stage.switch(kind, f"{name}.{recompute}")
+            for recompute in stage.graph.recomputes
+        ]
+    )
 
 
 def _shared_gib(stage: StageClass, name: str) -> Linear:
@@ -87,11 +84,6 @@ def size_rules(stage: StageClass) -> Iterator[Rule]:
     for kind, _ in stage.kinds:
         if stage.shares(kind):
             yield from _shared_rules(stage, kind)
-        for name, recompute in product(RINGS, stage.graph.recomputes):
-            user = (kind.kept(recompute) / GIB) * stage.switch(kind, f"{name}.{recompute}")
-            if user.terms:
-                holds = user - ring_gib(stage, kind, name)
-                yield Rule(f"{stage.name}.{kind.name}: {name} holds {recompute}", holds)
         if stage.interleaved and kind.stores_activations:
             yield from _lean_rules(stage, kind)
         for recompute in RERUN:
@@ -114,7 +106,11 @@ def capacities(
         gpu += GIB * total([_shared_gib(stage, name) for name in SHARED])
     yield Capacity(stage.name, Tier.GPU, gpu, capacity[Tier.GPU])
     host = total([_host_bytes(stage, kind, count) for kind, count in kinds])
-    host += CHUNK_STAGING * _chunk_bytes(stage) * stage.switch(None, "state_chunks")
+    host += CHUNK_STAGING * chunk_bytes(stage) * stage.switch(None, "state_chunks")
+    host += float(STAGING * checkpoint_staging(stage.graph))
+    if {kind.name for kind, _ in kinds} & {stage.graph.layers[0], stage.graph.layers[-1]}:
+        nbytes, entries = data_staging(stage.graph)
+        host += float(nbytes * entries)
     host += BYTES_PER_SCALAR * (1 + sum(count for _, count in kinds))
     yield Capacity(stage.name, Tier.HOST, ranks_per_node * host, capacity[Tier.HOST])
     nvme = total([_home_bytes(stage, kind, Tier.NVME) for kind, _ in kinds])
@@ -177,7 +173,7 @@ def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     whole_weights = kind.parameters * stage.graph.sizes.parameter
     whole_gradients = kind.parameters * stage.graph.sizes.gradient
     ring = min(stage.least.slots, count)
-    rings = [stage.least.slots * GIB * ring_gib(stage, kind, "passing")]
+    rings = [stage.least.slots * ring_bytes(stage, kind, "passing")]
     if not stage.shares(kind):
         rings.append(ring * whole_weights * stage.switch(kind, "slots"))
         sums = min(stage.least.sums, count)
@@ -190,7 +186,7 @@ def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
 def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     weights = weight_bytes(stage, kind) * stage.switch(kind, "staged_weights")
     gradients = gradient_bytes(stage, kind) * stage.switch(kind, "staged_gradients")
-    on_disk = GIB * ring_gib(stage, kind, "on_disk")
+    on_disk = ring_bytes(stage, kind, "on_disk")
     return _home_bytes(stage, kind, Tier.HOST) + STAGING * (weights + gradients + on_disk)
 
 
@@ -202,7 +198,8 @@ def hidden_bytes(stage: StageClass) -> float:
     return float(entries * boundary * (1 if strategy.pp == 1 else 2))
 
 
-def _chunk_bytes(stage: StageClass) -> int:
+def chunk_bytes(stage: StageClass) -> int:
+    """A staged chunk of NVMe optimizer state."""
     kinds = stage.graph.kinds.values()
     widest = max(tensor.columns for kind in kinds for tensor in kind.tensors)
     return -(-(CHUNK + widest * stage.graph.sizes.state) // PAGE) * PAGE

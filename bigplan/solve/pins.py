@@ -7,6 +7,7 @@
     [WHERE.]recompute = none|selective|full,   [WHERE.]recompute.full = N
     [WHERE.]activations.none|selective|full.TIER = N                   both at once
     slots sums = N,   shared_ends = 0|1                                rings on the GPU
+    loss_chunk = N                                                     tokens of logits at a time
 
 WHERE is [STAGE.][KIND]: a class of stages (first, middle, late, last) and a kind of layer. Without
 a kind, a pin speaks of all kinds (a count: of the repeated layers).
@@ -27,6 +28,7 @@ from bigplan.solve.stage import LEAN, ROOMY, StageClass
 
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields
+LOSS_CHUNK = "loss_chunk"
 TRIED = (ROOMY, Rings(slots=2), LEAN)  # in this order, until a plan fits
 STAGES = ("all", "first", "middle", "late", "last")
 TENSORS = ("parameters", "gradients", "optimizer", "activations", "recompute")
@@ -55,6 +57,10 @@ def parse_pins(settings: Mapping[str, str | int | float]) -> tuple[dict[str, int
             strategy[key] = _whole(key, value)
         elif key in RING_KEYS:
             pins.append(Pin(None, key, "", float(_whole(key, value))))
+        elif key == LOSS_CHUNK:
+            if (tokens := _whole(key, value)) == 0:
+                raise InputError(f"--set {key}=0: write a whole number of at least 1")
+            pins.append(Pin(None, key, "", float(tokens)))
         else:
             pins.append(_pin(key, value))
     return strategy, tuple(pins)
@@ -65,7 +71,7 @@ def _pin(key: str, value: str | int | float) -> Pin:
     stage = parts.pop(0) if len(parts) > 1 and parts[0] in STAGES else None
     kind = parts.pop(0) if len(parts) > 1 and parts[0] not in TENSORS else None
     if not parts or parts[0] not in TENSORS or len(parts) > (3 if parts[0] == TENSORS[3] else 2):
-        known = (*STRATEGY_KEYS, *RING_KEYS, *TENSORS)
+        known = (*STRATEGY_KEYS, *RING_KEYS, LOSS_CHUNK, *TENSORS)
         close = difflib.get_close_matches(key, known, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(f"--set {key}: no such decision{hint} (decisions: {', '.join(known)})")
@@ -103,7 +109,7 @@ def _number(key: str, value: str | int | float) -> float:
 def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
     """The pins that concern a class of stages."""
     for pin in pins:
-        if pin.tensor in RING_KEYS or pin.stage not in (None, stage.name):
+        if pin.tensor in (*RING_KEYS, LOSS_CHUNK) or pin.stage not in (None, stage.name):
             continue
         names = [kind.name for kind, _ in stage.kinds]
         if pin.kind is not None and pin.kind not in stage.graph.kinds:

@@ -123,7 +123,7 @@ class StageClass:
         if not kind.stores_activations:
             plain = recompute is Recompute.NONE and tier is Tier.GPU
             return Linear(constant=float(self.count(kind) if plain else 0))
-        if (recompute, tier) not in self.policies(kind):
+        if recompute not in self.graph.recomputes or (self.interleaved and tier is not Tier.GPU):
             return Linear()
         return var(f"{self.name}.{kind.name}.activations.{recompute}.{tier}")
 

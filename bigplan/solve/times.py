@@ -9,7 +9,7 @@ pass of a unit and E the end of the first forward pass:
              for the norm and so run in the next step's first forward
     step  >= E + (U - 1) P + B + backward of the stages before it
     step  >= E + (U - 1) P + what only starts in the last backward: reductions, gradients
-             going home, updates where nothing is clipped
+             going home, updates that are not deferred
     step  >= fill to the last stage and back + U B + (U - U_fill) F   (one-forward-one-backward)
     step  >= everything one lane does in a step
 
@@ -22,19 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import LayerKind
 from bigplan.lower.layout import CHUNK_STAGING, STAGING
 from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import AtLeast, Linear, total, var
-from bigplan.solve.memory import GIB, gradient_bytes, owned, ring_gib, weight_bytes
+from bigplan.solve.memory import chunk_bytes, gradient_bytes, owned, ring_bytes, weight_bytes
 from bigplan.solve.stage import AWAY, RERUN, StageClass
 
 NOTHING = Linear()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StageTimes:
     """A class of stages with its prices, as linear expressions in its decisions."""
 
@@ -51,7 +52,7 @@ class StageTimes:
         """Units per step."""
         return self.stage.graph.units
 
-    @property
+    @cached_property
     def inner(self) -> list[tuple[LayerKind, int]]:
         """Kinds whose backward is in the backward pass: all but the loss."""
         return [(k, n) for k, n in self.stage.kinds if not self.stage.is_loss(k)]
@@ -61,6 +62,7 @@ class StageTimes:
         alone = self.stage.graph.strategy.dp == 1
         return 0.0 if alone else self.costs.kinds[kind.name].reduce
 
+    @cached_property
     def forward_compute(self) -> float:
         """Seconds of a unit's forward pass, the last layer's backward included."""
         prices = self.costs.kinds
@@ -74,6 +76,7 @@ class StageTimes:
         prices = self.costs.kinds
         return self.group * sum(n * prices[k.name].backward for k, n in self.inner)
 
+    @cached_property
     def backward_compute(self) -> Linear:
         """Seconds of a unit's backward pass, recomputation included."""
         prices = self.costs.kinds
@@ -87,15 +90,15 @@ class StageTimes:
     def forward_hop(self) -> float:
         """Seconds until the unit's first micro-batch leaves the stage."""
         last = self.stage.counts[-1][0]
-        return self.forward_compute() - (self.group - 1) * self.costs.kinds[last].forward
+        return self.forward_compute - (self.group - 1) * self.costs.kinds[last].forward
 
     def backward_hop(self) -> Linear:
         """Seconds until the unit's first micro-batch leaves the stage backward."""
-        return self.backward_compute() - self.other_micro_batches(self.stage.counts[0][0])
+        return self.backward_compute - self.other_micro_batches(self.stage.counts[0][0])
 
     def backward_tail(self) -> Linear:
         """Seconds from the arrival of the unit's last micro-batch to the end of the pass."""
-        return self.backward_compute() - self.other_micro_batches(self.stage.counts[-1][0])
+        return self.backward_compute - self.other_micro_batches(self.stage.counts[-1][0])
 
     def other_micro_batches(self, kind: str) -> float:
         """Seconds of a kind's backward on a unit's micro-batches but one, at most."""
@@ -131,8 +134,17 @@ class StageTimes:
             held.append(nbytes * (layers if few else ahead * self.stage.switch(kind, switch)))
         return total(every), total(held)
 
-    def activations(self, tiers: tuple[Tier, ...]) -> Linear:
-        """Activations off the GPU to `tiers`, or back."""
+    @cached_property
+    def saves(self) -> Linear:
+        """Activations off the GPU, or back."""
+        return self._activations(AWAY)
+
+    @cached_property
+    def disk_saves(self) -> Linear:
+        """Activations to NVMe, or back."""
+        return self._activations((Tier.NVME,))
+
+    def _activations(self, tiers: tuple[Tier, ...]) -> Linear:
         return total(
             [
                 self.group * k.kept(recompute) * self.stage.policy(k, recompute, tier)
@@ -143,8 +155,8 @@ class StageTimes:
         )
 
     def entries(self, ring: str, count: int) -> Linear:
-        """Bytes of `count` entries of every kind's ring of activations."""
-        return count * GIB * total([ring_gib(self.stage, k, ring) for k, _ in self.inner])
+        """Bytes of `count` entries of every ring of activations."""
+        return count * total([ring_bytes(self.stage, k, ring) for k, _ in self.inner])
 
     def gradients(self, tiers: tuple[Tier, ...], *, inner: bool = False) -> Linear:
         """Gradient bytes with their home on `tiers`."""
@@ -199,6 +211,14 @@ class StageTimes:
         ahead = CHUNK_STAGING * min(state, CHUNK + sizes.state) + STAGING * weights
         return ahead / self.costs.rates.nvme_read
 
+    def late_writes(self) -> Linear:
+        """Bytes that may still be on their way to NVMe after the last update: staging is full."""
+        stage = self.stage
+        weights = [
+            weight_bytes(stage, k) * stage.switch(k, "staged_weights") for k, _ in stage.kinds
+        ]
+        return STAGING * total(weights) + float(CHUNK_STAGING * chunk_bytes(stage))
+
     def gpu_update(self) -> Linear:
         """Seconds of the update on the GPU."""
         return (1 / self.costs.rates.gpu_update) * self.rows((Tier.GPU,))
@@ -209,15 +229,15 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     name, rates, kinds = times.stage.name, times.costs.rates, list(times.stage.kinds)
     slots = times.stage.most.slots
     forward, backward = f"{name}.F", f"{name}.B"
-    yield AtLeast(forward, Linear(constant=times.forward_compute()))
-    yield AtLeast(backward, times.backward_compute())
+    yield AtLeast(forward, Linear(constant=times.forward_compute))
+    yield AtLeast(backward, times.backward_compute)
     loads, held = times.loads(kinds)
     yield AtLeast(forward, (1 / rates.h2d) * (loads - held))
     reads, held = times.weight_reads(kinds, staged=STAGING)
     yield AtLeast(forward, (1 / rates.nvme_read) * (reads - held))
-    saves, passing = times.activations(AWAY), times.entries("passing", slots)
+    saves, passing = times.saves, times.entries("passing", slots)
     yield AtLeast(forward, (1 / rates.d2h) * (saves - passing))
-    on_disk = times.activations((Tier.NVME,))
+    on_disk = times.disk_saves
     waiting = times.entries("on_disk", slots + STAGING)
     yield AtLeast(forward, (1 / rates.nvme_write) * (on_disk - waiting))
     loads, held = times.loads(times.inner)
@@ -231,20 +251,23 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
 def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
     """P of a class: a forward pass and the backward pass after it.
 
-    Rings are passed in program order, so the first fetch waits for all saves but those in the
-    ring's other entries. In the stage whose backward is of the same unit it waits for its own data
-    besides, and so for all but the saves of the unit's other micro-batches.
+    Rings are passed in program order, so the first fetch waits for all saves but those in entries
+    of rings. Where there is one ring, that is its other entries; in the stage whose backward is of
+    the same unit the fetch waits for its own data besides, and so for all but the saves of the
+    unit's other micro-batches.
     """
     name, rates, stage = times.stage.name, times.costs.rates, times.stage
-    pair, saves = f"{name}.P", times.activations(AWAY)
+    pair, saves = f"{name}.P", times.saves
     yield AtLeast(pair, var(f"{name}.F") + var(f"{name}.B"))
     same_unit = stage.graph.in_flight_units(stage.stages[-1]) == 1
-    slots = stage.most.slots
-    others = times.group - 1 if same_unit else slots
-    out = (1 / rates.d2h) * (saves - times.entries("passing", min(slots - 1, others)))
+    slots, staged = stage.most.slots, STAGING
+    if len(stage.graph.recomputes) == 1:
+        others = times.group - 1 if same_unit else slots
+        slots, staged = min(slots - 1, others), min(STAGING - 1, others)
+    out = (1 / rates.d2h) * (saves - times.entries("passing", slots))
     yield AtLeast(pair, out + (1 / rates.h2d) * saves)
-    on_disk = times.activations((Tier.NVME,))
-    written = on_disk - times.entries("on_disk", min(STAGING - 1, others))
+    on_disk = times.disk_saves
+    written = on_disk - times.entries("on_disk", staged)
     yield AtLeast(pair, (1 / rates.nvme_write) * written + (1 / rates.nvme_read) * on_disk)
 
 
@@ -259,19 +282,21 @@ def _gathers(times: StageTimes, kinds: list[tuple[LayerKind, int]], *, in_slots:
 
 
 def first_forward_rows(times: StageTimes, before: Linear) -> Iterator[AtLeast]:
-    """E of a class: the stages before it, and in a clipped step all updates, come first."""
+    """E of a class: the stages before it, and deferred updates, come first."""
     name, rates = f"{times.stage.name}.E", times.costs.rates
     forward = var(f"{times.stage.name}.F")
     loads, _ = times.loads(list(times.stage.kinds))
     yield AtLeast(name, before + forward)
-    if not times.stage.graph.clipped:
+    if not times.stage.graph.deferred:
         yield AtLeast(name, (1 / rates.h2d) * loads)
         return
-    yield AtLeast(name, Linear(constant=times.forward_compute()) + times.gpu_update())
+    yield AtLeast(name, Linear(constant=times.forward_compute) + times.gpu_update())
     for lane, seconds in times.update_seconds():
         if lane == "h2d":
             yield AtLeast(name, seconds + (1 / rates.h2d) * loads)
-        elif lane != "write":  # what was updated last may be written while the step goes on
+        elif lane == "write":
+            yield AtLeast(name, seconds - (1 / rates.nvme_write) * times.late_writes())
+        else:
             yield AtLeast(name, seconds)
 
 
@@ -292,7 +317,7 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
     yield AtLeast("step", last_backward + reduces)
     out = (1 / times.costs.rates.d2h) * times.gradients(AWAY, inner=True)
     yield AtLeast("step", last_backward + out)
-    if not stage.graph.clipped:
+    if not stage.graph.deferred:
         for lane, seconds in times.update_seconds(inner=True):
             early = times.early_reads() if lane == "read" else 0.0
             yield AtLeast("step", last_backward + seconds - early)
@@ -302,7 +327,7 @@ def lane_seconds(times: StageTimes) -> dict[str, Linear]:
     """Seconds each transfer lane and the CPU work in a step, at least."""
     stage, rates, units = times.stage, times.costs.rates, times.units
     kinds, update = list(stage.kinds), dict(times.update_seconds())
-    saves, on_disk = times.activations(AWAY), times.activations((Tier.NVME,))
+    saves, on_disk = times.saves, times.disk_saves
     disk_gradients = times.gradients((Tier.NVME,))
     adds = (3 * (units - 1) / rates.host_memory) * times.gradients(AWAY)
     loads, reads = (_weights_in_step(times, which) for which in (times.loads, times.weight_reads))

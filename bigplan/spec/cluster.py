@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -16,6 +16,7 @@ from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
 # FlashAttention-2; FlashAttention-3 and what Transformer Engine uses, on Hopper and later; torch's
 # scaled_dot_product_attention where it is neither of them.
 FlashKernel = Literal["flash2", "flash3", "sdpa"]
+Peaked = Literal["bf16", "fp16", "fp32", "fp8"]
 
 
 class Block(Spec):
@@ -46,6 +47,12 @@ class Block(Spec):
                 )
         return self
 
+    def replaced(self, values: Mapping[str, object], sources: Mapping[str, str]) -> Self:
+        """This block with some values and their sources replaced, checked again."""
+        data = self.model_dump() | dict(values)
+        data["sources"] = self.sources | dict(sources)
+        return type(self).model_validate(data)
+
     def limited(self, field: str, limit: int | None) -> Any:
         """This block with `field` (bytes) at most `limit`; its source says so."""
         before = getattr(self, field)
@@ -66,7 +73,7 @@ class Gpu(Block):
     """usable device memory, such as 80 GiB"""
     multiprocessors: int = Field(gt=0)
     """streaming multiprocessors (cores, on a CPU): a GEMM's tiles fill them in waves"""
-    peak_flops: dict[Literal["bf16", "fp16", "fp32", "fp8"], Flops] = Field(min_length=1)
+    peak_flops: dict[Peaked, Flops] = Field(min_length=1)
     """dense peak of each precision, such as {bf16: 989 TFLOP/s}"""
     memory_bandwidth: Bandwidth = Field(gt=0)
     """nominal, such as 3.35 TB/s"""
@@ -74,6 +81,8 @@ class Gpu(Block):
     """fraction of the peak that a large GEMM reaches"""
     gemm_half_k: float = Field(ge=0)
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
+    gemm_efficiencies: dict[Peaked, float] | None = None
+    """where a precision reaches another fraction of its peak; absent: gemm_efficiency for all"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
     attention_forward_efficiency: dict[FlashKernel, float] = Field(min_length=1)
@@ -86,6 +95,18 @@ class Gpu(Block):
     """device memory held by the context and libraries"""
     adam_rate: Rate = Field(gt=0)
     """parameters per second of a fused fp32 AdamW on the device, such as 90 G/s"""
+
+    def gemm_share(self, precision: str) -> float:
+        """Fraction of the precision's peak that a large GEMM reaches."""
+        shares: dict[str, float] = {
+            str(name): s for name, s in (self.gemm_efficiencies or {}).items()
+        }
+        return shares.get(precision, self.gemm_efficiency)
+
+    @property
+    def runs_kernels(self) -> bool:
+        """Whether the native fused kernels run on the device: they are Triton's, for CUDA."""
+        return self.device == "cuda"
 
     def peak(self, precision: str) -> float:
         """Dense peak in FLOP/s. Raises InputError where the device has no such precision."""
@@ -110,6 +131,8 @@ class Host(Block):
     cores: int = Field(gt=0)
     adam_rate: Rate = Field(gt=0)
     """parameters per second of fp32 AdamW with all the node's cores, such as 4 G/s"""
+    adam_rate_beside_copies: Rate | None = Field(default=None, gt=0)
+    """the same while all the node's GPUs copy both ways; absent: adam_rate, copies cost nothing"""
     numa_domains: int = Field(default=1, gt=0)
     """parts that memory_bandwidth divides into: a process that binds nothing gets one's share"""
 
@@ -127,6 +150,24 @@ class Pcie(Block):
     """all the node's GPUs together"""
     latency: Seconds = Field(ge=0)
     """per copy, such as 10 us"""
+    both_ways: Bandwidth | None = Field(default=None, gt=0)
+    """per GPU, both directions added up while it copies both ways; absent: their sum"""
+    node_both_ways: Bandwidth | None = Field(default=None, gt=0)
+    """the same for all the node's GPUs together; absent: the sum of the node's two rates"""
+    node_both_ways_beside_update: Bandwidth | None = Field(default=None, gt=0)
+    """the same while the CPU runs AdamW; absent: node_both_ways, updates cost nothing"""
+
+    @property
+    def duplex(self) -> float:
+        """Share of their rates alone that both directions keep when a GPU copies both ways."""
+        alone = self.host_to_device + self.device_to_host
+        return min(1.0, self.both_ways / alone) if self.both_ways else 1.0
+
+    @property
+    def node_duplex(self) -> float:
+        """The same of the node's rates, when all its GPUs copy both ways."""
+        alone = self.node_host_to_device + self.node_device_to_host
+        return min(1.0, self.node_both_ways / alone) if self.node_both_ways else 1.0
 
 
 class Nvme(Block):
@@ -141,6 +182,8 @@ class Nvme(Block):
     drives: int = Field(gt=0)
     latency: Seconds = Field(ge=0)
     """per request"""
+    both_ways: Bandwidth | None = Field(default=None, gt=0)
+    """per drive, bytes read and written while both go on; absent: read + write"""
     endurance: Bytes | None = Field(default=None, gt=0)
     """bytes that may be written in a drive's life, such as 1.2 PB; absent: not stated"""
     path: str | None = None
@@ -160,6 +203,11 @@ class Nvme(Block):
     def node_write(self) -> float:
         """Bytes/s to all drives of the node."""
         return self.write * self.drives
+
+    @property
+    def duplex(self) -> float:
+        """Share of their rates alone that reads and writes keep when both go on."""
+        return min(1.0, self.both_ways / (self.read + self.write)) if self.both_ways else 1.0
 
 
 class Link(Block):

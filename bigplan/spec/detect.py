@@ -2,16 +2,16 @@
 
 GPUs come from nvidia-smi; a shipped GPU type of that name gives what nvidia-smi does not tell.
 Without a GPU the "device" is a part of host memory. Cores, memory and disk are measured for a few
-seconds.
+seconds; `bigplan profile` does it longer, with torch, and measures the rest.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_cluster, find_gpu, list_gpus
@@ -57,12 +57,19 @@ class Fallback(Spec):
 B = TypeVar("B", bound=Block)
 
 
-def detect(cpu_devices: int | None = None, folder: Path | None = None) -> Cluster:
+def detect(
+    cpu_devices: int | None = None,
+    folder: Path | None = None,
+    *,
+    drive: bool = True,
+    gpus: Sequence[FoundGpu] | None = None,
+) -> Cluster:
     """This machine as a cluster of one node.
 
     `cpu_devices` makes so many devices of cores and memory, also where there are GPUs; None takes
     the GPUs, or one such device where there are none. `folder` is where tensors may go on disk
-    (default: the working directory). Raises InputError.
+    (default: the working directory); without `drive` they may not, and no disk is measured.
+    `gpus` are the ones to describe (default: nvidia-smi's). Raises InputError.
     """
     if cpu_devices is not None and cpu_devices < 1:
         raise InputError(f"cpu_devices is {cpu_devices}; use at least 1")
@@ -73,10 +80,13 @@ def detect(cpu_devices: int | None = None, folder: Path | None = None) -> Cluste
     today = f"measured here by bigplan detect, {date.today().isoformat()}"
     memory, cores = available_memory(), available_cores()
     copy = _rounded(probe_copy(cores))
-    gpus = find_gpus() if cpu_devices is None else ()
+    if cpu_devices is not None:
+        gpus = ()
+    elif gpus is None:
+        gpus = find_gpus()
     share = 0.9 if gpus else 0.5
     host = _host(_whole_mib(int(memory * share)), cores, copy, today)
-    nvme = _nvme(folder, today)
+    nvme = _nvme(folder, today) if drive else None
     if gpus:
         group = _gpu_group(gpus, fallback, host, nvme, today)
     else:
@@ -85,13 +95,6 @@ def detect(cpu_devices: int | None = None, folder: Path | None = None) -> Cluste
     return Cluster(
         name="this-machine", description=f"{what}, as bigplan detect saw it", node_groups=(group,)
     )
-
-
-def _with(block: B, values: Mapping[str, Any], sources: Mapping[str, str]) -> B:
-    """`block` with some values and their sources replaced, checked again."""
-    data = block.model_dump() | dict(values)
-    data["sources"] = block.sources | dict(sources)
-    return type(block).model_validate(data)
 
 
 def _rounded(value: float) -> float:
@@ -147,8 +150,7 @@ def _cpu_group(
     peak = _rounded(gemm.peak / devices)
     copied = host.memory_bandwidth / 2
     shared = f"divided by {devices} devices" if devices > 1 else "all cores"
-    gpu = _with(
-        fallback.cpu,
+    gpu = fallback.cpu.replaced(
         {
             "name": cpu_name(),
             "memory": _whole_mib(
@@ -169,8 +171,7 @@ def _cpu_group(
         },
     )
     rates = ("host_to_device", "device_to_host", "node_host_to_device", "node_device_to_host")
-    pcie = _with(
-        fallback.pcie,
+    pcie = fallback.pcie.replaced(
         dict.fromkeys(rates, copied) | {"latency": fallback.cpu.launch_overhead},
         dict.fromkeys(rates, f"{today}: copy within host memory")
         | {"latency": fallback.cpu.sources["launch_overhead"]},
@@ -187,7 +188,7 @@ def _cpu_group(
 
 
 def _gpu_group(
-    gpus: tuple[FoundGpu, ...], fallback: Fallback, host: Host, nvme: Nvme | None, today: str
+    gpus: Sequence[FoundGpu], fallback: Fallback, host: Host, nvme: Nvme | None, today: str
 ) -> NodeGroup:
     if len({(gpu.name, gpu.memory) for gpu in gpus}) > 1:
         names = ", ".join(sorted({gpu.name for gpu in gpus}))
@@ -204,8 +205,7 @@ def _gpu_group(
         link = _quoted(group.intra_node, _LIKE[shipped])
     else:
         pcie, link = _pcie_of(found, fallback.pcie), fallback.gpu_link
-    gpu = _with(
-        gpu,
+    gpu = gpu.replaced(
         {"name": found.name, "memory": found.memory},
         {"memory": f"{today}: nvidia-smi's memory.total"},
     )
@@ -223,7 +223,7 @@ def _gpu_group(
 def _quoted(block: B, shipped: str) -> B:
     """The block with sources that say from which shipped description the figures are."""
     sources = {name: f"as {shipped}: {text}" for name, text in block.sources.items()}
-    return _with(block, {}, sources)
+    return block.replaced({}, sources)
 
 
 def _pcie_of(found: FoundGpu, pcie: Pcie) -> Pcie:
@@ -233,7 +233,7 @@ def _pcie_of(found: FoundGpu, pcie: Pcie) -> Pcie:
     rate = 0.8 * 0.985e9 * 2.0 ** (found.pcie_generation - 3) * found.pcie_width
     source = f"estimate: 0.8 of PCIe {found.pcie_generation}.0 x{found.pcie_width}"
     names = ("host_to_device", "device_to_host")
-    return _with(pcie, dict.fromkeys(names, rate), dict.fromkeys(names, source))
+    return pcie.replaced(dict.fromkeys(names, rate), dict.fromkeys(names, source))
 
 
 def _node_rates(pcie: Pcie, gpus: int) -> Pcie:
@@ -245,4 +245,4 @@ def _node_rates(pcie: Pcie, gpus: int) -> Pcie:
         if together != getattr(pcie, node):
             values[node] = together
             sources[node] = f"{pcie.sources[node]}; limited to what {gpus} GPUs can take"
-    return _with(pcie, values, sources)
+    return pcie.replaced(values, sources)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +40,20 @@ def to_yaml(description: Spec) -> str:
     return dump_document(_plain(description))
 
 
+def numbers(description: Spec) -> dict[str, tuple[float, str]]:
+    """Every number of a block with its text; those in mappings as 'peak_flops.bf16'."""
+    found: dict[str, tuple[float, str]] = {}
+    for name, field in type(description).model_fields.items():
+        value = getattr(description, name)
+        values = value.items() if isinstance(value, Mapping) else [("", value)]
+        texts = _field(field, value) if value is not None else None
+        for key, number in values:
+            if isinstance(number, int | float):
+                text = texts[key] if isinstance(texts, Mapping) else texts
+                found[f"{name}.{key}" if key else name] = number, str(text)
+    return found
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return {
@@ -59,7 +74,7 @@ def _is_sources(item: tuple[str, FieldInfo]) -> bool:
 
 
 def _field(field: FieldInfo, value: Any) -> Any:
-    quantity = _quantity(field.metadata)
+    quantity = _quantity(field.metadata) or _optional_quantity(field.annotation)
     if quantity is not None:
         return exact_text(quantity, value)
     if isinstance(value, Mapping):
@@ -67,6 +82,14 @@ def _field(field: FieldInfo, value: Any) -> Any:
         if inner is not None:
             return {key: exact_text(inner, item) for key, item in value.items()}
     return _plain(value)
+
+
+def _optional_quantity(annotation: Any) -> Quantity | None:
+    """That of `Bytes | None` and the like."""
+    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
+        return None
+    found = [_quantity(getattr(part, "__metadata__", ())) for part in typing.get_args(annotation)]
+    return next((quantity for quantity in found if quantity is not None), None)
 
 
 def _quantity(metadata: typing.Iterable[Any]) -> Quantity | None:

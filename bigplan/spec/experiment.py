@@ -31,6 +31,12 @@ class Launch(Spec):
     """address of a running Ray cluster; absent: a local Ray is started"""
     run_dir: str = Field(default="runs", min_length=1)
     """folder for logs, timelines and checkpoints"""
+    checkpoint_every: int | None = Field(default=None, ge=0)
+    """steps between checkpoints; default: 10 minutes; 0: only at the end and when interrupted"""
+    checkpoint_keep: int = Field(default=2, ge=0)
+    """checkpoints kept, the newest; 0: none is written"""
+    tensorboard: bool = True
+    """write TensorBoard event files"""
 
 
 class Experiment(Spec):
@@ -88,7 +94,11 @@ class Experiment(Spec):
 
     def resolved_training(self) -> Training:
         """The training with this model's defaults. Raises InputError."""
-        return resolve(self.training, self.model_spec())
+        request = self.training
+        if request.steps is None and self.launch.steps is not None:
+            # A decay of the learning rate ends with the run.
+            request = request.model_copy(update={"steps": self.launch.steps})
+        return resolve(request, self.model_spec())
 
 
 def _refuse_unplanned(settings: Mapping[str, str | int | float]) -> None:
@@ -125,10 +135,18 @@ def _rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, objec
         value = getattr(experiment, key)
         if isinstance(value, str) and key not in overrides:
             changes[key] = _from(folder, value, looks_like_path(value))
-    data = experiment.training.data
-    if data not in (None, "bundled") and "training.data" not in overrides:
-        training = experiment.training.model_copy(update={"data": _from(folder, data, True)})
-        changes["training"] = training
+    training: dict[str, Any] = {
+        key: _from(folder, value, True)
+        for key in ("data", "weights")
+        if (value := getattr(experiment.training, key)) not in (None, "bundled")
+        and f"training.{key}" not in overrides
+    }
+    validation = experiment.training.validation
+    if validation is not None and "training.validation.data" not in overrides:
+        data = _from(folder, validation.data, validation.data != "bundled")
+        training["validation"] = validation.model_copy(update={"data": data})
+    if training:
+        changes["training"] = experiment.training.model_copy(update=training)
     return experiment.model_copy(update=changes)
 
 

@@ -1,7 +1,7 @@
 """Hugging Face's config.json -> ModelSpec, for the architectures that are supported by name.
 
 Keys that change the architecture in a way that ModelSpec cannot say are refused, by name.
-Dropout and token ids are ignored; rope scaling too, because it changes no shape and no cost.
+Dropout and token ids are ignored.
 """
 
 from __future__ import annotations

@@ -57,19 +57,54 @@ class Reader:
         )
 
 
-def _rope(reader: Reader) -> tuple[float, float]:
-    """Base of the rotary angles, and the part of a head that is rotated."""
-    rope = reader.config.get("rope_parameters") or {}
-    theta = rope.get("rope_theta", reader.get("rope_theta"))
+# transformers' names; the tanh approximation goes by three
+_GELUS = {
+    "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+_SCALINGS = (None, "default", "linear", "llama3", "dynamic", "yarn", "longrope")
+
+
+def _rope(reader: Reader) -> dict[str, Any]:
+    """Base of the rotary angles, how they are scaled, and the part of a head that is rotated."""
+    key = "rope_parameters" if reader.config.get("rope_parameters") else "rope_scaling"
+    rope = reader.config.get(key) or {}
+    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in _SCALINGS:
+        reader.refuse(key, f"rope_type {', '.join(s for s in _SCALINGS if s)}")
     part = rope.get("partial_rotary_factor", reader.get("partial_rotary_factor"))
-    return theta, 1.0 if part is None else part
+    return {
+        "rope_theta": rope.get("rope_theta", reader.get("rope_theta")),
+        "rope_scaling": _rope_scaling(rope, reader),
+        "rotary_fraction": 1.0 if part is None else part,
+    }
+
+
+def _rope_scaling(rope: Mapping[str, Any], reader: Reader) -> dict[str, Any] | None:
+    """The fields of ModelSpec.rope_scaling, "type" and "rope_type" being old and new names."""
+    name = rope.get("rope_type", rope.get("type"))
+    if name in (None, "default"):
+        return None
+    length = rope.get("original_max_position_embeddings")
+    if length is None and name == "llama3":
+        length = reader.count("max_position_embeddings")
+    fields = {
+        "name": name,
+        "factor": rope.get("factor"),
+        "low_frequency_factor": rope.get("low_freq_factor"),
+        "high_frequency_factor": rope.get("high_freq_factor"),
+        "original_length": length,
+    }
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _llama_like(reader: Reader) -> dict[str, Any]:
     """Fields that llama, mistral, qwen2 and qwen3 share."""
     if reader.get("hidden_act") not in ("silu", "swish"):
         reader.refuse("hidden_act", "silu")
-    theta, part = _rope(reader)
     heads, hidden = reader.count("num_attention_heads"), reader.count("hidden_size")
     return {
         "layers": reader.count("num_hidden_layers"),
@@ -84,9 +119,8 @@ def _llama_like(reader: Reader) -> dict[str, Any]:
         "norm_epsilon": reader.get("rms_norm_eps"),
         "mlp": "swiglu",
         "positions": "rope",
-        "rope_theta": theta,
-        "rotary_fraction": part,
         "tied_embeddings": bool(reader.get("tie_word_embeddings")),
+        **_rope(reader),
     }
 
 
@@ -135,8 +169,8 @@ def _qwen3(reader: Reader) -> dict[str, Any]:
 
 
 def _gpt2(reader: Reader) -> dict[str, Any]:
-    if reader.get("activation_function") not in ("gelu_new", "gelu", "gelu_pytorch_tanh"):
-        reader.refuse("activation_function", "gelu_new, gelu, gelu_pytorch_tanh")
+    if reader.get("activation_function") not in _GELUS:
+        reader.refuse("activation_function", ", ".join(_GELUS))
     if not reader.get("scale_attn_weights"):
         reader.refuse("scale_attn_weights", "true")
     hidden = reader.count("n_embd")
@@ -149,7 +183,7 @@ def _gpt2(reader: Reader) -> dict[str, Any]:
         "max_sequence_length": reader.count("n_positions"),
         "norm": "layernorm",
         "norm_epsilon": reader.get("layer_norm_epsilon"),
-        "mlp": "gelu",
+        "mlp": _GELUS[reader.get("activation_function")],
         "positions": "learned",
         "tied_embeddings": bool(reader.get("tie_word_embeddings")),
         "qkv_bias": True,
@@ -158,16 +192,13 @@ def _gpt2(reader: Reader) -> dict[str, Any]:
     }
 
 
-_GELUS = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")
-
-
 def _gpt_neox(reader: Reader) -> dict[str, Any]:
     if reader.get("hidden_act") not in _GELUS:
         reader.refuse("hidden_act", ", ".join(_GELUS))
     # Files written before transformers 5 name rotary_pct and rotary_emb_base.
     old = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
     renamed = {new: reader.config[name] for new, name in old.items() if name in reader.config}
-    theta, part = _rope(Reader({**renamed, **reader.config}, reader.defaults, reader.where))
+    rope = _rope(Reader({**renamed, **reader.config}, reader.defaults, reader.where))
     bias = bool(reader.get("attention_bias"))
     return {
         "layers": reader.count("num_hidden_layers"),
@@ -178,10 +209,9 @@ def _gpt_neox(reader: Reader) -> dict[str, Any]:
         "max_sequence_length": reader.count("max_position_embeddings"),
         "norm": "layernorm",
         "norm_epsilon": reader.get("layer_norm_eps"),
-        "mlp": "gelu",
+        "mlp": _GELUS[reader.get("hidden_act")],
         "positions": "rope",
-        "rope_theta": theta,
-        "rotary_fraction": part,
+        **rope,
         "parallel_residual": bool(reader.get("use_parallel_residual")),
         "tied_embeddings": bool(reader.get("tie_word_embeddings")),
         "qkv_bias": bias,
@@ -209,7 +239,7 @@ def _opt(reader: Reader) -> dict[str, Any]:
         "max_sequence_length": reader.count("max_position_embeddings"),
         "norm": "layernorm",
         "norm_epsilon": 1e-5,  # torch's; the config has no key for it
-        "mlp": "relu" if activation == "relu" else "gelu",
+        "mlp": "relu" if activation == "relu" else _GELUS[activation],
         "positions": "learned",
         "position_offset": 2,
         "tied_embeddings": bool(reader.get("tie_word_embeddings")),

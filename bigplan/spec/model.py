@@ -14,6 +14,36 @@ from bigplan.spec.document import Spec
 Split = Literal["rows", "columns", "replicated"]
 
 
+class RopeScaling(Spec):
+    """Rotary angles changed for longer texts than those of the pre-training.
+
+    "linear" divides all frequencies by `factor`; "llama3" those whose wave is longer than
+    original_length / low_frequency_factor, none shorter than original_length /
+    high_frequency_factor, and blends in between. The others are known by name only.
+    """
+
+    name: Literal["linear", "llama3", "dynamic", "yarn", "longrope"]
+    factor: float | None = Field(default=None, gt=0)
+    low_frequency_factor: float | None = Field(default=None, gt=0)
+    high_frequency_factor: float | None = Field(default=None, gt=0)
+    original_length: int | None = Field(default=None, gt=0)
+    """tokens in a sequence of the pre-training"""
+
+    @model_validator(mode="after")
+    def _check(self) -> RopeScaling:
+        needed = {"linear": ("factor",), "llama3": tuple(RopeScaling.model_fields)[1:]}
+        missing = [key for key in needed.get(self.name, ()) if getattr(self, key) is None]
+        if missing:
+            raise InputError(f"rope_scaling {self.name} needs {', '.join(missing)}; add them")
+        low, high = self.low_frequency_factor, self.high_frequency_factor
+        if low is not None and high is not None and low >= high:
+            raise InputError(
+                f"rope_scaling: low_frequency_factor {low:g} is not below high_frequency_factor "
+                f"{high:g}, but waves between the two are blended; exchange them"
+            )
+        return self
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One tensor of a layer, stored [out, in] as torch.nn.Linear does.
@@ -71,12 +101,15 @@ class ModelSpec(Spec):
     """layernorm adds a bias (rmsnorm never has one); MPT's does not"""
     embedding_norm: bool = False
     """a norm after the token table, as in BLOOM"""
-    mlp: Literal["swiglu", "gelu", "relu"] = "swiglu"
+    mlp: Literal["swiglu", "gelu", "gelu_tanh", "relu"] = "swiglu"
+    """gelu_tanh is GPT-2's approximation of gelu"""
     positions: Literal["rope", "learned", "alibi"] = "rope"
     """rope rotates queries and keys, learned adds a table, alibi biases scores by distance"""
     position_offset: int = Field(default=0, ge=0)
     """rows of a learned table before the first position: OPT has 2"""
     rope_theta: float = Field(default=10000.0, gt=0)
+    rope_scaling: RopeScaling | None = None
+    """angles changed for longer texts, as in Llama 3.1; null: not"""
     rotary_fraction: float = Field(default=1.0, gt=0, le=1)
     """part of each head that rope rotates: 0.25 in GPT-NeoX"""
     parallel_residual: bool = False
@@ -109,6 +142,10 @@ class ModelSpec(Spec):
             raise InputError(
                 f"position_offset {self.position_offset} counts rows of a learned table, but "
                 f"positions is {self.positions}; remove it, or use positions: learned"
+            )
+        if self.rope_scaling and self.positions != "rope":
+            raise InputError(
+                f"rope_scaling changes rotary angles, but positions is {self.positions}; remove it"
             )
         if self.positions == "rope" and self.head_dim % 2:
             raise InputError(

@@ -34,8 +34,8 @@ class DiskRate:
     how: str
 
 
-def _median_seconds(action: Callable[[], object], budget: float) -> float:
-    """Median time of `action`, repeated for `budget` seconds, after one run to warm up."""
+def _times(action: Callable[[], object], budget: float) -> list[float]:
+    """Seconds of `action`, repeated for `budget` seconds, after one run to warm up."""
     action()
     times: list[float] = []
     end = time.perf_counter() + budget
@@ -43,11 +43,15 @@ def _median_seconds(action: Callable[[], object], budget: float) -> float:
         start = time.perf_counter()
         action()
         times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return times
 
 
 def probe_gemm(budget: float = 0.4) -> GemmRate:
-    """Rates of numpy's fp32 GEMM at K = 128 and K = 1024, from which K0 follows."""
+    """Rates of numpy's fp32 GEMM at K = 128 and K = 1024, from which K0 follows.
+
+    The fastest runs count: its threads wait for each other, so where a neighbour holds one core
+    the median was 8 times too long (two cores, three busy neighbours).
+    """
     import numpy as np
 
     rates = []
@@ -55,7 +59,7 @@ def probe_gemm(budget: float = 0.4) -> GemmRate:
         a = np.ones((768, inner), np.float32)
         b = np.ones((inner, 768), np.float32)
         c = np.empty((768, 768), np.float32)
-        seconds = _median_seconds(lambda a=a, b=b, c=c: np.matmul(a, b, out=c), budget)  # type: ignore[misc]
+        seconds = min(_times(lambda a=a, b=b, c=c: np.matmul(a, b, out=c), budget))  # type: ignore[misc]
         rates.append(2 * 768 * 768 * inner / seconds)
     small, large = rates
     # rate(K) = peak K / (K + K0) through both points; K0 = 0 where noise has them swapped.
@@ -74,10 +78,10 @@ def probe_copy(threads: int, budget: float = 0.5) -> float:
         zip(np.array_split(source, threads), np.array_split(target, threads), strict=True)
     )
     with ThreadPoolExecutor(threads) as pool:
-        seconds = _median_seconds(
+        times = _times(
             lambda: list(pool.map(lambda pair: np.copyto(pair[1], pair[0]), pieces)), budget
         )
-    return 2 * source.nbytes / seconds
+    return 2 * source.nbytes / statistics.median(times)
 
 
 def probe_disk(folder: Path, size: int = 96 * 2**20) -> DiskRate | None:

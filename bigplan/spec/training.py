@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from bigplan.errors import InputError
 from bigplan.spec.document import Spec, validate
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.optimizer import Optimizer, check_groups
+from bigplan.spec.schedule import Schedule
 
 Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "materialised"]
@@ -19,15 +21,26 @@ DEFAULT_MAX_SEQUENCE_LENGTH = 8192
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 
 
-class Optimizer(Spec):
-    """AdamW and its constants; the defaults are those of Llama-style pre-training."""
+class LossScale(Spec):
+    """Dynamic loss scaling of fp16: halved at an overflow, doubled after steps without one."""
 
-    name: Literal["adamw"] = "adamw"
-    learning_rate: float = Field(default=3e-4, gt=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.1, ge=0)
+    initial: float = Field(default=65536.0, ge=1)
+    """what the first step's loss is multiplied by"""
+    growth_interval: int = Field(default=2000, gt=0)
+    """steps in a row without overflow after which the scale grows"""
+    factor: float = Field(default=2.0, gt=1)
+    """by which it grows and shrinks"""
+
+
+class Validation(Spec):
+    """The loss on other data, between training steps."""
+
+    data: str = Field(min_length=1)
+    """prepared folder or text file"""
+    every: int = Field(default=100, gt=0)
+    """training steps between two validations"""
+    batches: int = Field(default=8, gt=0)
+    """global batches of it that are used at most"""
 
 
 class Training(Spec):
@@ -50,13 +63,21 @@ class Training(Spec):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """probability after attention, MLP, embedding and, where materialised, softmax"""
     optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    """the learning rate over the steps"""
+    loss_scale: LossScale = LossScale()
+    """used with precision fp16 alone"""
     clip_norm: float | None = Field(default=1.0, gt=0)
     """clip the global gradient norm to this; null: no clipping"""
     seed: int = Field(default=0, ge=0)
     steps: int = Field(default=20, gt=0)
     """optimizer steps to run"""
     data: str = Field(default="bundled", min_length=1)
-    """path of a text file, or 'bundled'"""
+    """folder written by `bigplan data prepare`, text file (its bytes are tokens), or 'bundled'"""
+    validation: Validation | None = None
+    """loss on other data, now and then; null: none"""
+    weights: str | None = Field(default=None, min_length=1)
+    """Hugging Face folder (config.json, safetensors) to start from; null: seeded random weights"""
 
     @model_validator(mode="after")
     def _check(self) -> Training:
@@ -72,7 +93,15 @@ class Training(Spec):
                 "fp8_gemms needs a 16-bit precision around the GEMMs, and precision is fp32; "
                 "use precision: bf16, or leave fp8_gemms off"
             )
+        decays = self.schedule.name != "constant" and self.schedule.decay_steps is None
+        if decays and self.schedule.warmup_steps >= self.steps:
+            raise InputError(self.schedule.too_long(self.steps, "steps"))
         return self
+
+    @property
+    def deferred_updates(self) -> bool:
+        """Whether updates wait for all gradients: for their norm, or for a look for overflow."""
+        return self.clip_norm is not None or self.precision == "fp16"
 
     @property
     def tokens_per_step(self) -> int:
@@ -114,21 +143,30 @@ class TrainingRequest(Spec):
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """probability of dropout; default 0"""
     optimizer: Optimizer | None = None
-    """AdamW and its constants"""
+    """AdamW (default) or SGD, and its constants"""
+    schedule: Schedule | None = None
+    """learning rate over the steps; default constant"""
+    loss_scale: LossScale | None = None
+    """dynamic loss scaling of precision fp16"""
     clip_norm: float | None = Field(default=None, gt=0)
     """clip the global gradient norm to this; default 1.0; null: no clipping"""
     seed: int | None = Field(default=None, ge=0)
     """default 0"""
     steps: int | None = Field(default=None, gt=0)
-    """optimizer steps to run; default 20"""
+    """optimizer steps to run; default: launch.steps, or 20"""
     data: str | None = Field(default=None, min_length=1)
-    """path of a text file, or 'bundled' (default)"""
+    """folder written by `bigplan data prepare`, text file, or 'bundled' (default)"""
+    validation: Validation | None = None
+    """loss on other data, now and then; default: none"""
+    weights: str | None = Field(default=None, min_length=1)
+    """Hugging Face folder to start from; default: seeded random weights"""
 
 
 def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
     """The request with its defaults filled in for this model.
 
-    Raises InputError where the sequence is longer than learned positions reach.
+    Raises InputError where the sequence is longer than learned positions reach, or where no
+    parameter is in one of the optimizer's groups.
     """
     stated = request.model_dump(exclude_unset=True)
     # Only here does null mean something: no clipping. Elsewhere it means the default.
@@ -141,4 +179,6 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
             f"{model.name} has learned; use at most {longest}"
         )
     given.setdefault("global_batch", max(1, DEFAULT_TOKENS_PER_STEP // length))
-    return validate(given, Training, "training")
+    training = validate(given, Training, "training")
+    check_groups(training.optimizer, model)
+    return training

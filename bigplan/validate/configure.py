@@ -16,7 +16,8 @@ What a row leaves blank is chosen by one rule for all rows:
                 in torchtitan as many micro-batches as stages, its default; without a pipeline the
                 largest power of two up to 16 that divides a rank's sequences
     precision   fp16 before 2023 and on V100 and T4, else bf16; gradients are summed in fp32, in
-                fp16 runs and Composer's PURE mode in the run's precision
+                fp16 runs, Composer's PURE mode and under DeepSpeed's ZeRO in the run's precision;
+                fp32 master and moments, in 16 bits where the notes say "bf16 master+states"
     recompute   none; where it is selective and model and hardware FLOPs are printed: in full, by
                 as many layers as these say
     attention   what the framework had at the time: materialised before 2023, flash since
@@ -56,6 +57,7 @@ class Run:
     execution: Execution
     context_parallel: int = 1
     chunked_loss: bool = False  # the logits of a micro-batch never live at once
+    low_states: bool = False  # master and moments in 16 bits
 
 
 class SkippedError(Exception):
@@ -108,7 +110,8 @@ def run_of(row: Row) -> Run:
     framework = rule.behaviour_of(row)
     chunked = "Liger" in row.framework
     execution = _execution(row, rule)
-    return Run(model, training, strategy, nodes, framework, execution, row.cp or 1, chunked)
+    low = "bf16 master+states" in row.notes
+    return Run(model, training, strategy, nodes, framework, execution, row.cp or 1, chunked, low)
 
 
 def _scored(row: Row) -> None:
@@ -246,4 +249,6 @@ def _execution(row: Row, rule: FrameworkRule) -> Execution:
         state_on_disk=where.startswith("nvme"),
         parameters_on_host=(row.offload_param or "none") != "none",
         boundaries_on_host=(row.offload_activation or "none") != "none",
+        zero=rule.zero if row.zero_stage is None else row.zero_stage,
+        context_parallel=row.cp or 1,
     )

@@ -30,7 +30,7 @@ class FrameworkRule:
     before_flash: bool = False  # scores were materialised
     dropout: bool = False
     micro_batch_per_stage: bool = False  # as many micro-batches as pipeline stages, by default
-    sums_in_fp32: bool = True  # gradients of 16-bit parameters; else in their own precision
+    zero_sums_in_fp32: bool = True  # gradients of bf16 parameters, under ZeRO; without it all do
 
     def materialised(self, row: Row) -> bool:
         """Whether attention scores go to memory: what the row says, else what was usual."""
@@ -39,17 +39,29 @@ class FrameworkRule:
         return self.before_flash
 
     def gradient_precision(self, row: Row, precision: str) -> str:
-        """In which gradients are summed and reduced; Composer's modes PURE and DEFAULT say so."""
+        """In which gradients are summed and reduced; Composer's modes PURE and DEFAULT say so.
+
+        DeepSpeed's `grad_accum_dtype` is by default the model's under ZeRO, else fp32 for bf16.
+        """
         mode = re.search(r"mp mode (PURE|DEFAULT)", row.notes)
         if mode:
             return precision if mode[1] == "PURE" else "fp32"
-        return "fp32" if self.sums_in_fp32 and precision != "fp16" else precision
+        low = bool(row.zero_stage or self.zero) and not self.zero_sums_in_fp32
+        return precision if low or precision == "fp16" else "fp32"
 
     def behaviour_of(self, row: Row) -> Framework:
-        """The framework as the row ran it: compiled or not, with asynchronous TP or not."""
+        """The framework as the row ran it: compiled or not, with asynchronous TP or not.
+
+        Sequence parallelism came to Megatron-LM in March 2022, after sums of input gradients had
+        moved beside the weight's gradient (September 2021): a row that says whether it had the one
+        had the other.
+        """
         behaviour = self.behaviour
+        if behaviour is MEGATRON and row.sequence_parallel is not None:
+            behaviour = replace(behaviour, beside_weights=True)
         if row.compile is not None:
-            behaviour = replace(behaviour, fused=bool(row.compile))
+            compiled = bool(row.compile)
+            behaviour = replace(behaviour, fused=compiled, compiled_loss=compiled)
         if row.async_tp is not None:
             share = behaviour.tensor_exposed_async if row.async_tp else behaviour.tensor_exposed
             behaviour = replace(behaviour, tensor_exposed=share)
@@ -69,13 +81,16 @@ RULES = (
     FrameworkRule(
         r"torchtitan|fms-fsdp|FSDP", FSDP, sequence_parallel=True, micro_batch_per_stage=True
     ),
-    FrameworkRule(r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True),
+    FrameworkRule(
+        r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True, zero_sums_in_fp32=False
+    ),
     FrameworkRule(
         r"DeepSpeed.*Megatron|DeepSpeed ZeRO-(2|3) Offload",
         DEEPSPEED,
         pads_vocabulary=True,
         before_flash=True,
         dropout=True,
+        zero_sums_in_fp32=False,
     ),
     FrameworkRule(
         r"Megatron.DeepSpeed",
@@ -91,7 +106,7 @@ RULES = (
         before_flash=True,
         dropout=True,
     ),
-    FrameworkRule(r"DeepSpeed|Colossal", DEEPSPEED),
+    FrameworkRule(r"DeepSpeed|Colossal", DEEPSPEED, zero_sums_in_fp32=False),
 )
 UNKNOWN = FrameworkRule(r"", FSDP)
 

@@ -12,14 +12,15 @@ from typing import Literal
 from bigplan.cost import price
 from bigplan.cost.memory import GIB, framework_memory
 from bigplan.cost.step import framework_step
-from bigplan.graph.build import LOSS_CHUNK_TOKENS, build_graph
-from bigplan.graph.graph import Graph
+from bigplan.graph.build import build_graph
+from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
 from bigplan.spec.cluster import NodeGroup
 from bigplan.validate.configure import Run, SkippedError, completed, run_of
 from bigplan.validate.machines import UnknownMachineError
 from bigplan.validate.rows import Row
 
 MEMORY_KINDS = ("nvidia-smi", "reserved", "allocated")
+LOW_STATE_BYTES = 6  # a parameter: master and two moments in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,10 @@ def _scored(row: Row) -> Scored:
 def graph_of(run: Run) -> Graph:
     """The run's operators; published frameworks take the loss of a micro-batch at once."""
     chunk = LOSS_CHUNK_TOKENS if run.chunked_loss else None
-    return build_graph(run.model, run.training, run.strategy, chunk, run.context_parallel)
+    graph = build_graph(run.model, run.training, run.strategy, chunk, run.context_parallel)
+    if run.low_states:
+        graph = replace(graph, sizes=replace(graph.sizes, state=LOW_STATE_BYTES))
+    return graph
 
 
 def parts_of(run: Run, graph: Graph, nodes: NodeGroup) -> dict[str, float]:

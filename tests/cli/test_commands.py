@@ -253,7 +253,8 @@ def test_interrupt_stops_a_launch_cleanly(tmp_path: Path) -> None:
         text=True,
     ) as process:
         folder = tmp_path / "runs" / "tiny-llama-test-1"
-        while not (folder / "metrics.jsonl").exists() and process.poll() is None:
+        metrics = folder / "metrics.jsonl"  # empty until a step has ended
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)

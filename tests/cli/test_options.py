@@ -68,3 +68,21 @@ def test_a_plan_that_the_hardware_or_engine_cannot_run(
     code, _, err = bigplan("plan", "--model", "tiny-llama-test", *options)
     assert code == 2
     assert message in err
+
+
+def test_the_optimizer_and_its_schedule() -> None:
+    options = replace(
+        _WHAT,
+        optimizer="sgd",
+        momentum=0.5,
+        schedule="cosine",
+        warmup_steps=10,
+        final_fraction=0.1,
+        loss_scale=1024.0,
+        steps=300,
+    )
+    training = experiment_of(None, options).resolved_training()
+    assert (training.optimizer.name, training.optimizer.momentum) == ("sgd", 0.5)
+    assert (training.schedule.name, training.schedule.warmup_steps) == ("cosine", 10)
+    assert (training.schedule.final_fraction, training.loss_scale.initial) == (0.1, 1024.0)
+    assert training.steps == 300  # the decay ends with the run

@@ -4,12 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.cost.band import QUANTILES, ErrorClass, error_band, error_class
+from bigplan.cost.band import BANDS, ErrorClass, error_band, error_class
 from bigplan.spec.cluster import find_gpu, list_gpus
+
+RECENT = ErrorClass.RECENT_GPU
 
 
 def test_classes() -> None:
     assert error_class("NVIDIA H200", offloads=False) is ErrorClass.KNOWN_GPU
+    assert error_class("NVIDIA B200", offloads=False) is ErrorClass.RECENT_GPU
     assert error_class("NVIDIA L4", offloads=False) is ErrorClass.OTHER_GPU
     assert error_class("NVIDIA H200", offloads=True) is ErrorClass.OFFLOAD
     assert error_class("NVIDIA L4", offloads=True) is ErrorClass.OFFLOAD
@@ -20,10 +23,12 @@ def test_only_gpus_with_many_published_runs_are_known() -> None:
     known = {n for n, g in names.items() if error_class(g, offloads=False) is ErrorClass.KNOWN_GPU}
     assert known >= {"a100-sxm4-80gb", "h100-sxm-80gb", "h200-sxm"}
     assert not known & {"l4", "t4", "rtx-4090", "rtx-3090", "v100-sxm2-32gb", "b200"}
+    recent = {n for n, g in names.items() if error_class(g, offloads=False) is RECENT}
+    assert recent == {"b200", "b300", "gb200", "gb300"}
 
 
 def test_a_prediction_divided_by_its_error_is_what_is_measured() -> None:
-    low, high = QUANTILES[ErrorClass.KNOWN_GPU]
+    low, high = BANDS[ErrorClass.KNOWN_GPU]
     fastest, slowest = error_band(10.0, "NVIDIA H200", offloads=False)
     # Where predictions are too high by up to `high`, runs are faster than predicted by as much.
     assert fastest == pytest.approx(10.0 / high)
@@ -42,5 +47,6 @@ def test_what_was_seen_less_is_less_certain() -> None:
         low, high = error_band(1.0, gpu, offloads=offloads)
         return high / low
 
-    assert width("NVIDIA A100", False) < width("NVIDIA L4", False)
-    assert width("NVIDIA A100", False) < width("NVIDIA A100", True) < width("NVIDIA L4", True)
+    assert width("NVIDIA A100", False) < width("NVIDIA B200", False) < width("NVIDIA L4", False)
+    for gpu in ("NVIDIA A100", "NVIDIA B200", "NVIDIA L4"):
+        assert width(gpu, False) < width(gpu, True)

@@ -39,6 +39,17 @@ def _with_multiprocessors(number: int) -> Device:
 # --- matrix products
 
 
+def test_a_precision_with_an_efficiency_of_its_own() -> None:
+    measured = H200.replaced(
+        {"gemm_efficiencies": {"fp32": 0.5}}, {"gemm_efficiencies": "measured"}
+    )
+    large = Gemm("large", 65536, 65536, 65536)  # next to no traffic
+    for precision, share in (("fp32", 0.5), ("bf16", H200.gemm_efficiency)):
+        seconds = gemm_seconds(large, Device(measured, precision))
+        plain = gemm_seconds(large, Device(H200, precision))
+        assert plain / seconds == pytest.approx(share / H200.gemm_efficiency, rel=0.02)
+
+
 def test_a_large_product_is_its_arithmetic_and_its_traffic() -> None:
     large = Gemm("w", 8192, 8192, 8192)
     assert tile_waste(large, H200) == 1.0

@@ -57,4 +57,4 @@ def test_megatron_core_overlaps_what_megatron_did_not() -> None:
 
 
 def test_only_eager_frameworks_are_unfused() -> None:
-    assert {f.name for f in NAMED if not f.fused} == {"native", "DeepSpeed"}
+    assert {f.name for f in NAMED if not f.fused} == {"DeepSpeed"}

@@ -126,6 +126,46 @@ def test_gathered_layers_take_memory() -> None:
     assert _memory(graph, framework=live)["buffers"] == (7 + 2) * EACH * 2
 
 
+def test_an_update_copies_its_gradients_where_that_is_more() -> None:
+    graph = toy_graph(Strategy(dp=2, zero=3), blocks=9)
+    copying = replace(BARE, updated_elements=4 * EACH)
+    found = _memory(graph, framework=copying)
+    assert found == _memory(graph)  # gathered layers and activations are more
+    graph = replace(graph, kinds={**graph.kinds, "block": toy_kind("block", saved=0)})
+    graph = replace(graph, sizes=ElementSizes(parameter=2, gradient=2, state=12, master=True))
+    copying = replace(BARE, updated_elements=10**9)
+    found = _memory(graph, framework=copying)
+    # All 11 layers of this rank's half: 2 bytes flattened, 4 in the master's precision.
+    assert found["temporaries"] == 11 * EACH / 2 * (2 + 4)
+    assert (found["activations"], found["buffers"]) == (0, 0)
+    low = replace(graph, sizes=replace(graph.sizes, state=6))
+    assert _memory(low, framework=copying)["optimizer"] == 11 * EACH / 2 * 6
+    assert _memory(low, framework=copying)["temporaries"] < 11 * EACH / 2 * 6  # no cast
+    on_cpu = Execution(cpu_update=True)
+    assert _memory(graph, on_cpu, copying)["buffers"] > 0
+
+
+@pytest.mark.parametrize(("dp", "ways"), [(1, 4), (2, 2)])
+def test_context_parallel_ranks_share_states_like_data_parallel_ones(dp: int, ways: int) -> None:
+    graph = toy_graph(Strategy(dp=dp, zero=3 if dp > 1 else 0))
+    found = _memory(graph, Execution(context_parallel=ways, zero=3))
+    alone = _memory(toy_graph(Strategy(dp=4, zero=3)))
+    for part in ("parameters", "gradients", "optimizer", "buffers"):
+        assert found[part] == alone[part]
+
+
+def test_a_compiled_loss_holds_logits_and_their_gradient() -> None:
+    """4 bytes a logit instead of 10."""
+    model = find_model("llama-3-8b")
+    training = Training(sequence_length=8192, global_batch=8)
+    graph = build_graph(model, training, Strategy(dp=1), None)
+    eager, compiled = (
+        _memory(graph, framework=replace(BARE, compiled_loss=flag))["temporaries"]
+        for flag in (False, True)
+    )
+    assert eager - compiled == 8192 * model.vocab * 6
+
+
 # --- published figures
 
 

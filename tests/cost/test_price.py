@@ -19,6 +19,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import Training
 
 MODEL = find_model("llama-3-8b")
@@ -41,6 +42,18 @@ def test_the_ranks_of_a_node_share_its_resources() -> None:
     assert rates.cpu_update * 8 <= DGX.host.adam_rate
     assert rates.gpu_update == DGX.gpu.adam_rate
     assert rates.latency == DGX.pcie.latency
+
+
+def test_updates_are_priced_by_the_bytes_of_their_optimizer() -> None:
+    """Rates are AdamW's, which moves 28 bytes; momentum 20, plain SGD 12."""
+    adam = _price(Strategy(dp=8)).rates
+    for momentum, nbytes in ((0.9, 20), (0.0, 12)):
+        optimizer = Optimizer(name="sgd", momentum=momentum)
+        rates = _price(
+            Strategy(dp=8), training=TRAINING.model_copy(update={"optimizer": optimizer})
+        ).rates
+        assert rates.gpu_update * nbytes == pytest.approx(adam.gpu_update * 28)
+        assert adam.cpu_update < rates.cpu_update <= adam.cpu_update * 28 / nbytes
 
 
 def test_capacities_leave_room_for_the_context() -> None:
@@ -71,7 +84,7 @@ def test_compute_grows_by_the_same_for_every_sequence() -> None:
         (one.backward, two.backward, four.backward),
     ):
         assert (c - b) == pytest.approx(2 * (b - a), rel=1e-3)
-        assert 0 <= (2 * a - b) / a < 0.2  # fixed part of a micro-batch of 4,096 tokens
+        assert 0 <= (2 * a - b) / a < 0.25  # fixed part of a micro-batch of 4,096 tokens
     assert 1.8 < one.backward / one.forward < 3.0
     # Adding up gradients is in the backward only: two passes over fp32 and, in plain torch
     # kernels, the product's read.
@@ -138,6 +151,38 @@ def test_collectives_are_waited_for_as_far_as_they_are_exposed() -> None:
         assert found - alone == pytest.approx(share * seconds)
     hidden = replace(collective, hidden=True)
     assert pass_seconds((*busy, hidden), DEVICE, EIGHT, FUSED) == pytest.approx(alone)
+
+
+def test_a_product_hides_as_much_of_a_collective_as_it_takes_itself() -> None:
+    beside = replace(FUSED, beside_weights=True)
+    product = Gemm("up by weight", 4096, 4096, 4096)
+    took = operator_seconds(product, DEVICE)
+    for nbytes in (10**6, 10**9):  # less and more than the product takes
+        collective = Collective("sum", "all_reduce", nbytes, beside="up by weight")
+        seconds = collective_seconds(collective, EIGHT)
+        assert (seconds < took) == (nbytes == 10**6)
+        waits, hides = (
+            pass_seconds((collective, product), DEVICE, EIGHT, f) for f in (FUSED, beside)
+        )
+        assert waits == pytest.approx(took + seconds)
+        assert hides == pytest.approx(max(took, seconds))
+        other = replace(product, name="down by weight")
+        assert pass_seconds((collective, other), DEVICE, EIGHT, beside) == pytest.approx(waits)
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_sums_of_input_gradients_run_beside_a_product_of_their_pass(
+    sequence_parallel: bool,
+) -> None:
+    strategy = Strategy(dp=2, tp=8, sequence_parallel=sequence_parallel)
+    kinds = build_graph(MODEL, TRAINING, strategy).kinds
+    for name, sums in (("block", 2), ("head", 1)):
+        backward = kinds[name].backward
+        beside = [op.beside for op in backward if isinstance(op, Collective) and op.beside]
+        assert len(beside) == sums
+        assert set(beside) <= {op.name for op in backward if isinstance(op, Gemm)}
+        forward = kinds[name].forward
+        assert not [op for op in forward if isinstance(op, Collective) and op.beside]
 
 
 def test_launching_a_collective_costs_less_than_a_kernel_and_nothing_alone() -> None:

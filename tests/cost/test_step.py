@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from bigplan.cost import Costs, KindCost, Rates, price
 from bigplan.cost.framework import FSDP, Framework
+from bigplan.cost.price import ADAM_BYTES
 from bigplan.cost.step import (
-    ADAM_BYTES,
     UPDATE_BYTES,
     Execution,
     framework_step,

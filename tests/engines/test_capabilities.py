@@ -29,16 +29,27 @@ def test_llama_blocks_and_data_parallelism_are_executed() -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm": "layernorm", "mlp": "gelu_tanh", "positions": "learned", "mlp_bias": True},
+        {"norm": "layernorm", "norm_bias": False, "mlp": "gelu"},
+        {"mlp": "relu", "positions": "learned", "position_offset": 2},
+        {"rope_scaling": {"name": "linear", "factor": 2.0}},
+    ],
+)
+def test_gpt2_style_blocks_are_executed(changes: dict[str, object]) -> None:
+    assert native_refusal(_model(**changes), TRAINING, DATA_PARALLEL) is None
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"norm": "layernorm"}, "norm layernorm"),
-        ({"mlp": "gelu"}, "mlp gelu"),
-        ({"positions": "learned"}, "positions learned"),
         ({"positions": "alibi"}, "positions alibi"),
         ({"rotary_fraction": 0.25}, "rotary_fraction 0.25"),
         ({"parallel_residual": True}, "parallel_residual True"),
         ({"embedding_norm": True}, "embedding_norm True"),
         ({"sliding_window": 32}, "sequence_length of at most 32"),
+        ({"rope_scaling": {"name": "yarn"}}, "rope_scaling linear and llama3 only, not yarn"),
     ],
 )
 def test_other_architectures_are_named(changes: dict[str, object], words: str) -> None:
@@ -69,7 +80,6 @@ def test_a_window_as_long_as_the_sequence_is_executed() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"precision": "fp16"}, "trains in bf16 or fp32, not fp16"),
         ({"fp8_gemms": True}, "does not execute fp8_gemms True"),
         ({"attention": "materialised", "dropout": 0.1}, "attention materialised, dropout 0.1"),
         ({"reduce_precision": "bf16"}, "as it stores them, in fp32, not in bf16"),
@@ -85,6 +95,8 @@ def test_other_arithmetic_is_named(changes: dict[str, object], words: str) -> No
     "changes",
     [
         {"precision": "fp32"},
+        {"precision": "fp16", "gradient_precision": "fp16"},
+        {"optimizer": {"name": "sgd"}},
         {"gradient_precision": "bf16"},
         {"gradient_precision": "bf16", "reduce_precision": "bf16"},
         {"reduce_precision": "fp32"},

@@ -19,13 +19,23 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Flash attention on CUDA saves its random state (dropout is off): at most four 8-byte numbers.
 RANDOM_STATE = {"cpu": 0, "cuda": 32}
 
-MODELS = {
+MODELS: dict[str, dict[str, object]] = {
     "gqa": {"heads": 8, "kv_heads": 2},
     "mha": {"heads": 4},
     "bias": {"heads": 4, "kv_heads": 2, "qkv_bias": True},
     "all-bias": {"heads": 4, "qkv_bias": True, "attention_output_bias": True, "mlp_bias": True},
     "qk-norm": {"heads": 8, "kv_heads": 4, "qk_norm": True},
     "wide-heads": {"heads": 4, "kv_heads": 1, "head_dim": 32, "qk_norm": True},
+    "gpt2": {
+        "norm": "layernorm",
+        "mlp": "gelu_tanh",
+        "positions": "learned",
+        "qkv_bias": True,
+        "attention_output_bias": True,
+        "mlp_bias": True,
+    },
+    "opt": {"norm": "layernorm", "mlp": "relu", "positions": "learned", "position_offset": 2},
+    "no-bias": {"norm": "layernorm", "norm_bias": False, "mlp": "gelu", "kv_heads": 2},
 }
 
 

@@ -6,60 +6,17 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from bigplan.errors import PreflightError, RefusedError, WorkerError
 from bigplan.launcher.crew import Layout
-from bigplan.launcher.driver import LaunchOptions, launch
+from bigplan.launcher.driver import launch
 from bigplan.launcher.record import read_record
-from bigplan.plan import Plan
-from bigplan.runtime.result import Finished, StepResult
 from bigplan.spec.catalog import find_cluster
-from bigplan.timeline import Event, Timeline
+from tests.launcher import fakes
+from tests.launcher.fakes import Fake, quiet, told
 from tests.tiny import tiny_plan
 
 ray = pytest.importorskip("ray")
-
-
-class Fake:
-    """A worker that does nothing, until it is told to."""
-
-    trouble_in = ""
-
-    def __init__(self, plan: Plan, rank: int, world: int, scratch: Path) -> None:
-        self.rank, self.world, self.steps = rank, world, 0
-        (scratch / "offloaded.bin").write_bytes(b"x")
-
-    def preflight(self) -> None:
-        self.trouble("preflight")
-
-    def start(self, init_method: str) -> None:
-        assert init_method.startswith("tcp://127.0.0.1:")
-
-    def step(self) -> StepResult:
-        self.steps += 1
-        self.trouble(f"step {self.steps}")
-        seconds = float(self.steps)
-        event = Event(0, "gpu compute", "forward", 1, 0, 0.0, seconds)
-        return StepResult(self.steps, 5.0 - self.steps, seconds, Timeline((event,), seconds))
-
-    def finish(self) -> Finished:
-        threads = os.environ["OMP_NUM_THREADS"]
-        return Finished({"gpu": 10 + self.rank, "host": 100}, (f"{threads} thread",), "same")
-
-    def close(self) -> None:
-        pass
-
-    def trouble(self, where: str) -> None:
-        if where != self.trouble_in:
-            return
-        if self.rank == 1:
-            self.act()
-        if where.startswith("step"):  # the peers of a lost rank fail too, a moment earlier
-            raise RuntimeError("connection closed by peer")
-
-    def act(self) -> None:
-        raise NotImplementedError
 
 
 class Short(Fake):
@@ -87,15 +44,12 @@ class Breaks(Fake):
 @pytest.fixture(autouse=True)
 def _by_value() -> None:
     """Actors cannot import a test module."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-def quiet() -> Console:
-    return Console(file=Path(os.devnull).open("w"))
+    for module in (sys.modules[__name__], fakes):
+        ray.cloudpickle.register_pickle_by_value(module)
 
 
 def test_the_native_worker_trains_and_leaves_a_record(tmp_path: Path) -> None:
-    folder = launch(tiny_plan(), LaunchOptions(run_dir=tmp_path), quiet())
+    folder = launch(tiny_plan(), told(tmp_path), quiet())
     record = read_record(folder)
     assert folder == tmp_path / "tiny-llama-test-1"
     assert record.plan == tiny_plan()
@@ -109,7 +63,7 @@ def test_the_native_worker_trains_and_leaves_a_record(tmp_path: Path) -> None:
 
 
 def test_a_fake_worker_shows_what_is_recorded(tmp_path: Path) -> None:
-    record = read_record(launch(tiny_plan(), LaunchOptions(4, run_dir=tmp_path), quiet(), Fake))
+    record = read_record(launch(tiny_plan(), told(tmp_path, steps=4), quiet(), Fake))
     assert [metric.loss for metric in record.metrics] == [4.0, 3.0, 2.0, 1.0]
     assert record.measured is not None
     assert record.measured.seconds == 3.0  # the median of steps 2, 3 and 4: the first is not steady
@@ -121,7 +75,7 @@ def test_a_fake_worker_shows_what_is_recorded(tmp_path: Path) -> None:
 
 def test_a_refused_preflight_reaches_the_user_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="less host memory"):
-        launch(tiny_plan(), LaunchOptions(run_dir=tmp_path), quiet(), Short)
+        launch(tiny_plan(), told(tmp_path), quiet(), Short)
     assert not list(tmp_path.iterdir())
     assert not ray.is_initialized()
 
@@ -130,15 +84,16 @@ def test_a_dead_rank_is_named_though_its_peer_fails_first(tmp_path: Path) -> Non
     with pytest.raises(
         WorkerError, match=r"rank 1 died while running step 2.*--cap host"
     ) as caught:
-        launch(tiny_plan(), LaunchOptions(run_dir=tmp_path), quiet(), Dies)
+        launch(tiny_plan(), told(tmp_path), quiet(), Dies)
     assert "error.txt" in str(caught.value)
+    assert "No checkpoint was written yet" in str(caught.value)
     record = read_record(tmp_path / "tiny-llama-test-1")
     assert (record.summary.status, record.summary.steps) == ("failed", 1)
 
 
 def test_a_bug_in_a_worker_is_told_in_one_line_with_its_traceback_on_file(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="rank 1: ZeroDivisionError: a bug") as caught:
-        launch(tiny_plan(), LaunchOptions(run_dir=tmp_path), quiet(), Breaks)
+        launch(tiny_plan(), told(tmp_path), quiet(), Breaks)
     assert "\n" not in str(caught.value)
     assert "Traceback" in (tmp_path / "tiny-llama-test-1" / "error.txt").read_text()
 
@@ -149,7 +104,7 @@ def test_plans_that_cannot_run_are_refused_before_anything_starts(tmp_path: Path
         update={"strategy": plan.strategy.model_copy(update={"dp": 1, "tp": 2})}
     )
     with pytest.raises(RefusedError, match="data parallelism only, not tp 2"):
-        launch(split, LaunchOptions(run_dir=tmp_path), quiet())
+        launch(split, told(tmp_path), quiet())
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,10 @@
+import json
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bigplan.errors import InputError
 from bigplan.launcher.record import (
@@ -11,12 +15,15 @@ from bigplan.launcher.record import (
     Summary,
     append_metric,
     new_folder,
+    read_metrics,
     read_record,
+    rewind_metrics,
     write_start,
     write_summary,
     write_timeline,
 )
 from bigplan.planner import simulate_plan
+from bigplan.spec.experiment import Launch
 from bigplan.timeline import Timeline
 from tests.tiny import tiny_plan
 
@@ -38,7 +45,7 @@ METRIC = Metric(step=1, loss=2.5, seconds=1.0, tokens_per_second=128.0)
 def written(parent: Path) -> tuple[Path, Timeline]:
     folder = new_folder(parent, "my model")
     timeline = simulate_plan(tiny_plan())
-    write_start(folder, tiny_plan(), timeline)
+    write_start(folder, tiny_plan(), Launch(steps=1), timeline)
     append_metric(folder, METRIC)
     write_timeline(folder / MEASURED, timeline)
     write_summary(folder, SUMMARY)
@@ -70,8 +77,8 @@ def test_a_run_cut_off_before_its_first_step_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        (METRICS, '{"step": 1, "los', r"metrics.jsonl:1: not JSON"),
-        (METRICS, '{"step": 1, "los": 2}', r"metrics.jsonl:1.*los"),
+        (METRICS, '{"step": 1, "los\n', r"metrics.jsonl:1: not JSON"),
+        (METRICS, '{"step": 1, "los": 2}\n', r"metrics.jsonl:1.*los"),
         (PREDICTED, '{"events": 3}', "is no timeline"),
         ("summary.json", "{}", "summary.json.*status"),
     ],
@@ -92,3 +99,57 @@ def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot create a run folder"):
         new_folder(tmp_path / "file", "m")
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(0, 40)), max_size=5),
+)
+def test_whatever_is_killed_and_resumed_every_step_is_on_record_once(
+    first: int, resumptions: list[tuple[int, int, int]]
+) -> None:
+    """Runs append steps; a kill may cut the last line; each resumption goes back to a checkpoint
+    that is no newer than the last whole line."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, life = Path(name), 0
+
+        def append(steps: range) -> None:
+            for step in steps:
+                append_metric(folder, METRIC.model_copy(update={"step": step, "seconds": life}))
+
+        append(range(1, first + 1))
+        for back, more, cut in resumptions:
+            text = (folder / METRICS).read_text()
+            (folder / METRICS).write_text(text[: len(text) - min(cut, 40)])  # within a line
+            life += 1
+            whole = len(read_metrics(folder))
+            done = max(0, whole - back)
+            kept = rewind_metrics(folder, done)
+            assert [metric.step for metric in kept] == list(range(1, done + 1))
+            append(range(done + 1, done + more + 1))
+            steps = read_metrics(folder)
+            assert [metric.step for metric in steps] == list(range(1, done + more + 1))
+            assert {metric.seconds for metric in steps[done:]} == {life}
+
+
+def test_a_run_that_was_killed_reads_back(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path)
+    with (folder / METRICS).open("a") as file:
+        file.write('{"step": 2, "lo')
+    write_summary(folder, SUMMARY.model_copy(update={"status": "running"}))
+    record = read_record(folder)
+    assert (record.metrics, record.summary.status) == ((METRIC,), "running")
+
+
+def test_a_record_of_before_there_were_checkpoints(tmp_path: Path) -> None:
+    folder, _ = written(tmp_path)
+    (folder / METRICS).write_text('{"step":1,"loss":2.5,"seconds":1.0,"tokens_per_second":128.0}\n')
+    old = SUMMARY.model_dump(exclude={"target_steps", "checkpoint", "resumed"})
+    (folder / "summary.json").write_text(json.dumps(old))
+    record = read_record(folder)
+    assert (record.metrics, record.summary) == ((METRIC,), SUMMARY)
+
+
+def test_a_loss_that_is_no_number_reads_back(tmp_path: Path) -> None:
+    append_metric(tmp_path, METRIC.model_copy(update={"loss": None}))
+    assert read_metrics(tmp_path)[0].loss is None

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from bigplan.graph.graph import Recompute
+from bigplan.graph.graph import ElementSizes, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower, lower_stage
+from bigplan.lower.refs import BATCH
 from bigplan.placement import Tier, piece_elements
 from bigplan.program import Action, Lane, Op, Repeat, expand
 from bigplan.verify import verify
@@ -25,11 +26,11 @@ from tests.toys import (
 
 
 def _ops(actions: tuple[Action | Repeat, ...]) -> list[str]:
-    """`op layer.micro-batch`, frees left out."""
+    """`op layer.micro-batch`, frees and batches left out."""
     return [
         f"{a.op} {a.layer}" + (f".{a.micro_batch}" if a.micro_batch >= 0 else "")
         for a in expand(actions)
-        if a.op is not Op.FREE
+        if a.op not in (Op.FREE, Op.DATA)
     ]
 
 
@@ -71,7 +72,7 @@ def test_every_row_is_updated_once_and_moves_match_the_layout(case: Case) -> Non
 
 
 def test_everything_on_the_gpu_moves_nothing() -> None:
-    graph = toy_graph(blocks=1, units=2, clipped=False)
+    graph = toy_graph(blocks=1, units=2, deferred=False)
     (program,) = lower(graph, placed(graph))
     assert _ops(program.step) == [
         *(
@@ -87,7 +88,7 @@ def test_everything_on_the_gpu_moves_nothing() -> None:
     ]
     assert _ops(program.first) == _ops(program.step)
     assert program.flush == ()
-    assert {action.lane for action in expand(program.step)} == {Lane.COMPUTE}
+    assert {action.lane for action in expand(program.step)} == {Lane.COMPUTE, Lane.DATA}
 
 
 def test_a_clipped_step_updates_before_the_forward_of_the_next() -> None:
@@ -105,7 +106,7 @@ def test_a_clipped_step_updates_before_the_forward_of_the_next() -> None:
 
 
 def test_a_streamed_layer_on_disk_passes_through_host_and_slot() -> None:
-    graph = toy_graph(blocks=1, units=1, clipped=False)
+    graph = toy_graph(blocks=1, units=1, deferred=False)
     away = kind_placement(1, Tier.NVME, Tier.NVME, (Recompute.FULL, Tier.NVME), optimizer=Tier.NVME)
     (program,) = lower(graph, placed(graph, block=away))
     mine = [text for text in _ops(program.step) if text.split()[1].startswith("1")]
@@ -128,7 +129,7 @@ def test_a_streamed_layer_on_disk_passes_through_host_and_slot() -> None:
 
 
 def test_a_slot_that_still_holds_the_layer_is_not_filled_again() -> None:
-    graph = toy_graph(blocks=4, units=3, clipped=False)
+    graph = toy_graph(blocks=4, units=3, deferred=False)
     streamed = kind_placement(4, Tier.HOST, optimizer=Tier.HOST)
     loads = {
         slots: sum(
@@ -161,7 +162,7 @@ def test_a_thousand_micro_batches_are_not_a_thousand_copies() -> None:
 
 
 def test_pipeline_messages_follow_one_forward_one_backward() -> None:
-    graph = toy_graph(Strategy(dp=1, pp=2), blocks=2, units=3, clipped=False)
+    graph = toy_graph(Strategy(dp=1, pp=2), blocks=2, units=3, deferred=False)
     first, last = lower(graph, placed(graph))
     order = [text for text in _ops(first.step) if text.split()[0] in ("send", "recv")]
     assert order == ["send 1.0", "send 1.1", "recv 1.0", "send 1.2", "recv 1.1", "recv 1.2"]
@@ -189,7 +190,7 @@ def test_zero_stages_reduce_and_gather_what_they_shard() -> None:
 
 def test_tied_tables_are_summed_over_both_layers() -> None:
     strategy = Strategy(dp=1, accumulation_group=2)
-    graph = toy_graph(strategy, blocks=1, units=2, tied=True, clipped=False)
+    graph = toy_graph(strategy, blocks=1, units=2, tied=True, deferred=False)
     head = kind_placement(1, gradients=Tier.HOST, optimizer=Tier.HOST)
     (program,) = lower(graph, placed(graph, head=head))
     adds = [
@@ -202,7 +203,7 @@ def test_tied_tables_are_summed_over_both_layers() -> None:
 
 
 def test_gradient_accumulation_away_from_home_starts_each_unit_anew() -> None:
-    graph = toy_graph(Strategy(dp=1, accumulation_group=2), blocks=1, units=2, clipped=False)
+    graph = toy_graph(Strategy(dp=1, accumulation_group=2), blocks=1, units=2, deferred=False)
     away = kind_placement(1, gradients=Tier.HOST, optimizer=Tier.HOST)
     (program,) = lower(graph, placed(graph, block=away))
     starts = [
@@ -219,3 +220,68 @@ def test_lowering_is_a_pure_function() -> None:
     graph = toy_graph(Strategy(dp=2, pp=2, zero=3))
     again = replace(graph)
     assert lower(graph, placed(graph)) == lower(again, placed(again))
+
+
+def test_a_batch_comes_before_the_layer_that_asks_for_it() -> None:
+    strategy = Strategy(dp=1, accumulation_group=2)
+    graph = toy_graph(strategy, blocks=1, units=2, deferred=False)
+    (program,) = lower(graph, placed(graph))
+    data = program.buffers["data"]
+    # Tokens and targets of 16 bytes each; the first layer takes a group before the loss ends one.
+    assert (data.tier, data.nbytes, data.count) == (Tier.HOST, 32, 2)
+    order = [(a.op, a.layer, a.micro_batch) for a in expand(program.step)]
+    for number in range(4):
+        came = order.index((Op.DATA, 0, number))
+        assert order[came + 1] == (Op.FORWARD, 0, number)
+    readers = {(a.op, a.layer) for a in expand(program.step) for ref in a.reads if ref == BATCH}
+    assert readers == {(Op.FORWARD, 0), (Op.BACKWARD, 2)}
+
+
+def test_a_pipeline_asks_for_tokens_first_and_for_targets_last() -> None:
+    graph = toy_graph(Strategy(dp=1, pp=3), blocks=3, units=3)
+    first, middle, last = lower(graph, placed(graph))
+    assert {a.layer for a in expand(first.step) if a.op is Op.DATA} == {0}
+    assert {a.layer for a in expand(last.step) if a.op is Op.DATA} == {4}
+    assert "data" not in middle.buffers
+    assert all(a.op is not Op.DATA for a in expand(middle.step))
+
+
+def test_an_evaluation_passes_forward_alone() -> None:
+    graph = toy_graph(blocks=2, units=2)
+    streamed = kind_placement(2, Tier.HOST, Tier.HOST, (Recompute.NONE, Tier.HOST), Tier.HOST)
+    (program,) = lower(graph, placed(graph, slots=1, block=streamed))
+    once = ["load 1", "forward 0.{0}", "forward 1.{0}", "load 2", "forward 2.{0}", "forward 3.{0}"]
+    assert _ops(program.evaluate) == [text.format(n) for n in (0, 1) for text in once]
+    kept = [ref for a in expand(program.evaluate) for ref in a.writes if ref.content[0] == "a"]
+    assert kept == []
+
+
+def test_an_evaluation_does_not_grow_with_its_units() -> None:
+    def written(units: int) -> int:
+        graph = toy_graph(Strategy(dp=1, pp=2), blocks=4, units=units)
+        return sum(len(program.evaluate) for program in lower(graph, placed(graph)))
+
+    assert written(100) == written(2)
+
+
+def test_ends_that_share_a_slot_take_turns_even_with_more_slots_than_layers() -> None:
+    graph = toy_graph(blocks=1, units=2)
+    away = kind_placement(1, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
+    placement = placed(graph, embedding=away, block=away, head=away)
+    placement = placement.model_copy(update={"slots": 4, "shared_ends": True})
+    verify(lower(graph, placement), graph, dict.fromkeys(Tier, 10**9), 1)
+
+
+def test_updates_without_state_move_none_of_it() -> None:
+    """SGD in fp32 without momentum: the CPU's rows are one piece, wherever their state would be."""
+    sizes = ElementSizes(parameter=4, gradient=4, state=0, master=False)
+    graph = replace(toy_graph(blocks=2, units=1), sizes=sizes)
+    rows = {Tier.GPU: 0.5, Tier.HOST: 0.5, Tier.NVME: 1.0}
+    block = kind_placement(2).model_copy(update={"optimizer": rows})
+    (program,) = lower(graph, placed(graph, block=block))
+    assert not [name for name in program.buffers if name.startswith(("o", "stage.o"))]
+    for layer in (1, 2):
+        updates = [a for a in expand(program.flush) if a.op is Op.UPDATE and a.layer == layer]
+        assert sum(action.amount for action in updates) == graph.kinds["block"].parameters
+        assert len({action.lane for action in updates}) == len(updates)
+    verify((program,), graph, dict.fromkeys(Tier, 10**9), 1)

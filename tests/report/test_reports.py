@@ -1,5 +1,6 @@
 """What the terminal shows; widths are wide so that no cell wraps."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,23 @@ def test_a_run_that_ended_early_says_so(plan: Plan) -> None:
     text = shown(run_report(record(plan, None, "interrupted")))
     assert "interrupted" in text
     assert "by resource" not in text
+
+
+def test_a_run_shows_how_the_training_went(plan: Plan) -> None:
+    run = record(plan, None, "running")
+    more = {"data_seconds": 0.25, "validation_loss": 4.125, "skipped": True}
+    metrics = (*run.metrics, run.metrics[1].model_copy(update={"step": 3, "loss": None, **more}))
+    summary = run.summary.model_copy(
+        update={"target_steps": 9, "checkpoint": 2, "resumed": (1, 2), "seconds": 0.5}
+    )
+    text = shown(run_report(replace(run, metrics=metrics, summary=summary)))
+    for part in (
+        "3 of 9 steps in 4 s, running, or killed",
+        "loss 5.5000 to not finite",
+        "validation loss 4.1250 after step 3",
+        "waiting for data: 250 ms a step, 25% of the time",
+        "1 of 3 steps were skipped",
+        "newest checkpoint: step 2; resumed after step 1 and 2",
+        f"MFU {100 * plan.predicted.mfu * plan.predicted.step_seconds:.3g}%",
+    ):
+        assert part in text

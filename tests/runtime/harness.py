@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
-from bigplan.graph.build import build_graph
 from bigplan.placement import Tier, stage_table
-from bigplan.plan import Plan
+from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
+from bigplan.runtime.homes import load
 from bigplan.runtime.result import Finished, StepResult
-from bigplan.runtime.worker import Worker, load
-from tests.runtime.reference import LayerState, PlainLoop, State
+from bigplan.runtime.worker import Worker
+from tests.runtime.reference import LayerState, Outcome, PlainLoop, State
 
 STEPS = 3
 
@@ -60,12 +61,18 @@ def execute(plan: Plan, *, rank: int = 0, init_method: str = "", steps: int = ST
             results.append(worker.step())
             states.append(state_of(worker))
         finished = worker.finish()
-        if plan.training.clip_norm is not None:
+        if plan.training.deferred_updates:
             # Updates wait for the next step: after the first nothing has changed yet.
             for old, new in zip(*states[:2], strict=True):
                 assert torch.equal(old.weights, new.weights)
             states = [*states[1:], state_of(worker)]
         return Run(tuple(results), tuple(states), finished)
+
+
+def evaluated(plan: Plan, *, rank: int = 0, init_method: str = "") -> float:
+    """The validation's loss of the first weights."""
+    with started(plan, rank=rank, init_method=init_method) as worker:
+        return worker.evaluate()
 
 
 def context_of(worker: Worker) -> Context:
@@ -82,25 +89,26 @@ def state_of(worker: Worker) -> State:
 
 
 def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
-    parts = 3 if context.graph.sizes.master else 2
+    parts, master = context.graph.sizes.state // 4, context.graph.sizes.master
     whole = torch.full((parts, weights.numel()), torch.nan)
     rows = context.rows[layer]
     pieces = [(f"o{layer}.{tier}", 0, rows.pieces[tier]) for tier in (Tier.GPU, Tier.HOST)]
     pieces += [(f"o{layer}.{Tier.NVME}", i, boxes) for i, boxes in enumerate(rows.chunks)]
     for name, number, boxes in pieces:
         elements = sum(box.count for box in boxes)
-        if elements:
+        if elements and parts:
             flat = load(context, name, number)[: 4 * parts * elements].view(torch.float32)
             for box in boxes:
                 whole[:, box.in_layer] = flat.view(parts, elements)[:, box.in_piece]
-    if parts == 3:
-        assert torch.equal(weights, whole[2].to(weights.dtype)), "weights and master copy differ"
-    return LayerState(whole[2] if parts == 3 else weights, whole[0], whole[1])
+    if master:
+        assert torch.equal(weights, whole[-1].to(weights.dtype)), "weights and master copy differ"
+    moments = context.training.optimizer.moments
+    return LayerState(whole[-1] if master else weights, tuple(whole[:moments]))
 
 
 def loop_of(plan: Plan) -> PlainLoop:
     """The plain loop that does the plan's work."""
-    graph = build_graph(plan.model, plan.training, plan.strategy)
+    graph = graph_of(plan)
     return PlainLoop(plan, stage_table(graph, plan.placement, 0))
 
 
@@ -116,6 +124,7 @@ def check(plan: Plan, run: Run) -> int:
         loop.state = before
         outcome = loop.step()
         assert result.loss == outcome.loss
+        same_report(plan, result, outcome)
         for layer, bound in enumerate(outcome.bounds):
             ours, plain = after[layer], outcome.state[layer]
             label = f"step {result.step}, layer {layer}"
@@ -123,16 +132,28 @@ def check(plan: Plan, run: Run) -> int:
                 exact += 1
                 same(label, (plain,), (ours,))
                 continue
-            for name in ("weights", "exp_avg", "exp_avg_sq"):
-                difference = (getattr(ours, name).double() - getattr(plain, name).double()).abs()
-                over = difference - getattr(bound, name)
+            expected = plain.tensors()
+            for name, tensor in ours.tensors().items():
+                difference = (tensor.double() - expected[name].double()).abs()
+                over = difference - bound.tensors()[name]
                 assert bool((over <= 0).all()), f"{label}: {name} is off by {float(over.max())}"
     return exact
+
+
+def same_report(plan: Plan, result: StepResult, outcome: Outcome) -> None:
+    """Rate, norm, scale and skip of a step are the plain loop's."""
+    training = plan.training
+    assert result.learning_rate == outcome.learning_rate
+    assert result.skipped == (training.deferred_updates and outcome.gradient_norm is None)
+    assert result.loss_scale == (outcome.loss_scale if training.precision == "fp16" else None)
+    norm = outcome.gradient_norm if training.deferred_updates else None
+    within = None if norm is None else pytest.approx(norm, rel=outcome.norm_error)
+    assert result.gradient_norm == within
 
 
 def same(label: str, expected: State, actual: State) -> None:
     """Equal bits."""
     for old, new in zip(expected, actual, strict=True):
-        for name in ("weights", "exp_avg", "exp_avg_sq"):
-            one, two = getattr(old, name), getattr(new, name)
+        for name, one in old.tensors().items():
+            two = new.tensors()[name]
             assert torch.equal(one, two), f"{label}: {name} differs by {(one - two).abs().max()}"

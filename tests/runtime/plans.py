@@ -13,7 +13,9 @@ from bigplan.placement import KindPlacement, Placement, StagePlacement
 from bigplan.plan import Plan, Predicted, SearchRecord, StepParts
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.training import Optimizer, Training
+from bigplan.spec.optimizer import Optimizer, ParameterGroup
+from bigplan.spec.schedule import Schedule
+from bigplan.spec.training import LossScale, Training
 from tests.runtime.reference import INACTIVE
 from tests.toys import placements
 
@@ -52,7 +54,7 @@ PREDICTED = Predicted(
 def tiny_model(**changes: object) -> ModelSpec:
     """Byte tokens, two blocks of width 32, grouped heads. Every tensor is a multiple of 16 long.
 
-    So torch's fused AdamW takes each through its vector body (bigplan/runtime/adamw.py).
+    So torch's fused AdamW takes each through its vector body (bigplan/runtime/fused.py).
     """
     fields = {
         "name": "tiny",
@@ -112,8 +114,21 @@ def placed(slots: int = 2, chunk: int = CHUNK, **kinds: KindPlacement) -> Placem
 
 @st.composite
 def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
-    """Tied or not, heads grouped or not, with or without biases and norms of queries and keys."""
+    """Tied or not, heads grouped or not, with or without biases and norms of queries and keys.
+
+    One in three has GPT-2 style blocks.
+    """
     flag = st.booleans()
+    style: dict[str, object] = {}
+    if draw(st.integers(0, 2)) == 0:
+        style = {
+            "norm": "layernorm",
+            "norm_bias": draw(flag),
+            "mlp": draw(st.sampled_from(("gelu", "gelu_tanh", "relu"))),
+            "positions": "learned",
+            "position_offset": draw(st.sampled_from((0, 2))),
+            "attention_output_bias": draw(flag),
+        }
     return tiny_model(
         layers=draw(st.integers(1, 3)),
         kv_heads=draw(st.sampled_from(kv_heads)),
@@ -121,13 +136,63 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         qk_norm=draw(flag),
         qkv_bias=draw(flag),
         mlp_bias=draw(flag),
+        **style,
+    )
+
+
+@st.composite
+def optimizers(draw: st.DrawFn) -> Optimizer:
+    """AdamW, or SGD with a rate that moves weights as visibly; with or without groups."""
+    groups = draw(
+        st.lists(
+            st.sampled_from(
+                (
+                    {"match": "layers.*.q_proj.*", "weight_decay": 0.0},
+                    {"match": "*norm*", "weight_decay": 0.3, "learning_rate_factor": 0.5},
+                    {"match": "layers.0.*", "learning_rate_factor": 0.0},
+                )
+            ),
+            unique_by=lambda group: group["match"],
+        )
+    )
+    if draw(st.booleans()):
+        return OPTIMIZER.model_copy(update={"groups": _groups(groups)})
+    momentum = draw(st.sampled_from((0.0, 0.9)))
+    sgd = Optimizer(name="sgd", learning_rate=0.5, momentum=momentum, weight_decay=0.01)
+    return sgd.model_copy(update={"groups": _groups(groups)})
+
+
+def _groups(groups: list[dict[str, object]]) -> tuple[ParameterGroup, ...]:
+    return tuple(ParameterGroup.model_validate(group) for group in groups)
+
+
+def schedules() -> st.SearchStrategy[Schedule]:
+    """Rates that differ in each of the first steps, and one that stays."""
+    return st.sampled_from(
+        (
+            Schedule(),
+            Schedule(warmup_steps=5),
+            Schedule(name="cosine", warmup_steps=1, decay_steps=4, final_fraction=0.1),
+            Schedule(name="linear", decay_steps=3),
+        )
+    )
+
+
+def loss_scales() -> st.SearchStrategy[LossScale]:
+    """For fp16: one that stays, one that grows, and one with which the first steps overflow."""
+    return st.sampled_from(
+        (
+            LossScale(initial=1024),
+            LossScale(initial=256, growth_interval=1),
+            LossScale(initial=2**20),
+        )
     )
 
 
 @st.composite
 def plans(
     draw: st.DrawFn,
-    precisions: tuple[str, ...] = ("fp32", "fp32", "bf16"),
+    precisions: tuple[str, ...] = ("fp32", "bf16", "fp16"),
     device: str = "cpu",
     kv_heads: tuple[int, ...] = (2, 4),
 ) -> Plan:
@@ -140,12 +205,16 @@ def plans(
     )
     units = draw(st.integers(1, 3))
     precision = draw(st.sampled_from(precisions))
-    narrow = precision == "bf16" and draw(st.booleans())
+    narrow = precision != "fp32" and draw(st.booleans())
     training = tiny_training(
         strategy.micro_batch * strategy.accumulation_group * units,
         precision=precision,
-        gradient_precision="bf16" if narrow else "fp32",
+        gradient_precision=precision if narrow else "fp32",
         clip_norm=draw(st.sampled_from((None, INACTIVE, 0.5))),
+        optimizer=draw(optimizers()),
+        schedule=draw(schedules()),
+        # Whether a sum in fp16 overflows may depend on its order.
+        loss_scale=LossScale(initial=1024) if narrow else draw(loss_scales()),
         seed=draw(st.integers(0, 3)),
     )
     graph = replace(build_graph(model, training, strategy), recomputes=NATIVE_RECOMPUTES)

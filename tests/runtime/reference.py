@@ -1,10 +1,11 @@
 """One optimizer step as a plain torch loop, and how far another order of its sums may lead.
 
 The loop holds the whole model: micro-batch after micro-batch, one `backward()` each that adds to
-`.grad`; ranks of data parallelism one after the other, then their gradients added; the factor of
-`clip_grad_norm_`; `torch.optim.AdamW`. It shares with the runtime the functions of the layers
-(bigplan/runtime/blocks.py, tested against transformers), first values and batches: what is compared
-is everything that a plan decides.
+`.grad`; ranks of data parallelism one after the other, then their gradients added; divided by the
+loss scale and by what `clip_grad_norm_` multiplies with the inverse of; `torch.optim.AdamW` or
+`SGD`. It shares with the runtime the functions of the layers (bigplan/runtime/blocks.py, tested
+against transformers), first values, batches and learning rates: what is compared is everything that
+a plan decides.
 
 **Where the same bits are expected.** From equal weights the gradient of every micro-batch is equal
 bit by bit. A plan changes only the order in which `n` such terms are added: see `same_order`. With
@@ -17,7 +18,7 @@ most (n - 1) u sum|t| to first order (Higham, Accuracy and Stability, 4.2), so t
 at most e = 2 n u sum|t|, where n for sum (n - 1) pays the higher orders. The runtime squares and
 adds the k elements of a layer in fp32: the norm's relative error is at most (k / 2 + 2) u32, plus
 what differing gradients add, |e| / |g| over all layers; min(1, limit / norm) has no more. That
-fraction of |g| is added to e. Through AdamW, with
+fraction of |g| is added to e. A loss scale divides all of this alike. Through AdamW, with
 m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g^2, N = m' / (1 - b1^t) and
 D = sqrt(v' / (1 - b2^t)) + epsilon:
 
@@ -26,40 +27,54 @@ D = sqrt(v' / (1 - b2^t)) + epsilon:
         (the last since |sqrt(a^2 + x^2) - sqrt(a^2 + y^2)| <= |x - y|)
     |dw| <= lr (|dN| + |N| |dD| / D) / D',  D' = max(epsilon, D - |dD|)
 
-plus the roundings of AdamW itself on either side, counted generously as eight of each term. A
-gradient near zero may flip its sign, and its weight then moves by up to 2 lr: the bound says so,
-element by element, and stays tight for all others.
+and through SGD by |db| <= e, |dw| <= lr |db|, plus the roundings of the optimizer itself on either
+side, counted generously as eight of each term. Under AdamW a gradient near zero may flip its sign,
+and its weight then moves by up to 2 lr: the bound says so, element by element, and stays tight for
+all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph
 from bigplan.placement import LayerPlacement, Tier
-from bigplan.plan import Plan
+from bigplan.plan import Plan, graph_of
 from bigplan.runtime import blocks
-from bigplan.runtime.data import BatchSource, bundled_text
+from bigplan.runtime.data import BatchSource, data_path
+from bigplan.runtime.first_values import first_values
 from bigplan.spec.model import Parameter
+from bigplan.spec.optimizer import rules
+from bigplan.spec.schedule import learning_rate
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 UNIT = 2.0**-24  # unit roundoff of fp32
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 @dataclass(frozen=True, slots=True)
 class LayerState:
-    """A layer's fp32 weights and moments, each flat in the order of the model's parameters."""
+    """A layer's fp32 weights and moments, each flat in the order of the model's parameters.
+
+    AdamW has two moments, SGD its momentum or none.
+    """
 
     weights: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    moments: tuple[Tensor, ...]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name."""
+        return {"weights": self.weights} | {f"moment {i}": m for i, m in enumerate(self.moments)}
+
+    def clone(self) -> LayerState:
+        """Tensors of its own."""
+        return LayerState(self.weights.clone(), tuple(m.clone() for m in self.moments))
 
 
 State = tuple[LayerState, ...]
@@ -70,8 +85,11 @@ class Bound:
     """How far apart a layer's values may be after a step, element by element (fp64)."""
 
     weights: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
+    moments: tuple[Tensor, ...]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name, as LayerState's."""
+        return {"weights": self.weights} | {f"moment {i}": m for i, m in enumerate(self.moments)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,10 @@ class Outcome:
     loss: float
     state: State
     bounds: tuple[Bound | None, ...]
+    learning_rate: float
+    loss_scale: float
+    gradient_norm: float | None = None  # None: not finite, and the step was skipped
+    norm_error: float = 0.0  # part of the norm
 
 
 def same_order(graph: Graph, layer: int, placement: LayerPlacement) -> bool:
@@ -107,14 +129,14 @@ class PlainLoop:
 
     def __init__(self, plan: Plan, layers: Mapping[int, LayerPlacement]) -> None:
         self._plan, self._layers = plan, layers
-        self._graph = build_graph(plan.model, plan.training, plan.strategy)
+        self._graph = graph_of(plan)
         training, world = plan.training, plan.strategy.dp
         self._dtype = DTYPES[training.precision]
         self._gradient_dtype = DTYPES[training.gradient_precision]
         self._rope = blocks.rope_table(plan.model, training.sequence_length, "cpu", self._dtype)
         self._sources = [
             BatchSource(
-                bundled_text() if training.data == "bundled" else Path(training.data),
+                data_path(training.data),
                 training.sequence_length,
                 plan.strategy.micro_batch,
                 rank,
@@ -124,7 +146,13 @@ class PlainLoop:
             )
             for rank in range(world)
         ]
+        self._rules = [
+            rules(training.optimizer, plan.model, layer) for layer in range(len(self._graph.layers))
+        ]
         self._steps = 0
+        self._applied = 0
+        self._scale = training.loss_scale.initial if training.precision == "fp16" else 1.0
+        self._good = 0
         self.state = self._first_state()
 
     def _kinds(self) -> list[tuple[Parameter, ...]]:
@@ -132,29 +160,40 @@ class PlainLoop:
 
     def _first_state(self) -> State:
         state = []
+        first = first_values(self._plan.model, self._plan.training)
         for layer, name in enumerate(self._graph.layers):
-            values = [
-                blocks.initial_values(name, layer, p, self._plan.training.seed).flatten()
-                for p in self._plan.model.kinds()[name]
-            ]
-            flat = torch.cat(values)
-            state.append(LayerState(flat, torch.zeros_like(flat), torch.zeros_like(flat)))
+            values = [first(name, layer, p).flatten() for p in self._plan.model.kinds()[name]]
+            flat, moments = torch.cat(values), self._plan.training.optimizer.moments
+            empty = tuple(torch.zeros_like(flat) for _ in range(moments))
+            state.append(LayerState(flat, empty))
         return tuple(state)
 
     def step(self) -> Outcome:
         """One step from `state`, which becomes the state after it."""
+        training, scale, before = self._plan.training, self._scale, self.state
         gradients, magnitudes, loss = self._gradients()
-        before = self.state
-        factor = self._clip_factor(gradients)
-        scaled = [gradient.float() * factor for gradient in gradients]
         self._steps += 1
-        self.state = self._adamw(scaled)
-        errors = self._errors(scaled, [magnitude * factor for magnitude in magnitudes])
+        rate = learning_rate(training.schedule, training.optimizer, self._steps, training.steps)
+        norm = _norm(gradients) / scale
+        if training.deferred_updates and not isfinite(norm):
+            self._good, self._scale = 0, max(1.0, scale / training.loss_scale.factor)
+            return Outcome(loss, before, (None,) * len(before), rate, scale)
+        self._good, self._applied = self._good + 1, self._applied + 1
+        if training.precision == "fp16" and self._good == training.loss_scale.growth_interval:
+            self._good, self._scale = 0, scale * training.loss_scale.factor
+        divisor = torch.tensor(scale * self._clip_divisor(norm), dtype=torch.float32)
+        scaled = [gradient.float() / divisor for gradient in gradients]
+        self.state = self._optimized(scaled, rate)
+        errors = self._errors([magnitude / divisor for magnitude in magnitudes])
+        off = self._norm_error(scaled, errors)
+        if self._clips():
+            errors = [e + off * g.double().abs() for e, g in zip(errors, scaled, strict=True)]
+        through = self._through_adamw if training.optimizer.name == "adamw" else self._through_sgd
         bounds = tuple(
-            self._through_adamw(old, gradient.double(), error) if bool(error.any()) else None
-            for old, gradient, error in zip(before, scaled, errors, strict=True)
+            through(layer, old, gradient.double(), error, rate) if bool(error.any()) else None
+            for layer, (old, gradient, error) in enumerate(zip(before, scaled, errors, strict=True))
         )
-        return Outcome(loss, self.state, bounds)
+        return Outcome(loss, self.state, bounds, rate, scale, norm, off)
 
     def _gradients(self) -> tuple[list[Tensor], list[Tensor], float]:
         """Every layer's flat gradient, the sum of its terms' magnitudes (fp64), and the loss."""
@@ -165,18 +204,15 @@ class PlainLoop:
             leaves = self._leaves()
             losses = []
             for number in range(self._graph.micro_batches):
-                tokens, targets = source.batch(self._steps, number)
-                share = self._forward(leaves, magnitudes, tokens, targets) * self._share
-                torch.autograd.backward(share)
+                batch = source.batch(self._steps, number)
+                total_loss = self._forward(leaves, magnitudes, batch.tokens, batch.targets)
+                share = total_loss * (1.0 / max(1, batch.counted))
+                torch.autograd.backward(share * self._scale)
                 losses.append(share.detach())
             loss += torch.stack(losses).sum()
             flat = [_gradient(leaf) for leaf in leaves]
             total = [a + b for a, b in zip(total, flat, strict=True)] if total else flat
         return total, magnitudes, float(loss)
-
-    @property
-    def _share(self) -> float:
-        return 1.0 / (self._graph.micro_batches * self._graph.strategy.dp)
 
     def _leaves(self) -> list[Tensor]:
         """Flat leaves in the dtype that gradients are summed in: `.grad` has it too."""
@@ -197,7 +233,7 @@ class PlainLoop:
         def used(layer: int) -> dict[str, Tensor]:
             return _tensors(leaves[layer], kinds[layer], self._dtype, magnitudes[layer])
 
-        x = blocks.embedding(used(0), tokens)
+        x = blocks.embedding(used(0), tokens, model)
         for layer in range(1, len(kinds) - 1):
             x = blocks.block(used(layer), x, model, self._rope)
         head = used(len(kinds) - 1)
@@ -205,46 +241,56 @@ class PlainLoop:
             head |= used(0)
         return blocks.head_loss(head, x, targets, model)
 
-    def _clip_factor(self, gradients: Iterable[Tensor]) -> float:
+    def _clip_divisor(self, norm: float) -> float:
         limit = self._plan.training.clip_norm
-        if limit is None:
-            return 1.0
-        return min(1.0, limit / (_norm(gradients) + CLIP_EPSILON))
+        return 1.0 if limit is None else max(1.0, (norm + CLIP_EPSILON) / limit)
 
-    def _adamw(self, gradients: Sequence[Tensor]) -> State:
-        """torch.optim.AdamW on every tensor, decay on those that have it."""
-        rule = self._plan.training.optimizer
+    def _optimized(self, gradients: Sequence[Tensor], rate: float) -> State:
+        """torch's optimizer on every tensor, with the constants of its group."""
         state = []
-        for parameters, old, gradient in zip(self._kinds(), self.state, gradients, strict=True):
-            new = LayerState(old.weights.clone(), old.exp_avg.clone(), old.exp_avg_sq.clone())
-            views = [_split(t, parameters) for t in (new.weights, new.exp_avg, new.exp_avg_sq)]
-            groups, moments = [], dict[Tensor, dict[str, Tensor]]()
-            for p, weight, average, square, by in zip(
-                parameters, *views, _split(gradient, parameters), strict=True
+        for layer, (parameters, old, gradient) in enumerate(
+            zip(self._kinds(), self.state, gradients, strict=True)
+        ):
+            new = old.clone()
+            groups, moments = [], list[list[Tensor]]()
+            views = [_split(tensor, parameters) for tensor in (new.weights, *new.moments)]
+            for p, by, weight, *mine in zip(
+                parameters, _split(gradient, parameters), *views, strict=True
             ):
                 leaf = torch.nn.Parameter(weight)
                 leaf.grad = by
+                rule = self._rules[layer][p.name]
                 groups.append(
-                    {"params": [leaf], "weight_decay": rule.weight_decay if p.decay else 0.0}
+                    {
+                        "params": [leaf],
+                        "weight_decay": rule.weight_decay,
+                        "lr": rate * rule.learning_rate_factor,
+                    }
                 )
-                moments[leaf] = {
-                    "step": torch.tensor(float(self._steps - 1)),
-                    "exp_avg": average,
-                    "exp_avg_sq": square,
-                }
-            optimizer = torch.optim.AdamW(
-                groups,
-                lr=rule.learning_rate,
-                betas=(rule.beta1, rule.beta2),
-                eps=rule.epsilon,
-                fused=True,
-            )
-            optimizer.state.update(moments)
-            optimizer.step()
+                moments.append(mine)
+            self._torch_step(groups, moments)
             state.append(new)
         return tuple(state)
 
-    def _errors(self, gradients: Sequence[Tensor], magnitudes: Sequence[Tensor]) -> list[Tensor]:
+    def _torch_step(self, groups: list[dict[str, Any]], moments: list[list[Tensor]]) -> None:
+        """One step of torch.optim from the given moments, which become the new ones."""
+        rule = self._plan.training.optimizer
+        optimizer: torch.optim.Optimizer
+        names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+        if rule.name == "adamw":
+            betas = (rule.beta1, rule.beta2)
+            optimizer = torch.optim.AdamW(groups, betas=betas, eps=rule.epsilon, fused=True)
+        else:
+            optimizer = torch.optim.SGD(groups, momentum=rule.momentum, fused=True)
+            names = ("momentum_buffer",)
+        for group, mine in zip(groups, moments, strict=True):
+            state = dict(zip(names, mine, strict=False))  # without momentum there is none
+            if rule.name == "adamw":
+                state["step"] = torch.tensor(float(self._applied - 1))
+            optimizer.state[group["params"][0]] = state
+        optimizer.step()
+
+    def _errors(self, magnitudes: Sequence[Tensor]) -> list[Tensor]:
         """The `e` of every layer, in fp64; zero where sums have the same order."""
         unit = torch.finfo(self._gradient_dtype).eps / 2
         errors = []
@@ -253,20 +299,32 @@ class PlainLoop:
             terms = uses * self._graph.micro_batches * self._graph.strategy.dp
             exact = same_order(self._graph, layer, self._layers[layer])
             errors.append(magnitude * (0.0 if exact else 2 * terms * unit))
-        if not self._clips():
-            return errors
+        return errors
+
+    def _norm_error(self, gradients: Sequence[Tensor], errors: Sequence[Tensor]) -> float:
+        """How far off the norm may be, as a fraction of it."""
         largest = max(gradient.numel() for gradient in gradients)
-        off = (largest / 2 + 2) * UNIT + _norm(errors) / _norm(gradients)
-        return [e + off * g.double().abs() for e, g in zip(errors, gradients, strict=True)]
+        return (largest / 2 + 2) * UNIT + _norm(errors) / _norm(gradients)
 
     def _clips(self) -> bool:
         """Whether the clip factor may differ from one on either side."""
         limit = self._plan.training.clip_norm
         return limit is not None and limit < INACTIVE
 
-    def _through_adamw(self, old: LayerState, g: Tensor, error: Tensor) -> Bound:
-        rule, t = self._plan.training.optimizer, self._steps
-        m, v, w = old.exp_avg.double(), old.exp_avg_sq.double(), old.weights.double()
+    def _rates(self, layer: int, rate: float) -> Tensor:
+        """The learning rate of every element of the layer, in fp64."""
+        rates = [
+            torch.full((torch.Size(p.shape).numel(),), rate * rule.learning_rate_factor).double()
+            for p in self._kinds()[layer]
+            for rule in [self._rules[layer][p.name]]
+        ]
+        return torch.cat(rates)
+
+    def _through_adamw(
+        self, layer: int, old: LayerState, g: Tensor, error: Tensor, rate: float
+    ) -> Bound:
+        rule, t = self._plan.training.optimizer, self._applied
+        m, v = (moment.double() for moment in old.moments)
         by_m, by_v = 1 - rule.beta1, 1 - rule.beta2
         unbias_m, unbias_v = 1 - rule.beta1**t, 1 - rule.beta2**t
         new_v = rule.beta2 * v + by_v * g.square()
@@ -278,12 +336,26 @@ class PlainLoop:
         change = (d_numerator + numerator * d_denominator / denominator) / smallest
         term_m = rule.beta1 * m.abs() + by_m * g.abs()
         rounding = 8 * UNIT
+        move = change + rounding * term_m / unbias_m / smallest
         return Bound(
-            rule.learning_rate * (change + rounding * term_m / unbias_m / smallest)
-            + rounding * w.abs(),
-            by_m * error + rounding * term_m,
-            by_v * error * (2 * g.abs() + error) + rounding * new_v,
+            self._rates(layer, rate) * move + rounding * old.weights.double().abs(),
+            (
+                by_m * error + rounding * term_m,
+                by_v * error * (2 * g.abs() + error) + rounding * new_v,
+            ),
         )
+
+    def _through_sgd(
+        self, layer: int, old: LayerState, g: Tensor, error: Tensor, rate: float
+    ) -> Bound:
+        rule, w = self._plan.training.optimizer, old.weights.double().abs()
+        decay = max(rule.weight_decay, *(group.weight_decay or 0.0 for group in rule.groups), 0.0)
+        term = g.abs() + decay * w
+        if old.moments:
+            term += rule.momentum * old.moments[0].double().abs()
+        change = error + 8 * UNIT * term
+        weights = self._rates(layer, rate) * change + 8 * UNIT * w
+        return Bound(weights, (change,) * len(old.moments))
 
 
 INACTIVE = 1e3  # a clip_norm that no gradient of these models reaches

@@ -1,4 +1,4 @@
-"""The pure-function blocks against transformers' Llama, Qwen2 and Qwen3 on the same weights."""
+"""The pure-function blocks against transformers' models on the same weights."""
 
 from __future__ import annotations
 
@@ -10,47 +10,13 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch
-import transformers
 
 from bigplan.runtime import blocks
+from bigplan.spec.hf_names import hf_tensors
+from tests.runtime.hf_models import CASES, LENGTH, loss, ours_of, reference, spec_of
 
 # fp32 sums of a few hundred terms in another order: a relative 1e-5 is about 100 roundings.
 TOLERANCE = 1e-5
-SEED = 3
-SIZES: dict[str, object] = {
-    "hidden_size": 48,
-    "intermediate_size": 112,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "vocab_size": 130,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-    "attn_implementation": "eager",
-}
-Layers = dict[str, dict[str, torch.Tensor]]
-CASES: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
-    "llama": ("Llama", {}, {}),
-    "llama-mha-tied": (
-        "Llama",
-        {"num_key_value_heads": 6, "tie_word_embeddings": True},
-        {"kv_heads": 6, "tied_embeddings": True},
-    ),
-    "llama-bias": (
-        "Llama",
-        {"attention_bias": True, "mlp_bias": True},
-        {"qkv_bias": True, "attention_output_bias": True, "mlp_bias": True},
-    ),
-    "qwen2": ("Qwen2", {"tie_word_embeddings": False}, {"qkv_bias": True}),
-    "qwen3": (
-        "Qwen3",
-        {"head_dim": 16, "tie_word_embeddings": False},
-        {"head_dim": 16, "qk_norm": True},
-    ),
-}
-OURS = {"input_layernorm": "input_norm", "post_attention_layernorm": "post_norm"}
-PREFIXES = ("model.", "self_attn.", "mlp.")
 
 
 def _model(**changes: object) -> ModelSpec:
@@ -69,69 +35,36 @@ def _model(**changes: object) -> ModelSpec:
     return ModelSpec.model_validate(fields | changes)
 
 
-def _ours(name: str) -> tuple[str, str]:
-    """Layer ("embedding", "0", "1", "head") and our name of a transformers parameter."""
-    for prefix in PREFIXES:
-        name = name.replace(prefix, "")
-    for theirs, ours in OURS.items():
-        name = name.replace(theirs, ours)
-    if name.startswith("layers."):
-        _, layer, name = name.split(".", 2)
-        return layer, name
-    return ("embedding" if name.startswith("embed") else "head"), name
-
-
-def _reference(case: str) -> tuple[torch.nn.Module, Layers]:
-    """The transformers model of a case and our parameters with the same values."""
-    family, config, _ = CASES[case]
-    made = getattr(transformers, f"{family}Config")(**SIZES | config)
-    torch.manual_seed(SEED)
-    reference = getattr(transformers, f"{family}ForCausalLM")(made).float()
-    ours: Layers = {}
-    for name, value in reference.named_parameters():
-        with torch.no_grad():  # norms and biases too, which start at one and zero
-            value.add_(torch.randn_like(value), alpha=0.05)
-        layer, parameter = _ours(name)
-        ours.setdefault(layer, {})[parameter] = value.detach().clone().requires_grad_()
-    return reference, ours
-
-
-def _loss(model: ModelSpec, p: Layers, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    head = dict(p["head"])
-    if model.tied_embeddings:
-        head.update(p["embedding"])
-    rope = blocks.rope_table(model, tokens.shape[1], "cpu", torch.float32)
-    x = blocks.embedding(p["embedding"], tokens)
-    for layer in range(model.layers):
-        x = blocks.block(p[str(layer)], x, model, rope)
-    return blocks.head_loss(head, x, targets, model)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_loss_and_gradients_equal_transformers(case: str) -> None:
-    model = _model(**CASES[case][2])
-    reference, ours = _reference(case)
-    for kind, layer in (("embedding", "embedding"), ("block", "1"), ("head", "head")):
-        shapes = {p.name: p.shape for p in model.kinds()[kind]}
-        assert {name: tuple(value.shape) for name, value in ours[layer].items()} == shapes
-    text = torch.randint(model.vocab, (3, 20))
+    theirs = reference(case)
+    model = spec_of(theirs)
+    ours = ours_of(theirs, model)
+    # Not token 1, which is padding for transformers' OPT: its row gets no gradient.
+    text = torch.randint(2, model.vocab, (3, LENGTH + 1))
     tokens, targets = text[:, :-1], text[:, 1:]
-    logits = reference(tokens).logits
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    scores = theirs(tokens).logits
+    expected = torch.nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
     torch.autograd.backward(expected)
-    loss = _loss(model, ours, tokens, targets)
-    torch.autograd.backward(loss)
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(expected.item(), rel=TOLERANCE)
-    for name, value in reference.named_parameters():
-        layer, parameter = _ours(name)
-        gradient = ours[layer][parameter].grad
-        assert gradient is not None
-        assert value.grad is not None
-        error = (gradient - value.grad).norm() / value.grad.norm()
+    found = loss(model, ours, tokens, targets)
+    torch.autograd.backward(found)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(expected.item(), rel=TOLERANCE)
+    values = dict(theirs.named_parameters())
+    for tensor in hf_tensors(CASES[case][0], model):
+        rows = [ours[piece.layer][piece.parameter.name].grad for piece in tensor.pieces]
+        whole = torch.cat([row for row in rows if row is not None])
+        gradient, by_theirs = whole.T if tensor.transposed else whole, values[tensor.name].grad
+        assert by_theirs is not None
+        error = (gradient - by_theirs).norm() / by_theirs.norm()
         # Softmax ignores what is added to all keys alike, so k_proj.bias has no gradient without
         # rope, and with it a small one of terms that cancel.
-        assert error < (10 if parameter == "k_proj.bias" else 1) * TOLERANCE, (name, error)
+        if tensor.name.endswith("k_proj.bias"):
+            usual = values[tensor.name.replace("k_proj", "q_proj")].grad
+            assert usual is not None
+            assert (gradient - by_theirs).norm() < TOLERANCE * usual.norm()
+        else:
+            assert error < TOLERANCE, (tensor.name, error)
 
 
 def test_autograd_functions_have_the_right_derivative() -> None:
@@ -152,17 +85,31 @@ def test_rms_norm_gradient_equals_torch() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_bf16_stays_near_fp32() -> None:
-    _, ours = _reference("qwen3")
-    model = _model(qk_norm=True, head_dim=16)
+@pytest.mark.parametrize("biased", [True, False])
+def test_layer_norm_gradient_equals_torch(biased: bool) -> None:
+    x, weight = torch.randn(4, 33, requires_grad=True), torch.randn(33, requires_grad=True)
+    bias = torch.randn(33, requires_grad=True) if biased else None
+    leaves = [leaf for leaf in (x, weight, bias) if leaf is not None]
+    ours = torch.autograd.grad(blocks._layer_norm(x, weight, bias, 1e-5).square().sum(), leaves)
+    plain = torch.nn.functional.layer_norm(x, (33,), weight, bias, 1e-5)
+    theirs = torch.autograd.grad(plain.square().sum(), leaves)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["qwen3", "gpt2", "opt"])
+def test_bf16_stays_near_fp32(case: str) -> None:
+    theirs = reference(case)
+    model = spec_of(theirs)
+    ours = ours_of(theirs, model)
     tokens, targets = torch.randint(model.vocab, (2, 2, 16)).unbind()
-    narrow = {k: {n: t.detach().bfloat16() for n, t in v.items()} for k, v in ours.items()}
-    wide = _loss(model, ours, tokens, targets)
-    assert wide.dtype == torch.float32
-    loss = _loss(model, narrow, tokens, targets)
-    assert loss.dtype == torch.float32
+    narrow = [{n: t.detach().bfloat16().requires_grad_() for n, t in p.items()} for p in ours]
+    wide, short = loss(model, ours, tokens, targets), loss(model, narrow, tokens, targets)
+    assert (wide.dtype, short.dtype) == (torch.float32, torch.float32)
     # bf16 has 8 bits: 0.4% a rounding, averaged over 32 targets.
-    assert loss.item() == pytest.approx(wide.item(), rel=0.01)
+    assert short.item() == pytest.approx(wide.item(), rel=0.01)
+    torch.autograd.backward(short)
+    assert all(t.grad is not None and t.grad.dtype == t.dtype for p in narrow for t in p.values())
 
 
 def test_initial_values_depend_on_seed_layer_and_name_alone() -> None:

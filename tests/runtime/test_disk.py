@@ -156,7 +156,7 @@ def test_errors_name_file_offset_and_bytes(tmp_path: Path, monkeypatch: pytest.M
         told = "store: writing 8192 bytes at offset 4096: .*Input/output error"
         with pytest.raises(TransferError, match=told):
             file.write(PAGE, aligned_empty(2 * PAGE))
-        os.ftruncate(file._descriptor, PAGE)  # somebody shortens the file
+        os.ftruncate(file._pages.descriptor, PAGE)  # somebody shortens the file
         with pytest.raises(TransferError, match="reading 8192 bytes at offset 4096: 0 bytes moved"):
             file.read(PAGE, aligned_empty(2 * PAGE))
 

@@ -89,11 +89,15 @@ def test_losing_a_micro_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         check(plan, execute(plan))
 
 
-def test_a_loss_in_chunks_is_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_a_loss_in_chunks_is_the_loss(positions: str) -> None:
     """16 tokens as 5 + 5 + 5 + 1: the same terms, added in another order (test_blocks' 1e-5)."""
-    whole = execute(_away(tied=True), steps=1)
-    monkeypatch.setattr(compute, "LOSS_CHUNK_TOKENS", 5)
-    chunked = execute(_away(tied=True), steps=1)
+    plan = _away(tied=True)
+    model = plan.model.model_copy(update={"positions": positions})
+    plan = plan.model_copy(update={"model": model})
+    placement = plan.placement.model_copy(update={"loss_chunk": 5})
+    whole = execute(plan, steps=1)
+    chunked = execute(plan.model_copy(update={"placement": placement}), steps=1)
     assert chunked.losses == pytest.approx(whole.losses, rel=1e-6)
     for ours, plain in zip(_moments(chunked), _moments(whole), strict=True):
         assert (ours - plain).norm() < 1e-5 * plain.norm()
@@ -101,4 +105,4 @@ def test_a_loss_in_chunks_is_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _moments(run: Run) -> list[torch.Tensor]:
     """After one step the first moments are a tenth of the gradients."""
-    return [layer.exp_avg for layer in run.states[-1]]
+    return [layer.moments[0] for layer in run.states[-1]]

@@ -41,8 +41,10 @@ class _Layer:
         self.x = torch.randn(1, length, model.hidden, generator=generator).to(self.dtype)
         self.gradient = torch.randn(1, length, model.hidden, generator=generator).to(self.dtype)
 
-    def record(self) -> Kept:
-        kept = Kept(weights=self.weights)
+    def record(self, recompute: Recompute = Recompute.NONE) -> Kept:
+        constants = frozenset(t.untyped_storage().data_ptr() for t in self.rope)
+        kept = Kept(weights=self.weights, constants=constants)
+        cheap = kept.run_again if recompute is Recompute.SELECTIVE else blocks.plainly
         views, start = {}, 0
         for p in self.model.kinds()["block"]:
             count = torch.Size(p.shape).numel()
@@ -50,8 +52,7 @@ class _Layer:
             views[p.name] = part.detach().requires_grad_()
             start += count
         kept.parameters = list(views.values())
-        constants = frozenset(t.untyped_storage().data_ptr() for t in self.rope)
-        kept.record(lambda x: blocks.block(views, x, self.model, self.rope), self.x, constants)
+        kept.record(lambda x: blocks.block(views, x, self.model, self.rope, cheap), self.x)
         return kept
 
     def plain(self) -> tuple[Tensor, ...]:
@@ -75,20 +76,23 @@ def layers(draw: st.DrawFn) -> _Layer:
 @given(layers())
 @settings(max_examples=25, derandomize=True, deadline=None)
 def test_a_layer_keeps_what_the_planner_counted(layer: _Layer) -> None:
-    assert layer.record().nbytes == layer.kind.kept(Recompute.NONE)
+    for recompute in (Recompute.NONE, Recompute.SELECTIVE):
+        assert layer.record(recompute).nbytes == layer.kind.kept(recompute)
     boundary = Kept()
     boundary.keep_input(layer.x)
     assert boundary.nbytes == layer.kind.kept(Recompute.FULL)
 
 
-@given(layers())
+@given(layers(), st.sampled_from((Recompute.NONE, Recompute.SELECTIVE)))
 @settings(max_examples=25, derandomize=True, deadline=None)
-def test_activations_come_back_in_the_pages_that_were_reserved(layer: _Layer) -> None:
-    kept = layer.record()
-    reserved = aligned_empty(align_up(layer.kind.kept(Recompute.NONE), PAGE))
+def test_activations_come_back_in_the_pages_that_were_reserved(
+    layer: _Layer, recompute: Recompute
+) -> None:
+    kept = layer.record(recompute)
+    reserved = aligned_empty(align_up(layer.kind.kept(recompute), PAGE))
     kept.move_out(reserved)
     assert not any(isinstance(saved, Tensor) for saved in kept.saved)
-    kept.fetch(reserved, torch.device("cpu"))
+    kept.fetch(reserved, [], torch.device("cpu"))
     reserved.fill_(0xFF)  # the fetched copy is what the backward reads
     for ours, plain in zip(kept.gradients(layer.gradient), layer.plain(), strict=True):
         assert torch.equal(ours, plain)

@@ -13,16 +13,16 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.errors import InputError, PreflightError
-from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower_stage
 from bigplan.placement import Tier
-from bigplan.plan import Plan
+from bigplan.plan import Plan, graph_of
 from bigplan.program import Program
 from bigplan.runtime import memory
 from bigplan.runtime.memory import Sizes, check_machine, is_dynamic, static_sizes
 from bigplan.runtime.slab import DEVICE_ALIGNMENT, PAGE
 from bigplan.runtime.worker import Worker
+from bigplan.spec.training import Validation
 from tests.runtime.harness import context_of, started
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
 from tests.toys import kind_placement
@@ -33,7 +33,7 @@ ROOMY = 10**15
 
 
 def _program(plan: Plan) -> Program:
-    graph = build_graph(plan.model, plan.training, plan.strategy)
+    graph = graph_of(plan)
     return lower_stage(graph, plan.placement, 0)
 
 
@@ -152,11 +152,27 @@ def test_a_text_too_short_is_refused_before_anything_is_allocated(tmp_path: Path
     worker = Worker(
         plan_of(tiny_model(layers=1), training, Strategy(dp=1), placement), 0, 1, tmp_path
     )
-    worker.preflight()
-    with pytest.raises(InputError, match="longer text"):
+    with pytest.raises(InputError, match="more text"):
+        worker.preflight()
+    with pytest.raises(InputError, match="more text"):
         worker.start("")
     worker.close()
     assert list(tmp_path.iterdir()) == [text]
+
+
+def test_data_of_another_vocabulary_is_refused_before_anything_is_allocated(
+    tmp_path: Path,
+) -> None:
+    everywhere = kind_placement(1)
+    placement = placed(embedding=everywhere, block=everywhere, head=everywhere)
+    small = tiny_model(layers=1, vocab=128)
+    plan = plan_of(small, tiny_training(1), Strategy(dp=1), placement)
+    with pytest.raises(InputError, match=r"token 255, and tiny has a vocabulary of 128 \(0 to 127"):
+        Worker(plan, 0, 1, tmp_path).preflight()
+    training = tiny_training(1, validation=Validation(data=str(tmp_path / "none")))
+    plan = plan_of(tiny_model(layers=1), training, Strategy(dp=1), placement)
+    with pytest.raises(InputError, match="none cannot be read"):
+        Worker(plan, 0, 1, tmp_path).preflight()
 
 
 def test_poison_is_nan_in_every_dtype() -> None:

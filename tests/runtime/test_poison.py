@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from bigplan.errors import VerificationError
+from bigplan.errors import VerificationError, WorkerError
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.program import Action, Instruction, Lane, Op, Program, Ref, Repeat, expand
@@ -33,7 +33,14 @@ def _one_thread() -> None:
 
 
 def _is_nan_after(worker: Worker, steps: int) -> bool:
-    losses = [worker.step().loss for _ in range(steps)]
+    """Whether a NaN came through: to the loss, to gradients that skip a step, or to weights."""
+    try:
+        results = [worker.step() for _ in range(steps)]
+    except WorkerError:  # not even clipping kept it from the weights
+        return True
+    if any(result.skipped for result in results):
+        return True
+    losses = [result.loss for result in results]
     worker.finish()
     weights = (flat for _, flat in worker.weights())
     return any(map(math.isnan, losses)) or any(bool(flat.isnan().any()) for flat in weights)
@@ -66,10 +73,13 @@ def _is_stored(program: Program, action: Action, ref: Ref) -> bool:
     """Whether the entry lies in arena or slab and the action reads its numbers from there.
 
     Hidden states and activations on the GPU are torch's, the norm's and the clip's scalars are
-    kept apart, NVMe is not filled, and an update with state on the GPU or the host may own no rows.
+    kept apart, NVMe is not filled, an update with state on the GPU or the host may own no rows, and
+    a batch filled so holds no tokens at all.
     """
     buffer = program.buffers[ref.buffer]
     if buffer.tier is Tier.NVME or buffer.nbytes <= 8 or action.op is Op.UPDATE:
+        return False
+    if ref.buffer == "data":
         return False
     if ref.buffer.startswith(("a", "stage.a")) or ref.buffer in ("h", "workspace"):
         return buffer.tier is Tier.HOST and action.op is not Op.READ

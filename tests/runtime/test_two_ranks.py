@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch")
@@ -9,8 +11,9 @@ pytest.importorskip("torch")
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from tests.runtime.harness import STEPS, check, same
-from tests.runtime.two_ranks import WORLD, cases, result, run_rank
+from tests.runtime.harness import STEPS, check, evaluated, same
+from tests.runtime.masked import masked_data, prepare_masked
+from tests.runtime.two_ranks import MASKED, WORLD, cases, result, run_rank
 
 
 @pytest.fixture(scope="module")
@@ -18,16 +21,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Both processes have run all cases once: starting them takes seconds."""
     torch.set_num_threads(1)
     path = str(tmp_path_factory.mktemp("two-ranks"))
+    prepare_masked(path)
     spawn(run_rank, (path,), nprocs=WORLD)  # type: ignore[no-untyped-call]
     return path
 
 
 @pytest.mark.parametrize("name", cases())
 def test_two_ranks_train_as_a_plain_loop_does(folder: str, name: str) -> None:
-    plan, run = cases()[name], result(folder, name, 0)
+    plan, run = cases(str(masked_data(folder)))[name], result(folder, name, 0)
     exact = check(plan, run)
     layers = len(run.states[0])
     assert (exact == STEPS * layers) == name.startswith("same")
+
+
+def test_two_ranks_validate_as_one_does(folder: str) -> None:
+    """The same weights, and all of the validation's samples; its last batch is not full."""
+    plan = cases(str(masked_data(folder)))[MASKED]
+    alone = plan.model_copy(update={"strategy": plan.strategy.model_copy(update={"dp": 1})})
+    losses = [float((Path(folder) / f"validation.{rank}").read_text()) for rank in range(WORLD)]
+    assert losses[0] == losses[1]
+    assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", cases())

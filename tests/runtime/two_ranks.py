@@ -10,7 +10,10 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import KindPlacement, Placement, Tier
 from bigplan.plan import Plan
-from tests.runtime.harness import Run, execute
+from bigplan.spec.optimizer import Optimizer
+from bigplan.spec.training import LossScale
+from tests.runtime.harness import Run, evaluated, execute
+from tests.runtime.masked import masked_data, masked_training
 from tests.runtime.plans import CHUNK, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.reference import INACTIVE
 from tests.toys import kind_placement
@@ -49,20 +52,31 @@ def _everywhere(chunk: int = CHUNK, slots: int = 2, *, tied: bool = False) -> Pl
     )
 
 
-def cases() -> dict[str, Plan]:
-    """By name. In the first three every layer's sums have the plain loop's order."""
+MASKED = "same-masked"
+
+
+def cases(data: str = "bundled") -> dict[str, Plan]:
+    """By name; `data`: prompts and responses. Sums of `same` ones have the plain loop's order."""
     two = Strategy(dp=WORLD, accumulation_group=2)
     one = Strategy(dp=WORLD, micro_batch=2)
     resident = placed(embedding=kind_placement(1), block=kind_placement(3), head=kind_placement(1))
     model = tiny_model(layers=3)
     tied = tiny_model(layers=3, tied_embeddings=True)
     clipped, mixed = {"clip_norm": 0.5}, {"precision": "bf16", "clip_norm": INACTIVE}
+    scaled = {  # the first steps overflow
+        "precision": "fp16",
+        "gradient_precision": "fp16",
+        "loss_scale": LossScale(initial=2.0**20),
+        "optimizer": Optimizer(name="sgd", learning_rate=0.5),
+    }
     return {
         "same-resident": plan_of(model, tiny_training(8, clip_norm=INACTIVE), two, resident),
+        MASKED: plan_of(model, masked_training(8, data), two, resident),
         "same-one-unit": plan_of(model, tiny_training(4), two, _everywhere(20_000)),
         "same-tied": plan_of(tied, tiny_training(4, **mixed), one, _everywhere(tied=True)),
         "units": plan_of(model, tiny_training(8), two, _everywhere()),
         "clipped": plan_of(model, tiny_training(8, **clipped), one, _everywhere(20_000, 1)),
+        "fp16": plan_of(model, tiny_training(8, **scaled), two, _everywhere(20_000)),
         "tied": plan_of(tied, tiny_training(8, **mixed, seed=1), two, _everywhere(tied=True)),
     }
 
@@ -70,10 +84,14 @@ def cases() -> dict[str, Plan]:
 def run_rank(rank: int, folder: str) -> None:
     """One process: execute every case and leave what it computed in the folder."""
     torch.set_num_threads(1)
-    for name, plan in cases().items():
+    for name, plan in cases(str(masked_data(folder))).items():
         meeting = (Path(folder) / f"{name}.meeting").as_uri()
         run = execute(plan, rank=rank, init_method=meeting)
         torch.save(run, _result(folder, name, rank))
+        if name == MASKED:
+            meeting = (Path(folder) / "validation.meeting").as_uri()
+            loss = evaluated(plan, rank=rank, init_method=meeting)
+            (Path(folder) / f"validation.{rank}").write_text(repr(loss))
 
 
 def result(folder: str, name: str, rank: int) -> Run:

@@ -57,7 +57,7 @@ def test_one_forward_one_backward_takes_units_plus_stages(
     ],
 )
 def test_prefetch_into_slots(rate: float, slots: int, seconds: float) -> None:
-    graph = toy_graph(blocks=4, units=1, clipped=False)
+    graph = toy_graph(blocks=4, units=1, deferred=False)
     streamed = kind_placement(4, Tier.HOST, optimizer=Tier.HOST)
     costs = replace(IDEAL, rates=replace(FAST, h2d=rate))
     programs = lower(graph, placed(graph, slots=slots, block=streamed))
@@ -80,7 +80,7 @@ def test_a_clipped_update_hides_behind_the_first_forward_alone() -> None:
     seconds = simulate(lower(graph, placed(graph, block=on_host)), graph, costs).seconds
     assert seconds == pytest.approx(16 + 1 + 8, abs=TINY)
     # Without clipping each update follows its backward: the last one starts when the others have.
-    graph = replace(graph, clipped=False)
+    graph = replace(graph, deferred=False)
     seconds = simulate(lower(graph, placed(graph, block=on_host)), graph, costs).seconds
     assert seconds == pytest.approx(4 + 2 + 16, abs=TINY)
 
@@ -88,7 +88,7 @@ def test_a_clipped_update_hides_behind_the_first_forward_alone() -> None:
 def test_reductions_overlap_the_backward_of_earlier_layers() -> None:
     kinds = {name: replace(cost, reduce=1.5) for name, cost in PASSES.items()}
     costs = replace(IDEAL, kinds=kinds)
-    graph = toy_graph(Strategy(dp=2), blocks=4, units=1, clipped=False)
+    graph = toy_graph(Strategy(dp=2), blocks=4, units=1, deferred=False)
     timeline = simulate(lower(graph, placed(graph)), graph, costs)
     # The head's reduction and those of blocks 4 to 2 hide; block 1's and the embedding's do not.
     assert timeline.seconds == pytest.approx(4 + 8 + 1.5 + 1.5, abs=TINY)

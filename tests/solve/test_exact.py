@@ -140,7 +140,7 @@ def test_one_block(seed: int, room: float, host: int) -> None:
         Strategy(dp=1, accumulation_group=rng.choice((1, 2))),
         blocks=1,
         units=rng.choice((1, 2, 4)),
-        clipped=rng.random() < 0.5,
+        deferred=rng.random() < 0.5,
         master=rng.random() < 0.5,
     )
     most, least = _range(graph)
@@ -152,7 +152,7 @@ def test_one_block(seed: int, room: float, host: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_two_blocks_that_keep_no_activations(seed: int) -> None:
     rng = random.Random(100 + seed)
-    graph = toy_graph(blocks=2, units=2, clipped=bool(seed))
+    graph = toy_graph(blocks=2, units=2, deferred=bool(seed))
     kinds = dict(graph.kinds) | {"block": toy_kind("block", stores_activations=False)}
     graph = replace(graph, kinds=kinds)
     most, least = _range(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from math import inf
 
@@ -71,7 +72,9 @@ def test_cheaper_bounds_are_below_dearer_ones() -> None:
 
 
 def test_families_cover_the_space() -> None:
-    choice = Choice.of(_workload(), Scope())
+    workload = _workload()
+    wide = replace(workload, model=workload.model.model_copy(update={"vocab": 50_000}))
+    choice = Choice.of(wide, Scope())
     every = [candidate.strategy for candidate in choice.candidates()]
     assert len(set(every)) == len(every)
     families = {Family(s.dp, s.tp, s.pp, s.micro_batch) for s in every}

@@ -42,7 +42,7 @@ def test_without_moves_the_bound_is_close(pp: int, zero: int) -> None:
 
 
 def test_the_bound_sees_what_binds() -> None:
-    graph = toy_graph(blocks=4, units=16, clipped=False)
+    graph = toy_graph(blocks=4, units=16, deferred=False)
     streamed = placed(
         graph,
         block=kind_placement(4, Tier.HOST, Tier.HOST, (Recompute.FULL, Tier.HOST), Tier.HOST),

@@ -3,7 +3,7 @@ import pytest
 from bigplan.spec.catalog import find_cluster, find_model, list_clusters, list_models
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.dump import numbers, to_yaml
 from bigplan.spec.model import ModelSpec
 
 
@@ -23,3 +23,18 @@ def test_units_are_readable() -> None:
     text = to_yaml(find_cluster("h200-1x"))
     for line in ("memory: 139 GiB", "bf16: 989.4 TFLOP/s", "latency: 8 us", "adam_rate: 4.15 G/s"):
         assert line in text
+
+
+def test_numbers_that_may_be_absent_have_units_too() -> None:
+    pcie = find_cluster("h200-1x").group.pcie
+    assert "both_ways" not in to_yaml(pcie)
+    both = pcie.replaced({"both_ways": 98e9}, {"both_ways": "measured"})
+    assert "both_ways: 98 GB/s\n" in to_yaml(both)
+
+
+def test_a_blocks_numbers_with_their_texts() -> None:
+    found = numbers(find_cluster("h200-1x").group.gpu)
+    assert found["memory_bandwidth"] == (4.8e12, "4.8 TB/s")
+    assert found["peak_flops.fp32"] == (66.9e12, "66.9 TFLOP/s")
+    assert found["attention_forward_efficiency.sdpa"][1] == "0.6"
+    assert {"name", "device", "gemm_efficiencies"}.isdisjoint(found)

@@ -41,11 +41,12 @@ def test_full_experiment(tmp_path: Path) -> None:
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(to_yaml(find_cluster("h200-1x")))
-    text = "{model: ./m.yaml, cluster: c.yaml, training: {data: a.txt}}"
+    text = "{model: ./m.yaml, cluster: c.yaml, training: {data: a.txt, weights: hf}}"
     experiment = load_experiment(write(tmp_path, text))
     assert experiment.model == str(tmp_path / "m.yaml")
     assert experiment.cluster_spec() == find_cluster("h200-1x")
     assert experiment.training.data == str(tmp_path / "a.txt")
+    assert experiment.training.weights == str(tmp_path / "hf")
 
 
 def test_inline_model_and_cluster(tmp_path: Path) -> None:
@@ -131,3 +132,25 @@ def test_unplanned_decisions_are_refused_by_name(tmp_path: Path, key: str) -> No
     with pytest.raises(RefusedError, match="is not planned"):
         plain.with_settings({key: 2})
     assert plain.with_settings({key: 1, "tp": 2}).set == {key: 1, "tp": 2}
+
+
+def test_the_validation_data_is_beside_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text(
+        "model: tiny-llama-test\ncluster: h200-1x\n"
+        "training: {data: a, validation: {data: b/held-out, every: 7}}\n"
+    )
+    training = load_experiment(path).resolved_training()
+    assert training.validation is not None
+    assert (training.validation.data, training.validation.every) == (
+        str(tmp_path / "b" / "held-out"),
+        7,
+    )
+    changed = load_experiment(path, {"training.validation.data": "c"}).resolved_training()
+    assert changed.validation is not None
+    assert changed.validation.data == "c"
+    path.write_text(
+        "model: tiny-llama-test\ncluster: h200-1x\ntraining:\n  validation: {data: b, every: 0}\n"
+    )
+    with pytest.raises(InputError, match=r"e\.yaml:4.*every"):
+        load_experiment(path)

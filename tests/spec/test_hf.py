@@ -7,7 +7,7 @@ import pytest
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.hf import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
-from bigplan.spec.model import ModelSpec
+from bigplan.spec.model import ModelSpec, RopeScaling
 
 _SMALL = {
     "hidden_size": 64,
@@ -92,7 +92,7 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
             "max_seq_len": spec.max_sequence_length,
             "vocab_size": spec.vocab,
         }
-    if spec.mlp == "gelu":
+    if spec.mlp == "gelu_tanh":
         return "gpt2", {
             "n_embd": spec.hidden,
             "n_layer": spec.layers,
@@ -285,6 +285,49 @@ def test_rope_parameters_and_sliding_window() -> None:
     sliding = base | {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 16}
     assert from_hf_config(sliding).sliding_window == 16
     assert from_hf_config({"model_type": "mistral"} | _SMALL).sliding_window == 4096
+
+
+_LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_rope_scaling(key: str) -> None:
+    base = {"model_type": "llama", "rope_theta": 5e5} | _SMALL
+    scaling = from_hf_config(base | {key: _LLAMA3}).rope_scaling
+    assert scaling == RopeScaling(
+        name="llama3",
+        factor=8.0,
+        low_frequency_factor=1.0,
+        high_frequency_factor=4.0,
+        original_length=8192,
+    )
+    old = from_hf_config(base | {key: {"type": "linear", "factor": 2.0}}).rope_scaling
+    assert old == RopeScaling(name="linear", factor=2.0)
+    yarn = from_hf_config(base | {key: {"rope_type": "yarn", "factor": 4.0}}).rope_scaling
+    assert yarn is not None
+    assert yarn.name == "yarn"
+    assert from_hf_config(base | {key: {"rope_type": "default"}}).rope_scaling is None
+    for unknown in ({"rope_type": "mrope"}, "llama3", {"factor": 2.0, "type": 3}):
+        with pytest.raises(RefusedError, match=f"`{key}` is .* supported: rope_type default"):
+            from_hf_config(base | {key: unknown})
+    with pytest.raises(InputError, match="rope_scaling llama3 needs high_frequency_factor; add"):
+        from_hf_config(base | {key: {k: v for k, v in _LLAMA3.items() if k != "high_freq_factor"}})
+
+
+def test_gelus() -> None:
+    for activation, mlp in {"gelu_new": "gelu_tanh", "gelu": "gelu"}.items():
+        config = {"model_type": "gpt2", "activation_function": activation} | _GPT2
+        assert from_hf_config(config).mlp == mlp
+    assert from_hf_config({"model_type": "gpt2"} | _GPT2).mlp == "gelu_tanh"
+    assert from_hf_config({"model_type": "gpt_neox", "hidden_act": "gelu"} | _NEOX).mlp == "gelu"
+    opt = from_hf_config({"model_type": "opt"} | _OPT)
+    assert (opt.mlp, opt.position_offset) == ("relu", 2)
 
 
 def test_files(tmp_path: Path) -> None:

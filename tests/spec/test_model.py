@@ -52,6 +52,30 @@ def test_llama_block() -> None:
     assert names(model(tied_embeddings=True), "head") == ["norm.weight"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_scaling": {"name": "linear"}}, "rope_scaling linear needs factor; add"),
+        ({"rope_scaling": {"name": "linear", "factor": 2.0}, "positions": "learned"}, "remove it"),
+        (
+            {
+                "rope_scaling": {
+                    "name": "llama3",
+                    "factor": 2.0,
+                    "low_frequency_factor": 4.0,
+                    "high_frequency_factor": 4.0,
+                    "original_length": 8,
+                }
+            },
+            "low_frequency_factor 4 is not below high_frequency_factor 4",
+        ),
+    ],
+)
+def test_rope_scaling_that_makes_no_sense(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        model(**changes)
+
+
 def test_gpt2_block() -> None:
     spec = model(
         norm="layernorm",

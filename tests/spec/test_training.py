@@ -3,7 +3,8 @@ import pytest
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_model
 from bigplan.spec.document import parse_document
-from bigplan.spec.training import Optimizer, Training, TrainingRequest, resolve
+from bigplan.spec.optimizer import Optimizer
+from bigplan.spec.training import Training, TrainingRequest, resolve
 
 
 def request(text: str) -> TrainingRequest:
@@ -55,7 +56,7 @@ def test_given_values_win() -> None:
         ("fp8_gemms: 1", "`fp8_gemms` is 1, which must be true or false"),
         ("lora_rank: 8", "`lora_rank`: adapters (LoRA and the like) are not planned"),
         ("context_parallel: 2", "`context_parallel`: context parallelism is not planned"),
-        ("optimizer: {name: sgd}", "`optimizer.name` is 'sgd', which must be one of adamw"),
+        ("optimizer: {name: lion}", "`optimizer.name` is 'lion', which must be one of adamw, sgd"),
         ("global_batch: 0", "must be greater than 0"),
         ("sequence_len: 3", "did you mean 'sequence_length'?"),
         ("clip_norm: -1", "must be greater than 0"),

@@ -174,12 +174,20 @@ def test_accumulation_is_as_stated() -> None:
         ({"precision": "fp32"}, "fp32", "fp32"),
         ({"precision": "bf16", "notes": "FSDP mp mode PURE (see repo)"}, "bf16", "bf16"),
         ({"precision": "bf16", "notes": "FSDP mp mode DEFAULT"}, "bf16", "fp32"),
+        ({"framework": "DeepSpeed", "zero_stage": 3}, "bf16", "bf16"),
+        ({"framework": "DeepSpeed", "zero_stage": 0}, "bf16", "fp32"),
+        ({"framework": "Megatron-DeepSpeed", "precision": "bf16", "zero_stage": 1}, "bf16", "fp32"),
     ],
 )
 def test_precision(columns: dict[str, object], precision: str, gradients: str) -> None:
     training = run_of(row(**columns)).training
     assert (training.precision, training.gradient_precision) == (precision, gradients)
     assert not training.fp8_gemms
+
+
+def test_masters_and_moments_are_in_16_bits_where_the_notes_say_so() -> None:
+    assert run_of(row(notes="bf16 master+states; allocated 16.17 GB")).low_states
+    assert not run_of(row(notes="baseline fp32 master")).low_states
 
 
 def test_fp8_rows_compute_products_in_fp8() -> None:
@@ -243,6 +251,13 @@ def test_offloading(columns: dict[str, object], offloaded: tuple[bool, ...]) -> 
         found.parameters_on_host,
         found.boundaries_on_host,
     )
+
+
+@pytest.mark.parametrize(("cp", "dp"), [(8, 2), (16, 1)])
+def test_zero_shards_over_context_parallel_ranks_too(cp: int, dp: int) -> None:
+    found = run_of(row(framework=TITAN, cp=cp, zero_stage=3))
+    assert (found.strategy.dp, found.strategy.zero) == (dp, 3 if dp > 1 else 0)
+    assert (found.execution.zero, found.execution.context_parallel) == (3, cp)
 
 
 def test_liger_takes_the_loss_in_chunks() -> None:

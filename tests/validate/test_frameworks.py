@@ -46,3 +46,26 @@ def test_asynchronous_tensor_parallelism_exposes_less() -> None:
     with_it, without = (rule.behaviour_of(row(async_tp=a)).tensor_exposed for a in (1, 0))
     assert with_it == rule.behaviour.tensor_exposed_async < without
     assert rule.behaviour_of(row()).tensor_exposed == without
+
+
+def test_a_compiled_run_compiles_its_loss() -> None:
+    rule = framework_of("torchtitan")
+    assert rule.behaviour_of(row(compile=1)).compiled_loss
+    assert not rule.behaviour_of(row(compile=0)).compiled_loss
+    assert not rule.behaviour_of(row()).compiled_loss
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "beside"),
+    [
+        ("Megatron-LM", 0, True),
+        ("Megatron-LM", 1, True),
+        ("Megatron-LM", None, False),
+        ("Megatron-DeepSpeed", 0, False),  # forked before
+    ],
+)
+def test_megatron_with_sequence_parallelism_sums_beside_weight_gradients(
+    name: str, stated: int | None, beside: bool
+) -> None:
+    found = framework_of(name).behaviour_of(row(sequence_parallel=stated))
+    assert found.beside_weights == beside

@@ -81,6 +81,11 @@ def test_peaks_are_predicted_where_they_were_measured(kind: str | None) -> None:
     assert (found.predicted_peak_gb, found.measured_peak_gb) == (None, None)
 
 
+def test_16_bit_states_take_half_the_memory() -> None:
+    full, low = (graph_of(run_of(row(notes=notes))).sizes for notes in ("", "bf16 master+states"))
+    assert (full.state, low.state) == (12, 6)
+
+
 def test_no_peak_is_more_than_the_gpu_has() -> None:
     (found,) = score([row(peak_mem_gb=30.0, micro_batch=64, grad_accum=1, seq_len=8192)])
     assert found.predicted_peak_gb == pytest.approx(run_of(row()).nodes.gpu.memory / 2**30)
@@ -230,7 +235,7 @@ def test_the_model_is_not_broken(shipped: list[Scored]) -> None:
     assert trusted.spearman is not None
     assert trusted.spearman > 0.99
     assert quality["vtrainM"].mape < 10
-    assert quality["seqsel"].mape < 8
+    assert quality["seqsel"].mape < 3.65  # the mean that calculon claims on such runs
 
 
 def test_the_hand_written_row_is_an_ordinary_one() -> None:

@@ -1,0 +1,177 @@
+"""`bigplan data`: texts to packed token files, and what is in them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from bigplan.cli.options import takes
+from bigplan.errors import InputError
+
+if TYPE_CHECKING:
+    from bigplan.data.prepared import Index
+    from bigplan.data.sources import Fields
+
+SILENT = 1.0  # seconds: what is done sooner shows no progress
+
+data = typer.Typer(no_args_is_help=True, help="Prepare training data.")
+
+
+class FormatName(StrEnum):
+    """How a source is read."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """How texts become tokens."""
+
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face tokenizer.json, or its folder. Default: bytes."),
+    ] = None
+    end_of_document: Annotated[
+        str | None,
+        typer.Option(help="The token after a document. Default: the tokenizer's eos_token."),
+    ] = None
+    field: Annotated[
+        str | None, typer.Option(help="Where a JSON object or row has its text. Default: text.")
+    ] = None
+    prompt_field: Annotated[
+        str | None, typer.Option(help="The text before a response; no loss on it.")
+    ] = None
+    response_field: Annotated[
+        str | None, typer.Option(help="The response; the loss is on it alone.")
+    ] = None
+    form: Annotated[
+        FormatName | None,
+        typer.Option("--format", help="Default: by the file's suffix."),
+    ] = None
+    validation_fraction: Annotated[
+        float,
+        typer.Option(help="Share held out: writes OUT/train and OUT/validation."),
+    ] = 0.0
+    model: Annotated[
+        str | None, typer.Option(help="Refuse tokens beyond this model's vocabulary.")
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what was prepared in OUT before.")
+    ] = False
+
+
+@data.command()
+@takes(PrepareOptions)
+def prepare(
+    options: PrepareOptions,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="Text, JSONL and Parquet files, or folders of them."),
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write; training.data names it.")],
+) -> None:
+    """Turn texts into packed token files that training reads as they are.
+
+    The end of a document follows it; attention crosses it. A prompt and a response are tokenised
+    apart. Of a text file the last lines are held out, else documents by their text.
+    """
+    from bigplan.data.prepare import Preparation
+    from bigplan.data.prepare import prepare as prepare_folder
+
+    wanted = Preparation(
+        sources=tuple(sources),
+        fields=_fields(options),
+        form=None if options.form is None else options.form.value,
+        tokenizer=options.tokenizer,
+        end_of_document=options.end_of_document,
+        validation_fraction=options.validation_fraction,
+        limit=_limit(options.model),
+    )
+    with _shown() as progress:
+        indices = prepare_folder(wanted, out, force=options.force, progress=progress)
+    for part, index in indices.items():
+        print(f"{out / part}: {_described(index)}")
+
+
+@data.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="A prepared folder.")],
+) -> None:
+    """Say what a prepared folder holds, after comparing every byte with its checksum."""
+    from bigplan.data.prepared import check_folder
+
+    index = check_folder(folder)
+    print(f"{folder}: {_described(index)}, checksums right")
+    for source in index.sources:
+        print(f"  {source.path}: {source.documents:,} documents, {source.tokens:,} tokens")
+
+
+def _limit(model: str | None) -> tuple[str, int] | None:
+    from bigplan.spec.catalog import find_model
+
+    if model is None:
+        return None
+    spec = find_model(model)
+    return spec.name, spec.vocab
+
+
+def _fields(options: PrepareOptions) -> Fields:
+    from bigplan.data.sources import Fields
+
+    field, prompt, response = options.field, options.prompt_field, options.response_field
+    if (prompt is None) != (response is None):
+        given = "--prompt-field" if response is None else "--response-field"
+        raise InputError(f"{given} alone: a prompt and its response are two fields; name both")
+    if field is not None and prompt is not None:
+        raise InputError(
+            "--field goes with a document's whole text, --prompt-field and --response-field with "
+            "two parts of it: leave one out"
+        )
+    return Fields(field or "text", prompt, response)
+
+
+def _described(index: Index) -> str:
+    counted = f", loss on {index.targets:,}" if index.masked else ""
+    name = index.tokenizer if index.tokenizer == "bytes" else f"tokenizer {index.tokenizer[:12]}"
+    return (
+        f"{index.tokens:,} tokens{counted} in {index.documents:,} documents, {index.dtype}, "
+        f"{name}, largest id {index.largest}"
+    )
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[int, int, int], None]]:
+    """On stderr, on a terminal only: how far the sources are read."""
+    from rich.status import Status
+
+    from bigplan.units import format_bytes, format_count
+
+    console, start = Console(stderr=True), time.perf_counter()
+    status: Status | None = None
+
+    def show(read: int, total: int, tokens: int) -> None:
+        nonlocal status
+        if not console.is_terminal or time.perf_counter() - start < SILENT:
+            return
+        of = f"{format_bytes(read)} of {format_bytes(total)}"
+        text = f"{read / max(1, total):.0%}  {of} read, {format_count(tokens)} tokens written"
+        if status is None:
+            status = console.status(text)
+            status.start()
+        status.update(text)
+
+    try:
+        yield show
+    finally:
+        if status is not None:
+            status.stop()

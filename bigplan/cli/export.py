@@ -1,0 +1,54 @@
+"""`bigplan export`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bigplan.errors import RefusedError
+from bigplan.units import format_bytes, format_count
+
+
+def export(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder of a run, whose newest checkpoint is taken, or of one checkpoint.",
+            metavar="RUN|CHECKPOINT",
+        ),
+    ],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write; it must not exist.")],
+    precision: Annotated[
+        Literal["bf16", "fp16", "fp32"] | None,
+        typer.Option("--dtype", help="Of the weights; default: the training's precision."),
+    ] = None,
+) -> None:
+    """Write a checkpoint's weights as a Hugging Face folder, which transformers loads.
+
+    config.json and safetensors files of at most 5 GB; the tokenizer too, where the run started
+    from such a folder.
+    Exit codes: 0, 2 bad input or refused, 6 the checkpoint is damaged.
+    """
+    if find_spec("torch") is None or find_spec("safetensors") is None:
+        raise RefusedError(
+            "exporting needs torch and safetensors; run: pip install 'bigplan[launch]'"
+        )
+    from bigplan.runtime.checkpoint import latest
+    from bigplan.runtime.hf_export import export_checkpoint
+
+    run = what.expanduser()
+    inside = run / "checkpoints"
+    found = latest(inside if inside.is_dir() else run)
+    for problem in found.skipped:
+        print(f"passed over: {problem}")
+    dtype = precision or found.manifest.training.precision
+    export_checkpoint(found, to.expanduser(), dtype)
+    count = found.manifest.model.parameter_count
+    nbytes = sum(path.stat().st_size for path in to.expanduser().iterdir())
+    print(
+        f"Wrote {found.manifest.model.name} after step {found.manifest.step} to {to}: "
+        f"{format_count(count)} parameters in {dtype}, {format_bytes(nbytes)}"
+    )

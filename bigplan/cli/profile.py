@@ -1,0 +1,117 @@
+"""`bigplan profile`: measure this machine, write it as a cluster."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from bigplan.errors import InputError, RefusedError
+
+if TYPE_CHECKING:
+    from bigplan.profile.machine import Profile, Progress
+    from bigplan.spec.cluster import Cluster
+
+
+def profile(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One minute (default: up to five, more repetitions).")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("--out", help="Write the cluster here; one that is there is replaced.")
+    ] = Path("cluster.yaml"),
+    nvme: Annotated[
+        Path | None,
+        typer.Option(
+            "--nvme",
+            help="Folder on the drive that tensors may go to (default: that of the cluster in "
+            "--out, else none). A file of up to 4 GiB is written there, and removed.",
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of the cluster.")] = "this-machine",
+    cpu_devices: Annotated[
+        int | None,
+        typer.Option(
+            "--cpu-devices",
+            min=1,
+            help="Measure so many devices of cores and memory (default: the GPUs, or one of "
+            "these).",
+        ),
+    ] = None,
+) -> None:
+    """Measure this machine and write it as a cluster YAML for `bigplan plan --cluster FILE`.
+
+    Keep the machine idle meanwhile. What is not measured stays as the shipped description of the
+    GPU type has it; every number says where it is from.
+    """
+    if find_spec("torch") is None:
+        raise RefusedError(
+            "profiling needs torch, which is not installed; run: pip install 'bigplan[launch]'"
+        )
+    known = _known(out)
+    if nvme is None and known is not None:
+        nvme = _drive_of(known)
+    if nvme is not None and not nvme.is_dir():
+        raise InputError(f"--nvme {nvme} is no folder; name one on the drive to measure")
+    found = _measure(quick, nvme, name, cpu_devices)
+    _write(found, out)
+
+
+def _known(out: Path) -> Cluster | None:
+    """The cluster that will be replaced; no other file ever is. Raises InputError."""
+    from bigplan.spec.cluster import Cluster
+    from bigplan.spec.document import load_document
+
+    if not out.parent.is_dir():  # said before measuring, not after it
+        raise InputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+    if not out.exists():
+        return None
+    try:
+        return load_document(out, Cluster)
+    except InputError as error:
+        raise InputError(
+            f"--out {out} exists and is no cluster that could be replaced ({error}); name another "
+            "file, or remove it"
+        ) from None
+
+
+def _drive_of(known: Cluster) -> Path | None:
+    drives = known.node_groups[0].nvme
+    return Path(drives.path).expanduser() if drives and drives.path else None
+
+
+def _measure(quick: bool, folder: Path | None, name: str, cpu_devices: int | None) -> Profile:
+    console = Console()
+    with console.status("Starting torch"):
+        from bigplan.profile.machine import QUICK_SECONDS, THOROUGH_SECONDS, Wish, profile_machine
+    from bigplan.report.profile_report import progress_line
+
+    def tell(step: Progress) -> None:
+        line = progress_line(step.before, step.after)
+        console.print(f"{step.name:20s} {step.seconds:5.1f} s  {line}", highlight=False)
+
+    def warn(text: str) -> None:
+        Console(stderr=True).print(f"warning: {text}", highlight=False)
+
+    seconds = QUICK_SECONDS if quick else THOROUGH_SECONDS
+    resolved = folder.resolve() if folder is not None else None
+    return profile_machine(Wish(name, resolved, cpu_devices, seconds), tell, warn)
+
+
+def _write(found: Profile, out: Path) -> None:
+    from bigplan.report.profile_report import profile_report
+    from bigplan.spec.dump import to_yaml
+
+    try:
+        out.write_text(to_yaml(found.after))
+    except OSError as error:
+        raise InputError(f"cannot write the cluster to {out}: {error.strerror}") from None
+    console = Console()
+    console.print(profile_report(found.before.group, found.after.group))
+    console.print(
+        f"Cluster written to {out}; plan with it: bigplan plan --cluster {out} --model NAME",
+        highlight=False,
+    )

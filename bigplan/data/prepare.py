@@ -1,0 +1,194 @@
+"""Sources to a prepared folder: written aside, renamed once it is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bigplan.data.packer import Packer, sync
+from bigplan.data.prepared import FILES, INDEX, PARTS, Index
+from bigplan.data.sources import BLOCK, Fields, Format, Part, find_sources, format_of, read_parts
+from bigplan.data.tokenizer import Tokenizer, load_tokenizer
+from bigplan.errors import InputError
+
+BATCH = 1024  # parts tokenised at a time, or fewer that make a BLOCK of text
+
+Progress = Callable[[int, int, int], None]  # bytes read, bytes in all, tokens written
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What to prepare, and how."""
+
+    sources: tuple[Path, ...]
+    fields: Fields = field(default_factory=Fields)
+    form: Format | None = None  # None: by each file's suffix
+    tokenizer: Path | None = None  # None: bytes
+    end_of_document: str | None = None
+    validation_fraction: float = 0.0
+    limit: tuple[str, int] | None = None  # a model's name and vocabulary
+
+
+def prepare(
+    wanted: Preparation, out: Path, *, force: bool = False, progress: Progress | None = None
+) -> dict[str, Index]:
+    """Write the folder, or with a fraction its parts train and validation; the indices by part.
+
+    `force` replaces what was prepared there before. Memory does not grow with the sources, but for
+    the longest document of a JSONL or Parquet file. Raises InputError, RefusedError; then nothing
+    is left behind and what was there is as it was.
+    """
+    fraction = wanted.validation_fraction
+    if not 0 <= fraction < 1:
+        raise InputError(
+            f"--validation-fraction {fraction}: a share of the documents, 0 or more and below 1, "
+            "such as 0.01"
+        )
+    paths = find_sources(wanted.sources)
+    forms = [format_of(path, wanted.form) for path in paths]
+    tokenizer = load_tokenizer(wanted.tokenizer, wanted.end_of_document)
+    _check_target(out, paths, force=force)
+    reads = _Reads(wanted, list(zip(paths, forms, strict=True)), tokenizer, progress)
+    with _aside(out) as folder:
+        parts = PARTS if fraction else ("",)
+        with ExitStack() as stack:
+            packers = [
+                stack.enter_context(
+                    Packer(
+                        folder / part if part else folder / "all",
+                        tokenizer,
+                        masked=wanted.fields.prompt is not None,
+                        limit=wanted.limit,
+                    )
+                )
+                for part in parts
+            ]
+            _pack(reads, packers)
+            indices = dict(zip(parts, _finished(packers, parts), strict=True))
+        _into_place(folder if fraction else folder / "all", out)
+    return indices
+
+
+def _check_target(out: Path, sources: list[Path], *, force: bool) -> None:
+    """Raise InputError where the folder must not be written."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"--out {out} is a file: name a folder")
+    there = [path for path in out.rglob("*") if not path.is_dir()]
+    if not any(out.iterdir()):
+        return
+    if not force:
+        raise InputError(f"--out {out} is not empty: name another folder, or add --force")
+    ours = {out / part / name for part in ("", *PARTS) for name in FILES}
+    foreign = sorted(path for path in there if path not in ours)
+    prepared = any((out / part / INDEX).is_file() for part in ("", *PARTS))
+    if foreign or not prepared:
+        found = f"holds {foreign[0]}" if foreign else f"has no {INDEX}"
+        raise InputError(
+            f"--out {out} {found}, which was not prepared by bigplan, so --force does not "
+            "replace it: name another folder"
+        )
+    inside = [path for path in sources if out.resolve() in path.resolve().parents]
+    if inside:
+        raise InputError(f"--out {out} holds the source {inside[0]}: name another folder")
+
+
+@contextmanager
+def _aside(out: Path) -> Iterator[Path]:
+    """A new folder beside `out`; gone afterwards, whatever happens."""
+    try:
+        parent = out.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=parent))
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be created: {error.strerror}") from None
+    try:
+        yield folder
+    except OSError as error:
+        raise InputError(
+            f"--out {out} cannot be written: {error.strerror}; nothing was left behind"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _into_place(folder: Path, out: Path) -> None:
+    """Rename to `out`; what is there already goes once the new folder is in its place."""
+    folder.chmod(0o777 & ~_umask())
+    sync(path for path in folder.rglob("*"))
+    old = out.with_name(f".{out.name}.{os.getpid()}.replaced") if out.exists() else None
+    if old is not None:
+        out.rename(old)
+    try:
+        folder.rename(out)
+    except OSError:
+        if old is not None:
+            old.rename(out)
+        raise
+    sync([out.absolute().parent])
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """The files in order, and who is told how far they are read."""
+
+    wanted: Preparation
+    files: list[tuple[Path, Format]]
+    tokenizer: Tokenizer
+    progress: Progress | None
+
+    def batches(self) -> Iterator[tuple[Path, list[Part]]]:
+        """Parts to be tokenised together, all of one file."""
+        for path, form in self.files:
+            batch: list[Part] = []
+            characters = 0
+            parts = read_parts(path, form, self.wanted.fields, self.wanted.validation_fraction)
+            for part in parts:
+                batch.append(part)
+                characters += len(part.text)
+                if len(batch) == BATCH or characters >= BLOCK:
+                    yield path, batch
+                    batch, characters = [], 0
+            if batch:
+                yield path, batch
+
+
+def _pack(reads: _Reads, packers: list[Packer]) -> None:
+    total = sum(path.stat().st_size for path, _ in reads.files)
+    before, current = 0, None
+    for path, batch in reads.batches():
+        if path != current:
+            before += current.stat().st_size if current else 0
+            current = path
+            for packer in packers:
+                packer.begin(path)
+        for part, ids in zip(
+            batch, reads.tokenizer.encode([part.text for part in batch]), strict=True
+        ):
+            packers[part.held_out].add(ids, counts=part.counts, ends=part.ends)
+        if reads.progress is not None:
+            reads.progress(before + batch[-1].position, total, sum(p.tokens for p in packers))
+
+
+def _finished(packers: list[Packer], parts: tuple[str, ...]) -> list[Index]:
+    for packer, part in zip(packers, parts, strict=True):
+        if packer.documents == 0:
+            raise InputError(
+                f"no document is left for {part or 'training'}: give more text, or change "
+                "--validation-fraction"
+            )
+    return [packer.finish() for packer in packers]

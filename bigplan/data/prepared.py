@@ -1,0 +1,188 @@
+"""A prepared folder: tokens packed back to back, memory-mapped; a plain file's bytes alike.
+
+index.json      what is in the others (`Index`)
+tokens.bin      little-endian unsigned integers, document after document, each with its end
+mask.bin        a bit a token, lowest first: 1 where the loss counts it; there if not all count
+documents.bin   uint64 a document: the tokens up to and including its end
+tokenizer.json  a copy of the tokenizer; not for bytes
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bigplan.errors import InputError
+from bigplan.spec.document import Spec, read_text, validate
+
+VERSION = 1
+INDEX, TOKENS, MASK = "index.json", "tokens.bin", "mask.bin"
+DOCUMENTS, TOKENIZER = "documents.bin", "tokenizer.json"
+FILES = (INDEX, TOKENS, MASK, DOCUMENTS, TOKENIZER)
+BYTE_VOCABULARY = 256
+PARTS = ("train", "validation")  # folders of a prepared split
+UNPREPARED = (".jsonl", ".ndjson", ".parquet")
+
+Dtype = Literal["uint8", "uint16", "uint32"]
+WIDTHS: dict[Dtype, int] = {"uint8": 1, "uint16": 2, "uint32": 4}
+
+
+class Source(Spec):
+    """One input file."""
+
+    path: str
+    documents: int
+    tokens: int
+    """of its documents, end tokens included"""
+
+
+class Index(Spec):
+    """What a prepared folder holds."""
+
+    version: int
+    dtype: Dtype
+    tokens: int
+    targets: int
+    """tokens whose loss counts; all of them without a mask"""
+    documents: int
+    tokenizer: str
+    """`bytes`, or the SHA-256 of tokenizer.json"""
+    vocabulary: int
+    """ids that the tokenizer may give, from 0"""
+    largest: int
+    """the largest id that occurs"""
+    end_of_document: int
+    """the id after every document"""
+    sources: tuple[Source, ...]
+    checksums: dict[str, str]
+    """SHA-256 of the other files"""
+
+    @property
+    def masked(self) -> bool:
+        """Whether there are tokens whose loss does not count."""
+        return MASK in self.checksums
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the binary files."""
+        sizes = {TOKENS: self.tokens * WIDTHS[self.dtype], DOCUMENTS: 8 * self.documents}
+        return sizes | ({MASK: -(-self.tokens // 8)} if self.masked else {})
+
+
+def narrowest(vocabulary: int) -> Dtype:
+    """The smallest dtype that holds every id below `vocabulary`."""
+    return next(d for d, width in WIDTHS.items() if vocabulary <= 1 << (8 * width))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A token sequence, memory-mapped: only what is read takes memory."""
+
+    path: Path
+    ids: NDArray[Any]
+    bits: NDArray[np.uint8] | None  # a bit a token: whether the loss counts it; None: every token
+    largest: int  # no id is larger
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.ids)
+
+    def counted(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Whether the loss counts each of the tokens start, ..., stop - 1."""
+        if self.bits is None:
+            return np.ones(stop - start, dtype=np.bool_)
+        first = start // 8
+        bits = np.unpackbits(self.bits[first : -(-stop // 8)], bitorder="little")
+        return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
+
+
+def open_tokens(path: Path) -> Tokens:
+    """A prepared folder, or any other file's bytes as tokens. Raises InputError.
+
+    Sizes are checked, checksums are not: that would read everything (`check_folder` does).
+    """
+    if path.is_dir():
+        return _open_folder(path)
+    if path.suffix.lower() in UNPREPARED:
+        raise InputError(
+            f"training data {path} is {path.suffix[1:].upper()}, not text or a prepared folder: "
+            f"run `bigplan data prepare {path} --out FOLDER` and name that folder"
+        )
+    # All 256 may occur; to look would read the whole file.
+    return Tokens(path, _mapped(path, "uint8"), None, BYTE_VOCABULARY - 1)
+
+
+def _mapped(path: Path, dtype: Dtype) -> NDArray[Any]:
+    try:
+        return np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+    except (OSError, ValueError) as error:  # numpy: "cannot mmap an empty file"
+        raise InputError(
+            f"training data {path} cannot be read ({error}): "
+            "name a prepared folder or a text file that is not empty, or `bundled`"
+        ) from error
+
+
+def _open_folder(folder: Path) -> Tokens:
+    index = read_index(folder)
+    for name, size in index.sizes().items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else 0
+        if found != size:
+            raise InputError(
+                f"{folder / name} has {found} bytes, {INDEX} says {size}: a copy of the folder is "
+                "not whole; copy or prepare it again"
+            )
+    bits = np.memmap(folder / MASK, dtype=np.uint8, mode="r") if index.masked else None
+    return Tokens(folder, _mapped(folder / TOKENS, index.dtype), bits, index.largest)
+
+
+def read_index(folder: Path) -> Index:
+    """The folder's index. Raises InputError where it is none of ours."""
+    path = folder / INDEX
+    if not path.is_file():
+        parts = [str(folder / part) for part in PARTS if (folder / part / INDEX).is_file()]
+        hint = f"; name {' or '.join(parts)}" if parts else ""
+        raise InputError(
+            f"{folder} holds no {INDEX}, so `bigplan data prepare` did not write it"
+            f"{hint or ': prepare the texts in it first'}"
+        )
+    try:
+        data = json.loads(read_text(path))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}; prepare the data again") from None
+    version = data.get("version") if isinstance(data, Mapping) else None
+    if version != VERSION:
+        raise InputError(
+            f"{path} has version {version}, this bigplan reads {VERSION}: prepare the data again"
+        )
+    return validate(data, Index, str(path))
+
+
+def check_vocabulary(tokens: Tokens, vocabulary: int, model: str) -> None:
+    """Raise InputError where the data has ids that the model has no embedding for."""
+    if tokens.largest >= vocabulary:
+        raise InputError(
+            f"training data {tokens.path} has token {tokens.largest}, and {model} has a "
+            f"vocabulary of {vocabulary} (0 to {vocabulary - 1}): use a model with a vocabulary "
+            f"of at least {tokens.largest + 1}, or prepare the data with this model's tokenizer"
+        )
+
+
+def check_folder(folder: Path) -> Index:
+    """The index, after every byte was compared with its checksum. Raises InputError."""
+    index = read_index(folder)
+    _open_folder(folder)
+    for name, expected in index.checksums.items():
+        with (folder / name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != expected:
+            raise InputError(
+                f"{folder / name} has changed since it was prepared (SHA-256 {found[:12]}..., "
+                f"{INDEX} says {expected[:12]}...): prepare the data again"
+            )
+    return index

@@ -1,0 +1,259 @@
+"""Documents of text, JSONL and Parquet files, a part at a time: never a whole file in memory."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from bigplan.data.tokenizer import require
+from bigplan.errors import InputError
+
+Format = Literal["text", "jsonl", "parquet"]
+SUFFIXES: dict[str, Format] = {
+    ".txt": "text",
+    ".text": "text",
+    ".md": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+}
+BLOCK = 1 << 20  # bytes of a text file that are tokenised at a time
+ROWS = 256  # of a Parquet file, decoded at a time
+HASHED = 8  # bytes of a digest that decide whether a document is held out
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of a document's text."""
+
+    text: str
+    counts: bool = True  # whether the loss counts it
+    ends: bool = True  # the document's last part
+    held_out: bool = False  # for validation
+    position: int = 0  # bytes of the file read so far, about
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Where a JSON object or a Parquet row has its text."""
+
+    text: str = "text"
+    prompt: str | None = None  # with it, the loss counts the response alone
+    response: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields that every document must have."""
+        if self.prompt is not None and self.response is not None:
+            return self.prompt, self.response
+        return (self.text,)
+
+    def parts(self, values: list[str], fraction: float, position: int) -> Iterator[Part]:
+        """A document of these values; those with equal texts are all held out, or none is."""
+        out = _held_out(values, fraction)
+        *prompts, last = values
+        for text in prompts:
+            yield Part(text, counts=False, ends=False, held_out=out, position=position)
+        yield Part(last, held_out=out, position=position)
+
+
+def _held_out(values: list[str], fraction: float) -> bool:
+    if fraction == 0:
+        return False
+    digest = hashlib.blake2b("\0".join(values).encode(), digest_size=HASHED).digest()
+    return int.from_bytes(digest) < fraction * (1 << (8 * HASHED))
+
+
+def find_sources(paths: tuple[Path, ...]) -> list[Path]:
+    """The files; of a folder all with a known suffix, in order of their names. InputError."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
+            if not inside:
+                raise InputError(
+                    f"{path} holds no file that ends in {', '.join(SUFFIXES)}: name the files"
+                )
+            found += [p for p in inside if p.is_file()]
+        elif path.exists():
+            found.append(path)
+        else:
+            raise InputError(f"{path}: no such file; check the path")
+    return found
+
+
+def format_of(path: Path, wanted: Format | None) -> Format:
+    """The file's format by its suffix, unless it is given. InputError for an unknown suffix."""
+    known = wanted or SUFFIXES.get(path.suffix.lower())
+    if known is None:
+        raise InputError(
+            f"{path}: the suffix {path.suffix or '(none)'} says no format; "
+            "add --format text, jsonl or parquet"
+        )
+    return known
+
+
+def read_parts(path: Path, form: Format, fields: Fields, fraction: float) -> Iterator[Part]:
+    """All parts of the file's documents, in order. Raises InputError with file and line."""
+    try:
+        match form:
+            case "text":
+                yield from _text(path, fraction)
+            case "jsonl":
+                yield from _jsonl(path, fields, fraction)
+            case "parquet":
+                yield from _parquet(path, fields, fraction)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _text(path: Path, fraction: float) -> Iterator[Part]:
+    """A text file is one document; its last lines, a document of their own, are held out."""
+    size = path.stat().st_size
+    if size == 0:
+        raise InputError(f"{path} is empty: leave it out")
+    cut = _line_start(path, round(size * (1 - fraction))) if fraction else size
+    line = 1
+    for start, stop in ((0, cut), (cut, size)):
+        for block, position in _blocks(path, start, stop, line):
+            line += block.count("\n")
+            yield Part(block, ends=position == stop, held_out=start > 0, position=position)
+
+
+def _line_start(path: Path, offset: int) -> int:
+    """The first start of a line at or after `offset`, or the end of the file."""
+    with path.open("rb") as file:
+        file.seek(max(0, offset - 1))
+        while block := file.read(BLOCK):
+            found = block.find(b"\n")
+            if found >= 0:
+                return file.tell() - len(block) + found + 1
+        return file.tell()
+
+
+def _blocks(path: Path, start: int, stop: int, line: int) -> Iterator[tuple[str, int]]:
+    """Text of about a block each, cut behind a line where there is one, and where it ends.
+
+    Tokens never span two blocks: a tokenizer meets an artificial edge once in BLOCK bytes.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    rest, position = "", start
+    with path.open("rb") as file:
+        file.seek(start)
+        while position < stop:
+            raw = file.read(min(BLOCK, stop - position))
+            if not raw:
+                raise InputError(f"{path} became shorter while it was read; try again")
+            position += len(raw)
+            try:
+                rest += decoder.decode(raw, final=position == stop)
+            except UnicodeDecodeError as error:
+                good = error.object[: error.start]
+                raise _not_utf8(path, line + rest.count("\n") + good.count(b"\n")) from None
+            end = len(rest) if position == stop else rest.rfind("\n") + 1 or len(rest)
+            block, rest = rest[:end], rest[end:]
+            line += block.count("\n")
+            if block or position == stop:
+                yield block, position
+
+
+def _not_utf8(path: Path, line: int) -> InputError:
+    return InputError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8")
+
+
+def _jsonl(path: Path, fields: Fields, fraction: float) -> Iterator[Part]:
+    position = documents = 0
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            position += len(raw)
+            if not raw.strip():
+                continue
+            values = _values(_parsed(path, number, raw), f"{path}:{number}", fields)
+            documents += 1
+            yield from fields.parts(values, fraction, position)
+    if documents == 0:
+        raise InputError(f"{path} is empty: leave it out")
+
+
+def _parsed(path: Path, number: int, raw: bytes) -> object:
+    try:
+        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError:
+        raise _not_utf8(path, number) from None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path}:{number}: not JSON: {error}; every line must be one JSON object"
+        ) from None
+
+
+def _values(row: object, where: str, fields: Fields) -> list[str]:
+    if not isinstance(row, dict):
+        raise InputError(
+            f"{where}: a JSON {type(row).__name__}; every line must be an object such as "
+            f'{{"{fields.names[0]}": "..."}}'
+        )
+    for name in fields.names:
+        _require_field(where, name, list(row), name in row)
+    return [_string(row[name], name, where) for name in fields.names]
+
+
+def _require_field(where: str, name: str, there: list[str], is_there: bool) -> None:
+    if not is_there:
+        known = ", ".join(map(str, there)) or "nothing"
+        raise InputError(
+            f"{where}: no field {name!r}; it has {known}: name the text's with --field, "
+            "or with --prompt-field and --response-field"
+        )
+
+
+def _string(value: object, name: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(
+            f"{where}: field {name!r} is {str(value)[:40]!r}, not text: mend it, or name another "
+            "field"
+        )
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # a lone surrogate such as "\ud800" is JSON, but no text
+        raise InputError(
+            f"{where}: field {name!r} holds a lone surrogate, which is no text: mend it"
+        ) from None
+    return value
+
+
+def _parquet(path: Path, fields: Fields, fraction: float) -> Iterator[Part]:
+    require("pyarrow", f"reading {path}")
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(path, memory_map=False, pre_buffer=False) as file:
+            yield from _rows(path, file, fields, fraction)
+    except pyarrow.ArrowInvalid as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: not a whole Parquet file: {reason}") from None
+
+
+def _rows(path: Path, file: Any, fields: Fields, fraction: float) -> Iterator[Part]:
+    rows, size, done = file.metadata.num_rows, path.stat().st_size, 0
+    columns = [str(name) for name in file.schema_arrow.names]
+    for name in fields.names:
+        _require_field(str(path), name, columns, name in columns)
+    if rows == 0:
+        raise InputError(f"{path} is empty: leave it out")
+    for batch in file.iter_batches(batch_size=ROWS, columns=list(fields.names)):
+        for row in zip(*(batch.column(name) for name in fields.names), strict=True):
+            done += 1
+            where = f"{path}: row {done}"
+            values = [
+                _string(value.as_py(), name, where)
+                for value, name in zip(row, fields.names, strict=True)
+            ]
+            yield from fields.parts(values, fraction, size * done // rows)

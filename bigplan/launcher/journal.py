@@ -1,0 +1,191 @@
+"""What is known of a run so far, written down as it becomes known."""
+
+from __future__ import annotations
+
+import math
+import platform
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import bigplan
+from bigplan.launcher.checkpoints import newest_step
+from bigplan.launcher.crew import Layout
+from bigplan.launcher.record import (
+    MEASURED,
+    MemoryRow,
+    Metric,
+    Status,
+    Summary,
+    append_metric,
+    rewind_metrics,
+    write_summary,
+    write_timeline,
+)
+from bigplan.launcher.tensorboard import EventFile
+from bigplan.plan import Plan
+from bigplan.timeline import Timeline
+
+if TYPE_CHECKING:
+    from bigplan.runtime.result import Finished, StepResult
+
+WINDOW = 32  # steady steps among which the median is taken; older timelines are dropped
+PACKAGES = ("torch", "ray", "numpy")
+
+
+@dataclass
+class Journal:
+    """A run's counts and figures; `done` steps lie behind, `target` is where it ends."""
+
+    plan: Plan
+    folder: Path
+    target: int
+    tensorboard: bool = True
+    done: int = 0
+    first: int = 0  # the steps that lay behind when this launch began
+    begun: bool = False  # the ranks stand ready
+    resumed: tuple[int, ...] = ()
+    finished: list[Finished] = field(default_factory=list)
+    _seconds: list[float] = field(default_factory=list)  # of this launch's steps
+    _before: float = 0.0  # of the steps before it
+    _steady: deque[tuple[float, Timeline]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    _started: float = field(default_factory=time.perf_counter)
+    _events: EventFile | None = None
+
+    def start(self, done: int) -> None:
+        """Go on after `done` steps; what was recorded of later ones is forgotten."""
+        kept = rewind_metrics(self.folder, done)
+        self.done, self.first, self.begun = done, done, True
+        self._before = sum(metric.seconds for metric in kept)
+        if done:
+            self.resumed = (*self.resumed, done)
+        if self.tensorboard:
+            self._events = EventFile(self.folder, done)
+        self._started = time.perf_counter()
+        self.write("running")
+
+    @property
+    def active(self) -> bool:
+        """Whether any step ended in this launch."""
+        return bool(self._seconds)
+
+    def record(
+        self, results: list[StepResult], validation: float | None, checkpoint: int | None
+    ) -> Metric:
+        """One more step, as all ranks measured it."""
+        self.done += 1
+        metric = self._metric(results, validation, checkpoint)
+        append_metric(self.folder, metric)
+        if self._events is not None:
+            self._events.add(metric)
+        if len(self._seconds) == 1:
+            self._steady.clear()  # the first step is not steady: it stands in only while alone
+        self._seconds.append(metric.seconds)
+        self._steady.append((results[0].seconds, results[0].timeline))
+        return metric
+
+    def _metric(
+        self, results: list[StepResult], validation: float | None, checkpoint: int | None
+    ) -> Metric:
+        first, predicted = results[0], self.plan.predicted
+        seconds = max(result.seconds for result in results)
+        memory = self._by_tier([result.memory for result in results])
+        return Metric(
+            step=self.done,
+            loss=_finite(first.loss),
+            seconds=seconds,
+            tokens_per_second=self.plan.training.tokens_per_step / seconds,
+            learning_rate=first.learning_rate,
+            gradient_norm=_finite(first.gradient_norm),
+            loss_scale=first.loss_scale,
+            skipped=first.skipped,
+            data_seconds=max(result.data_seconds for result in results),
+            mfu=predicted.mfu * predicted.step_seconds / seconds,
+            memory={tier: nbytes for tier, nbytes in memory.items() if nbytes},
+            validation_loss=_finite(validation),
+            checkpoint=checkpoint,
+        )
+
+    def _by_tier(self, ranks: list[Mapping[str, int]]) -> dict[str, int]:
+        """The worst GPU, and the first node's ranks together."""
+        node = ranks[: Layout.of(self.plan).per_node]
+        measured: dict[str, int] = {}
+        for use in self.plan.predicted.memory:
+            tier = str(use.tier)
+            if use.scope == "gpu":
+                measured[tier] = max(rank.get(tier, 0) for rank in ranks)
+            else:
+                measured[tier] = sum(rank.get(tier, 0) for rank in node)
+        return measured
+
+    def write(self, status: Status) -> None:
+        """The totals so far."""
+        write_summary(self.folder, self._summary(status))
+
+    def close(self, status: Status) -> None:
+        """Write all that is known."""
+        if self._events is not None:
+            self._events.close()
+        if self._steady:
+            ordered = sorted(self._steady, key=lambda item: item[0])
+            write_timeline(self.folder / MEASURED, ordered[(len(ordered) - 1) // 2][1])
+        self.write(status)
+
+    def _summary(self, status: Status) -> Summary:
+        steady = self._seconds[1:] or self._seconds
+        spent = time.perf_counter() - self._started
+        return Summary(
+            status=status,
+            steps=self.done,
+            ranks=self.plan.strategy.ranks,
+            seconds=self._before + spent,
+            predicted_step_seconds=self.plan.predicted.step_seconds,
+            measured_step_seconds=statistics.median(steady) if steady else None,
+            memory=self._memory(),
+            versions=_versions(),
+            notes=tuple(self._notes()),
+            digest=self.finished[0].digest if self.finished else "",
+            target_steps=self.target,
+            checkpoint=newest_step(self.folder),
+            resumed=self.resumed,
+        )
+
+    def _notes(self) -> list[str]:
+        notes = list(dict.fromkeys(note for f in self.finished for note in f.notes))
+        if len({finished.digest for finished in self.finished}) > 1:
+            notes.insert(0, "The ranks ended with different weights: this run's result is wrong.")
+        if self._events is not None and self._events.trouble:
+            notes.append(f"TensorBoard shows less than all: {self._events.trouble}")
+        return notes
+
+    def _memory(self) -> tuple[MemoryRow, ...]:
+        measured = self._by_tier([finished.memory for finished in self.finished] or [{}])
+        return tuple(
+            MemoryRow(
+                tier=str(use.tier),
+                scope=use.scope,
+                predicted=use.used_bytes,
+                measured=measured[str(use.tier)] if self.finished else None,
+                capacity=use.capacity_bytes,
+            )
+            for use in self.plan.predicted.memory
+        )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _versions() -> dict[str, str]:
+    found = {"bigplan": bigplan.__version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,75 @@
+"""One launch at a time in a run's folder, and one process per rank: file locks end with a process.
+
+After a `kill -9` of the launch its workers live on for a moment, and may be writing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from bigplan.errors import RefusedError
+
+PATIENCE = 60.0  # seconds: Ray's workers end within a few of their driver
+_PAUSE = 0.05
+
+
+@contextmanager
+def only_launch(run: Path) -> Iterator[None]:
+    """Hold the run's folder. Raises RefusedError where another launch does."""
+    file = _locked(run / ".lock", 0.0)
+    if file is None:
+        raise RefusedError(
+            f"{run} is in use by a launch that is still running; wait until it ends, or stop it "
+            "with Ctrl-C"
+        )
+    with file:
+        yield
+
+
+def rank_lock(run: Path, rank: int) -> Path:
+    """The file that the process of a rank holds locked."""
+    return run / f".lock-rank-{rank}"
+
+
+def hold(path: Path) -> IO[str]:
+    """Lock a file for as long as this process lives, waiting for the one that has it.
+
+    Raises RefusedError where that one does not end.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = _locked(path, PATIENCE)
+    if file is None:
+        raise RefusedError(
+            f"a worker of an earlier launch still runs in {path.parent} after {PATIENCE:.0f} s; "
+            "end that process (`fuser` names it), then resume"
+        )
+    return file
+
+
+def wait_for_workers(run: Path) -> None:
+    """Return once no worker of an earlier launch is left. Raises RefusedError."""
+    for path in run.glob(".lock-rank-*"):
+        hold(path).close()
+
+
+def _locked(path: Path, patience: float) -> IO[str] | None:
+    """The file, locked, or None where another process kept it locked."""
+    file = path.open("a")
+    end = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                file.close()
+                return None
+            time.sleep(_PAUSE)
+        except OSError:  # a file system without locks: nothing can be told
+            return file
+        else:
+            return file

@@ -1,0 +1,88 @@
+"""A run that can go on: its folder read, and a plan held against the one it ran with."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bigplan.errors import InputError, RefusedError
+from bigplan.launcher.checkpoints import newest_step
+from bigplan.launcher.record import LAUNCH, PLAN, read_launch
+from bigplan.plan import Plan, load_plan
+from bigplan.spec.experiment import Launch
+
+# Keys of a training that may change in a run: none of them enters the arithmetic of a step.
+_FREE = ("validation",)
+
+
+@dataclass(frozen=True)
+class Resumable:
+    """A run's folder, the plan it ran with last, and how it was launched."""
+
+    folder: Path
+    plan: Plan
+    how: Launch
+
+
+def read_resumable(folder: Path) -> Resumable:
+    """Read a run's folder. Raises InputError where it is none, or older than checkpoints."""
+    if not (folder / PLAN).is_file():
+        raise InputError(
+            f"{folder} holds no {PLAN}, so it is no run of `bigplan launch`; "
+            "name a folder such as runs/my-model-1"
+        )
+    if not (folder / LAUNCH).is_file():
+        raise InputError(
+            f"{folder} was written by a version of bigplan without checkpoints (it has no "
+            f"{LAUNCH}), so nothing can be resumed; launch {folder / PLAN} instead"
+        )
+    return Resumable(folder, load_plan(folder / PLAN), read_launch(folder))
+
+
+def refuse_other_training(before: Plan, now: Plan) -> None:
+    """Raise RefusedError where `now` trains another model, or otherwise, than `before`."""
+    free = _FREE if _steps_matter(before) or _steps_matter(now) else (*_FREE, "steps")
+    for what in ("model", "training"):
+        old, new = (getattr(plan, what).model_dump(mode="json") for plan in (before, now))
+        changes = [text for key, text in _changes(old, new) if key not in free]
+        if changes:
+            raise RefusedError(
+                f"this run cannot be resumed with that {what}: {'; '.join(changes)}. Another plan "
+                "may change where tensors live and on how many devices, not what is computed; "
+                "launch a new run for it"
+            )
+
+
+def _steps_matter(plan: Plan) -> bool:
+    """Whether the learning rate depends on the number of steps."""
+    schedule = plan.training.schedule
+    return schedule.name != "constant" and schedule.decay_steps is None
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Dotted keys whose values differ, each with both."""
+    for key in dict.fromkeys((*old, *new)):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            for inner, text in _changes(before, after):
+                yield f"{key}.{inner}", f"{key}.{text}"
+        elif before != after:
+            yield key, f"{key} was {before} and is {after}"
+
+
+def resume_hint(folder: Path) -> str:
+    """What to do to go on with a run."""
+    newest = newest_step(folder)
+    command = f"bigplan launch --resume {shlex.quote(shown(folder))}"
+    if newest is None:
+        return f"No checkpoint was written yet. Start it again with: {command}"
+    return f"The last good checkpoint is of step {newest}. Go on with: {command}"
+
+
+def shown(path: Path) -> str:
+    """A path as the user would write it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

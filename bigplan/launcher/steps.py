@@ -1,0 +1,122 @@
+"""The steps of a launch: train, validate, write checkpoints, stop when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bigplan.errors import CheckpointError, WorkerError
+from bigplan.launcher.checkpoints import (
+    FOLDER,
+    Pace,
+    checkpoints,
+    newest_step,
+    prune,
+    remove,
+    step_of,
+)
+from bigplan.launcher.journal import Journal
+from bigplan.launcher.progress import Show
+from bigplan.launcher.record import Metric, settle_metrics
+
+if TYPE_CHECKING:
+    from bigplan.runtime.result import StepResult
+
+
+class Ranks(Protocol):
+    """Whoever can be asked (bigplan.launcher.crew.Crew)."""
+
+    def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
+        """Call a method of every rank; results by rank."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Drives `ranks` from where the journal stands to its target."""
+
+    ranks: Ranks
+    journal: Journal
+    keep: int  # checkpoints; 0: none is written
+    pace: Pace
+    stopping: Callable[[], bool]  # asked after every step
+
+    def run(self, show: Show) -> None:
+        """Train until the target, or until somebody asks to stop, and write a last checkpoint.
+
+        Raises WorkerError, CheckpointError and what else a rank raises.
+        """
+        journal = self.journal
+        while journal.done < journal.target and not self.stopping():
+            results = self._ask_step()
+            saved = [saved for result in results for saved in result.saved]
+            written = [each.step for each in saved if not each.error]
+            step = journal.done + 1
+            metric = journal.record(results, self._validation(step), max(written, default=None))
+            show.step(metric)
+            for failed in (each for each in saved if each.error):
+                show.say(f"At step {step} {failed.message}")
+            self._check(metric)
+            self._tidy(metric)
+            if written:
+                journal.write("running")
+        self._save(show)
+
+    def _ask_step(self) -> list[StepResult]:
+        """One step on all ranks, with a checkpoint beside it where one is due.
+
+        It is of the state before the step where updates wait for the next step, else of that after.
+        """
+        step = self.journal.done + 1
+        deferred = self.journal.plan.training.deferred_updates
+        state = step - 1 if deferred else step
+        due = self.keep > 0 and state > self.journal.first and self.pace.due(state)
+        last = state == self.journal.target  # the last state is written when the steps are over
+        folder = self._folder() if due and not last else None
+        return self.ranks.ask("step", folder, doing=f"running step {step}")
+
+    def _folder(self) -> Path:
+        settle_metrics(self.journal.folder)
+        self.pace.taken()
+        return self.journal.folder / FOLDER
+
+    def _validation(self, step: int) -> float | None:
+        validation = self.journal.plan.training.validation
+        if validation is None or step % validation.every:
+            return None
+        losses = self.ranks.ask("evaluate", doing=f"validating after step {step}")
+        return float(losses[0])
+
+    def _check(self, metric: Metric) -> None:
+        """Stop before a broken model replaces the checkpoints of a good one."""
+        if metric.loss is not None or metric.skipped:
+            return
+        for path in checkpoints(self.journal.folder):
+            if step_of(path) >= metric.step - 1:  # this loss is of those weights
+                remove(path)
+        raise WorkerError(
+            f"the loss of step {metric.step} is not a finite number, so the weights are lost; "
+            "go on from an earlier checkpoint, or start again with a lower learning rate, a "
+            "warm-up or a smaller clip_norm"
+        )
+
+    def _tidy(self, metric: Metric) -> None:
+        """Remove old checkpoints once this step's loss shows that the newest is a good one."""
+        newest = newest_step(self.journal.folder)
+        if self.keep and newest is not None and newest < metric.step:
+            prune(self.journal.folder, self.keep)
+
+    def _save(self, show: Show) -> None:
+        """The state as it is now, unless that is on the disk already."""
+        journal = self.journal
+        if self.keep == 0 or journal.done in (0, newest_step(journal.folder)):
+            return
+        path = self.ranks.ask("save", self._folder(), doing="writing the last checkpoint")[0]
+        if newest_step(journal.folder) != journal.done:
+            raise CheckpointError(
+                f"the workers wrote the checkpoint {path}, and it is not there as seen from here: "
+                "the run folder has to be on a file system that all nodes share (--run-dir)"
+            )
+        prune(journal.folder, self.keep)
+        show.say(f"Checkpoint of step {journal.done} written")

@@ -1,0 +1,47 @@
+"""SIGINT and SIGTERM: the first asks for an end after the running step, the second ends at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """Catches both signals for the length of a `with` block.
+
+    Until it is `patient` even the first signal raises KeyboardInterrupt: there is nothing to save.
+    """
+
+    def __init__(self) -> None:
+        self.patient = False
+        self.asked = False
+        self._before: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> Self:
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Catch the signals; again, where a library has taken them since (Ray takes SIGTERM)."""
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                before = signal.signal(number, self._signalled)
+                self._before.setdefault(number, before)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if self.asked or not self.patient:
+            raise KeyboardInterrupt
+        self.asked = True

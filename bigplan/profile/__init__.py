@@ -1,0 +1,1 @@
+"""This machine measured: its description with the rates that it reached, each with its source."""

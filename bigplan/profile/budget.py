@@ -1,0 +1,59 @@
+"""Time for measuring: a whole that probes share, and medians that keep to a limit."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import ceil
+
+Clock = Callable[[], float]
+
+# Runs are timed in batches of at least so long: a kernel of 10 us alone between two events is
+# mostly its launch.
+SAMPLE_SECONDS = 2e-3
+MOST_SAMPLES = 50
+
+
+@dataclass(slots=True)
+class Budget:
+    """`seconds` from the moment it is made, handed out by weight."""
+
+    seconds: float
+    clock: Clock = time.perf_counter
+    _end: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._end = self.clock() + self.seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left, never below zero."""
+        return max(0.0, self._end - self.clock())
+
+    def allot(self, weight: float, waiting: float) -> float:
+        """Seconds for one of those who wait, whose weights add up to `waiting`.
+
+        What somebody left over, or took too much, is shared by all who come after.
+        """
+        assert 0 < weight <= waiting * (1 + 1e-9), (weight, waiting)
+        return self.left * weight / waiting
+
+
+def median_seconds(
+    timed: Callable[[int], float], seconds: float, clock: Clock = time.perf_counter
+) -> float:
+    """Median seconds of one run, in about `seconds`; `timed(n)` runs n times and says how long.
+
+    Two runs come first: one to warm up (code is loaded, workspaces are taken), one to see how many
+    make a sample. Where these took all the time, the second is the result.
+    """
+    end = clock() + seconds
+    timed(1)
+    once = timed(1)
+    batch = max(1, min(1000, ceil(SAMPLE_SECONDS / max(once, 1e-9))))
+    times: list[float] = []
+    while len(times) < MOST_SAMPLES and clock() + batch * once <= end:
+        times.append(timed(batch) / batch)
+    return statistics.median(times) if times else once

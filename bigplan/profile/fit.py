@@ -1,0 +1,143 @@
+"""Constants of the cost model from timings, by least squares of the logarithms.
+
+Logarithms, because a model that is 10% off is as wrong at a microsecond as at a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bigplan.cost.compute import Device, gemm_seconds
+from bigplan.graph.operators import Gemm
+from bigplan.spec.cluster import Gpu
+
+Values = NDArray[np.float64]
+
+# Parameters are positive and searched by their logarithm: below this one is as good as zero.
+SMALLEST = 1e-3
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Parameters, and the mean of |log(predicted / measured)| that they leave."""
+
+    parameters: tuple[float, ...]
+    error: float
+
+
+def fit_log(
+    predicted: Callable[[Values], Values],
+    measured: Sequence[float],
+    start: Sequence[float],
+    most: Sequence[float],
+) -> Fit:
+    """Positive parameters, at most `most`, that minimise sum log(predicted / measured)^2.
+
+    Levenberg-Marquardt on the logarithms of the parameters, with differences for derivatives:
+    two parameters and some twenty timings, so a library would bring more than it saves.
+    """
+    assert len(measured) >= len(start) > 0, (len(measured), len(start))
+    target = np.log(np.asarray(measured, np.float64))
+
+    def residuals(at: Values) -> Values:
+        return np.log(predicted(np.exp(at))) - target
+
+    highest = np.log(np.asarray(most, np.float64))
+    at = np.clip(np.log(np.asarray(start, np.float64)), np.log(SMALLEST), highest)
+    errors, damping = residuals(at), 1e-3
+    for _ in range(200):
+        slopes = np.stack(
+            [(residuals(at + step) - errors) / 1e-5 for step in 1e-5 * np.eye(len(at))], axis=1
+        )
+        normal = slopes.T @ slopes
+        moved = np.linalg.solve(
+            normal + damping * np.diag(np.diag(normal) + 1e-9), -slopes.T @ errors
+        )
+        trial = np.clip(at + np.clip(moved, -2.0, 2.0), np.log(SMALLEST), highest)
+        after = residuals(trial)
+        if after @ after < errors @ errors:
+            done = np.max(np.abs(trial - at)) < 1e-9
+            at, errors, damping = trial, after, max(damping / 10, 1e-12)
+            if done:
+                break
+        else:
+            damping *= 10
+            if damping > 1e12:
+                break
+    return Fit(tuple(float(value) for value in np.exp(at)), float(np.mean(np.abs(errors))))
+
+
+@dataclass(frozen=True)
+class GemmFit:
+    """`rate` (FLOP/s) and K0 in rate * K / (K + K0), and the mean relative error left."""
+
+    rate: float
+    half_k: float
+    error: float
+
+
+def fit_gemm(gemms: Sequence[Gemm], seconds: Sequence[float], gpu: Gpu, precision: str) -> GemmFit:
+    """Rate of an endless product and K0, as `gemm_seconds` has them; at least two products.
+
+    `gpu` gives what the formula also knows: multiprocessors and the rate of memory traffic.
+    """
+
+    def predicted(at: Values) -> Values:
+        device = Device(with_gemm_rate(gpu, precision, float(at[0]), float(at[1])), precision)
+        return np.array([gemm_seconds(gemm, device) for gemm in gemms])
+
+    start = max(gemm.flops / time for gemm, time in zip(gemms, seconds, strict=True))
+    # Beyond the largest K measured, K0 and the rate could grow together without end.
+    most = 100 * start, max(gemm.k for gemm in gemms)
+    fit = fit_log(predicted, seconds, (start, 100.0), most)
+    rate, half_k = fit.parameters
+    return GemmFit(rate, 0.0 if half_k <= 10 * SMALLEST else half_k, fit.error)
+
+
+def with_gemm_rate(gpu: Gpu, precision: str, rate: float, half_k: float) -> Gpu:
+    """`gpu` whose products run at `rate` times K / (K + K0); for pricing only."""
+    return gpu.model_copy(
+        update={
+            "peak_flops": {precision: rate},
+            "gemm_efficiency": 1.0,
+            "gemm_efficiencies": None,
+            "gemm_half_k": half_k,
+        }
+    )
+
+
+def gemm_rate(
+    gemms: Sequence[Gemm], seconds: Sequence[float], gpu: Gpu, precision: str, half_k: float
+) -> float:
+    """The rate alone, where K0 is known from another precision."""
+
+    def predicted(at: Values) -> Values:
+        device = Device(with_gemm_rate(gpu, precision, float(at[0]), half_k), precision)
+        return np.array([gemm_seconds(gemm, device) for gemm in gemms])
+
+    start = max(gemm.flops / time for gemm, time in zip(gemms, seconds, strict=True))
+    return fit_log(predicted, seconds, (start,), (100 * start,)).parameters[0]
+
+
+@dataclass(frozen=True)
+class TransferFit:
+    """Bytes/s of an endless transfer and seconds that each takes besides."""
+
+    rate: float
+    latency: float
+    error: float
+
+
+def fit_transfer(sizes: Sequence[int], seconds: Sequence[float]) -> TransferFit:
+    """A latency and bytes / rate through transfers of at least two sizes."""
+    nbytes = np.asarray(sizes, np.float64)
+    # Latencies are fractions of a millisecond: searched in microseconds and GB/s, near 1.
+    start = max(n / s for n, s in zip(sizes, seconds, strict=True)) / 1e9
+    most = 100 * start, max(1e6 * min(seconds), 2 * SMALLEST)
+    fit = fit_log(lambda at: at[1] / 1e6 + nbytes / (at[0] * 1e9), seconds, (start, 5.0), most)
+    rate, latency = fit.parameters
+    return TransferFit(rate * 1e9, 0.0 if latency <= 10 * SMALLEST else latency / 1e6, fit.error)

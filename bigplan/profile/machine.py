@@ -1,0 +1,203 @@
+"""All probes on this machine, one after the other, within one budget."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bigplan.errors import InputError, PreflightError
+from bigplan.profile.attention import measure_attention
+from bigplan.profile.bench import Bench
+from bigplan.profile.budget import Budget, Clock
+from bigplan.profile.copies import measure_copies
+from bigplan.profile.drive import measure_drive
+from bigplan.profile.gemm import measure_gemm
+from bigplan.profile.host import measure_cpu_update, measure_device_update, measure_host
+from bigplan.profile.memory import Use, busy, gpu_uses, measure_memory, uuid_of
+from bigplan.profile.stream import measure_launch, measure_stream
+from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.detect import detect
+from bigplan.spec.machine import FoundGpu, available_cores, find_gpus
+from bigplan.units import format_bytes
+
+QUICK_SECONDS = 45.0  # of measuring; starting torch and CUDA takes the rest of a minute
+THOROUGH_SECONDS = 280.0
+
+Measure = Callable[[NodeGroup, Bench, float], NodeGroup]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One resource: its name for the progress line, its share of the time, what measures it.
+
+    `measure` returns the node group with the figures that it replaced, each with its source. It
+    may read those that earlier probes replaced.
+    """
+
+    name: str
+    weight: float
+    measure: Measure
+
+
+# Products need the rate of memory and the launch overhead, attention needs the peak.
+COMPUTE = (
+    Probe("device memory", 2, measure_stream),
+    Probe("kernel launches", 1, measure_launch),
+    Probe("matrix products", 10, measure_gemm),
+    Probe("attention", 5, measure_attention),
+)
+PROBES = (
+    *COMPUTE,
+    Probe("copies", 6, measure_copies),
+    Probe("host memory", 4, measure_host),
+    Probe("AdamW on the CPU", 6, measure_cpu_update),
+    Probe("AdamW on the device", 1, measure_device_update),
+)
+DRIVE = Probe("drive", 9, measure_drive)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A probe that is done: what it measured stands in `after`, and took `seconds`."""
+
+    name: str
+    before: NodeGroup
+    after: NodeGroup
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to measure: all GPUs or `cpu_devices`, a drive's folder, for so many seconds."""
+
+    name: str = "this-machine"
+    folder: Path | None = None
+    cpu_devices: int | None = None
+    seconds: float = QUICK_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The machine as descriptions have it, and as it was measured."""
+
+    before: Cluster
+    after: Cluster
+
+
+def profile_machine(
+    wish: Wish,
+    tell: Callable[[Progress], None],
+    warn: Callable[[str], None],
+    clock: Clock = time.perf_counter,
+) -> Profile:
+    """Measure this machine. Raises InputError.
+
+    `warn` hears at once what will spoil the figures, `tell` of every probe when it is done.
+    """
+    found = gpu_uses()  # before anything is put there
+    devices = _devices(wish)
+    before = _described(wish, devices)
+    bench = _bench(before.group, devices, wish, clock)
+    uses = [found.get(uuid_of(device), Use()) for device in devices] if bench.cuda else [Use()]
+    for warning in _warnings(bench, uses):
+        warn(warning)
+    group = before.group
+    probes = (*PROBES, DRIVE) if group.nvme is not None else PROBES
+    for step in _measured(probes, group, bench, wish.seconds):
+        tell(step)
+        group = step.after
+    group = measure_memory(group, bench, uses[0])
+    after = before.model_copy(
+        update={"node_groups": (group,), "description": f"{_what(group)}, measured"}
+    )
+    return Profile(before, after)
+
+
+def measure_cpu_compute(cluster: Cluster, seconds: float = 4.0) -> Cluster:
+    """A cluster of CPU devices with what torch reaches on one: products, attention, launches."""
+    group = cluster.group
+    bench = _bench(group, (torch.device("cpu"),), Wish(seconds=seconds), time.perf_counter)
+    for step in _measured(COMPUTE, group, bench, seconds):
+        group = step.after
+    return cluster.model_copy(update={"node_groups": (group,)})
+
+
+def _bench(group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, clock: Clock) -> Bench:
+    cores = available_cores()
+    threads = max(1, cores // group.gpus_per_node)
+    return Bench(devices, cores, threads, wish.folder, wish.seconds <= QUICK_SECONDS, clock)
+
+
+def _measured(
+    probes: Sequence[Probe], group: NodeGroup, bench: Bench, seconds: float
+) -> Iterator[Progress]:
+    budget = Budget(seconds, bench.clock)
+    waiting = sum(probe.weight for probe in probes)
+    for probe in probes:
+        start = bench.clock()
+        allotted = budget.allot(probe.weight, waiting)
+        waiting -= probe.weight
+        measured = _measure(probe, group, bench, allotted)
+        yield Progress(probe.name, group, measured, bench.clock() - start)
+        group = measured
+
+
+def _measure(probe: Probe, group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
+    if bench.cuda:
+        torch.cuda.empty_cache()  # probes ask the device what is free
+    try:
+        return probe.measure(group, bench, seconds)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(bench.device)
+        raise PreflightError(
+            f"{bench.device} ran out of memory while measuring {probe.name}: {format_bytes(free)} "
+            f"of {format_bytes(total)} are free; stop what else runs there and measure again"
+        ) from error
+
+
+def _devices(wish: Wish) -> tuple[torch.device, ...]:
+    if wish.cpu_devices is not None or not torch.cuda.is_available():
+        if wish.cpu_devices is None and (found := find_gpus()):
+            raise InputError(
+                f"nvidia-smi lists {len(found)} x {found[0].name}, but this torch "
+                f"({torch.__version__}) sees no CUDA device; install a CUDA build of torch, or "
+                "measure the cores with --cpu-devices 1"
+            )
+        return (torch.device("cpu"),)
+    return tuple(torch.device("cuda", i) for i in range(torch.cuda.device_count()))
+
+
+def _described(wish: Wish, devices: tuple[torch.device, ...]) -> Cluster:
+    """What is known without measuring: datasheets, shipped descriptions, the system's word."""
+    gpus = None
+    if devices[0].type == "cuda":
+        gpus = find_gpus()
+        if len(gpus) != len(devices):  # CUDA_VISIBLE_DEVICES, or no nvidia-smi
+            properties = [torch.cuda.get_device_properties(device) for device in devices]
+            gpus = tuple(FoundGpu(p.name, p.total_memory, 0, 0) for p in properties)
+    cpus = wish.cpu_devices if gpus is not None else wish.cpu_devices or 1
+    found = detect(cpus, wish.folder, drive=wish.folder is not None, gpus=gpus)
+    return found.model_copy(update={"name": wish.name})
+
+
+def _warnings(bench: Bench, uses: list[Use]) -> Iterator[str]:
+    load, _, _ = os.getloadavg()
+    if load > bench.cores / 2:
+        yield (
+            f"{load:.1f} of {bench.cores} cores were busy before measuring started: rates will be "
+            "too low and vary; stop what runs there and measure again"
+        )
+    for device, use in zip(bench.devices, uses, strict=True):
+        if bench.cuda:
+            _, total = torch.cuda.mem_get_info(device)
+            if told := busy(device, use, total):
+                yield told
+
+
+def _what(group: NodeGroup) -> str:
+    return f"{group.gpus_per_node} x {group.gpu.name}, {group.host.cores} cores"

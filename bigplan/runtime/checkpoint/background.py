@@ -1,0 +1,99 @@
+"""The checkpoint that a rank is writing beside its steps, if any.
+
+All ranks call these functions at the same points, between steps, when no other collective is under
+way. So what the ranks must agree on needs no group of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from bigplan.runtime.checkpoint.manifest import Manifest, StoredFile
+from bigplan.runtime.checkpoint.saver import Saver
+from bigplan.runtime.context import Context
+from bigplan.runtime.executor import Executor
+from bigplan.runtime.result import Saved
+
+Share = tuple[str, list[StoredFile]]  # of a rank: what failed, what it has written
+
+
+@dataclass(slots=True)
+class Background:
+    """At most one checkpoint under way; `ended` collects those that nobody has asked about yet."""
+
+    context: Context
+    executor: Executor
+    rank: int
+    newest: Path | None = None  # the checkpoint that this run wrote or read last
+    _ended: list[Saved] = field(default_factory=list)
+
+    def begin(self, folder: Path, manifest: Manifest) -> None:
+        """Let the CKPT actions of the next program write here; one under way is waited for."""
+        self.settle()
+        saver = Saver(self.context, folder, manifest, self.rank)
+        if self.rank == 0:
+            saver.prepare()
+        if self.context.world > 1:
+            dist.all_reduce(torch.zeros(1, device=self.context.device))  # there is a folder now
+        self.executor.saver = saver
+
+    def ended(self, *, wait: bool = False) -> tuple[Saved, ...]:
+        """What has ended since the last call; `wait`: the one under way too."""
+        if wait:
+            self.settle()
+        else:
+            self._commit()
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def taken(self, path: Path) -> Saved | None:
+        """The checkpoint of that path, if it has ended since; `ended` will not tell of it."""
+        mine = [saved for saved in self._ended if saved.path == path]
+        self._ended = [saved for saved in self._ended if saved.path != path]
+        return mine[-1] if mine else None
+
+    def settle(self) -> None:
+        """Wait for the checkpoint under way."""
+        if self.executor.saver is not None:
+            self.executor.settle()
+            self._commit()
+
+    def _commit(self) -> None:
+        """Commit the checkpoint under way once all ranks have written their shares of it."""
+        saver = self.executor.saver
+        if saver is None or not self._all(saver.ended):
+            return
+        self.executor.saver = None
+        shares = self._gathered((saver.error, saver.stored))
+        error = "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
+        if self.rank == 0:
+            self._ended.append(saver.commit((file for _, files in shares for file in files), error))
+            error = self._ended[-1].error
+        else:
+            saver.close()
+        if self._all(not error):  # the first rank may have failed at the end, alone
+            self.newest = saver.path
+
+    def _all(self, flag: bool) -> bool:
+        if self.context.world == 1:
+            return flag
+        flags = torch.tensor(float(flag), device=self.context.device)
+        dist.all_reduce(flags, op=dist.ReduceOp.MIN)
+        return bool(flags)
+
+    def _gathered(self, share: Share) -> list[Share]:
+        if self.context.world == 1:
+            return [share]
+        shares: list[Share] = [share] * self.context.world
+        dist.all_gather_object(shares, share)
+        return shares
+
+    def close(self) -> None:
+        """Drop what is under way. The lanes are closed before."""
+        if self.executor.saver is not None:
+            self.executor.saver.close()
+            self.executor.saver = None

@@ -1,0 +1,113 @@
+"""A folder of checkpoints: `step-000123`, each whole or not there.
+
+A checkpoint is written as `step-000123.partial`, fsynced and then renamed, so a folder without
+that ending is whole. What ends so was left behind by a run that died.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigplan.errors import CheckpointError, InputError
+from bigplan.runtime.checkpoint.manifest import NAME, Manifest, read_manifest
+
+PARTIAL = ".partial"
+_WHOLE = re.compile(r"step-(\d{6,})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that can be tried, and why newer ones cannot."""
+
+    path: Path
+    manifest: Manifest
+    skipped: tuple[str, ...] = ()
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of the state after `step` steps is."""
+    return folder / f"step-{step:06d}"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [
+        (int(match[1]), path) for path in folder.iterdir() if (match := _WHOLE.match(path.name))
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def latest(resume: Path, *, skip: tuple[str, ...] = (), before: int | None = None) -> Found:
+    """The newest checkpoint at `resume`, a folder of checkpoints or one of them.
+
+    Damaged ones are passed over, and told in `skipped` (after `skip`); so are those of step
+    `before` and later. Raises InputError where there is none, CheckpointError where none is good.
+    """
+    alone = (resume / NAME).is_file() or _WHOLE.match(resume.name) is not None
+    paths = [resume] if alone else checkpoints(resume)
+    skipped = list(skip)
+    for path in paths:
+        if before is not None and _step_of(path) >= before:
+            continue
+        try:
+            return Found(path, read_manifest(path), tuple(skipped))
+        except CheckpointError as error:
+            skipped.append(str(error))
+    if skipped:
+        raise CheckpointError(f"no checkpoint at {resume} can be used: " + "; ".join(skipped))
+    raise InputError(
+        f"{resume} has no checkpoint (no folder step-NNNNNN in it): name the folder of one, or the "
+        "folder that they are in, or start anew"
+    )
+
+
+def _step_of(path: Path) -> int:
+    match = _WHOLE.match(path.name)
+    return int(match[1]) if match else 0
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what runs that died have left behind."""
+    if folder.is_dir():
+        for path in folder.glob("step-*" + PARTIAL):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def prune(folder: Path, keep: int) -> list[Path]:
+    """Remove all but the newest `keep` checkpoints; those that were removed.
+
+    A checkpoint first stops being one (by its name), then goes file by file.
+    """
+    assert keep > 0, keep
+    removed = checkpoints(folder)[keep:]
+    for path in removed:
+        gone = path.with_name(path.name + PARTIAL)
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    return removed
+
+
+def publish(partial: Path, path: Path) -> None:
+    """Give a written checkpoint its name, on disk too. Replaces one of the same name."""
+    sync_folder(partial)
+    old = path.with_name(path.name + ".old" + PARTIAL)
+    if path.exists():
+        path.rename(old)
+    partial.rename(path)
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the folder's entries last. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,147 @@
+"""What a checkpoint says of itself: `manifest.json`, written last.
+
+    {"format": 1, "sha256": of the rest, "checkpoint": {step, specs, files -> tensors, checksums}}
+
+The tensors are in safetensors files, one per layer, which other tools can read as well. A tensor
+is a box: whole rows of one parameter, of one kind. So the files say nothing of the plan they were
+written under, and any plan can read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import ValidationError
+
+from bigplan.errors import CheckpointError
+from bigplan.spec.document import Spec
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+FORMAT: Final = 1  # one for every change that makes older checkpoints unreadable
+NAME: Final = "manifest.json"
+Kind = Literal["weights", "exp_avg", "exp_avg_sq", "momentum", "master"]
+
+
+class StoredTensor(Spec):
+    """Rows `first` up to `last` of one parameter, fp32, at `offset` in their file."""
+
+    parameter: str
+    kind: Kind
+    shape: tuple[int, ...]
+    """of the whole parameter"""
+    first: int
+    last: int
+    """rows; a vector is one row"""
+    columns: int
+    offset: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of these rows."""
+        return (self.last - self.first) * self.columns
+
+
+class Extent(Spec):
+    """Consecutive bytes of a file, with a CRC-32 of every `BLOCK` of them."""
+
+    offset: int
+    nbytes: int
+    checksums: tuple[int, ...]
+
+
+class StoredFile(Spec):
+    """One layer's tensors. The first extent is the file's header."""
+
+    name: str
+    layer: int
+    nbytes: int
+    extents: tuple[Extent, ...]
+    tensors: tuple[StoredTensor, ...]
+
+
+class Manifest(Spec):
+    """A checkpoint: the state after `step` steps, whose data position is the step alone."""
+
+    step: int
+    model: ModelSpec
+    training: Training
+    plan: str
+    """SHA-256 of the plan that wrote it"""
+    state: Mapping[str, float]
+    """the loss scale and what else is no tensor"""
+    files: tuple[StoredFile, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files."""
+        return sum(file.nbytes for file in self.files)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write and fsync it. Raises OSError."""
+    body = manifest.model_dump(mode="json")
+    text = json.dumps({"format": FORMAT, "sha256": _digest(body), "checkpoint": body})
+    with (folder / NAME).open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest, if every file it names is there in its length.
+
+    What is in the files is checked when it is read. Raises CheckpointError.
+    """
+    path = folder / NAME
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}), and only a checkpoint with a manifest is "
+            "whole: resume from another one"
+        ) from error
+    except ValueError as error:
+        raise _damaged(path, f"is not JSON ({error})") from None
+    if not isinstance(data, dict) or not {"format", "sha256", "checkpoint"} <= data.keys():
+        raise _damaged(path, "lacks format, sha256 or checkpoint")
+    if data["format"] != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {data['format']}, this version of bigplan reads {FORMAT}: "
+            "resume with the version that wrote it"
+        )
+    if data["sha256"] != _digest(data["checkpoint"]):
+        raise _damaged(path, "does not have the SHA-256 that it states")
+    try:
+        manifest = Manifest.model_validate_json(json.dumps(data["checkpoint"]))
+    except ValidationError as error:
+        raise _damaged(path, f"breaks its schema: {error.errors()[0]['msg']}") from error
+    _check_files(folder, manifest)
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    for file in manifest.files:
+        path = folder / file.name
+        try:
+            found = path.stat().st_size
+        except OSError as error:
+            raise _damaged(path, f"cannot be read ({error.strerror})") from error
+        if found != file.nbytes:
+            raise _damaged(path, f"has {found} bytes, not the {file.nbytes} that were written")
+
+
+def _damaged(path: Path, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} {how}: the checkpoint is damaged; resume from another one, or restore the file"
+    )
+
+
+def _digest(body: object) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

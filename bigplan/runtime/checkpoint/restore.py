@@ -1,0 +1,59 @@
+"""A checkpoint into a rank's memory, wherever its plan wants the state."""
+
+from __future__ import annotations
+
+import torch
+
+from bigplan.errors import InputError
+from bigplan.plan import Plan
+from bigplan.runtime.checkpoint.folder import Found
+from bigplan.runtime.checkpoint.layout import Image, layer_images, parameter_image
+from bigplan.runtime.checkpoint.reading import Reader
+from bigplan.runtime.context import Context
+from bigplan.runtime.homes import passage
+
+NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
+# Of a training: what the user may change on the way. Files move, runs grow longer.
+FREE = {"steps", "data", "weights", "validation"}
+
+
+def check_same(found: Found, plan: Plan) -> None:
+    """Raise InputError where the checkpoint is another model's or another training's."""
+    stored = found.manifest
+    for what, theirs, ours, free in (
+        ("model", stored.model, plan.model, NAMED),
+        ("training", stored.training, plan.training, FREE),
+    ):
+        old, new = (spec.model_dump(mode="json", exclude=free) for spec in (theirs, ours))
+        differing = [
+            f"{key} {old.get(key)} there and {new.get(key)} here"
+            for key in old | new
+            if old.get(key) != new.get(key)
+        ]
+        if differing:
+            raise InputError(
+                f"the checkpoint {found.path} is of another {what}: {'; '.join(differing)}; resume "
+                "with the same, or export its weights and start anew from them"
+            )
+
+
+def restore(context: Context, found: Found) -> None:
+    """Fill every layer's parameters and optimizer state. Raises CheckpointError."""
+    stage = context.memory.place(("stage.c", 0))
+    with Reader(found.path, found.manifest, stage) as reader:
+        for layer in context.program.layers:
+            for image in layer_images(context, layer):
+                _fill(context, reader, layer, image, torch.float32)
+            if context.graph.sizes.master:
+                image = parameter_image(context, layer, "master")
+                _fill(context, reader, layer, image, context.parameter_dtype)
+
+
+def _fill(context: Context, reader: Reader, layer: int, image: Image, dtype: torch.dtype) -> None:
+    memory = context.memory
+    place = memory.place(passage(context, layer, image.key))
+    values = place[: image.elements * dtype.itemsize].view(dtype)
+    for span in image.spans:
+        reader.read(layer, span, values[span.start : span.start + span.count])
+    if memory.on_disk(image.key):
+        memory.write(image.key, place)

@@ -1,0 +1,180 @@
+"""One checkpoint being written, action by action; `commit` makes it one.
+
+The ranks hold the same state and share the layers. What fails (a full disk, a folder that is gone)
+fails the checkpoint and not the training: it is noted, the rest is not written, and the caller is
+told.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bigplan.placement import Tier
+from bigplan.program import Action
+from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
+from bigplan.runtime.checkpoint.layout import Image, LayerFile, layer_file
+from bigplan.runtime.checkpoint.manifest import Extent, Manifest, StoredFile, write_manifest
+from bigplan.runtime.checkpoint.writing import THREADS, FileWriter, Written, wait_for
+from bigplan.runtime.context import Context
+from bigplan.runtime.disk import aligned_empty
+from bigplan.runtime.memory import Key
+from bigplan.runtime.result import Saved
+from bigplan.runtime.slab import PAGE, align_up
+
+STAGES = (("stage.c", 0), ("stage.c", 1))
+
+
+class Saver:
+    """Writes this rank's share of a checkpoint of the state after `manifest.step` steps."""
+
+    def __init__(self, context: Context, folder: Path, manifest: Manifest, rank: int) -> None:
+        self._context, self._manifest, self._rank = context, manifest, rank
+        self.path = checkpoint_path(folder, manifest.step)
+        self._partial = self.path.with_name(self.path.name + PARTIAL)
+        self._started = time.perf_counter()
+        self._files = _share(context, rank)
+        self._left = {layer: {i.key for i in file.images} for layer, file in self._files.items()}
+        self._open: dict[int, tuple[FileWriter, dict[Key, Extent]]] = {}
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint")
+        self._stream: torch.cuda.Stream | None = None
+        self.error = ""
+        self.stored: list[StoredFile] = []
+
+    def prepare(self) -> None:
+        """Make the folder, on rank 0, before any rank writes."""
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_partial(folder)
+            self._partial.mkdir()
+        except OSError as error:
+            self._fail(error)
+
+    @property
+    def ended(self) -> bool:
+        """Whether this rank's share is on the medium, or has failed."""
+        return bool(self.error) or len(self.stored) == len(self._files)
+
+    def write(self, action: Action) -> None:
+        """Write what the action reads, if it is this rank's; runs on the checkpoint's lane."""
+        if self.error or action.layer not in self._files:
+            return
+        try:
+            self._write(action.layer, self._context.key(action.reads[0], action))
+        except OSError as error:
+            self._fail(error)
+
+    def _write(self, layer: int, key: Key) -> None:
+        file = self._files[layer]
+        place = {image.key: number for number, image in enumerate(file.images)}.get(key)
+        if place is None:  # a chunk without rows
+            return
+        if layer not in self._open:
+            self._open[layer] = self._create(file)
+        writer, extents = self._open[layer]
+        image, offset = file.images[place], file.offsets[place]
+        sums = self._image(writer, image, offset)
+        extents[key] = Extent(offset=offset, nbytes=image.nbytes, checksums=tuple(sums))
+        self._left[layer].discard(key)
+        if not self._left[layer]:
+            self._close(file)
+
+    def _create(self, file: LayerFile) -> tuple[FileWriter, dict[Key, Extent]]:
+        writer = FileWriter(self._partial / file.name, file.nbytes, self._pool)
+        header = aligned_empty(len(file.header))
+        header.numpy().data[:] = file.header
+        sums = tuple(wait_for(writer.write(0, header, len(file.header))))
+        return writer, {("header", 0): Extent(offset=0, nbytes=len(file.header), checksums=sums)}
+
+    def _image(self, writer: FileWriter, image: Image, offset: int) -> list[int]:
+        """Write an image: from the slab as it is, or stage by stage, two at a time."""
+        memory, key = self._context.memory, image.key
+        if self._context.program.buffers[key[0]].tier is Tier.HOST:
+            return list(wait_for(writer.write(offset, memory.place(key), image.nbytes)))
+        under_way: list[Written] = []
+        sums: list[int] = []
+        size = memory.place(STAGES[0]).numel()
+        for number, start in enumerate(range(0, image.nbytes, size)):
+            if len(under_way) == len(STAGES):
+                sums += wait_for(under_way.pop(0))
+            stage = memory.place(STAGES[number % len(STAGES)])
+            nbytes = min(size, image.nbytes - start)
+            self._fill(stage[: align_up(nbytes, PAGE)], key, start, nbytes)
+            under_way.append(writer.write(offset + start, stage, nbytes))
+        for written in under_way:
+            sums += wait_for(written)
+        return sums
+
+    def _fill(self, stage: Tensor, key: Key, start: int, nbytes: int) -> None:
+        memory = self._context.memory
+        if memory.on_disk(key):
+            memory.read(key, stage, start)
+            return
+        source = memory.place(key)[start : start + nbytes]
+        if not source.is_cuda:
+            stage[:nbytes].copy_(source)
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            stage[:nbytes].copy_(source, non_blocking=True)
+        self._stream.synchronize()
+
+    def _close(self, file: LayerFile) -> None:
+        writer, extents = self._open.pop(file.layer)
+        writer.finish()
+        self.stored.append(
+            StoredFile(
+                name=file.name,
+                layer=file.layer,
+                nbytes=file.nbytes,
+                extents=tuple(sorted(extents.values(), key=lambda extent: extent.offset)),
+                tensors=file.tensors,
+            )
+        )
+
+    def _fail(self, error: OSError) -> None:
+        self.error = self.error or str(error)
+
+    def commit(self, files: Iterable[StoredFile], error: str) -> Saved:
+        """Make it a checkpoint of all ranks' files, on rank 0; `error`: what failed on any rank."""
+        ordered = tuple(sorted(files, key=lambda file: file.layer))
+        manifest = self._manifest.model_copy(update={"files": ordered})
+        try:
+            if not error:
+                write_manifest(self._partial, manifest)
+                publish(self._partial, self.path)
+        except OSError as failure:
+            error = str(failure)
+        self.close()
+        seconds = time.perf_counter() - self._started
+        return Saved(manifest.step, self.path, manifest.nbytes, seconds, error)
+
+    def close(self) -> None:
+        """Stop; on rank 0 what is not a checkpoint goes."""
+        self._pool.shutdown()  # before the files that its threads write to
+        for writer, _ in self._open.values():
+            writer.abandon()
+        self._open.clear()
+        if self._rank == 0:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+
+def _share(context: Context, rank: int) -> dict[int, LayerFile]:
+    """The files that this rank writes: layers dealt out, the largest first, to whom has least."""
+    files = [layer_file(context, layer) for layer in context.program.layers]
+    loads = [0] * context.world
+    mine = {}
+    for file in sorted(files, key=lambda file: (-file.nbytes, file.layer)):
+        writer = loads.index(min(loads))
+        loads[writer] += file.nbytes
+        if writer == rank:
+            mine[file.layer] = file
+    return mine

@@ -1,0 +1,51 @@
+"""All cores of the host on one job, each at its own pace.
+
+torch splits an operator into as many equal parts as it has threads and waits for the last. While
+copies are under way and other lanes queue kernels some core is always late, so the others wait for
+it. Small parts that the threads take as they come end within a part of each other. Measured on an
+H200 machine of 16 cores while copies ran both ways and one thread waited busily, AdamW with its
+16-bit copy: 2.03 G parameters/s by torch's threads, 2.47 in parts of 2^21; alone 2.64 and 2.81
+(benchmarks/results/2026-11-21-h200-limit, adam-second.txt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier
+
+import torch
+
+
+class Cores:
+    """As many threads as torch would use, each of which runs torch on one core."""
+
+    def __init__(self) -> None:
+        count = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="core")
+        met = Barrier(count)
+
+        def begin() -> None:
+            torch.get_num_threads()  # a thread's first question sets it to what is set by then
+            torch.set_num_threads(1)
+            met.wait()  # so that every thread begins once
+
+        wait([self._pool.submit(begin) for _ in range(count)])
+        torch.set_num_threads(count)  # what later threads start with
+
+    def run(self, jobs: Iterable[Callable[[], None]]) -> None:
+        """Run all; raises the first error once none of them runs any more."""
+        started = [self._pool.submit(job) for job in jobs]
+        wait(started)
+        for job in started:
+            job.result()
+
+    def close(self) -> None:
+        """Join the threads."""
+        self._pool.shutdown()
+
+    def __enter__(self) -> Cores:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

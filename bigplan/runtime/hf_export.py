@@ -1,0 +1,155 @@
+"""A model's parameters into a Hugging Face folder that transformers loads.
+
+Files are written beside the folder and renamed when all are there; one shard of at most
+SHARD_BYTES (or one tensor) is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bigplan.errors import InputError
+from bigplan.runtime.checkpoint import Found, Reader
+from bigplan.runtime.hf_weights import CONFIG, INDEX, SINGLE
+from bigplan.spec.hf_names import HfTensor, hf_tensors
+from bigplan.spec.hf_write import to_hf_config
+from bigplan.spec.model import ModelSpec, Parameter
+
+SHARD_BYTES = 5 * 10**9  # as transformers writes them
+# What a folder says of its tokenizer, if the run started from one: files, and keys of config.json.
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+Values = Callable[[int, Parameter], Tensor]
+
+
+def export_checkpoint(found: Found, folder: Path, precision: str) -> None:
+    """A checkpoint's weights, whatever plan wrote it, as a Hugging Face folder.
+
+    If the run started from such a folder that is still there, its tokenizer comes along. Raises
+    InputError and RefusedError as write_folder does, CheckpointError where the checkpoint is
+    damaged; then nothing is left behind.
+    """
+
+    def values(layer: int, parameter: Parameter) -> Tensor:
+        return reader.parameter(layer, parameter.name)
+
+    manifest = found.manifest
+    origin = Path(manifest.training.weights).expanduser() if manifest.training.weights else None
+    with Reader(found.path, manifest) as reader:
+        write_folder(manifest.model, values, folder, DTYPES[precision], origin=origin)
+
+
+def write_folder(
+    model: ModelSpec,
+    values: Values,
+    folder: Path,
+    dtype: torch.dtype,
+    shard_bytes: int = SHARD_BYTES,
+    origin: Path | None = None,
+) -> None:
+    """Write config.json and safetensors; `values(layer, parameter)` has the parameter's shape.
+
+    `origin` is a Hugging Face folder whose tokenizer the model has, if it is there. Raises
+    InputError where the folder exists or cannot be written, RefusedError where no Hugging Face
+    family is like the model; then nothing is left behind.
+    """
+    config = to_hf_config(model) | {"torch_dtype": NAMES[dtype]}
+    if folder.exists():
+        raise InputError(f"{folder} exists already; name a folder that does not, or remove it")
+    partial = folder.with_name(folder.name + ".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        if origin is not None:
+            config |= _tokenizer(origin, partial)
+        _write_json(partial / CONFIG, config)
+        shards = _shards(hf_tensors(config["model_type"], model), dtype, shard_bytes)
+        _write_shards(shards, values, partial, dtype)
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise InputError(
+            f"cannot write {folder}: {reason}; {_size(model, dtype)} bytes are needed there"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _tokenizer(origin: Path, folder: Path) -> dict[str, Any]:
+    """Copy what `origin` has of a tokenizer; its special tokens as keys of config.json."""
+    for name in TOKENIZER:
+        if (origin / name).is_file():
+            shutil.copyfile(origin / name, folder / name)
+    try:
+        config = json.loads((origin / CONFIG).read_text())
+    except (OSError, ValueError):  # gone or changed since the run started: its weights are not
+        return {}
+    return {key: config[key] for key in TOKENS if key in config}
+
+
+def _size(model: ModelSpec, dtype: torch.dtype) -> int:
+    return model.parameter_count * dtype.itemsize
+
+
+def _shards(
+    tensors: Iterable[HfTensor], dtype: torch.dtype, shard_bytes: int
+) -> list[list[HfTensor]]:
+    """Tensors in order, cut where the next one would carry a file above `shard_bytes`."""
+    shards: list[list[HfTensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        nbytes = math.prod(tensor.shape) * dtype.itemsize
+        if shards[-1] and filled + nbytes > shard_bytes:
+            shards.append([])
+            filled = 0
+        shards[-1].append(tensor)
+        filled += nbytes
+    return shards
+
+
+def _write_shards(
+    shards: Sequence[Sequence[HfTensor]], values: Values, folder: Path, dtype: torch.dtype
+) -> None:
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number, shard in enumerate(shards, start=1):
+        file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors = {tensor.name: _hf_values(tensor, values, dtype) for tensor in shard}
+        total += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
+        weight_map |= dict.fromkeys(tensors, file)
+        save_file(tensors, folder / file, metadata={"format": "pt"})  # transformers asks for it
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(folder / INDEX, index)
+
+
+def _hf_values(tensor: HfTensor, values: Values, dtype: torch.dtype) -> Tensor:
+    whole = torch.cat([values(piece.layer, piece.parameter).to(dtype) for piece in tensor.pieces])
+    return whole.T.contiguous() if tensor.transposed else whole
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,177 @@
+"""First weights out of a Hugging Face folder: config.json and safetensors, one tensor at a time.
+
+Nothing is unpickled, and no more than a tensor is in memory beside what the caller keeps: files
+are mapped, and unmapped again after each parameter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bigplan.errors import InputError, RefusedError
+from bigplan.spec.document import read_text
+from bigplan.spec.hf import load_hf_config
+from bigplan.spec.hf_names import WEIGHT_FAMILIES, hf_tensors, stored
+from bigplan.spec.hf_write import differences
+from bigplan.spec.model import ModelSpec, Parameter
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+FLOATS = ("F32", "F16", "BF16", "F64")  # safetensors' names of the dtypes that are read
+
+
+@dataclass(frozen=True, slots=True)
+class HfFolder:
+    """A folder whose tensors were found to be those of a model."""
+
+    family: str
+    files: Mapping[str, Path]  # tensor, as the family names it -> its file
+    names: Mapping[str, str]  # tensor, as the family names it -> as the file does
+
+    @classmethod
+    def open(cls, folder: Path, model: ModelSpec) -> HfFolder:
+        """Check config and headers against `model`; reads no weights.
+
+        Raises InputError, and RefusedError for what is not read.
+        """
+        family = _family(folder, model)
+        in_files = _tensor_files(folder)
+        names = {}
+        for tensor in hf_tensors(family, model):
+            # A file of the model without its head leaves out the first word: "wte.weight".
+            found = [n for n in (tensor.name, tensor.name.partition(".")[2]) if n in in_files]
+            if not found:
+                raise InputError(
+                    f"{folder}: tensor {tensor.name!r} is missing from its safetensors files, and "
+                    f"{model.name} needs it; take a complete copy of the model"
+                )
+            names[tensor.name] = found[0]
+        opened = cls(family, {name: in_files[names[name]] for name in names}, names)
+        opened._check_shapes(model)
+        return opened
+
+    def _check_shapes(self, model: ModelSpec) -> None:
+        expected = {tensor.name: tensor.shape for tensor in hf_tensors(self.family, model)}
+        for path in sorted(set(self.files.values())):
+            with _opened(path) as file:
+                for name in (name for name in expected if self.files[name] == path):
+                    header = file.get_slice(self.names[name])
+                    shape, dtype = tuple(header.get_shape()), header.get_dtype()
+                    if shape != expected[name]:
+                        raise InputError(
+                            f"{path}: {self.names[name]} has the shape {list(shape)}, but "
+                            f"{model.name} needs {list(expected[name])}; the file belongs to "
+                            "another model than its config.json"
+                        )
+                    if dtype not in FLOATS:
+                        raise RefusedError(
+                            f"{path}: {self.names[name]} is stored as {dtype}, which is not read "
+                            f"(read: {', '.join(FLOATS)}); take an unquantised copy of the model"
+                        )
+
+    def values(self, layer: int, parameter: Parameter) -> Tensor:
+        """A parameter's values, fp32 on the CPU; `layer` is its index in layer_sequence()."""
+        place = stored(self.family, layer, parameter.name)
+        with _opened(self.files[place.tensor]) as file:
+            tensor: Tensor = file.get_tensor(self.names[place.tensor])
+            if place.transposed:
+                tensor = tensor.T
+            part = tensor.chunk(place.parts)[place.part]
+            return part.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+
+
+def _family(folder: Path, model: ModelSpec) -> str:
+    """The folder's model_type, its config being that of `model`."""
+    if not folder.is_dir():
+        raise InputError(
+            f"training.weights: {folder} is no folder; name a Hugging Face folder with "
+            f"{CONFIG} and {SINGLE}, or leave weights out to start from random ones"
+        )
+    path = folder / CONFIG
+    theirs = load_hf_config(path)
+    different = differences(model, theirs)
+    if different:
+        shown = ", ".join(
+            f"{key} {getattr(theirs, key)} instead of {getattr(model, key)}" for key in different
+        )
+        raise InputError(
+            f"{path} has {shown}: these weights are not those of {model.name}; plan with this "
+            f"config.json as the model, or name the folder of {model.name}"
+        )
+    family = str(json.loads(read_text(path))["model_type"])
+    if family not in WEIGHT_FAMILIES:
+        raise RefusedError(
+            f"{path}: weights of model_type {family!r} are not read "
+            f"(read: {', '.join(WEIGHT_FAMILIES)})"
+        )
+    return family
+
+
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Every tensor of the folder's safetensors files, with its file."""
+    index = folder / INDEX
+    if index.exists():
+        return _indexed(index)
+    single = folder / SINGLE
+    if not single.exists():
+        pickles = sorted(path.name for path in folder.glob("*.bin"))
+        if pickles:
+            raise RefusedError(
+                f"{folder}: holds {pickles[0]}, a pickle, which may run any code when it is read, "
+                f"and no {SINGLE}; load it where you trust it and write it again with "
+                "transformers' save_pretrained, which writes safetensors"
+            )
+        raise InputError(
+            f"{folder}: holds neither {SINGLE} nor {INDEX}; take a complete copy of the model"
+        )
+    with _opened(single) as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def _indexed(index: Path) -> dict[str, Path]:
+    try:
+        files = json.loads(read_text(index))["weight_map"]
+        found = {str(name): index.parent / str(file) for name, file in files.items()}
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError):
+        raise InputError(
+            f"{index}: is no index of safetensors files (JSON with a `weight_map`); "
+            "take a complete copy of the model"
+        ) from None
+    for path in sorted(set(found.values())):
+        if path.parent != index.parent:
+            raise InputError(f"{index}: names {path}, which is outside of its folder; correct it")
+        with _opened(path) as file:
+            inside = set(file.keys())
+        missing = next((n for n, p in found.items() if p == path and n not in inside), None)
+        if missing is not None:
+            raise InputError(
+                f"{path}: tensor {missing!r} is missing, which {index.name} says is in it; "
+                "take a complete copy of the model"
+            )
+    return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, its header checked against its length."""
+    try:
+        file = safe_open(path, framework="pt", device="cpu")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; take a complete copy of the model") from None
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path}: cannot be read as safetensors ({error}); it is cut off or damaged: "
+            "copy it again"
+        ) from None
+    with file as opened:
+        yield opened

@@ -1,0 +1,107 @@
+"""How many tokens the loss layer takes at a time: the most that the GPU has room for.
+
+Fewer need less workspace, and more time: every chunk adds its gradient of the whole table to the
+sum (8,192 tokens of 4,096 x 128,256 on an H200: 53.0 ms by 256, 37.7 by 2,048, 35.1 by 4,096). The
+integer program decides nothing of it. It sees the time of the largest chunk and the workspace of
+the smallest, so its rows stay bounds of every plan; a placement then takes the largest chunk whose
+workspace fits into what it leaves free of the GPU, or into that of its blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from bigplan.cost import Costs, KindCost, price
+from bigplan.graph.build import build_graph, loss_chunks, loss_layer
+from bigplan.graph.graph import Graph, LayerKind
+from bigplan.graph.strategy import Strategy
+from bigplan.program import Program
+from bigplan.solve.pins import LOSS_CHUNK, Pin
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class LossLayer:
+    """The last layer of strategies that compute the same, priced once for every chunk."""
+
+    model: ModelSpec
+    training: Training
+    nodes: NodeGroup
+    strategy: Strategy
+    chunks: tuple[int, ...]  # tokens, to choose from, fewest first
+    _kinds: dict[int, LayerKind] = field(default_factory=dict, compare=False, repr=False)
+    _costs: dict[int, KindCost] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSpec,
+        training: Training,
+        nodes: NodeGroup,
+        strategy: Strategy,
+        pins: tuple[Pin, ...] = (),
+    ) -> LossLayer:
+        """With all chunks, or the one that the user set."""
+        chunks = loss_chunks(model, training, strategy)
+        for pin in pins:
+            if pin.tensor == LOSS_CHUNK:
+                chunks = (min(int(pin.amount or 1), chunks[-1]),)
+        return cls(model, training, nodes, strategy, chunks)
+
+    def relaxed_graph(self) -> Graph:
+        """The strategy's graph with the fastest loss layer and the least workspace."""
+        fused = self.nodes.gpu.runs_kernels
+        chunk = self.chunks[-1]
+        graph = build_graph(self.model, self.training, self.strategy, chunk, fused=fused)
+        least = self.kind(self.chunks[0]).backward_workspace
+        return _with_last(graph, replace(graph.kinds[graph.layers[-1]], backward_workspace=least))
+
+    def kind(self, chunk: int) -> LayerKind:
+        """The layer as it takes so many tokens at a time."""
+        if chunk not in self._kinds:
+            fused = self.nodes.gpu.runs_kernels
+            made = loss_layer(self.model, self.training, self.strategy, chunk, fused)
+            self._kinds[chunk] = made
+        return self._kinds[chunk]
+
+    def fitting(self, program: Program, free: int) -> int:
+        """The largest chunk whose workspace fits, `program` being the last stage's.
+
+        Its workspace is that of the smallest chunk or of another layer; `free` bytes of GPU memory
+        can be added to it.
+        """
+        room = program.buffers["workspace"].nbytes + free
+        for chunk in reversed(self.chunks[1:]):
+            if self.kind(chunk).backward_workspace <= room:
+                return chunk
+        return self.chunks[0]
+
+    def settled(self, graph: Graph, costs: Costs, chunk: int) -> tuple[Graph, Costs]:
+        """Graph and prices of a strategy that computes the same, its loss taken by `chunk`."""
+        kind, name = self.kind(chunk), graph.layers[-1]
+        tokens = self.strategy.micro_batch * self.training.sequence_length
+        exact = replace(_with_last(graph, kind), loss_chunk=min(chunk, tokens))
+        if chunk not in self._costs:
+            alike = replace(idle(exact), strategy=self.strategy)
+            busy = replace(alike, kinds={**alike.kinds, name: kind})
+            self._costs[chunk] = price(busy, self.training, self.nodes).kinds[name]
+        before = costs.kinds[name]
+        cost = replace(self._costs[chunk], reduce=before.reduce, gather=before.gather)
+        return exact, replace(costs, kinds={**costs.kinds, name: cost})
+
+
+def idle(graph: Graph) -> Graph:
+    """The graph with layers of the same sizes that compute nothing."""
+    return replace(
+        graph,
+        kinds={
+            name: replace(kind, forward=(), backward=(), cheap=())
+            for name, kind in graph.kinds.items()
+        },
+    )
+
+
+def _with_last(graph: Graph, kind: LayerKind) -> Graph:
+    return replace(graph, kinds={**graph.kinds, graph.layers[-1]: kind})

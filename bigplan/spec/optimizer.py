@@ -1,0 +1,130 @@
+"""The optimizer's constants, and which parameters have constants of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from bigplan.errors import InputError
+from bigplan.spec.document import Spec
+from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.problems import did_you_mean
+
+
+class ParameterGroup(Spec):
+    """Parameters with constants of their own. Of several groups that match, the first counts."""
+
+    match: str = Field(min_length=1)
+    """glob over full names, such as "layers.*.input_norm.weight"; * also matches dots"""
+    weight_decay: float | None = Field(default=None, ge=0)
+    """default: as without the group"""
+    learning_rate_factor: float = Field(default=1.0, ge=0)
+    """the learning rate, of every step, times this"""
+
+
+def _usual_decay(data: dict[str, str]) -> float:
+    return 0.1 if data["name"] == "adamw" else 0.0
+
+
+class Optimizer(Spec):
+    """AdamW or SGD; AdamW's defaults are those of Llama-style pre-training."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: float = Field(default=3e-4, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """of SGD; 0: none, and no state for it"""
+    weight_decay: float = Field(default_factory=_usual_decay, ge=0)
+    """of matrices; biases and norms have none unless a group says so; default: 0.1, of SGD 0"""
+    groups: tuple[ParameterGroup, ...] = ()
+    """parameters with constants of their own"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        foreign = {"adamw": {"momentum"}, "sgd": {"beta1", "beta2", "epsilon"}}[self.name]
+        stated = sorted(
+            name
+            for name in foreign & self.model_fields_set
+            if getattr(self, name) != type(self).model_fields[name].default
+        )
+        if stated:
+            raise InputError(
+                f"{self.name} has no {', '.join(stated)}; remove it, or use another name"
+            )
+        return self
+
+    @property
+    def moments(self) -> int:
+        """fp32 values of optimizer state per parameter, besides a master copy."""
+        if self.name == "adamw":
+            return 2
+        return 1 if self.momentum else 0
+
+
+class Rule(NamedTuple):
+    """What a group sets for a tensor."""
+
+    weight_decay: float
+    learning_rate_factor: float
+
+
+def full_name(kind: str, layer: int, parameter: str) -> str:
+    """A parameter's name in the whole model; `layer` counts from the embedding, which is 0."""
+    return f"layers.{layer - 1}.{parameter}" if kind == "block" else parameter
+
+
+def rules(optimizer: Optimizer, model: ModelSpec, layer: int) -> dict[str, Rule]:
+    """Weight decay and rate factor of a layer's tensors, by their names in the layer."""
+    kind = model.layer_sequence()[layer]
+    return {
+        parameter.name: _rule(optimizer, full_name(kind, layer, parameter.name), parameter)
+        for parameter in model.kinds()[kind]
+    }
+
+
+def _rule(optimizer: Optimizer, name: str, parameter: Parameter) -> Rule:
+    usual = optimizer.weight_decay if parameter.decay else 0.0
+    for group in optimizer.groups:
+        if fnmatchcase(name, group.match):
+            decay = usual if group.weight_decay is None else group.weight_decay
+            return Rule(decay, group.learning_rate_factor)
+    return Rule(usual, 1.0)
+
+
+def check_groups(optimizer: Optimizer, model: ModelSpec) -> None:
+    """Raise InputError for a group that no parameter of the model is in."""
+    names = dict(_names(model))
+    taken = set[str]()
+    for number, group in enumerate(optimizer.groups):
+        matched = {name for name in names if fnmatchcase(name, group.match)}
+        if not matched:
+            raise InputError(_unmatched(number, group, model, names))
+        if matched <= taken:
+            raise InputError(
+                f"optimizer.groups[{number}] matches {group.match!r}, but groups before it have "
+                "all of these parameters, and the first match counts; move it up, or remove it"
+            )
+        taken |= matched
+
+
+def _names(model: ModelSpec) -> Iterator[tuple[str, Parameter]]:
+    for layer, kind in enumerate(model.layer_sequence()):
+        for parameter in model.kinds()[kind]:
+            yield full_name(kind, layer, parameter.name), parameter
+
+
+def _unmatched(
+    number: int, group: ParameterGroup, model: ModelSpec, names: Mapping[str, Parameter]
+) -> str:
+    ends = {"layers.*." + name.split(".", 2)[2] for name in names if name.startswith("layers.")}
+    known = sorted(ends | {name for name in names if not name.startswith("layers.")})
+    hint = did_you_mean(group.match, [*known, *names])
+    return (
+        f"optimizer.groups[{number}] matches {group.match!r}, but {model.name} has no such "
+        f"parameter{hint}; it has {', '.join(known)}"
+    )

@@ -1,0 +1,54 @@
+"""What a checkpoint reads, and that nothing changes it afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from bigplan.errors import VerificationError
+from bigplan.graph.graph import Graph
+from bigplan.program import Instruction, Op, Program, Repeat, entry, expand, only
+from bigplan.verify.contents import Key, fail, is_of
+
+
+def check_checkpoints(program: Program, graph: Graph) -> None:
+    """Both are their plain part with CKPTs, which read every home of state once, in its last value.
+
+    Moments are state, and so are parameters where no master copy is among the moments.
+    """
+    kinds, buffers = "o" if graph.sizes.master else "ow", program.buffers
+    homes = {(b.name, i) for b in buffers.values() if is_of(kinds, b.name) for i in range(b.count)}
+    for part, plain in (("checkpoint", program.step), ("save", ())):
+        instructions: tuple[Instruction, ...] = getattr(program, part)
+        if instructions and only(instructions, set(Op) - {Op.CKPT}) != plain:
+            raise VerificationError(
+                f"stage {program.stage}: without its CKPTs the {part} is another program"
+            )
+        read = Counter[Key]()
+        for action in expand(tuple(_touching(instructions, {name for name, _ in homes}))):
+            if action.op is Op.CKPT:
+                read.update(entry(ref, buffers, -1) for ref in action.reads)
+            elif any(entry(ref, buffers, action.micro_batch) in read for ref in action.writes):
+                raise fail(program, action, "changes what a checkpoint has read already")
+        if instructions and read != Counter(homes):
+            wrong = sorted(
+                f"{name}[{i}]" for name, i in (read - Counter(homes)) + (Counter(homes) - read)
+            )
+            raise VerificationError(
+                f"stage {program.stage}: the {part} does not write once: {', '.join(wrong[:3])}"
+            )
+
+
+def _touching(instructions: Iterable[Instruction], names: set[str]) -> Iterator[Instruction]:
+    """The actions that write one of the buffers, or a checkpoint of it.
+
+    Repeated blocks of forward and backward passes hold none: a program of a thousand micro-batches
+    is not unrolled for them.
+    """
+    for instruction in instructions:
+        if isinstance(instruction, Repeat):
+            body = tuple(_touching(instruction.body, names))
+            if body:
+                yield Repeat(instruction.count, instruction.stride, body)
+        elif instruction.op is Op.CKPT or any(ref.buffer in names for ref in instruction.writes):
+            yield instruction

@@ -1,0 +1,198 @@
+"""What every buffer entry of a rank holds, followed action by action."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from bigplan.errors import VerificationError
+from bigplan.graph.graph import Graph
+from bigplan.program import Action, Op, Program, Ref, Repeat, content, counted, entry, expand
+
+Key = tuple[str, int]
+
+CHANGES = (
+    Op.BACKWARD,
+    Op.ACCUMULATE,
+    Op.UPDATE,
+)  # what they write is new, though it keeps its name
+
+
+def fail(program: Program, action: Action, rule: str) -> VerificationError:
+    """The error that says which rule an action breaks."""
+    return VerificationError(
+        f"stage {program.stage}: {action.op} of layer {action.layer}, "
+        f"micro-batch {action.micro_batch}: {rule}"
+    )
+
+
+def check_contents(program: Program, graph: Graph) -> None:
+    """Nothing is read before it is there, after it was freed, or after a change made it stale.
+
+    Only homes outlast a part of the program, so that what holds for one steady step holds for all.
+    """
+    contents = _Contents(program, graph)
+    for part, instructions in (
+        ("first step", program.first),
+        ("step", program.step),
+        ("flush", program.flush),
+        ("evaluation", program.evaluate),
+    ):
+        for instruction in instructions:
+            if isinstance(instruction, Repeat):
+                contents.repeat(instruction)
+            else:
+                contents.play(instruction)
+        contents.close(part, pending=graph.deferred and part in ("first step", "step"))
+
+
+def is_of(kinds: str, name: str) -> bool:
+    """Whether a buffer or content is one of `kinds`, by its letter, of some layer."""
+    return name[0] in kinds and name[1:2].isdigit()
+
+
+class _Contents:
+    """What every buffer entry of a rank holds; a copy that a change makes stale is gone."""
+
+    def __init__(self, program: Program, graph: Graph) -> None:
+        self._program, self._graph = program, graph
+        self._held: dict[Key, str] = {}
+        self._copies: dict[str, set[Key]] = defaultdict(set)
+        self._awaits: dict[str, Op] = {}  # contents that are not whole before this collective
+        self._lasting: dict[Key, str] = {}
+        for buffer in program.buffers.values():
+            if is_of("wo", buffer.name):
+                for i in range(buffer.count):
+                    chunk = buffer.name.removesuffix("nvme") + str(i)
+                    name = chunk if buffer.name.endswith(".nvme") else buffer.name
+                    self._lasting[buffer.name, i] = name
+        for key, name in self._lasting.items():
+            self._put(key, name)
+
+    def play(self, action: Action) -> None:
+        """Check what the action reads and frees, then hold what it writes."""
+        number = action.micro_batch
+        for ref in (*action.reads, *action.frees):
+            self._expect(action, ref)
+        read = {self._key(action, ref): content(ref, number) for ref in action.reads}
+        for name in read.values():
+            self._check_whole(action, name)
+        for ref in action.writes:
+            self._write(action, ref, read)
+        self._collect(action)
+        consumed = action.reads if action.op is Op.CLIP else action.frees
+        for ref in consumed:
+            self._drop(entry(ref, self._program.buffers, number))
+
+    def repeat(self, block: Repeat) -> None:
+        """Play a block until it leaves what it found, of later micro-batches; then skip the rest.
+
+        To look at all that is held takes as long as an eighth as many actions: short blocks are
+        only played.
+        """
+        found: object = None
+        short = 8 * sum(times for _, times in counted(block.body)) < len(self._held)
+        for i in range(block.count):
+            for action in expand(block.body, i * block.stride):
+                self.play(action)
+            if short:
+                continue
+            left = self._relative((i + 1) * block.stride)
+            if left == found:
+                self._move((block.count - 1 - i) * block.stride)
+                return
+            found = left
+
+    def _relative(self, number: int) -> object:
+        """What is held, seen from micro-batch `number`."""
+        held = {self._later(key, name, -number) for key, name in self._held.items()}
+        return held, dict(self._awaits)
+
+    def _move(self, by: int) -> None:
+        held, self._held, self._copies = self._held, {}, defaultdict(set)
+        for key, name in held.items():
+            self._put(*self._later(key, name, by))
+
+    def _later(self, key: Key, name: str, by: int) -> tuple[Key, str]:
+        """The same content so many micro-batches later: both the name and the entry move on."""
+        if not name.endswith("]"):
+            return key, name
+        start, number = name[:-1].split("[")
+        (buffer, place), count = key, self._program.buffers[key[0]].count
+        return (buffer, (place + by) % count), f"{start}[{int(number) + by}]"
+
+    def close(self, part: str, *, pending: bool) -> None:
+        """End a part: parameters and state are home, gradients only where updates are `pending`."""
+        for key, name in self._lasting.items():
+            if self._held.get(key) != name:
+                raise self._unfinished(part, f"{key[0]}[{key[1]}] lacks the newest {name}")
+        for name, op in self._awaits.items():
+            raise self._unfinished(part, f"{name} still waits for {op}")
+        for key, name in list(self._held.items()):
+            if is_of("p", name) or (is_of("g", name) and is_of("g", key[0]) and not pending):
+                raise self._unfinished(part, f"gradients {name} were never used")
+            if not is_of("wog", key[0]) and name != "clip":
+                self._drop(key)
+
+    def _unfinished(self, part: str, rule: str) -> VerificationError:
+        return VerificationError(f"stage {self._program.stage}: after the {part}, {rule}")
+
+    def _expect(self, action: Action, ref: Ref) -> None:
+        key, expected = self._key(action, ref), content(ref, action.micro_batch)
+        found = self._held.get(key)
+        if found != expected:
+            where = f"{key[0]}[{key[1]}]"
+            rule = f"{where} holds {found or 'nothing'}, not {expected}"
+            raise fail(self._program, action, rule)
+
+    def _key(self, action: Action, ref: Ref) -> Key:
+        if ref.buffer not in self._program.buffers:
+            raise fail(self._program, action, f"buffer {ref.buffer!r} does not exist")
+        return entry(ref, self._program.buffers, action.micro_batch)
+
+    def _check_whole(self, action: Action, name: str) -> None:
+        missing = self._awaits.get(name)
+        if missing is Op.REDUCE and action.op not in (Op.BACKWARD, Op.REDUCE):
+            raise fail(self._program, action, f"gradients {name} are not reduced yet")
+        if missing is Op.GATHER and action.op in (Op.FORWARD, Op.BACKWARD):
+            raise fail(self._program, action, f"parameters {name} are not gathered yet")
+
+    def _write(self, action: Action, ref: Ref, read: Mapping[Key, str]) -> None:
+        key, name = self._key(action, ref), content(ref, action.micro_batch)
+        gone = {key}
+        if action.op in CHANGES or name not in read.values():
+            gone |= self._copies[name]
+        for stale in gone - set(read):
+            lost = self._held.get(stale, "-")
+            sums = action.op is Op.BACKWARD and is_of("g", stale[0])
+            if is_of("p", lost) or (sums and is_of("g", lost)):
+                raise fail(self._program, action, f"overwrites gradients {lost}, never used")
+        for stale in gone:
+            self._drop(stale)
+        self._put(key, name)
+
+    def _collect(self, action: Action) -> None:
+        """Note which contents a collective must still make whole, or just made so."""
+        strategy = self._graph.strategy
+        if action.op is Op.BACKWARD and strategy.dp > 1:
+            sums = (ref.content for ref in action.writes if is_of("pg", ref.content))
+            self._awaits.update(dict.fromkeys(sums, Op.REDUCE))
+        elif action.op is Op.UPDATE and strategy.zero:
+            kind = self._graph.kinds[self._graph.layers[action.layer]]
+            if strategy.zero < 3 or kind.pinned:  # state is split, parameters are not
+                self._awaits[f"w{action.layer}"] = Op.GATHER
+        elif action.op in (Op.REDUCE, Op.GATHER):
+            for ref in action.writes:
+                awaited = self._awaits.pop(ref.content, None)
+                if action.op is Op.REDUCE and awaited is not Op.REDUCE:
+                    raise fail(self._program, action, f"{ref.content} is reduced twice")
+
+    def _put(self, key: Key, name: str) -> None:
+        self._drop(key)
+        self._held[key] = name
+        self._copies[name].add(key)
+
+    def _drop(self, key: Key) -> None:
+        name = self._held.pop(key, None)
+        if name is not None:
+            self._copies[name].discard(key)

@@ -1,0 +1,222 @@
+"""The rules, one function each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from bigplan.errors import VerificationError
+from bigplan.graph.graph import Graph
+from bigplan.placement import Tier
+from bigplan.program import (
+    Action,
+    Instruction,
+    Op,
+    Program,
+    content,
+    counted,
+    expand,
+    only,
+    walk,
+)
+from bigplan.verify.checkpoints import check_checkpoints
+from bigplan.verify.contents import check_contents, fail, is_of
+
+WORK = Op.FORWARD, Op.BACKWARD
+
+
+def verify(
+    programs: Sequence[Program], graph: Graph, capacity: Mapping[Tier, int], ranks_per_node: int
+) -> None:
+    """Raise VerificationError at the first broken rule of any stage."""
+    for program in programs:
+        first, later = (only(part, WORK) for part in (program.first, program.step))
+        _check_work(program, graph, first)
+        if later != first:  # as a rule they differ in updates alone
+            _check_work(program, graph, later)
+        _check_updates(program, graph)
+        check_contents(program, graph)
+    _check_messages(programs)
+    _check_collectives(programs)
+    for program in programs:
+        _check_batches(program, graph)
+        check_checkpoints(program, graph)
+    _check_memory(programs, capacity, ranks_per_node)
+
+
+def _check_work(program: Program, graph: Graph, instructions: tuple[Instruction, ...]) -> None:
+    """Every layer runs forward and backward once on every micro-batch, forward first."""
+    done = _marks(program, graph, WORK)
+    foreign, repeated = [], []
+    for action, number in walk(instructions):
+        marks = done[action.op].get(action.layer)
+        if marks is None or not 0 <= number < len(marks):
+            foreign.append(str((action.op, action.layer, number)))
+            continue
+        if action.op is Op.BACKWARD and not done[Op.FORWARD][action.layer][number]:
+            raise fail(program, action, "runs before its forward")
+        if marks[number]:
+            repeated.append(str((action.op, action.layer, number)))
+        marks[number] = 1
+    wrong = sorted([*foreign, *_missing(done)]) + sorted(repeated)
+    if wrong:
+        raise VerificationError(
+            f"stage {program.stage}: missing, repeated or foreign work: {', '.join(wrong[:3])}"
+        )
+
+
+def _marks(program: Program, graph: Graph, ops: Iterable[Op]) -> dict[Op, dict[int, bytearray]]:
+    """For every op and layer a byte a micro-batch: tens of thousands are set in a few ms."""
+    return {op: {layer: bytearray(graph.micro_batches) for layer in program.layers} for op in ops}
+
+
+def _missing(done: Mapping[Op, Mapping[int, bytearray]]) -> Iterator[str]:
+    for op, layers in done.items():
+        for layer, marks in layers.items():
+            if 0 in marks:
+                yield from (str((op, layer, n)) for n, mark in enumerate(marks) if not mark)
+
+
+def _check_batches(program: Program, graph: Graph) -> None:
+    """Every batch comes once, in order, and whoever needs its tokens or targets reads them.
+
+    An evaluation passes every layer forward, once on every micro-batch.
+    """
+    loss, numbers = len(graph.layers) - 1, range(graph.micro_batches)
+    asked = list(numbers) if {0, loss} & set(program.layers) else []
+    evaluated = program.evaluate
+    for part in (program.first, program.step, evaluated):
+        came = [number for _, number in walk(only(part, (Op.DATA,)))]
+        if part and came != asked:
+            raise VerificationError(
+                f"stage {program.stage}: {len(came)} batches in this order: {came[:3]}..., not "
+                f"{len(asked)} from 0 on"
+            )
+        for action, _ in counted(only(part, WORK)):
+            trains = action.op is Op.BACKWARD or part is evaluated
+            needs = action.layer == loss if trains else False
+            needs = needs or (action.layer == 0 and action.op is Op.FORWARD)
+            if needs and all(ref.content != "data" for ref in action.reads):
+                raise fail(program, action, "does not read its batch")
+    if evaluated and not _passes_forward(program, graph, only(evaluated, WORK)):
+        raise VerificationError(
+            f"stage {program.stage}: the evaluation does not pass every layer once, forward, on "
+            "every micro-batch"
+        )
+
+
+def _passes_forward(program: Program, graph: Graph, instructions: tuple[Instruction, ...]) -> bool:
+    """Whether every layer runs forward once on every micro-batch, and nothing else runs."""
+    done = _marks(program, graph, (Op.FORWARD,))
+    for action, number in walk(instructions):
+        marks = done.get(action.op, {}).get(action.layer)
+        if marks is None or not 0 <= number < len(marks) or marks[number]:
+            return False
+        marks[number] = 1
+    return not any(_missing(done))
+
+
+def _check_updates(program: Program, graph: Graph) -> None:
+    """Every row of every layer is updated once: in each step, or, deferred, in the flush."""
+    for part, instructions in (("first step", program.first), ("step", program.step)):
+        clips = sum(times for _, times in counted(only(instructions, (Op.CLIP,))))
+        if clips != int(graph.deferred):
+            raise VerificationError(
+                f"stage {program.stage}: the {part} computes {clips} clip factors, not "
+                f"{int(graph.deferred)}"
+            )
+    deferred = ("flush", program.flush) if graph.deferred else ("first step", program.first)
+    if graph.deferred and _updates(program.first):
+        raise VerificationError(
+            f"stage {program.stage}: the first step updates before any norm is known"
+        )
+    for part, instructions in (("step", program.step), deferred):
+        _check_rows(program, graph, part, _updates(instructions))
+
+
+def _updates(instructions: tuple[Instruction, ...]) -> list[Action]:
+    return list(expand(only(instructions, (Op.UPDATE,))))
+
+
+def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]) -> None:
+    """Every piece and chunk of optimizer state is used once, and all rows have one."""
+    states = Counter(ref.content for a in updates for ref in a.writes if is_of("o", ref.content))
+    rows = Counter[int]()
+    times = Counter(action.layer for action in updates)
+    for action in updates:
+        rows[action.layer] += action.amount
+    for layer in program.layers:
+        buffers = [b for b in program.buffers.values() if b.name.startswith(f"o{layer}.")]
+        pieces = sum(buffer.count for buffer in buffers)
+        mine = {name: n for name, n in states.items() if name.startswith(f"o{layer}.")}
+        whole = graph.kinds[graph.layers[layer]].parameters
+        owned = -(-whole // graph.strategy.dp) if graph.strategy.zero else whole
+        once = len(mine) == pieces and all(n == 1 for n in mine.values())
+        # A shard, and each chunk, rounds up to whole elements.
+        if not once or not owned <= rows[layer] <= owned + times[layer]:
+            raise VerificationError(
+                f"stage {program.stage}: in the {part}, layer {layer} updates {rows[layer]} of its "
+                f"{owned} elements, in {sum(mine.values())} of {pieces} pieces"
+            )
+
+
+def _check_messages(programs: Sequence[Program]) -> None:
+    """Neighbours send exactly what the other receives, in the same order.
+
+    With virtual stages the last stage's neighbour is the first.
+    """
+    for upstream, downstream in zip(programs, (*programs[1:], programs[0]), strict=True):
+        for label, sender, receiver in (("h", upstream, downstream), ("d", downstream, upstream)):
+            for part in ("first", "step", "evaluate"):
+                sent = list(_messages(getattr(sender, part), Op.SEND, label))
+                received = list(_messages(getattr(receiver, part), Op.RECV, label))
+                if sent != received:
+                    raise VerificationError(
+                        f"stage {sender.stage} sends {len(sent)} {label!r} messages to stage "
+                        f"{receiver.stage}, which receives {len(received)}, or in another order"
+                    )
+
+
+def _messages(instructions: tuple[Instruction, ...], op: Op, label: str) -> Iterable[str]:
+    for action, number in walk(only(instructions, (op,))):
+        refs = action.reads if op is Op.SEND else action.writes
+        if refs[0].content.startswith(label):
+            yield content(refs[0], number)
+
+
+def _check_collectives(programs: Sequence[Program]) -> None:
+    """Collectives of a communicator are on one lane, so every rank issues them in one order.
+
+    All ranks of a stage run the same program; what can break the order is a collective that
+    was put on another lane, where nothing orders it against the others.
+    """
+    for program in programs:
+        for instructions in (program.first, program.step, program.flush):
+            lanes = {a.lane for a, _ in counted(only(instructions, (Op.REDUCE, Op.GATHER)))}
+            if len(lanes) > 1:
+                names = ", ".join(sorted(lanes))
+                raise VerificationError(
+                    f"stage {program.stage}: collectives of one communicator on lanes {names}"
+                )
+
+
+def node_bytes(programs: Sequence[Program], tier: Tier, ranks_per_node: int) -> int:
+    """Bytes of the fullest node: its ranks belong to neighbouring stages, or all to one."""
+    each = [program.bytes_by_tier()[tier] for program in programs]
+    return max(each) * ranks_per_node
+
+
+def _check_memory(
+    programs: Sequence[Program], capacity: Mapping[Tier, int], ranks_per_node: int
+) -> None:
+    """Allocations of every tier fit its capacity."""
+    for program in programs:
+        used = program.bytes_by_tier()[Tier.GPU]
+        if used > capacity[Tier.GPU]:
+            raise VerificationError(
+                f"stage {program.stage}: {used} bytes on a GPU of {capacity[Tier.GPU]}"
+            )
+    for tier in (Tier.HOST, Tier.NVME):
+        used = node_bytes(programs, tier, ranks_per_node)
+        if used > capacity[tier]:
+            raise VerificationError(f"{used} bytes on {tier} of {capacity[tier]} per node")

@@ -1,0 +1,73 @@
+"""`bigplan export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+from safetensors.torch import load_file
+
+from bigplan.graph.strategy import Strategy
+from tests.cli.conftest import Run
+from tests.runtime.harness import started
+from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.toys import kind_placement
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with checkpoints of the first and the second step."""
+    one, two = kind_placement(1), kind_placement(2)
+    model, training = tiny_model(), tiny_training(2, precision="bf16")
+    plan = plan_of(model, training, Strategy(dp=1), placed(embedding=one, block=two, head=one))
+    with started(plan) as worker:
+        for _ in range(2):
+            worker.step()
+            worker.save(tmp_path / "run" / "checkpoints")
+    return tmp_path / "run"
+
+
+def test_the_newest_checkpoint_of_a_run(bigplan: Run, run: Path, tmp_path: Path) -> None:
+    code, out, _ = bigplan("export", run, "--to", "out")
+    assert code == 0
+    assert "Wrote tiny after step 2 to out" in out
+    assert "in bf16" in out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["torch_dtype"]) == ("llama", "bfloat16")
+    assert "model.layers.1.mlp.up_proj.weight" in load_file(tmp_path / "out" / "model.safetensors")
+
+
+def test_one_checkpoint_in_another_dtype(bigplan: Run, run: Path, tmp_path: Path) -> None:
+    first = run / "checkpoints" / "step-000001"
+    code, out, _ = bigplan("export", first, "--to", "out", "--dtype", "fp32")
+    assert (code, "after step 1" in out) == (0, True)
+    values = load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"]
+    assert str(values.dtype) == "torch.float32"
+    # the master copy, not the bf16 parameters, which it rounds to
+    assert not values.equal(values.bfloat16().float())
+
+
+def test_what_is_no_run_and_what_is_there_already(bigplan: Run, run: Path, tmp_path: Path) -> None:
+    code, _, err = bigplan("export", tmp_path / "absent", "--to", "out")
+    assert (code, "has no checkpoint" in err) == (2, True)
+    (tmp_path / "out").mkdir()
+    code, _, err = bigplan("export", run, "--to", "out")
+    assert (code, "out exists already" in err) == (2, True)
+
+
+def test_a_damaged_checkpoint_is_found_and_nothing_left(
+    bigplan: Run, run: Path, tmp_path: Path
+) -> None:
+    damaged = sorted((run / "checkpoints" / "step-000002").glob("*.safetensors"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[-5000] ^= 1
+    damaged.write_bytes(data)
+    code, _, err = bigplan("export", run, "--to", "out")
+    assert code == 6
+    assert "are not those that were written" in err
+    assert not list(tmp_path.glob("out*"))

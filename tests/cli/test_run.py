@@ -1,0 +1,105 @@
+"""`bigplan launch --resume` and its options, with workers that only count."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bigplan.launcher.checkpoints import checkpoints, step_of
+from bigplan.launcher.record import read_record
+from bigplan.plan import save_plan
+from tests.cli.conftest import Run
+from tests.launcher.fakes import without_ray
+from tests.tiny import tiny_plan, write_cluster
+
+__all__ = ["without_ray"]
+pytestmark = pytest.mark.usefixtures("without_ray")
+
+RUN = Path("runs/tiny-llama-test-1")
+
+
+@pytest.fixture
+def ran(bigplan: Run) -> Run:
+    """A run of the plan's three steps lies in the current folder."""
+    save_plan(tiny_plan(), Path("plan.yaml"))
+    code, out, _ = bigplan("launch", "plan.yaml", "--checkpoint-every", "2")
+    assert code == 0
+    assert "3 steps in" in out
+    return bigplan
+
+
+def kept() -> list[int]:
+    return [step_of(path) for path in checkpoints(RUN)]
+
+
+def test_a_run_goes_on_as_it_was_launched(ran: Run) -> None:
+    assert kept() == [2, 3]
+    code, out, _ = ran("launch", "--resume", RUN, "--steps", "7")
+    assert code == 0
+    assert "steps 4 to 7" in out
+    assert [metric.step for metric in read_record(RUN).metrics] == list(range(1, 8))
+    assert kept() == [6, 7]  # still every second step
+    how = json.loads((RUN / "launch.json").read_text())
+    assert (how["steps"], how["checkpoint_every"], how["checkpoint_keep"]) == (7, 2, 2)
+
+
+def test_a_plan_made_anew_for_the_run(ran: Run) -> None:
+    capped = ("--cap", "gpu=2.3MiB")
+    code, _, err = ran("launch", "--resume", RUN, "--steps", "5", *capped)
+    assert code == 0, err
+    record = read_record(RUN)
+    assert record.plan.cluster.group.gpu.memory < tiny_plan().cluster.group.gpu.memory
+    assert record.plan.placement != tiny_plan().placement
+    assert len(record.metrics) == 5
+
+
+def test_a_cap_does_not_lift_one(ran: Run) -> None:
+    code, _, err = ran("launch", "--resume", RUN, "--steps", "5", "--cap", "gpu=8GiB")
+    assert code == 2
+    assert "--cap gpu=8 GiB is more than the 64 MiB" in err
+    assert "--cluster" in err
+
+
+def test_another_plan_or_experiment_is_named(ran: Run, tmp_path: Path) -> None:
+    save_plan(tiny_plan(1), Path("one.yaml"))
+    assert ran("launch", "one.yaml", "--resume", RUN, "--steps", "4")[0] == 0
+    assert read_record(RUN).summary.ranks == 1
+    write_cluster(tmp_path)
+    Path("e.yaml").write_text(
+        "model: tiny-llama-test\ncluster: ./small.yaml\n"
+        "training: {sequence_length: 32, global_batch: 4, precision: fp32}\n"
+        "launch: {steps: 6, checkpoint_keep: 1}\n"
+    )
+    code, _, err = ran("launch", "e.yaml", "--resume", RUN)
+    assert code == 0, err
+    assert kept() == [6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--resume", RUN), "has done 3 steps, and 3 are asked for"),
+        (("--resume", RUN, "--steps", "9", "--seed", "1"), "seed was 0 and is 1"),
+        (("--resume", RUN, "--run-dir", "there"), "stays in its folder"),
+        (("--resume", "nowhere"), "nowhere holds no plan.yaml"),
+        (("plan.yaml", "--checkpoint-every", "-1"), "checkpoint_every"),
+        (("plan.yaml", "--resume", RUN, "--cap", "gpu=1GiB"), "caps cannot change"),
+    ],
+)
+def test_what_cannot_be_resumed(ran: Run, arguments: tuple[object, ...], message: str) -> None:
+    code, _, err = ran("launch", *arguments)
+    assert code == 2
+    assert message in err
+    assert len(read_record(RUN).metrics) == 3
+
+
+def test_how_a_run_is_launched_can_stand_in_the_experiment(bigplan: Run, tmp_path: Path) -> None:
+    write_cluster(tmp_path)
+    Path("e.yaml").write_text(
+        "model: tiny-llama-test\ncluster: small.yaml\n"
+        "training: {sequence_length: 32, global_batch: 4, precision: fp32, steps: 4}\n"
+        "launch: {checkpoint_every: 1, checkpoint_keep: 3, tensorboard: false}\n"
+    )
+    assert bigplan("launch", "e.yaml", "--checkpoint-keep", "2")[0] == 0
+    assert kept() == [3, 4]
+    assert not (RUN / "tensorboard").exists()

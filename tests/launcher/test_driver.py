@@ -1,0 +1,292 @@
+"""Launches without Ray: checkpoints, stopping, resuming, and runs that go wrong."""
+
+import math
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from bigplan.errors import CheckpointError, InputError, PreflightError, RefusedError, WorkerError
+from bigplan.launcher.checkpoints import checkpoints, step_of
+from bigplan.launcher.driver import LaunchOptions, launch
+from bigplan.launcher.lock import only_launch
+from bigplan.launcher.record import Record, read_launch, read_record
+from bigplan.launcher.resume import read_resumable
+from bigplan.plan import Plan, digest
+from bigplan.runtime.result import Saved, StepResult
+from bigplan.spec.training import Validation
+from tests.launcher.fakes import Fake, quiet, told, without_ray
+from tests.tiny import tiny_plan
+
+__all__ = ["without_ray"]
+pytestmark = pytest.mark.usefixtures("without_ray")
+
+
+def plan_with(**training: object) -> Plan:
+    plan = tiny_plan()
+    changed = plan.training.model_copy(update=training)
+    inputs = {**plan.inputs, "training": digest(changed)}
+    return plan.model_copy(update={"training": changed, "inputs": inputs})
+
+
+def again(folder: Path, **how: object) -> LaunchOptions:
+    run = read_resumable(folder)
+    return LaunchOptions(run.how.model_copy(update=how), run)
+
+
+def kept(folder: Path) -> list[int]:
+    return [step_of(path) for path in checkpoints(folder)]
+
+
+def steps(record: Record) -> list[int]:
+    return [metric.step for metric in record.metrics]
+
+
+class Interrupted(Fake):
+    """Ctrl-C during step 5."""
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        if self.steps == 4 and self.rank == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().step(checkpoint)
+
+
+class Impatient(Fake):
+    """Ctrl-C twice during step 5."""
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        if self.steps == 4 and self.rank == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().step(checkpoint)
+
+
+class Dead(Fake):
+    """Ends in step 6, as a lost process does."""
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        if self.steps == 5:
+            raise WorkerError("rank 0 died while running step 6")
+        return super().step(checkpoint)
+
+
+def died(folder: Path, plan: Plan | None = None, **how: object) -> Path:
+    """A run of ten steps that died in the sixth."""
+    how = {"steps": 10, "checkpoint_every": 2, **how}
+    with pytest.raises(WorkerError):
+        launch(plan or tiny_plan(), told(folder, **how), quiet(), Dead)
+    return folder / "tiny-llama-test-1"
+
+
+def test_checkpoints_at_intervals_and_at_the_end(tmp_path: Path) -> None:
+    how = told(tmp_path, steps=7, checkpoint_every=2, checkpoint_keep=3)
+    record = read_record(launch(tiny_plan(), how, quiet(), Fake))
+    assert kept(record.folder) == [4, 6, 7]
+    # Updates wait for the next step, so a state is written beside the step after it.
+    assert [metric.checkpoint for metric in record.metrics] == [None, None, 2, None, 4, None, 6]
+    assert (record.summary.checkpoint, record.summary.target_steps) == (7, 7)
+
+
+def test_without_clipping_a_state_is_written_in_its_own_step(tmp_path: Path) -> None:
+    how = told(tmp_path, steps=6, checkpoint_every=2)
+    record = read_record(launch(plan_with(clip_norm=None), how, quiet(), Fake))
+    assert [metric.checkpoint for metric in record.metrics] == [None, 2, None, 4, None, None]
+    assert kept(record.folder) == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [
+        ({}, [3]),
+        ({"checkpoint_every": 0}, [3]),
+        ({"checkpoint_keep": 0, "checkpoint_every": 1}, []),
+        ({"checkpoint_keep": 1, "checkpoint_every": 1}, [3]),
+    ],
+)
+def test_fewer_checkpoints(tmp_path: Path, how: dict[str, int], steps: list[int]) -> None:
+    assert kept(launch(tiny_plan(), told(tmp_path, **how), quiet(), Fake)) == steps
+
+
+def test_metrics_say_what_the_ranks_measured(tmp_path: Path) -> None:
+    plan = tiny_plan()
+    metric = read_record(launch(plan, told(tmp_path), quiet(), Fake)).metrics[1]
+    assert (metric.learning_rate, metric.gradient_norm, metric.loss_scale) == (1e-3, 2.0, None)
+    assert metric.data_seconds == 1.25  # of the slowest rank
+    assert metric.memory == {"gpu": 11, "host": 200}  # the worst GPU, both ranks of the node
+    assert metric.mfu == pytest.approx(plan.predicted.mfu * plan.predicted.step_seconds / 2.0)
+
+
+def test_validation_at_intervals(tmp_path: Path) -> None:
+    plan = plan_with(validation=Validation(data="bundled", every=2, batches=1))
+    record = read_record(launch(plan, told(tmp_path, steps=5), quiet(), Fake))
+    assert [metric.validation_loss for metric in record.metrics] == [None, 5.0, None, 3.0, None]
+
+
+def test_ctrl_c_ends_the_step_writes_a_checkpoint_and_resumes(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        launch(tiny_plan(), told(tmp_path, steps=9), quiet(), Interrupted)
+    folder = tmp_path / "tiny-llama-test-1"
+    record = read_record(folder)
+    assert (record.summary.status, record.summary.steps, kept(folder)) == ("interrupted", 5, [5])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    record = read_record(launch(tiny_plan(), again(folder), quiet(), Fake))
+    assert (record.summary.status, record.summary.resumed) == ("finished", (5,))
+    assert steps(record) == list(range(1, 10))
+    assert kept(folder) == [5, 9]
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=2), quiet(), Impatient)
+    folder = tmp_path / "tiny-llama-test-1"
+    record = read_record(folder)
+    assert (record.summary.status, record.summary.steps, kept(folder)) == ("interrupted", 4, [2])
+
+
+def test_a_dead_worker_names_the_checkpoint_and_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        WorkerError, match=r"last good checkpoint is of step 4.*bigplan launch"
+    ) as e:
+        launch(tiny_plan(), told(tmp_path / "my runs", steps=9, checkpoint_every=2), quiet(), Dead)
+    assert str(e.value).endswith("bigplan launch --resume 'my runs/tiny-llama-test-1'")
+
+
+def test_steps_after_the_checkpoint_are_run_again(tmp_path: Path) -> None:
+    folder = died(tmp_path)
+    assert steps(read_record(folder)) == [1, 2, 3, 4, 5]
+    record = read_record(launch(tiny_plan(), again(folder), quiet(), Fake))
+    assert steps(record) == list(range(1, 11))
+    assert [metric.loss for metric in record.metrics] == [5.0 - step for step in range(1, 11)]
+    assert record.summary.resumed == (4,)
+
+
+def test_a_run_without_a_checkpoint_starts_again(tmp_path: Path) -> None:
+    folder = died(tmp_path, checkpoint_every=0)
+    record = read_record(launch(tiny_plan(), again(folder), quiet(), Fake))
+    assert (steps(record), record.summary.resumed) == (list(range(1, 11)), ())
+
+
+def test_a_step_that_ended_its_checkpoint_but_not_its_record_is_run_again(tmp_path: Path) -> None:
+    folder = died(tmp_path, plan_with(clip_norm=None))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
+    record = read_record(launch(plan_with(clip_norm=None), again(folder), quiet(), Fake))
+    assert (steps(record), record.summary.resumed) == (list(range(1, 11)), (2,))
+
+
+def test_what_a_kill_left_is_cleared_away(tmp_path: Path) -> None:
+    folder = died(tmp_path)
+    (folder / "checkpoints" / "step-000005.partial").mkdir()
+    (folder / "scratch" / "rank-0").mkdir(parents=True)
+    (folder / "scratch" / "rank-0" / "huge.bin").write_text("x")
+    launch(tiny_plan(), again(folder), quiet(), Fake)
+    assert not list(folder.glob("**/*.partial"))
+    assert not (folder / "scratch").exists()
+
+
+def test_a_damaged_checkpoint_is_set_aside_for_an_older_one(tmp_path: Path) -> None:
+    folder = died(tmp_path)
+    (folder / "checkpoints" / "step-000004" / "state").write_text("damaged")
+    record = read_record(launch(tiny_plan(), again(folder), quiet(), Fake))
+    assert steps(record) == list(range(1, 11))
+    assert record.summary.resumed == (2,)
+    assert (folder / "checkpoints" / "step-000004.damaged").is_dir()
+
+
+def test_all_checkpoints_damaged(tmp_path: Path) -> None:
+    folder = died(tmp_path)
+    for path in checkpoints(folder):
+        (path / "state").write_text("damaged")
+    with pytest.raises(CheckpointError, match="step-000002 is damaged"):
+        launch(tiny_plan(), again(folder), quiet(), Fake)
+    assert kept(folder) == [2, 4]  # nothing is thrown away
+    assert steps(read_record(folder)) == [1, 2, 3, 4, 5]
+
+
+def test_a_failed_checkpoint_does_not_end_the_run(tmp_path: Path) -> None:
+    class Full(Fake):
+        def write(self, folder: Path) -> Saved:
+            if self.steps == 4:
+                return Saved(4, folder / "step-000004", 0, 0.1, "No space left on device")
+            return super().write(folder)
+
+    record = read_record(
+        launch(tiny_plan(), told(tmp_path, steps=7, checkpoint_every=2), quiet(), Full)
+    )
+    assert [metric.checkpoint for metric in record.metrics if metric.checkpoint] == [2, 6]
+    assert kept(record.folder) == [6, 7]
+
+
+def test_a_last_checkpoint_that_only_the_workers_see(tmp_path: Path) -> None:
+    class Elsewhere(Fake):
+        def save(self, folder: Path) -> Path:
+            return folder / f"step-{self.steps:06}"
+
+    with pytest.raises(CheckpointError, match=r"all nodes share.*checkpoint is of step 2"):
+        launch(tiny_plan(), told(tmp_path, checkpoint_every=2), quiet(), Elsewhere)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_the_good_checkpoints(tmp_path: Path) -> None:
+    class Diverges(Fake):
+        def loss(self) -> float:
+            return math.nan if self.steps == 7 else 1.0
+
+    with pytest.raises(WorkerError, match=r"loss of step 7 .*checkpoint is of step 4"):
+        launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=2), quiet(), Diverges)
+    folder = tmp_path / "tiny-llama-test-1"
+    assert kept(folder) == [2, 4]  # 6 holds the weights of that loss
+    assert read_record(folder).metrics[-1].loss is None
+
+
+def test_another_number_of_steps_is_remembered(tmp_path: Path) -> None:
+    folder = launch(tiny_plan(), told(tmp_path, steps=2), quiet(), Fake)
+    with pytest.raises(InputError, match="has done 2 steps, and 2 are asked for"):
+        launch(tiny_plan(), again(folder), quiet(), Fake)
+    launch(tiny_plan(), again(folder, steps=4), quiet(), Fake)
+    assert (kept(folder), read_launch(folder).steps) == ([2, 4], 4)
+
+
+def test_another_plan_of_the_same_training_goes_on_in_the_run(tmp_path: Path) -> None:
+    folder = died(tmp_path)
+    record = read_record(launch(tiny_plan(1), again(folder), quiet(), Fake))
+    assert (record.plan, record.summary.ranks) == (tiny_plan(1), 1)
+    assert steps(record) == list(range(1, 11))
+    assert (folder / "plan-until-step-000004.yaml").exists()
+
+
+def test_another_training_is_refused(tmp_path: Path) -> None:
+    folder = died(tmp_path)
+    with pytest.raises(RefusedError, match="with that training: seed was 0 and is 7"):
+        launch(plan_with(seed=7), again(folder), quiet(), Fake)
+    assert steps(read_record(folder)) == [1, 2, 3, 4, 5]
+
+
+def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
+    folder = died(tmp_path)
+    with only_launch(folder), pytest.raises(RefusedError, match="still running"):
+        launch(tiny_plan(), again(folder), quiet(), Fake)
+
+
+def test_too_little_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 1_500_000
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage())
+    with pytest.raises(PreflightError, match=r"1\.222 MiB each, 3 at once.*--checkpoint-keep"):
+        launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=2), quiet(), Fake)
+    assert not list(tmp_path.iterdir())
+    launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=0), quiet(), Fake)  # one fits
+
+
+def test_a_record_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path, metric: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bigplan.launcher.journal.append_metric", full)
+    with pytest.raises(WorkerError, match=r"record cannot be written.*No space left"):
+        launch(tiny_plan(), told(tmp_path), quiet(), Fake)

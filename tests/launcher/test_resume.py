@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from bigplan.errors import InputError, RefusedError
+from bigplan.launcher.record import write_start
+from bigplan.launcher.resume import read_resumable, refuse_other_training, resume_hint
+from bigplan.plan import Plan
+from bigplan.planner import simulate_plan
+from bigplan.spec.experiment import Launch
+from bigplan.spec.schedule import Schedule
+from tests.tiny import tiny_plan
+
+
+def changed(**training: object) -> Plan:
+    plan = tiny_plan()
+    return plan.model_copy(update={"training": plan.training.model_copy(update=training)})
+
+
+def test_a_run_reads_back(tmp_path: Path) -> None:
+    how = Launch(steps=7, checkpoint_every=3)
+    write_start(tmp_path, tiny_plan(), how, simulate_plan(tiny_plan()))
+    run = read_resumable(tmp_path)
+    assert (run.folder, run.plan, run.how) == (tmp_path, tiny_plan(), how)
+
+
+def test_what_is_no_run_or_an_old_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no run of"):
+        read_resumable(tmp_path)
+    write_start(tmp_path, tiny_plan(), Launch(), simulate_plan(tiny_plan()))
+    (tmp_path / "launch.json").unlink()
+    with pytest.raises(InputError, match="without checkpoints"):
+        read_resumable(tmp_path)
+
+
+def test_every_difference_is_named() -> None:
+    before = tiny_plan()
+    optimizer = before.training.optimizer.model_copy(update={"learning_rate": 0.5})
+    with pytest.raises(RefusedError) as caught:
+        refuse_other_training(before, changed(optimizer=optimizer, clip_norm=None))
+    assert "optimizer.learning_rate was 0.0003 and is 0.5" in str(caught.value)
+    assert "clip_norm was 1.0 and is None" in str(caught.value)
+    other = before.model_copy(update={"model": before.model.model_copy(update={"layers": 3})})
+    with pytest.raises(RefusedError, match="with that model: layers was 2 and is 3"):
+        refuse_other_training(before, other)
+
+
+def test_steps_may_change_unless_the_learning_rate_follows_them() -> None:
+    refuse_other_training(changed(steps=5), changed(steps=50))
+    cosine = Schedule(name="cosine")
+    with pytest.raises(RefusedError, match="steps was 5 and is 50"):
+        refuse_other_training(changed(steps=5, schedule=cosine), changed(steps=50, schedule=cosine))
+    until = Schedule(name="cosine", decay_steps=40)
+    refuse_other_training(changed(steps=5, schedule=until), changed(steps=50, schedule=until))
+
+
+def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "a b"
+    (run / "checkpoints" / "step-000012").mkdir(parents=True)
+    hint = resume_hint(run)
+    assert hint == (
+        "The last good checkpoint is of step 12. Go on with: bigplan launch --resume 'runs/a b'"
+    )

@@ -1,0 +1,34 @@
+"""Probes of toy size: a profile of a CPU in a second or two."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bigplan.profile import drive, gemm, host, machine
+from bigplan.profile.bench import Bench
+from bigplan.profile.machine import Profile, Progress, Wish, profile_machine
+
+
+def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors and files, few products."""
+    monkeypatch.setattr(host, "ELEMENTS", 2**18)
+    monkeypatch.setattr(host, "FEW_ELEMENTS", 2**18)
+    monkeypatch.setattr(host, "COPIED", 2**20)
+    monkeypatch.setattr(drive, "MOST", 8 * 2**20)
+    monkeypatch.setattr(drive, "MOVED", 2**20)
+    monkeypatch.setattr(gemm, "CPU_SHAPES", gemm.CPU_SHAPES[:2] + gemm.CPU_SHAPES[4:6])
+    monkeypatch.setattr(gemm, "CPU_OTHERS", gemm.CPU_OTHERS[:1])
+    monkeypatch.setattr(machine, "QUICK_SECONDS", 0.5)
+
+
+def bench(**changes: object) -> Bench:
+    """Two cores, a thread each."""
+    given = {"devices": (torch.device("cpu"),), "cores": 2, "threads": 1} | changes
+    return Bench(**given)  # type: ignore[arg-type] # by name
+
+
+def profiled(wish: Wish) -> tuple[Profile, list[Progress]]:
+    """A profile and the progress it told."""
+    told: list[Progress] = []
+    return profile_machine(wish, told.append, lambda text: None), told

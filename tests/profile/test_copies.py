@@ -1,0 +1,33 @@
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from bigplan.profile.copies import WAYS, Copier, copiers_of, copying
+from tests.profile.small import bench
+
+
+def test_what_is_copied_is_counted_and_arrives() -> None:
+    with copiers_of(bench(), 3 * 4096 + 5) as copiers:
+        for number, copier in enumerate(copiers, start=1):
+            copier.source.fill_(number)
+        there, back = copiers
+        assert [copier.way for copier in copiers] == list(WAYS)
+        assert there.target.numel() == 3 * 4096  # whole pages
+        with copying(copiers, time.perf_counter) as reached:
+            time.sleep(0.05)
+        assert there.nbytes % (3 * 4096) == 0
+        assert there.nbytes > 0
+        assert reached.rates["host_to_device"] == there.nbytes / there.seconds
+        assert reached.total == sum(reached.rates.values())
+        assert bool((there.target == 1).all())
+        assert bool((back.target == 2).all())
+
+
+def test_an_error_in_a_copy_is_raised() -> None:
+    short = Copier(WAYS[0], torch.device("cpu"), torch.zeros(3), torch.zeros(4), None)
+    with pytest.raises(RuntimeError, match="size"), copying([short], time.perf_counter):
+        time.sleep(0.01)

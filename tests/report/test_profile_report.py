@@ -1,0 +1,59 @@
+from bigplan.report.profile_report import figures, profile_report, progress_line
+from bigplan.spec.catalog import find_cluster
+from bigplan.spec.cluster import NodeGroup
+from tests.report.shown import shown
+
+
+def groups() -> tuple[NodeGroup, NodeGroup]:
+    before = find_cluster("h200-1x").group
+    gpu = before.gpu.replaced(
+        {
+            "gemm_efficiency": 0.711,
+            "attention_forward_efficiency": before.gpu.attention_forward_efficiency
+            | {"sdpa": 0.63},
+        },
+        {"gemm_efficiency": "measured", "attention_forward_efficiency": "sdpa: measured"},
+    )
+    pcie = before.pcie.replaced(
+        {"both_ways": 98e9, "device_to_host": 22e9},
+        {"both_ways": "measured", "device_to_host": "measured"},
+    )
+    return before, before.model_copy(update={"gpu": gpu, "pcie": pcie})
+
+
+def test_only_what_was_measured_is_a_figure() -> None:
+    found = {figure.name: figure for figure in figures(*groups())}
+    assert list(found) == [
+        "gemm_efficiency",
+        "attention_forward_efficiency.sdpa",
+        "device_to_host",
+        "both_ways",
+    ]
+    assert (found["both_ways"].measured, found["both_ways"].before) == ("98 GB/s", "")
+    assert found["both_ways"].ratio is None
+    assert found["device_to_host"].ratio == 0.4
+    before, _ = groups()
+    assert list(figures(before, before)) == []
+
+
+def test_the_table_says_what_was_known_and_from_where() -> None:
+    text = shown(profile_report(*groups()))
+    rows = {line.split()[1]: line for line in text.splitlines() if len(line.split()) > 3}
+    assert rows["gemm_efficiency"].split()[2:5] == ["0.711", "0.79", "-10%"]
+    assert "measured 2026-11-21 on an H200" in rows["gemm_efficiency"]
+    assert rows["device_to_host"].split()[2:8] == ["22", "GB/s", "55", "GB/s", "x", "0.4"]
+    assert rows["both_ways"].split()[2:] == ["98", "GB/s", "-"]
+
+
+def test_drives_that_were_not_known_before() -> None:
+    before, after = groups()
+    found = list(figures(before.model_copy(update={"nvme": None}), after))
+    assert [figure.measured for figure in found if figure.name == "read"] == ["2.25 GB/s"]
+    assert all(not figure.before for figure in found if figure.block == "nvme")
+
+
+def test_a_line_of_progress() -> None:
+    assert progress_line(*groups()) == (
+        "gemm_efficiency 0.711, attention_forward_efficiency.sdpa 0.63, "
+        "device_to_host 22 GB/s, both_ways 98 GB/s"
+    )

@@ -1,0 +1,133 @@
+"""Tiny models of transformers, one per family and variant, and ours of the same weights."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import transformers
+
+from bigplan.runtime import blocks
+from bigplan.spec.hf import from_hf_config
+from bigplan.spec.hf_names import hf_tensors, stored
+from bigplan.spec.model import ModelSpec
+
+SEED = 3
+LENGTH = 20
+# Byte tokens, so that the bundled text trains them too.
+SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+}
+LLAMA = SIZES | {
+    "intermediate_size": 112,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+}
+GPT2 = {
+    "n_embd": 48,
+    "n_layer": 2,
+    "n_head": 6,
+    "vocab_size": 256,
+    "n_positions": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+OPT = SIZES | {"ffn_dim": 112, "word_embed_proj_dim": 48, "dropout": 0.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", LLAMA),
+    "llama-mha-tied": ("llama", LLAMA | {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "llama-bias": ("llama", LLAMA | {"attention_bias": True, "mlp_bias": True}),
+    "llama3-scaling": ("llama", LLAMA | {"rope_parameters": LLAMA3}),
+    "linear-scaling": ("llama", LLAMA | {"rope_parameters": LINEAR}),
+    "mistral": ("mistral", LLAMA | {"sliding_window": LENGTH}),
+    "qwen2": ("qwen2", LLAMA | {"tie_word_embeddings": False}),
+    "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
+    "gpt2": ("gpt2", GPT2),
+    "gpt2-untied-gelu": (
+        "gpt2",
+        GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": 112},
+    ),
+    "opt": ("opt", OPT),
+    "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
+}
+Layers = list[dict[str, torch.Tensor]]
+
+
+def reference(case: str) -> torch.nn.Module:
+    """The transformers model of a case, in fp32, without dropout."""
+    model_type, fields = CASES[case]
+    config = transformers.AutoConfig.for_model(model_type, **fields)
+    config._attn_implementation = "eager"
+    torch.manual_seed(SEED)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    for value in model.parameters():
+        with torch.no_grad():  # norms and biases too, which start at one and zero
+            value.add_(torch.randn_like(value), alpha=0.05)
+    assert isinstance(model, torch.nn.Module)
+    return model
+
+
+def spec_of(reference: torch.nn.Module) -> ModelSpec:
+    """What bigplan reads in the model's config.json."""
+    config: Any = reference.config
+    return from_hf_config(json.loads(config.to_json_string()))
+
+
+def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
+    """The same values as our parameters, leaves of autograd, layer by layer."""
+    config: Any = reference.config
+    theirs = dict(reference.named_parameters())
+    layers: Layers = [{} for _ in model.layer_sequence()]
+    for tensor in hf_tensors(config.model_type, model):
+        value = theirs.pop(tensor.name)
+        for piece in tensor.pieces:
+            place = stored(config.model_type, piece.layer, piece.parameter.name)
+            rows = (value.T if place.transposed else value).chunk(place.parts)[place.part]
+            assert rows.shape == piece.parameter.shape
+            leaf = rows.detach().clone().contiguous().requires_grad_()
+            layers[piece.layer][piece.parameter.name] = leaf
+    assert not theirs, f"no parameter of ours for {', '.join(theirs)}"
+    return layers
+
+
+def states(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
+    """The hidden states [b, s, h] that the head is given."""
+    dtype = layers[0]["embed_tokens.weight"].dtype
+    rope = blocks.rope_table(model, tokens.shape[1], "cpu", dtype)
+    x = blocks.embedding(layers[0], tokens, model)
+    for parameters in layers[1:-1]:
+        x = blocks.block(parameters, x, model, rope)
+    return x
+
+
+def head(model: ModelSpec, layers: Layers) -> dict[str, torch.Tensor]:
+    """The head's parameters, with the tables that it shares."""
+    return layers[-1] | (layers[0] if model.tied_embeddings else {})
+
+
+def loss(
+    model: ModelSpec, layers: Layers, tokens: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """Mean cross-entropy."""
+    total = blocks.head_loss(head(model, layers), states(model, layers, tokens), targets, model)
+    return total / targets.numel()
+
+
+def logits(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
+    """Scores [b, s, V]."""
+    return blocks.logits(head(model, layers), states(model, layers, tokens), model)
