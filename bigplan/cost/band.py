@@ -2,9 +2,10 @@
 
 Every source of published runs was left out in turn, the constants fitted to the others, and its
 runs predicted (benchmarks/fit_constants.py --leave-out; output in benchmarks/results/). The band is
-the shortest interval that holds 80% of those runs' predicted over measured. Runs that move state off the GPU err more than others, and so do GPUs of which
-few or no runs were left to fit to. Nothing but rows of trust C is left out, so a table whose source
-warns of 40% between allocations (V100) counts: a GPU that nobody measured may be run no better.
+the shortest interval that holds 80% of those runs' predicted over measured. Runs that move state
+off the GPU err more than others, and so do GPUs of which few or no runs were left to fit to.
+Nothing but rows of trust C is left out, so a table whose source warns of 40% between allocations
+(V100) counts: a GPU that nobody measured may be run no better.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class Worker:
         parts, path = self._running(), checkpoint_path(folder, self._steps)
         self._flush()
         parts.background.settle()
-        if parts.background.newest != path:  # else it is there already
+        if not parts.background.holds(path):
             self._begin(folder, self._steps)
             parts.executor.play(self._program.save)
             parts.background.settle()

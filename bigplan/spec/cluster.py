@@ -132,7 +132,7 @@ class Host(Block):
     adam_rate: Rate = Field(gt=0)
     """parameters per second of fp32 AdamW with all the node's cores, such as 4 G/s"""
     adam_rate_beside_copies: Rate | None = Field(default=None, gt=0)
-    """the same while all the node's GPUs copy both ways; absent: adam_rate, copies cost nothing"""
+    """the same while all the node's GPUs copy both ways; not used in plans yet"""
     numa_domains: int = Field(default=1, gt=0)
     """parts that memory_bandwidth divides into: a process that binds nothing gets one's share"""
 
@@ -151,23 +151,11 @@ class Pcie(Block):
     latency: Seconds = Field(ge=0)
     """per copy, such as 10 us"""
     both_ways: Bandwidth | None = Field(default=None, gt=0)
-    """per GPU, both directions added up while it copies both ways; absent: their sum"""
+    """per GPU, both directions added up while it copies both ways; not used in plans yet"""
     node_both_ways: Bandwidth | None = Field(default=None, gt=0)
-    """the same for all the node's GPUs together; absent: the sum of the node's two rates"""
+    """the same for all the node's GPUs together; not used in plans yet"""
     node_both_ways_beside_update: Bandwidth | None = Field(default=None, gt=0)
-    """the same while the CPU runs AdamW; absent: node_both_ways, updates cost nothing"""
-
-    @property
-    def duplex(self) -> float:
-        """Share of their rates alone that both directions keep when a GPU copies both ways."""
-        alone = self.host_to_device + self.device_to_host
-        return min(1.0, self.both_ways / alone) if self.both_ways else 1.0
-
-    @property
-    def node_duplex(self) -> float:
-        """The same of the node's rates, when all its GPUs copy both ways."""
-        alone = self.node_host_to_device + self.node_device_to_host
-        return min(1.0, self.node_both_ways / alone) if self.node_both_ways else 1.0
+    """the same while the CPU runs AdamW; not used in plans yet"""
 
 
 class Nvme(Block):
@@ -183,7 +171,7 @@ class Nvme(Block):
     latency: Seconds = Field(ge=0)
     """per request"""
     both_ways: Bandwidth | None = Field(default=None, gt=0)
-    """per drive, bytes read and written while both go on; absent: read + write"""
+    """per drive, bytes read and written while both go on; not used in plans yet"""
     endurance: Bytes | None = Field(default=None, gt=0)
     """bytes that may be written in a drive's life, such as 1.2 PB; absent: not stated"""
     path: str | None = None
@@ -203,11 +191,6 @@ class Nvme(Block):
     def node_write(self) -> float:
         """Bytes/s to all drives of the node."""
         return self.write * self.drives
-
-    @property
-    def duplex(self) -> float:
-        """Share of their rates alone that reads and writes keep when both go on."""
-        return min(1.0, self.both_ways / (self.read + self.write)) if self.both_ways else 1.0
 
 
 class Link(Block):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -103,6 +104,8 @@ def test_training_goes_on_after_save_as_if_nothing_had_been(tmp_path: Path) -> N
         losses = [worker.step().loss, worker.step().loss]
         worker.save(tmp_path)
         worker.save(tmp_path)  # it is there already
+        shutil.rmtree(tmp_path / "step-000002")
+        assert worker.save(tmp_path).is_dir()  # it was removed since
         # The step after a save has no updates of its own to follow.
         third = worker.step(tmp_path)
         losses += [third.loss, worker.step(tmp_path).loss, worker.step(tmp_path).loss]

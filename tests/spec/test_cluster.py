@@ -217,25 +217,10 @@ def test_a_cluster_without_nodes_is_told_so() -> None:
         parse_document("name: nothing\nnode_groups: []\n", Cluster, "my.yaml")
 
 
-def test_what_is_not_stated_costs_nothing() -> None:
-    """Both directions at full rate, all precisions at one share of their peak."""
+def test_precisions_reach_one_share_of_their_peak_unless_stated() -> None:
     group = find_cluster("h200-1x").group
-    assert group.nvme is not None
-    assert group.pcie.duplex == group.pcie.node_duplex == group.nvme.duplex == 1.0
     shares = {group.gpu.gemm_share(precision) for precision in group.gpu.peak_flops}
     assert shares == {group.gpu.gemm_efficiency}
-
-
-def test_directions_that_disturb_each_other() -> None:
-    group = find_cluster("h200-1x").group
-    told = dict.fromkeys(("both_ways", "node_both_ways"), "measured")
-    pcie = group.pcie.replaced({"both_ways": 99e9, "node_both_ways": 55e9}, told)
-    assert (pcie.duplex, pcie.node_duplex) == (0.9, 0.5)
-    # Measured at another moment both may add up to a little more than each alone.
-    assert pcie.replaced({"both_ways": 112e9}, {}).duplex == 1.0
-    assert group.nvme is not None
-    nvme = group.nvme.replaced({"both_ways": 2.175e9}, {"both_ways": "measured"})
-    assert nvme.duplex == pytest.approx(0.5)
 
 
 def test_a_replaced_number_needs_its_source() -> None:

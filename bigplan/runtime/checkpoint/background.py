@@ -31,6 +31,10 @@ class Background:
     newest: Path | None = None  # the checkpoint that this run wrote or read last
     _ended: list[Saved] = field(default_factory=list)
 
+    def holds(self, path: Path) -> bool:
+        """Whether this run wrote or read that checkpoint last, and nobody removed it since."""
+        return self.newest == path and self._all(path.is_dir())
+
     def begin(self, folder: Path, manifest: Manifest) -> None:
         """Let the CKPT actions of the next program write here; one under way is waited for."""
         self.settle()
