@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bigplan.cost.band import error_band
-from bigplan.engines import NATIVE_RECOMPUTES, executable, native_refusal
+from bigplan.engines import executable, native_refusal
 from bigplan.errors import RefusedError
 from bigplan.graph.build import model_flops
-from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.parts import Step, collective_seconds, step_parts
@@ -64,8 +63,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         refusal = native_refusal(request.model, request.training, strategy)
         return request.engine == "any" or refusal is None
 
-    recomputes = tuple(Recompute) if request.engine == "any" else NATIVE_RECOMPUTES
-    scope = Scope(fixed, pins, allowed, recomputes)
+    scope = Scope(fixed, pins, allowed)
     if request.exact:
         from bigplan.solve.exact import exact_search as find
     else:
@@ -81,7 +79,6 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
             request.model,
             request.training,
             best.candidate.strategy,
-            best.placement,
         ),
         search=SearchRecord(
             solver=solver_name(),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Placement
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 NATIVE_STRATEGY = {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "zero": 0}
-NATIVE_RECOMPUTES = tuple(Recompute)
 NATIVE_BLOCKS: Mapping[str, tuple[object, ...]] = {
     "positions": ("rope", "learned"),
     "rotary_fraction": (1.0,),
@@ -26,12 +23,8 @@ NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def native_refusal(
-    model: ModelSpec, training: Training, strategy: Strategy, placement: Placement | None = None
-) -> str | None:
+def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
-    if placement is not None and (policies := _policies(placement) - set(NATIVE_RECOMPUTES)):
-        return f"the native runtime does not execute recompute {', '.join(sorted(policies))}"
     over = [
         f"{name} {getattr(strategy, name)}"
         for name, limit in NATIVE_STRATEGY.items()
@@ -80,21 +73,14 @@ def _training_refusal(training: Training) -> str | None:
     return None
 
 
-def _policies(placement: Placement) -> set[Recompute]:
-    kinds = [kind for stage in placement.stages for kind in stage.kinds.values()]
-    return {p for kind in kinds for p, tiers in kind.activations.items() if sum(tiers.values())}
-
-
 def deepspeed_refusal() -> str:
     """Why DeepSpeed cannot execute the plan."""
     return "bigplan writes no DeepSpeed configuration"
 
 
-def executable(
-    model: ModelSpec, training: Training, strategy: Strategy, placement: Placement | None = None
-) -> dict[str, bool | str]:
+def executable(model: ModelSpec, training: Training, strategy: Strategy) -> dict[str, bool | str]:
     """By engine: true, or the reason why not."""
     return {
-        "native": native_refusal(model, training, strategy, placement) or True,
+        "native": native_refusal(model, training, strategy) or True,
         "deepspeed": deepspeed_refusal(),
     }

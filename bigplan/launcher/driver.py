@@ -109,7 +109,7 @@ def launch(
     Raises BigplanError, and KeyboardInterrupt where it was stopped; what was measured until then
     is on record, and the last checkpoint is named.
     """
-    refusal = native_refusal(plan.model, plan.training, plan.strategy, plan.placement)
+    refusal = native_refusal(plan.model, plan.training, plan.strategy)
     if refusal:
         raise RefusedError(
             f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"

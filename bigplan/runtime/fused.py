@@ -69,11 +69,6 @@ class Piece(NamedTuple):
 Kernel = Callable[[Sequence[Piece], Tensor | None], None]
 
 
-def scratch_bytes(device_type: str, cores: int) -> int:
-    """The most memory that one `fused_step` takes beside its arguments and a few KiB."""
-    return 4 * (cores * CPU_CHUNK if device_type == "cpu" else CUDA_CHUNK)
-
-
 def fused_step(
     pieces: Sequence[Piece], kernel: Kernel, divisor: float = 1.0, cores: Cores | None = None
 ) -> None:

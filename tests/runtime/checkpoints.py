@@ -5,12 +5,11 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hypothesis import strategies as st
 
-from bigplan.engines import NATIVE_RECOMPUTES
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
@@ -93,7 +92,7 @@ def pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
     strategy = plan.strategy
     if graph_of(plan).units > 1:  # a group's sum is added as one, where sums leave the GPU
         strategy = strategy.model_copy(update={"accumulation_group": 1})
-    graph = replace(graph_of(plan), recomputes=NATIVE_RECOMPUTES)
+    graph = graph_of(plan)
     chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
     other = draw(placements(graph, free=True)).model_copy(update={"chunk": chunk})
     changes = ({"placement": placement} for placement in (plan.placement, other))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 
-from bigplan.engines import NATIVE_RECOMPUTES
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement
@@ -217,7 +214,7 @@ def plans(
         loss_scale=LossScale(initial=1024) if narrow else draw(loss_scales()),
         seed=draw(st.integers(0, 3)),
     )
-    graph = replace(build_graph(model, training, strategy), recomputes=NATIVE_RECOMPUTES)
+    graph = build_graph(model, training, strategy)
     placement = draw(placements(graph, free=True))
     chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
     placement = placement.model_copy(update={"chunk": chunk})
