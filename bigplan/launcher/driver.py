@@ -137,8 +137,13 @@ def launch(
 
 
 def _refuse_done(folder: Path, target: int) -> None:
+    """Raise InputError where nothing is left to do.
+
+    A launch that was killed after its last step has still to close the run's record.
+    """
     done = newest_step(folder) or 0
-    if done >= target:
+    closed = (folder / SUMMARY).exists() and read_summary(folder).status == "finished"
+    if done > target or (done == target and closed):
         raise InputError(
             f"{shown(folder)} has done {done} steps, and {target} are asked for; "
             f"--steps N with N above {done} goes on"
@@ -299,6 +304,8 @@ def _announce(launched: _Launch) -> None:
     ranks, journal = launched.plan.strategy.ranks, launched.journal
     done = newest_step(journal.folder)
     todo = f"steps {done + 1} to {journal.target}" if done else f"{journal.target} steps"
+    if done == journal.target:
+        todo = f"all {done} steps are done, to close the record"
     _say(
         launched,
         f"Launching {launched.plan.model.name}: {ranks} rank{'s' if ranks > 1 else ''} on {where}, "

@@ -15,7 +15,7 @@ from bigplan.launcher.lock import only_launch
 from bigplan.launcher.record import Record, read_launch, read_record
 from bigplan.launcher.resume import read_resumable
 from bigplan.plan import Plan, digest
-from bigplan.runtime.result import Saved, StepResult
+from bigplan.runtime.result import Finished, Saved, StepResult
 from bigplan.spec.training import Validation
 from tests.launcher.fakes import Fake, quiet, told, without_ray
 from tests.tiny import tiny_plan
@@ -242,6 +242,22 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_good_checkpoints(tmp_pat
     folder = tmp_path / "tiny-llama-test-1"
     assert kept(folder) == [2, 4]  # 6 holds the weights of that loss
     assert read_record(folder).metrics[-1].loss is None
+
+
+def test_a_run_that_died_after_its_last_checkpoint_is_closed(tmp_path: Path) -> None:
+    class Dies(Fake):
+        def finish(self) -> Finished:
+            raise WorkerError("rank 0 died while finishing")
+
+    with pytest.raises(WorkerError):
+        launch(tiny_plan(), told(tmp_path, steps=2), quiet(), Dies)
+    folder = tmp_path / "tiny-llama-test-1"
+    assert kept(folder) == [2]
+    record = read_record(launch(tiny_plan(), again(folder), quiet(), Fake))
+    assert (record.summary.status, steps(record), kept(folder)) == ("finished", [1, 2], [2])
+    assert record.summary.digest
+    with pytest.raises(InputError, match="has done 2 steps, and 2 are asked for"):
+        launch(tiny_plan(), again(folder), quiet(), Fake)
 
 
 def test_another_number_of_steps_is_remembered(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.launcher.soak import Soak
 from tests.runtime.harness import started
 from tests.tiny import small_cluster, tiny_plan
 
-STEPS = 24
+STEPS = 40  # the third end is drawn at about step 24
 
 
 @pytest.mark.timeout(600)  # four launches
