@@ -48,7 +48,9 @@ __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
 MODEL_GAP = 0.01  # a bound this close to the best plan is not worth raising
 PATIENCE = 4  # strategies simulated in a row without progress before the search ends,
-RESIGNED = 3  # or so many where even estimates are above the best plan
+# or so many where even estimates are above the best plan: of the 53 plans simulated for eleven cases
+# of 7B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
+RESIGNED = 1
 PROGRESS = 0.002  # a plan that is faster by less is none
 # Best strategies that more surcharges are tried on: on a second they changed none of nine plans, of
 # 8B to 175B on one to 64 GPUs, and took an eighth of the search.
