@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigplan.kernels import rms_norm, rotary, swiglu
 from bigplan.runtime import blocks
+from bigplan.runtime.products import add_product
 from bigplan.spec.catalog import find_model
 
 TOKENS, HIDDEN, FFN = 32768, 4096, 14336
@@ -33,6 +34,8 @@ PRODUCTS = (
     (28672, 4096),
     (4096, 14336),
 )
+# Of the weights of Llama 3 8B: down_proj, gate_proj and up_proj, qkv together, o_proj.
+WEIGHTS = ((4096, 14336), (14336, 4096), (6144, 4096), (4096, 4096))
 LOCKED, COPIED = 12 << 30, 4 << 30  # bytes page-locked, and of them copied to
 
 
@@ -147,23 +150,32 @@ def attention(batch: int, length: int, backend: SDPBackend | None) -> None:
 
 
 def product(n: int, k: int) -> None:
-    """x w^T and its two gradients, w's also as an fp32 product; and what adding w's costs apart."""
+    """x w^T and its two gradients."""
     m = TOKENS
     x, w, d = random(m, k), random(n, k), random(m, n)
-    total = torch.zeros(n, k, device="cuda")
     flops = 2 * m * n * k
     fwd, dx, dw = (
         flops / timed(work) / 1e9 for work in (lambda: x @ w.T, lambda: d @ w, lambda: d.T @ x)
     )
-    add = timed(lambda: total.add_(w))
-    print(
-        f"product m{m} n{n} k{k}: fwd {fwd:.0f} TF dx {dx:.0f} dw {dw:.0f}; sum {add:.3f} ms",
-    )
-    try:
-        acc = timed(lambda: torch.addmm(total, d.T, x, out_dtype=torch.float32))
-        print(f"   addmm fp32 out {flops / acc / 1e9:.0f} TF")
-    except (RuntimeError, TypeError) as refused:
-        print("   addmm out_dtype:", str(refused)[:150])
+    print(f"product m{m} n{n} k{k}: fwd {fwd:.0f} TF dx {dx:.0f} dw {dw:.0f}")
+
+
+def weight_gradient(m: int, n: int, k: int) -> None:
+    """A weight's gradient to its fp32 sum, by a product of its own in bf16 and inside the product.
+
+    Both to a sum that holds something and to a fresh one; m tokens, n outputs, k inputs.
+    """
+    x, d, total = random(m, k), random(m, n), torch.zeros(n, k, device="cuda")
+    flops = 2 * m * n * k
+    ways: dict[str, Callable[[], object]] = {
+        "apart": lambda: total.add_(d.T @ x),
+        "inside": lambda: add_product(total, d, x, fresh=False),
+        "apart, fresh": lambda: total.copy_(d.T @ x),
+        "inside, fresh": lambda: add_product(total, d, x, fresh=True),
+    }
+    times = {name: timed(way) for name, way in ways.items()}
+    shown = (f"{name} {ms:.3f} ms {flops / ms / 1e9:.0f} TF" for name, ms in times.items())
+    print(f"dw m{m} n{n} k{k}: " + "; ".join(shown))
 
 
 def sustained() -> None:
@@ -237,6 +249,9 @@ def main() -> None:
             attention(batch, length, backend)
     for n, k in PRODUCTS:
         product(n, k)
+    for tokens in (8192, TOKENS):
+        for n, k in WEIGHTS:
+            weight_gradient(tokens, n, k)
     sustained()
     block("fused")
     with patch.object(blocks, "kernels_for", lambda x: False):

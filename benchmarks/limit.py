@@ -2,15 +2,18 @@
 
     limit.py predict OUT [CASE ...]   write OUT/CASE.plan.yaml and OUT/predictions.json, no GPU
     limit.py run OUT [CASE ...]       run those plans one after the other, one process each
-    limit.py table OUT                step seconds and memory, predicted beside measured
+    limit.py table OUT                step seconds and memory, predicted beside measured, and the
+                                      mean and worst error of each over all cases
 
 Cases are the experiment files in benchmarks/limit/, given by how their names begin; none given are
 all. A run goes through the runtime's worker alone: what `bigplan launch` adds is Ray's start,
-outside of the steps. The first step, which warms up, is not in the measured median.
+outside of the steps. The first step, which warms up, is not in the measured median. Beside every
+step stand the GPU's mean SM clock and power, where NVML tells.
 
-Environment: LIMIT_CLUSTER is a cluster file in place of the cases' own, LIMIT_STEPS the number of
-steps of a run (5), LIMIT_SCRATCH a folder for state on a drive; with LIMIT_TRACE, a run also writes
-the actions of its median step.
+Environment: LIMIT_CLUSTER is a cluster file in place of the cases' own (cases d* want one with a
+drive), LIMIT_STEPS the number of steps of a run (5), LIMIT_SECONDS the time of a case (200), which
+begins no step that would end after it but always the first two; LIMIT_SCRATCH a folder for state on
+a drive. With LIMIT_TRACE, a run also writes the actions of its median step.
 """
 
 from __future__ import annotations
@@ -27,11 +30,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bigplan.plan import Plan
+    from bigplan.profile.sensors import Reading
     from bigplan.runtime.worker import Worker
     from bigplan.timeline import Timeline
 
 CASES = Path(__file__).parent / "limit"
 STEPS = int(os.environ.get("LIMIT_STEPS", "5"))
+SECONDS = float(os.environ.get("LIMIT_SECONDS", "200"))
+GRACE = 60.0  # seconds after its time in which a case may still end of itself
+READ_EVERY = 0.25  # seconds between looks at the GPU's clock and power
+TIERS = ("gpu", "host", "nvme")
 
 
 def cases(names: list[str]) -> list[Path]:
@@ -98,9 +106,14 @@ def run(out: Path, names: list[str]) -> None:
         if not plan.exists():
             continue
         print(f"== {case.stem}", flush=True)
-        subprocess.run(
-            [sys.executable, __file__, "one", str(out), case.stem], env=environment, check=False
-        )
+        command = [sys.executable, __file__, "one", str(out), case.stem]
+        try:
+            done = subprocess.run(command, env=environment, timeout=SECONDS + GRACE, check=False)
+        except subprocess.TimeoutExpired:
+            print(f"  {case.stem}: ended after {SECONDS + GRACE:.0f} s", flush=True)
+            continue
+        if done.returncode:
+            print(f"  {case.stem}: failed with exit code {done.returncode}", flush=True)
 
 
 def one(out: Path, name: str) -> None:
@@ -117,7 +130,7 @@ def one(out: Path, name: str) -> None:
     worker.start("")
     ready = time.perf_counter() - started
     try:
-        steps = [measured_step(worker) for _ in range(STEPS)]
+        steps = measured_steps(worker, started + SECONDS)
         finished = worker.finish()
     finally:
         worker.close()
@@ -128,6 +141,7 @@ def one(out: Path, name: str) -> None:
         "losses": [step["loss"] for step in steps],
         "retries": [step["retries"] for step in steps],
         "device_allocs": [step["device_allocs"] for step in steps],
+        "gpu_state": state_of(steps[1:]),
         "start_seconds": ready,
         "memory": {str(tier): used for tier, used in finished.memory.items()},
         "max_reserved": torch.cuda.max_memory_reserved(),
@@ -145,19 +159,46 @@ def one(out: Path, name: str) -> None:
     tell(name, json.loads((out / "predictions.json").read_text())[name], record)
 
 
+def measured_steps(worker: Worker, end: float) -> list[dict[str, Any]]:
+    """STEPS steps, or as many as end by `end`, of which two are run in any case."""
+    steps: list[dict[str, Any]] = []
+    while len(steps) < max(2, STEPS):
+        if len(steps) >= 2 and time.perf_counter() + steps[-1]["seconds"] > end:
+            print(f"  time is over after {len(steps)} steps", flush=True)
+            break
+        steps.append(measured_step(worker))
+    return steps
+
+
+def state_of(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Mean SM clock in Hz and power in W over these steps, and what limited the clock."""
+    from bigplan.profile.sensors import mean, told
+
+    readings: list[Reading] = [reading for step in steps for reading in step["readings"]]
+    found = mean(readings)
+    if found is None:
+        return None
+    return {"clock_hertz": found.clock, "power_watts": found.power, "told": told(found)}
+
+
 def measured_step(worker: Worker) -> dict[str, Any]:
-    """One step: seconds, loss, timeline, and what the device's allocator did in it."""
+    """One step: seconds, loss, timeline, and what device and allocator did in it."""
     import torch
 
+    from bigplan.profile.sensors import watching
+
     before = torch.cuda.memory_stats()
-    result = worker.step()
+    with watching(torch.device("cuda", torch.cuda.current_device()), READ_EVERY) as watch:
+        result = worker.step()
     after = torch.cuda.memory_stats()
-    print(f"  step {result.step}: {result.seconds:.3f} s, loss {result.loss:.4f}", flush=True)
+    step = f"step {result.step}: {result.seconds:.3f} s, loss {result.loss:.4f}"
+    print(f"  {step}; {str(watch) or 'clock not known'}", flush=True)
     return {
         "seconds": result.seconds,
         "loss": result.loss,
         "retries": after["num_alloc_retries"] - before["num_alloc_retries"],
         "device_allocs": after["num_device_alloc"] - before["num_device_alloc"],
+        "readings": watch.readings,
         "timeline": result.timeline,
     }
 
@@ -185,33 +226,40 @@ def tell(name: str, predicted: dict[str, Any], record: dict[str, Any]) -> None:
 def table(out: Path) -> None:
     """Predicted beside measured, and how near the floor: the plan with perfect overlap."""
     promised = json.loads((out / "predictions.json").read_text())
-    errors = []
+    errors: dict[str, dict[str, float]] = {what: {} for what in ("step", *TIERS)}
     print(
-        f"{'case':34s} {'pred s':>8s} {'meas s':>8s} {'error':>7s} {'of floor':>8s}"
-        "  GPU GiB pred/meas   host GiB pred/meas"
+        f"{'case':26s} {'pred s':>8s} {'meas s':>8s} {'error':>7s} {'of floor':>8s} {'GHz':>5s}"
+        "   GPU GiB pred/meas  host GiB pred/meas  drive GiB pred/meas"
     )
     for name, predicted in promised.items():
         path = out / f"{name}.json"
         if not path.exists():
-            print(f"{name:34s} {predicted['step_seconds']:8.3f}  did not run")
+            print(f"{name:26s} {predicted['step_seconds']:8.3f}  did not run")
             continue
         record = json.loads(path.read_text())
         measured = statistics.median(record["seconds"][1:])
-        error = predicted["step_seconds"] / measured - 1
-        errors.append(abs(error))
-        gpu, host = (
-            f"{predicted['memory'].get(tier, 0) / 2**30:7.2f}"
-            f"/{record['memory'].get(tier, 0) / 2**30:7.2f}"
-            for tier in ("gpu", "host")
-        )
-        seconds = f"{predicted['step_seconds']:8.3f} {measured:8.3f}"
+        errors["step"][name] = predicted["step_seconds"] / measured - 1
+        memory = []
+        for tier in TIERS:
+            here, there = predicted["memory"].get(tier, 0), record["memory"].get(tier, 0)
+            if here or there:
+                errors[tier][name] = here / there - 1 if there else float("inf")
+            memory.append(f"{here / 2**30:8.2f}/{there / 2**30:8.2f}")
+        clock = (record["gpu_state"] or {}).get("clock_hertz", float("nan")) / 1e9
+        seconds = f"{predicted['step_seconds']:8.3f} {measured:8.3f} {errors['step'][name]:+7.1%}"
         floor = predicted["floor_seconds"] / measured
-        print(f"{name:34s} {seconds} {error:+7.1%} {floor:8.1%}  {gpu}    {host}")
-    if errors:
-        print(
-            f"mean absolute error {statistics.mean(errors):.1%}, worst {max(errors):.1%}, "
-            f"{len(errors)} cases"
-        )
+        print(f"{name:26s} {seconds} {floor:8.1%} {clock:5.2f}  {'  '.join(memory)}")
+    print(f"{len(errors['step'])} of {len(promised)} cases ran")
+    for what, by_case in errors.items():
+        summary(what, by_case)
+
+
+def summary(what: str, by_case: dict[str, float]) -> None:
+    """Mean and worst error of one quantity."""
+    if by_case:
+        worst = max(by_case, key=lambda name: abs(by_case[name]))
+        mean = statistics.mean(map(abs, by_case.values()))
+        print(f"{what}: MAPE {mean:.2%}, worst {by_case[worst]:+.2%} ({worst})")
 
 
 def main() -> None:

@@ -1,75 +1,91 @@
-"""A plain training loop of Hugging Face's Llama, all on the GPU: what a plan has to keep up with.
+"""A plain training loop of transformers' Llama, all on the GPU: what a plan has to keep up with.
 
-Usage: plain_loop.py MODEL TOKENS_A_STEP [MICRO_BATCH]. fp32 parameters under bf16 autocast, SDPA,
-fused AdamW, clipping, no recomputation, sequences of 4096; the largest micro-batch that fits of 4,
-2 and 1 unless one is given. Prints the seconds of each step.
+    python -m benchmarks.plain_loop llama-like-5.5b --micro-batch 2 [--compile model]
+
+fp32 master weights and moments, bf16 compute, fp32 sums of gradients, SDPA, fused AdamW, clipping.
+With --weights bf16 the model's weights are bf16 and so is what flows between its blocks; after each
+backward their gradients are added to those of the fp32 masters. With --weights autocast the model's
+weights are the masters, and what flows between blocks is fp32. --compile is torch.compile of each
+block, or of the whole model with its loss.
 """
 
 from __future__ import annotations
 
-import sys
-import time
+import argparse
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor, nn
 
-from bigplan.spec.catalog import find_model
-
-LENGTH, STEPS = 4096, 5
+from benchmarks.peers import frame
 
 
-def train(name: str, tokens: int, micro_batch: int) -> list[float]:
-    """Seconds of each step. Raises torch.OutOfMemoryError where the micro-batch does not fit."""
-    spec = find_model(name)
-    config = LlamaConfig(
-        vocab_size=spec.vocab,
-        hidden_size=spec.hidden,
-        intermediate_size=spec.ffn,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.kv_heads,
-        max_position_embeddings=LENGTH,
-        use_cache=False,
-        tie_word_embeddings=spec.tied_embeddings,
-        attn_implementation="sdpa",
+def masters_of(model: nn.Module) -> list[Tensor]:
+    """Make the weights bf16; returns their fp32 masters, to which gradients are added."""
+    masters: list[Tensor] = []
+    for weight in model.parameters():
+        master = nn.Parameter(weight.data)
+        weight.data = weight.data.bfloat16()
+        weight.register_post_accumulate_grad_hook(into(master))  # type: ignore[no-untyped-call]
+        masters.append(master)
+    return masters
+
+
+def into(master: nn.Parameter) -> Callable[[Tensor], None]:
+    """A hook that moves a weight's gradient into its master's."""
+
+    def add(weight: Tensor) -> None:
+        assert weight.grad is not None
+        if master.grad is None:
+            master.grad = weight.grad.float()
+        else:
+            master.grad.add_(weight.grad)
+        weight.grad = None
+
+    return add
+
+
+def prepare(args: argparse.Namespace) -> Callable[[list[Tensor]], Tensor]:
+    """The model on the device, and the function that trains one step."""
+    model = frame.build_model(args)
+    weights: list[Tensor] = list(model.parameters())
+    bf16 = args.weights == "bf16"
+    masters = masters_of(model) if bf16 else weights
+    optimizer = torch.optim.AdamW(
+        masters, lr=frame.LEARNING_RATE, weight_decay=frame.WEIGHT_DECAY, fused=True
     )
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-5, fused=True)
-    batches = tokens // LENGTH // micro_batch
-    seconds = []
-    for _ in range(STEPS):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(batches):
-            words = torch.randint(256, (micro_batch, LENGTH), device="cuda")
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = model(input_ids=words, labels=words).loss / batches
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if args.compile == "layers":
+        frame.compile_layers(model)
+    elif args.compile == "model":
+        model.compile()
+
+    def train(batches: list[Tensor]) -> Tensor:
+        total = torch.zeros((), device=args.device)
+        for words in batches:
+            with nullcontext() if bf16 else torch.autocast(args.device, torch.bfloat16):
+                loss = frame.loss_of(model, words) / len(batches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(masters, frame.CLIP)
         optimizer.step()
         optimizer.zero_grad()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+        if bf16:
+            with torch.no_grad():
+                torch._foreach_copy_(weights, masters)
+        return total
+
+    return train
 
 
 def main() -> None:
-    """Train with the largest micro-batch that fits."""
-    name, tokens, *given = sys.argv[1:]
-    for micro_batch in map(int, given or ("4", "2", "1")):
-        try:
-            seconds = train(name, int(tokens), micro_batch)
-        except torch.OutOfMemoryError:
-            print(f"micro-batch {micro_batch}: out of memory", flush=True)
-            torch.cuda.empty_cache()
-            continue
-        told = ", ".join(f"{s:.3f}" for s in seconds)
-        peak = torch.cuda.max_memory_allocated() / 2**30
-        print(
-            f"{name}, {tokens} tokens a step, micro-batch {micro_batch}: {told} s, {peak:.1f} GiB"
-        )
-        return
+    """Read the command line and measure."""
+    parser = frame.parser(__doc__)
+    parser.set_defaults(recompute="none")
+    parser.add_argument("--weights", choices=["bf16", "autocast"], default="bf16")
+    parser.add_argument("--compile", choices=["none", "layers", "model"], default="none")
+    args = frame.parse(parser)
+    frame.measure("plain", args, lambda: prepare(args))
 
 
 if __name__ == "__main__":

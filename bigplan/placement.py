@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, Self, TypeVar
 
@@ -17,6 +17,8 @@ Choice = TypeVar("Choice")
 SLOTS = 3  # GPU slots per streamed layer kind: one in use, one arriving, one to absorb jitter
 SUMS = 2  # GPU sums per kind of layer whose gradients leave: one is added to, one leaves
 CHUNK = 256 << 20  # bytes: large enough for full disk speed, small beside a layer's 2-6 GB of state
+STREAMED_CHUNKS = 4  # chunks of that size are so many of state that passes through the GPU: PCIe is
+# as fast with 64 MiB, and a ring of them takes less of the GPU
 
 
 class Tier(StrEnum):
@@ -27,10 +29,29 @@ class Tier(StrEnum):
     NVME = "nvme"
 
 
+class Share(StrEnum):
+    """A part of a layer's rows, by where their optimizer state lives and who updates them."""
+
+    GPU = "gpu"
+    STREAMED = "streamed"  # in host memory; it passes through the GPU, which updates it
+    HOST = "host"  # in host memory, updated by the CPU
+    NVME = "nvme"  # it passes through host memory, where the CPU updates it
+
+    @property
+    def tier(self) -> Tier:
+        """Where the state lives."""
+        return Tier.HOST if self is Share.STREAMED else Tier(self.value)
+
+
+ON_CPU = (Share.HOST, Share.NVME)  # what the CPU updates
+IN_CHUNKS = (Share.STREAMED, Share.NVME)  # what passes through elsewhere
+
+
 class KindPlacement(Spec):
     """The layers of one kind on one stage: how many keep what where.
 
     Everything counts layers; `optimizer` splits them into rows, so its counts need not be whole.
+    So does `streamed`: the part of the state in host memory that the GPU updates.
     """
 
     layers: int = Field(ge=1)
@@ -38,6 +59,7 @@ class KindPlacement(Spec):
     gradients: Mapping[Tier, int]
     activations: Mapping[Recompute, Mapping[Tier, int]]
     optimizer: Mapping[Tier, float]
+    streamed: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -63,6 +85,28 @@ class KindPlacement(Spec):
                 "parameters and gradients on the GPU: the GPU updates only those"
             )
         return self
+
+    @model_validator(mode="after")
+    def _streamable(self) -> Self:
+        on_host = self.optimizer.get(Tier.HOST, 0.0)
+        if self.streamed > on_host + 1e-5:
+            raise ValueError(
+                f"streamed is {self.streamed:g} layers, but only {on_host:g} have their optimizer "
+                "state in host memory"
+            )
+        on_gpu, on_disk = self.optimizer.get(Tier.GPU, 0.0), self.on_disk
+        if self.streamed and self.streamed + on_gpu > self.layers - on_disk + 1e-5:
+            raise ValueError(
+                f"streamed and optimizer.gpu are {self.streamed + on_gpu:g} layers, but "
+                f"{on_disk} of {self.layers} keep parameters or gradients on NVMe: only the CPU "
+                "updates those"
+            )
+        return self
+
+    @property
+    def on_disk(self) -> int:
+        """Layers that keep parameters or gradients on NVMe."""
+        return max(self.parameters.get(Tier.NVME, 0), self.gradients.get(Tier.NVME, 0))
 
 
 class StagePlacement(Spec):
@@ -103,7 +147,7 @@ class LayerPlacement:
     gradients: Tier
     recompute: Recompute
     activations: Tier
-    optimizer: Mapping[Tier, float]  # fractions of the layer's rows
+    rows: Mapping[Share, float]  # fractions of the layer's rows
 
     @property
     def streamed(self) -> bool:
@@ -134,14 +178,14 @@ def layer_table(
         policies = _assign(dict(reversed(kept.items())), list(range(count)))
     else:
         policies = _assign(kept, order)
-    resident = [p is g is Tier.GPU for p, g in zip(parameters, gradients, strict=True)]
+    rows = _row_fractions(placement, parameters, gradients)
     return tuple(
         LayerPlacement(
             parameters=parameters[i],
             gradients=gradients[i],
             recompute=policies[i][0],
             activations=policies[i][1],
-            optimizer=_row_fractions(placement.optimizer, sum(resident), resident[i]),
+            rows=rows[i],
         )
         for i in range(count)
     )
@@ -154,12 +198,41 @@ def _assign(counts: Mapping[Choice, int], order: list[int]) -> list[Choice]:
     return [by_layer[layer] for layer in range(len(order))]
 
 
-def _row_fractions(shares: Mapping[Tier, float], resident: int, on_gpu: bool) -> dict[Tier, float]:
-    gpu = min(1.0, shares.get(Tier.GPU, 0.0) / resident) if on_gpu else 0.0
-    host, nvme = shares.get(Tier.HOST, 0.0), shares.get(Tier.NVME, 0.0)
-    rest = host + nvme
-    host_part = (1.0 - gpu) * (host / rest if rest > 0 else 1.0)
-    return {Tier.GPU: gpu, Tier.HOST: host_part, Tier.NVME: max(0.0, 1.0 - gpu - host_part)}
+def _row_fractions(
+    placement: KindPlacement, parameters: list[Tier], gradients: list[Tier]
+) -> list[dict[Share, float]]:
+    """Every layer's shares: the GPU's where it has parameters and gradients, the rest evenly.
+
+    The layers with parameters or gradients on NVMe have nothing streamed.
+    """
+    homes = list(zip(parameters, gradients, strict=True))
+    resident = sum(p is g is Tier.GPU for p, g in homes)
+    wanted = placement.optimizer
+    on_gpu = [
+        min(1.0, wanted.get(Tier.GPU, 0.0) / resident) if p is g is Tier.GPU else 0.0
+        for p, g in homes
+    ]
+    rest = [
+        0.0 if Tier.NVME in home else 1.0 - gpu for home, gpu in zip(homes, on_gpu, strict=True)
+    ]
+    streamed = min(1.0, placement.streamed / sum(rest)) if placement.streamed else 0.0
+    host, nvme = wanted.get(Tier.HOST, 0.0) - placement.streamed, wanted.get(Tier.NVME, 0.0)
+    by_cpu = host / (host + nvme) if nvme > 0 else 1.0
+    return [
+        _shares(gpu, streamed * left, max(0.0, by_cpu))
+        for gpu, left in zip(on_gpu, rest, strict=True)
+    ]
+
+
+def _shares(gpu: float, streamed: float, host: float) -> dict[Share, float]:
+    """`host`: of what the CPU updates, the part whose state is in host memory."""
+    cpu = max(0.0, 1.0 - gpu - streamed)
+    return {
+        Share.GPU: gpu,
+        Share.STREAMED: streamed,
+        Share.HOST: cpu * host,
+        Share.NVME: cpu * (1.0 - host),
+    }
 
 
 def spread_order(count: int) -> list[int]:
@@ -169,21 +242,22 @@ def spread_order(count: int) -> list[int]:
     return [i for i in reversed_all if i < count]
 
 
-def split_rows(rows: int, fractions: Mapping[Tier, float]) -> dict[Tier, range]:
-    """A tensor's rows by tier, whole rows, contiguous, GPU first. A single row is never split."""
-    gpu = int(fractions.get(Tier.GPU, 0.0) * rows + 1e-9)
-    host = int((fractions.get(Tier.GPU, 0.0) + fractions.get(Tier.HOST, 0.0)) * rows + 1e-9)
-    if fractions.get(Tier.NVME, 0.0) <= 0.0:
-        host = rows
-        if fractions.get(Tier.HOST, 0.0) <= 0.0:
-            gpu = rows
-    return {Tier.GPU: range(gpu), Tier.HOST: range(gpu, host), Tier.NVME: range(host, rows)}
+def split_rows(rows: int, fractions: Mapping[Share, float]) -> dict[Share, range]:
+    """A tensor's rows by share, whole rows, contiguous, in order. A single row is never split."""
+    last = next(share for share in reversed(Share) if fractions.get(share, 0.0) > 0.0)
+    parts, start, reached = {}, 0, 0.0
+    for share in Share:
+        reached += fractions.get(share, 0.0)
+        end = rows if share is last else max(start, int(reached * rows + 1e-9))
+        parts[share] = range(start, min(end, rows))
+        start = parts[share].stop
+    return parts
 
 
-def piece_elements(kind: LayerKind, placement: LayerPlacement, tier: Tier) -> int:
-    """Elements of the layer whose optimizer state is on `tier`."""
+def piece_elements(kind: LayerKind, placement: LayerPlacement, share: Share) -> int:
+    """Elements of the layer's rows in the share."""
     return sum(
-        len(split_rows(tensor.rows, placement.optimizer)[tier]) * tensor.columns
+        len(split_rows(tensor.rows, placement.rows)[share]) * tensor.columns
         for tensor in kind.tensors
     )
 
@@ -195,4 +269,9 @@ def stage_table(graph: Graph, placement: Placement, stage: int) -> dict[int, Lay
         kind: iter(layer_table(rows, frugal_first=chunked))
         for kind, rows in placement.stages[stage].kinds.items()
     }
-    return {layer: next(tables[graph.layers[layer]]) for layer in graph.stage_layers(stage)}
+    table = {layer: next(tables[graph.layers[layer]]) for layer in graph.stage_layers(stage)}
+    if graph.sizes.state:
+        return table
+    # Without state nothing can pass anywhere: what the GPU does not update, the CPU does at once.
+    gpu = {layer: at.rows[Share.GPU] for layer, at in table.items()}
+    return {layer: replace(at, rows=_shares(gpu[layer], 0.0, 1.0)) for layer, at in table.items()}

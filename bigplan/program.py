@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bigplan.graph.graph import Recompute
-from bigplan.placement import LayerPlacement, Tier
+from bigplan.placement import LayerPlacement, Share, Tier
 
 
 class Op(StrEnum):
@@ -33,7 +33,9 @@ class Op(StrEnum):
     ACCUMULATE = "accumulate"  # add a unit's gradients to their sum in host memory
     NORM = "norm"  # square sum of a layer's final gradients
     CLIP = "clip"  # all square sums to the clip factor
-    UPDATE = "update"  # the optimizer on one piece of a layer
+    STATE_IN = "state_in"  # host to GPU: a chunk of optimizer state with its gradients
+    UPDATE = "update"  # the optimizer on one share of a layer, or a chunk of it
+    STATE_OUT = "state_out"  # GPU to host: the chunk, and the parameters that it was updated with
     WRITE = "write"  # host to NVMe
     SEND = "send"
     RECV = "recv"
@@ -45,8 +47,11 @@ class Lane(StrEnum):
     """A queue whose actions run one after the other, in program order."""
 
     COMPUTE = "gpu compute"
+    GPU_UPDATE = "gpu update"  # of state that passes through the GPU, beside its compute
     H2D = "host to device"
     D2H = "device to host"
+    STATE_IN = "state to device"  # of state that passes through the GPU: it would hold up, or wait
+    STATE_OUT = "state to host"  # for, what else is copied
     CPU = "cpu"
     NVME_READ = "nvme read"
     NVME_WRITE = "nvme write"
@@ -55,6 +60,10 @@ class Lane(StrEnum):
     RECV = "pipeline receive"
     DATA = "data"
     CHECKPOINT = "checkpoint"
+
+
+# Lanes that use another's link.
+LINKS = {Lane.STATE_IN: Lane.H2D, Lane.STATE_OUT: Lane.D2H}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +105,7 @@ class Action:
     amount: int = 0
     micro_batch: int = -1  # -1: the action belongs to no micro-batch
     recompute: Recompute = Recompute.NONE  # what BACKWARD runs again first
-    piece: Tier | None = None  # the optimizer piece that an UPDATE, its moves or a CKPT handle
+    share: Share | None = None  # the rows that an UPDATE, its moves or a CKPT are of
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,7 @@ def numbered(action: Action, number: int) -> Action:
         action.amount,
         number,
         action.recompute,
-        action.piece,
+        action.share,
     )
 
 

@@ -12,6 +12,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import (
     KindPlacement,
+    Share,
     Tier,
     layer_table,
     piece_elements,
@@ -47,29 +48,33 @@ def test_the_table_has_the_counts_and_nests_what_is_on_the_gpu(data: st.DataObje
         for recompute in Recompute:
             alike = sum(at.recompute is recompute and at.activations is tier for at in table)
             assert alike == placement.activations[recompute][tier]
-        share = sum(at.optimizer[tier] for at in table)
+        share = sum(at.rows[share] for at in table for share in Share if share.tier is tier)
         assert share == pytest.approx(placement.optimizer[tier], abs=1e-9)  # sums of fractions
+    streamed = sum(at.rows[Share.STREAMED] for at in table)
+    assert streamed == pytest.approx(placement.streamed, abs=1e-9)
     both = sum(at.parameters is at.gradients is Tier.GPU for at in table)
     assert both == min(placement.parameters[Tier.GPU], placement.gradients[Tier.GPU])
     for at in table:
         assert at.streamed == (at.parameters is not Tier.GPU)
-        if at.optimizer[Tier.GPU] > 0:
+        if at.rows[Share.GPU] > 0:
             assert at.parameters is at.gradients is Tier.GPU
+        if at.rows[Share.STREAMED] > 0:
+            assert Tier.NVME not in (at.parameters, at.gradients)
 
 
 @given(
-    st.integers(1, 300), st.lists(st.integers(0, 12), min_size=3, max_size=3).filter(sum), st.data()
+    st.integers(1, 300), st.lists(st.integers(0, 12), min_size=4, max_size=4).filter(sum), st.data()
 )
 def test_rows_are_split_whole_and_in_order(
     rows: int, parts: list[int], data: st.DataObject
 ) -> None:
-    fractions = {tier: part / sum(parts) for tier, part in zip(Tier, parts, strict=True)}
+    fractions = {tier: part / sum(parts) for tier, part in zip(Share, parts, strict=True)}
     split = split_rows(rows, fractions)
-    assert [row for tier in Tier for row in split[tier]] == list(range(rows))
-    for tier in Tier:
-        assert abs(len(split[tier]) - fractions[tier] * rows) <= 1 + 1e-6
-        if fractions[tier] == 0:
-            assert len(split[tier]) == 0
+    assert [row for share in Share for row in split[share]] == list(range(rows))
+    for share in Share:
+        assert abs(len(split[share]) - fractions[share] * rows) <= 1 + 1e-6
+        if fractions[share] == 0:
+            assert len(split[share]) == 0
 
 
 def test_a_vector_is_never_split() -> None:
@@ -83,7 +88,7 @@ def test_a_vector_is_never_split() -> None:
     )
     (at,) = layer_table(half)
     # Four, two and two of the matrix's rows of four; the vector is one row, on the last tier.
-    assert [piece_elements(kind, at, tier) for tier in Tier] == [16, 8, 8 + 4]
+    assert [piece_elements(kind, at, share) for share in Share] == [16, 0, 8, 8 + 4]
 
 
 @given(cases())
@@ -93,7 +98,7 @@ def test_pieces_are_the_layer(case: Case) -> None:
         assert list(table) == list(case.graph.stage_layers(stage))
         for layer, at in table.items():
             kind = case.graph.kinds[case.graph.layers[layer]]
-            assert sum(piece_elements(kind, at, tier) for tier in Tier) == kind.parameters
+            assert sum(piece_elements(kind, at, share) for share in Share) == kind.parameters
 
 
 def test_stage_table_takes_each_stage_from_its_own_row() -> None:
@@ -114,6 +119,14 @@ def test_stage_table_takes_each_stage_from_its_own_row() -> None:
         (
             {"parameters": {Tier.GPU: 1, Tier.HOST: 1}},
             "optimizer.gpu is 2 layers, but only 1 keep parameters and gradients on the GPU",
+        ),
+        (
+            {"streamed": 0.5},
+            "streamed is 0.5 layers, but only 0 have their optimizer state in host",
+        ),
+        (
+            {"optimizer": {Tier.HOST: 2.0}, "parameters": {Tier.NVME: 2}, "streamed": 1.0},
+            "streamed and optimizer.gpu are 1 layers, but 2 of 2 keep parameters or gradients on",
         ),
         ({"layers": 0}, "greater than or equal to 1"),
         ({"speed": 1}, "Extra inputs are not permitted"),

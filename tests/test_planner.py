@@ -208,6 +208,7 @@ def _pins_of(plan: Plan) -> dict[str, str | int | float]:
             settings[f"{kind}.optimizer.{tier}"] = rows.optimizer.get(tier, 0.0) / rows.layers
             kept = sum(tiers.get(tier, 0) for tiers in rows.activations.values())
             settings[f"{kind}.activations.{tier}"] = kept
+        settings[f"{kind}.streamed"] = rows.streamed / rows.layers
         for recompute in Recompute:
             total = sum(rows.activations.get(recompute, {}).values())
             settings[f"{kind}.recompute.{recompute}"] = total

@@ -117,6 +117,12 @@ def _placement(graph: Graph) -> Placement:
     return placed(graph, slots=1, block=away)
 
 
+def _streamed(graph: Graph) -> Placement:
+    """Blocks at home in host memory whose whole state passes through the GPU."""
+    away = kind_placement(2, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
+    return placed(graph, block=away.model_copy(update={"streamed": 2.0}))
+
+
 PLAIN = toy_graph(blocks=2, units=3)
 PARALLEL = toy_graph(Strategy(dp=2), blocks=2, units=3)
 SHARDED = toy_graph(Strategy(dp=2, zero=1), blocks=2, units=3)
@@ -181,10 +187,25 @@ BROKEN = {
         part="first",
     ),
     "updated state not written back": Broken(
-        "after the step, o1.nvme[0] lacks the newest o1.0", _drop(Op.WRITE, 1)
+        "after the step, o1.nvme[0] lacks the newest o1.nvme.0", _drop(Op.WRITE, 1)
     ),
     "updated state not written back, flush": Broken(
-        "after the flush, o1.nvme[0] lacks the newest o1.0", _drop(Op.WRITE, 1), part="flush"
+        "after the flush, o1.nvme[0] lacks the newest o1.nvme.0", _drop(Op.WRITE, 1), part="flush"
+    ),
+    "streamed state not brought": Broken(
+        "stream[0] holds nothing, not o1.streamed.0",
+        _drop(Op.STATE_IN, 1),
+        placement=_streamed(PLAIN),
+    ),
+    "streamed state not taken back": Broken(
+        "after the step, o1.streamed[0] lacks the newest o1.streamed.0",
+        _drop(Op.STATE_OUT, 1),
+        placement=_streamed(PLAIN),
+    ),
+    "streamed state taken back before its update": Broken(
+        "stream[0] holds nothing, not o1.streamed.0",
+        _swap(Op.UPDATE, Op.STATE_OUT, 1),
+        placement=_streamed(PLAIN),
     ),
     "backward before forward": Broken("runs before its forward", _swap(Op.FORWARD, Op.BACKWARD, 3)),
     "missing micro-batch": Broken(
@@ -327,14 +348,15 @@ def test_every_program_can_be_checkpointed(case: Case) -> None:
     for program in case.programs:
         written = [action for action in expand(program.save) if action.op is Op.CKPT]
         assert all(action.lane is Lane.CHECKPOINT for action in written)
-        parameters = {action.layer for action in written if action.piece is None}
+        parameters = {action.layer for action in written if action.share is None}
         assert parameters == (set() if case.graph.sizes.master else set(program.layers))
         among = [action for action in expand(program.checkpoint) if action.op is Op.CKPT]
         assert sorted(among, key=repr) == sorted(written, key=repr)
 
 
 # Moves that free nothing: doing them twice in a row copies the same bytes again.
-IDEMPOTENT = (Op.READ, Op.LOAD, Op.GATHER, Op.GRAD_OUT, Op.PARAM_OUT, Op.WRITE, Op.NORM)
+COPIES = (Op.READ, Op.LOAD, Op.STATE_IN, Op.GRAD_OUT, Op.PARAM_OUT, Op.WRITE)
+IDEMPOTENT = (*COPIES, Op.GATHER, Op.NORM)
 
 
 def _already_there(program: Program, actions: Actions, index: int) -> bool:

@@ -14,8 +14,8 @@ from bigplan.lower import lower
 from bigplan.placement import (
     CHUNK,
     KindPlacement,
-    LayerPlacement,
     Placement,
+    Share,
     StagePlacement,
     Tier,
     layer_table,
@@ -260,6 +260,8 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
     twelfth = st.integers(0, 12).map(lambda number: number / 12)
     gpu = draw(twelfth) * min(parameters[0], gradients[0])
     host = draw(twelfth) * (layers - gpu)
+    in_memory = layers - max(parameters[2], gradients[2])
+    streamed = draw(twelfth) * max(0.0, min(host, in_memory - gpu))
     return KindPlacement(
         layers=layers,
         parameters=dict(zip(Tier, parameters, strict=True)),
@@ -270,6 +272,7 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
             if policies[3 * i : 3 * i + 3]
         },
         optimizer=dict(zip(Tier, (gpu, host, max(0.0, layers - gpu - host)), strict=True)),
+        streamed=streamed,
     )
 
 
@@ -324,10 +327,12 @@ def values_of(case: Case) -> dict[str, float]:
         kinds = case.placement.stages[stage.stages[0]].kinds
         for kind, _ in stage.kinds:
             owned = -(-kind.parameters // split)
+            where, rows = f"{stage.name}.{kind.name}", kinds[kind.name]
             for tier in Tier:
-                pieces = [piece_elements(kind, at, tier) for at in _table(graph, kinds[kind.name])]
-                share = sum(-(-piece // split) for piece in pieces) / owned
-                values[f"{stage.name}.{kind.name}.optimizer.{tier}"] = share
+                pieces = _pieces(graph, rows, kind, [s for s in Share if s.tier is tier])
+                values[f"{where}.optimizer.{tier}"] = sum(-(-p // split) for p in pieces) / owned
+            pieces = _pieces(graph, rows, kind, [Share.STREAMED])
+            values[f"{where}.streamed"] = sum(-(-p // split) for p in pieces) / owned
     return values
 
 
@@ -338,10 +343,14 @@ def rows_moved(case: Case, stage: int, tier: Tier) -> float:
         kind = case.graph.kinds[name]
         share = rows.optimizer.get(tier, 0.0) * kind.parameters
         split = case.graph.strategy.dp if case.graph.strategy.zero else 1
-        pieces = [piece_elements(kind, at, tier) for at in _table(case.graph, rows)]
+        pieces = _pieces(case.graph, rows, kind, [s for s in Share if s.tier is tier])
         moved += sum(-(-piece // split) for piece in pieces) - share / split
     return moved
 
 
-def _table(graph: Graph, rows: KindPlacement) -> tuple[LayerPlacement, ...]:
-    return layer_table(rows, frugal_first=graph.strategy.vpp > 1)
+def _pieces(
+    graph: Graph, rows: KindPlacement, kind: LayerKind, shares: Sequence[Share]
+) -> list[int]:
+    """Elements of every layer in each of the shares."""
+    table = layer_table(rows, frugal_first=graph.strategy.vpp > 1)
+    return [piece_elements(kind, at, share) for at in table for share in shares]

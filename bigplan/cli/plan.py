@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.inputs import warnings
 from bigplan.cli.options import ExperimentOptions, experiment_of, takes
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
@@ -71,10 +72,12 @@ def plan(
 
         answer = planned.what_would_help() if what_if else None
         print(json.dumps(plan_json(planned.plan, planned.seconds, answer), indent=2))
-        return
-    _show(planned, what_if)
-    if out is not None:
-        Console().print(f"Plan written to {out}", highlight=False)
+    else:
+        _show(planned, what_if)
+        if out is not None:
+            Console().print(f"Plan written to {out}", highlight=False)
+    for text in warnings(planned.plan.model, planned.plan.training):
+        Console(stderr=True).print(f"warning: {text}", highlight=False, markup=False)
 
 
 def _show(planned: Planned, what_if: bool | None) -> None:

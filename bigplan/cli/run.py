@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.inputs import require_inputs
 from bigplan.cli.options import (
     ExperimentOptions,
     experiment_of,
@@ -74,7 +75,7 @@ def _wanted(
 ) -> tuple[Plan, Launch]:
     """The plan to run and how: as the run did that goes on, as the file says, as options say."""
     how = {} if run is None else run.how.model_dump()
-    given = plan_options_given(options)
+    given, changed = plan_options_given(options), run_options_given(options)
     if what is not None and _is_plan(what):
         if given:
             names = ", ".join(given)
@@ -87,9 +88,12 @@ def _wanted(
         plan = run.plan
     else:
         experiment = _experiment(what, options, run)
-        plan = _planned(experiment, console)
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
-    return plan, validate(how | run_options_given(options), Launch, "command line")
+        if validate(how | changed, Launch, "command line").address in (None, "local"):
+            model, training = experiment.model_spec(), experiment.resolved_training()
+            require_inputs(model, training, weights=run is None)
+        plan = _planned(experiment, console)
+    return plan, validate(how | changed, Launch, "command line")
 
 
 def _is_plan(path: Path) -> bool:

@@ -3,11 +3,13 @@
 Buffers, by name (l: layer, k: layer kind):
 
     w{l} g{l} a{l}         home of parameters, gradients, saved activations (a ring per micro-batch)
-    o{l}.gpu .host .nvme   optimizer state of the rows updated from that tier
+    o{l}.gpu .host         optimizer state that is updated where it is
+    o{l}.streamed .nvme    and that passes through the GPU, or host memory: an entry per chunk
     slot.{k} shard.{k}     GPU rings that streamed parameters, and ZeRO-3 shards of them, visit
     sum.{k}                GPU ring that gradients with their home elsewhere are summed in
     act.{k}.{recompute}    GPU ring that activations with their home elsewhere pass through
     stage.w.{k} .g .a, stage.o   host rings between the GPU or the CPU and NVMe
+    stream                 GPU ring that state in host memory passes through
     stage.c                host ring that checkpoints are written, and read, through
     data                   host ring of tokens and targets
     h d                    hidden states and their gradients between layers
@@ -21,12 +23,14 @@ from bigplan.lower.layout import (
     CHUNK_STAGING,
     PAGE,
     STAGING,
+    STREAMING,
     Layout,
     checkpoint_staging,
     data_staging,
+    streaming_bytes,
+    widest_row,
 )
 from bigplan.lower.sizes import (
-    chunks,
     full_gradient_bytes,
     full_parameter_bytes,
     gradient_bytes,
@@ -34,7 +38,7 @@ from bigplan.lower.sizes import (
     kept_bytes,
     parameter_bytes,
 )
-from bigplan.placement import Tier
+from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Buffer
 
 
@@ -55,17 +59,17 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
     for layer, at in layout.table.items():
         yield Buffer(f"w{layer}", at.parameters, parameter_bytes(layout, layer), "parameters")
         yield Buffer(f"g{layer}", at.gradients, gradient_bytes(layout, layer), "gradients")
-        for tier in (Tier.GPU, Tier.HOST):
-            nbytes = layout.pieces[layer, tier] * state
+        for share in Share:
+            elements, count = layout.pieces[layer, share], 1
+            if share in IN_CHUNKS and elements:
+                count = layout.chunks(layer, share)
+                widest = max(tensor.columns for tensor in layout.kind(layer).tensors)
+                elements = min(elements, -(-elements // count) + widest)
+            nbytes = elements * state
+            if share is Share.NVME:
+                nbytes = -(-nbytes // PAGE) * PAGE
             if nbytes:
-                yield Buffer(f"o{layer}.{tier}", tier, nbytes, "optimizer")
-        count = chunks(layout, layer)
-        if count:
-            elements = layout.pieces[layer, Tier.NVME]
-            widest = max(tensor.columns for tensor in layout.kind(layer).tensors)
-            share = min(elements, -(-elements // count) + widest) * state
-            nbytes = -(-share // PAGE) * PAGE
-            yield Buffer(f"o{layer}.nvme", Tier.NVME, nbytes, "optimizer", count)
+                yield Buffer(f"o{layer}.{share}", share.tier, nbytes, "optimizer", count)
         entries, nbytes = layout.held(layer), kept_bytes(layout, layer)
         yield Buffer(f"a{layer}", at.activations, nbytes, "activations", entries)
 
@@ -75,8 +79,7 @@ def state_chunk_bytes(layout: Layout) -> int:
 
     Rows are not split, so a chunk may exceed the wanted size by one row of the widest tensor.
     """
-    widest = max(tensor.columns for kind in layout.graph.kinds.values() for tensor in kind.tensors)
-    nbytes = layout.chunk + widest * layout.graph.sizes.state
+    nbytes = layout.chunk + widest_row(layout.graph) * layout.graph.sizes.state
     return -(-nbytes // PAGE) * PAGE
 
 
@@ -87,8 +90,11 @@ def _rings(layout: Layout) -> Iterator[Buffer]:
         yield from _weight_rings(layout, name, layers)
         yield from _gradient_rings(layout, name, layers)
         yield from _activation_rings(layout, layers)
-    if any(chunks(layout, layer) for layer in layout.table):
+    if any(layout.pieces[layer, Share.NVME] for layer in layout.table):
         yield Buffer("stage.o", Tier.HOST, state_chunk_bytes(layout), "staging", CHUNK_STAGING)
+    if any(layout.pieces[layer, Share.STREAMED] for layer in layout.table):
+        nbytes = streaming_bytes(layout.graph, layout.chunk)
+        yield Buffer("stream", Tier.GPU, nbytes, "slots", STREAMING)
     yield Buffer("stage.c", Tier.HOST, checkpoint_staging(layout.graph), "staging", STAGING)
 
 

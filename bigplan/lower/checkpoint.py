@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.lower.layout import STAGING, Layout
-from bigplan.lower.sizes import chunks
-from bigplan.placement import Tier
+from bigplan.lower.refs import state_home
+from bigplan.lower.sizes import chunk_elements
+from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Action, Lane, Op, Ref
 
 
@@ -20,22 +21,22 @@ def checkpoint_layer(layout: Layout, layer: int) -> Iterator[Action]:
     if not sizes.master:
         elements = layout.owned(layer, layout.kind(layer).parameters, from_zero=1)
         yield _write(layout, layer, Ref(f"w{layer}", f"w{layer}"), elements * sizes.parameter)
-    for tier in (Tier.GPU, Tier.HOST):
-        nbytes = layout.pieces[layer, tier] * sizes.state
-        if nbytes:
-            state = Ref(f"o{layer}.{tier}", f"o{layer}.{tier}")
-            yield _write(layout, layer, state, nbytes, tier)
-    count = chunks(layout, layer)
-    for chunk in range(count):
-        state = Ref(f"o{layer}.{Tier.NVME}", f"o{layer}.{chunk}", chunk)
-        nbytes = -(-layout.pieces[layer, Tier.NVME] // count) * sizes.state
-        yield _write(layout, layer, state, nbytes, Tier.NVME)
+    for share in Share:
+        if not layout.pieces[layer, share]:
+            continue
+        if share in IN_CHUNKS:
+            elements, count = chunk_elements(layout, layer, share), layout.chunks(layer, share)
+        else:
+            elements, count = layout.pieces[layer, share], 1
+        for chunk in range(count if sizes.state else 0):
+            state = state_home(layer, share, chunk)
+            yield _write(layout, layer, state, elements * sizes.state, share)
 
 
 def _write(
-    layout: Layout, layer: int, source: Ref, nbytes: int, piece: Tier | None = None
+    layout: Layout, layer: int, source: Ref, nbytes: int, share: Share | None = None
 ) -> Action:
-    at = piece or layout.table[layer].parameters
+    at = share.tier if share else layout.table[layer].parameters
     staged = tuple(Ref("stage.c", f"c{layer}", entry) for entry in range(STAGING))
     # Without ZeRO all ranks hold the same, and share the writing.
     writers = 1 if layout.graph.strategy.zero else layout.graph.strategy.dp
@@ -46,5 +47,5 @@ def _write(
         (source,),
         () if at is Tier.HOST else staged,
         amount=-(-nbytes // writers),
-        piece=piece,
+        share=share,
     )

@@ -9,9 +9,13 @@ from itertools import product
 
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import (
+    CHUNK,
+    IN_CHUNKS,
+    STREAMED_CHUNKS,
     LayerPlacement,
     Placement,
     Rings,
+    Share,
     Tier,
     piece_elements,
     stage_table,
@@ -19,6 +23,8 @@ from bigplan.placement import (
 
 STAGING = 2  # host staging entries: one moves while the other is used
 CHUNK_STAGING = 3  # state chunks in host memory: one arrives, one is updated, one leaves
+STREAMING = 4  # state chunks that pass through the GPU: as many, and one to absorb jitter
+ALIGNMENT = 256  # bytes: as wide as any load of a GPU
 PAGE = 4096  # O_DIRECT moves whole pages
 # Bytes of an entry that checkpoints pass through: four threads with 8 MiB each under way.
 CHECKPOINT_STAGING = 32 << 20
@@ -39,6 +45,27 @@ def checkpoint_staging(graph: Graph) -> int:
     return min(CHECKPOINT_STAGING, -(-largest // PAGE) * PAGE)
 
 
+def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
+    """Bytes of an entry that state passes through the GPU in: with its gradients and parameters.
+
+    Each of the three begins at a multiple of ALIGNMENT.
+    """
+    sizes = graph.sizes
+    elements = streamed_chunk(chunk) // max(1, sizes.state) + widest_row(graph) + 1
+    parts = (sizes.state, sizes.gradient, sizes.parameter)
+    return sum(-(-elements * size // ALIGNMENT) * ALIGNMENT for size in parts)
+
+
+def streamed_chunk(chunk: int) -> int:
+    """Bytes of state that pass through the GPU at a time, where those of NVMe are `chunk`."""
+    return max(1, chunk // STREAMED_CHUNKS)
+
+
+def widest_row(graph: Graph) -> int:
+    """Elements by which a chunk may exceed its share, as rows are not split."""
+    return max(tensor.columns for kind in graph.kinds.values() for tensor in kind.tensors)
+
+
 def data_staging(graph: Graph) -> tuple[int, int]:
     """Bytes of a micro-batch's tokens and as many targets, and how many wait in host memory.
 
@@ -56,17 +83,19 @@ class Layout:
     stage: int
     table: dict[int, LayerPlacement]
     rings: Rings
-    chunk: int  # bytes of NVMe optimizer state updated at a time
+    chunk: int  # bytes of NVMe optimizer state updated at a time, see Placement
     counts: Mapping[str, int]  # layers of each kind
     visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
     turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
     users: Counter[tuple[str, str]] = field(init=False)  # layers that use a ring of activations
-    pieces: dict[tuple[int, Tier], int] = field(init=False)  # elements by tier of their state
+    pieces: dict[tuple[int, Share], int] = field(init=False)  # elements
+    first_chunks: dict[tuple[int, Share], int] = field(init=False)  # by the layers before
     starts: set[int] = field(init=False)  # layers that other stages' layers come before
     ends: set[int] = field(init=False)  # and after
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pieces", self._pieces())
+        object.__setattr__(self, "first_chunks", self._first_chunks())
         chunks = [self.chunk_layers(turn) for turn in range(self.graph.strategy.vpp)]
         object.__setattr__(self, "starts", {chunk[0] for chunk in chunks} - {0})
         object.__setattr__(self, "ends", {chunk[-1] for chunk in chunks} - {self.loss})
@@ -87,21 +116,29 @@ class Layout:
         each = ((ring, self.keeps(i)) for ring in ("act", "stage.a") for i in turns[ring])
         object.__setattr__(self, "users", Counter(each))
 
-    def _pieces(self) -> dict[tuple[int, Tier], int]:
+    def _pieces(self) -> dict[tuple[int, Share], int]:
         elements: dict[tuple[object, ...], int] = {}
         pieces = {}
-        for (layer, at), tier in product(self.table.items(), Tier):
-            alike = (self.graph.layers[layer], tier, *at.optimizer.items())
+        for (layer, at), share in product(self.table.items(), Share):
+            alike = (self.graph.layers[layer], share, *at.rows.items())
             if alike not in elements:
-                elements[alike] = piece_elements(self.kind(layer), at, tier)
-            pieces[layer, tier] = self.owned(layer, elements[alike], from_zero=1)
-        if (
-            not self.graph.sizes.state
-        ):  # nothing to read from NVMe: all the CPU's rows are one piece
-            for layer in self.table:
-                pieces[layer, Tier.HOST] += pieces[layer, Tier.NVME]
-                pieces[layer, Tier.NVME] = 0
+                elements[alike] = piece_elements(self.kind(layer), at, share)
+            pieces[layer, share] = self.owned(layer, elements[alike], from_zero=1)
         return pieces
+
+    def _first_chunks(self) -> dict[tuple[int, Share], int]:
+        """Chunks of the layers before: entries of a ring follow each other over all layers."""
+        passed: Counter[Share] = Counter()
+        first = {}
+        for layer, share in product(self.table, IN_CHUNKS):
+            first[layer, share] = passed[share]
+            passed[share] += self.chunks(layer, share)
+        return first
+
+    def chunks(self, layer: int, share: Share) -> int:
+        """Chunks in which the layer's state in the share passes through the GPU, or the host."""
+        size = self.chunk if share is Share.NVME else streamed_chunk(self.chunk)
+        return -(-self.pieces[layer, share] * self.graph.sizes.state // size)
 
     def keeps(self, layer: int) -> str:
         """What the layer keeps of a micro-batch, by name: layers that keep alike share rings."""
@@ -136,20 +173,21 @@ class Layout:
         """Whether gradients are summed in a ring entry before they go home."""
         return self.table[layer].gradients is not Tier.GPU or self.shards(layer, from_zero=2)
 
-    def _on_cpu(self, layer: int) -> bool:
-        return any(self.pieces[layer, tier] for tier in (Tier.HOST, Tier.NVME))
+    def _updated_elsewhere(self, layer: int) -> bool:
+        """Whether rows have their state off the GPU; the CPU updates most of them, if not all."""
+        return any(self.pieces[layer, share] for share in Share if share is not Share.GPU)
 
     def stages_weights(self, layer: int) -> bool:
         """Whether the layer's parameters pass through host staging."""
         at = self.table[layer].parameters
-        return at is Tier.NVME or (at is Tier.GPU and self._on_cpu(layer))
+        return at is Tier.NVME or (at is Tier.GPU and self._updated_elsewhere(layer))
 
     def stages_gradients(self, layer: int) -> bool:
         """Whether the layer's gradients pass through host staging."""
         at = self.table[layer].gradients
         if at is Tier.HOST:
             return self.graph.units > 1
-        return at is Tier.NVME or self._on_cpu(layer)
+        return at is Tier.NVME or self._updated_elsewhere(layer)
 
     @property
     def slots(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigplan.lower.layout import Layout
-from bigplan.placement import Tier
+from bigplan.placement import Share, Tier
 from bigplan.program import Ref
 
 BATCH = Ref("data", "data", moving=True)  # a micro-batch's tokens and targets
@@ -73,6 +73,16 @@ class Refs:
 def kept(layer: int) -> Ref:
     """The home of what the layer keeps of a micro-batch."""
     return Ref(f"a{layer}", f"a{layer}", moving=True)
+
+
+def state_home(layer: int, share: Share, chunk: int = 0) -> Ref:
+    """The home of the layer's optimizer state in a share, chunk by chunk where it has chunks."""
+    return Ref(f"o{layer}.{share}", state_content(layer, share, chunk), chunk)
+
+
+def state_content(layer: int, share: Share, chunk: int) -> str:
+    """What a chunk of state is called wherever it is."""
+    return f"o{layer}.{share}.{chunk}"
 
 
 def hidden(ring: str, layer: int, *, gradient: bool = False) -> Ref:

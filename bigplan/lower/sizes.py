@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bigplan.lower.layout import Layout, data_staging
-from bigplan.placement import Tier
+from bigplan.placement import ON_CPU, Share
 
 
 def parameter_bytes(layout: Layout, layer: int) -> int:
@@ -30,12 +30,12 @@ def full_gradient_bytes(layout: Layout, layer: int) -> int:
 
 def cpu_piece(layout: Layout, layer: int) -> int:
     """Elements this rank updates on the CPU."""
-    return layout.pieces[layer, Tier.HOST] + layout.pieces[layer, Tier.NVME]
+    return sum(layout.pieces[layer, share] for share in ON_CPU)
 
 
-def chunks(layout: Layout, layer: int) -> int:
-    """Chunks of the layer's NVMe optimizer state."""
-    return -(-layout.pieces[layer, Tier.NVME] * layout.graph.sizes.state // layout.chunk)
+def chunk_elements(layout: Layout, layer: int, share: Share) -> int:
+    """Elements of a chunk, about: rows are not split, so some have a row more."""
+    return -(-layout.pieces[layer, share] // layout.chunks(layer, share))
 
 
 def kept_bytes(layout: Layout, layer: int) -> int:

@@ -1,12 +1,14 @@
-"""The optimizer's update of one layer, piece by piece, with the moves it needs.
+"""The optimizer's update of one layer, share by share, with the moves it needs.
 
-A piece is the rows whose optimizer state is on one tier. Rows with state on the GPU have their
-parameters and gradients there too, so only the CPU's pieces move anything:
+Rows with state on the GPU have their parameters and gradients there too. The others move:
 
-    gradients    from the GPU (rows) or NVMe (whole) into staging, or already in host memory
-    parameters   likewise, where no fp32 master copy makes reading them needless
-    state        from NVMe in chunks of rows
-    then         parameters back to the GPU (rows) or NVMe (whole), state chunks back to NVMe
+    CPU     gradients    from the GPU (rows) or NVMe (whole) into staging, or already in host memory
+            parameters   likewise, where no fp32 master copy makes reading them needless
+            state        from NVMe in chunks of rows
+            then         parameters back to the GPU (rows) or NVMe (whole), state chunks to NVMe
+    GPU     state streamed from host memory in chunks of rows, with their gradients (and parameters,
+            where no master copy is kept) unless those are on the GPU
+            then         the chunks back, with their parameters unless those live on the GPU
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from collections.abc import Iterator
 
 from bigplan.lower.gradients import staged_gradient
 from bigplan.lower.layout import Layout
+from bigplan.lower.refs import state_content, state_home
 from bigplan.lower.sizes import (
-    chunks,
+    chunk_elements,
     cpu_piece,
     full_parameter_bytes,
     gradient_bytes,
     parameter_bytes,
 )
-from bigplan.placement import Tier
+from bigplan.placement import Share, Tier
 from bigplan.program import Action, Lane, Op, Ref
 
 
@@ -30,22 +33,82 @@ def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
     """All actions of the layer's update; its gradients are consumed."""
     weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
     clip = (Ref("clip", "clip"),) if layout.graph.deferred else ()
-    on_gpu = layout.pieces[layer, Tier.GPU]
+    on_gpu = layout.pieces[layer, Share.GPU]
     if on_gpu:
-        state = Ref(f"o{layer}.gpu", f"o{layer}.gpu")
-        kept = (state,) if layout.graph.sizes.state else ()
+        kept = _kept(layout, layer, Share.GPU)
         reads = (weights, gradients, *kept, *clip)
-        yield Action(
-            Op.UPDATE, Lane.COMPUTE, layer, reads, (weights, *kept), amount=on_gpu, piece=Tier.GPU
-        )
+        yield _update(layer, Lane.COMPUTE, reads, (weights, *kept), on_gpu, Share.GPU)
+    streamed = layout.pieces[layer, Share.STREAMED]
+    # Before the CPU's, whose new parameters would hold up the way of the chunks' back.
+    for chunk in range(layout.chunks(layer, Share.STREAMED) if streamed else 0):
+        yield from _streamed_update(layout, layer, chunk, clip)
     if cpu_piece(layout, layer):
         yield from _cpu_update(layout, layer, clip)
     # On the last updater's lane: elsewhere it would hold up that lane until the update is done.
-    lane = Lane.CPU if cpu_piece(layout, layer) else Lane.COMPUTE
+    lane = Lane.GPU_UPDATE if streamed else Lane.COMPUTE
+    lane = Lane.CPU if cpu_piece(layout, layer) else lane
     yield Action(Op.FREE, lane, layer, frees=(gradients,))
     if layout.shards(layer, from_zero=1) and not layout.shards(layer, from_zero=3):
         nbytes = full_parameter_bytes(layout, layer)
         yield Action(Op.GATHER, Lane.COMM, layer, (weights,), (weights,), amount=nbytes)
+
+
+def _kept(layout: Layout, layer: int, share: Share) -> tuple[Ref, ...]:
+    """The state of a share that is updated where it is, if the optimizer has any."""
+    return (state_home(layer, share),) if layout.graph.sizes.state else ()
+
+
+def _update(
+    layer: int,
+    lane: Lane,
+    reads: tuple[Ref, ...],
+    writes: tuple[Ref, ...],
+    elements: int,
+    share: Share,
+) -> Action:
+    return Action(Op.UPDATE, lane, layer, reads, writes, amount=elements, share=share)
+
+
+def _streamed_update(
+    layout: Layout, layer: int, chunk: int, clip: tuple[Ref, ...]
+) -> Iterator[Action]:
+    """Bring a chunk of state to the GPU with what else its update needs, and take it back."""
+    at, sizes, share = layout.table[layer], layout.graph.sizes, Share.STREAMED
+    weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
+    elements, home = chunk_elements(layout, layer, share), state_home(layer, share, chunk)
+    entry = layout.first_chunks[layer, share] + chunk
+    visiting = Ref("stream", state_content(layer, share, chunk), entry)
+    on_gpu = [
+        ref
+        for ref, tier in ((weights, at.parameters), (gradients, at.gradients))
+        if tier is Tier.GPU
+    ]
+    needed = {gradients: sizes.gradient} | ({} if sizes.master else {weights: sizes.parameter})
+    brought = {ref: size for ref, size in needed.items() if ref not in on_gpu}
+    returned = {} if weights in on_gpu else {weights: sizes.parameter}
+    # It waits for gradients that it does not bring, too: no chunk takes up an entry a step ahead.
+    yield Action(
+        Op.STATE_IN,
+        Lane.STATE_IN,
+        layer,
+        (home, *dict.fromkeys((gradients, *brought))),
+        (visiting,),
+        amount=elements * (sizes.state + sum(brought.values())),
+        share=share,
+    )
+    reads = (visiting, *clip, *(ref for ref in needed if ref in on_gpu))
+    writes = (visiting, *(ref for ref in (weights,) if ref in on_gpu))
+    yield _update(layer, Lane.GPU_UPDATE, reads, writes, elements, share)
+    yield Action(
+        Op.STATE_OUT,
+        Lane.STATE_OUT,
+        layer,
+        (visiting,),
+        (home, *returned),
+        (visiting,),
+        amount=elements * (sizes.state + sum(returned.values())),
+        share=share,
+    )
 
 
 def _cpu_update(layout: Layout, layer: int, clip: tuple[Ref, ...]) -> Iterator[Action]:
@@ -54,21 +117,13 @@ def _cpu_update(layout: Layout, layer: int, clip: tuple[Ref, ...]) -> Iterator[A
     weights, moves = _weights_on_host(layout, layer)
     yield from moves
     reads = (gradients, *clip, *(() if layout.graph.sizes.master else (weights,)))
-    rows = layout.pieces[layer, Tier.HOST]
+    rows = layout.pieces[layer, Share.HOST]
     if rows:
-        state = Ref(f"o{layer}.host", f"o{layer}.host")
-        kept = (state,) if layout.graph.sizes.state else ()
-        yield Action(
-            Op.UPDATE,
-            Lane.CPU,
-            layer,
-            (*reads, *kept),
-            (weights, *kept),
-            amount=rows,
-            piece=Tier.HOST,
-        )
-    for chunk in range(chunks(layout, layer)):
-        yield from _chunk_update(layout, layer, chunk, reads, weights)
+        kept = _kept(layout, layer, Share.HOST)
+        yield _update(layer, Lane.CPU, (*reads, *kept), (weights, *kept), rows, Share.HOST)
+    if layout.pieces[layer, Share.NVME]:
+        for chunk in range(layout.chunks(layer, Share.NVME)):
+            yield from _chunk_update(layout, layer, chunk, reads, weights)
     yield from _weights_home(layout, layer, weights)
 
 
@@ -76,20 +131,12 @@ def _chunk_update(
     layout: Layout, layer: int, chunk: int, reads: tuple[Ref, ...], weights: Ref
 ) -> Iterator[Action]:
     """Read a chunk of state, update its rows, write it back."""
-    elements = -(-layout.pieces[layer, Tier.NVME] // chunks(layout, layer))
+    share = Share.NVME
+    elements, home = chunk_elements(layout, layer, share), state_home(layer, share, chunk)
     nbytes = elements * layout.graph.sizes.state
-    home = Ref(f"o{layer}.nvme", f"o{layer}.{chunk}", chunk)
-    staged = Ref("stage.o", f"o{layer}.{chunk}", chunk)
-    yield Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes, piece=Tier.NVME)
-    yield Action(
-        Op.UPDATE,
-        Lane.CPU,
-        layer,
-        (*reads, staged),
-        (weights, staged),
-        amount=elements,
-        piece=Tier.NVME,
-    )
+    staged = Ref("stage.o", home.content, layout.first_chunks[layer, share] + chunk)
+    yield Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes, share=share)
+    yield _update(layer, Lane.CPU, (*reads, staged), (weights, staged), elements, share)
     yield Action(
         Op.WRITE,
         Lane.NVME_WRITE,
@@ -98,7 +145,7 @@ def _chunk_update(
         (home,),
         (staged,),
         amount=nbytes,
-        piece=Tier.NVME,
+        share=share,
     )
 
 
@@ -136,7 +183,7 @@ def _weights_home(layout: Layout, layer: int, weights: Ref) -> Iterator[Action]:
     at, home = layout.table[layer].parameters, Ref(f"w{layer}", f"w{layer}")
     if at is Tier.GPU:
         nbytes = cpu_piece(layout, layer) * layout.graph.sizes.parameter
-        yield Action(Op.LOAD, Lane.H2D, layer, (weights,), (home,), amount=nbytes, piece=Tier.HOST)
+        yield Action(Op.LOAD, Lane.H2D, layer, (weights,), (home,), amount=nbytes, share=Share.HOST)
     elif at is Tier.NVME:
         nbytes = parameter_bytes(layout, layer)
         yield Action(Op.WRITE, Lane.NVME_WRITE, layer, (weights,), (home,), amount=nbytes)

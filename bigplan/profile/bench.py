@@ -8,21 +8,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from bigplan.profile.budget import Clock, median_seconds
+from bigplan.profile.sensors import Watch, watching
 from bigplan.runtime.slab import available_host_memory
 from bigplan.spec.cluster import Gpu
+
+if TYPE_CHECKING:
+    from bigplan.profile.load import Load
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 # Of the memory that is free a probe's tensors take so much at most: this is no run, and others may
 # be at work here.
 MOST_OF_MEMORY = 1 / 8
+ROUNDS_BEFORE = 3  # of load, some 30 ms, before a median: the GPU may have waited for the host
+READ_EVERY = 0.2  # seconds between looks at the GPU's clock and power
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The machine under measurement. `threads` are one device's share of the `cores`, on a CPU."""
+    """The machine under measurement. `threads` are one device's share of the `cores`, on a CPU.
+
+    With a `load`, which is hot by then, what a GPU does is measured between rounds of it.
+    """
 
     devices: tuple[torch.device, ...]
     cores: int
@@ -30,6 +42,7 @@ class Bench:
     folder: Path | None = None
     quick: bool = True
     clock: Clock = time.perf_counter
+    load: Load | None = None
 
     @property
     def device(self) -> torch.device:
@@ -44,6 +57,10 @@ class Bench:
     def median(self, work: Callable[[], object], seconds: float) -> float:
         """Median seconds of `work` on the device, measured for about `seconds`."""
         timed = self._on_gpu(work) if self.cuda else self._on_cpu(work)
+        if self.load is not None:
+            work()  # while its kernels are loaded and its plans are made the GPU waits
+            for _ in range(ROUNDS_BEFORE):
+                self.load.queue()
         return median_seconds(timed, seconds, self.clock)
 
     def _on_gpu(self, work: Callable[[], object]) -> Callable[[int], float]:
@@ -53,6 +70,8 @@ class Bench:
             for _ in range(runs):
                 work()
             stop.record()
+            if self.load is not None:
+                self.load.queue()  # the GPU works on while the host wakes up and queues the next
             stop.synchronize()
             return float(start.elapsed_time(stop)) / 1e3
 
@@ -71,6 +90,16 @@ class Bench:
         """Median seconds of `work` by the host's clock; on a GPU, of work that waits for itself."""
         return median_seconds(self._on_cpu(work), seconds, self.clock)
 
+    @contextmanager
+    def conditions(self) -> Iterator[Conditions]:
+        """The state of the GPU for the length of the block, to be told in a source after it."""
+        if self.load is None:
+            yield Conditions("", Watch())
+            return
+        with watching(self.device, READ_EVERY) as watch:
+            state = "sustained load" if self.load.settled else "load, its rate still changing"
+            yield Conditions(f", under {state}", watch)
+
     def device_memory(self) -> int:
         """Bytes of device memory that a probe may take."""
         if self.cuda:
@@ -86,6 +115,30 @@ class Bench:
         """Those that torch multiplies in on the device, the one of training first."""
         known: list[str] = [p for p in ("bf16", "fp16", "fp32") if p in gpu.peak_flops]
         return tuple(known) if self.cuda else ("fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Under which something was measured, as the end of a sentence; '' where nothing is known."""
+
+    load: str
+    watch: Watch
+
+    def __str__(self) -> str:
+        """Such as ', under sustained load at 1.32 GHz, 690 W, limited by power'."""
+        seen = str(self.watch)
+        return f"{self.load} at {seen}" if seen else self.load
+
+
+def grouped_heads(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's fused attention knows fewer key and value heads than query heads.
+
+    FlashAttention's and cuDNN's do, from Ampere on and in 16 bits; elsewhere torch would take the
+    unfused path, which keeps the square of the scores.
+    """
+    if device.type != "cuda" or dtype == torch.float32:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def event() -> torch.cuda.Event:

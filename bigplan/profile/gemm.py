@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from bigplan.graph.operators import Gemm
-from bigplan.profile.bench import Bench, rounded, source, threads
+from bigplan.profile.bench import DTYPES, Bench, rounded, source, threads
 from bigplan.profile.fit import fit_gemm, gemm_rate
 from bigplan.spec.cluster import Gpu, NodeGroup
 from bigplan.units import format_flops
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-# m, n, k: tokens, outputs, inputs. Squares, and the products of blocks that people train; the inner
-# dimension has to vary for K0 to show.
-GPU_SHAPES = (
-    *((size, size, size) for size in (512, 1024, 2048, 4096, 8192, 16384)),
-    (2048, 8192, 512),
-    (8192, 8192, 512),
-    (8192, 8192, 1024),
-    (8192, 2048, 2048),
+# Linear layers: tokens, outputs, inputs. Those of 8B and 13B models at the tokens of a micro-batch,
+# a vocabulary, and a few narrow ones: the inner dimension has to vary for K0 to show.
+GPU_LAYERS = (
+    (2048, 2048, 2048),
     (2048, 14336, 4096),
-    (2048, 4096, 14336),
-    (8192, 1024, 8192),
-    (8192, 5120, 5120),
-    (8192, 6144, 4096),
+    (8192, 1024, 4096),
+    (8192, 8192, 1024),
+    (8192, 4096, 4096),
     (8192, 14336, 4096),
     (8192, 4096, 14336),
+    (16384, 5120, 5120),
+    (16384, 13824, 5120),
+    (16384, 5120, 13824),
+    (32768, 4096, 4096),
+    (32768, 14336, 4096),
+    (32768, 4096, 14336),
     (8192, 128256, 4096),
 )
-CPU_SHAPES = (
+CPU_LAYERS = (
     *((size, size, size) for size in (256, 512, 1024, 2048)),
     (256, 704, 256),
     (256, 256, 704),
@@ -42,57 +43,101 @@ CPU_SHAPES = (
 )
 OTHERS = ((2048, 2048, 2048), (8192, 6144, 4096))  # of the other precisions
 CPU_OTHERS = ((256, 704, 256), (1024, 1024, 1024))
+# A layer's three products differ in which operand is read across its rows, and so in their rate: on
+# an H200 32768 x 14336 x 4096 ran at 690 TFLOP/s forward, 682 by input and 625 by weight
+# (benchmarks/results/2026-11-21-h200-kernels). A step has each once, so the fit has.
+WAYS = ("forward", "by input", "by weight")
 # A product this many launches long or shorter is not a product's time: left out of the fit.
 LAUNCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A product, which of a layer's it is, and its seconds."""
+
+    way: str
+    gemm: Gemm
+    seconds: float
 
 
 def measure_gemm(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
     """gemm_efficiency, gemm_half_k, gemm_efficiencies and, where not known, peak_flops."""
     main, *others = bench.precisions(group.gpu)
-    shapes = GPU_SHAPES if bench.cuda else CPU_SHAPES
-    with threads(bench.threads):
-        gemms, times = _timings(shapes, main, bench, 0.8 * seconds)
+    layers = GPU_LAYERS if bench.cuda else CPU_LAYERS
+    with threads(bench.threads), bench.conditions() as conditions:
+        timed = _timings(layers, main, bench, 0.8 * seconds)
         least = LAUNCHES * group.gpu.launch_overhead if bench.cuda else 0.0
-        kept = [(g, t) for g, t in zip(gemms, times, strict=True) if t > least]
+        kept = [product for product in timed if product.seconds > least]
         if len(kept) < 2:  # a machine so fast or so busy that only the longest tell anything
-            kept = sorted(zip(gemms, times, strict=True), key=lambda pair: pair[1])[-2:]
-        fit = fit_gemm([g for g, _ in kept], [t for _, t in kept], group.gpu, main)
+            kept = sorted(timed, key=lambda product: product.seconds)[-2:]
+        gemms, times = [p.gemm for p in kept], [p.seconds for p in kept]
+        fit = fit_gemm(gemms, times, group.gpu, main)
         rates = {main: fit.rate}
         for precision in others:
             few = OTHERS if bench.cuda else CPU_OTHERS
             found = _timings(few, precision, bench, 0.2 * seconds / len(others))
-            rates[precision] = gemm_rate(*found, group.gpu, precision, fit.half_k)
-    how = f"{len(kept)} products in {main}, met to {fit.error:.0%} in the mean"
-    return group.model_copy(update={"gpu": _with_rates(group.gpu, main, rates, fit.half_k, how)})
+            gemms, times = [p.gemm for p in found], [p.seconds for p in found]
+            rates[precision] = gemm_rate(gemms, times, group.gpu, precision, fit.half_k)
+    how = f"{len(kept)} products in {main}, met to {fit.error:.0%} in the mean ({by_way(kept)})"
+    gpu = _with_rates(group.gpu, main, rates, fit.half_k, (how, str(conditions)))
+    return group.model_copy(update={"gpu": gpu})
+
+
+def products(x: Tensor, w: Tensor, g: Tensor) -> Iterator[tuple[str, Gemm, Callable[[], Tensor]]]:
+    """A linear layer's products as autograd makes them: x [m, k], w [n, k], g [m, n]."""
+    (m, k), n = x.shape, w.shape[0]
+    yield "forward", Gemm("product", m, n, k), lambda: x @ w.T
+    yield "by input", Gemm("product", m, k, n), lambda: g @ w
+    yield "by weight", Gemm("product", n, k, m), lambda: g.T @ x
+
+
+def by_way(timed: Sequence[Timed]) -> str:
+    """The rate of each of WAYS, FLOPs over seconds: 'forward 690 TFLOP/s, ...'."""
+    rates = []
+    for way in WAYS:
+        some = [product for product in timed if product.way == way]
+        if some:
+            rate = sum(p.gemm.flops for p in some) / sum(p.seconds for p in some)
+            rates.append(f"{way} {format_flops(rounded(rate))}")
+    return ", ".join(rates)
 
 
 def _timings(
-    shapes: Sequence[tuple[int, int, int]], precision: str, bench: Bench, seconds: float
-) -> tuple[list[Gemm], list[float]]:
-    """Seconds of products that fit in memory and into their time, small ones first."""
-    gemms: list[Gemm] = []
-    times: list[float] = []
-    rate = 0.0
-    each, room = seconds / len(shapes), bench.device_memory()
-    for m, n, k in sorted(shapes, key=lambda shape: shape[0] * shape[1] * shape[2]):
+    layers: Sequence[tuple[int, int, int]], precision: str, bench: Bench, seconds: float
+) -> list[Timed]:
+    """Seconds of products that fit in memory and into their time, small ones first.
+
+    On a CPU forward's alone.
+    """
+    timed: list[Timed] = []
+    ways = WAYS if bench.cuda else WAYS[:1]
+    each, room, dtype = seconds / len(layers) / len(ways), bench.device_memory(), DTYPES[precision]
+    for m, n, k in sorted(layers, key=lambda layer: layer[0] * layer[1] * layer[2]):
         gemm = Gemm("product", m, n, k)
-        # Three runs at least; the smallest two are measured in any case.
-        too_long = len(times) > 1 and 3 * gemm.flops / rate > 4 * each
-        if too_long or gemm.elements * DTYPES[precision].itemsize > room:
+        rate = max((p.gemm.flops / p.seconds for p in timed), default=0.0)
+        # Three runs at least; the smallest two layers are measured in any case. Every product's
+        # result is as large as one of the three tensors.
+        too_long = len(timed) > len(ways) and 3 * gemm.flops / rate > 4 * each
+        if too_long or 2 * gemm.elements * dtype.itemsize > room:
             continue
-        a = torch.randn(m, k, device=bench.device).to(DTYPES[precision])
-        b = torch.randn(n, k, device=bench.device).to(DTYPES[precision])
-        times.append(bench.median(lambda a=a, b=b: a @ b.T, each))  # type: ignore[misc]
-        gemms.append(gemm)
-        rate = max(rate, gemm.flops / times[-1])
-    return gemms, times
+        x, w, g = (
+            torch.randn(shape, device=bench.device).to(dtype) for shape in ((m, k), (n, k), (m, n))
+        )
+        for way, product, work in products(x, w, g):
+            if way in ways:
+                timed.append(Timed(way, product, bench.median(work, each)))
+    return timed
 
 
-def _with_rates(gpu: Gpu, main: str, rates: dict[str, float], half_k: float, how: str) -> Gpu:
+def _with_rates(
+    gpu: Gpu, main: str, rates: dict[str, float], half_k: float, how: tuple[str, str]
+) -> Gpu:
     """Shares of known peaks; where a peak is unknown or passed, the rate stands for it.
 
-    On a CPU there is no datasheet: peaks are what was reached.
+    On a CPU there is no datasheet: peaks are what was reached. `how` says how those of `main` were
+    measured, and under which conditions all were.
     """
+    what, conditions = how
     by_rate = gpu.device == "cpu" or gpu.sources["peak_flops"].startswith("estimate")
     unknown = {
         name: rounded(rate) for name, rate in rates.items() if by_rate or rate > gpu.peak(name)
@@ -106,12 +151,14 @@ def _with_rates(gpu: Gpu, main: str, rates: dict[str, float], half_k: float, how
         "gemm_efficiency": shares[main],
         "gemm_half_k": rounded(half_k),
     }
-    told = {name: source(how) for name in values}
+    told = {name: source(f"{what}{conditions}") for name in values}
     if unknown:
         values["peak_flops"] = peaks
         named = ", ".join(f"{name} {format_flops(rate)}" for name, rate in unknown.items())
-        told["peak_flops"] = source(f"rates of products, for want of a datasheet: {named}")
+        told["peak_flops"] = source(
+            f"rates of products, for want of a datasheet: {named}{conditions}"
+        )
     if others := {name: share for name, share in shares.items() if share != shares[main]}:
         values["gemm_efficiencies"] = others
-        told["gemm_efficiencies"] = source("two products in each of these precisions")
+        told["gemm_efficiencies"] = source(f"two layers in each of these precisions{conditions}")
     return gpu.replaced(values, told)

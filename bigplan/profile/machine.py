@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from bigplan.errors import InputError, PreflightError
 from bigplan.profile.attention import measure_attention
-from bigplan.profile.bench import Bench
+from bigplan.profile.bench import DTYPES, Bench
 from bigplan.profile.budget import Budget, Clock
 from bigplan.profile.copies import measure_copies
 from bigplan.profile.drive import measure_drive
 from bigplan.profile.gemm import measure_gemm
 from bigplan.profile.host import measure_cpu_update, measure_device_update, measure_host
-from bigplan.profile.memory import Use, busy, gpu_uses, measure_memory, uuid_of
+from bigplan.profile.load import Load, heat, tokens_of_round
+from bigplan.profile.memory import Use, busy, gpu_uses, measure_memory
+from bigplan.profile.sensors import uuid_of
 from bigplan.profile.stream import measure_launch, measure_stream
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.detect import detect
@@ -36,20 +38,24 @@ class Probe:
     """One resource: its name for the progress line, its share of the time, what measures it.
 
     `measure` returns the node group with the figures that it replaced, each with its source. It
-    may read those that earlier probes replaced.
+    may read those that earlier probes replaced. `hot`: measured on a GPU between rounds of load.
     """
 
     name: str
     weight: float
     measure: Measure
+    hot: bool = False
 
 
-# Products need the rate of memory and the launch overhead, attention needs the peak.
+# Products need the rate of memory and the launch overhead, attention needs the peak. Launches leave
+# the GPU idle, so they are timed before it is heated.
+HEAT = Probe("sustained load", 8, heat, hot=True)
 COMPUTE = (
-    Probe("device memory", 2, measure_stream),
     Probe("kernel launches", 1, measure_launch),
-    Probe("matrix products", 10, measure_gemm),
-    Probe("attention", 5, measure_attention),
+    HEAT,
+    Probe("device memory", 2, measure_stream, hot=True),
+    Probe("matrix products", 14, measure_gemm, hot=True),
+    Probe("attention", 6, measure_attention, hot=True),
 )
 PROBES = (
     *COMPUTE,
@@ -130,19 +136,26 @@ def measure_cpu_compute(cluster: Cluster, seconds: float = 4.0) -> Cluster:
 def _bench(group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, clock: Clock) -> Bench:
     cores = available_cores()
     threads = max(1, cores // group.gpus_per_node)
-    return Bench(devices, cores, threads, wish.folder, wish.seconds <= QUICK_SECONDS, clock)
+    bench = Bench(devices, cores, threads, wish.folder, wish.seconds <= QUICK_SECONDS, clock)
+    if not bench.cuda:
+        return bench
+    precision = bench.precisions(group.gpu)[0]
+    load = Load(bench.device, DTYPES[precision], tokens_of_round(group.gpu.peak(precision)))
+    return replace(bench, load=load)
 
 
 def _measured(
     probes: Sequence[Probe], group: NodeGroup, bench: Bench, seconds: float
 ) -> Iterator[Progress]:
+    probes = [probe for probe in probes if bench.cuda or probe is not HEAT]
+    cold = replace(bench, load=None)
     budget = Budget(seconds, bench.clock)
     waiting = sum(probe.weight for probe in probes)
     for probe in probes:
         start = bench.clock()
         allotted = budget.allot(probe.weight, waiting)
         waiting -= probe.weight
-        measured = _measure(probe, group, bench, allotted)
+        measured = _measure(probe, group, bench if probe.hot else cold, allotted)
         yield Progress(probe.name, group, measured, bench.clock() - start)
         group = measured
 

@@ -25,7 +25,7 @@ class Use:
 
 
 def gpu_uses() -> dict[str, Use]:
-    """What nvidia-smi says of every GPU, by UUID; nothing where it is absent or fails."""
+    """What nvidia-smi says of every GPU, by `uuid_of`; nothing where it is absent or fails."""
     query = "--query-gpu=uuid,memory.used,utilization.gpu"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
@@ -44,11 +44,6 @@ def parse_uses(listing: str) -> dict[str, Use]:
             used, percent = (int(cell) if cell.isdigit() else None for cell in cells)
             uses[uuid.removeprefix("GPU-")] = Use(None if used is None else used * MiB, percent)
     return uses
-
-
-def uuid_of(device: torch.device) -> str:
-    """The key of `gpu_uses`."""
-    return str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
 
 
 def busy(device: torch.device, use: Use, total: int) -> str | None:

@@ -21,7 +21,8 @@ def measure_stream(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
         return _of_caches(group, bench, seconds)
     nbytes = min(GPU_BYTES, bench.device_memory() // 4)
     a, b = torch.empty(2, nbytes, dtype=torch.uint8, device=bench.device).unbind()
-    rate = 2 * nbytes / bench.median(lambda: b.copy_(a), seconds)
+    with bench.conditions() as conditions:
+        rate = 2 * nbytes / bench.median(lambda: b.copy_(a), seconds)
     gpu, how = group.gpu, f"a copy of {format_bytes(nbytes)} reaches {format_bandwidth(rate)}"
     if rate > gpu.memory_bandwidth or gpu.sources["memory_bandwidth"].startswith("estimate"):
         values = {"memory_bandwidth": rounded(rate), "memory_efficiency": 1.0}
@@ -29,7 +30,7 @@ def measure_stream(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
     else:
         values = {"memory_efficiency": rounded(rate / gpu.memory_bandwidth)}
         how += f" of {format_bandwidth(gpu.memory_bandwidth)}"
-    sources = dict.fromkeys(values, source(how))
+    sources = dict.fromkeys(values, source(f"{how}{conditions}"))
     return group.model_copy(update={"gpu": gpu.replaced(values, sources)})
 
 

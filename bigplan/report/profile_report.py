@@ -50,7 +50,10 @@ def progress_line(before: NodeGroup, after: NodeGroup) -> str:
 
 
 def profile_report(before: NodeGroup, after: NodeGroup) -> Table:
-    """All that was measured, beside the description and its source."""
+    """All that was measured, beside the description and its source.
+
+    Below it under which conditions products ran: a plan's compute hangs on them most.
+    """
     title = f"Measured here, beside what was known of {after.gpu.name} before"
     right = ("measured", "before", "change")
     shown = table(title, "part", "figure", *right, "known from", right=right)
@@ -65,6 +68,9 @@ def profile_report(before: NodeGroup, after: NodeGroup) -> Table:
             _change(figure.ratio),
             known if figure.before else "",
         )
+    how = after.gpu.sources["gemm_efficiency"]
+    if how != before.gpu.sources["gemm_efficiency"]:
+        shown.caption, shown.caption_justify = f"gemm_efficiency: {how}", "left"
     return shown
 
 

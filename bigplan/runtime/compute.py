@@ -14,6 +14,9 @@ from bigplan.runtime import blocks
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
 from bigplan.runtime.kept import Kept
+from bigplan.runtime.products import Sums, accumulates_in_product
+
+TABLE = "embed_tokens.weight"  # what the loss layer may share with the first
 
 
 class Compute:
@@ -32,6 +35,7 @@ class Compute:
             context.model, training.sequence_length, context.device, context.parameter_dtype
         )
         self._constants = frozenset(t.untyped_storage().data_ptr() for t in self._rope)
+        self._in_product = accumulates_in_product(context.gradient_dtype)
         self._share = 0.0  # of one target in the mean over the step's, of all ranks
 
     @contextmanager
@@ -97,7 +101,7 @@ class Compute:
         else:
             x = self._hidden(action.reads, f"h{layer - 1}", action)
             if layer == len(context.graph.layers) - 1:
-                targets, parameters = self._targets(action), self._head(action, gradients=False)
+                targets, parameters = self._targets(action), self._head(action)
                 for start, stop in _chunks(targets.numel(), context.graph.loss_chunk):
                     self._losses_of(parameters, x.flatten(0, 1)[start:stop], targets[start:stop])
                 return
@@ -130,12 +134,12 @@ class Compute:
         return self._record_block(kept, x, action)
 
     def _record_block(self, kept: Kept, x: Tensor, action: Action) -> Tensor:
-        parameters = self._parameters(action, gradients=True)
-        kept.parameters = list(parameters.values())
+        parameters = self._leaves(self._parameters(action))
+        kept.parameters = _differentiated(parameters)
         kept.constants = self._constants
         again = self._context.program.layers[action.layer].recompute is Recompute.SELECTIVE
         cheap = kept.run_again if again else blocks.plainly
-        return kept.record(self._block(parameters, cheap), x)
+        return kept.record(self._block(parameters, cheap, self._linear(kept.sums)), x)
 
     def _backward_block(self, kept: Kept, gradient: Tensor, action: Action) -> Tensor:
         kept.weights = self._context.bytes_of(action.reads[0], action)
@@ -143,117 +147,102 @@ class Compute:
             again = Kept(weights=kept.weights)
             self._record_block(again, kept.fetched_input(), action)
             kept = again
-        by_input, *by_parameters = kept.gradients(gradient)
-        self._add(action, by_parameters)
+        self._open(kept.sums, action)
+        by_input, gradients = kept.gradients(gradient)
+        kept.sums.add(gradients)
         return by_input
 
     def _block(
-        self, parameters: dict[str, Tensor], cheap: blocks.Run = blocks.plainly
+        self,
+        parameters: dict[str, Tensor],
+        cheap: blocks.Run = blocks.plainly,
+        linear: blocks.Linear = blocks.plain_linear,
     ) -> Callable[[Tensor], Tensor]:
-        return lambda x: blocks.block(parameters, x, self._context.model, self._rope, cheap)
+        model, rope = self._context.model, self._rope
+        return lambda x: blocks.block(parameters, x, model, rope, cheap, linear)
 
     def _embedding_gradient(self, kept: Kept, gradient: Tensor, action: Action) -> None:
-        parameters = self._parameters(action, gradients=True)
+        parameters = {name: _leaf(view) for name, view in self._parameters(action).items()}
         with torch.enable_grad():
             output = blocks.embedding(parameters, kept.kept_input(), self._context.model)
         gradients = torch.autograd.grad(output, list(parameters.values()), grad_outputs=gradient)
-        self._add(action, gradients)
+        self._open(kept.sums, action)
+        kept.sums.add(dict(zip(parameters, gradients, strict=True)))
 
     def _loss(self, kept: Kept, action: Action) -> Tensor:
         """Loss and its gradients, a chunk of tokens at a time: never all logits at once."""
         context, x = self._context, kept.kept_input()
-        targets, parameters = self._targets(action), self._head(action, gradients=True)
-        fresh = {total for total in action.writes if total not in action.reads}
+        targets, parameters = self._targets(action), self._leaves(self._head(action))
+        self._open(kept.sums, action)
         by_input = torch.empty_like(x)
         for start, stop in _chunks(targets.numel(), context.graph.loss_chunk):
             piece = x.flatten(0, 1)[start:stop]
             by_input.flatten(0, 1)[start:stop] = self._loss_piece(
-                action, parameters, (piece, targets[start:stop]), fresh
+                parameters, piece, targets[start:stop], kept.sums
             )
-            fresh.clear()
+        kept.sums.close()  # positions get no gradient here
         return by_input
 
     def _loss_piece(
-        self,
-        action: Action,
-        parameters: dict[str, Tensor],
-        batch: tuple[Tensor, Tensor],
-        fresh: set[Ref],
+        self, parameters: dict[str, Tensor], x: Tensor, targets: Tensor, sums: Sums
     ) -> Tensor:
         """The gradient by one chunk; those by the parameters are added up and gone at its end."""
-        context, shared = self._context, self._context.graph.tied
-        piece, targets = batch[0].detach().requires_grad_(), batch[1]
+        x, leaves = _leaf(x), _differentiated(parameters)
         with torch.enable_grad():
-            loss = self._losses_of(parameters, piece, targets)
+            loss = self._losses_of(parameters, x, targets, self._linear(sums))
         scale = torch.full_like(loss, self._share * self.loss_scale)
-        leaves = [piece, *parameters.values()]
-        by_piece, *gradients = torch.autograd.grad(
-            loss, leaves, grad_outputs=scale, allow_unused=shared
-        )
-        own = len(context.parameters(action.layer))
-        sums = [(action.writes[0], action.layer, gradients[:own])]
-        if shared:
-            sums.append((action.writes[1], 0, gradients[own:]))
-        for total, layer, parts in sums:
-            self._accumulate(action, total, layer, parts, fresh=total in fresh)
-        return by_piece
+        by_x, *gradients = torch.autograd.grad(loss, [x, *leaves.values()], grad_outputs=scale)
+        sums.add(dict(zip(leaves, gradients, strict=True)))
+        return by_x
 
     def _targets(self, action: Action) -> Tensor:
         """int64 [micro_batch * sequence_length], on the device."""
         targets = self._batch(action.reads, action)[1]
         return targets.to(self._context.device, non_blocking=True).flatten()
 
-    def _head(self, action: Action, *, gradients: bool) -> dict[str, Tensor]:
-        """The loss layer's parameters, with the first layer's where they share a table."""
-        context, parameters = self._context, self._parameters(action, gradients=gradients)
+    def _head(self, action: Action) -> dict[str, Tensor]:
+        """The loss layer's parameters, with the first layer's table where they share it."""
+        context, parameters = self._context, self._parameters(action)
         if context.graph.tied:
-            table = context.flat(action.reads[1], action, context.parameter_dtype)
-            views = context.views(table, 0)
-            parameters |= self._leaves(views) if gradients else views
+            flat = context.flat(action.reads[1], action, context.parameter_dtype)
+            parameters[TABLE] = context.views(flat, 0)[TABLE]
         return parameters
 
-    def _losses_of(self, parameters: dict[str, Tensor], x: Tensor, targets: Tensor) -> Tensor:
+    def _losses_of(
+        self,
+        parameters: dict[str, Tensor],
+        x: Tensor,
+        targets: Tensor,
+        linear: blocks.Linear = blocks.plain_linear,
+    ) -> Tensor:
         """Sum of the losses of x [tokens, h]; their part of the mean goes to `losses`."""
-        loss = blocks.head_loss(parameters, x[None], targets[None], self._context.model)
+        loss = blocks.head_loss(parameters, x[None], targets[None], self._context.model, linear)
         self.losses.append(loss.detach() * self._share)
         return loss
 
-    def _parameters(self, action: Action, *, gradients: bool = False) -> dict[str, Tensor]:
+    def _parameters(self, action: Action) -> dict[str, Tensor]:
         context = self._context
         flat = context.flat(action.reads[0], action, context.parameter_dtype)
-        views = context.views(flat, action.layer)
-        return self._leaves(views) if gradients else views
+        return context.views(flat, action.layer)
 
-    @staticmethod
-    def _leaves(views: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: view.detach().requires_grad_() for name, view in views.items()}
+    def _leaves(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters for autograd to differentiate by, but for matrices that products add up."""
+        return {
+            name: view if self._in_product and view.dim() == 2 else _leaf(view)
+            for name, view in views.items()
+        }
 
-    def _add(self, action: Action, gradients: Sequence[Tensor]) -> None:
-        """A layer's own gradients to its sum."""
-        total = action.writes[0]
-        fresh = total not in action.reads
-        self._accumulate(action, total, action.layer, gradients, fresh=fresh)
+    def _linear(self, sums: Sums) -> blocks.Linear:
+        return sums.linear if self._in_product else blocks.plain_linear
 
-    def _accumulate(
-        self,
-        action: Action,
-        total: Ref,
-        layer: int,
-        gradients: Sequence[Tensor | None],
-        *,
-        fresh: bool,
-    ) -> None:
-        """Add gradients to a sum, or start it; None: the head shares a table, not positions."""
-        context = self._context
-        sums = context.views(context.flat(total, action, context.gradient_dtype), layer)
-        for into, gradient in zip(sums.values(), gradients, strict=True):
-            if gradient is None:
-                if fresh:
-                    into.zero_()
-            elif fresh:
-                into.copy_(gradient)
-            else:
-                into.add_(gradient)
+    def _open(self, sums: Sums, action: Action) -> None:
+        """The sums of an action's layer, and of the first layer where the loss shares its table."""
+        context, layers = self._context, [action.layer]
+        if context.graph.tied and action.layer == len(context.graph.layers) - 1:
+            layers.append(0)
+        for total, layer in zip(action.writes, layers, strict=False):
+            flat = context.flat(total, action, context.gradient_dtype)
+            sums.open(context.views(flat, layer), fresh=total not in action.reads)
 
     def _hidden(self, refs: Sequence[Ref], content: str, action: Action) -> Tensor:
         ref = next(ref for ref in refs if ref.content == content)
@@ -269,3 +258,13 @@ class Compute:
 def _chunks(tokens: int, chunk: int) -> Iterator[tuple[int, int]]:
     for start in range(0, tokens, chunk):
         yield start, min(start + chunk, tokens)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """The same memory, for autograd to differentiate by."""
+    return tensor.detach().requires_grad_()
+
+
+def _differentiated(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those that autograd gives gradients of."""
+    return {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}

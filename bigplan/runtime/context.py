@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Graph, LayerKind
-from bigplan.placement import Tier
+from bigplan.placement import IN_CHUNKS
 from bigplan.program import Action, Program, Ref, entry
 from bigplan.runtime.memory import Key, Memory
 from bigplan.runtime.pieces import LayerRows
@@ -85,10 +85,10 @@ def find(refs: Iterable[Ref], content: str) -> Ref:
 
 
 def layer_rows(graph: Graph, program: Program) -> dict[int, LayerRows]:
-    """Rows of every layer, NVMe chunks as the program has them."""
+    """Rows of every layer, chunks as the program has them."""
     rows = {}
     for layer, placement in program.layers.items():
-        buffer = program.buffers.get(f"o{layer}.{Tier.NVME}")
-        kind = graph.kinds[graph.layers[layer]]
-        rows[layer] = LayerRows.of(kind, placement, buffer.count if buffer else 0)
+        homes = {share: program.buffers.get(f"o{layer}.{share}") for share in IN_CHUNKS}
+        counts = {share: home.count if home else 0 for share, home in homes.items()}
+        rows[layer] = LayerRows.of(graph.kinds[graph.layers[layer]], placement, counts)
     return rows

@@ -13,6 +13,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.lanes import Clock, Done, Lanes, finish
 from bigplan.runtime.moves import move, reduce
+from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.update import Update
 from bigplan.timeline import Timeline
 
@@ -33,7 +34,9 @@ class Executor:
             Op.BACKWARD: compute.backward,
             Op.NORM: update.norm,
             Op.CLIP: lambda _: update.clip(),
+            Op.STATE_IN: partial(state_in, context),
             Op.UPDATE: update.update,
+            Op.STATE_OUT: partial(state_out, context),
             Op.ACCUMULATE: update.accumulate,
             Op.REDUCE: partial(reduce, context),
             Op.CKPT: self._write,

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from bigplan.placement import Tier
 from bigplan.runtime.context import Context
 from bigplan.runtime.first_values import FirstValues
 from bigplan.runtime.memory import Key
@@ -26,12 +25,9 @@ def fill_first(context: Context, first: FirstValues) -> None:
     for layer in context.program.layers:
         values = _layer_values(context, layer, first)
         _put(context, layer, (f"w{layer}", 0), values.to(context.parameter_dtype))
-        rows = context.rows[layer]
-        pieces = [((f"o{layer}.{tier}", 0), rows.pieces[tier]) for tier in (Tier.GPU, Tier.HOST)]
-        pieces += [((f"o{layer}.{Tier.NVME}", i), boxes) for i, boxes in enumerate(rows.chunks)]
-        for key, boxes in pieces:
+        for share, chunk, boxes in context.rows[layer].state:
             if boxes and context.graph.sizes.state:
-                _put_state(context, layer, key, boxes, values)
+                _put_state(context, layer, (f"o{layer}.{share}", chunk), boxes, values)
 
 
 def _layer_values(context: Context, layer: int, first: FirstValues) -> Tensor:

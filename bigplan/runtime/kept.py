@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from bigplan.runtime.products import Sums
+
 ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by it are loaded so
 SMALL = 1024  # bytes: random-number states and the like stay where they are
 
@@ -90,7 +92,8 @@ class Kept:
     foreign: bool = False  # those are of the pool of another stream than the compute stream
     output: GradientEdge | None = None
     input: GradientEdge | None = None
-    parameters: list[Tensor] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict)  # that autograd differentiates by
+    sums: Sums = field(default_factory=Sums)  # where products add the gradients of the others
     nbytes: int = 0  # on the device, unique storages
     again: dict[int, _Again] = field(default_factory=dict)  # by storage, while recording
     constants: frozenset[int] = frozenset()  # storages not to be moved
@@ -125,12 +128,13 @@ class Kept:
         """The input, fetched back if it was moved."""
         return self._saved(0)
 
-    def gradients(self, gradient: Tensor) -> tuple[Tensor, ...]:
-        """Gradients by the input and the parameters, in that order."""
+    def gradients(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Gradients by the input and by `parameters`; `sums` must be open."""
         assert self.output is not None and self.input is not None
         self._use_on_current_stream()
-        inputs: list[Any] = [self.input, *self.parameters]  # torch's stubs forbid the mixture
-        return torch.autograd.grad([self.output], inputs, grad_outputs=[gradient])
+        inputs: list[Any] = [self.input, *self.parameters.values()]  # torch's stubs forbid this
+        by_input, *others = torch.autograd.grad([self.output], inputs, grad_outputs=[gradient])
+        return by_input, dict(zip(self.parameters, others, strict=True))
 
     def _pack(self, tensor: Tensor) -> Any:
         assert self.weights is not None

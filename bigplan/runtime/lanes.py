@@ -20,7 +20,15 @@ from bigplan.program import Action, Lane
 from bigplan.timeline import Event, Timeline
 
 # Lanes whose work is queued on the device; the others' is done when their thread returns.
-STREAMED = (Lane.COMPUTE, Lane.H2D, Lane.D2H, Lane.COMM)
+STREAMED = (
+    Lane.COMPUTE,
+    Lane.GPU_UPDATE,
+    Lane.H2D,
+    Lane.D2H,
+    Lane.STATE_IN,
+    Lane.STATE_OUT,
+    Lane.COMM,
+)
 
 
 @dataclass(slots=True)

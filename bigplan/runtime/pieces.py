@@ -6,13 +6,11 @@ of a piece is one flat buffer per moment, of the piece's rows in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bigplan.graph.graph import LayerKind
-from bigplan.placement import LayerPlacement, Tier, split_rows
-
-CPU_TIERS = (Tier.HOST, Tier.NVME)
+from bigplan.placement import IN_CHUNKS, ON_CPU, LayerPlacement, Share, split_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +35,53 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """A layer's tensors with their offsets, and its boxes by tier of the optimizer state."""
+    """A layer's tensors with their offsets, and its boxes by share and chunk.
+
+    A share that is not updated in chunks is one chunk.
+    """
 
     offsets: Mapping[str, tuple[int, int, int]]  # name -> first element, rows, columns
-    pieces: Mapping[Tier, tuple[Box, ...]]
-    chunks: tuple[tuple[Box, ...], ...]  # the NVMe piece, chunk by chunk
+    chunks: Mapping[Share, tuple[tuple[Box, ...], ...]]
 
     @classmethod
-    def of(cls, kind: LayerKind, placement: LayerPlacement, chunks: int) -> LayerRows:
-        """Lay out one layer."""
+    def of(
+        cls, kind: LayerKind, placement: LayerPlacement, counts: Mapping[Share, int]
+    ) -> LayerRows:
+        """Lay out one layer; `counts`: chunks of the shares that have some."""
         offsets, start = {}, 0
         for tensor in kind.tensors:
             offsets[tensor.name] = (start, tensor.rows, tensor.columns)
             start += tensor.elements
-        pieces = {tier: tuple(_boxes(kind, placement, tier)) for tier in Tier}
         columns = {tensor.name: tensor.columns for tensor in kind.tensors}
-        return cls(offsets, pieces, _chunked(pieces[Tier.NVME], columns, chunks))
+        chunks = {}
+        for share in Share:
+            boxes = tuple(_boxes(kind, placement, share))
+            cut = _chunked(boxes, columns, counts[share]) if share in IN_CHUNKS else (boxes,)
+            chunks[share] = cut
+        return cls(offsets, chunks)
+
+    def boxes(self, content: str) -> tuple[Box, ...]:
+        """Rows of state by the name of their content: share and chunk (lower.refs)."""
+        _, share, chunk = content.split(".")
+        return self.chunks[Share(share)][int(chunk)]
+
+    @property
+    def state(self) -> Iterator[tuple[Share, int, tuple[Box, ...]]]:
+        """Share, chunk and boxes of all state."""
+        for share, chunks in self.chunks.items():
+            for number, boxes in enumerate(chunks):
+                yield share, number, boxes
 
     @property
     def cpu_boxes(self) -> tuple[Box, ...]:
         """Rows that the CPU updates."""
-        return tuple(box for tier in CPU_TIERS for box in self.pieces[tier])
+        return tuple(box for share in ON_CPU for boxes in self.chunks[share] for box in boxes)
 
 
-def _boxes(kind: LayerKind, placement: LayerPlacement, tier: Tier) -> Iterator[Box]:
+def _boxes(kind: LayerKind, placement: LayerPlacement, share: Share) -> Iterator[Box]:
     start = place = 0
     for tensor in kind.tensors:
-        rows = split_rows(tensor.rows, placement.optimizer)[tier]
+        rows = split_rows(tensor.rows, placement.rows)[share]
         count = len(rows) * tensor.columns
         if count:
             yield Box(tensor.name, start + rows.start * tensor.columns, count, place)
@@ -97,3 +115,21 @@ def _to_row(box: Box, columns: int, bound: int) -> int:
     """Elements of the box before `bound` in its piece, up to a whole row."""
     inside = min(max(bound - box.place, 0), box.count)
     return min(-(-inside // columns) * columns, box.count)
+
+
+def merged(boxes: Sequence[Box]) -> Iterator[Box]:
+    """The boxes, those that follow each other in layer and piece as one."""
+    last: Box | None = None
+    for box in boxes:
+        if last is not None and _follows(last, box):
+            last = replace(last, count=last.count + box.count)
+            continue
+        if last is not None:
+            yield last
+        last = box
+    if last is not None:
+        yield last
+
+
+def _follows(last: Box, box: Box) -> bool:
+    return (last.in_layer.stop, last.in_piece.stop) == (box.start, box.place)

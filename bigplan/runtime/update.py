@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bigplan.errors import WorkerError
-from bigplan.placement import Tier
+from bigplan.placement import Share
 from bigplan.program import Action, Lane
 from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.context import Context, find
+from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import Kernel, Piece, fused_step
-from bigplan.runtime.pieces import Box
+from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel
+from bigplan.runtime.streaming import Visit
 from bigplan.spec.optimizer import Optimizer, Rule, rules
 
 # Elements whose squares are added in fp32 at once on the CPU; their sums are added in fp64. CUDA
@@ -91,52 +92,47 @@ class Update:
         self.verdict = self.scaling.judge(self._step, norm)
 
     def update(self, action: Action) -> None:
-        """One piece, or one chunk of an NVMe piece."""
-        context, layer = self._context, action.layer
-        boxes, state = self._boxes_and_state(action)
-        if not boxes:
+        """One share of a layer, or one chunk of it."""
+        operands = self._operands(action)
+        if not operands.boxes:
             return
-        gradients = context.flat(find(action.reads, f"g{layer}"), action, context.gradient_dtype)
-        weights = context.flat(find(action.writes, f"w{layer}"), action, context.parameter_dtype)
         assert self.verdict is not None, "begin() or CLIP comes first"
         if not self.verdict.skipped:
-            self._apply(layer, boxes, weights, gradients, state)
-        elif context.graph.sizes.master:  # staged weights hold nothing yet
-            for box in merged(boxes):
-                weights[box.in_layer].copy_(state[-1][box.in_piece])
+            self._apply(action.layer, operands, self.verdict)
+        elif self._context.graph.sizes.master:  # staged weights hold nothing yet
+            for box in merged(operands.boxes):
+                operands.weights(box).copy_(operands.state[-1][box.in_piece])
 
-    def _boxes_and_state(self, action: Action) -> tuple[tuple[Box, ...], list[Tensor]]:
-        """The rows of an UPDATE and the views of their state."""
-        context, rows = self._context, self._context.rows[action.layer]
-        assert action.piece is not None
-        if not context.graph.sizes.state:  # then the program counts the CPU's rows as one piece
-            return rows.cpu_boxes if action.lane is Lane.CPU else rows.pieces[action.piece], []
-        if action.piece is Tier.NVME:
-            ref = next(ref for ref in action.reads if ref.buffer == "stage.o")
-            boxes = rows.chunks[ref.entry]
-        else:
-            ref = find(action.reads, f"o{action.layer}.{action.piece}")
-            boxes = rows.pieces[action.piece]
-        return boxes, state_views(context, context.bytes_of(ref, action), boxes)
+    def _operands(self, action: Action) -> _Operands:
+        """What an UPDATE works on: in the layer's flat buffers, or in an entry of the ring."""
+        context, layer, share = self._context, action.layer, action.share
+        assert share is not None
+        visit = Visit.of(context, action) if share is Share.STREAMED else None
+        sides = {"g": context.gradient_dtype, "w": context.parameter_dtype}
+        rows: dict[str, Callable[[Box], Tensor]] = {}
+        if visit:
+            rows = {"g": _in_piece(visit.gradients), "w": _in_piece(visit.weights)}
+        for ref in (*action.reads, *action.writes):
+            if (side := ref.content[0]) in sides and ref.content[1:] == str(layer):
+                rows[side] = _in_layer(context.flat(ref, action, sides[side]))
+        if not context.graph.sizes.state:
+            boxes = context.rows[layer].chunks[share][0]
+            return _Operands(boxes, [], rows["g"], rows["w"])
+        ref = next(ref for ref in action.reads if ref.content.startswith(f"o{layer}."))
+        boxes = context.rows[layer].boxes(ref.content)
+        state = state_views(context, context.bytes_of(ref, action), boxes)
+        return _Operands(boxes, state, rows["g"], rows["w"])
 
-    def _apply(
-        self,
-        layer: int,
-        boxes: Sequence[Box],
-        weights: Tensor,
-        gradients: Tensor,
-        state: list[Tensor],
-    ) -> None:
-        verdict, optimizer = self.verdict, self._context.training.optimizer
-        assert verdict is not None
+    def _apply(self, layer: int, operands: _Operands, verdict: Verdict) -> None:
+        optimizer, state = self._context.training.optimizer, operands.state
         moments, master = state[: optimizer.moments], self._context.graph.sizes.master
-        for rule, group in _by_rule(boxes, self._rules[layer]).items():
+        for rule, group in _by_rule(operands.boxes, self._rules[layer]).items():
             pieces = [
                 Piece(
-                    state[-1][box.in_piece] if master else weights[box.in_layer],
-                    gradients[box.in_layer],
+                    state[-1][box.in_piece] if master else operands.weights(box),
+                    operands.gradients(box),
                     tuple(moment[box.in_piece] for moment in moments),
-                    weights[box.in_layer] if master else None,
+                    operands.weights(box) if master else None,
                 )
                 for box in merged(group)
             ]
@@ -156,29 +152,28 @@ class Update:
         total.add_(part)
 
 
+class _Operands(NamedTuple):
+    """Rows of a layer, the views of their state, their gradients and their parameters."""
+
+    boxes: tuple[Box, ...]
+    state: list[Tensor]
+    gradients: Callable[[Box], Tensor]
+    weights: Callable[[Box], Tensor]
+
+
+def _in_layer(flat: Tensor) -> Callable[[Box], Tensor]:
+    return lambda box: flat[box.in_layer]
+
+
+def _in_piece(rows: Tensor) -> Callable[[Box], Tensor]:
+    return lambda box: rows[box.in_piece]
+
+
 def state_views(context: Context, buffer: Tensor, boxes: Sequence[Box]) -> list[Tensor]:
     """The moments and, where kept, fp32 parameters of a piece, in this order."""
     parts, elements = context.graph.sizes.state // 4, sum(box.count for box in boxes)
     flat = buffer[: 4 * parts * elements].view(torch.float32)
     return list(flat.view(parts, elements).unbind())
-
-
-def merged(boxes: Sequence[Box]) -> Iterator[Box]:
-    """The boxes, those that follow each other in layer and piece as one."""
-    last: Box | None = None
-    for box in boxes:
-        if last is not None and _follows(last, box):
-            last = replace(last, count=last.count + box.count)
-            continue
-        if last is not None:
-            yield last
-        last = box
-    if last is not None:
-        yield last
-
-
-def _follows(last: Box, box: Box) -> bool:
-    return (last.in_layer.stop, last.in_piece.stop) == (box.start, box.place)
 
 
 def _by_rule(boxes: Sequence[Box], rules: Mapping[str, Rule]) -> dict[Rule, list[Box]]:

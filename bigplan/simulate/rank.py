@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from bigplan.cost import Costs
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
-from bigplan.program import Action, Lane, Op, Program, Ref, Repeat, walk
+from bigplan.program import LINKS, Action, Lane, Op, Program, Ref, Repeat, walk
+from bigplan.simulate.link import Link
 from bigplan.simulate.seconds import action_seconds
 from bigplan.timeline import Event
 
@@ -51,6 +52,7 @@ class Rank:
     mail: Mail  # shared by all ranks; what was received is taken out
     events: list[Event] | None
     main: int | None = None  # the segment that is played in rounds
+    links: dict[int, Link] = field(default_factory=dict)  # by lane that shares one
     clocks: list[float] = field(default_factory=list)  # by lane
     written: list[float] = field(default_factory=list)  # by entry: end of the last write
     used: list[float] = field(default_factory=list)  # by entry: end of the last read or write
@@ -62,6 +64,11 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.playing = self._play()
+
+    def clock(self, lane: int) -> float:
+        """When a lane, and the link it may share, has done what it was given so far."""
+        link = self.links.get(lane)
+        return self.clocks[lane] if link is None else max(self.clocks[lane], link.end)
 
     def resume(self) -> bool:
         """Go on until a message is missing or a round begins; False where it still is missing."""
@@ -84,6 +91,7 @@ class Rank:
 
     def _repeat(self, segment: Segment, base: int) -> Iterator[None]:
         clocks, written, used, mail = self.clocks, self.written, self.used, self.mail
+        links = self.links
         for step, offset in segment.steps:
             lane, seconds, reads, moving_reads, changes, moving_changes, message, action = step
             number = base + offset
@@ -101,7 +109,8 @@ class Rank:
                 start = max(start, written[entry])
             for entry in changes:
                 start = max(start, used[entry])
-            clocks[lane] = end = start + seconds
+            link = links.get(lane)
+            clocks[lane] = end = start + seconds if link is None else link.take(start, seconds)
             for entry in reads:
                 used[entry] = max(used[entry], end)
             for entry in changes:
@@ -166,10 +175,21 @@ def _rank(
         rings=list(rings.values()),
         mail=mail,
         events=events,
+        links=_links(segments),
         clocks=[0.0] * len(LANES),
         written=[0.0] * first,
         used=[0.0] * first,
     )
+
+
+def _links(segments: Sequence[Segment]) -> dict[int, Link]:
+    """The links that several of the lanes use."""
+    lanes = {step[0] for segment in segments for step, _ in segment.steps}
+    shared: dict[int, Link] = {}
+    for lane, other in LINKS.items():
+        if LANES[lane] in lanes:
+            shared[LANES[lane]] = shared.setdefault(LANES[other], Link())
+    return shared
 
 
 def _step(action: Action, rings: dict[str, tuple[int, int]], seconds: float) -> Step:

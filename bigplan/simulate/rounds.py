@@ -64,7 +64,7 @@ class _Steady:
         """All times that the coming repetitions depend on, in an order that follows the roles."""
         rank = self.rank
         return [
-            *[rank.clocks[lane] for lane in self.lanes],
+            *[rank.clock(lane) for lane in self.lanes],
             *[rank.written[self.moved(entry, rounds)] for entry in self.written],
             *[rank.used[self.moved(entry, rounds)] for entry in self.used],
         ]
@@ -75,6 +75,8 @@ class _Steady:
         written, used = rank.written[:], rank.used[:]
         for lane in self.lanes:
             rank.clocks[lane] += seconds
+        for link in {id(link): link for link in rank.links.values()}.values():
+            link.shift(seconds)
         for entry in self.written:
             rank.written[self.moved(entry, rounds)] = written[entry] + seconds
         for entry in self.used:

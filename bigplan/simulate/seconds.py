@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph
-from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Program, counted
 
 MOVES = {
     Lane.H2D: "h2d",
     Lane.D2H: "d2h",
+    Lane.STATE_IN: "h2d",
+    Lane.STATE_OUT: "d2h",
     Lane.NVME_READ: "nvme_read",
     Lane.NVME_WRITE: "nvme_write",
     Lane.CHECKPOINT: "nvme_write",  # as if the checkpoint went to the same drives
@@ -34,7 +35,7 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
         case Op.BACKWARD:
             seconds = kind.backward + kind.again(action.recompute)
         case Op.UPDATE:
-            rate = rates.gpu_update if action.piece is Tier.GPU else rates.cpu_update
+            rate = rates.cpu_update if action.lane is Lane.CPU else rates.gpu_update
             seconds = action.amount / rate
         case Op.ACCUMULATE:
             seconds = 3 * action.amount / memory  # read both, write the sum

@@ -1,7 +1,8 @@
 """Cheap lower bounds of a strategy's step, without a solver.
 
 `cheap_bound` is arithmetic and the pipeline. `memory_outlook` adds what the GPU's memory costs: the
-bytes that do not fit must be saved somehow, and each way to save them takes a step so long.
+bytes that do not fit must be saved somehow, and each way to save them takes a step so long. Pins
+close ways: what they hold on the GPU saves nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import Rings, Tier
 from bigplan.solve.interleaved import opening_seconds
 from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes
-from bigplan.solve.stage import RERUN, ROOMY, StageClass, stage_classes
-from bigplan.solve.times import StageTimes
+from bigplan.solve.pinned import Kept, Pinned
+from bigplan.solve.pins import Pin
+from bigplan.solve.stage import ROOMY, StageClass, stage_classes
+from bigplan.solve.stage_times import StageTimes
 
 EXPOSED = 0.1  # of the moves' seconds, those of drives more: what simulations come to
 HALVINGS = 30  # of the interval that holds the least step with enough room
@@ -52,15 +55,22 @@ class Outlook:
     estimate: float
 
 
-def memory_outlook(graph: Graph, costs: Costs, tried: tuple[Rings, ...] = (ROOMY,)) -> Outlook:
+def memory_outlook(
+    graph: Graph, costs: Costs, tried: tuple[Rings, ...] = (ROOMY,), pins: tuple[Pin, ...] = ()
+) -> Outlook:
     """Bound and estimate that know the GPU's memory; infinite where no plan fits.
 
     `tried`: the rings that plans may have, most first.
     """
     bound = estimate = cheap_bound(graph, costs)
     for times, before in _classes(graph, costs, tried):
-        room = _Room.of(times, before + graph.units * _compute(times))
-        bound = max(bound, _least_step(room, bound))
+        pinned = Pinned.of(times.stage, pins)
+        if not pinned.possible(costs):
+            return Outlook(inf, inf)
+        room = _Room.of(times, pinned, before + graph.units * _compute(times))
+        bound = _least_step(room, max(bound, room.start))
+        if bound == inf:
+            return Outlook(inf, inf)
         estimate = max(estimate, room.usual_step())
     return Outlook(bound, max(bound, estimate))
 
@@ -101,10 +111,11 @@ class _Room:
     """
 
     surplus: float  # bytes above the GPU's capacity, everything on it and nothing recomputed
-    start: float  # seconds of a step that recomputes nothing
+    start: float  # seconds of a step that recomputes nothing but what it must
     recomputed: tuple[tuple[float, float], ...]  # bytes saved at most, and per second
     kept: float  # bytes of activations that can leave, or be recomputed
-    saved_ahead: float  # of them: in rings while a step does no transfers for them
+    leaving: float  # of them: that can leave
+    saved_ahead: float  # of those: in rings while a step does no transfers for them
     saved: float  # and per second
     ways: tuple[tuple[float, float, float], ...]  # bytes at most, free of time, per second
     elsewhere: float  # bytes of host memory
@@ -112,28 +123,32 @@ class _Room:
     disk_space: float
 
     @classmethod
-    def of(cls, times: StageTimes, start: float) -> _Room:
-        """The room of a class whose compute takes `start` seconds."""
+    def of(cls, times: StageTimes, pinned: Pinned, start: float) -> _Room:
+        """The room of a class whose compute takes `start` seconds, nothing recomputed."""
         stage, rates, capacity = times.stage, times.costs.rates, times.costs.capacity
         kinds, ranks = list(stage.kinds), times.costs.ranks_per_node
-        storing = [(k, n) for k, n in kinds if k.stores_activations]
+        kept = [Kept.of(pinned, k) for k, _ in kinds]
+        storing = [k for k, _ in kinds if k.stores_activations]
         units_held = 0.0 if stage.interleaved else stage.held / times.group
         pairs = times.units - stage.graph.in_flight_units(stage.stages[-1])
-        entries = sum(k.kept(policy) for k, _ in storing for policy in stage.graph.recomputes)
+        entries = sum(k.kept(policy) for k in storing for policy in stage.graph.recomputes)
         ring = stage.most.slots * entries / rates.d2h
         there_and_back = 1 / rates.d2h + 1 / rates.h2d
         return cls(
             surplus=sum(_bytes(stage, k, n) for k, n in kinds)
-            + max(k.workspace(Recompute.NONE) for k, _ in kinds)
+            + sum(k.nbytes for k in kept)
+            + max(k.workspace for k in kept)
             + hidden_bytes(stage)
             - capacity[Tier.GPU],
-            start=start,
-            recomputed=tuple(way for k, _ in storing for way in _recomputations(times, k)),
-            kept=float(sum(sum(stage.entries(k)) * k.saved for k, _ in storing)),
+            start=start
+            + sum(stage.count(k.kind) * _again(times, k.kind, k.recomputes[0]) for k in kept),
+            recomputed=tuple(way for k in kept for way in _recomputations(times, k)),
+            kept=float(sum(k.nbytes - k.least for k in kept)),
+            leaving=float(sum(k.nbytes for k in kept if k.leaves)),
             saved_ahead=units_held * ring / there_and_back if pairs else 0.0,
             saved=units_held
             * (1 / (pairs * there_and_back) if pairs else min(rates.h2d, rates.d2h) / times.units),
-            ways=tuple(_ways(times, kinds)),
+            ways=tuple(_ways(times, pinned)),
             elsewhere=capacity[Tier.HOST] / ranks,
             disk=rates.nvme_write if capacity[Tier.NVME] else 0.0,
             disk_space=capacity[Tier.NVME] / ranks,
@@ -145,7 +160,7 @@ class _Room:
         activations = self.saved_ahead + self.saved * step
         moved = sum(min(most, free + rate * step) for most, free, rate in self.ways)
         away = min(
-            moved + min(activations, self.kept),
+            moved + min(activations, self.leaving),
             self.elsewhere + min(self.disk * step, self.disk_space),
         )
         return min(away + again, moved + self.kept)
@@ -154,7 +169,7 @@ class _Room:
         """Seconds of a step that saves the surplus in the cheapest ways, exposed in part."""
         ways = [(most, 1 / rate) for most, rate in self.recomputed if most]
         ways += [(most, EXPOSED / rate) for most, _, rate in self.ways if most]
-        ways += [(self.kept, EXPOSED / self.saved)] if self.saved else []
+        ways += [(self.leaving, EXPOSED / self.saved)] if self.saved else []
         seconds, surplus = self.start, self.surplus
         for most, price in sorted(ways, key=lambda way: way[1]):
             seconds += price * max(0.0, min(most, surplus))
@@ -162,24 +177,28 @@ class _Room:
         return seconds
 
 
-def _recomputations(times: StageTimes, kind: LayerKind) -> list[tuple[float, float]]:
+def _again(times: StageTimes, kind: LayerKind, recompute: Recompute) -> float:
+    """Seconds that recomputing a layer of the kind so adds to a step."""
+    return times.units * times.group * times.costs.kinds[kind.name].again(recompute)
+
+
+def _recomputations(times: StageTimes, kept: Kept) -> list[tuple[float, float]]:
     """Bytes that recomputing a kind saves at most and per second, in steps of falling yield.
 
     Where selective recomputation yields less than full, mixing none and full beats it.
     """
-    stage, cost = times.stage, times.costs.kinds[kind.name]
-    often = times.units * times.group
+    kind, held, least = kept.kind, times.stage.held, kept.recomputes[0]
     steps: list[tuple[float, float]] = []  # bytes and seconds of a layer, of those that hold most
-    mean = sum(stage.entries(kind)) / stage.held
-    for recompute in RERUN:
-        if recompute in stage.graph.recomputes:
-            saved = stage.held * (kind.saved - kind.kept(recompute))
-            steps.append((float(saved), often * cost.again(recompute)))
+    for recompute in kept.recomputes[1:]:
+        saved = held * (kind.kept(least) - kind.kept(recompute))
+        seconds = _again(times, kind, recompute) - _again(times, kind, least)
+        steps.append((float(saved), seconds))
     if len(steps) == 2:
         (some, soon), (most, late) = steps
         rest = most - some, late - soon
         concave = some * rest[1] >= rest[0] * soon
         steps = [(some, soon), rest] if concave else [(most, late)]
+    mean = kept.entries / held
     return [(mean * saved, saved / seconds if seconds else inf) for saved, seconds in steps]
 
 
@@ -203,19 +222,18 @@ def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
     if stage.sharded(kind, 2) > 1:
         sums = 0 if stage.shares(kind) else min(stage.least.sums, count)
         rings += sums * kind.parameters * stage.graph.sizes.gradient
-    return count * home + sum(stage.entries(kind)) * kind.saved + rings
+    return count * home + rings
 
 
-def _ways(
-    times: StageTimes, kinds: list[tuple[LayerKind, int]]
-) -> list[tuple[float, float, float]]:
+def _ways(times: StageTimes, pinned: Pinned) -> list[tuple[float, float, float]]:
     """Parameters, gradients and optimizer state: bytes at most, free of time, per second."""
     stage, rates, units = times.stage, times.costs.rates, times.units
     state = stage.graph.sizes.state
-    rows = float(sum(n * owned(stage, k) for k, n in kinds))
-    ways = [(rows * state, 0.0, rates.cpu_update * state)]
-    free = [(k, n) for k, n in kinds if not stage.resident(k, "gradients")]
-    gradients = sum(n * gradient_bytes(stage, k) for k, n in free)
+    rows = float(sum(pinned.leaving(k, "optimizer") * owned(stage, k) for k, _ in stage.kinds))
+    # State that leaves is updated by the CPU, or passes through the GPU.
+    ways = [(rows * state, 0.0, rates.cpu_update * state + min(rates.h2d, rates.d2h))]
+    free = [(k, n) for k, n in stage.kinds if not stage.resident(k, "gradients")]
+    gradients = sum(pinned.leaving(k, "gradients") * gradient_bytes(stage, k) for k, _ in free)
     ways.append((float(gradients), 0.0, rates.d2h / units))
     if stage.graph.strategy.zero not in (1, 2) and not stage.interleaved:
         # A slot ring holds as many whole layers as it saves transfers, unless ZeRO-3 has it anyway.
@@ -224,7 +242,8 @@ def _ways(
             nbytes = weight_bytes(stage, k)
             ahead = stage.ring(n) * nbytes if stage.sharded(k, 3) > 1 else 0
             passes = units if stage.is_loss(k) else 2 * units
-            ways.append((float(n * nbytes), float(ahead), rates.h2d / passes))
+            most = pinned.leaving(k, "parameters") * nbytes
+            ways.append((float(most), float(ahead), rates.h2d / passes))
     return ways
 
 

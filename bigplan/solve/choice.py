@@ -19,7 +19,6 @@ class Scope:
     fixed: dict[str, int] = field(default_factory=dict)  # strategy fields the user pinned
     pins: tuple[Pin, ...] = ()
     allowed: Callable[[Strategy], bool] = lambda strategy: True
-    recomputes: tuple[Recompute, ...] = tuple(Recompute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Choice:
     @classmethod
     def of(cls, workload: Workload, scope: Scope) -> Choice:
         """All of them, none priced yet."""
-        return cls(workload, scope, Pricing(workload, scope.recomputes, scope.pins))
+        return cls(workload, scope, Pricing(workload, tuple(Recompute), scope.pins))
 
     @property
     def space(self) -> Space:

@@ -27,6 +27,7 @@ def decisions_of(graph: Graph, placement: Placement) -> dict[str, float]:
 def _counts(
     stage: StageClass, kind: LayerKind, placed: KindPlacement
 ) -> Iterator[tuple[str, float]]:
+    yield from _valued(stage.streamed(kind), placed.streamed)
     for tier in Tier:
         for tensor, number in (
             ("parameters", placed.parameters.get(tier, 0)),

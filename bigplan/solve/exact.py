@@ -2,7 +2,7 @@
 
 The bound of a placement is the model's step for it, below its simulated step; so once the next
 bound is no better than the best simulation, no placement left can be. Optimizer state is split in
-quarters of what fits, which is the grid the answer is exact on.
+quarters of what fits, what of it is streamed in halves: the grid that the answer is exact on.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from bigplan.solve.shortage import infeasible
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes
 
 QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+HALVES = (0.0, 0.5, 1.0)
 MOST_PLACEMENTS = 200_000  # per strategy: bounding takes about 0.3 ms each
 
 
@@ -125,6 +126,7 @@ class _Choices:
     gradients: list[Counts]
     policies: list[Counts]
     optimizer: list[list[Counts]]  # by the number of layers that the GPU may update
+    streamed: Callable[[float], bool]  # whether so many layers' state may pass through the GPU
 
     @classmethod
     def of(cls, stage: StageClass, kind: LayerKind, count: int, pins: tuple[Pin, ...]) -> _Choices:
@@ -147,20 +149,21 @@ class _Choices:
             gradients=tensor("gradients", _compositions(count, len(Tier))),
             policies=kept(policies, _compositions(count, len(policies))),
             optimizer=[tensor("optimizer", _shares(count, most)) for most in range(count + 1)],
+            streamed=lambda layers: bool(kept([stage.streamed(kind)], [(layers,)])),
         )
 
     @property
     def number(self) -> int:
         """How many placements these are."""
         tiers = product(self.parameters, self.gradients)
-        return len(self.policies) * sum(len(self._optimizer(p, g)) for p, g in tiers)
+        return len(self.policies) * sum(len(list(self._state(p, g))) for p, g in tiers)
 
     def placements(self) -> Iterator[KindPlacement]:
         """Each of them."""
         for parameters, gradients, policy in product(
             self.parameters, self.gradients, self.policies
         ):
-            for optimizer in self._optimizer(parameters, gradients):
+            for optimizer, streamed in self._state(parameters, gradients):
                 yield KindPlacement(
                     layers=self.layers,
                     parameters=_by_tier(parameters, int),
@@ -170,10 +173,18 @@ class _Choices:
                         for i, recompute in enumerate(Recompute)
                     },
                     optimizer=_by_tier(optimizer, float),
+                    streamed=streamed,
                 )
 
-    def _optimizer(self, parameters: Counts, gradients: Counts) -> list[Counts]:
-        return self.optimizer[int(min(parameters[0], gradients[0]))]
+    def _state(self, parameters: Counts, gradients: Counts) -> Iterator[tuple[Counts, float]]:
+        """Where the optimizer state may be, and how much of it is streamed."""
+        in_memory = self.layers - max(parameters[-1], gradients[-1])
+        for optimizer in self.optimizer[int(min(parameters[0], gradients[0]))]:
+            on_gpu, on_host, _ = optimizer
+            most = max(0.0, min(on_host, in_memory - on_gpu))
+            for streamed in sorted({half * most for half in HALVES}):
+                if self.streamed(streamed):
+                    yield optimizer, streamed
 
 
 Number = TypeVar("Number", int, float)

@@ -2,7 +2,8 @@
 
 Sets       classes c of alike pipeline stages, layer kinds k with n layers, tiers t
 Decisions  layers whose parameters, gradients are on t (integers); layers by activation policy
-           (integers); share of the optimizer state on t (continuous); switches for rings
+           (integers); share of the optimizer state on t, and of that in host memory what the GPU
+           updates (continuous); switches for rings
 Objective  min step + rho x serial transfer seconds of a step
 
 The surcharge breaks the tie that perfect overlap creates: moving would look free and plans be
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bigplan.cost import Costs
-from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
 from bigplan.solve.interleaved import interleaved_rows
 from bigplan.solve.linear import AtLeast, Linear, Problem, total
@@ -28,9 +29,10 @@ from bigplan.solve.stage import (
     switch_rules,
     variables,
 )
+from bigplan.solve.stage_times import StageTimes
 from bigplan.solve.times import (
-    StageTimes,
     first_forward_rows,
+    lane_rows,
     lane_seconds,
     pair_rows,
     pass_rows,
@@ -40,6 +42,7 @@ from bigplan.solve.times import (
 # What overlaps perfectly in the model is exposed in part in simulations: of copies over PCIe 1-10%,
 # of transfers to drives, which wait for two rings and each other, up to half.
 DRIVES = 5.0
+NOISE = 1e-6  # layers' worth of what a solver means to be none
 
 
 def formulate(
@@ -56,7 +59,6 @@ def formulate(
     """
     stages = stage_classes(graph, most, least)
     every = [StageTimes(stage, costs) for stage in stages]
-    busy = [lane_seconds(times) for times in every]
     return Problem(
         variables=tuple(v for s in stages for v in (*variables(s), *size_variables(s))),
         rules=tuple(
@@ -74,9 +76,9 @@ def formulate(
         ),
         times=(
             *_times(every, costs),
-            *(AtLeast("step", seconds) for lanes in busy for seconds in lanes.values()),
+            *(row for times in every for row in lane_rows(times)),
         ),
-        serial=total([_surcharged(lanes) for lanes in busy]),
+        serial=total([_surcharged(lane_seconds(times)) for times in every]),
     )
 
 
@@ -155,7 +157,16 @@ def _kind_placement(
             )
         },
         optimizer=rounded(share, count),
+        streamed=_streamed(stage, kind, values, share),
     )
+
+
+def _streamed(
+    stage: StageClass, kind: LayerKind, values: Mapping[str, float], share: Mapping[Tier, float]
+) -> float:
+    """Layers' worth, solver noise removed and within what is there."""
+    found = stage.streamed(kind).at(values)
+    return max(0.0, min(round(found, 6), round(share[Tier.HOST], 6))) if found > NOISE else 0.0
 
 
 def _nonzero(counts: dict[Tier, int]) -> dict[Tier, int]:

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 from bigplan.graph.graph import Graph
 from bigplan.solve.linear import AtLeast, Linear, total
-from bigplan.solve.times import StageTimes
+from bigplan.solve.stage_times import StageTimes
+from bigplan.solve.update_times import gpu_seconds, late_seconds, update_seconds
 
 
 def interleaved_rows(every: list[StageTimes]) -> Iterator[AtLeast]:
@@ -50,10 +51,10 @@ def _step_rows(times: StageTimes, before: float, after: float) -> Iterator[AtLea
     if times.stage.graph.strategy.dp > 1:
         yield AtLeast("step", before + compute + (reduces - last))
     if times.stage.graph.deferred:
-        yield AtLeast("step", times.gpu_update() + compute + after)
-        for lane, seconds in times.update_seconds():
+        yield AtLeast("step", gpu_seconds(times) + compute + after)
+        for lane, seconds in update_seconds(times, list(times.stage.kinds)):
             if lane != "write":  # what was updated last may be written while the step goes on
-                yield AtLeast("step", seconds + backward + after)
+                yield AtLeast("step", seconds - late_seconds(times, lane) + backward + after)
 
 
 def _longest(times: StageTimes, name: str) -> float:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bigplan.graph.graph import LayerKind, Recompute
-from bigplan.lower.layout import CHUNK_STAGING, PAGE, STAGING, checkpoint_staging, data_staging
+from bigplan.lower.layout import (
+    CHUNK_STAGING,
+    PAGE,
+    STAGING,
+    STREAMING,
+    checkpoint_staging,
+    data_staging,
+    streaming_bytes,
+    widest_row,
+)
 from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import Capacity, Linear, Rule, Variable, total, var
 from bigplan.solve.stage import RERUN, StageClass
@@ -102,6 +111,7 @@ def capacities(
     kinds = list(stage.kinds)
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
+    gpu += float(STREAMING * streaming_bytes(stage.graph)) * stage.switch(None, "streaming")
     if any(stage.shares(kind) for kind, _ in kinds):
         gpu += GIB * total([_shared_gib(stage, name) for name in SHARED])
     yield Capacity(stage.name, Tier.GPU, gpu, capacity[Tier.GPU])
@@ -200,6 +210,4 @@ def hidden_bytes(stage: StageClass) -> float:
 
 def chunk_bytes(stage: StageClass) -> int:
     """A staged chunk of NVMe optimizer state."""
-    kinds = stage.graph.kinds.values()
-    widest = max(tensor.columns for kind in kinds for tensor in kind.tensors)
-    return -(-(CHUNK + widest * stage.graph.sizes.state) // PAGE) * PAGE
+    return -(-(CHUNK + widest_row(stage.graph) * stage.graph.sizes.state) // PAGE) * PAGE

@@ -4,6 +4,7 @@
     [WHERE.]parameters|gradients|optimizer|activations = TIER          all of it on one tier
     [WHERE.]parameters|gradients|activations.TIER = N                  layers per stage
     [WHERE.]optimizer.TIER = F                                         fraction of the state
+    [WHERE.]streamed = F                              fraction of it that passes through the GPU
     [WHERE.]recompute = none|selective|full,   [WHERE.]recompute.full = N
     [WHERE.]activations.none|selective|full.TIER = N                   both at once
     slots sums = N,   shared_ends = 0|1                                rings on the GPU
@@ -31,7 +32,9 @@ RING_KEYS = Rings._fields
 LOSS_CHUNK = "loss_chunk"
 TRIED = (ROOMY, Rings(slots=2), LEAN)  # in this order, until a plan fits
 STAGES = ("all", "first", "middle", "late", "last")
-TENSORS = ("parameters", "gradients", "optimizer", "activations", "recompute")
+STREAMED = "streamed"
+TENSORS = ("parameters", "gradients", "optimizer", "activations", "recompute", STREAMED)
+FRACTIONS = ("optimizer", STREAMED)  # of the state; other pins count layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,10 @@ def _pin(key: str, value: str | int | float) -> Pin:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(f"--set {key}: no such decision{hint} (decisions: {', '.join(known)})")
     tensor = parts[0]
+    if tensor == STREAMED:
+        if len(parts) > 1:
+            raise InputError(f"--set {key}: streamed state is in host memory; write streamed=0.5")
+        return Pin(kind, tensor, "", _number(key, value), stage)
     choices = list(Recompute) if tensor == "recompute" else list(Tier)
     if len(parts) == 1:
         return Pin(kind, tensor, _choice(key, str(value), choices), None, stage)
@@ -118,9 +125,10 @@ def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
         for kind, count in stage.kinds:
             if pin.kind in (None, kind.name) and kind.name in names and _movable(pin, kind):
                 amount = count if pin.amount is None else pin.amount
-                if pin.tensor == "optimizer" and pin.amount is not None:
+                if pin.tensor in FRACTIONS and pin.amount is not None:
                     amount = pin.amount * count
-                if pin.kind is None and pin.amount is not None and kind.name != _main(stage):
+                counts_blocks = pin.tensor != STREAMED and pin.amount is not None
+                if pin.kind is None and counts_blocks and kind.name != _main(stage):
                     continue  # counts without a kind speak of the repeated layers
                 label = f"{stage.name}.{kind.name}: {pin.tensor} {pin.choice} set by the user"
                 yield Rule(label, _pinned(stage, kind, pin) - amount, equal=True)
@@ -147,7 +155,7 @@ def _main(stage: StageClass) -> str:
 def _movable(pin: Pin, kind: LayerKind) -> bool:
     if pin.tensor in ("activations", "recompute"):
         return kind.stores_activations or pin.kind == kind.name
-    return not (kind.pinned and pin.tensor != "optimizer") or pin.kind == kind.name
+    return not (kind.pinned and pin.tensor not in FRACTIONS) or pin.kind == kind.name
 
 
 def _pinned(stage: StageClass, kind: LayerKind, pin: Pin) -> Linear:
@@ -160,4 +168,6 @@ def _pinned(stage: StageClass, kind: LayerKind, pin: Pin) -> Linear:
     if pin.tensor == "recompute":
         recompute = Recompute(pin.choice)
         return total([stage.policy(kind, recompute, tier) for tier in Tier])
+    if pin.tensor == STREAMED:
+        return stage.streamed(kind)
     return stage.tensor(kind, pin.tensor, Tier(pin.choice))

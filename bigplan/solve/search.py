@@ -47,9 +47,9 @@ from bigplan.solve.shortage import infeasible
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
 MODEL_GAP = 0.01  # a bound this close to the best plan is not worth raising
-PATIENCE = 4  # strategies simulated in a row without progress before the search ends,
-# or so many where even estimates are above the best plan: of the 53 plans simulated for eleven cases
-# of 7B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
+PATIENCE = 6  # strategies simulated in a row without progress before the search ends,
+# or so many where even estimates are above the best plan: of the 53 plans simulated for eleven
+# cases of 7B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
 RESIGNED = 1
 PROGRESS = 0.002  # a plan that is faster by less is none
 # Best strategies that more surcharges are tried on: on a second they changed none of nine plans, of
@@ -265,20 +265,20 @@ class _State:
 
     def _refine(self, entry: _Entry) -> float:
         """Raise a strategy's bound beyond its rung; what to expect of it now."""
-        candidate = entry.of
+        candidate, pins = entry.of, self.choice.scope.pins
         assert isinstance(candidate, Candidate)
         if entry.rung is _Rung.ARITHMETIC:
-            found = memory_outlook(candidate.graph, candidate.costs, self._rings)
+            found = memory_outlook(candidate.graph, candidate.costs, self._rings, pins)
         else:
             self.relaxations += 1
-            problem = bounding_problem(candidate, self.choice.scope.pins)
+            problem = bounding_problem(candidate, pins)
             found = model_outlook(problem, self.best)
         entry.rung = _Rung(entry.rung + 1)
         entry.bound = max(entry.bound, found.bound)
         return max(entry.bound, found.estimate)
 
     def _resolve(self, entry: _Entry) -> None:
-        """Simulate the strategy's plan, and another where that is the best so far or none fits."""
+        """Simulate the strategy's plan, and another where none fits."""
         self.programs += 1
         assert isinstance(entry.of, Candidate)
         pins, trial = self.choice.scope.pins, None

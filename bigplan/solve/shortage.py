@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import ceil
 
 from bigplan.cost.price import ALLOCATOR_RESERVE
@@ -10,7 +11,7 @@ from bigplan.errors import InfeasibleError
 from bigplan.placement import Tier
 from bigplan.solve.candidate import MARGIN, Candidate, Workload, problem_of
 from bigplan.solve.ilp import Shortage, shortages
-from bigplan.solve.linear import Problem
+from bigplan.solve.linear import Capacity, Problem
 from bigplan.solve.pins import Pin, rings_tried
 from bigplan.units import format_bytes
 
@@ -27,24 +28,31 @@ def infeasible(
     problems = [problem_of(c, pins, rings) for c in sorted(candidates, key=_appetite)[:TRIED]]
     estimates = [(s, problem) for problem in problems for s in shortages(problem)]
     whole = (_whole_layers(tier, estimates) for tier in Tier)
-    remedies = sorted((s for s in whole if s is not None and s.nbytes > 0), key=_missing)
-    if not remedies:
+    alone = sorted((s for s in whole if s is not None and s.nbytes > 0), key=_missing)
+    changes = [(s,) for s in alone] or _together(problems)
+    if not changes:
+        why, remedy = "only with less than whole layers per tier", ", or add a little memory"
+        if pins and not estimates:
+            why, remedy = "no memory, however large: decisions contradict each other", ""
         return InfeasibleError(
-            f"{workload.model.name} fits only with less than whole layers per tier; "
-            "free a decision pinned with --set, or add a little memory"
+            f"{workload.model.name} fits {why}; free a decision pinned with --set{remedy}"
         )
-    least = remedies[0]
-    options = "; or ".join(_remedy(workload, s) for s in remedies)
-    where = "per GPU" if least.tier is Tier.GPU else "per node"
+    options = "; or ".join(" and ".join(_remedy(workload, s) for s in c) for c in changes)
+    least = max(changes[0], key=_missing)
     return InfeasibleError(
-        f"{workload.model.name} does not fit: {least.tier} memory is "
-        f"{format_bytes(least.nbytes)} short {where} (stage {least.stage!r}). "
+        f"{workload.model.name} does not fit: {' and '.join(map(_told, changes[0]))}. "
         f"Smallest change that fits: {options}",
         tier=str(least.tier),
         stage=least.stage,
         bytes_short=int(least.nbytes),
         remedy=options,
     )
+
+
+def _told(shortage: Shortage) -> str:
+    where = "per GPU" if shortage.tier is Tier.GPU else "per node"
+    missing = format_bytes(shortage.nbytes)
+    return f"{shortage.tier} memory is {missing} short {where} (stage {shortage.stage!r})"
 
 
 def _whole_layers(tier: Tier, estimates: Iterable[tuple[Shortage, Problem]]) -> Shortage | None:
@@ -56,6 +64,27 @@ def _whole_layers(tier: Tier, estimates: Iterable[tuple[Shortage, Problem]]) -> 
             found = shortages(problem, (tier,), relaxed=False, margin=MARGIN)
             best = min([*found, *([best] if best else [])], key=_missing, default=None)
     return None if best is None else Shortage(best.stage, tier, _installed(tier, best.nbytes))
+
+
+def _together(problems: Sequence[Problem]) -> list[tuple[Shortage, ...]]:
+    """The least of several memories at once, where pins need more of each; none: nothing helps."""
+    found = [every for problem in problems[:CLOSEST] if (every := _in_turn(problem))]
+    return sorted(found, key=lambda every: sum(map(_missing, every)))[:1]
+
+
+def _in_turn(problem: Problem) -> tuple[Shortage, ...]:
+    """What is missing of every tier, those before it grown and those after it without end."""
+    found: list[Shortage] = []
+    rows: tuple[Capacity, ...] = ()
+    for tier in Tier:
+        own = tuple(row for row in problem.capacities if row.tier is tier)
+        asked = replace(problem, capacities=rows + own)
+        short = shortages(asked, (tier,), relaxed=False, margin=MARGIN)
+        if not short:
+            return ()
+        rows += tuple(replace(row, limit=row.limit + short[0].nbytes) for row in own)
+        found.append(Shortage(short[0].stage, tier, _installed(tier, short[0].nbytes)))
+    return tuple(s for s in found if s.nbytes > 0)
 
 
 def _installed(tier: Tier, nbytes: float) -> int:

@@ -154,8 +154,12 @@ class StageClass:
         impossible = not kind.stores_activations or (moved and self.interleaved)
         return False, impossible or Recompute(recompute) not in self.graph.recomputes
 
-    def cpu_rows_on_gpu(self, kind: LayerKind, tensor: str) -> Linear:
-        """Layers' worth of rows that the CPU updates though `tensor` is at home on the GPU."""
+    def streamed(self, kind: LayerKind) -> Linear:
+        """Layers' worth of optimizer state in host memory that passes through the GPU."""
+        return var(f"{self.name}.{kind.name}.streamed") if self.graph.sizes.state else Linear()
+
+    def others_on_gpu(self, kind: LayerKind, tensor: str) -> Linear:
+        """Layers' worth of rows with `tensor` on the GPU, but not their optimizer state."""
         return self.tensor(kind, tensor, Tier.GPU) - self.tensor(kind, "optimizer", Tier.GPU)
 
 
@@ -192,16 +196,21 @@ SWITCHES = (
 )
 
 
+PASSING = ("state_chunks", "streaming")  # rings of state: from NVMe, and through the GPU
+
+
 def variables(stage: StageClass) -> Iterator[Variable]:
     """Counts (integers), optimizer shares (continuous) and switches of a class."""
     for kind, count in stage.kinds:
         for tensor, tier in product(("parameters", "gradients", "optimizer"), Tier):
             yield from _decided(stage.tensor(kind, tensor, tier), count, tensor != "optimizer")
+        yield from _decided(stage.streamed(kind), count, integer=False)
         for recompute, tier in product(Recompute, Tier):
             yield from _decided(stage.policy(kind, recompute, tier), count)
         for name in SWITCHES:
             yield from _decided(stage.switch(kind, name), 1)
-    yield from _decided(stage.switch(None, "state_chunks"), 1)
+    for name in PASSING:
+        yield from _decided(stage.switch(None, name), 1)
 
 
 def _decided(expression: Linear, upper: int, integer: bool = True) -> Iterator[Variable]:
@@ -225,6 +234,21 @@ def placement_rules(stage: StageClass) -> Iterator[Rule]:
             if not stage.resident(kind, tensor):
                 limit = stage.tensor(kind, tensor, Tier.GPU)
                 yield Rule(f"{where}: the GPU updates rows whose {tensor} it has", on_gpu - limit)
+        yield from _streaming_rules(stage, kind, count)
+
+
+def _streaming_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[Rule]:
+    """What is streamed is in host memory, and of layers with nothing on NVMe but state."""
+    where, streamed = f"{stage.name}.{kind.name}", stage.streamed(kind)
+    if not streamed.terms:
+        return
+    on_gpu, on_host = (stage.tensor(kind, "optimizer", t) for t in (Tier.GPU, Tier.HOST))
+    yield Rule(f"{where}: streamed state is in host memory", streamed - on_host)
+    for tensor in ("parameters", "gradients"):
+        on_disk = stage.tensor(kind, tensor, Tier.NVME)
+        if on_disk.terms:
+            rule = f"{where}: streamed rows have their {tensor} in memory"
+            yield Rule(rule, streamed + on_gpu + on_disk - count)
 
 
 def switch_rules(stage: StageClass) -> Iterator[Rule]:
@@ -237,8 +261,10 @@ def switch_rules(stage: StageClass) -> Iterator[Rule]:
                 yield Rule(rule, used - count * switch)
     layers = sum(count for _, count in stage.counts)
     on_disk = [stage.tensor(kind, "optimizer", Tier.NVME) for kind, _ in stage.kinds]
-    used = total(on_disk) - layers * stage.switch(None, "state_chunks")
-    yield Rule(f"{stage.name}: state chunks exist where used", used)
+    streamed = [stage.streamed(kind) for kind, _ in stage.kinds]
+    for name, users in zip(PASSING, (on_disk, streamed), strict=True):
+        used = total(users) - layers * stage.switch(None, name)
+        yield Rule(f"{stage.name}: {name} exist where used", used)
 
 
 def _needs(stage: StageClass, kind: LayerKind) -> Iterator[tuple[str, Linear]]:
@@ -247,10 +273,10 @@ def _needs(stage: StageClass, kind: LayerKind) -> Iterator[tuple[str, Linear]]:
     yield "shards", stage.away(kind, "parameters")
     yield "sums", stage.away(kind, "gradients")
     on_disk = stage.tensor(kind, "parameters", Tier.NVME)
-    yield "staged_weights", on_disk + stage.cpu_rows_on_gpu(kind, "parameters")
+    yield "staged_weights", on_disk + stage.others_on_gpu(kind, "parameters")
     added = stage.tensor(kind, "gradients", Tier.HOST) if stage.graph.units > 1 else Linear()
     on_disk = stage.tensor(kind, "gradients", Tier.NVME)
-    yield "staged_gradients", on_disk + stage.cpu_rows_on_gpu(kind, "gradients") + added
+    yield "staged_gradients", on_disk + stage.others_on_gpu(kind, "gradients") + added
     for recompute in Recompute:
         on_disk = stage.policy(kind, recompute, Tier.NVME)
         yield f"passing.{recompute}", on_disk + stage.policy(kind, recompute, Tier.HOST)

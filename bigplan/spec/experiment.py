@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +15,32 @@ from bigplan.spec.document import Spec, load_data, read_text, set_path, validate
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training, TrainingRequest, resolve
 from bigplan.spec.unplanned import unplanned
-from bigplan.units import Bytes, format_bytes
+from bigplan.units import (
+    BANDWIDTH,
+    BYTES,
+    FLOPS,
+    RATE,
+    SECONDS,
+    Bytes,
+    Quantity,
+    exact_text,
+    format_bytes,
+)
 
 Tier = Literal["gpu", "host", "nvme"]
 
-_SMALLEST_CAP = 2**20
+# A number without a unit is in SI units. Less of these than a million, or such times from a second
+# on, is no machine but a unit left out, as in `memory: 80`.
+_SMALLEST = 2**20
+_LARGE: Mapping[str, Quantity] = {
+    **dict.fromkeys(("memory", "capacity", "endurance"), BYTES),
+    **dict.fromkeys(("memory_bandwidth", "bandwidth", "read", "write"), BANDWIDTH),
+    **dict.fromkeys(("host_to_device", "device_to_host"), BANDWIDTH),
+    **dict.fromkeys(("node_host_to_device", "node_device_to_host"), BANDWIDTH),
+    "peak_flops": FLOPS,
+    "adam_rate": RATE,
+}
+_SHORT = ("latency", "launch_overhead")
 
 
 class Launch(Spec):
@@ -60,7 +81,7 @@ class Experiment(Spec):
     @model_validator(mode="after")
     def _check(self) -> Experiment:
         for tier, size in self.caps.items():
-            if 0 < size < _SMALLEST_CAP:
+            if 0 < size < _SMALLEST:
                 raise InputError(
                     f"caps.{tier} is {format_bytes(size)}, too little for any tensor; "
                     f"write the unit, such as {tier}: {size} GiB"
@@ -86,6 +107,7 @@ class Experiment(Spec):
         cluster = self.cluster
         if isinstance(cluster, str):
             cluster = find_cluster(cluster)
+        _refuse_left_out_units(cluster)
         if self.nodes is not None:
             cluster = cluster.with_nodes(self.nodes)
         return cluster.with_caps(
@@ -99,6 +121,30 @@ class Experiment(Spec):
             # A decay of the learning rate ends with the run.
             request = request.model_copy(update={"steps": self.launch.steps})
         return resolve(request, self.model_spec())
+
+
+def _refuse_left_out_units(cluster: Cluster) -> None:
+    for key, value in _figures(cluster):
+        name = key.split(".")[1]
+        quantity = _LARGE.get(name, SECONDS)
+        wrong = value < _SMALLEST if name in _LARGE else name in _SHORT and value >= 1
+        if wrong:
+            raise InputError(
+                f"cluster {cluster.name!r}: {key} is {exact_text(quantity, value)}, which no "
+                f"machine has; a number without a unit is in SI units: write the unit, such as "
+                f"'{quantity.example}'"
+            )
+
+
+def _figures(cluster: Cluster) -> Iterator[tuple[str, float]]:
+    """Every number of every block, by `BLOCK.FIELD` or `BLOCK.FIELD.PRECISION`."""
+    for group in cluster.node_groups:
+        for block in ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node"):
+            for name, value in getattr(group, block) or ():
+                values = value if isinstance(value, Mapping) else {"": value}
+                for part, number in values.items():
+                    if isinstance(number, int | float):
+                        yield f"{block}.{name}.{part}".rstrip("."), number
 
 
 def _refuse_unplanned(settings: Mapping[str, str | int | float]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
@@ -15,6 +15,7 @@ CHANGES = (
     Op.BACKWARD,
     Op.ACCUMULATE,
     Op.UPDATE,
+    Op.STATE_OUT,
 )  # what they write is new, though it keeps its name
 
 
@@ -56,15 +57,14 @@ class _Contents:
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self._program, self._graph = program, graph
-        self._held: dict[Key, str] = {}
+        self._held: dict[str, dict[int, str]] = defaultdict(dict)  # by buffer, then entry
         self._copies: dict[str, set[Key]] = defaultdict(set)
         self._awaits: dict[str, Op] = {}  # contents that are not whole before this collective
         self._lasting: dict[Key, str] = {}
         for buffer in program.buffers.values():
             if is_of("wo", buffer.name):
                 for i in range(buffer.count):
-                    chunk = buffer.name.removesuffix("nvme") + str(i)
-                    name = chunk if buffer.name.endswith(".nvme") else buffer.name
+                    name = f"{buffer.name}.{i}" if is_of("o", buffer.name) else buffer.name
                     self._lasting[buffer.name, i] = name
         for key, name in self._lasting.items():
             self._put(key, name)
@@ -87,31 +87,39 @@ class _Contents:
     def repeat(self, block: Repeat) -> None:
         """Play a block until it leaves what it found, of later micro-batches; then skip the rest.
 
-        To look at all that is held takes as long as an eighth as many actions: short blocks are
+        To look at all that it may use takes as long as an eighth as many actions: short blocks are
         only played.
         """
         found: object = None
-        short = 8 * sum(times for _, times in counted(block.body)) < len(self._held)
+        body = list(counted(block.body))
+        used = {ref.buffer for a, _ in body for ref in (*a.reads, *a.writes, *a.frees)}
+        short = 8 * sum(times for _, times in body) < sum(len(self._held[name]) for name in used)
         for i in range(block.count):
             for action in expand(block.body, i * block.stride):
                 self.play(action)
             if short:
                 continue
-            left = self._relative((i + 1) * block.stride)
+            left = self._relative(used, (i + 1) * block.stride)
             if left == found:
-                self._move((block.count - 1 - i) * block.stride)
+                self._move(used, (block.count - 1 - i) * block.stride)
                 return
             found = left
 
-    def _relative(self, number: int) -> object:
-        """What is held, seen from micro-batch `number`."""
-        held = {self._later(key, name, -number) for key, name in self._held.items()}
+    def _in(self, buffers: Collection[str]) -> list[tuple[Key, str]]:
+        """What the buffers hold."""
+        return [((b, i), name) for b in buffers for i, name in self._held[b].items()]
+
+    def _relative(self, buffers: Collection[str], number: int) -> object:
+        """What they hold, seen from micro-batch `number`."""
+        held = {self._later(key, name, -number) for key, name in self._in(buffers)}
         return held, dict(self._awaits)
 
-    def _move(self, by: int) -> None:
-        held, self._held, self._copies = self._held, {}, defaultdict(set)
-        for key, name in held.items():
-            self._put(*self._later(key, name, by))
+    def _move(self, buffers: Collection[str], by: int) -> None:
+        moved = [self._later(key, name, by) for key, name in self._in(buffers)]
+        for key, _ in self._in(buffers):
+            self._drop(key)
+        for key, name in moved:
+            self._put(key, name)
 
     def _later(self, key: Key, name: str, by: int) -> tuple[Key, str]:
         """The same content so many micro-batches later: both the name and the entry move on."""
@@ -124,11 +132,11 @@ class _Contents:
     def close(self, part: str, *, pending: bool) -> None:
         """End a part: parameters and state are home, gradients only where updates are `pending`."""
         for key, name in self._lasting.items():
-            if self._held.get(key) != name:
+            if self._at(key) != name:
                 raise self._unfinished(part, f"{key[0]}[{key[1]}] lacks the newest {name}")
         for name, op in self._awaits.items():
             raise self._unfinished(part, f"{name} still waits for {op}")
-        for key, name in list(self._held.items()):
+        for key, name in self._in(list(self._held)):
             if is_of("p", name) or (is_of("g", name) and is_of("g", key[0]) and not pending):
                 raise self._unfinished(part, f"gradients {name} were never used")
             if not is_of("wog", key[0]) and name != "clip":
@@ -139,7 +147,7 @@ class _Contents:
 
     def _expect(self, action: Action, ref: Ref) -> None:
         key, expected = self._key(action, ref), content(ref, action.micro_batch)
-        found = self._held.get(key)
+        found = self._at(key)
         if found != expected:
             where = f"{key[0]}[{key[1]}]"
             rule = f"{where} holds {found or 'nothing'}, not {expected}"
@@ -163,7 +171,7 @@ class _Contents:
         if action.op in CHANGES or name not in read.values():
             gone |= self._copies[name]
         for stale in gone - set(read):
-            lost = self._held.get(stale, "-")
+            lost = self._at(stale) or "-"
             sums = action.op is Op.BACKWARD and is_of("g", stale[0])
             if is_of("p", lost) or (sums and is_of("g", lost)):
                 raise fail(self._program, action, f"overwrites gradients {lost}, never used")
@@ -187,12 +195,15 @@ class _Contents:
                 if action.op is Op.REDUCE and awaited is not Op.REDUCE:
                     raise fail(self._program, action, f"{ref.content} is reduced twice")
 
+    def _at(self, key: Key) -> str | None:
+        return self._held[key[0]].get(key[1])
+
     def _put(self, key: Key, name: str) -> None:
         self._drop(key)
-        self._held[key] = name
+        self._held[key[0]][key[1]] = name
         self._copies[name].add(key)
 
     def _drop(self, key: Key) -> None:
-        name = self._held.pop(key, None)
+        name = self._held[key[0]].pop(key[1], None)
         if name is not None:
             self._copies[name].discard(key)

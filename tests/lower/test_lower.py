@@ -11,7 +11,7 @@ from bigplan.graph.graph import ElementSizes, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower, lower_stage
 from bigplan.lower.refs import BATCH
-from bigplan.placement import Tier, piece_elements
+from bigplan.placement import Share, Tier, piece_elements
 from bigplan.program import Action, Lane, Op, Repeat, expand
 from bigplan.verify import verify
 from tests.toys import (
@@ -51,24 +51,28 @@ def test_every_row_is_updated_once_and_moves_match_the_layout(case: Case) -> Non
     graph, sizes = case.graph, case.graph.sizes
     split = graph.strategy.dp if graph.strategy.zero else 1
     for program in case.programs:
-        updated: Counter[tuple[int, Tier]] = Counter()
-        state_read: Counter[int] = Counter()
+        updated: Counter[tuple[int, Share]] = Counter()
+        moved: Counter[tuple[int, Op]] = Counter()
         for action in expand(program.step):
             if action.op is Op.UPDATE:
-                assert action.piece is not None
-                updated[action.layer, action.piece] += action.amount
-            if action.op is Op.READ and action.piece is Tier.NVME:
-                state_read[action.layer] += action.amount
+                assert action.share is not None
+                updated[action.layer, action.share] += action.amount
+            elif action.share is not None:
+                moved[action.layer, action.op] += action.amount
         for layer, at in program.layers.items():
             kind = graph.kinds[graph.layers[layer]]
-            for tier in Tier:
-                piece = -(-piece_elements(kind, at, tier) // split)
-                chunks = (
-                    program.buffers[f"o{layer}.nvme"].count if tier is Tier.NVME and piece else 1
-                )
+            for share in Share:
+                piece = -(-piece_elements(kind, at, share) // split)
+                chunks = program.buffers[f"o{layer}.{share}"].count if piece else 1
                 # Chunks are of equal size, so all but one may round up by an element.
-                assert piece <= updated[layer, tier] <= piece + chunks - 1
-            assert state_read[layer] == updated[layer, Tier.NVME] * sizes.state
+                assert piece <= updated[layer, share] <= piece + chunks - 1
+            assert moved[layer, Op.READ] == updated[layer, Share.NVME] * sizes.state
+            streamed, rest = updated[layer, Share.STREAMED], 0 if sizes.master else sizes.parameter
+            gradients = 0 if at.gradients is Tier.GPU else sizes.gradient
+            back = 0 if at.parameters is Tier.GPU else sizes.parameter
+            into = sizes.state + gradients + min(rest, back)
+            assert moved[layer, Op.STATE_IN] == streamed * into
+            assert moved[layer, Op.STATE_OUT] == streamed * (sizes.state + back)
 
 
 def test_everything_on_the_gpu_moves_nothing() -> None:
@@ -133,7 +137,7 @@ def test_a_slot_that_still_holds_the_layer_is_not_filled_again() -> None:
     streamed = kind_placement(4, Tier.HOST, optimizer=Tier.HOST)
     loads = {
         slots: sum(
-            action.op is Op.LOAD and action.piece is None
+            action.op is Op.LOAD and action.share is None
             for program in lower(graph, placed(graph, slots=slots, block=streamed))
             for action in expand(program.step)
         )
@@ -277,9 +281,10 @@ def test_updates_without_state_move_none_of_it() -> None:
     sizes = ElementSizes(parameter=4, gradient=4, state=0, master=False)
     graph = replace(toy_graph(blocks=2, units=1), sizes=sizes)
     rows = {Tier.GPU: 0.5, Tier.HOST: 0.5, Tier.NVME: 1.0}
-    block = kind_placement(2).model_copy(update={"optimizer": rows})
+    block = kind_placement(2).model_copy(update={"optimizer": rows, "streamed": 0.25})
     (program,) = lower(graph, placed(graph, block=block))
-    assert not [name for name in program.buffers if name.startswith(("o", "stage.o"))]
+    gone = ("o", "stage.o", "stream")
+    assert not [name for name in program.buffers if name.startswith(gone)]
     for layer in (1, 2):
         updates = [a for a in expand(program.flush) if a.op is Op.UPDATE and a.layer == layer]
         assert sum(action.amount for action in updates) == graph.kinds["block"].parameters

@@ -17,7 +17,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "COPIED", 2**20)
     monkeypatch.setattr(drive, "MOST", 8 * 2**20)
     monkeypatch.setattr(drive, "MOVED", 2**20)
-    monkeypatch.setattr(gemm, "CPU_SHAPES", gemm.CPU_SHAPES[:2] + gemm.CPU_SHAPES[4:6])
+    monkeypatch.setattr(gemm, "CPU_LAYERS", gemm.CPU_LAYERS[:2] + gemm.CPU_LAYERS[4:6])
     monkeypatch.setattr(gemm, "CPU_OTHERS", gemm.CPU_OTHERS[:1])
     monkeypatch.setattr(machine, "QUICK_SECONDS", 0.5)
 

@@ -1,12 +1,16 @@
 """A GPU measured for seconds: figures that are possible, memory that is given back."""
 
+import time
+
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
 
-from bigplan.profile.machine import Wish
+from bigplan.profile.load import Load
+from bigplan.profile.machine import HEAT, Wish
+from bigplan.profile.sensors import reader, watching
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.document import parse_document
 from bigplan.spec.dump import to_yaml
@@ -32,5 +36,21 @@ def test_a_short_profile() -> None:
     assert 0.8 * min(alone) < group.pcie.both_ways < 1.1 * sum(alone)
     assert all("measured" in source for source in group.pcie.sources.values())
     assert torch.cuda.memory_allocated() < 2**27  # cuBLAS keeps its workspace
-    assert len(told) >= 8
+    assert HEAT.name in [step.name for step in told]
+    for name in ("memory_efficiency", "gemm_efficiency", "attention_forward_efficiency"):
+        assert " load" in group.gpu.sources[name]
     assert parse_document(to_yaml(found.after), Cluster) == found.after
+
+
+def test_the_state_under_load_is_read_where_the_driver_tells_it() -> None:
+    device = torch.device("cuda", 0)
+    if reader(device) is None:
+        pytest.skip("no NVML here")
+    load = Load(device, torch.bfloat16, 1024)
+    with watching(device, 0.05) as watch:
+        load.heat(1.0, time.perf_counter)
+        torch.cuda.synchronize(device)
+    state = watch.mean
+    assert state is not None
+    assert 1e8 < state.clock < 1e10
+    assert 10 < state.power < 5000

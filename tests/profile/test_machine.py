@@ -1,13 +1,22 @@
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from bigplan.errors import InputError
 from bigplan.planner import Request, make_plan
-from bigplan.profile import machine
-from bigplan.profile.machine import DRIVE, PROBES, Wish
+from bigplan.profile import attention, gemm, load, machine, stream
+from bigplan.profile import bench as bench_module
+from bigplan.profile.bench import Bench
+from bigplan.profile.load import Load
+from bigplan.profile.machine import COMPUTE, DRIVE, HEAT, PROBES, Wish
 from bigplan.profile.memory import Use
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster, NodeGroup
@@ -34,7 +43,8 @@ def test_a_cpu_profile_measures_everything_and_plans(
 ) -> None:
     shrink(monkeypatch)
     found, told = profiled(Wish("mine", tmp_path, cpu_devices=2, seconds=0.5))
-    assert [step.name for step in told] == [probe.name for probe in (*PROBES, DRIVE)]
+    probes = [probe for probe in (*PROBES, DRIVE) if probe is not HEAT]  # which is for GPUs
+    assert [step.name for step in told] == [probe.name for probe in probes]
     assert list(tmp_path.iterdir()) == []  # the drive's file is gone
     group = found.after.group
     for name in BLOCKS:
@@ -74,6 +84,82 @@ def test_probes_share_the_time_by_weight() -> None:
     steps = list(machine._measured(probes, group, bench(clock=clock), 40.0))
     assert given == pytest.approx([10.0, 30.0])
     assert [step.seconds for step in steps] == pytest.approx(given)
+
+
+def test_what_is_measured_hot_comes_right_after_heating() -> None:
+    """Between them the GPU would cool; and copies are not to wait for rounds of load."""
+    hot = [probe.hot for probe in PROBES]
+    assert hot.index(True) == PROBES.index(HEAT)
+    assert hot == sorted(hot[: len(COMPUTE)]) + [False] * (len(PROBES) - len(COMPUTE))
+
+
+def test_only_hot_probes_get_the_load() -> None:
+    seen: list[bool] = []
+
+    def probe(group: NodeGroup, given: Bench, _: float) -> NodeGroup:
+        seen.append(given.load is not None)
+        return group
+
+    given = bench(load=Load(torch.device("cpu"), torch.float32, 256))
+    probes = [machine.Probe("a", 1, probe), machine.Probe("b", 1, probe, hot=True)]
+    list(machine._measured(probes, find_cluster("h200-1x").group, given, 1.0))
+    assert seen == [False, True]
+
+
+class StandIn(Bench):
+    """A bench that takes its CPU for a GPU."""
+
+    @property
+    def cuda(self) -> bool:
+        return True
+
+    def device_memory(self) -> int:
+        return 2**28
+
+
+@dataclass
+class Moment:
+    """A CUDA event where all work is done at once."""
+
+    at: float = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        assert self.at
+
+    def elapsed_time(self, later: Moment) -> float:
+        return 1e3 * (later.at - self.at)
+
+
+def test_what_a_gpu_does_is_measured_under_load_and_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"HIDDEN": 32, "FFN": 48, "HEADS": 4, "KEY_VALUE_HEADS": 2, "HEAD": 8, "LONGEST": 16}
+    for name, size in sizes.items():
+        monkeypatch.setattr(load, name, size)
+    for module in (load, bench_module):
+        monkeypatch.setattr(module, "event", Moment)
+    monkeypatch.setattr(load, "settled", lambda rates: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(stream, "GPU_BYTES", 2**20)
+    layers = ((64, 64, 64), (64, 96, 32))  # two are measured however slow the machine is
+    monkeypatch.setattr(gemm, "GPU_LAYERS", layers)
+    monkeypatch.setattr(gemm, "OTHERS", layers[:1])
+    monkeypatch.setattr(gemm, "LAUNCHES", 0)
+    monkeypatch.setattr(attention, "GPU_CASES", ((1, 64, 4), (2, 32, 4)))
+    hot = Load(torch.device("cpu"), torch.float32, 32)
+    given = StandIn((torch.device("cpu"),), 2, 1, load=hot)
+    steps = list(machine._measured(COMPUTE, find_cluster("h200-1x").group, given, 1.0))
+    assert [step.name for step in steps] == [probe.name for probe in COMPUTE]
+    gpu = steps[-1].after.gpu
+    for name in ("memory_efficiency", "gemm_efficiency", "gemm_efficiencies", "gemm_half_k"):
+        assert gpu.sources[name].endswith(", under sustained load"), name
+    assert ", bf16, under sustained load; flash2" in gpu.sources["attention_backward_efficiency"]
+    assert "load" not in gpu.sources["launch_overhead"]
+    for way in ("6 products in bf16", "(forward ", ", by input ", ", by weight "):
+        assert way in gpu.sources["gemm_efficiency"]
 
 
 def test_compute_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -45,6 +45,15 @@ def test_the_table_says_what_was_known_and_from_where() -> None:
     assert rows["both_ways"].split()[2:] == ["98", "GB/s", "-"]
 
 
+def test_below_the_table_stands_how_products_were_measured() -> None:
+    before, after = groups()
+    how = "measured under sustained load at 1.32 GHz, 690 W"
+    gpu = after.gpu.replaced({}, {"gemm_efficiency": how})
+    text = shown(profile_report(before, after.model_copy(update={"gpu": gpu})))
+    assert text.splitlines()[-1].strip() == f"gemm_efficiency: {how}"
+    assert "gemm_efficiency:" not in shown(profile_report(before, before))
+
+
 def test_drives_that_were_not_known_before() -> None:
     before, after = groups()
     found = list(figures(before.model_copy(update={"nvme": None}), after))

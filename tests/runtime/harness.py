@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigplan.placement import Tier, stage_table
+from bigplan.placement import stage_table
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import load
@@ -91,13 +91,12 @@ def state_of(worker: Worker) -> State:
 def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
     parts, master = context.graph.sizes.state // 4, context.graph.sizes.master
     whole = torch.full((parts, weights.numel()), torch.nan)
-    rows = context.rows[layer]
-    pieces = [(f"o{layer}.{tier}", 0, rows.pieces[tier]) for tier in (Tier.GPU, Tier.HOST)]
-    pieces += [(f"o{layer}.{Tier.NVME}", i, boxes) for i, boxes in enumerate(rows.chunks)]
-    for name, number, boxes in pieces:
+    for share, number, boxes in context.rows[layer].state:
         elements = sum(box.count for box in boxes)
         if elements and parts:
-            flat = load(context, name, number)[: 4 * parts * elements].view(torch.float32)
+            flat = load(context, f"o{layer}.{share}", number)[: 4 * parts * elements].view(
+                torch.float32
+            )
             for box in boxes:
                 whole[:, box.in_layer] = flat.view(parts, elements)[:, box.in_piece]
     if master:

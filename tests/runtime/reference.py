@@ -5,7 +5,8 @@ The loop holds the whole model: micro-batch after micro-batch, one `backward()` 
 loss scale and by what `clip_grad_norm_` multiplies with the inverse of; `torch.optim.AdamW` or
 `SGD`. It shares with the runtime the functions of the layers (bigplan/runtime/blocks.py, tested
 against transformers), first values, batches and learning rates: what is compared is everything that
-a plan decides.
+a plan decides. Where gradients are summed in fp32, those of weights are products in fp32, as in
+bigplan/runtime/products.py, and go to `.grad` past autograd, which would round them to 16 bits.
 
 **Where the same bits are expected.** From equal weights the gradient of every micro-batch is equal
 bit by bit. A plan changes only the order in which `n` such terms are added: see `same_order`. With
@@ -37,6 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -46,7 +48,7 @@ from torch import Tensor
 from bigplan.graph.graph import Graph
 from bigplan.placement import LayerPlacement, Tier
 from bigplan.plan import Plan, graph_of
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, products
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import first_values
 from bigplan.spec.model import Parameter
@@ -217,8 +219,12 @@ class PlainLoop:
     def _leaves(self) -> list[Tensor]:
         """Flat leaves in the dtype that gradients are summed in: `.grad` has it too."""
         if self._gradient_dtype == self._dtype:
-            return [s.weights.to(self._dtype).clone().requires_grad_() for s in self.state]
-        return [s.weights.clone().requires_grad_() for s in self.state]
+            leaves = [s.weights.to(self._dtype).clone().requires_grad_() for s in self.state]
+        else:
+            leaves = [s.weights.clone().requires_grad_() for s in self.state]
+        for leaf in leaves:
+            leaf.grad = torch.zeros_like(leaf)
+        return leaves
 
     def _forward(
         self,
@@ -233,13 +239,18 @@ class PlainLoop:
         def used(layer: int) -> dict[str, Tensor]:
             return _tensors(leaves[layer], kinds[layer], self._dtype, magnitudes[layer])
 
+        def linear(layer: int) -> blocks.Linear:
+            if self._gradient_dtype != torch.float32:
+                return blocks.plain_linear
+            return _Summed.of(_gradient(leaves[layer]), kinds[layer], magnitudes[layer]).linear
+
         x = blocks.embedding(used(0), tokens, model)
         for layer in range(1, len(kinds) - 1):
-            x = blocks.block(used(layer), x, model, self._rope)
-        head = used(len(kinds) - 1)
+            x = blocks.block(used(layer), x, model, self._rope, linear=linear(layer))
+        last = len(kinds) - 1
         if model.tied_embeddings:
-            head |= used(0)
-        return blocks.head_loss(head, x, targets, model)
+            return blocks.head_loss(used(last) | used(0), x, targets, model, linear(0))
+        return blocks.head_loss(used(last), x, targets, model, linear(last))
 
     def _clip_divisor(self, norm: float) -> float:
         limit = self._plan.training.clip_norm
@@ -356,6 +367,33 @@ class PlainLoop:
         change = error + 8 * UNIT * term
         weights = self._rates(layer, rate) * change + 8 * UNIT * w
         return Bound(weights, (change,) * len(old.moments))
+
+
+@dataclass(frozen=True, slots=True)
+class _Summed:
+    """Sums of one layer's gradients and of their magnitudes, by name."""
+
+    sums: dict[str, Tensor]
+    magnitudes: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, total: Tensor, parameters: Sequence[Parameter], magnitude: Tensor) -> _Summed:
+        """Views of the flat sums."""
+        names = [p.name for p in parameters]
+        parts = (_split(flat, parameters) for flat in (total, magnitude))
+        sums, magnitudes = (dict(zip(names, part, strict=True)) for part in parts)
+        return cls(sums, magnitudes)
+
+    def linear(self, p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+        """As blocks.plain_linear; the gradient of the weight is added here."""
+        weight = f"{name}.weight"
+        add = partial(self._add, weight)
+        return products.linear(x, p[weight].detach(), p.get(f"{name}.bias"), add)
+
+    def _add(self, name: str, gradient: Tensor, x: Tensor) -> None:
+        product = gradient.float().T @ x.float()
+        self.sums[name] += product
+        self.magnitudes[name] += product.double().abs()
 
 
 INACTIVE = 1e3  # a clip_norm that no gradient of these models reaches

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -15,7 +13,9 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
+from bigplan.program import Action
 from bigplan.runtime import compute
+from bigplan.runtime.products import Sums
 from tests.runtime.harness import STEPS, Run, check, execute, loop_of, same
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
 from tests.toys import kind_placement
@@ -77,14 +77,14 @@ def test_bounds_are_a_small_part_of_what_a_step_changes(
 
 def test_losing_a_micro_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _away()
-    plain = compute.Compute._accumulate
+    plain = compute.Compute._open
 
-    def forgetful(*arguments: Any, **options: Any) -> None:
-        action = arguments[1]
-        if action.layer != 1 or action.micro_batch != 3:
-            plain(*arguments, **options)
+    def forgetful(self: compute.Compute, sums: Sums, action: Action) -> None:
+        plain(self, sums, action)
+        if action.layer == 1 and action.micro_batch == 3:
+            sums.totals = {name: total.clone() for name, total in sums.totals.items()}
 
-    monkeypatch.setattr(compute.Compute, "_accumulate", forgetful)
+    monkeypatch.setattr(compute.Compute, "_open", forgetful)
     with pytest.raises(AssertionError, match="step 1, layer 1: weights"):
         check(plan, execute(plan))
 

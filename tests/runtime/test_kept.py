@@ -28,10 +28,15 @@ def _one_thread() -> None:
 
 
 class _Layer:
-    """A block's flat weights in a buffer of their own, and one micro-batch."""
+    """A block's flat weights in a buffer of their own, and one micro-batch.
 
-    def __init__(self, model: ModelSpec, length: int, precision: str) -> None:
-        self.model, self.dtype = model, DTYPES[precision]
+    `in_product`: the products of the backward add the weights' gradients to their sums.
+    """
+
+    def __init__(
+        self, model: ModelSpec, length: int, precision: str, *, in_product: bool = True
+    ) -> None:
+        self.model, self.dtype, self.in_product = model, DTYPES[precision], in_product
         training = tiny_training(1, sequence_length=length, precision=precision)
         self.kind: LayerKind = build_graph(model, training, Strategy(dp=1)).kinds["block"]
         self.rope = blocks.rope_table(model, length, "cpu", self.dtype)
@@ -45,18 +50,37 @@ class _Layer:
         constants = frozenset(t.untyped_storage().data_ptr() for t in self.rope)
         kept = Kept(weights=self.weights, constants=constants)
         cheap = kept.run_again if recompute is Recompute.SELECTIVE else blocks.plainly
-        views, start = {}, 0
-        for p in self.model.kinds()["block"]:
-            count = torch.Size(p.shape).numel()
-            part = self.weights.view(self.dtype)[start : start + count].view(p.shape)
-            views[p.name] = part.detach().requires_grad_()
-            start += count
-        kept.parameters = list(views.values())
-        kept.record(lambda x: blocks.block(views, x, self.model, self.rope, cheap), self.x)
+        p = self.views(self.weights.view(self.dtype))
+        for name, view in p.items():
+            if view.dim() == 1 or not self.in_product:
+                kept.parameters[name] = view.detach().requires_grad_()
+        p |= kept.parameters
+        linear = kept.sums.linear if self.in_product else blocks.plain_linear
+        kept.record(lambda x: blocks.block(p, x, self.model, self.rope, cheap, linear), self.x)
         return kept
 
-    def plain(self) -> tuple[Tensor, ...]:
-        return self.record().gradients(self.gradient)
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The block's tensors in a flat buffer."""
+        parameters = self.model.kinds()["block"]
+        parts = torch.split(flat, [torch.Size(p.shape).numel() for p in parameters])
+        return {p.name: part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
+
+    def gradients(self, kept: Kept) -> dict[str, Tensor]:
+        """By the input (`x`), and the sums that one backward has started."""
+        sums = self.views(torch.full((self.kind.parameters,), torch.nan))
+        kept.sums.open(sums, fresh=True)
+        by_input, others = kept.gradients(self.gradient)
+        kept.sums.add(others)
+        assert not kept.sums.fresh, "a parameter got no gradient"
+        return {"x": by_input} | sums
+
+    def plain(self) -> dict[str, Tensor]:
+        return self.gradients(self.record())
+
+
+def _same(ours: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, tensor in expected.items():
+        assert torch.equal(ours[name], tensor), name
 
 
 @st.composite
@@ -70,7 +94,8 @@ def layers(draw: st.DrawFn) -> _Layer:
         max_sequence_length=4096,
     )
     length = draw(st.integers(SMALL // 4, SMALL // 4 + 300) | st.sampled_from((511, 513, 1023)))
-    return _Layer(model, length, draw(st.sampled_from(("fp32", "bf16"))))
+    precision = draw(st.sampled_from(("fp32", "bf16")))
+    return _Layer(model, length, precision, in_product=draw(flag))
 
 
 @given(layers())
@@ -94,8 +119,7 @@ def test_activations_come_back_in_the_pages_that_were_reserved(
     assert not any(isinstance(saved, Tensor) for saved in kept.saved)
     kept.fetch(reserved, [], torch.device("cpu"))
     reserved.fill_(0xFF)  # the fetched copy is what the backward reads
-    for ours, plain in zip(kept.gradients(layer.gradient), layer.plain(), strict=True):
-        assert torch.equal(ours, plain)
+    _same(layer.gradients(kept), layer.plain())
 
 
 def test_activations_that_fill_their_pages_exactly_need_no_padding() -> None:
@@ -125,8 +149,19 @@ def test_weights_are_looked_up_where_they_are_at_backward() -> None:
     kept = layer.record()
     kept.weights = layer.weights.clone()
     layer.weights.fill_(0xFF)
-    for ours, expected in zip(kept.gradients(layer.gradient), plain, strict=True):
-        assert torch.equal(ours, expected)
+    _same(layer.gradients(kept), plain)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE])
+def test_gradients_added_in_products_are_autograds(precision: str, recompute: Recompute) -> None:
+    model = tiny_model(qk_norm=True, qkv_bias=True, mlp_bias=True)
+    fused, plain = (_Layer(model, 24, precision, in_product=flag) for flag in (True, False))
+    expected = plain.plain()
+    for name, ours in fused.gradients(fused.record(recompute)).items():
+        # Autograd rounds them to the weights' dtype, by half its eps at most.
+        error = (ours.float() - expected[name].float()).norm()
+        assert error <= torch.finfo(fused.dtype).eps * expected[name].float().norm(), name
 
 
 def test_more_than_was_reserved_is_refused() -> None:

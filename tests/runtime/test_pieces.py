@@ -1,4 +1,4 @@
-"""Rows of a layer: every element in exactly one piece, every NVMe row in exactly one chunk."""
+"""Rows of a layer: every element in exactly one piece, in exactly one chunk of its share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.graph.graph import LayerKind, Recompute, Tensor
-from bigplan.placement import LayerPlacement, Tier, piece_elements
+from bigplan.placement import IN_CHUNKS, LayerPlacement, Share, Tier, piece_elements
 from bigplan.runtime.pieces import Box, LayerRows
 
 
@@ -14,18 +14,23 @@ def _kind(tensors: tuple[Tensor, ...]) -> LayerKind:
     return LayerKind("k", tensors, (), (), 0, 0, 0, (), 0, 0)
 
 
+Layout = tuple[LayerKind, LayerPlacement, dict[Share, int]]
+
+
 @st.composite
-def layouts(draw: st.DrawFn) -> tuple[LayerKind, LayerPlacement, int]:
+def layouts(draw: st.DrawFn) -> Layout:
     """Tensors of any shape, any fractions, some chunks."""
     shapes = draw(
         st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=5)
     )
     kind = _kind(tuple(Tensor(f"t{i}", r, c) for i, (r, c) in enumerate(shapes)))
     gpu = draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1))
-    host = (1 - gpu) * draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1))
-    fractions = {Tier.GPU: gpu, Tier.HOST: host, Tier.NVME: max(0.0, 1 - gpu - host)}
+    streamed = (1 - gpu) * draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1))
+    host = (1 - gpu - streamed) * draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1))
+    parts = (gpu, streamed, host, max(0.0, 1 - gpu - streamed - host))
+    fractions = dict(zip(Share, parts, strict=True))
     placement = LayerPlacement(Tier.GPU, Tier.GPU, Recompute.NONE, Tier.GPU, fractions)
-    return kind, placement, draw(st.integers(1, 12))
+    return kind, placement, {share: draw(st.integers(1, 12)) for share in IN_CHUNKS}
 
 
 def _elements(boxes: tuple[Box, ...]) -> list[int]:
@@ -39,22 +44,21 @@ def _packed(boxes: tuple[Box, ...]) -> bool:
 
 
 @given(layouts())
-def test_pieces_partition_the_layer(layout: tuple[LayerKind, LayerPlacement, int]) -> None:
+def test_pieces_partition_the_layer(layout: Layout) -> None:
     kind, placement, chunks = layout
     rows = LayerRows.of(kind, placement, chunks)
-    every = [i for tier in Tier for i in _elements(rows.pieces[tier])]
+    every = [i for _, _, boxes in rows.state for i in _elements(boxes)]
     assert sorted(every) == list(range(kind.parameters))
-    for tier in Tier:
-        boxes = rows.pieces[tier]
-        assert _packed(boxes)
-        assert sum(box.count for box in boxes) == piece_elements(kind, placement, tier)
-    on_cpu = sorted(_elements(rows.pieces[Tier.HOST]) + _elements(rows.pieces[Tier.NVME]))
+    updated = {share: sum(chunks, ()) for share, chunks in rows.chunks.items()}
+    for share in Share:
+        assert sum(b.count for b in updated[share]) == piece_elements(kind, placement, share)
+    on_cpu = sorted(_elements(updated[Share.HOST]) + _elements(updated[Share.NVME]))
     assert sorted(_elements(rows.cpu_boxes)) == on_cpu
 
 
 @given(layouts())
 def test_boxes_are_whole_rows_of_their_tensor(
-    layout: tuple[LayerKind, LayerPlacement, int],
+    layout: Layout,
 ) -> None:
     kind, placement, chunks = layout
     rows = LayerRows.of(kind, placement, chunks)
@@ -62,7 +66,7 @@ def test_boxes_are_whole_rows_of_their_tensor(
     for tensor in kind.tensors:
         assert rows.offsets[tensor.name] == (start, tensor.rows, tensor.columns)
         start += tensor.elements
-    for boxes in (*rows.pieces.values(), *rows.chunks):
+    for _, _, boxes in rows.state:
         for box in boxes:
             first, height, columns = rows.offsets[box.tensor]
             assert box.count > 0
@@ -73,20 +77,18 @@ def test_boxes_are_whole_rows_of_their_tensor(
 
 
 @given(layouts())
-def test_chunks_partition_the_nvme_piece(layout: tuple[LayerKind, LayerPlacement, int]) -> None:
+def test_chunks_are_about_equal_and_packed(layout: Layout) -> None:
     kind, placement, chunks = layout
     rows = LayerRows.of(kind, placement, chunks)
-    assert len(rows.chunks) == chunks
-    assert sorted(i for boxes in rows.chunks for i in _elements(boxes)) == sorted(
-        _elements(rows.pieces[Tier.NVME])
-    )
-    total = piece_elements(kind, placement, Tier.NVME)
     widest = max(tensor.columns for tensor in kind.tensors)
-    for boxes in rows.chunks:
-        assert _packed(boxes)
-        # A boundary moves up to the next whole row, so by less than a row of the widest tensor.
-        assert sum(box.count for box in boxes) < -(-total // chunks) + widest
-    assert sum(box.count for boxes in rows.chunks for box in boxes) == total
+    for share in Share:
+        assert len(rows.chunks[share]) == chunks.get(share, 1)
+        even = -(-piece_elements(kind, placement, share) // chunks.get(share, 1))
+        for number, boxes in enumerate(rows.chunks[share]):
+            assert rows.boxes(f"o7.{share}.{number}") == boxes
+            assert _packed(boxes)
+            # A boundary moves up to the next whole row: by less than a row of the widest tensor.
+            assert sum(box.count for box in boxes) < even + widest
 
 
 def test_slices_say_where_a_box_lies() -> None:
@@ -94,9 +96,9 @@ def test_slices_say_where_a_box_lies() -> None:
     assert (box.in_layer, box.in_piece) == (slice(12, 20), slice(4, 12))
 
 
-def test_no_chunks_without_an_nvme_piece() -> None:
-    everywhere = {Tier.GPU: 0.0, Tier.HOST: 1.0, Tier.NVME: 0.0}
+def test_no_chunks_of_what_the_cpu_updates_in_place() -> None:
+    everywhere = {Share.HOST: 1.0}
     placement = LayerPlacement(Tier.HOST, Tier.HOST, Recompute.NONE, Tier.GPU, everywhere)
-    rows = LayerRows.of(_kind((Tensor("w", 3, 2),)), placement, 0)
-    assert rows.chunks == ()
-    assert sum(box.count for box in rows.pieces[Tier.HOST]) == 6
+    rows = LayerRows.of(_kind((Tensor("w", 3, 2),)), placement, dict.fromkeys(IN_CHUNKS, 0))
+    assert [(share, chunk) for share, chunk, boxes in rows.state if boxes] == [(Share.HOST, 0)]
+    assert sum(box.count for box in rows.cpu_boxes) == 6

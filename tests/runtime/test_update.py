@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf, isfinite, nan
-from typing import Any
 
 import pytest
 
@@ -17,10 +16,10 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import Plan
+from bigplan.program import Action
 from bigplan.runtime import compute
-from bigplan.runtime.pieces import Box
+from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.scaling import MOST_SKIPPED
-from bigplan.runtime.update import merged
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import LossScale
@@ -44,8 +43,8 @@ def _spread(chunk: int = 30_000) -> Placement:
     """Nothing stays on the GPU but a part of a block's rows."""
     away = kind_placement(1, Tier.HOST, Tier.HOST, (Recompute.NONE, Tier.HOST), Tier.HOST)
     head = kind_placement(1, Tier.NVME, Tier.NVME, optimizer=Tier.NVME)
-    rows = {Tier.GPU: 0.25, Tier.HOST: 0.5, Tier.NVME: 1.25}
-    block = kind_placement(2).model_copy(update={"optimizer": rows})
+    rows = {Tier.GPU: 0.25, Tier.HOST: 0.75, Tier.NVME: 1.0}
+    block = kind_placement(2).model_copy(update={"optimizer": rows, "streamed": 0.5})
     return placed(chunk=chunk, embedding=away, block=block, head=head)
 
 
@@ -55,17 +54,17 @@ def _plan(placement: Placement, **training: object) -> Plan:
 
 def _inject(monkeypatch: pytest.MonkeyPatch, bad: dict[int, float], layer: int = 1) -> None:
     """Put a value into one gradient of `layer` in the given steps, counted from 0."""
-    plain = compute.Compute._accumulate
+    plain = compute.Compute.backward
 
-    def injecting(
-        self: Any, action: Any, total: Any, into: int, gradients: Any, **how: Any
-    ) -> None:
-        if into == layer and action.micro_batch == 1 and self.step in bad:
-            gradients = [gradient.clone() for gradient in gradients]
-            gradients[1].view(-1)[3] = bad[self.step]
-        plain(self, action, total, into, gradients, **how)
+    def injecting(self: compute.Compute, action: Action) -> None:
+        plain(self, action)
+        if action.layer == layer and action.micro_batch == 1 and self.step in bad:
+            context = self._context
+            total = context.flat(action.writes[0], action, context.gradient_dtype)
+            _, tensor, *_ = context.views(total, layer).values()
+            tensor.view(-1)[3] = bad[self.step]
 
-    monkeypatch.setattr(compute.Compute, "_accumulate", injecting)
+    monkeypatch.setattr(compute.Compute, "backward", injecting)
 
 
 SKIPPING = [

@@ -73,6 +73,7 @@ def test_decisions_keep_every_rule_and_lead_back(case: Case) -> None:
             shares = {tier: rows.optimizer.get(tier, 0.0) for tier in Tier}
             got = {tier: mine.kinds[name].optimizer.get(tier, 0.0) for tier in Tier}
             assert got == pytest.approx(shares, abs=2e-6)
+            assert mine.kinds[name].streamed == pytest.approx(rows.streamed, abs=2e-6)
 
 
 @settings(max_examples=60)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from bigplan.graph.strategy import Strategy
-from bigplan.lower.layout import CHUNK_STAGING, PAGE
+from bigplan.lower.layout import CHUNK_STAGING, PAGE, STREAMING, streaming_bytes
 from bigplan.placement import Rings, Tier
 from bigplan.program import Buffer, Program
 from bigplan.solve.decisions import decisions_of
@@ -66,6 +66,9 @@ def _rounding(case: Case, stage: StageClass, program: Program, row: Capacity) ->
         # A share on NVMe of less than a row needs no chunks in host memory.
         widest = 4 * case.graph.sizes.state
         surplus -= CHUNK_STAGING * -(-(case.placement.chunk + widest) // PAGE) * PAGE
+    streamed = any(rows.streamed > 1e-9 for rows in kinds.values())
+    if tier is Tier.GPU and streamed and "stream" not in program.buffers:  # likewise
+        surplus -= STREAMING * streaming_bytes(case.graph)
     return surplus
 
 

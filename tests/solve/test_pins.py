@@ -55,6 +55,8 @@ def test_what_can_be_pinned() -> None:
         ("dp", -1, "--set dp=-1: write a whole number"),
         ("parameters.gpu", 1.5, "write a whole number"),
         ("optimizer.gpu", "half", "write a number"),
+        ("streamed", "host", "--set streamed=host: write a number"),
+        ("streamed.host", 1.0, "streamed state is in host memory; write streamed=0.5"),
     ],
 )
 def test_what_cannot(key: str, value: str | float, message: str) -> None:
@@ -106,6 +108,7 @@ def test_pinning_a_placement_gives_that_placement(case: Case) -> None:
                 settings[f"{name}.{tensor}.{tier}"] = count
         for tier, share in rows.optimizer.items():
             settings[f"{name}.optimizer.{tier}"] = share / rows.layers
+        settings[f"{name}.streamed"] = rows.streamed / rows.layers
         for recompute, tiers in rows.activations.items():
             settings[f"{name}.recompute.{recompute}"] = sum(tiers.values())
         for tier in Tier:
@@ -126,6 +129,16 @@ def test_pinning_a_placement_gives_that_placement(case: Case) -> None:
             share = found.kinds[name].optimizer.get(tier, 0.0)
             # Six digits are written; HiGHS keeps equalities to 1e-7 of their scale.
             assert share == pytest.approx(rows.optimizer.get(tier, 0.0), abs=1e-5)
+        assert found.kinds[name].streamed == pytest.approx(rows.streamed, abs=1e-5)
+
+
+def test_what_is_streamed_is_pinned_for_all_kinds() -> None:
+    graph = toy_graph(tied=True)
+    pins = parse_pins({"optimizer": "host", "streamed": 0.5})[1]
+    solution = solve(formulate(graph, COSTS, pins))
+    assert solution is not None
+    for rows in placement_of(graph, solution.values).stages[0].kinds.values():
+        assert rows.streamed == pytest.approx(rows.layers / 2)
 
 
 def test_pins_that_contradict_each_other_fit_nothing() -> None:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import re
+
 from bigplan.graph.strategy import Strategy
-from bigplan.solve.candidate import Candidate, Workload
-from bigplan.solve.pins import parse_pins
+from bigplan.solve.candidate import SURCHARGES, Candidate, Workload, resolve
+from bigplan.solve.pins import parse_pins, rings_tried
 from bigplan.solve.shortage import infeasible
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training
 
 MIB = 2**20
+WAYS = [(SURCHARGES[0], rings) for rings in rings_tried(())]
 
 
 def _workload(cluster: Cluster, micro_batch: int = 1) -> tuple[Workload, list[Candidate]]:
@@ -39,8 +42,27 @@ def test_the_most_frugal_strategy_is_asked() -> None:
     assert 0 < small.bytes_short < large.bytes_short
 
 
+def test_pins_may_be_short_of_two_memories_at_once() -> None:
+    workload, candidates = _workload(_capped(20, 30, 0))
+    pins = parse_pins({"parameters": "gpu", "gradients": "gpu", "optimizer": "host"})[1]
+    error = infeasible(workload, candidates, pins)
+    assert "gpu memory is" in str(error)
+    assert "and host memory is" in str(error)
+    found = re.fullmatch(
+        r"(\d+) MiB more memory per GPU .* and (\d+) MiB more host .*", error.remedy
+    )
+    assert found is not None, error.remedy
+    gpu, host = map(int, found.groups())
+    assert error.bytes_short == max(gpu, host) * MIB
+    for more, enough in (((gpu, host), True), ((gpu, 0), False), ((0, host), False)):
+        grown, _ = _workload(_capped(20 + more[0], 30 + more[1], 0))
+        every = [resolve(Candidate.of(grown, c.strategy), WAYS, pins) for c in candidates]
+        assert any(every) is enough
+
+
 def test_pins_that_contradict_each_other_are_short_of_nothing() -> None:
     pins = parse_pins({"parameters": "host", "optimizer": "gpu"})[1]
     error = infeasible(*_workload(_capped(100, 1000, 0)), pins)
     assert error.tier == ""
+    assert "no memory, however large: decisions contradict each other" in str(error)
     assert "free a decision pinned with --set" in str(error)

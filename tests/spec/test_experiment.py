@@ -154,3 +154,24 @@ def test_the_validation_data_is_beside_the_file(tmp_path: Path) -> None:
     )
     with pytest.raises(InputError, match=r"e\.yaml:4.*every"):
         load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "slip", "message"),
+    [
+        ("gpu.memory", 80, "gpu.memory is 80 B, .* such as '80 GiB'"),
+        ("host.memory_bandwidth", 62, "host.memory_bandwidth is 62 B/s, .* such as '25 GB/s'"),
+        ("gpu.peak_flops", {"bf16": 989}, "gpu.peak_flops.bf16 is 989 FLOP/s, .* TFLOP/s'"),
+        ("host.adam_rate", 4, "host.adam_rate is 4 /s, .* G/s'"),
+        ("pcie.latency", 10, "pcie.latency is 10 s, .* such as '7 us'"),
+        ("intra_node.bandwidth", 0.45, "intra_node.bandwidth is 0.45 B/s"),
+    ],
+)
+def test_a_unit_left_out_is_told_from_a_small_machine(key: str, slip: Any, message: str) -> None:
+    block, field = key.split(".")
+    data = find_cluster("dgx-h100").model_dump(mode="json")
+    plain = {"model": "llama-3-8b", "cluster": data}
+    assert make_experiment(plain).cluster_spec().gpus == 8
+    data["node_groups"][0][block][field] = slip
+    with pytest.raises(InputError, match=f"cluster 'dgx-h100': {message}"):
+        make_experiment(plain).cluster_spec()

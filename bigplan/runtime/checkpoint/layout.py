@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigplan.placement import Tier
 from bigplan.runtime.checkpoint.manifest import Kind, StoredTensor
 from bigplan.runtime.context import Context
 from bigplan.runtime.memory import Key
@@ -81,12 +80,10 @@ def layer_images(context: Context, layer: int) -> tuple[Image, ...]:
     if not context.graph.sizes.master:
         images.append(parameter_image(context, layer, "weights"))
     kinds = state_kinds(context)
-    pieces = [((f"o{layer}.{tier}", 0), rows.pieces[tier]) for tier in (Tier.GPU, Tier.HOST)]
-    pieces += [((f"o{layer}.{Tier.NVME}", i), boxes) for i, boxes in enumerate(rows.chunks)]
-    for key, boxes in pieces:
+    for share, chunk, boxes in rows.state:
         spans = tuple(_spans(context, layer, boxes, kinds))
         if spans:
-            images.append(Image(key, spans))
+            images.append(Image((f"o{layer}.{share}", chunk), spans))
     return tuple(images)
 
 

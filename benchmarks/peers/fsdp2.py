@@ -1,0 +1,80 @@
+"""FSDP2 on one GPU, with parameters, gradients and optimizer state in host memory.
+
+    python -m benchmarks.peers.fsdp2 llama-like-5.5b --micro-batch 4
+
+fully_shard of each block and of the rest, bf16 compute, fp32 gradients, torch's fused AdamW on the
+CPU, clipping. Page-locked memory unless --pageable. --resident leaves a step's bf16 weights and
+fp32 sums of gradients on the GPU between its micro-batches (6 bytes a parameter there): weights are
+fetched and gradients brought home once a step instead of once a micro-batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import LlamaForCausalLM
+
+from benchmarks.peers import frame
+
+
+def shard(model: LlamaForCausalLM, args: argparse.Namespace) -> FSDPModule:
+    """Each block a group of its own, the embedding, last norm and head another."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy(pin_memory=not args.pageable)
+    for layer in model.model.layers:
+        fully_shard(
+            layer,
+            mp_policy=policy,
+            offload_policy=offload,
+            reshard_after_forward=not args.resident,
+        )
+    sharded: FSDPModule = fully_shard(model, mp_policy=policy, offload_policy=offload)
+    return sharded
+
+
+def prepare(args: argparse.Namespace) -> Callable[[list[Tensor]], Tensor]:
+    """The model sharded, and the function that trains one step."""
+    # The norm of gradients in host memory goes through gloo.
+    frame.join_alone("cpu:gloo,cuda:nccl" if args.device == "cuda" else "gloo")
+    model = frame.build_model(args)
+    if args.compile == "layers":
+        frame.compile_layers(model)
+    sharded = shard(model, args)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=frame.LEARNING_RATE, weight_decay=frame.WEIGHT_DECAY, fused=True
+    )
+
+    def train(batches: list[Tensor]) -> Tensor:
+        total = torch.zeros((), device=args.device)
+        for index, words in enumerate(batches):
+            if args.resident:
+                last = index == len(batches) - 1
+                sharded.set_requires_gradient_sync(last)
+                sharded.set_reshard_after_backward(last)
+            loss = frame.loss_of(model, words) / len(batches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(model.parameters(), frame.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return train
+
+
+def main() -> None:
+    """Read the command line and measure."""
+    parser = frame.parser(__doc__)
+    parser.add_argument("--pageable", action="store_true", help="host memory is not page-locked")
+    parser.add_argument("--resident", action="store_true", help="see above")
+    parser.add_argument("--compile", choices=["none", "layers"], default="none")
+    args = frame.parse(parser)
+    frame.measure("fsdp2", args, lambda: prepare(args))
+
+
+if __name__ == "__main__":
+    main()

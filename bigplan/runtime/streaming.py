@@ -1,0 +1,77 @@
+"""STATE_IN and STATE_OUT: chunks of optimizer state that pass through the GPU for their update.
+
+An entry of the ring holds the chunk's state as its home has it, then room for the rows' gradients
+and for their parameters, each in the order of the chunk and from a multiple of ALIGNMENT bytes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bigplan.lower.layout import ALIGNMENT
+from bigplan.placement import Tier
+from bigplan.program import Action, Ref
+from bigplan.runtime.context import Context
+from bigplan.runtime.pieces import Box, merged
+from bigplan.runtime.slab import align_up
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A chunk in its entry: its rows, their state in bytes, gradients and parameters."""
+
+    boxes: tuple[Box, ...]
+    state: Tensor
+    gradients: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, context: Context, action: Action) -> Visit:
+        """The chunk that an action brings, updates or takes back."""
+        ref = next(ref for ref in (*action.reads, *action.writes) if ref.buffer == "stream")
+        boxes, entry = context.rows[action.layer].boxes(ref.content), context.bytes_of(ref, action)
+        elements, sizes, parts, start = sum(box.count for box in boxes), context.graph.sizes, [], 0
+        for size in (sizes.state, sizes.gradient, sizes.parameter):
+            parts.append(entry[start : start + elements * size])
+            start = align_up(start + elements * size, ALIGNMENT)
+        state, gradients, weights = parts
+        return cls(
+            boxes,
+            state,
+            gradients.view(context.gradient_dtype),
+            weights.view(context.parameter_dtype),
+        )
+
+
+def state_in(context: Context, action: Action) -> None:
+    """Copy a chunk to the GPU, with what its update needs of gradients and parameters."""
+    visit, (home, *others) = Visit.of(context, action), action.reads
+    visit.state.copy_(context.bytes_of(home, action)[: visit.state.numel()], non_blocking=True)
+    for rows, flat in _sides(context, action, visit, others):
+        for box in merged(visit.boxes):
+            rows[box.in_piece].copy_(flat[box.in_layer], non_blocking=True)
+
+
+def state_out(context: Context, action: Action) -> None:
+    """Copy a chunk home, and its new parameters to theirs."""
+    visit, (home, *others) = Visit.of(context, action), action.writes
+    context.bytes_of(home, action)[: visit.state.numel()].copy_(visit.state, non_blocking=True)
+    for rows, flat in _sides(context, action, visit, others):
+        for box in merged(visit.boxes):
+            flat[box.in_layer].copy_(rows[box.in_piece], non_blocking=True)
+
+
+def _sides(
+    context: Context, action: Action, visit: Visit, refs: Iterable[Ref]
+) -> Sequence[tuple[Tensor, Tensor]]:
+    """Rows in the entry, with the layer's flat buffer in host memory that they are of."""
+    both = {"g": visit.gradients, "w": visit.weights}
+    return [
+        (rows, context.flat(ref, action, rows.dtype))
+        for ref in refs
+        for rows in (both[ref.content[0]],)
+        if context.program.buffers[ref.buffer].tier is Tier.HOST
+    ]

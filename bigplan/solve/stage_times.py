@@ -1,0 +1,150 @@
+"""A class of stages with its prices: compute, bytes moved and gradients, as linear expressions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from bigplan.cost import Costs
+from bigplan.graph.graph import LayerKind
+from bigplan.placement import Tier
+from bigplan.solve.linear import Linear, total
+from bigplan.solve.memory import gradient_bytes, ring_bytes, weight_bytes
+from bigplan.solve.stage import AWAY, RERUN, StageClass
+
+NOTHING = Linear()
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """A class of stages with its prices, as linear expressions in its decisions."""
+
+    stage: StageClass
+    costs: Costs
+
+    @property
+    def group(self) -> int:
+        """Micro-batches per unit."""
+        return self.stage.graph.strategy.accumulation_group
+
+    @property
+    def units(self) -> int:
+        """Units per step."""
+        return self.stage.graph.units
+
+    @cached_property
+    def inner(self) -> list[tuple[LayerKind, int]]:
+        """Kinds whose backward is in the backward pass: all but the loss."""
+        return [(k, n) for k, n in self.stage.kinds if not self.stage.is_loss(k)]
+
+    def reduce(self, kind: LayerKind) -> float:
+        """Seconds of reducing a layer's gradients."""
+        alone = self.stage.graph.strategy.dp == 1
+        return 0.0 if alone else self.costs.kinds[kind.name].reduce
+
+    @cached_property
+    def forward_compute(self) -> float:
+        """Seconds of a unit's forward pass, the last layer's backward included."""
+        prices = self.costs.kinds
+        return self.group * sum(
+            n * prices[k.name].forward + (prices[k.name].backward if self.stage.is_loss(k) else 0)
+            for k, n in self.stage.kinds
+        )
+
+    def plain_backward(self) -> float:
+        """Seconds of a unit's backward pass without recomputation."""
+        prices = self.costs.kinds
+        return self.group * sum(n * prices[k.name].backward for k, n in self.inner)
+
+    @cached_property
+    def backward_compute(self) -> Linear:
+        """Seconds of a unit's backward pass, recomputation included."""
+        prices = self.costs.kinds
+        again = [
+            prices[k.name].again(recompute) * self.stage.keeping(k, recompute)
+            for k, _ in self.inner
+            for recompute in RERUN
+        ]
+        return self.plain_backward() + self.group * total(again)
+
+    def forward_hop(self) -> float:
+        """Seconds until the unit's first micro-batch leaves the stage."""
+        last = self.stage.counts[-1][0]
+        return self.forward_compute - (self.group - 1) * self.costs.kinds[last].forward
+
+    def backward_hop(self) -> Linear:
+        """Seconds until the unit's first micro-batch leaves the stage backward."""
+        return self.backward_compute - self.other_micro_batches(self.stage.counts[0][0])
+
+    def backward_tail(self) -> Linear:
+        """Seconds from the arrival of the unit's last micro-batch to the end of the pass."""
+        return self.backward_compute - self.other_micro_batches(self.stage.counts[-1][0])
+
+    def other_micro_batches(self, kind: str) -> float:
+        """Seconds of a kind's backward on a unit's micro-batches but one, at most."""
+        cost = self.costs.kinds[kind]
+        again = max(cost.again(recompute) for recompute in self.stage.graph.recomputes)
+        return (self.group - 1) * (cost.backward + again)
+
+    # Bytes of one pass by lane, and the part of them that may be in slots when the pass starts.
+
+    def loads(self, kinds: list[tuple[LayerKind, int]]) -> tuple[Linear, Linear]:
+        """Parameters to the GPU."""
+        moved = [(k, n, self.stage.away(k, "parameters"), "slots") for k, n in kinds]
+        return self._moved(moved, 0)
+
+    def weight_reads(
+        self, kinds: list[tuple[LayerKind, int]], *, staged: int = 0
+    ) -> tuple[Linear, Linear]:
+        """Parameters from NVMe; with so many waiting in host staging before the pass starts."""
+        on_disk = self.stage.tensor
+        moved = [(k, n, on_disk(k, "parameters", Tier.NVME), "staged_weights") for k, n in kinds]
+        return self._moved(moved, staged)
+
+    def _moved(
+        self, moved: list[tuple[LayerKind, int, Linear, str]], staged: int
+    ) -> tuple[Linear, Linear]:
+        """Bytes of all layers, and of those that slots and staging can hold at most."""
+        every, held = [], []
+        for kind, count, layers, switch in moved:
+            nbytes = weight_bytes(self.stage, kind)
+            ahead = self.stage.ring(count) + staged
+            every.append(nbytes * layers)
+            few = ahead >= count  # then they can hold every layer that moves
+            held.append(nbytes * (layers if few else ahead * self.stage.switch(kind, switch)))
+        return total(every), total(held)
+
+    @cached_property
+    def saves(self) -> Linear:
+        """Activations off the GPU, or back."""
+        return self._activations(AWAY)
+
+    @cached_property
+    def disk_saves(self) -> Linear:
+        """Activations to NVMe, or back."""
+        return self._activations((Tier.NVME,))
+
+    def _activations(self, tiers: tuple[Tier, ...]) -> Linear:
+        return total(
+            [
+                self.group * k.kept(recompute) * self.stage.policy(k, recompute, tier)
+                for k, _ in self.inner
+                for recompute in self.stage.graph.recomputes
+                for tier in tiers
+            ]
+        )
+
+    def entries(self, ring: str, count: int) -> Linear:
+        """Bytes of `count` entries of every ring of activations."""
+        return count * total([ring_bytes(self.stage, k, ring) for k, _ in self.inner])
+
+    def gradients(self, tiers: tuple[Tier, ...], *, inner: bool = False) -> Linear:
+        """Gradient bytes with their home on `tiers`."""
+        kinds = self.inner if inner else list(self.stage.kinds)
+        return total(
+            [
+                gradient_bytes(self.stage, k)
+                * total([self.stage.tensor(k, "gradients", tier) for tier in tiers])
+                for k, _ in kinds
+            ]
+        )

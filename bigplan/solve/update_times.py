@@ -1,0 +1,125 @@
+"""Seconds of the update by lane: of the GPU's, the CPU's and the drives' work, and of every move.
+
+Where the state is streamed, its gradients and parameters move too unless they live on the GPU. That
+depends on two decisions at once, which no row can multiply. So there are two rows: one as if all of
+them lived there, and one that counts the streamed rows which exceed those that can. Both are below
+what the program moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.graph.graph import LayerKind
+from bigplan.lower.layout import CHUNK_STAGING, STAGING, STREAMING, streaming_bytes
+from bigplan.placement import CHUNK, Tier
+from bigplan.solve.linear import Linear, total
+from bigplan.solve.memory import chunk_bytes, gradient_bytes, owned, weight_bytes
+from bigplan.solve.stage import AWAY
+from bigplan.solve.stage_times import NOTHING, StageTimes
+
+Kinds = list[tuple[LayerKind, int]]
+
+
+def update_seconds(
+    times: StageTimes, kinds: Kinds, *, least: bool = False
+) -> Iterator[tuple[str, Linear]]:
+    """Seconds by lane, those of copies twice unless the `least` is enough; all are bounds."""
+    rates, sizes = times.costs.rates, times.stage.graph.sizes
+    streamed = _streamed(times, kinds)
+    back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))
+    old = 0 if sizes.master else sizes.parameter
+    into = sizes.parameter * back + sizes.state * streamed
+    off = sizes.gradient * out + old * back + sizes.state * streamed
+    yield "cpu", (1 / rates.cpu_update) * (_rows(times, kinds, AWAY) - streamed)
+    yield "gpu update", (1 / rates.gpu_update) * streamed
+    yield "h2d", (1 / rates.h2d) * into
+    yield "d2h", (1 / rates.d2h) * off
+    if streamed.terms and not least:
+        gradients, parameters = (
+            _streamed_from_host(times, kinds, side) for side in ("gradients", "parameters")
+        )
+        brought = sizes.gradient * gradients + old * parameters
+        yield "h2d", (1 / rates.h2d) * (into + brought)
+        yield "d2h", (1 / rates.d2h) * (off + sizes.parameter * parameters)
+    on_disk = total(
+        [
+            weight_bytes(times.stage, k) * times.stage.tensor(k, "parameters", Tier.NVME)
+            for k, _ in kinds
+        ]
+    )
+    state = sizes.state * _rows(times, kinds, (Tier.NVME,))
+    gradients_on_disk = total(
+        [
+            gradient_bytes(times.stage, k) * times.stage.tensor(k, "gradients", Tier.NVME)
+            for k, _ in kinds
+        ]
+    )
+    old_on_disk = NOTHING if sizes.master else on_disk
+    yield "read", (1 / rates.nvme_read) * (state + gradients_on_disk + old_on_disk)
+    yield "write", (1 / rates.nvme_write) * (state + on_disk)
+
+
+def _rows(times: StageTimes, kinds: Kinds, tiers: tuple[Tier, ...]) -> Linear:
+    """Elements updated from state on `tiers`."""
+    stage = times.stage
+    return total(
+        [
+            owned(stage, k) * total([stage.tensor(k, "optimizer", t) for t in tiers])
+            for k, _ in kinds
+        ]
+    )
+
+
+def _streamed(times: StageTimes, kinds: Kinds) -> Linear:
+    """Elements whose state passes through the GPU."""
+    return total([owned(times.stage, k) * times.stage.streamed(k) for k, _ in kinds])
+
+
+def _cpu_rows_on_gpu(times: StageTimes, kinds: Kinds, side: str) -> Linear:
+    """Elements that the CPU updates though their parameters, or gradients, live on the GPU.
+
+    At least: the streamed rows may be others.
+    """
+    stage = times.stage
+    return total(
+        [owned(stage, k) * (stage.others_on_gpu(k, side) - stage.streamed(k)) for k, _ in kinds]
+    )
+
+
+def _streamed_from_host(times: StageTimes, kinds: Kinds, side: str) -> Linear:
+    """Streamed elements whose parameters, or gradients, live in host memory, at least."""
+    stage = times.stage
+    return total(
+        [owned(stage, k) * (stage.streamed(k) - stage.others_on_gpu(k, side)) for k, _ in kinds]
+    )
+
+
+def gpu_seconds(times: StageTimes) -> Linear:
+    """Seconds of the update that the GPU's compute waits for."""
+    rows = _rows(times, list(times.stage.kinds), (Tier.GPU,))
+    return (1 / times.costs.rates.gpu_update) * rows
+
+
+def early_reads(times: StageTimes) -> float:
+    """Seconds of NVMe reads for the update that may run before there are gradients."""
+    stage, sizes = times.stage, times.stage.graph.sizes
+    state = max(owned(stage, k) * sizes.state for k, _ in stage.kinds)
+    weights = 0 if sizes.master else sum(weight_bytes(stage, k) for k, _ in stage.kinds)
+    ahead = CHUNK_STAGING * min(state, CHUNK + sizes.state) + STAGING * weights
+    return ahead / times.costs.rates.nvme_read
+
+
+def late_seconds(times: StageTimes, lane: str) -> Linear:
+    """Seconds of what a lane may still have to write when the last layer is updated."""
+    stage, rates = times.stage, times.costs.rates
+    if lane == "d2h":
+        ring = STREAMING * streaming_bytes(stage.graph)
+        return (ring / rates.d2h) * stage.switch(None, "streaming")
+    if lane == "write":
+        weights = [
+            weight_bytes(stage, k) * stage.switch(k, "staged_weights") for k, _ in stage.kinds
+        ]
+        staged = STAGING * total(weights) + float(CHUNK_STAGING * chunk_bytes(stage))
+        return (1 / rates.nvme_write) * staged
+    return NOTHING

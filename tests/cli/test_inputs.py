@@ -1,0 +1,95 @@
+"""What a training reads: where it is missing a plan warns and a launch refuses before planning."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bigplan.cli import run
+from tests.cli.conftest import Run
+from tests.launcher.fakes import without_ray
+from tests.tiny import write_cluster
+
+__all__ = ["without_ray"]
+pytestmark = pytest.mark.usefixtures("without_ray")
+
+MISSING = [
+    ({"data": "corpus"}, "training data .*corpus cannot be read .* name a prepared folder"),
+    ({"data": "rows.jsonl"}, "run `bigplan data prepare .*rows.jsonl"),
+    ({"validation": {"data": "held-out", "every": 2}}, "held-out cannot be read"),
+    ({"weights": "tiny-hf"}, "tiny-hf is no folder"),
+]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    write_cluster(tmp_path)
+    return tmp_path / "e.yaml"
+
+
+def _write(path: Path, training: dict[str, object]) -> None:
+    keys = {"sequence_length": 32, "global_batch": 4, "precision": "fp32", "steps": 2} | training
+    path.write_text(
+        json.dumps({"model": "tiny-llama-test", "cluster": "small.yaml", "training": keys})
+    )
+
+
+@pytest.mark.parametrize(("training", "message"), MISSING)
+def test_a_plan_says_what_is_missing_and_stands(
+    bigplan: Run, experiment: Path, training: dict[str, object], message: str
+) -> None:
+    _write(experiment, training)
+    code, out, err = bigplan("plan", experiment, "--json")
+    assert code == 0
+    assert json.loads(out)["step_seconds"] > 0
+    told = " ".join(err.split())
+    assert re.search(rf"warning: .*{message}", told)
+
+
+@pytest.mark.parametrize(("training", "message"), MISSING)
+def test_a_launch_here_refuses_what_is_missing_before_it_plans(
+    bigplan: Run,
+    experiment: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    training: dict[str, object],
+    message: str,
+) -> None:
+    monkeypatch.setattr(run, "plan_experiment", _never)
+    _write(experiment, training)
+    code, out, err = bigplan("launch", experiment)
+    assert (code, out) == (2, "")
+    assert re.search(message, err)
+    assert not Path("runs").exists()
+
+
+def _never(*arguments: object, **options: object) -> None:
+    raise AssertionError("planned")
+
+
+def test_data_of_another_vocabulary_is_refused_too(bigplan: Run, experiment: Path) -> None:
+    Path("wide.txt").write_bytes(bytes(range(256)) * 8)
+    _write(experiment, {"data": "wide.txt"})
+    narrow = bigplan("models", "tiny-llama-test")[1].replace("vocab: 256", "vocab: 200")
+    Path("narrow.yaml").write_text(narrow)
+    code, _, err = bigplan("launch", experiment, "--model", "narrow.yaml")
+    assert code == 2
+    assert "vocabulary of at least 256" in err
+
+
+def test_what_is_there_is_neither_told_nor_refused(bigplan: Run, experiment: Path) -> None:
+    Path("text.txt").write_bytes(b"here it is. " * 100)
+    validation = {"data": "bundled", "every": 1, "batches": 1}
+    _write(experiment, {"data": "text.txt", "validation": validation})
+    code, _, err = bigplan("plan", experiment)
+    assert (code, err) == (0, "")
+    assert bigplan("launch", experiment)[0] == 0
+
+
+def test_a_ray_cluster_may_have_what_this_machine_lacks(
+    bigplan: Run, experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "plan_experiment", _never)
+    _write(experiment, {"data": "corpus"})
+    with pytest.raises(AssertionError, match="planned"):
+        bigplan("launch", experiment, "--address", "10.0.0.1:6379")

@@ -1,0 +1,45 @@
+"""A shared link against a plain count of what is left of it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigplan.simulate.link import Link
+
+COPIES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=15)
+
+
+def _plain(copies: list[tuple[int, int]]) -> list[int]:
+    """Ends of copies that take whole seconds of a link, each in turn the first that are free."""
+    taken: set[int] = set()
+    ends = []
+    for start, seconds in copies:
+        mine: list[int] = []
+        second = start
+        while len(mine) < seconds:
+            if second not in taken:
+                mine.append(second)
+            second += 1
+        taken |= set(mine)
+        ends.append(mine[-1] + 1 if mine else start)
+    return ends
+
+
+@given(COPIES)
+def test_copies_fill_the_gaps_that_earlier_ones_leave(copies: list[tuple[int, int]]) -> None:
+    link = Link()
+    ends = [link.take(float(start), float(seconds)) for start, seconds in copies if seconds]
+    assert ends == _plain([copy for copy in copies if copy[1]])
+    assert link.end == max(ends, default=0.0)
+
+
+@given(COPIES, st.integers(1, 9))
+def test_a_link_can_be_shifted(copies: list[tuple[int, int]], by: int) -> None:
+    first, later = Link(), Link()
+    for start, seconds in copies:
+        first.take(float(start), float(seconds))
+        later.take(float(start + by), float(seconds))
+    first.shift(float(by))
+    assert first.end in (later.end, float(by))
+    assert first.take(50.0 + by, 5.0) == later.take(50.0 + by, 5.0)
