@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from bigplan.cost.collective import (
     Group,
@@ -19,7 +20,7 @@ from bigplan.cost.framework import NATIVE, Framework
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.placement import Tier
-from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.cluster import Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.training import DTYPE_BYTES, Training
 
 # Of GPU memory: cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
@@ -57,6 +58,7 @@ class Rates:
     device_memory: float
     cpu_update: float  # elements/s
     gpu_update: float  # elements/s
+    streaming: float  # bytes/s each way, of state that passes through the GPU
     latency: float = 0.0  # seconds per move
 
 
@@ -158,21 +160,57 @@ def pass_seconds(
     return norm(busy + exposed, host, OVERLAP_NORM)
 
 
+# Bytes a second each way, of what a copy alone reaches, while copies go both ways and the CPU runs
+# AdamW: they share the host's memory. Measured on an H200's machine, 34.1 of 54.7 GB/s
+# (benchmarks/results/2026-11-21-h200-profile).
+BESIDE_UPDATE = 0.62
+
+
+def _streaming(pcie: Pcie, ranks: int) -> float:
+    """Bytes/s each way on which a rank's state passes through the GPU beside the CPU's update."""
+    alone = min(pcie.host_to_device, pcie.node_host_to_device / ranks)
+    alone = min(alone, pcie.device_to_host, pcie.node_device_to_host / ranks)
+    if pcie.node_both_ways_beside_update is None:
+        return BESIDE_UPDATE * alone
+    return min(alone, pcie.node_both_ways_beside_update / 2 / ranks)
+
+
+def _drives(nvme: Nvme | None, ranks: int) -> tuple[float, float]:
+    """Bytes/s that a rank reads and writes; where it was measured, while both go on."""
+    if nvme is None:
+        return 1.0, 1.0
+    shared = (nvme.both_ways or inf) / (nvme.read + nvme.write)
+    return min(1.0, shared) * nvme.node_read / ranks, min(1.0, shared) * nvme.node_write / ranks
+
+
+def _cpu_update(host: Host, sizes: ElementSizes) -> float:
+    """Elements/s that all cores of a node update; where it was measured, beside copies.
+
+    With a master copy the update also casts it, while it is in cache: the parameter is written.
+    """
+    rate = host.adam_rate_beside_copies or host.adam_rate
+    cast = sizes.parameter if sizes.master else 0
+    return 1 / (_part(sizes) / rate + cast / host.memory_bandwidth)
+
+
+def _part(sizes: ElementSizes) -> float:
+    """Rates of updates were measured with fp32 AdamW; others go by the bytes that they move."""
+    return sizes.update_bytes / ADAM_BYTES
+
+
 def _rates(nodes: NodeGroup, ranks: int, sizes: ElementSizes) -> Rates:
     """Node rates divided by the ranks that use them at once, at most what one GPU's link takes."""
-    pcie, host, gpu, nvme = nodes.pcie, nodes.host, nodes.gpu, nodes.nvme
-    # With a master copy the update also casts it, while it is in cache: the parameter is written.
-    cast = sizes.parameter if sizes.master else 0
-    # Rates of updates were measured with fp32 AdamW; others go by the bytes that they move.
-    part = sizes.update_bytes / ADAM_BYTES
+    pcie, host, gpu = nodes.pcie, nodes.host, nodes.gpu
+    read, write = _drives(nodes.nvme, ranks)
     return Rates(
         h2d=min(pcie.host_to_device, pcie.node_host_to_device / ranks),
         d2h=min(pcie.device_to_host, pcie.node_device_to_host / ranks),
-        nvme_read=nvme.node_read / ranks if nvme else 1.0,
-        nvme_write=nvme.node_write / ranks if nvme else 1.0,
+        nvme_read=read,
+        nvme_write=write,
         host_memory=host.memory_bandwidth / ranks,
         device_memory=gpu.memory_bandwidth * gpu.memory_efficiency,
-        cpu_update=1 / (ranks * (part / host.adam_rate + cast / host.memory_bandwidth)),
-        gpu_update=gpu.adam_rate / part,
+        cpu_update=_cpu_update(host, sizes) / ranks,
+        gpu_update=gpu.adam_rate / _part(sizes),
+        streaming=_streaming(pcie, ranks),
         latency=pcie.latency,
     )

@@ -13,8 +13,8 @@ from bigplan.program import Action, Lane, Op, Program, counted
 MOVES = {
     Lane.H2D: "h2d",
     Lane.D2H: "d2h",
-    Lane.STATE_IN: "h2d",
-    Lane.STATE_OUT: "d2h",
+    Lane.STATE_IN: "streaming",
+    Lane.STATE_OUT: "streaming",
     Lane.NVME_READ: "nvme_read",
     Lane.NVME_WRITE: "nvme_write",
     Lane.CHECKPOINT: "nvme_write",  # as if the checkpoint went to the same drives

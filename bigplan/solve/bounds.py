@@ -231,7 +231,7 @@ def _ways(times: StageTimes, pinned: Pinned) -> list[tuple[float, float, float]]
     state = stage.graph.sizes.state
     rows = float(sum(pinned.leaving(k, "optimizer") * owned(stage, k) for k, _ in stage.kinds))
     # State that leaves is updated by the CPU, or passes through the GPU.
-    ways = [(rows * state, 0.0, rates.cpu_update * state + min(rates.h2d, rates.d2h))]
+    ways = [(rows * state, 0.0, rates.cpu_update * state + rates.streaming)]
     free = [(k, n) for k, n in stage.kinds if not stage.resident(k, "gradients")]
     gradients = sum(pinned.leaving(k, "gradients") * gradient_bytes(stage, k) for k, _ in free)
     ways.append((float(gradients), 0.0, rates.d2h / units))

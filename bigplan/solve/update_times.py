@@ -29,26 +29,27 @@ def update_seconds(
     streamed = _streamed(times, kinds)
     back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))
     old = 0 if sizes.master else sizes.parameter
-    into = sizes.parameter * back + sizes.state * streamed
-    off = sizes.gradient * out + old * back + sizes.state * streamed
+    state = (sizes.state / rates.streaming) * streamed
+    into = (sizes.parameter / rates.h2d) * back + state
+    off = (1 / rates.d2h) * (sizes.gradient * out + old * back) + state
     yield "cpu", (1 / rates.cpu_update) * (_rows(times, kinds, AWAY) - streamed)
     yield "gpu update", (1 / rates.gpu_update) * streamed
-    yield "h2d", (1 / rates.h2d) * into
-    yield "d2h", (1 / rates.d2h) * off
+    yield "h2d", into
+    yield "d2h", off
     if streamed.terms and not least:
         gradients, parameters = (
             _streamed_from_host(times, kinds, side) for side in ("gradients", "parameters")
         )
         brought = sizes.gradient * gradients + old * parameters
-        yield "h2d", (1 / rates.h2d) * (into + brought)
-        yield "d2h", (1 / rates.d2h) * (off + sizes.parameter * parameters)
+        yield "h2d", into + (1 / rates.streaming) * brought
+        yield "d2h", off + (sizes.parameter / rates.streaming) * parameters
     on_disk = total(
         [
             weight_bytes(times.stage, k) * times.stage.tensor(k, "parameters", Tier.NVME)
             for k, _ in kinds
         ]
     )
-    state = sizes.state * _rows(times, kinds, (Tier.NVME,))
+    chunks = sizes.state * _rows(times, kinds, (Tier.NVME,))
     gradients_on_disk = total(
         [
             gradient_bytes(times.stage, k) * times.stage.tensor(k, "gradients", Tier.NVME)
@@ -56,8 +57,8 @@ def update_seconds(
         ]
     )
     old_on_disk = NOTHING if sizes.master else on_disk
-    yield "read", (1 / rates.nvme_read) * (state + gradients_on_disk + old_on_disk)
-    yield "write", (1 / rates.nvme_write) * (state + on_disk)
+    yield "read", (1 / rates.nvme_read) * (chunks + gradients_on_disk + old_on_disk)
+    yield "write", (1 / rates.nvme_write) * (chunks + on_disk)
 
 
 def _rows(times: StageTimes, kinds: Kinds, tiers: tuple[Tier, ...]) -> Linear:
@@ -115,7 +116,7 @@ def late_seconds(times: StageTimes, lane: str) -> Linear:
     stage, rates = times.stage, times.costs.rates
     if lane == "d2h":
         ring = STREAMING * streaming_bytes(stage.graph)
-        return (ring / rates.d2h) * stage.switch(None, "streaming")
+        return (ring / rates.streaming) * stage.switch(None, "streaming")
     if lane == "write":
         weights = [
             weight_bytes(stage, k) * stage.switch(k, "staged_weights") for k, _ in stage.kinds

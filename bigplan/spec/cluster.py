@@ -132,7 +132,7 @@ class Host(Block):
     adam_rate: Rate = Field(gt=0)
     """parameters per second of fp32 AdamW with all the node's cores, such as 4 G/s"""
     adam_rate_beside_copies: Rate | None = Field(default=None, gt=0)
-    """the same while all the node's GPUs copy both ways; not used in plans yet"""
+    """the same while all the node's GPUs copy both ways: what plans count on where it is known"""
     numa_domains: int = Field(default=1, gt=0)
     """parts that memory_bandwidth divides into: a process that binds nothing gets one's share"""
 
@@ -151,11 +151,11 @@ class Pcie(Block):
     latency: Seconds = Field(ge=0)
     """per copy, such as 10 us"""
     both_ways: Bandwidth | None = Field(default=None, gt=0)
-    """per GPU, both directions added up while it copies both ways; not used in plans yet"""
+    """per GPU, both directions added up while it copies both ways; not used in plans"""
     node_both_ways: Bandwidth | None = Field(default=None, gt=0)
-    """the same for all the node's GPUs together; not used in plans yet"""
+    """the same for all the node's GPUs together; not used in plans"""
     node_both_ways_beside_update: Bandwidth | None = Field(default=None, gt=0)
-    """the same while the CPU runs AdamW; not used in plans yet"""
+    """the same while the CPU runs AdamW: what optimizer state passes through the GPU at"""
 
 
 class Nvme(Block):
@@ -171,7 +171,7 @@ class Nvme(Block):
     latency: Seconds = Field(ge=0)
     """per request"""
     both_ways: Bandwidth | None = Field(default=None, gt=0)
-    """per drive, bytes read and written while both go on; not used in plans yet"""
+    """per drive, bytes read and written while both go on: plans count on no more"""
     endurance: Bytes | None = Field(default=None, gt=0)
     """bytes that may be written in a drive's life, such as 1.2 PB; absent: not stated"""
     path: str | None = None
