@@ -106,6 +106,16 @@ def test_more_host_memory_never_slows_a_step_down(less: int, more: int) -> None:
     assert after.lower_bound_seconds <= before.step_seconds
 
 
+@pytest.mark.parametrize("gpu", [16, 24, 139])
+def test_streaming_state_through_the_gpu_never_slows_a_step_down(gpu: int) -> None:
+    cluster = find_cluster("h200-1x").with_caps(gpu=gpu * GIB)
+    training = Training(sequence_length=4096, global_batch=16)
+    free, without = (
+        planned("llama-like-5.5b", cluster, training, **pins) for pins in ({}, {"streamed": 0})
+    )
+    assert free.predicted.step_seconds <= SEARCHES * without.predicted.step_seconds
+
+
 @cache
 def with_nodes(nodes: int) -> Plan:
     cluster = find_cluster("dgx-a100-40g").with_nodes(nodes)

@@ -171,6 +171,39 @@ def test_two_stages() -> None:
     _equal(graph, costs, POLICIES[:1], (Tier.GPU,), (resident,))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_block_whose_state_may_be_streamed(seed: int) -> None:
+    """Its ring is far larger than a toy, so the GPU is ample and pins keep the state off it."""
+    rng = random.Random(300 + seed)
+    graph = toy_graph(blocks=1, units=1 + seed % 2, deferred=seed < 2, master=rng.random() < 0.5)
+    costs = _random_costs(rng)
+    costs = replace(costs, rates=replace(costs.rates, cpu_update=3.0))
+    homes = product(Tier, Tier, Tier, (0.0, 0.5, 1.0))
+    seconds = {}
+    for parameters, gradients, activations, streamed in homes:
+        if streamed and Tier.NVME in (parameters, gradients):
+            continue
+        block = KindPlacement(
+            layers=1,
+            parameters={parameters: 1},
+            gradients={gradients: 1},
+            activations={Recompute.NONE: {activations: 1}},
+            optimizer={Tier.HOST: 1.0},
+            streamed=streamed,
+        )
+        kinds = {"embedding": _resident(1), "block": block, "head": _resident(1)}
+        programs = lower(graph, Placement(stages=(StagePlacement(kinds=kinds),)))
+        seconds[parameters, gradients, activations, streamed] = simulate(
+            programs, graph, costs
+        ).seconds
+    pins = (Pin("block", "optimizer", "host", None), Pin("block", "recompute", "none", None))
+    found = exact_placement(Candidate(graph.strategy, graph, costs), (*PINNED_ENDS, *pins))
+    assert found is not None
+    assert found.seconds == min(seconds.values())
+    *_, streamed = min(seconds, key=seconds.__getitem__)
+    assert streamed > 0  # by so slow a CPU
+
+
 def _equal(
     graph: Graph,
     costs: Costs,
