@@ -48,10 +48,10 @@ def checkpoint_staging(graph: Graph) -> int:
 def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     """Bytes of an entry that state passes through the GPU in: with its gradients and parameters.
 
-    Each of the three begins at a multiple of ALIGNMENT.
+    Each of the three begins at a multiple of ALIGNMENT. No entry is larger than a layer.
     """
-    sizes = graph.sizes
-    elements = streamed_chunk(chunk) // max(1, sizes.state) + widest_row(graph) + 1
+    sizes, most = graph.sizes, max(kind.parameters for kind in graph.kinds.values())
+    elements = min(most, streamed_chunk(chunk) // max(1, sizes.state) + widest_row(graph) + 1)
     parts = (sizes.state, sizes.gradient, sizes.parameter)
     return sum(-(-elements * size // ALIGNMENT) * ALIGNMENT for size in parts)
 
