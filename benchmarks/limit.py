@@ -1,19 +1,29 @@
 """Out-of-memory training on one GPU: plans first, then runs, predicted beside measured.
 
-    limit.py predict OUT [CASE ...]   write OUT/CASE.plan.yaml and OUT/predictions.json, no GPU
-    limit.py run OUT [CASE ...]       run those plans one after the other, one process each
-    limit.py table OUT                step seconds and memory, predicted beside measured, and the
-                                      mean and worst error of each over all cases
+    python -m benchmarks.limit predict OUT [CASE ...]   OUT/CASE.plan.yaml and OUT/predictions.json
+    python -m benchmarks.limit run OUT [CASE ...]       those plans run, one process each: CASE.json
+    python -m benchmarks.limit table OUT [OUT ...]      all of it beside bounds and peers, in one
+    python -m benchmarks.limit touch GIB                so much host memory taken and given back
+    python -m benchmarks.limit room CLUSTER FOLDER      a cluster file given all of FOLDER's drive
 
 Cases are the experiment files in benchmarks/limit/, given by how their names begin; none given are
-all. A run goes through the runtime's worker alone: what `bigplan launch` adds is Ray's start,
-outside of the steps. The first step, which warms up, is not in the measured median. Beside every
-step stand the GPU's mean SM clock and power, where NVML tells.
+all. Planning needs no GPU; a case that has run keeps its prediction. A run goes through the
+runtime's worker alone: what `bigplan launch` adds is Ray's start, outside of the steps. The first
+step, which warms up, is not in the measured median. Beside every step stand the GPU's mean SM clock
+and power, where NVML tells. `table` puts what peers.run left in OUT beside the cases of the same
+model, tokens, sequence length and GPU memory.
+
+A virtual machine's memory is slow where nothing has touched it yet, and may not even be counted as
+available: `touch` first. A profile counts half of what is free on a drive, as a user may want the
+rest: `room` counts all but 6 GiB. First weights are those of one layer for all layers of a kind,
+which changes losses and not seconds: one core draws about 95 M values a second, so that to draw
+those of every layer took about 30 of the 58 s that a 13B run needed to start.
 
 Environment: LIMIT_CLUSTER is a cluster file in place of the cases' own (cases d* want one with a
 drive), LIMIT_STEPS the number of steps of a run (5), LIMIT_SECONDS the time of a case (200), which
-begins no step that would end after it but always the first two; LIMIT_SCRATCH a folder for state on
-a drive. With LIMIT_TRACE, a run also writes the actions of its median step.
+begins no step that would end after it but always the first two, LIMIT_MINUTES the time of all
+cases of a call; LIMIT_SCRATCH a folder for state on a drive. With LIMIT_TRACE, a run also writes
+the actions of its median step.
 """
 
 from __future__ import annotations
@@ -21,6 +31,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,18 +39,31 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.limit_bound import bound_of
+from benchmarks.limit_table import table
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bigplan.plan import Plan
     from bigplan.profile.sensors import Reading
+    from bigplan.runtime.first_values import FirstValues
     from bigplan.runtime.worker import Worker
+    from bigplan.spec.model import ModelSpec, Parameter
+    from bigplan.spec.training import Training
     from bigplan.timeline import Timeline
 
 CASES = Path(__file__).parent / "limit"
 STEPS = int(os.environ.get("LIMIT_STEPS", "5"))
 SECONDS = float(os.environ.get("LIMIT_SECONDS", "200"))
+MINUTES = float(os.environ.get("LIMIT_MINUTES", "inf"))
+SCRATCH = Path(os.environ.get("LIMIT_SCRATCH", "/tmp/limit-scratch"))
 GRACE = 60.0  # seconds after its time in which a case may still end of itself
 READ_EVERY = 0.25  # seconds between looks at the GPU's clock and power
-TIERS = ("gpu", "host", "nvme")
+START = 30.0  # seconds from a process's start to its first step, about
+CLOSING = 15.0  # and from its last step to its end
+KEPT_FREE = 6 << 30  # bytes of a drive for logs and what is compiled
+CHUNK = 4 << 30  # bytes touched at a time: the kernel refuses more than it counts at that moment
 
 
 def cases(names: list[str]) -> list[Path]:
@@ -49,7 +73,7 @@ def cases(names: list[str]) -> list[Path]:
 
 
 def predict(out: Path, names: list[str]) -> None:
-    """Plan every case and write down what is promised."""
+    """Plan every case that has not run, and write down what is promised."""
     from bigplan.errors import BigplanError
     from bigplan.plan import load_plan, save_plan
 
@@ -57,43 +81,59 @@ def predict(out: Path, names: list[str]) -> None:
     path = out / "predictions.json"
     promised: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for case in cases(names):
+        if (out / f"{case.stem}.json").exists():
+            print(f"{case.stem}: has run, so its prediction stays")
+            continue
+        promised.pop(case.stem, None)
         try:
-            plan = plan_of(case)
+            plan, told = planned(case)
         except BigplanError as error:
             print(f"{case.stem}: {error}")
             continue
         save_plan(plan, out / f"{case.stem}.plan.yaml")
         load_plan(out / f"{case.stem}.plan.yaml")  # a run must be able to read it
-        predicted = plan.predicted
-        promised[case.stem] = {
-            "step_seconds": predicted.step_seconds,
-            "floor_seconds": predicted.step_seconds_overlapped,
-            "busy_seconds": dict(predicted.busy_seconds),
-            "op_seconds": dict(predicted.op_seconds),
-            "moved_bytes": dict(predicted.moved_bytes),
-            "memory": {str(use.tier): use.used_bytes for use in predicted.memory},
-            "strategy": plan.strategy.model_dump(exclude_defaults=True),
-        }
-        print(f"{case.stem}: {predicted.step_seconds:.3f} s", flush=True)
+        promised[case.stem] = told
+        bound = told["bound"]
+        seconds = f"{told['step_seconds']:.3f} s, bound {bound['seconds']:.3f} s ({bound['by']})"
+        print(f"{case.stem}: {seconds}", flush=True)
     path.write_text(json.dumps(promised, indent=1))
 
 
-def plan_of(case: Path) -> Plan:
-    """The plan that `bigplan plan` makes of an experiment file. Raises BigplanError."""
+def planned(case: Path) -> tuple[Plan, dict[str, Any]]:
+    """The plan that `bigplan plan` makes of an experiment file, and what is told of it.
+
+    Raises BigplanError.
+    """
     from bigplan.planner import Request, make_plan
     from bigplan.spec.experiment import load_experiment
 
     cluster = os.environ.get("LIMIT_CLUSTER")
     experiment = load_experiment(case, {"cluster": cluster} if cluster else {})
-    return make_plan(
+    training = experiment.resolved_training()
+    plan = make_plan(
         Request(
             experiment.model_spec(),
-            experiment.resolved_training(),
+            training,
             experiment.cluster_spec(),
             experiment.set,
             experiment.engine,
         )
     )
+    predicted = plan.predicted
+    return plan, {
+        "step_seconds": predicted.step_seconds,
+        "overlapped_seconds": predicted.step_seconds_overlapped,
+        "bound": bound_of(plan),
+        "busy_seconds": dict(predicted.busy_seconds),
+        "op_seconds": dict(predicted.op_seconds),
+        "moved_bytes": dict(predicted.moved_bytes),
+        "memory": {str(use.tier): use.used_bytes for use in predicted.memory},
+        "strategy": plan.strategy.model_dump(exclude_defaults=True),
+        "model": plan.model.name,
+        "tokens": training.tokens_per_step,
+        "length": training.sequence_length,
+        "caps": dict(experiment.caps),
+    }
 
 
 def run(out: Path, names: list[str]) -> None:
@@ -101,19 +141,36 @@ def run(out: Path, names: list[str]) -> None:
     environment = dict(os.environ)
     environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
+    promised = json.loads((out / "predictions.json").read_text())
+    end = time.monotonic() + 60 * MINUTES
     for case in cases(names):
-        plan = out / f"{case.stem}.plan.yaml"
-        if not plan.exists():
+        if case.stem not in promised:
+            continue
+        left = end - time.monotonic()
+        if left < START + 2.5 * promised[case.stem]["step_seconds"]:  # the first step is slower
+            print(f"== {case.stem}: not started, {left:.0f} s are too few", flush=True)
             continue
         print(f"== {case.stem}", flush=True)
-        command = [sys.executable, __file__, "one", str(out), case.stem]
-        try:
-            done = subprocess.run(command, env=environment, timeout=SECONDS + GRACE, check=False)
-        except subprocess.TimeoutExpired:
-            print(f"  {case.stem}: ended after {SECONDS + GRACE:.0f} s", flush=True)
-            continue
-        if done.returncode:
-            print(f"  {case.stem}: failed with exit code {done.returncode}", flush=True)
+        environment["LIMIT_SECONDS"] = str(min(SECONDS, left - CLOSING))
+        started = time.monotonic()
+        error = run_one(out, case.stem, environment, min(SECONDS + GRACE, left))
+        if error:
+            (out / f"{case.stem}.json").write_text(json.dumps({"error": error}))
+        took = f"{time.monotonic() - started:.0f} s in all"
+        print(f"  {case.stem}: {error + ', ' if error else ''}{took}", flush=True)
+
+
+def run_one(out: Path, name: str, environment: dict[str, str], seconds: float) -> str:
+    """One case in a process of its own, for at most so long; why it failed, or nothing."""
+    for left_behind in SCRATCH.glob("bigplan-rank*.bin"):
+        left_behind.unlink()  # by a process that was killed
+    command = [sys.executable, "-m", "benchmarks.limit", "one", str(out.resolve()), name]
+    root = CASES.parents[1]
+    try:
+        done = subprocess.run(command, env=environment, timeout=seconds, check=False, cwd=root)
+    except subprocess.TimeoutExpired:
+        return f"not done after {seconds:.0f} s"
+    return f"failed with exit code {done.returncode}" if done.returncode else ""
 
 
 def one(out: Path, name: str) -> None:
@@ -121,10 +178,12 @@ def one(out: Path, name: str) -> None:
     import torch
 
     from bigplan.plan import load_plan
+    from bigplan.runtime import worker as module
     from bigplan.runtime.worker import Worker
 
+    module.first_values = alike  # type: ignore[attr-defined]
     plan = load_plan(out / f"{name}.plan.yaml")
-    worker = Worker(plan, 0, 1, Path(os.environ.get("LIMIT_SCRATCH", "/tmp/limit-scratch")))
+    worker = Worker(plan, 0, 1, SCRATCH)
     started = time.perf_counter()
     worker.preflight()
     worker.start("")
@@ -157,6 +216,23 @@ def one(out: Path, name: str) -> None:
         ]
         (out / f"{name}.trace.json").write_text(json.dumps(events))
     tell(name, json.loads((out / "predictions.json").read_text())[name], record)
+
+
+def alike(model: ModelSpec, training: Training) -> FirstValues:
+    """The runtime's seeded first values, but every layer of a kind has those of the first."""
+    from bigplan.runtime.first_values import first_values
+
+    drawn = first_values(model, training)
+    kept: dict[str, Tensor] = {}
+
+    def first(kind: str, layer: int, parameter: Parameter) -> Tensor:
+        if kind != "block":  # of the others there is one
+            return drawn(kind, layer, parameter)
+        if parameter.name not in kept:
+            kept[parameter.name] = drawn(kind, layer, parameter)
+        return kept[parameter.name]
+
+    return first
 
 
 def measured_steps(worker: Worker, end: float) -> list[dict[str, Any]]:
@@ -223,43 +299,34 @@ def tell(name: str, predicted: dict[str, Any], record: dict[str, Any]) -> None:
         print(f"    {tier}: promised {nbytes / 2**30:.2f} measured {used / 2**30:.2f} GiB")
 
 
-def table(out: Path) -> None:
-    """Predicted beside measured, and how near the floor: the plan with perfect overlap."""
-    promised = json.loads((out / "predictions.json").read_text())
-    errors: dict[str, dict[str, float]] = {what: {} for what in ("step", *TIERS)}
-    print(
-        f"{'case':26s} {'pred s':>8s} {'meas s':>8s} {'error':>7s} {'of floor':>8s} {'GHz':>5s}"
-        "   GPU GiB pred/meas  host GiB pred/meas  drive GiB pred/meas"
-    )
-    for name, predicted in promised.items():
-        path = out / f"{name}.json"
-        if not path.exists():
-            print(f"{name:26s} {predicted['step_seconds']:8.3f}  did not run")
-            continue
-        record = json.loads(path.read_text())
-        measured = statistics.median(record["seconds"][1:])
-        errors["step"][name] = predicted["step_seconds"] / measured - 1
-        memory = []
-        for tier in TIERS:
-            here, there = predicted["memory"].get(tier, 0), record["memory"].get(tier, 0)
-            if here or there:
-                errors[tier][name] = here / there - 1 if there else float("inf")
-            memory.append(f"{here / 2**30:8.2f}/{there / 2**30:8.2f}")
-        clock = (record["gpu_state"] or {}).get("clock_hertz", float("nan")) / 1e9
-        seconds = f"{predicted['step_seconds']:8.3f} {measured:8.3f} {errors['step'][name]:+7.1%}"
-        floor = predicted["floor_seconds"] / measured
-        print(f"{name:26s} {seconds} {floor:8.1%} {clock:5.2f}  {'  '.join(memory)}")
-    print(f"{len(errors['step'])} of {len(promised)} cases ran")
-    for what, by_case in errors.items():
-        summary(what, by_case)
+def touch(gibibytes: int) -> None:
+    """Have so much host memory in use once, in parts, by all cores."""
+    from bigplan.runtime.slab import aligned_empty
+    from bigplan.runtime.slab import touch as touch_pages
+
+    Path("/proc/self/oom_score_adj").write_text("1000")  # if there is less, end this process
+    parts: list[Tensor] = []
+    started = time.perf_counter()
+    while len(parts) * CHUNK < gibibytes << 30:
+        parts.append(aligned_empty(CHUNK))
+        touch_pages(parts[-1])
+    print(f"{gibibytes} GiB touched in {time.perf_counter() - started:.1f} s", flush=True)
 
 
-def summary(what: str, by_case: dict[str, float]) -> None:
-    """Mean and worst error of one quantity."""
-    if by_case:
-        worst = max(by_case, key=lambda name: abs(by_case[name]))
-        mean = statistics.mean(map(abs, by_case.values()))
-        print(f"{what}: MAPE {mean:.2%}, worst {by_case[worst]:+.2%} ({worst})")
+def room(path: Path, folder: Path) -> None:
+    """Let the cluster file's drive, which holds `folder`, have nearly all that is free there."""
+    from bigplan.spec.catalog import find_cluster
+    from bigplan.spec.dump import to_yaml
+
+    cluster = find_cluster(str(path))
+    group = cluster.group
+    assert group.nvme is not None, f"{path} has no drive: profile with --nvme {folder}"
+    capacity = shutil.disk_usage(folder).free - KEPT_FREE
+    told = {"capacity": f"free on the drive, less {KEPT_FREE >> 30} GiB: benchmarks/limit.py"}
+    drives = group.nvme.replaced({"capacity": capacity}, told)
+    group = group.model_copy(update={"nvme": drives})
+    path.write_text(to_yaml(cluster.model_copy(update={"node_groups": (group,)})))
+    print(f"{capacity / 2**30:.1f} GiB on the drive", flush=True)
 
 
 def main() -> None:
@@ -271,8 +338,12 @@ def main() -> None:
             run(Path(out), names)
         case ["one", out, name]:
             one(Path(out), name)
-        case ["table", out]:
-            table(Path(out))
+        case ["table", *outs] if outs:
+            table([Path(out) for out in outs])
+        case ["touch", gibibytes]:
+            touch(int(gibibytes))
+        case ["room", cluster, folder]:
+            room(Path(cluster), Path(folder))
         case _:
             sys.exit(__doc__)
 

@@ -215,12 +215,13 @@ def _row_fractions(
     rest = [
         0.0 if Tier.NVME in home else 1.0 - gpu for home, gpu in zip(homes, on_gpu, strict=True)
     ]
-    streamed = min(1.0, placement.streamed / sum(rest)) if placement.streamed else 0.0
+    left = sum(rest)  # a solver's noise of streamed layers may find none
+    streamed = min(1.0, placement.streamed / left) if left else 0.0
     host, nvme = wanted.get(Tier.HOST, 0.0) - placement.streamed, wanted.get(Tier.NVME, 0.0)
     by_cpu = host / (host + nvme) if nvme > 0 else 1.0
     return [
-        _shares(gpu, streamed * left, max(0.0, by_cpu))
-        for gpu, left in zip(on_gpu, rest, strict=True)
+        _shares(gpu, streamed * part, max(0.0, by_cpu))
+        for gpu, part in zip(on_gpu, rest, strict=True)
     ]
 
 

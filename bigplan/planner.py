@@ -23,7 +23,7 @@ from bigplan.plan import (
     StepParts,
     digest,
 )
-from bigplan.program import Lane, Program, counted
+from bigplan.program import Lane, Program, counted, resource
 from bigplan.simulate import simulate
 from bigplan.solve.candidate import Candidate, Trial, Workload, problem_of
 from bigplan.solve.decisions import decisions_of
@@ -158,13 +158,13 @@ def memory_use(programs: tuple[Program, ...], candidate: Candidate) -> Iterator[
 
 
 def moved_bytes(programs: tuple[Program, ...]) -> dict[str, int]:
-    """Bytes that a GPU's step moves through each lane, of the stage that moves most there."""
+    """Bytes that a GPU's step moves through each link, of the stage that moves most there."""
     most: dict[str, int] = {}
     for program in programs:
         alone: dict[str, int] = defaultdict(int)
         for action, times in counted(program.step):
-            if action.lane not in (Lane.COMPUTE, Lane.CPU) and action.amount:
-                alone[action.lane.value] += times * action.amount
+            if action.lane not in (Lane.COMPUTE, Lane.GPU_UPDATE, Lane.CPU) and action.amount:
+                alone[resource(action.lane).value] += times * action.amount
         most.update({lane: n for lane, n in alone.items() if n > most.get(lane, 0)})
     return dict(sorted(most.items()))
 

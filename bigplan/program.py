@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from bigplan.graph.graph import Recompute
 from bigplan.placement import LayerPlacement, Share, Tier
@@ -66,6 +67,11 @@ class Lane(StrEnum):
 LINKS = {Lane.STATE_IN: Lane.H2D, Lane.STATE_OUT: Lane.D2H}
 
 
+def resource(lane: Lane) -> Lane:
+    """What a lane keeps busy: itself, or the link that it shares with another."""
+    return LINKS.get(lane, lane)
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """`count` equal entries of `nbytes` each, allocated for the whole run."""
@@ -82,8 +88,7 @@ class Buffer:
         return self.nbytes * self.count
 
 
-@dataclass(frozen=True, slots=True)
-class Ref:
+class Ref(NamedTuple):
     """An entry of a buffer and what is in it. `moving`: both follow the micro-batch."""
 
     buffer: str
@@ -92,8 +97,7 @@ class Ref:
     moving: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(NamedTuple):  # as is Ref: a dataclass takes three times as long to make
     """One step of a rank. `amount`: bytes moved, or elements updated."""
 
     op: Op
@@ -168,19 +172,7 @@ def expand(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[A
 
 def numbered(action: Action, number: int) -> Action:
     """The action for another micro-batch."""
-    # dataclasses.replace takes four times as long, and there are hundreds of thousands of these.
-    return Action(
-        action.op,
-        action.lane,
-        action.layer,
-        action.reads,
-        action.writes,
-        action.frees,
-        action.amount,
-        number,
-        action.recompute,
-        action.share,
-    )
+    return action._replace(micro_batch=number)
 
 
 def only(instructions: tuple[Instruction, ...], ops: Collection[Op]) -> tuple[Instruction, ...]:

@@ -138,3 +138,12 @@ def test_impossible_placements_are_refused(change: dict[str, Any], message: str)
     with pytest.raises(ValidationError) as error:
         KindPlacement.model_validate(valid | change)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("streamed", [0.0, 5e-6])
+def test_a_solvers_noise_of_streamed_layers_streams_none_that_the_gpu_holds(
+    streamed: float,
+) -> None:
+    placement = kind_placement(2).model_copy(update={"streamed": streamed})
+    for at in layer_table(placement):
+        assert at.rows == {share: float(share is Share.GPU) for share in Share}

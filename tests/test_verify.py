@@ -76,7 +76,7 @@ def _swap(op: Op, other: Op, layer: int | None = None) -> Edit:
 def _change(op: Op, layer: int | None = None, **fields: Any) -> Edit:
     def edit(actions: Actions) -> Actions:
         i = _find(actions, op, layer)
-        return (*actions[:i], replace(actions[i], **fields), *actions[i + 1 :])
+        return (*actions[:i], actions[i]._replace(**fields), *actions[i + 1 :])
 
     return edit
 
@@ -108,7 +108,7 @@ def _free_early(actions: Actions) -> Actions:
 def _swapped_messages(actions: Actions) -> Actions:
     """All work on the first two micro-batches trades places."""
     numbers = {0: 1, 1: 0}
-    return tuple(replace(a, micro_batch=numbers.get(a.micro_batch, a.micro_batch)) for a in actions)
+    return tuple(a._replace(micro_batch=numbers.get(a.micro_batch, a.micro_batch)) for a in actions)
 
 
 def _placement(graph: Graph) -> Placement:
@@ -262,7 +262,7 @@ BROKEN = {
 
 def _without_batch(actions: Actions, op: Op) -> Actions:
     return tuple(
-        replace(a, reads=tuple(ref for ref in a.reads if ref.content != "data"))
+        a._replace(reads=tuple(ref for ref in a.reads if ref.content != "data"))
         if a.op is op
         else a
         for a in actions
@@ -271,18 +271,18 @@ def _without_batch(actions: Actions, op: Op) -> Actions:
 
 def _foreign(actions: Actions) -> Action:
     forward = actions[_find(actions, Op.FORWARD, 0)]
-    return replace(forward, micro_batch=99)
+    return forward._replace(micro_batch=99)
 
 
 def _started_again(actions: Actions, layer: int) -> Actions:
     i = _find(actions, Op.BACKWARD, layer, 1)
     reads = tuple(ref for ref in actions[i].reads if ref.content != f"g{layer}")
-    return (*actions[:i], replace(actions[i], reads=reads), *actions[i + 1 :])
+    return (*actions[:i], actions[i]._replace(reads=reads), *actions[i + 1 :])
 
 
 def _renamed(actions: Actions, old: str, new: str) -> Actions:
     return tuple(
-        replace(a, reads=tuple(replace(r, buffer=new) if r.buffer == old else r for r in a.reads))
+        a._replace(reads=tuple(r._replace(buffer=new) if r.buffer == old else r for r in a.reads))
         for a in actions
     )
 

@@ -46,6 +46,14 @@ class Shape:
         """Bytes of an element in the compute dtype."""
         return DTYPE_BYTES[self.training.precision]
 
+    def new_gradients(self, tensors: tuple[Tensor, ...]) -> int:
+        """Bytes of gradients by parameters that live before they are added to their sums.
+
+        The native runtime's products add those of matrices to fp32 sums themselves.
+        """
+        summed = self.fused and self.training.gradient_precision == "fp32"
+        return self.element * sum(t.elements for t in tensors if not summed or t.rows == 1)
+
     @property
     def tp(self) -> int:
         """Tensor-parallel ranks."""
@@ -309,10 +317,9 @@ def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -
     14336: 319 / 520 / 923 MB; this gives 352 / 587 / 1057. A fused norm makes no such copies.
     """
     hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tp
-    elements = sum(tensor.elements for tensor in tensors)
     inside = (2 * shape.tokens + hidden) * ffn * shape.element
     copies = 0 if shape.fused else 5 * 4 * shape.tokens * hidden
-    at_end = elements * shape.element + copies - saved
+    at_end = shape.new_gradients(tensors) + copies - saved
     # Materialised: the gradients of dropout and softmax, two of the saved five bytes' worth each,
     # when what the MLP saved is gone.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5

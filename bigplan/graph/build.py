@@ -147,7 +147,7 @@ def _head(shape: Shape, chunk: int) -> LayerKind:
     chunks = -(-tokens // chunk)
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows
-    gradients = sum(tensor.elements for tensor in written) * shape.element
+    gradients = shape.new_gradients(written)
     if shape.fused:  # the gradient takes the place of the logits
         workspace = logits * shape.element + gradients
     else:

@@ -9,10 +9,11 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.report.stages import TENSORS, Stage
-from bigplan.report.text import listed
+from bigplan.report.text import listed, percent
 from bigplan.units import format_count
 
 DEGREES = (("data parallel", "dp"), ("tensor parallel", "tp"), ("pipeline", "pp"))
+HARDLY = 1e-4  # of the optimizer state: too little to name
 
 
 def decision(plan: Plan, stages: Sequence[Stage]) -> str:
@@ -26,7 +27,7 @@ def decision(plan: Plan, stages: Sequence[Stage]) -> str:
     return (
         f"Train {plan.model.name} ({size} parameters) on {where} "
         f"with {strategy_text(plan.strategy)}, {batch} a step in {plan.training.precision}; "
-        f"{_away(stages)}; {_again(plan.model.layers, stages)}."
+        f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}."
     )
 
 
@@ -63,6 +64,16 @@ def _away(stages: Sequence[Stage]) -> str:
     if not away:
         return "everything stays on the GPU"
     return f"off the GPU at least in part: {listed(away)}"
+
+
+def _streamed(stages: Sequence[Stage]) -> str:
+    """The share of optimizer state that passes through the GPU; stages may differ."""
+    least, most = (end(stage.streamed for stage in stages) for end in (min, max))
+    if most < HARDLY:
+        return ""
+    told = "all" if least > 1 - HARDLY else percent(most)
+    told = told if most - least < HARDLY else f"up to {told}"
+    return f"; {told} of the optimizer state is streamed through the GPU for its update"
 
 
 def _again(layers: int, stages: Sequence[Stage]) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigplan.plan import Plan
 from bigplan.program import Lane
 from bigplan.report.operators import OperatorRow
+from bigplan.report.resources import covered
 from bigplan.timeline import Timeline
 
 # Lanes on which kernels run: NCCL's collectives and messages are kernels too, copies are not.
-KERNELS = (Lane.COMPUTE, Lane.COMM, Lane.SEND, Lane.RECV)
+KERNELS = (Lane.COMPUTE, Lane.GPU_UPDATE, Lane.COMM, Lane.SEND, Lane.RECV)
+
+ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE)
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def efficiency_of(plan: Plan, timeline: Timeline, rows: Sequence[OperatorRow]) -
     gpu, step = plan.cluster.group.gpu, plan.predicted.step_seconds
     stages = plan.strategy.pp
     layers = [row for row in rows if row.of_layers]
-    on_gpu = [row for row in rows if row.of_layers or row.where == Lane.COMPUTE]
+    on_gpu = [row for row in rows if row.of_layers or row.where in ON_GPU]
     busy = sum(row.seconds for row in on_gpu) or 1.0
     products = [row for row in layers if row.tensor_cores is not None]
     slow = sum(row.seconds for row in products if not row.tensor_cores)
@@ -62,22 +65,12 @@ def _by_bound(rows: Sequence[OperatorRow]) -> dict[str, float]:
 
 def _running(timeline: Timeline, stages: int) -> float:
     """Share of the step in which a kernel runs, on average over the stages."""
-    covered = sum(
-        _covered(
+    running = sum(
+        covered(
             (event.start, event.end)
             for event in timeline.events
             if event.stage == stage and event.lane in KERNELS
         )
         for stage in range(stages)
     )
-    return covered / stages / timeline.seconds if timeline.seconds else 0.0
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
-    total, reached = 0.0, 0.0
-    for start, end in sorted(spans):
-        if end > reached:
-            total += end - max(start, reached)
-            reached = end
-    return total
+    return running / stages / timeline.seconds if timeline.seconds else 0.0

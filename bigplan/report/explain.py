@@ -18,7 +18,7 @@ from bigplan.report.stages import stages_of
 class Explanation:
     """Everything that `bigplan explain` shows.
 
-    `hidden_from`: the slowest transfer's lane and the tokens a step from which on compute takes
+    `hidden_from`: the slowest transfer's resource and the tokens a step from which on compute takes
     longer, if all pass each layer together; None where nothing is moved or no number of tokens
     would do. `monitor` is the program in which people look for utilisation.
     """

@@ -49,9 +49,16 @@ def _cell(stages: Sequence[Stage], tensor: str, tier: str) -> str:
     homes = [stage.homes[tensor][tier] for stage in stages if tier in stage.homes[tensor]]
     if not homes:
         return "-"
-    least, most = min(h.nbytes for h in homes), max(h.nbytes for h in homes)
-    nbytes = bytes_text(most) if least == most else f"{bytes_text(least)} - {bytes_text(most)}"
-    return f"{_amount(stages[0], tensor, homes[0])}: {nbytes}"
+    told = f"{_amount(stages[0], tensor, homes[0])}: {_range([home.nbytes for home in homes])}"
+    streamed = [home.streamed * home.nbytes for home in homes]
+    if any(streamed):
+        told += f", {_range(streamed)} streamed"
+    return told
+
+
+def _range(nbytes: Sequence[float]) -> str:
+    least, most = min(nbytes), max(nbytes)
+    return bytes_text(most) if least == most else f"{bytes_text(least)} - {bytes_text(most)}"
 
 
 def _amount(stage: Stage, tensor: str, home: Home) -> str:

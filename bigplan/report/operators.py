@@ -18,7 +18,7 @@ from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.graph.operators import Attention, Gemm, Operator
 from bigplan.plan import Plan
 from bigplan.planner import programs_of
-from bigplan.program import Lane, Op, Program, counted
+from bigplan.program import Lane, Op, Program, counted, resource
 from bigplan.report.waste import tile_lost, wave_lost
 from bigplan.simulate import action_seconds
 from bigplan.solve.candidate import Candidate
@@ -28,7 +28,7 @@ LAUNCHES = "waiting for launches"  # what a pass takes beyond its operators
 ALIGNED = 8  # elements: what tensor-core kernels load at once (NVIDIA, mixed-precision guide)
 PASSES = ("forward", "backward", "recompute")
 PER_MICRO_BATCH, PER_STEP = "micro-batch", "step"
-MOVES = {
+MOVES: dict[str, str] = {
     Lane.H2D: "transfer",
     Lane.D2H: "transfer",
     Lane.NVME_READ: "transfer",
@@ -43,11 +43,11 @@ MOVES = {
 class OperatorRow:
     """One operator or move, `times` times a step; seconds, FLOPs and bytes are those of all.
 
-    `where` is the layer kind, or the lane of a move. `phase` is forward, backward or recompute; of
-    a move, whether every micro-batch makes it, or every unit or step. `tensor_cores` is None where
-    the question does not arise. `tile_lost` and `wave_lost` are shares of the work of 128 x 256
-    tiles that lie outside the matrix, and of the multiprocessors' time in which the last wave
-    leaves them idle; `lost` is the share of the priced time that both cost with the best tile.
+    `where` is the layer kind, or the resource of a move. `phase` is forward, backward or recompute;
+    of a move, whether every micro-batch makes it, or every unit or step. `tensor_cores` is None
+    where the question does not arise. `tile_lost` and `wave_lost` are shares of the work of
+    128 x 256 tiles that lie outside the matrix, and of the multiprocessors' time in which the last
+    wave leaves them idle; `lost` is the share of the priced time that both cost with the best tile.
     `of_peak` is the rate reached: of the GPU's peak FLOP/s where arithmetic binds, of its nominal
     memory bandwidth elsewhere.
     """
@@ -166,22 +166,22 @@ def uses_tensor_cores(operator: Operator, gpu: Gpu, precision: str) -> bool | No
 def _action_rows(candidate: Candidate, programs: tuple[Program, ...]) -> Iterator[OperatorRow]:
     """Updates, norms and everything that moves, by action and lane."""
     graph, costs = candidate.graph, candidate.costs
-    totals: dict[tuple[Op, Lane, str], tuple[int, float, float]] = {}
+    totals: dict[tuple[Op, str, str], tuple[int, float, float]] = {}
     for program in programs:
         for action, times in counted(program.step):
             if action.op in (Op.FORWARD, Op.BACKWARD, Op.FREE):
                 continue
             phase = PER_MICRO_BATCH if action.micro_batch >= 0 else PER_STEP
-            key = action.op, action.lane, phase
+            key = action.op, resource(action.lane), phase
             count, seconds, nbytes = totals.get(key, (0, 0.0, 0.0))
             totals[key] = (
                 count + times,
                 seconds + times * action_seconds(action, graph, costs),
                 nbytes + times * action.amount * _bytes_each(action.op, graph),
             )
-    for (op, lane, phase), (times, seconds, nbytes) in totals.items():
-        bound = MOVES.get(lane, str(Bound.MEMORY))
-        yield OperatorRow(str(lane), phase, str(op), times, seconds, 0.0, nbytes, bound)
+    for (op, where, phase), (times, seconds, nbytes) in totals.items():
+        bound = MOVES.get(where, str(Bound.MEMORY))
+        yield OperatorRow(where, phase, str(op), times, seconds, 0.0, nbytes, bound)
 
 
 def _bytes_each(op: Op, graph: Graph) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from bigplan.plan import Plan
 from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of
+from bigplan.report.resources import resource_seconds
 from bigplan.report.rivals import why_slower
 from bigplan.report.stages import stages_of
 from bigplan.timeline import Timeline
@@ -32,8 +33,10 @@ def plan_json(plan: Plan, search_seconds: float, answer: Answer | None = None) -
 
     `stages[].layers` and `recompute` count transformer blocks. `placement` maps parameters,
     gradients, optimizer and activations to the fraction of their bytes on each tier, over all of
-    the stage's layers (embedding and head included); `homes` to layers and bytes. `memory[].scope`
-    says whether the bytes are those of one GPU or of one node. `step_parts` add up to the step.
+    the stage's layers (embedding and head included); `homes` to layers, bytes and the fraction of
+    them that is streamed through the GPU. `memory[].scope` says whether the bytes are those of one
+    GPU or of one node. Lanes that share a link are one in `busy_seconds` and `moved_bytes`.
+    `step_parts` add up to the step.
     `drives` is null where nothing is written to NVMe, `what_if` where nothing was asked.
     """
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
@@ -68,6 +71,6 @@ def timeline_json(timeline: Timeline) -> dict[str, Any]:
     """Step time and busy seconds, without the single events."""
     return {
         "step_seconds": timeline.seconds,
-        "busy_seconds": timeline.busy(),
+        "busy_seconds": resource_seconds(timeline),
         "op_seconds": timeline.total_by(lambda event: event.op),
     }

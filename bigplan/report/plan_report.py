@@ -13,6 +13,7 @@ from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of, wear_text
 from bigplan.report.homes import homes_table
 from bigplan.report.memory import memory_table
+from bigplan.report.resources import resource_seconds
 from bigplan.report.rivals import rivals_table
 from bigplan.report.seconds import busy_table, parts_table
 from bigplan.report.stages import stages_of
@@ -40,10 +41,10 @@ def plan_report(plan: Plan, search_seconds: float) -> RenderableType:
 
 
 def timeline_report(timeline: Timeline) -> RenderableType:
-    """Step time and busy lanes."""
+    """Step time and busy resources."""
     return Group(
         Text(f"One step: {seconds_text(timeline.seconds)}"),
-        busy_table(timeline.busy(), timeline.seconds),
+        busy_table(resource_seconds(timeline), timeline.seconds),
     )
 
 

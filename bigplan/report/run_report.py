@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigplan.launcher.record import Record
+from bigplan.report.resources import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
 from bigplan.units import format_bytes, format_count
 
@@ -20,7 +21,9 @@ def run_report(record: Record) -> RenderableType:
         predicted, measured = record.predicted, record.measured
         parts += [
             comparison(
-                "One steady step by resource (busy seconds)", predicted.busy(), measured.busy()
+                "One steady step by resource (busy seconds)",
+                resource_seconds(predicted),
+                resource_seconds(measured),
             ),
             comparison(
                 "One steady step by kind of action (seconds)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.placement import KindPlacement, StagePlacement, Tier
@@ -19,12 +19,14 @@ class Home:
 
     `layers` counts all layers, embedding and head among them (of activations: the blocks by how
     much of their forward runs again); the optimizer's are parts of layers. `nbytes` are those of
-    one GPU, or of one node for host and NVMe.
+    one GPU, or of one node for host and NVMe. `streamed` is the fraction of them that passes
+    through the GPU for its update: optimizer state in host memory.
     """
 
     layers: float
     nbytes: int
     recompute: Mapping[str, int]
+    streamed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Stage:
     def recomputed(self) -> int:
         """Blocks that run at least a part of their forward twice."""
         return sum(n for policy, n in self.recompute.items() if policy != Recompute.NONE)
+
+    @property
+    def streamed(self) -> float:
+        """The fraction of all its optimizer state that passes through the GPU."""
+        host = self.homes["optimizer"].get(Tier.HOST)
+        return host.streamed * self.placement["optimizer"][Tier.HOST] if host else 0.0
 
 
 def stages_of(plan: Plan) -> list[Stage]:
@@ -64,12 +72,26 @@ def _stage(graph: Graph, placed: StagePlacement, memory: list[MemoryUse]) -> Sta
     for name, kind in placed.kinds.items():
         for tensor, tier, size in _sizes(graph, name, kind):
             nbytes[tensor][str(tier)] += size
+    homes = dict(_homes(placed, blocks, {use.tier: use.by_purpose for use in memory}))
+    state = homes["optimizer"]
+    if Tier.HOST in state:
+        state[Tier.HOST] = replace(state[Tier.HOST], streamed=_streamed(graph, placed))
     return Stage(
         layers=sum(kind.layers for kind in blocks),
         recompute={policy: count for policy, count in recompute.items() if count},
         placement={tensor: _fractions(tiers) for tensor, tiers in nbytes.items()},
-        homes=dict(_homes(placed, blocks, {use.tier: use.by_purpose for use in memory})),
+        homes=homes,
     )
+
+
+def _streamed(graph: Graph, placed: StagePlacement) -> float:
+    """The fraction of the optimizer state in host memory that passes through the GPU."""
+    whole = part = 0.0
+    for name, kind in placed.kinds.items():
+        elements = graph.kinds[name].parameters
+        whole += kind.optimizer.get(Tier.HOST, 0.0) * elements
+        part += kind.streamed * elements
+    return part / whole if graph.sizes.state else 0.0
 
 
 def _sizes(graph: Graph, name: str, kind: KindPlacement) -> list[tuple[str, Tier, float]]:

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from functools import partial
 
-from bigplan.program import Action, Dependencies, Instruction, Op, expand
+import torch
+
+from bigplan.placement import Tier
+from bigplan.program import Action, Dependencies, Instruction, Op, Ref, expand
 from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
-from bigplan.runtime.lanes import Clock, Done, Lanes, finish
+from bigplan.runtime.lanes import STREAMED, Clock, Done, Lanes, finish
 from bigplan.runtime.moves import move, reduce
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.update import Update
@@ -80,7 +83,22 @@ class Executor:
         self._does.get(action.op, self._move)(action)
         if self._poison:
             for ref in action.frees:
-                self._context.memory.poison(self._context.key(ref, action))
+                self._spoil(action, ref)
+
+    def _spoil(self, action: Action, ref: Ref) -> None:
+        """Fill an entry with NaN: after the copies out of it, before whoever waits for the action.
+
+        A stream orders fills of device memory alone. The host's are made at once, while copies that
+        the stream waits for may be under way; a lane without a stream uses the default one, which
+        nobody waits for.
+        """
+        on_gpu = self._context.program.buffers[ref.buffer].tier is Tier.GPU
+        ordered = self._context.device.type == "cpu" or on_gpu == (action.lane in STREAMED)
+        if not ordered:
+            torch.cuda.current_stream().synchronize()
+        self._context.memory.poison(self._context.key(ref, action))
+        if not ordered:
+            torch.cuda.current_stream().synchronize()
 
     def _write(self, action: Action) -> None:
         assert self.saver is not None, "a program with CKPT needs a checkpoint to write"

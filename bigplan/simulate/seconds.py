@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph
-from bigplan.program import Action, Lane, Op, Program, counted
+from bigplan.program import Action, Lane, Op, Program, counted, resource
 
 MOVES = {
     Lane.H2D: "h2d",
@@ -54,7 +54,7 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
 class Totals:
     """Seconds of a step's actions, overlapping or not."""
 
-    by_lane: Mapping[str, float]  # of the busiest stage on each lane
+    by_lane: Mapping[str, float]  # of the busiest stage; lanes of one link together
     by_op: Mapping[str, float]  # of all stages
     serial: float  # of the busiest stage, one action after the other
 
@@ -69,7 +69,7 @@ def total_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> To
         for action, times in counted(program.step):
             if action.op is not Op.FREE:
                 seconds = times * action_seconds(action, graph, costs)
-                lanes[action.lane.value] += seconds
+                lanes[resource(action.lane).value] += seconds
                 ops[action.op.value] += seconds
         worst.update({k: v for k, v in lanes.items() if v > worst.get(k, -1.0)})
         serial = max(serial, sum(lanes.values()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bigplan.placement import Tier
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a problem makes thousands, and freezing takes a fifth of that
 class Linear:
     """A constant plus coefficients by variable name."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from bigplan.errors import VerificationError
@@ -140,24 +140,30 @@ def _updates(instructions: tuple[Instruction, ...]) -> list[Action]:
 
 def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]) -> None:
     """Every piece and chunk of optimizer state is used once, and all rows have one."""
-    states = Counter(ref.content for a in updates for ref in a.writes if is_of("o", ref.content))
-    rows = Counter[int]()
+    written = [ref.content for a in updates for ref in a.writes if is_of("o", ref.content)]
+    used, distinct = (Counter(map(_home, names)) for names in (written, set(written)))
+    pieces, rows = Counter[str](), Counter[int]()
+    for buffer in program.buffers.values():
+        pieces[_home(buffer.name)] += buffer.count
     times = Counter(action.layer for action in updates)
     for action in updates:
         rows[action.layer] += action.amount
     for layer in program.layers:
-        buffers = [b for b in program.buffers.values() if b.name.startswith(f"o{layer}.")]
-        pieces = sum(buffer.count for buffer in buffers)
-        mine = {name: n for name, n in states.items() if name.startswith(f"o{layer}.")}
+        home = f"o{layer}"
         whole = graph.kinds[graph.layers[layer]].parameters
         owned = -(-whole // graph.strategy.dp) if graph.strategy.zero else whole
-        once = len(mine) == pieces and all(n == 1 for n in mine.values())
+        once = used[home] == distinct[home] == pieces[home]
         # A shard, and each chunk, rounds up to whole elements.
         if not once or not owned <= rows[layer] <= owned + times[layer]:
             raise VerificationError(
                 f"stage {program.stage}: in the {part}, layer {layer} updates {rows[layer]} of its "
-                f"{owned} elements, in {sum(mine.values())} of {pieces} pieces"
+                f"{owned} elements, in {used[home]} of {pieces[home]} pieces"
             )
+
+
+def _home(name: str) -> str:
+    """'o5' of 'o5.streamed.3': the layer whose optimizer state it is."""
+    return name.partition(".")[0]
 
 
 def _check_messages(programs: Sequence[Program]) -> None:
@@ -165,23 +171,30 @@ def _check_messages(programs: Sequence[Program]) -> None:
 
     With virtual stages the last stage's neighbour is the first.
     """
-    for upstream, downstream in zip(programs, (*programs[1:], programs[0]), strict=True):
-        for label, sender, receiver in (("h", upstream, downstream), ("d", downstream, upstream)):
-            for part in ("first", "step", "evaluate"):
-                sent = list(_messages(getattr(sender, part), Op.SEND, label))
-                received = list(_messages(getattr(receiver, part), Op.RECV, label))
-                if sent != received:
+    for part in ("first", "step", "evaluate"):
+        sent, received = (
+            [_messages(getattr(program, part), op) for program in programs]
+            for op in (Op.SEND, Op.RECV)
+        )
+        for up in range(len(programs)):
+            down = (up + 1) % len(programs)
+            for label, sender, receiver in (("h", up, down), ("d", down, up)):
+                out, come = sent[sender][label], received[receiver][label]
+                if out != come:
                     raise VerificationError(
-                        f"stage {sender.stage} sends {len(sent)} {label!r} messages to stage "
-                        f"{receiver.stage}, which receives {len(received)}, or in another order"
+                        f"stage {programs[sender].stage} sends {len(out)} {label!r} messages to "
+                        f"stage {programs[receiver].stage}, which receives {len(come)}, or in "
+                        "another order"
                     )
 
 
-def _messages(instructions: tuple[Instruction, ...], op: Op, label: str) -> Iterable[str]:
+def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[str, list[str]]:
+    """What is sent, or received, in order, by its first letter: a hidden state or a gradient."""
+    found: dict[str, list[str]] = defaultdict(list)
     for action, number in walk(only(instructions, (op,))):
-        refs = action.reads if op is Op.SEND else action.writes
-        if refs[0].content.startswith(label):
-            yield content(refs[0], number)
+        ref = (action.reads if op is Op.SEND else action.writes)[0]
+        found[ref.content[0]].append(content(ref, number))
+    return found
 
 
 def _check_collectives(programs: Sequence[Program]) -> None:

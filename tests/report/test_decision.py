@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from bigplan.graph.strategy import Strategy
 from bigplan.report.decision import decision, strategy_text
-from bigplan.report.stages import stages_of
+from bigplan.report.stages import Home, stages_of
 from tests.tiny import tiny_plan
 
 
@@ -23,6 +23,23 @@ def test_what_leaves_the_gpu_is_listed() -> None:
     text = decision(plan, [replace(stage, placement=away)])
     assert "off the GPU at least in part: gradients and optimizer state" in text
     assert "everything stays on the GPU" in decision(plan, [stage])
+
+
+def test_what_is_streamed_is_a_share_of_the_optimizer_state() -> None:
+    plan = tiny_plan()
+    stage = stages_of(plan)[0]
+    some, none, whole = (
+        replace(
+            stage,
+            placement={**stage.placement, "optimizer": {"gpu": 1 - host, "host": host}},
+            homes={**stage.homes, "optimizer": {"host": Home(1, 1, {}, streamed)}},
+        )
+        for host, streamed in ((0.5, 0.5), (0.5, 0.0), (1.0, 1.0))
+    )
+    assert "; 25% of the optimizer state is streamed through the GPU" in decision(plan, [some])
+    assert "; up to 25% of the optimizer state is" in decision(plan, [none, some])
+    assert "streamed" not in decision(plan, [none])
+    assert "; all of the optimizer state is streamed" in decision(plan, [whole])
 
 
 def test_uneven_ends_and_missing_sequence_parallelism_are_told() -> None:

@@ -21,6 +21,7 @@ def event(lane: Lane, start: float, end: float, stage: int = 0) -> Event:
         ([event(Lane.COMPUTE, 0, 2), event(Lane.COMM, 4, 5)], 0.3),
         ([event(Lane.COMPUTE, 0, 2), event(Lane.H2D, 2, 9)], 0.2),  # copies are no kernels
         ([event(Lane.COMPUTE, 2, 9), event(Lane.COMM, 3, 4)], 0.7),
+        ([event(Lane.COMPUTE, 2, 4), event(Lane.GPU_UPDATE, 3, 5)], 0.3),
     ],
 )
 def test_utilisation_is_the_share_of_time_in_which_some_kernel_runs(

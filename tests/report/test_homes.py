@@ -45,5 +45,15 @@ def test_stages_with_equal_counts_share_rows_and_tell_the_range_of_bytes() -> No
     assert [line.split()[0] for line in text.splitlines() if " parameters " in line] == ["0-2", "3"]
 
 
+def test_what_is_streamed_is_told_in_bytes_of_host_memory() -> None:
+    half, none = (
+        stage(optimizer={"gpu": Home(1, 2 * KIB, {}), "host": Home(3, 6 * KIB, {}, streamed)})
+        for streamed in (0.5, 0.0)
+    )
+    assert "3 of 4: 6 KiB, 3 KiB streamed" in row(shown(homes_table([half])), "optimizer")
+    assert "streamed" not in shown(homes_table([none]))
+    assert "6 KiB, 0 B - 3 KiB streamed" in row(shown(homes_table([none, half])), "optimizer")
+
+
 def test_a_tier_that_nobody_uses_has_no_column() -> None:
     assert "NVMe" not in shown(homes_table(stages_of(tiny_plan())))

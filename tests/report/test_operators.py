@@ -14,7 +14,7 @@ from bigplan.spec.training import Training
 
 MIB = 2**20
 LAYERS = ("forward", "backward", "recompute")
-CASES: dict[str, dict[str, str | int]] = {
+CASES: dict[str, dict[str, str | int | float]] = {
     "resident": {"tp": 1, "pp": 1, "recompute": "none"},
     "recomputed": {"tp": 1, "pp": 1, "recompute": "full"},
     "selective": {"tp": 1, "pp": 1, "recompute": "selective"},
@@ -22,14 +22,15 @@ CASES: dict[str, dict[str, str | int]] = {
     "pipeline": {"pp": 2, "tp": 1},
     "sharded": {"zero": 3, "tp": 1, "pp": 1},
     "offloaded": {"parameters": "nvme", "activations": "host", "optimizer": "host"},
+    "streamed": {"parameters": "host", "gradients": "host", "optimizer": "host", "streamed": 1},
 }
 
 
 @cache
 def planned(case: str) -> Plan:
     training = Training(sequence_length=256, global_batch=16)
-    offloaded = case == "offloaded"
-    cluster = find_cluster("h200-1x" if offloaded else "dgx-h100")
+    one = case in ("offloaded", "streamed")
+    cluster = find_cluster("h200-1x" if one else "dgx-h100")
     return make_plan(Request(find_model("tiny-llama-demo"), training, cluster, CASES[case]))
 
 
@@ -68,6 +69,17 @@ def test_moves_say_how_often_they_run_and_how_fast() -> None:
     assert nvme is not None
     assert write.bandwidth is not None
     assert 0.5 * nvme.node_write < write.bandwidth <= nvme.node_write
+
+
+def test_state_that_passes_through_the_gpu_is_told_by_the_link_it_takes() -> None:
+    plan = planned("streamed")
+    rows = {(row.where, row.name): row for row in operator_rows(plan)}
+    into, off = rows["host to device", "state_in"], rows["device to host", "state_out"]
+    assert into.bound == off.bound == "transfer"
+    assert into.phase == off.phase == "step"
+    assert 12 * plan.model.parameter_count <= off.nbytes  # moments and master copy, at least
+    assert rows["gpu update", "update"].bound == "memory"
+    assert ("cpu", "update") not in rows
 
 
 def test_every_number_is_possible() -> None:

@@ -11,12 +11,13 @@ from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
 from bigplan.report.decision import decision, strategy_text
-from bigplan.report.plan_report import plan_report
+from bigplan.report.plan_report import plan_report, timeline_report
 from bigplan.report.run_report import run_report
 from bigplan.report.stages import stages_of
 from bigplan.report.text import bar, seconds_text
 from bigplan.timeline import Event, Timeline
 from tests.report.shown import shown
+from tests.report.test_operators import planned
 from tests.tiny import tiny_plan
 
 
@@ -137,6 +138,18 @@ def test_a_run_shows_predicted_beside_measured(plan: Plan) -> None:
     assert row(text, "backward")[-1] == "2.00"
     assert row(text, "GPU per GPU")[-3:] == ["0.50", "400", "B"]
     assert "Note: disk writes were buffered" in text
+
+
+def test_a_run_is_told_by_resource_on_both_sides() -> None:
+    plan = planned("streamed")
+    text = shown(run_report(record(plan, simulate_plan(plan))))
+    for name in ("host to device", "device to host", "gpu update"):
+        assert row(text, name)[-1] == "1.00"
+    assert "state to" not in text
+    assert row(text, "state_in")[-1] == "1.00"  # by kind of action it is told apart
+    for told in (plan_report(plan, 0.25), timeline_report(simulate_plan(plan))):
+        assert "host to device" in shown(told)
+        assert "state to" not in shown(told)
 
 
 def test_an_action_that_only_one_side_has(plan: Plan) -> None:

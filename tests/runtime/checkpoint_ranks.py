@@ -15,6 +15,7 @@ from bigplan.placement import KindPlacement, Placement, Tier
 from bigplan.plan import Plan
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement
 
 WORLD, STEPS, AT = 2, 5, 3
@@ -32,7 +33,8 @@ def _rows_everywhere(layers: int) -> KindPlacement:
 
 def plan_for(ranks: int) -> Plan:
     """The same two micro-batches a step on one rank or two: either way their sum is a + b."""
-    spread = _rows_everywhere(3) if ranks == 1 else kind_placement(3, optimizer=Tier.HOST)
+    streamed = streamed_kind(Tier.GPU, Tier.GPU, 1.5, layers=3)
+    spread = _rows_everywhere(3) if ranks == 1 else streamed
     placement: Placement = placed(
         chunk=5_000,
         embedding=kind_placement(1, optimizer=Tier.NVME),

@@ -19,6 +19,7 @@ from bigplan.runtime.worker import Worker
 from tests.runtime.harness import state_of
 from tests.runtime.plans import CHUNK, placed, plan_of, plans, tiny_model, tiny_training
 from tests.runtime.reference import State
+from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement, placements
 
 
@@ -76,6 +77,15 @@ def away(tier: Tier = Tier.HOST, chunk: int = CHUNK, **changes: object) -> Plan:
 def resident(**changes: object) -> Plan:
     """The same training with everything on the GPU."""
     placement = placed(embedding=kind_placement(1), block=kind_placement(2), head=kind_placement(1))
+    training = tiny_training(3, **{"clip_norm": 0.5, "precision": "bf16", **changes})
+    return plan_of(tiny_model(), training, Strategy(dp=1), placement)
+
+
+def passing(chunk: int = CHUNK, **changes: object) -> Plan:
+    """The same training with state that passes through the GPU, beside the CPU's or alone."""
+    ends = streamed_kind(Tier.HOST, Tier.HOST, 0.5)
+    blocks = streamed_kind(Tier.GPU, Tier.GPU, 2.0, layers=2)
+    placement = placed(embedding=ends, block=blocks, head=ends, chunk=chunk)
     training = tiny_training(3, **{"clip_norm": 0.5, "precision": "bf16", **changes})
     return plan_of(tiny_model(), training, Strategy(dp=1), placement)
 

@@ -23,7 +23,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint import Reader, latest, writing
 from bigplan.runtime.checkpoint.manifest import read_manifest
-from tests.runtime.checkpoints import away, course, pairs, resident, running
+from tests.runtime.checkpoints import away, course, pairs, passing, resident, running
 from tests.runtime.harness import same, state_of
 
 STEPS = 5
@@ -119,7 +119,9 @@ def test_training_goes_on_after_save_as_if_nothing_had_been(tmp_path: Path) -> N
         same(path.name, whole.state, rest.state)
 
 
-@pytest.mark.parametrize("plan", [away(), away(Tier.NVME, chunk=5_000), resident()])
+@pytest.mark.parametrize(
+    "plan", [away(), away(Tier.NVME, chunk=5_000), resident(), passing(), passing(chunk=5_000)]
+)
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_a_checkpoint_outlasts_its_step_and_the_next_updates_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Plan, clip_norm: float | None

@@ -10,14 +10,16 @@ pytest.importorskip("torch")
 
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from tests.runtime.checkpoints import away, on_device, resident, running
+from tests.runtime.checkpoints import away, on_device, passing, resident, running
 from tests.runtime.harness import same, state_of
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("plan", [resident(), away(), away(Tier.NVME, chunk=5_000)])
-@pytest.mark.parametrize("other", [resident(), away(Tier.NVME)])
+@pytest.mark.parametrize(
+    "plan", [resident(), away(), away(Tier.NVME, chunk=5_000), passing(chunk=5_000)]
+)
+@pytest.mark.parametrize("other", [resident(), away(Tier.NVME), passing()])
 def test_state_comes_back(tmp_path: Path, plan: Plan, other: Plan) -> None:
     """Kernels need not repeat their sums, so states are compared and not losses."""
     with running(on_device(plan, "cuda")) as (worker, _):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -108,6 +109,34 @@ def test_a_sum_is_added_to_in_place(dtype: torch.dtype, *, fresh: bool) -> None:
     add_product(total, gradient, x, fresh=fresh)
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_sum_is_added_to_on_the_stream_of_the_forward(dtype: torch.dtype, *, fresh: bool) -> None:
+    """As a lane's thread asks for it: autograd's own thread must not run ahead of the stream."""
+    late = _random(64, 48, device="cuda", dtype=dtype)
+    gradient = _random(64, 32, device="cuda", dtype=dtype)
+    p = {"a.weight": _random(32, 48, device="cuda", dtype=dtype)}
+    total = torch.full((32, 48), torch.nan if fresh else 1.0, device="cuda")
+    x, stream = torch.full_like(late, torch.nan), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+
+    def work() -> None:
+        sums = Sums()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
+            x.copy_(late)
+            leaf = x.requires_grad_()
+            output = sums.linear(p, "a", leaf)
+            sums.open({"a.weight": total}, fresh=fresh)
+            torch.autograd.grad(output, leaf, gradient)
+
+    with ThreadPoolExecutor(1) as lane:
+        lane.submit(work).result()
+    stream.synchronize()
+    assert _apart(total, _product(gradient, late) + (0.0 if fresh else 1.0)) < TOLERANCE
 
 
 @pytest.mark.parametrize("device", DEVICES)

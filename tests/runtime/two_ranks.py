@@ -16,6 +16,7 @@ from tests.runtime.harness import Run, evaluated, execute
 from tests.runtime.masked import masked_data, masked_training
 from tests.runtime.plans import CHUNK, placed, plan_of, tiny_model, tiny_training
 from tests.runtime.reference import INACTIVE
+from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement
 
 WORLD = 2
@@ -52,6 +53,17 @@ def _everywhere(chunk: int = CHUNK, slots: int = 2, *, tied: bool = False) -> Pl
     )
 
 
+def _streaming(*, tied: bool = False) -> Placement:
+    """State passes through the GPU, with gradients and parameters on either side."""
+    block = _spread(3).model_copy(update={"streamed": 0.5})
+    return placed(
+        chunk=20_000,
+        embedding=streamed_kind(Tier.GPU if tied else Tier.HOST, Tier.GPU, 0.6),
+        block=block,
+        head=streamed_kind(Tier.GPU, Tier.HOST, 1.0),
+    )
+
+
 MASKED = "same-masked"
 
 
@@ -74,9 +86,12 @@ def cases(data: str = "bundled") -> dict[str, Plan]:
         MASKED: plan_of(model, masked_training(8, data), two, resident),
         "same-one-unit": plan_of(model, tiny_training(4), two, _everywhere(20_000)),
         "same-tied": plan_of(tied, tiny_training(4, **mixed), one, _everywhere(tied=True)),
+        "same-streamed": plan_of(model, tiny_training(4), two, _streaming()),
+        "same-streamed-tied": plan_of(tied, tiny_training(4, **mixed), one, _streaming(tied=True)),
         "units": plan_of(model, tiny_training(8), two, _everywhere()),
         "clipped": plan_of(model, tiny_training(8, **clipped), one, _everywhere(20_000, 1)),
         "fp16": plan_of(model, tiny_training(8, **scaled), two, _everywhere(20_000)),
+        "fp16-streamed": plan_of(model, tiny_training(8, **scaled), two, _streaming()),
         "tied": plan_of(tied, tiny_training(8, **mixed, seed=1), two, _everywhere(tied=True)),
     }
 

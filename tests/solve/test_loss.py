@@ -64,7 +64,7 @@ def test_what_the_search_prices_is_below_every_chunk(strategy: Strategy) -> None
 def test_memory_decides() -> None:
     roomy, tight = _plan(141_000), _plan(16_000)
     assert roomy.placement.loss_chunk == 8192
-    assert tight.placement.loss_chunk == 1024
+    assert tight.placement.loss_chunk == 4096
     for plan in (roomy, tight):
         candidate, programs = programs_of(plan)
         assert candidate.graph == graph_of(plan)
@@ -83,8 +83,10 @@ def test_the_largest_chunk_that_fits_is_taken() -> None:
         chosen = placement.model_copy(update={"loss_chunk": chunk})
         settled = candidate.settled(chosen)
         needed[chunk] = node_bytes(lower(settled.graph, chosen), Tier.GPU, 1)
-    for chunk, smaller in ((8192, 4096), (4096, 2048), (2048, 1024), (1024, None)):
-        for capacity, expected in ((needed[chunk], chunk), (needed[chunk] - 1, smaller)):
+    assert needed[8192] > needed[4096] > needed[2048] >= needed[1024]
+    for size in needed.values():
+        for capacity in (size, size - 1):
+            expected = max((c for c, need in needed.items() if need <= capacity), default=None)
             tiers = {**candidate.costs.capacity, Tier.GPU: capacity}
             capped = replace(candidate, costs=replace(candidate.costs, capacity=tiers))
             trial = try_out(capped, placement)
