@@ -82,14 +82,14 @@ def _pin(key: str, value: str | int | float) -> Pin:
     if tensor == STREAMED:
         if len(parts) > 1:
             raise InputError(f"--set {key}: streamed state is in host memory; write streamed=0.5")
-        return Pin(kind, tensor, "", _number(key, value), stage)
+        return Pin(kind, tensor, "", _fraction(key, value), stage)
     choices = list(Recompute) if tensor == "recompute" else list(Tier)
     if len(parts) == 1:
         return Pin(kind, tensor, _choice(key, str(value), choices), None, stage)
     choice = _choice(key, parts[-1], choices)
     if len(parts) == 3:
         choice = f"{_choice(key, parts[1], list(Recompute))}.{choice}"
-    amount = _number(key, value) if tensor == "optimizer" else float(_whole(key, value))
+    amount = _fraction(key, value) if tensor == "optimizer" else float(_whole(key, value))
     return Pin(kind, tensor, choice, amount, stage)
 
 
@@ -104,6 +104,13 @@ def _whole(key: str, value: str | int | float) -> int:
     if number != int(number) or number < 0:
         raise InputError(f"--set {key}={value}: write a whole number, such as {key}=4")
     return int(number)
+
+
+def _fraction(key: str, value: str | int | float) -> float:
+    number = _number(key, value)
+    if not 0 <= number <= 1:
+        raise InputError(f"--set {key}={value}: write a fraction from 0 to 1, such as {key}=0.5")
+    return number
 
 
 def _number(key: str, value: str | int | float) -> float:

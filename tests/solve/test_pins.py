@@ -55,6 +55,8 @@ def test_what_can_be_pinned() -> None:
         ("dp", -1, "--set dp=-1: write a whole number"),
         ("parameters.gpu", 1.5, "write a whole number"),
         ("optimizer.gpu", "half", "write a number"),
+        ("streamed", 2, "--set streamed=2: write a fraction from 0 to 1, such as streamed=0.5"),
+        ("optimizer.nvme", -0.5, "write a fraction from 0 to 1"),
         ("streamed", "host", "--set streamed=host: write a number"),
         ("streamed.host", 1.0, "streamed state is in host memory; write streamed=0.5"),
     ],
