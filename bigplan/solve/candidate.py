@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from bigplan.cost import Costs, price
-from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Ends, Strategy
 from bigplan.lower import lower, lower_steady
 from bigplan.placement import Placement, Rings, Tier
@@ -75,11 +75,8 @@ class Pricing:
     takes most of the pricing.
     """
 
-    def __init__(
-        self, workload: Workload, recomputes: tuple[Recompute, ...], pins: tuple[Pin, ...] = ()
-    ) -> None:
+    def __init__(self, workload: Workload, pins: tuple[Pin, ...] = ()) -> None:
         self._workload = workload
-        self._recomputes = recomputes
         self._pins = pins
         self._graphs: dict[tuple[int | bool, ...], tuple[Graph, Costs]] = {}
         self._losses: dict[tuple[int | bool, ...], LossLayer] = {}
@@ -89,8 +86,7 @@ class Pricing:
         """A graph and prices whose layers compute what the strategy's do."""
         key = _alike(strategy)
         if key not in self._graphs:
-            workload = self._workload
-            graph = replace(self._loss(strategy).relaxed_graph(), recomputes=self._recomputes)
+            graph, workload = self._loss(strategy).relaxed_graph(), self._workload
             self._graphs[key] = graph, price(graph, workload.training, workload.nodes)
         return self._graphs[key]
 

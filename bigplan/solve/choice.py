@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bigplan.errors import InputError
-from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Family, Space, Strategy
 from bigplan.solve.candidate import Candidate, Pricing, Workload
 from bigplan.solve.pins import Pin
@@ -32,7 +31,7 @@ class Choice:
     @classmethod
     def of(cls, workload: Workload, scope: Scope) -> Choice:
         """All of them, none priced yet."""
-        return cls(workload, scope, Pricing(workload, tuple(Recompute), scope.pins))
+        return cls(workload, scope, Pricing(workload, scope.pins))
 
     @property
     def space(self) -> Space:
