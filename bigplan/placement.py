@@ -17,8 +17,9 @@ Choice = TypeVar("Choice")
 SLOTS = 3  # GPU slots per streamed layer kind: one in use, one arriving, one to absorb jitter
 SUMS = 2  # GPU sums per kind of layer whose gradients leave: one is added to, one leaves
 CHUNK = 256 << 20  # bytes: large enough for full disk speed, small beside a layer's 2-6 GB of state
-STREAMED_CHUNKS = 4  # chunks of that size are so many of state that passes through the GPU: PCIe is
-# as fast with 64 MiB, and a ring of them takes less of the GPU
+# Of state that passes through the GPU a chunk is so many times smaller: PCIe is as fast with
+# 64 MiB, and a ring of them takes less of the GPU.
+STREAMED_CHUNKS = 4
 
 
 class Tier(StrEnum):
@@ -150,8 +151,8 @@ class LayerPlacement:
     rows: Mapping[Share, float]  # fractions of the layer's rows
 
     @property
-    def streamed(self) -> bool:
-        """Whether the parameters visit the GPU only while they are used."""
+    def visits(self) -> bool:
+        """Whether the parameters are on the GPU only while they are used."""
         return self.parameters is not Tier.GPU
 
 

@@ -55,7 +55,7 @@ def test_the_table_has_the_counts_and_nests_what_is_on_the_gpu(data: st.DataObje
     both = sum(at.parameters is at.gradients is Tier.GPU for at in table)
     assert both == min(placement.parameters[Tier.GPU], placement.gradients[Tier.GPU])
     for at in table:
-        assert at.streamed == (at.parameters is not Tier.GPU)
+        assert at.visits == (at.parameters is not Tier.GPU)
         if at.rows[Share.GPU] > 0:
             assert at.parameters is at.gradients is Tier.GPU
         if at.rows[Share.STREAMED] > 0:

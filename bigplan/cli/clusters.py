@@ -68,7 +68,8 @@ def _print_table(found: list[Cluster]) -> None:
 
     numbers = ("GPU memory", "host")
     columns = ("name", "GPUs a node", *numbers, "NVMe", "network")
-    shown = table("Shipped clusters (one node; --nodes N takes more)", *columns, right=numbers)
+    title = "Shipped clusters (one node; --nodes N takes more)"
+    shown = table(title, *columns, right=numbers, whole=columns[:1])
     for cluster in found:
         for group in cluster.node_groups:
             shown.add_row(cluster.name, *_cells(group))

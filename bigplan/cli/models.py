@@ -17,7 +17,7 @@ _SIZES = {
     "ffn": "ffn",
     "heads": "heads",
     "kv_heads": "kv heads",
-    "vocab": "vocabulary",
+    "vocab": "vocab",
     "max_sequence_length": "longest",
 }
 
@@ -77,8 +77,8 @@ def _print_table(found: list[ModelSpec]) -> None:
     from bigplan.report.text import table
     from bigplan.units import format_count
 
-    numbers = ("parameters", *_SIZES.values())
-    shown = table("Shipped models", "name", *numbers, right=numbers)
+    numbers = ("size", *_SIZES.values())
+    shown = table("Shipped models", "name", *numbers, right=numbers, whole=("name", "size"))
     for model in found:
         sizes = (str(getattr(model, key)) for key in _SIZES)
         shown.add_row(model.name, format_count(model.parameter_count), *sizes)

@@ -122,8 +122,9 @@ def _mapped(path: Path, dtype: Dtype) -> NDArray[Any]:
     try:
         return np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
     except (OSError, ValueError) as error:  # numpy: "cannot mmap an empty file"
+        why = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"training data {path} cannot be read ({error}): "
+            f"training data {path} cannot be read ({why}): "
             "name a prepared folder or a text file that is not empty, or `bundled`"
         ) from error
 

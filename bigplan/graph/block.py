@@ -9,7 +9,7 @@ from bigplan.graph.graph import LayerKind, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Pattern, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec, Parameter
-from bigplan.spec.training import DTYPE_BYTES, Training
+from bigplan.spec.training import Training
 
 # What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
 # RMSNorm 40 and 94 bytes an element forward and backward instead of 4 and 6, SwiGLU's silu and
@@ -44,7 +44,7 @@ class Shape:
     @property
     def element(self) -> int:
         """Bytes of an element in the compute dtype."""
-        return DTYPE_BYTES[self.training.precision]
+        return self.training.compute_bytes
 
     def new_gradients(self, tensors: tuple[Tensor, ...]) -> int:
         """Bytes of gradients by parameters that live before they are added to their sums.
@@ -127,7 +127,7 @@ def gradient_sum(shape: Shape, tensors: tuple[Tensor, ...]) -> Stream:
 
     Fused into the GEMM it reads and writes the sum; apart it also reads what the GEMM wrote.
     """
-    gradient = DTYPE_BYTES[shape.training.gradient_precision]
+    gradient = shape.training.gradient_bytes
     elements = sum(tensor.elements for tensor in tensors)
     apart = 1 + shape.element / (2 * gradient)
     return Stream("gradient sum", 2 * gradient * elements, len(tensors), eager=apart)

@@ -7,7 +7,7 @@ from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKin
 from bigplan.graph.operators import Gemm, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.training import DTYPE_BYTES, Training
+from bigplan.spec.training import Training
 
 
 def build_graph(
@@ -68,8 +68,8 @@ def element_sizes(training: Training) -> ElementSizes:
     """Bytes per element: the optimizer's fp32 moments, in mixed precision an fp32 master too."""
     master = training.precision != "fp32"
     return ElementSizes(
-        parameter=DTYPE_BYTES[training.precision],
-        gradient=DTYPE_BYTES[training.gradient_precision],
+        parameter=training.compute_bytes,
+        gradient=training.gradient_bytes,
         state=4 * (training.optimizer.moments + master),
         master=master,
     )

@@ -103,7 +103,7 @@ def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buff
     if any(layout.visits(layer) for layer in layers):
         nbytes = full_parameter_bytes(layout, layers[0])
         yield Buffer(f"slot.{layout.shared(name)}", Tier.GPU, nbytes, "slots", count)
-    if any(table[layer].streamed and layout.shards(layer, from_zero=3) for layer in layers):
+    if any(table[layer].visits and layout.shards(layer, from_zero=3) for layer in layers):
         yield Buffer(f"shard.{name}", Tier.GPU, parameter_bytes(layout, layers[0]), "slots", count)
     if any(layout.stages_weights(layer) for layer in layers):
         nbytes = parameter_bytes(layout, layers[0])

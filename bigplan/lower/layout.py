@@ -167,7 +167,7 @@ class Layout:
 
     def visits(self, layer: int) -> bool:
         """Whether the layer's parameters pass through a GPU slot."""
-        return self.table[layer].streamed or self.shards(layer, from_zero=3)
+        return self.table[layer].visits or self.shards(layer, from_zero=3)
 
     def sums_apart(self, layer: int) -> bool:
         """Whether gradients are summed in a ring entry before they go home."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich import box
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -78,8 +79,10 @@ def percent(share: float) -> str:
     return "<1%" if share < 0.005 else ">99%" if share > 0.995 else f"{share:.0%}"
 
 
-def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """The look of every table; `right` names the columns of numbers."""
+def table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
+    """The look of every table; `right` names the columns of numbers, `whole` those of names that
+    somebody may type: on a narrow terminal the others give way.
+    """
     made = Table(
         title=title,
         min_width=len(title),
@@ -90,5 +93,6 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
         padding=(0, 1, 0, 0),
     )
     for name in columns:
-        made.add_column(name, justify="right" if name in right else "left")
+        justify: JustifyMethod = "right" if name in right else "left"
+        made.add_column(name, justify=justify, no_wrap=name in whole)
     return made

@@ -14,7 +14,7 @@ from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
-from bigplan.runtime.lanes import STREAMED, Clock, Done, Lanes, finish
+from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish
 from bigplan.runtime.moves import move, reduce
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.update import Update
@@ -93,7 +93,7 @@ class Executor:
         nobody waits for.
         """
         on_gpu = self._context.program.buffers[ref.buffer].tier is Tier.GPU
-        ordered = self._context.device.type == "cpu" or on_gpu == (action.lane in STREAMED)
+        ordered = self._context.device.type == "cpu" or on_gpu == (action.lane in ON_STREAMS)
         if not ordered:
             torch.cuda.current_stream().synchronize()
         self._context.memory.poison(self._context.key(ref, action))

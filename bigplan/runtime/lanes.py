@@ -20,7 +20,7 @@ from bigplan.program import Action, Lane
 from bigplan.timeline import Event, Timeline
 
 # Lanes whose work is queued on the device; the others' is done when their thread returns.
-STREAMED = (
+ON_STREAMS = (
     Lane.COMPUTE,
     Lane.GPU_UPDATE,
     Lane.H2D,
@@ -96,7 +96,7 @@ class Lanes:
         """Queue an action behind its lane and what it waits for."""
         if action.lane not in self.pools:
             self.pools[action.lane] = ThreadPoolExecutor(1, thread_name_prefix=action.lane.name)
-            if self.device.type == "cuda" and action.lane in STREAMED:
+            if self.device.type == "cuda" and action.lane in ON_STREAMS:
                 stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
                 self.streams[action.lane] = stream
         done = Done(action, Future())

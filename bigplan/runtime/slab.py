@@ -76,12 +76,6 @@ def typed(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     return buffer[:nbytes].view(dtype).view(list(shape))
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor as uint8 [numel * itemsize], sharing its memory."""
-    assert tensor.is_contiguous(), tensor.stride()
-    return tensor.detach().view(-1).view(torch.uint8)
-
-
 class _Bump:
     """A buffer handed out from its start; `label` names it when it overflows."""
 

@@ -107,17 +107,17 @@ def _whole(key: str, value: str | int | float) -> int:
 
 
 def _fraction(key: str, value: str | int | float) -> float:
-    number = _number(key, value)
+    number = _number(key, value, "0.5")
     if not 0 <= number <= 1:
         raise InputError(f"--set {key}={value}: write a fraction from 0 to 1, such as {key}=0.5")
     return number
 
 
-def _number(key: str, value: str | int | float) -> float:
+def _number(key: str, value: str | int | float, such: str = "1") -> float:
     try:
         return float(value)
     except ValueError:
-        raise InputError(f"--set {key}={value}: write a number, such as {key}=1") from None
+        raise InputError(f"--set {key}={value}: write a number, such as {key}={such}") from None
 
 
 def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:

@@ -345,14 +345,3 @@ def _capped_drives(drives: Nvme | None, limit: int | None) -> Nvme | None:
         return None
     limited: Nvme = drives.limited("capacity", per_drive)
     return limited
-
-
-def caps_from(caps: Mapping[str, int]) -> dict[str, int | None]:
-    """Arguments of `Cluster.with_caps` from a mapping of tier to bytes. Raises InputError."""
-    tiers = ("gpu", "host", "nvme")
-    for tier in caps:
-        if tier not in tiers:
-            raise InputError(
-                f"unknown tier {tier!r}{did_you_mean(tier, tiers)} (tiers: {', '.join(tiers)})"
-            )
-    return {tier: caps.get(tier) for tier in tiers}

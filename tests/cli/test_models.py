@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from bigplan.spec.catalog import find_model, list_models
+import pytest
+
+from bigplan.spec.catalog import find_model, list_clusters, list_models
 from bigplan.spec.document import parse_document
 from bigplan.spec.model import ModelSpec
 from tests.cli.conftest import Run
@@ -28,6 +30,15 @@ def test_the_list_has_every_shipped_model_small_before_large(bigplan: Run) -> No
         "128256",
         "8192",
     ]
+
+
+def test_no_name_is_cut_off_on_a_narrow_terminal(
+    bigplan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command, names in (("models", list_models()), ("clusters", list_clusters())):
+        _, out, _ = bigplan(command)
+        assert {line.split()[0] for line in out.splitlines() if line.strip()} >= set(names)
 
 
 def test_the_list_as_json(bigplan: Run) -> None:

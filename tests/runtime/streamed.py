@@ -18,7 +18,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.fused import Piece, fused_step
 from bigplan.runtime.homes import load
-from bigplan.runtime.lanes import STREAMED
+from bigplan.runtime.lanes import ON_STREAMS
 from bigplan.runtime.scaling import Verdict
 from bigplan.runtime.update import _kernel
 from bigplan.runtime.worker import Worker
@@ -102,7 +102,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, lane: Lane) -> None:
 
     def late(self: Executor, action: Action) -> None:
         if action.lane is lane and action.op is not Op.FREE:
-            if self._context.device.type == "cuda" and lane in STREAMED:
+            if self._context.device.type == "cuda" and lane in ON_STREAMS:
                 torch.cuda._sleep(CYCLES)  # type: ignore[no-untyped-call]
             else:
                 time.sleep(SECONDS)

@@ -15,7 +15,7 @@ from bigplan.spec.catalog import (
     list_gpus,
     list_links,
 )
-from bigplan.spec.cluster import Block, Cluster, Link, caps_from
+from bigplan.spec.cluster import Block, Cluster, Link
 from bigplan.spec.document import parse_document
 from bigplan.spec.dump import to_yaml
 
@@ -184,9 +184,6 @@ def test_caps_say_so_in_the_source() -> None:
 def test_bad_caps() -> None:
     with pytest.raises(InputError, match="cap host is 0"):
         find_cluster("h200-1x").with_caps(host=0)
-    with pytest.raises(InputError, match="unknown tier 'hots'; did you mean 'host'"):
-        caps_from({"hots": 1})
-    assert caps_from({"gpu": 3}) == {"gpu": 3, "host": None, "nvme": None}
 
 
 def test_node_groups_are_held_but_not_planned_together() -> None:
