@@ -27,8 +27,8 @@ from bigplan.lower.layout import (
     Layout,
     checkpoint_staging,
     data_staging,
+    staged_chunk_bytes,
     streaming_bytes,
-    widest_row,
 )
 from bigplan.lower.sizes import (
     full_gradient_bytes,
@@ -74,15 +74,6 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
         yield Buffer(f"a{layer}", at.activations, nbytes, "activations", entries)
 
 
-def state_chunk_bytes(layout: Layout) -> int:
-    """Bytes reserved per chunk of NVMe optimizer state, whole pages.
-
-    Rows are not split, so a chunk may exceed the wanted size by one row of the widest tensor.
-    """
-    nbytes = layout.chunk + widest_row(layout.graph) * layout.graph.sizes.state
-    return -(-nbytes // PAGE) * PAGE
-
-
 def _rings(layout: Layout) -> Iterator[Buffer]:
     names = dict.fromkeys(layout.graph.layers[layer] for layer in layout.table)
     for name in names:
@@ -91,7 +82,13 @@ def _rings(layout: Layout) -> Iterator[Buffer]:
         yield from _gradient_rings(layout, name, layers)
         yield from _activation_rings(layout, layers)
     if any(layout.pieces[layer, Share.NVME] for layer in layout.table):
-        yield Buffer("stage.o", Tier.HOST, state_chunk_bytes(layout), "staging", CHUNK_STAGING)
+        yield Buffer(
+            "stage.o",
+            Tier.HOST,
+            staged_chunk_bytes(layout.graph, layout.chunk),
+            "staging",
+            CHUNK_STAGING,
+        )
     if any(layout.pieces[layer, Share.STREAMED] for layer in layout.table):
         nbytes = streaming_bytes(layout.graph, layout.chunk)
         yield Buffer("stream", Tier.GPU, nbytes, "slots", STREAMING)

@@ -45,6 +45,14 @@ def checkpoint_staging(graph: Graph) -> int:
     return min(CHECKPOINT_STAGING, -(-largest // PAGE) * PAGE)
 
 
+def staged_chunk_bytes(graph: Graph, chunk: int = CHUNK) -> int:
+    """Bytes reserved per staged chunk of NVMe optimizer state, whole pages.
+
+    Rows are not split, so a chunk may exceed the wanted size by one row of the widest tensor.
+    """
+    return -(-(chunk + widest_row(graph) * graph.sizes.state) // PAGE) * PAGE
+
+
 def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     """Bytes of an entry that state passes through the GPU in: with its gradients and parameters.
 

@@ -40,7 +40,7 @@ def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
         yield _update(layer, Lane.COMPUTE, reads, (weights, *kept), on_gpu, Share.GPU)
     streamed = layout.pieces[layer, Share.STREAMED]
     # Before the CPU's, whose new parameters would hold up the way of the chunks' back.
-    for chunk in range(layout.chunks(layer, Share.STREAMED) if streamed else 0):
+    for chunk in range(layout.chunks(layer, Share.STREAMED)):
         yield from _streamed_update(layout, layer, chunk, clip)
     if cpu_piece(layout, layer):
         yield from _cpu_update(layout, layer, clip)
@@ -121,9 +121,8 @@ def _cpu_update(layout: Layout, layer: int, clip: tuple[Ref, ...]) -> Iterator[A
     if rows:
         kept = _kept(layout, layer, Share.HOST)
         yield _update(layer, Lane.CPU, (*reads, *kept), (weights, *kept), rows, Share.HOST)
-    if layout.pieces[layer, Share.NVME]:
-        for chunk in range(layout.chunks(layer, Share.NVME)):
-            yield from _chunk_update(layout, layer, chunk, reads, weights)
+    for chunk in range(layout.chunks(layer, Share.NVME)):
+        yield from _chunk_update(layout, layer, chunk, reads, weights)
     yield from _weights_home(layout, layer, weights)
 
 

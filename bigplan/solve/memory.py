@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.lower.layout import (
     CHUNK_STAGING,
-    PAGE,
     STAGING,
     STREAMING,
     checkpoint_staging,
     data_staging,
+    staged_chunk_bytes,
     streaming_bytes,
-    widest_row,
 )
-from bigplan.placement import CHUNK, Tier
+from bigplan.placement import Tier
 from bigplan.solve.linear import Capacity, Linear, Rule, Variable, total, var
 from bigplan.solve.stage import RERUN, StageClass
 
@@ -116,7 +115,7 @@ def capacities(
         gpu += GIB * total([_shared_gib(stage, name) for name in SHARED])
     yield Capacity(stage.name, Tier.GPU, gpu, capacity[Tier.GPU])
     host = total([_host_bytes(stage, kind, count) for kind, count in kinds])
-    host += CHUNK_STAGING * chunk_bytes(stage) * stage.switch(None, "state_chunks")
+    host += CHUNK_STAGING * staged_chunk_bytes(stage.graph) * stage.switch(None, "state_chunks")
     host += float(STAGING * checkpoint_staging(stage.graph))
     if {kind.name for kind, _ in kinds} & {stage.graph.layers[0], stage.graph.layers[-1]}:
         nbytes, entries = data_staging(stage.graph)
@@ -206,8 +205,3 @@ def hidden_bytes(stage: StageClass) -> float:
     boundary = max(kind.boundary for kind, _ in stage.kinds)
     entries = strategy.accumulation_group * (1 if strategy.pp == 1 else 2)
     return float(entries * boundary * (1 if strategy.pp == 1 else 2))
-
-
-def chunk_bytes(stage: StageClass) -> int:
-    """A staged chunk of NVMe optimizer state."""
-    return -(-(CHUNK + widest_row(stage.graph) * stage.graph.sizes.state) // PAGE) * PAGE

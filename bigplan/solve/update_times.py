@@ -11,10 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.graph.graph import LayerKind
-from bigplan.lower.layout import CHUNK_STAGING, STAGING, STREAMING, streaming_bytes
+from bigplan.lower.layout import (
+    CHUNK_STAGING,
+    STAGING,
+    STREAMING,
+    staged_chunk_bytes,
+    streaming_bytes,
+)
 from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import Linear, total
-from bigplan.solve.memory import chunk_bytes, gradient_bytes, owned, weight_bytes
+from bigplan.solve.memory import gradient_bytes, owned, weight_bytes
 from bigplan.solve.stage import AWAY
 from bigplan.solve.stage_times import NOTHING, StageTimes
 
@@ -121,6 +127,6 @@ def late_seconds(times: StageTimes, lane: str) -> Linear:
         weights = [
             weight_bytes(stage, k) * stage.switch(k, "staged_weights") for k, _ in stage.kinds
         ]
-        staged = STAGING * total(weights) + float(CHUNK_STAGING * chunk_bytes(stage))
+        staged = STAGING * total(weights) + float(CHUNK_STAGING * staged_chunk_bytes(stage.graph))
         return (1 / rates.nvme_write) * staged
     return NOTHING
