@@ -8,7 +8,7 @@ read. Micro-batches are repeat blocks, so a thousand of them are not a thousand 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -242,3 +242,21 @@ class Dependencies:
             self._readers[key] = []
         waits.discard(number)
         return waits
+
+
+# Actions, each with the numbers of those that it waits for.
+Order = tuple[tuple[Action, tuple[int, ...]], ...]
+
+
+def order_of(buffers: Mapping[str, Buffer], actions: Iterable[Action]) -> Order:
+    """What every action waits for beyond its own lane: of each other lane the last suffices."""
+    dependencies, lanes = Dependencies(buffers), list[Lane]()
+    found: list[tuple[Action, tuple[int, ...]]] = []
+    for action in actions:
+        last: dict[Lane, int] = {}
+        for number in sorted(dependencies.add(action)):
+            last[lanes[number]] = number
+        last.pop(action.lane, None)
+        lanes.append(action.lane)
+        found.append((action, tuple(last.values())))
+    return tuple(found)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.placement import Tier
@@ -17,6 +17,7 @@ from bigplan.program import (
     counted,
     entry,
     expand,
+    order_of,
 )
 
 BUFFERS = {
@@ -66,6 +67,31 @@ def test_dependencies_are_reads_after_writes_and_writes_after_reads() -> None:
         order.add(Action(Op.UPDATE, Lane.CPU, 0, (home,), (home,))),  # not after itself
     ]
     assert waits == [set(), {0}, {0}, set(), {0, 1, 2}, {4}, {0, 4}]
+
+
+ENTRIES = st.lists(st.integers(0, 2).map(lambda number: Ref("ring", "w", number)), max_size=2)
+ACTIONS = st.builds(
+    lambda lane, reads, writes: Action(Op.FREE, lane, 0, tuple(reads), tuple(writes)),
+    st.sampled_from((Lane.COMPUTE, Lane.H2D, Lane.CPU)),
+    ENTRIES,
+    ENTRIES,
+)
+
+
+@given(st.lists(ACTIONS, max_size=14))
+@settings(deadline=None)
+def test_an_order_names_the_last_of_each_other_lane_and_keeps_all_that_must_wait(
+    actions: list[Action],
+) -> None:
+    dependencies = Dependencies(BUFFERS)
+    before: list[set[int]] = []  # of every action all that has ended when it starts
+    for number, (action, waits) in enumerate(order_of(BUFFERS, actions)):
+        lanes = [actions[other].lane for other in waits]
+        assert len(set(lanes)) == len(lanes)
+        assert action.lane not in lanes
+        earlier = {i for i in range(number) if actions[i].lane is action.lane} | set(waits)
+        before.append(earlier.union(*(before[i] for i in earlier)))
+        assert dependencies.add(action) <= before[number]
 
 
 def test_bytes_by_tier() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil, gcd, inf
 
 from bigplan.graph.operators import Attention, Gemm, Operator, Stream
 from bigplan.spec.cluster import FlashKernel, Gpu
@@ -42,12 +42,19 @@ class Device:
         """Bytes/s of memory-bound kernels."""
         return self.gpu.memory_bandwidth * self.gpu.memory_efficiency
 
-    def flash_efficiency(self, *, backward: bool) -> float:
-        """Share of the peak that the run's flash attention reaches: the first that the GPU has."""
-        forward = self.gpu.attention_forward_efficiency
-        shares = self.gpu.attention_backward_efficiency if backward else forward
+    def flash_efficiency(self, length: float = inf, *, backward: bool) -> float:
+        """Share of the peak that the run's flash attention reaches: the first that the GPU has.
+
+        efficiency x s / (s + h) for s tokens: filling and draining the pipeline of a row of tiles
+        costs as much as h more tokens in it, whatever s is.
+        """
+        gpu = self.gpu
+        if backward:
+            shares, halves = gpu.attention_backward_efficiency, gpu.attention_backward_half_length
+        else:
+            shares, halves = gpu.attention_forward_efficiency, gpu.attention_forward_half_length
         kernel = next((kernel for kernel in self.flash if kernel in shares), next(iter(shares)))
-        return shares[kernel]
+        return shares[kernel] / (1 + (halves or {}).get(kernel, 0.0) / length)
 
 
 def norm(a: float, b: float, power: float) -> float:
@@ -111,10 +118,12 @@ def alignment(gemm: Gemm) -> float:
 
 def attention_seconds(attention: Attention, device: Device) -> float:
     """Fused attention: the tiles on the diagonal are computed in whole, narrow heads wait longer
-    for the softmax of their scores; efficiencies are those of heads of 128.
+    for the softmax of their scores; efficiencies are those of heads of 128 and of the whole
+    sequence's length, which is what the FLOPs of its queries are counted over.
     """
     gpu = device.gpu
     diagonal = 1 + ATTENTION_TILE / attention.length
     narrow = (1 + HEAD_OVERHEAD / attention.head_dim) / (1 + HEAD_OVERHEAD / 128)
-    rate = gpu.peak(device.precision) * device.flash_efficiency(backward=attention.backward)
+    efficiency = device.flash_efficiency(attention.length, backward=attention.backward)
+    rate = gpu.peak(device.precision) * efficiency
     return max(attention.flops * diagonal * narrow / rate, attention.nbytes / device.stream_rate)

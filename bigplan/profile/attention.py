@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from math import exp, log
+from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
 
-from bigplan.cost.compute import Device, attention_seconds
 from bigplan.graph.operators import Attention
 from bigplan.profile.bench import DTYPES, Bench, grouped_heads, rounded, source, threads
-from bigplan.spec.cluster import Gpu, NodeGroup
+from bigplan.profile.fit import fit_attention
+from bigplan.spec.cluster import NodeGroup
 
 HEAD = 128  # columns of a head: the efficiencies are those of such heads
-# Batch, tokens, heads. Lengths and tokens that models are trained at: of a step at 1,024 tokens
-# attention is a thirtieth, and its short kernels would weigh as much as the long ones.
-GPU_CASES = ((8, 2048, 32), (8, 4096, 32), (4, 8192, 32), (1, 16384, 32))
+# Batch, tokens, heads. Lengths that models are trained at: of a step at 1,024 tokens attention is a
+# thirtieth. All have the same tokens, so that they differ in the length alone: on an H200 the
+# backward of 2 sequences of 4,096 runs at 426 TFLOP/s, of 8 at 454
+# (benchmarks/results/2026-11-21-h200-kernels).
+GPU_CASES = ((8, 4096, 32), (4, 8192, 32), (2, 16384, 32), (1, 32768, 32))
 GROUP = 4  # query heads to a key and value head, as Llama 3 has them
 CPU_CASES = ((1, 256, 4), (1, 512, 4), (1, 1024, 2))
 BACKWARD = 2.5  # FLOPs of the backward beside the forward's: five products for two
@@ -23,38 +26,51 @@ sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
 def measure_attention(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """attention_forward_efficiency and attention_backward_efficiency of `sdpa`."""
+    """attention_*_efficiency and attention_*_half_length of `sdpa`, forward and backward."""
     cases = GPU_CASES if bench.cuda else CPU_CASES
-    precision = bench.precisions(group.gpu)[0]
-    shares: dict[bool, list[float]] = {False: [], True: []}
+    gpu, precision = group.gpu, bench.precisions(group.gpu)[0]
     with threads(bench.threads), bench.conditions() as conditions:
-        for batch, length, heads in cases:
-            for backward, took in zip(
-                (False, True),
-                _seconds(batch, length, heads, precision, bench, seconds / len(cases)),
-                strict=True,
-            ):
-                flops = 2.0 * batch * heads * length * length * HEAD
-                flops *= BACKWARD if backward else 1.0
-                work = Attention("attention", flops, 0.0, backward, HEAD, length)
-                shares[backward].append(_at_peak(work, group.gpu, precision) / took)
-    told = ", ".join(str(length) for _, length, _ in cases)
-    what = f"causal, heads of {HEAD}, {told} tokens, {precision}{conditions}"
-    how = f"sdpa: {source(what)}"
-    gpu = group.gpu
-    values, sources = {}, {}
-    for backward, name in (
-        (False, "attention_forward_efficiency"),
-        (True, "attention_backward_efficiency"),
-    ):
-        # Least squares of the logarithms: the geometric mean.
-        share = rounded(exp(sum(map(log, shares[backward])) / len(cases)))
-        before = getattr(gpu, name)
-        values[name] = ({} if gpu.device == "cpu" else before) | {"sdpa": share}
-        others = [kernel for kernel in values[name] if kernel != "sdpa"]
-        rest = f"; {', '.join(others)}: {gpu.sources[name]}" if others else ""
-        sources[name] = how + rest
+        timed = _timings(cases, precision, bench, seconds)
+    told = ", ".join(str(kernel.length) for kernel, _ in timed[False])
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for backward, way in ((False, "forward"), (True, "backward")):
+        kernels, times = zip(*timed[backward], strict=True)
+        fit = fit_attention(kernels, times, gpu, precision)
+        what = f"causal, heads of {HEAD}, {told} tokens, met to {fit.worst:.0%} at worst"
+        how = f"sdpa: {source(f'{what}, {precision}{conditions}')}"
+        for figure, value in (("efficiency", fit.efficiency), ("half_length", fit.half_length)):
+            name = f"attention_{way}_{figure}"
+            before = {} if gpu.device == "cpu" else getattr(gpu, name) or {}
+            others = [kernel for kernel in before if kernel != "sdpa"]
+            rest = f"; {', '.join(others)}: {gpu.sources[name]}" if others else ""
+            values[name] = before | {"sdpa": rounded(value)}
+            sources[name] = how + rest
     return group.model_copy(update={"gpu": gpu.replaced(values, sources)})
+
+
+def _timings(
+    cases: Sequence[tuple[int, int, int]], precision: str, bench: Bench, seconds: float
+) -> dict[bool, list[tuple[Attention, float]]]:
+    """Kernels with their seconds, by whether they are backward; the shortest sequences first.
+
+    Those that don't fit into their time are left out, but for two: the fit has two parameters.
+    """
+    timed: dict[bool, list[tuple[Attention, float]]] = {False: [], True: []}
+    each, rate = seconds / len(cases), inf
+    for batch, length, heads in sorted(cases, key=lambda case: case[1]):
+        flops = 2.0 * batch * heads * length * length * HEAD
+        work = (1 + BACKWARD) * flops
+        # Each way runs three times at least.
+        if len(timed[False]) >= 2 and 3 * work / rate > 4 * each:
+            continue
+        forward, backward = _seconds(batch, length, heads, precision, bench, each)
+        rate = work / (forward + backward)
+        kernel = Attention("attention", flops, 0.0, False, HEAD, length)
+        again = Attention("attention", BACKWARD * flops, 0.0, True, HEAD, length)
+        timed[False].append((kernel, forward))
+        timed[True].append((again, backward))
+    return timed
 
 
 def _seconds(
@@ -83,14 +99,3 @@ def _seconds(
         torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
     return forward, bench.median(back, 2 * seconds / 3)
-
-
-def _at_peak(work: Attention, gpu: Gpu, precision: str) -> float:
-    """Seconds by the cost model with an efficiency of one."""
-    perfect = gpu.model_copy(
-        update={
-            "attention_forward_efficiency": {"sdpa": 1.0},
-            "attention_backward_efficiency": {"sdpa": 1.0},
-        }
-    )
-    return attention_seconds(work, Device(perfect, precision, ("sdpa",)))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bigplan.cost.compute import Device, gemm_seconds
-from bigplan.graph.operators import Gemm
+from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
+from bigplan.graph.operators import Attention, Gemm
 from bigplan.spec.cluster import Gpu
 
 Values = NDArray[np.float64]
@@ -121,6 +121,48 @@ def gemm_rate(
 
     start = max(gemm.flops / time for gemm, time in zip(gemms, seconds, strict=True))
     return fit_log(predicted, seconds, (start,), (100 * start,)).parameters[0]
+
+
+@dataclass(frozen=True)
+class AttentionFit:
+    """Share of the peak on an endless sequence, h in s / (s + h), and the worst relative error."""
+
+    efficiency: float
+    half_length: float  # tokens
+    worst: float
+
+
+def fit_attention(
+    kernels: Sequence[Attention], seconds: Sequence[float], gpu: Gpu, precision: str
+) -> AttentionFit:
+    """Efficiency and half length of `sdpa`, as `attention_seconds` has them.
+
+    At least two lengths, all forward or all backward; the shorter ones decide on the half length.
+    """
+
+    def predicted(at: Values) -> Values:
+        device = Device(with_attention(gpu, float(at[0]), float(at[1])), precision, ("sdpa",))
+        return np.array([attention_seconds(kernel, device) for kernel in kernels])
+
+    start = float(np.max(predicted(np.array([1.0, 0.0])) / np.asarray(seconds, np.float64)))
+    # As with K0: a half length beyond the longest sequence could grow with the efficiency.
+    longest = max(kernel.length for kernel in kernels)
+    fit = fit_log(predicted, seconds, (start, longest / 50), (100 * start, longest))
+    efficiency, half_length = fit.parameters
+    worst = np.max(np.abs(predicted(np.array(fit.parameters)) / np.asarray(seconds) - 1))
+    return AttentionFit(efficiency, half_length if half_length >= 1 else 0.0, float(worst))
+
+
+def with_attention(gpu: Gpu, efficiency: float, half_length: float) -> Gpu:
+    """`gpu` whose only attention is an `sdpa` of such figures both ways; for pricing only."""
+    return gpu.model_copy(
+        update={
+            "attention_forward_efficiency": {"sdpa": efficiency},
+            "attention_backward_efficiency": {"sdpa": efficiency},
+            "attention_forward_half_length": {"sdpa": half_length},
+            "attention_backward_half_length": {"sdpa": half_length},
+        }
+    )
 
 
 @dataclass(frozen=True)

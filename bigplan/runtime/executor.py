@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import wait
 from functools import partial
+from itertools import chain
 
 import torch
 
 from bigplan.placement import Tier
-from bigplan.program import Action, Dependencies, Instruction, Op, Ref, expand
+from bigplan.program import Action, Instruction, Op, Order, Ref, expand, order_of
 from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
-from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish
+from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, last_of_lanes
 from bigplan.runtime.moves import move, reduce
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.update import Update
@@ -47,6 +47,7 @@ class Executor:
         }
         self._lanes = Lanes(context.device, self._run)
         self._unfinished: list[Done] = []  # a checkpoint's actions that outlast their step
+        self._kept_order: tuple[tuple[Instruction, ...], Order] | None = None
 
     def play(self, instructions: tuple[Instruction, ...]) -> Timeline:
         """Run all actions to their end, but for those of a checkpoint, which may go on.
@@ -54,20 +55,27 @@ class Executor:
         What of them is under way counts as this program's first actions, so whatever changes
         the pieces that they still read waits for them. Raises the first error of any action.
         """
-        waits = Dependencies(self._context.program.buffers)
-        clock = Clock.now(self._context.device)
-        started: list[Done] = []
-        for done in self._unfinished:
-            waits.add(done.action)
-            started.append(done)
-        for action in expand(instructions):
-            before = [started[number] for number in waits.add(action)]
-            started.append(self._lanes.submit(action, before))
-        wait([done.issued for done in started if done.action.op is not Op.CKPT])
+        order, before = self._order(instructions), self._unfinished
+        clock, started = Clock.now(self._context.device), list(before)
+        for action, waits in order[len(before) :]:
+            started.append(Done(action, [started[number] for number in waits]))
+        self._lanes.start(started[len(before) :])
+        for done in last_of_lanes(d for d in started if d.action.op is not Op.CKPT):
+            done.issued.exception()
         ended = [done.issued.done() for done in started]  # asked once: each is in one step's times
         every = list(zip(started, ended, strict=True))
         self._unfinished = [done for done, end in every if not end]
         return finish([done for done, end in every if end], clock, self._context.program.stage)
+
+    def _order(self, instructions: tuple[Instruction, ...]) -> Order:
+        """What the actions wait for, those of a checkpoint under way first; kept without those."""
+        buffers = self._context.program.buffers
+        if self._unfinished:
+            before = (done.action for done in self._unfinished)
+            return order_of(buffers, chain(before, expand(instructions)))
+        if self._kept_order is None or self._kept_order[0] is not instructions:
+            self._kept_order = instructions, order_of(buffers, expand(instructions))
+        return self._kept_order[1]
 
     def settle(self) -> None:
         """Wait until no action of a checkpoint is under way. Raises the first error of any."""

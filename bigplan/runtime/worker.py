@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -36,6 +37,9 @@ from bigplan.runtime.waiting import data_seconds
 from bigplan.spec.cluster import Gpu
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+# A thread that asks for the interpreter gets it after so long at most. Python's 5 ms are three
+# times what a chunk of streamed state (64 MiB) takes to copy.
+SWITCH_SECONDS = 0.0005
 DIGEST_LIMIT = 100_000_000  # parameters: hashing more would take longer than a step
 
 
@@ -109,6 +113,7 @@ class Worker:
             found = latest(resume)
             check_same(found, plan)
             self._steps = found.manifest.step
+        sys.setswitchinterval(SWITCH_SECONDS)
         if self._device.type == "cuda":
             _limit_gpu(self._device, plan.cluster.group.gpu)
         if self._world > 1:

@@ -17,6 +17,7 @@ from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
 # scaled_dot_product_attention where it is neither of them.
 FlashKernel = Literal["flash2", "flash3", "sdpa"]
 Peaked = Literal["bf16", "fp16", "fp32", "fp8"]
+HalfLength = Annotated[float, Field(ge=0)]  # tokens
 
 
 class Block(Spec):
@@ -89,12 +90,30 @@ class Gpu(Block):
     """by implementation of flash attention: fraction of the 16-bit peak (causal FLOPs counted)"""
     attention_backward_efficiency: dict[FlashKernel, float] = Field(min_length=1)
     """by implementation: fraction of the 16-bit peak (2.5 x the forward's FLOPs)"""
+    attention_forward_half_length: dict[FlashKernel, HalfLength] | None = None
+    """by implementation: tokens h in the factor s / (s + h) of its efficiency; absent: h is 0"""
+    attention_backward_half_length: dict[FlashKernel, HalfLength] | None = None
+    """the same of the backward, whose pipeline is longer to fill and to drain"""
     launch_overhead: Seconds = Field(ge=0)
     """time per kernel that no work hides, such as 4 us"""
     context_memory: Bytes = Field(ge=0)
     """device memory held by the context and libraries"""
     adam_rate: Rate = Field(gt=0)
     """parameters per second of a fused fp32 AdamW on the device, such as 90 G/s"""
+
+    @model_validator(mode="after")
+    def _half_lengths_have_an_efficiency(self) -> Gpu:
+        for way in ("forward", "backward"):
+            known = getattr(self, f"attention_{way}_efficiency")
+            stray = [
+                k for k in getattr(self, f"attention_{way}_half_length") or {} if k not in known
+            ]
+            if stray:
+                raise InputError(
+                    f"attention_{way}_half_length names {', '.join(stray)}, for which "
+                    f"attention_{way}_efficiency has no value; state it there or leave it out here"
+                )
+        return self
 
     def gemm_share(self, precision: str) -> float:
         """Fraction of the precision's peak that a large GEMM reaches."""

@@ -51,7 +51,8 @@ def test_actions_start_after_their_lane_and_their_waits(
     lanes = _lanes(lambda action: ran.append(action.layer))
     clock, done = Clock.now(CPU), list[Done]()
     for number, (lane, waits) in enumerate(graph):
-        done.append(lanes.submit(_action(lane, number), [done[i] for i in waits]))
+        done.append(Done(_action(lane, number), [done[i] for i in waits]))
+    lanes.start(done)
     timeline = finish(done, clock, stage=0)
     lanes.close()
     assert sorted(ran) == list(range(len(graph)))
@@ -71,7 +72,9 @@ def test_lanes_run_beside_each_other() -> None:
         meeting.wait()
 
     lanes = _lanes(run)
-    finish([lanes.submit(_action(lane), []) for lane in LANES[:2]], Clock.now(CPU), 0)
+    done = [Done(_action(lane)) for lane in LANES[:2]]
+    lanes.start(done)
+    finish(done, Clock.now(CPU), 0)
     lanes.close()
 
 
@@ -86,11 +89,13 @@ def test_an_error_reaches_the_step_and_nothing_runs_after_it() -> None:
     lanes = _lanes(run)
     clock, done = Clock.now(CPU), list[Done]()
     for number, lane in enumerate([Lane.COMPUTE, Lane.COMPUTE, Lane.H2D, Lane.COMPUTE]):
-        done.append(lanes.submit(_action(lane, number), done[-1:]))
+        done.append(Done(_action(lane, number), done[-1:]))
+    lanes.start(done)
     with pytest.raises(ValueError, match="broken"):
         finish(done, clock, 0)
     assert ran == [0]
-    later = lanes.submit(_action(Lane.CPU, 9), [])  # of another lane, waiting for nothing
+    later = Done(_action(Lane.CPU, 9))  # of another lane, waiting for nothing
+    lanes.start([later])
     with pytest.raises(ValueError, match="broken"):
         finish([later], clock, 0)
     lanes.close()
@@ -107,9 +112,9 @@ def test_closing_with_work_queued_does_not_wait_for_ever() -> None:
         release.wait(20)
 
     lanes = _lanes(run)
-    first = lanes.submit(_action(Lane.COMPUTE, 0), [])
-    queued = lanes.submit(_action(Lane.COMPUTE, 1), [])
-    waiting = lanes.submit(_action(Lane.H2D, 2), [queued])
+    first, queued = Done(_action(Lane.COMPUTE, 0)), Done(_action(Lane.COMPUTE, 1))
+    waiting = Done(_action(Lane.H2D, 2), [queued])
+    lanes.start([first, queued, waiting])
     running.wait(20)
     closing = threading.Thread(target=lanes.close)
     closing.start()
