@@ -61,6 +61,7 @@ class Lane(StrEnum):
     RECV = "pipeline receive"
     DATA = "data"
     CHECKPOINT = "checkpoint"
+    FREE = "free"  # nothing runs here: it waits for users on several lanes
 
 
 # Lanes that use another's link.

@@ -234,8 +234,8 @@ def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]
         flops = 2.0 * tokens * reach * heads * width
         key_values = -(-model.kv_heads // shape.tp)
         moved = 2.0 * tokens * (heads + key_values) * width * shape.element
-        kernel = Attention("attention", flops, moved, False, width, length)
-        again = Attention("attention", 2.5 * flops, 2 * moved, True, width, length)
+        kernel = Attention("attention", flops, moved, False, width, reach)
+        again = Attention("attention", 2.5 * flops, 2 * moved, True, width, reach)
         return (kernel,), (again,)
     batch = shape.strategy.micro_batch * heads
     scores = batch * length * length * shape.element

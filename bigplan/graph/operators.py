@@ -41,7 +41,7 @@ class Attention:
     nbytes: float = 0.0
     backward: bool = False
     head_dim: int = 128
-    length: int = 1 << 20  # of the sequence, in tokens
+    length: int = 1 << 20  # of the sequence, or of the window over it, in tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,9 +44,9 @@ def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
         yield from _streamed_update(layout, layer, chunk, clip)
     if cpu_piece(layout, layer):
         yield from _cpu_update(layout, layer, clip)
-    # On the last updater's lane: elsewhere it would hold up that lane until the update is done.
-    lane = Lane.GPU_UPDATE if streamed else Lane.COMPUTE
-    lane = Lane.CPU if cpu_piece(layout, layer) else lane
+    # It waits for all updaters: on a lane of theirs it would hold up what comes next there.
+    others = streamed or cpu_piece(layout, layer)
+    lane = Lane.FREE if others else Lane.COMPUTE
     yield Action(Op.FREE, lane, layer, frees=(gradients,))
     if layout.shards(layer, from_zero=1) and not layout.shards(layer, from_zero=3):
         nbytes = full_parameter_bytes(layout, layer)

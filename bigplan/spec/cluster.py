@@ -93,7 +93,7 @@ class Gpu(Block):
     attention_forward_half_length: dict[FlashKernel, HalfLength] | None = None
     """by implementation: tokens h in the factor s / (s + h) of its efficiency; absent: h is 0"""
     attention_backward_half_length: dict[FlashKernel, HalfLength] | None = None
-    """the same of the backward, whose pipeline is longer to fill and to drain"""
+    """by implementation: the same of the backward"""
     launch_overhead: Seconds = Field(ge=0)
     """time per kernel that no work hides, such as 4 us"""
     context_memory: Bytes = Field(ge=0)

@@ -1,12 +1,21 @@
 """Fits give back the constants that synthetic timings were made with."""
 
+from math import log
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.cost.compute import Device, gemm_seconds
-from bigplan.graph.operators import Gemm
-from bigplan.profile.fit import fit_gemm, fit_transfer, gemm_rate, with_gemm_rate
+from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
+from bigplan.graph.operators import Attention, Gemm
+from bigplan.profile.fit import (
+    fit_attention,
+    fit_gemm,
+    fit_transfer,
+    gemm_rate,
+    with_attention,
+    with_gemm_rate,
+)
 from bigplan.spec.cluster import find_gpu, list_gpus
 
 MiB = 2**20
@@ -61,6 +70,74 @@ def test_the_rate_of_another_precision(rate: float) -> None:
     device = Device(with_gemm_rate(gpu, "fp16", rate, 150.0), "fp16")
     times = [gemm_seconds(gemm, device) for gemm in SHAPES[:2]]
     assert gemm_rate(SHAPES[:2], times, gpu, "fp16", 150.0) == pytest.approx(rate, rel=1e-3)
+
+
+LENGTHS = (4096, 8192, 16384, 32768)
+SHARES = st.floats(0.05, 0.95)
+
+
+def _kernels(backward: bool) -> list[Attention]:
+    return [Attention("attention", 1e9 * s, 0.0, backward, 128, s) for s in LENGTHS]
+
+
+def _seconds(name: str, efficiency: float, half_length: float, backward: bool) -> list[float]:
+    gpu = with_attention(find_gpu(name), efficiency, half_length)
+    return [attention_seconds(k, Device(gpu, "bf16", ("sdpa",))) for k in _kernels(backward)]
+
+
+@given(GPUS, SHARES, st.floats(10, 4000), st.booleans())
+def test_efficiency_and_half_length_come_back(
+    name: str, efficiency: float, half_length: float, backward: bool
+) -> None:
+    times = _seconds(name, efficiency, half_length, backward)
+    fit = fit_attention(_kernels(backward), times, find_gpu(name), "bf16")
+    assert fit.efficiency == pytest.approx(efficiency, rel=1e-4)
+    assert fit.half_length == pytest.approx(half_length, rel=1e-2)
+    assert fit.worst < 1e-4
+
+
+@given(GPUS, SHARES, st.booleans())
+def test_attention_as_efficient_at_any_length_has_no_half_length(
+    name: str, efficiency: float, backward: bool
+) -> None:
+    times = _seconds(name, efficiency, 0.0, backward)
+    fit = fit_attention(_kernels(backward), times, find_gpu(name), "bf16")
+    assert fit.half_length == 0
+    assert fit.efficiency == pytest.approx(efficiency, rel=1e-3)
+
+
+def test_a_half_length_is_never_negative_nor_beyond_the_longest_sequence() -> None:
+    gpu, kernels = find_gpu("h200-sxm"), _kernels(backward=False)
+    even = _seconds("h200-sxm", 0.5, 0.0, backward=False)
+    falling = [t * (s / 4096) ** 0.1 for t, s in zip(even, LENGTHS, strict=True)]
+    fit = fit_attention(kernels, falling, gpu, "bf16")
+    assert fit.half_length == 0
+    assert 0.5 * 8**-0.1 < fit.efficiency < 0.5
+    rising = [t * (32768 / s) ** 2 for t, s in zip(even, LENGTHS, strict=True)]
+    assert fit_attention(kernels, rising, gpu, "bf16").half_length <= 32768
+
+
+BY_HAND = {
+    (efficiency, half_length): _seconds("h200-sxm", efficiency, half_length, backward=True)
+    for efficiency in (0.53, 0.54, 0.55, 0.56, 0.57)
+    for half_length in (400.0, 500.0, 600.0, 662.0, 700.0, 800.0, 1000.0)
+}
+
+
+@given(st.lists(st.floats(-0.02, 0.02), min_size=4, max_size=4))
+def test_no_other_attention_fits_better(noise: list[float]) -> None:
+    """By brute force over both constants; the worst error is what is left of the noise."""
+    gpu, kernels = find_gpu("h200-sxm"), _kernels(backward=True)
+    times = [t * (1 + n) for t, n in zip(BY_HAND[0.55, 662.0], noise, strict=True)]
+    fit = fit_attention(kernels, times, gpu, "bf16")
+    found = _seconds("h200-sxm", fit.efficiency, fit.half_length, backward=True)
+
+    def squares(predicted: list[float]) -> float:
+        return sum(log(p / t) ** 2 for p, t in zip(predicted, times, strict=True))
+
+    assert squares(found) <= min(map(squares, BY_HAND.values())) + 1e-12
+    left = max(abs(p / t - 1) for p, t in zip(found, times, strict=True))
+    assert fit.worst == pytest.approx(left)
 
 
 @given(st.floats(1e9, 1e11), st.floats(1e-6, 1e-4))

@@ -90,6 +90,25 @@ def test_shipped_gpus_are_described_in_full(name: str) -> None:
     assert gpu.adam_rate == pytest.approx(rate, rel=0.1)
 
 
+def test_half_lengths_of_attention() -> None:
+    name = "attention_backward_half_length"
+    source = {name: "measured"}
+    gpu = find_gpu("a100-sxm4-80gb")
+    assert (gpu.attention_forward_half_length, gpu.attention_backward_half_length) == (None, None)
+    assert "half_length" not in to_yaml(gpu)  # documents of before are written as before
+    assert gpu.replaced({name: {"flash2": 0}}, source).attention_backward_half_length == {
+        "flash2": 0.0
+    }
+    longer = gpu.replaced({name: {"flash2": 512}}, source)
+    assert parse_document(to_yaml(longer), type(gpu)) == longer
+    with pytest.raises(ValueError, match=f"no source for {name}"):
+        gpu.replaced({name: {"flash2": 512}}, {})
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        gpu.replaced({name: {"flash2": -1}}, source)
+    with pytest.raises(ValueError, match="names sdpa, for which attention_backward_efficiency"):
+        gpu.replaced({name: {"sdpa": 512}}, source)
+
+
 def test_volta_and_turing_know_no_bf16() -> None:
     without = {name for name in list_gpus() if "bf16" not in find_gpu(name).peak_flops}
     assert without == {"v100-sxm2-16gb", "v100-sxm2-32gb", "v100-sxm3-32gb", "t4"}

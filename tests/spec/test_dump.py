@@ -36,5 +36,6 @@ def test_a_blocks_numbers_with_their_texts() -> None:
     found = numbers(find_cluster("h200-1x").group.gpu)
     assert found["memory_bandwidth"] == (4.8e12, "4.8 TB/s")
     assert found["peak_flops.fp32"] == (66.9e12, "66.9 TFLOP/s")
-    assert found["attention_forward_efficiency.sdpa"][1] == "0.6"
+    assert found["attention_forward_efficiency.sdpa"][1] == "0.604"
+    assert found["attention_backward_half_length.sdpa"] == (662.0, "662.0")
     assert {"name", "device", "gemm_efficiencies"}.isdisjoint(found)
