@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from bigplan.units import format_bandwidth, format_bytes
 MiB = 2**20
 SIZES = (MiB, 16 * MiB, 256 * MiB)
 CPU_SIZES = (MiB // 4, MiB, 16 * MiB)
+CHUNK = 64 * MiB  # of what is copied again and again
 WAYS = ("host_to_device", "device_to_host")
 
 
@@ -45,16 +47,20 @@ class Copier:
         ends = (host, there) if way == "host_to_device" else (there, host)
         return cls(way, device, *ends, stream)
 
-    def copy(self, nbytes: int) -> None:
-        """Copy, or queue a copy of, the first bytes."""
+    def copy(self, nbytes: int, start: int = 0) -> None:
+        """Copy, or queue a copy of, so many bytes from `start` on."""
+        part = slice(start, start + nbytes)
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
-            self.target[:nbytes].copy_(self.source[:nbytes], non_blocking=True)
+            self.target[part].copy_(self.source[part], non_blocking=True)
 
     def run(self, stop: threading.Event, clock: Clock) -> None:
-        """Copy the whole again and again until told to stop; two are queued at any time."""
-        nbytes, start, before = self.target.numel(), clock(), None
-        while not stop.is_set():
-            self.copy(nbytes)
+        """Copy chunk after chunk, over and over, until told to stop; two are queued at any time."""
+        whole, begin, before = self.target.numel(), clock(), None
+        for start in cycle(range(0, whole, CHUNK)):
+            if stop.is_set():
+                break
+            nbytes = min(CHUNK, whole - start)
+            self.copy(nbytes, start)
             mark = None
             if self.stream is not None:
                 mark = event()
@@ -65,7 +71,7 @@ class Copier:
             self.nbytes += nbytes
         if before is not None:
             before.synchronize()
-        self.seconds = clock() - start
+        self.seconds = clock() - begin
 
 
 @dataclass(slots=True)

@@ -1,8 +1,13 @@
-"""Host memory by number of threads, and AdamW on the CPU: alone, and while all devices copy."""
+"""Host memory by number of threads, and the runtime's AdamW: on the CPU alone and while all devices
+copy, and on a device.
+
+An update is that of mixed precision: it also writes the 16-bit parameters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,27 +22,34 @@ from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.optimizer import Optimizer
 from bigplan.units import format_bandwidth, format_count
 
-# 4 GiB of AdamW's four tensors, 3 GiB of a sum's three: of 1 GiB, a server's 300 MiB of cache holds
-# enough to flatter the rate.
+# 4.5 GiB of AdamW's tensors, 3 GiB of a sum's: of 1 GiB, a server's 300 MiB of cache holds enough
+# to flatter the rate.
 ELEMENTS = 2**28
 FEW_ELEMENTS = 2**22  # on a machine of little memory
 ODD = 16 * 1237
-COPIED = 64 * 2**20  # bytes of a copy beside the update
-# Where gradients are clipped the runtime divides them in the same pass and writes them back: that
-# is timed. So near to 1 that repeated division brings no denormals, which CPUs are slow with.
+SUM_BYTES = 12  # of three fp32 tensors, an element
+# Parameter, gradient and two moments in fp32, and the parameter in 16 bits, which an update writes
+# for the GPU: training in mixed precision.
+ADAM_BYTES = 18
+COPY_BYTES = 4 * 4  # an element, at most, of the copies beside it: two ways, at both ends
+# Bytes copied each way beside the update, all devices together. As with the update's own, so many
+# that caches don't hold them: 64 MiB over and over never reach the memory that both share.
+COPIED = 2**29
+# Where gradients are clipped the runtime divides them in the same pass: that is timed. So near to 1
+# that where they are written back repeated division brings no denormals, which CPUs are slow with.
 DIVISOR = 1.001
 
 
 def measure_host(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
     """memory_bandwidth of the host: the best of several numbers of threads."""
-    elements, tried = _elements(bench, 3), _thread_counts(bench)
-    slab = Slab(12 * elements, pinned=False)
-    a, b, c = typed(slab.take(12 * elements), torch.float32, (3, elements)).unbind()
+    elements, tried = _elements(bench, SUM_BYTES), _thread_counts(bench)
+    slab = Slab(SUM_BYTES * elements, pinned=False)
+    a, b, c = typed(slab.take(SUM_BYTES * elements), torch.float32, (3, elements)).unbind()
     rates = {}
     for number in tried:
         with threads(number):
             once = bench.median_on_host(lambda: torch.add(a, b, out=c), seconds / len(tried))
-        rates[number] = 12 * elements / once
+        rates[number] = SUM_BYTES * elements / once
     slab.close()
     best = max(rates, key=lambda number: rates[number])
     told = ", ".join(f"{n} {format_bandwidth(rounded(rate))}" for n, rate in rates.items())
@@ -51,30 +63,32 @@ def measure_host(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
 
 def measure_cpu_update(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
     """adam_rate of the host alone and beside copies, and what copies reach beside it."""
-    elements, tried = _elements(bench, 4), _thread_counts(bench)
-    slab = Slab(16 * elements, pinned=bench.cuda)
+    elements, tried = _elements(bench, ADAM_BYTES + COPY_BYTES), _thread_counts(bench)
+    slab = Slab(ADAM_BYTES * elements, pinned=bench.cuda)
     try:
-        tensors = typed(slab.take(16 * elements), torch.float32, (4, elements))
+        step = partial(adam, slab.take(ADAM_BYTES * elements))
+        adam(torch.empty(ADAM_BYTES * 16, dtype=torch.uint8))()  # kernels may have to be compiled
         rates = {}
         for number in tried:
             with threads(number), Cores() as cores:
-                once = bench.median_on_host(adam(tensors, cores), seconds / (len(tried) + 1))
+                once = bench.median_on_host(step(cores), seconds / (len(tried) + 1))
             rates[number] = elements / once
-        with copiers_of(bench, min(COPIED, 4 * elements)) as copiers:
-            beside, copied = _beside(tensors, copiers, bench, seconds / (len(tried) + 1))
+        copied_each = min(COPIED, 4 * elements) // len(bench.devices)
+        with copiers_of(bench, copied_each) as copiers:
+            beside, copied = _beside(step, copiers, bench, seconds / (len(tried) + 1))
     finally:
         slab.close()
     if bench.cuda:
         torch.cuda.empty_cache()
     told = ", ".join(f"{n} {_giga(rate)}" for n, rate in rates.items())
-    what = f"{format_count(elements)} fp32 parameters, gradients divided"
+    what = _updated(elements)
     update = rounded(elements / beside)
     together = format_bandwidth(rounded(copied))
     host = group.host.replaced(
         {"adam_rate": rounded(rates[bench.cores]), "adam_rate_beside_copies": update},
         {
             "adam_rate": source(f"{what}, by threads: {told}"),
-            "adam_rate_beside_copies": source(f"the same beside copies of {together} both ways"),
+            "adam_rate_beside_copies": source(f"{what}, beside copies of {together} both ways"),
         },
     )
     pcie = group.pcie.replaced(
@@ -91,20 +105,27 @@ def measure_device_update(group: NodeGroup, bench: Bench, seconds: float) -> Nod
         how = source(f"the host's, divided by {group.gpus_per_node} device(s)")
         gpu = group.gpu.replaced({"adam_rate": rate}, {"adam_rate": how})
         return group.model_copy(update={"gpu": gpu})
-    elements = min(2**28, bench.device_memory() // 20) - ODD
-    step = adam(torch.zeros(4, elements, device=bench.device))
+    elements = _odd(min(2**28, bench.device_memory() // (ADAM_BYTES + 4)))
+    step = adam(torch.empty(ADAM_BYTES * elements, dtype=torch.uint8, device=bench.device))
     rate = rounded(elements / bench.median(step, seconds))
-    how = source(f"{format_count(elements)} fp32 parameters, gradients divided")
+    how = source(_updated(elements))
     gpu = group.gpu.replaced({"adam_rate": rate}, {"adam_rate": how})
     return group.model_copy(update={"gpu": gpu})
 
 
-def adam(tensors: Tensor, cores: Cores | None = None) -> Callable[[], None]:
-    """A step of the runtime's AdamW on four rows: parameters, gradients and both moments."""
-    parameters, gradients, first, second = tensors.unbind()
-    tensors.fill_(1e-3)  # neither zeros nor denormals, which some CPUs take longer for
+def adam(buffer: Tensor, cores: Cores | None = None) -> Callable[[], None]:
+    """A step of the runtime's AdamW in mixed precision on `buffer`, uint8 [ADAM_BYTES * elements].
+
+    There lie, one after the other, parameters, gradients and both moments in fp32, and parameters
+    in bf16, as UPDATE writes them.
+    """
+    elements = buffer.numel() // ADAM_BYTES
+    wide = typed(buffer, torch.float32, (4, elements))
+    copy = typed(buffer[16 * elements :], torch.bfloat16, (elements,))
+    parameters, gradients, first, second = wide.unbind()
+    wide.fill_(1e-3)  # neither zeros nor denormals, which some CPUs take longer for
     kernel = adamw_kernel(Optimizer(name="adamw"), 10, 1e-4, 0.1)
-    pieces = [Piece(parameters, gradients, (first, second))]
+    pieces = [Piece(parameters, gradients, (first, second), copy)]
 
     def step() -> None:
         fused_step(pieces, kernel, DIVISOR, cores)
@@ -113,7 +134,10 @@ def adam(tensors: Tensor, cores: Cores | None = None) -> Callable[[], None]:
 
 
 def _beside(
-    tensors: Tensor, copiers: list[Copier], bench: Bench, seconds: float
+    step: Callable[[Cores], Callable[[], None]],
+    copiers: list[Copier],
+    bench: Bench,
+    seconds: float,
 ) -> tuple[float, float]:
     """Seconds of an update while all copy, and the bytes/s that they reach."""
     with (
@@ -121,8 +145,13 @@ def _beside(
         Cores() as cores,
         copying(copiers, bench.clock) as reached,
     ):
-        once = bench.median_on_host(adam(tensors, cores), seconds)
+        once = bench.median_on_host(step(cores), seconds)
     return once, reached.total
+
+
+def _updated(elements: int) -> str:
+    """What is updated, for a source."""
+    return f"{format_count(elements)} fp32 parameters and their bf16 copy, gradients divided"
 
 
 def _giga(rate: float) -> str:
@@ -136,11 +165,16 @@ def _thread_counts(bench: Bench) -> tuple[int, ...]:
     return tuple(sorted(quarters if bench.quick else quarters | {1, max(1, bench.cores // 4)}))
 
 
-def _elements(bench: Bench, tensors: int) -> int:
-    """fp32 elements of each of so many tensors, which lie one after the other.
+def _elements(bench: Bench, nbytes: int) -> int:
+    """Elements of so many bytes each, of all tensors and copies together, that may be taken."""
+    room = bench.host_memory() // nbytes
+    return _odd(max(FEW_ELEMENTS, min(ELEMENTS, room)))
 
-    Not a power of two: tensors 256 MiB apart fell on the same lines of an EPYC's caches, and AdamW
-    ran at 0.16 G/s in place of 1.2.
+
+def _odd(elements: int) -> int:
+    """A little fewer, in whole cache lines, and no power of two of them.
+
+    Tensors that lie 256 MiB apart fell on the same lines of an EPYC's caches, and AdamW ran at 0.16
+    G/s in place of 1.2.
     """
-    room = bench.host_memory() // (4 * tensors)
-    return max(FEW_ELEMENTS, min(ELEMENTS, room)) // 4096 * 4096 - ODD
+    return elements // 4096 * 4096 - ODD

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.table import Table
+from rich.text import Text
 
 from bigplan.report.text import percent, table
 from bigplan.spec.cluster import NodeGroup
@@ -50,27 +51,28 @@ def progress_line(before: NodeGroup, after: NodeGroup) -> str:
 
 
 def profile_report(before: NodeGroup, after: NodeGroup) -> Table:
-    """All that was measured, beside the description and its source.
+    """All that was measured, beside the description.
 
-    Below it under which conditions products ran: a plan's compute hangs on them most.
+    Below it where that was known from, and under which conditions products ran: a plan's compute
+    hangs on them most.
     """
     title = f"Measured here, beside what was known of {after.gpu.name} before"
     right = ("measured", "before", "change")
-    shown = table(title, "part", "figure", *right, "known from", right=right)
+    columns = ("part", "figure", *right)
+    shown = table(title, *columns, right=right, whole=columns)
+    origins: dict[str, list[str]] = {}
     for figure in figures(before, after):
-        block = getattr(before, figure.block)
-        known = block.sources.get(figure.name.partition(".")[0], "") if block is not None else ""
-        shown.add_row(
-            figure.block,
-            figure.name,
-            figure.measured,
-            figure.before or "-",
-            _change(figure.ratio),
-            known if figure.before else "",
-        )
+        known = figure.before or "-"
+        shown.add_row(figure.block, figure.name, figure.measured, known, _change(figure.ratio))
+        if figure.before:
+            field, _, _ = figure.name.partition(".")
+            origin = getattr(before, figure.block).sources.get(field, "")
+            origins.setdefault(origin, []).append(f"{figure.block}.{figure.name}")
+    lines = [f"{', '.join(names)} before: {origin}" for origin, names in origins.items() if origin]
     how = after.gpu.sources["gemm_efficiency"]
     if how != before.gpu.sources["gemm_efficiency"]:
-        shown.caption, shown.caption_justify = f"gemm_efficiency: {how}", "left"
+        lines.append(f"gemm_efficiency: {how}")
+    shown.caption, shown.caption_justify = Text("\n".join(lines)) if lines else None, "left"
     return shown
 
 

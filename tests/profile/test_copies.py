@@ -6,7 +6,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.profile import copies
 from bigplan.profile.copies import WAYS, Copier, copiers_of, copying
+from tests.profile.clock import FakeClock
 from tests.profile.small import bench
 
 
@@ -25,6 +27,31 @@ def test_what_is_copied_is_counted_and_arrives() -> None:
         assert reached.total == sum(reached.rates.values())
         assert bool((there.target == 1).all())
         assert bool((back.target == 2).all())
+
+
+class Asked:
+    """An event that is set once it was asked so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def is_set(self) -> bool:
+        self.times -= 1
+        return self.times < 0
+
+
+def test_a_copier_goes_over_all_of_its_memory_and_begins_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "CHUNK", 4)
+    source, target = torch.arange(1, 11), torch.zeros(10, dtype=torch.int64)
+    copier = Copier(WAYS[0], torch.device("cpu"), source, target, None)
+    copier.run(Asked(2), FakeClock())  # type: ignore[arg-type] # all that is asked of an event
+    assert copier.nbytes == 8
+    assert target.tolist() == [*range(1, 9), 0, 0]
+    copier.run(Asked(4), FakeClock())  # type: ignore[arg-type]
+    assert copier.nbytes == 8 + 14
+    assert torch.equal(target, source)
 
 
 def test_an_error_in_a_copy_is_raised() -> None:

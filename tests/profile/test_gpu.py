@@ -1,5 +1,6 @@
 """A GPU measured for seconds: figures that are possible, memory that is given back."""
 
+import gc
 import time
 
 import pytest
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.gpu
 
 
 def test_a_short_profile() -> None:
+    gc.collect()  # what earlier tests left in cycles
+    before = torch.cuda.memory_allocated()
     found, told = profiled(Wish(seconds=5.0))
     group = found.after.group
     assert group.gpu.device == "cuda"
@@ -35,7 +38,9 @@ def test_a_short_profile() -> None:
     alone = group.pcie.host_to_device, group.pcie.device_to_host
     assert 0.8 * min(alone) < group.pcie.both_ways < 1.1 * sum(alone)
     assert all("measured" in source for source in group.pcie.sources.values())
-    assert torch.cuda.memory_allocated() < 2**27  # cuBLAS keeps its workspace
+    # cuBLAS keeps a workspace, 32 MiB on an H200, for every thread and stream that asked it for a
+    # product: this thread's and autograd's here, those of earlier tests' lanes from before.
+    assert torch.cuda.memory_allocated() - before < 2**27
     assert HEAT.name in [step.name for step in told]
     for name in ("memory_efficiency", "gemm_efficiency", "attention_forward_efficiency"):
         assert " load" in group.gpu.sources[name]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from bigplan.planner import Request, make_plan
 from bigplan.profile import attention, gemm, load, machine, stream
 from bigplan.profile import bench as bench_module
 from bigplan.profile.bench import Bench
+from bigplan.profile.host import measure_device_update
 from bigplan.profile.load import Load
-from bigplan.profile.machine import COMPUTE, DRIVE, HEAT, PROBES, Wish
+from bigplan.profile.machine import COMPUTE, DRIVE, HEAT, PROBES, Probe, Wish
 from bigplan.profile.memory import Use
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster, NodeGroup
@@ -52,6 +54,8 @@ def test_a_cpu_profile_measures_everything_and_plans(
         for field, source in block.sources.items():
             measured = "by bigplan profile: " in source
             assert measured != (field in UNMEASURED[name]), (name, field, source)
+    for field in ("adam_rate", "adam_rate_beside_copies"):
+        assert "and their bf16 copy" in group.host.sources[field]
     assert group.nvme is not None
     assert group.nvme.path == str(tmp_path)
     assert (found.after.name, group.gpus_per_node) == ("mine", 2)
@@ -114,7 +118,7 @@ class StandIn(Bench):
         return True
 
     def device_memory(self) -> int:
-        return 2**28
+        return 2**22
 
 
 @dataclass
@@ -133,9 +137,9 @@ class Moment:
         return 1e3 * (later.at - self.at)
 
 
-def test_what_a_gpu_does_is_measured_under_load_and_said_to_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """With a load, and probes of toy size."""
     sizes = {"HIDDEN": 32, "FFN": 48, "HEADS": 4, "KEY_VALUE_HEADS": 2, "HEAD": 8, "LONGEST": 16}
     for name, size in sizes.items():
         monkeypatch.setattr(load, name, size)
@@ -150,8 +154,11 @@ def test_what_a_gpu_does_is_measured_under_load_and_said_to_be(
     monkeypatch.setattr(gemm, "LAUNCHES", 0)
     monkeypatch.setattr(attention, "GPU_CASES", ((1, 64, 4), (2, 32, 4)))
     hot = Load(torch.device("cpu"), torch.float32, 32)
-    given = StandIn((torch.device("cpu"),), 2, 1, load=hot)
-    steps = list(machine._measured(COMPUTE, find_cluster("h200-1x").group, given, 1.0))
+    return StandIn((torch.device("cpu"),), 2, 1, load=hot)
+
+
+def test_what_a_gpu_does_is_measured_under_load_and_said_to_be(stand_in: StandIn) -> None:
+    steps = list(machine._measured(COMPUTE, find_cluster("h200-1x").group, stand_in, 1.0))
     assert [step.name for step in steps] == [probe.name for probe in COMPUTE]
     gpu = steps[-1].after.gpu
     for name in ("memory_efficiency", "gemm_efficiency", "gemm_efficiencies", "gemm_half_k"):
@@ -160,6 +167,29 @@ def test_what_a_gpu_does_is_measured_under_load_and_said_to_be(
     assert "load" not in gpu.sources["launch_overhead"]
     for way in ("6 products in bf16", "(forward ", ", by input ", ", by weight "):
         assert way in gpu.sources["gemm_efficiency"]
+
+
+def test_no_probe_leaves_tensors_behind(stand_in: StandIn) -> None:
+    """Neither with something that outlives it nor in cycles, which wait for the collector."""
+    probes = (*COMPUTE, Probe("AdamW on the device", 1, measure_device_update))
+    group = find_cluster("h200-1x").group
+    list(machine._measured(probes, group, stand_in, 0.5))  # what is made once for all is made
+    assert stand_in.load is not None
+    stand_in.load._round = None
+    gc.collect()
+    gc.disable()
+    try:
+        before = _tensors()
+        list(machine._measured(probes, group, stand_in, 0.5))
+        assert _tensors() > before  # the load's, while there is a load
+        stand_in.load._round = None
+        assert _tensors() == before
+    finally:
+        gc.enable()
+
+
+def _tensors() -> int:
+    return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
 
 
 def test_compute_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,3 +1,8 @@
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
 from bigplan.report.profile_report import figures, profile_report, progress_line
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import NodeGroup
@@ -37,12 +42,28 @@ def test_only_what_was_measured_is_a_figure() -> None:
 
 
 def test_the_table_says_what_was_known_and_from_where() -> None:
-    text = shown(profile_report(*groups()))
-    rows = {line.split()[1]: line for line in text.splitlines() if len(line.split()) > 3}
-    assert rows["gemm_efficiency"].split()[2:5] == ["0.711", "0.79", "-10%"]
-    assert "measured 2026-11-21 on an H200" in rows["gemm_efficiency"]
-    assert rows["device_to_host"].split()[2:8] == ["22", "GB/s", "55", "GB/s", "x", "0.4"]
+    lines = shown(profile_report(*groups())).splitlines()
+    rows = {line.split()[1]: line for line in lines if line.startswith((" gpu ", " pcie "))}
+    assert rows["gemm_efficiency"].split()[2:] == ["0.711", "0.79", "-10%"]
+    assert rows["device_to_host"].split()[2:] == ["22", "GB/s", "55", "GB/s", "x", "0.4"]
     assert rows["both_ways"].split()[2:] == ["98", "GB/s", "-"]
+    text = " ".join(" ".join(lines).split())
+    assert "gpu.gemm_efficiency before: measured 2026-11-21 on an H200" in text
+    assert "both_ways before" not in text
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_figure_is_cut_off_however_narrow_the_terminal(width: int) -> None:
+    before, after = groups()
+    with StringIO() as file:
+        Console(file=file, width=width).print(profile_report(before, after))
+        text = file.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    for figure in figures(before, after):
+        row = next(line for line in text.splitlines() if f" {figure.name} " in line)
+        assert figure.measured in row
+        assert (figure.before or "-") in row
+    assert "…" not in text
 
 
 def test_below_the_table_stands_how_products_were_measured() -> None:
