@@ -1,10 +1,10 @@
 """Rate of the CPU's optimizer update, in G parameters/s, for every kind of gradient.
 
-    python benchmarks/cpu_adamw.py [--millions 200] [--threads 1,2,4,8,16] [--repeats 5]
+    python benchmarks/cpu_adamw.py [--millions 200] [--threads 1,2,4,8,16] [--repeats 5] [--torch]
 
 Every row is the best of the repeats, on tensors made once. `plain` is torch's fused kernel alone;
-the others are what the runtime does: gradients divided by loss scale and clip factor inside the
-kernel, 16-bit gradients cast a chunk at a time, and in the last rows the new parameters cast to
+the others are what the runtime does, by its compiled kernel or, with --torch, by torch's: gradients
+divided by loss scale and clip factor, 16-bit gradients widened, and the new parameters rounded to
 bf16, which follows every update in mixed precision. `multiplied` is what the runtime did before:
 the clip factor multiplied into a buffer. 28 bytes of memory traffic a parameter for AdamW.
 """
@@ -20,6 +20,7 @@ import torch
 
 from bigplan.runtime import fused
 from bigplan.runtime.adamw import adamw_kernel
+from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import Kernel, Piece, fused_step
 from bigplan.runtime.sgd import sgd_kernel
 from bigplan.spec.optimizer import Optimizer
@@ -43,6 +44,7 @@ class Buffers:
             torch.float16: gradient.half(),
         }
         self.weights = self.parameter.bfloat16()
+        self.cores: Cores | None = None
 
     def piece(self, dtype: torch.dtype, moments: int = 2) -> Piece:
         """Everything, with gradients of that dtype."""
@@ -54,40 +56,47 @@ class Buffers:
         for start in range(0, self.count, fused.CPU_CHUNK):
             part = piece.part(start, min(start + fused.CPU_CHUNK, self.count))
             gradient = torch.mul(part.gradient, 1 / DIVISOR, out=scratch[: part.elements])
-            ADAMW([part._replace(gradient=gradient)], None)
+            ADAMW.fused([part._replace(gradient=gradient)], None)
 
     def cast(self, chunk: int | None) -> None:
         """Update and cast to bf16: all at once, or so many elements at a time."""
         piece, size = self.piece(torch.float32), chunk or self.count
         for start in range(0, self.count, size):
             stop = min(start + size, self.count)
-            ADAMW([piece.part(start, stop)], None)
+            ADAMW.fused([piece.part(start, stop)], None)
             self.weights[start:stop].copy_(self.parameter[start:stop])
 
     def step(
         self, dtype: torch.dtype, divisor: float, kernel: Kernel = ADAMW, moments: int = 2
     ) -> None:
         """The runtime's update."""
-        fused_step([self.piece(dtype, moments)], kernel, divisor)
+        fused_step([self.piece(dtype, moments)], kernel, divisor, self.cores)
+
+    def copied(self, dtype: torch.dtype) -> None:
+        """The same in mixed precision."""
+        piece = self.piece(dtype)._replace(copy=self.weights)
+        fused_step([piece], ADAMW, DIVISOR, self.cores)
 
     def small(self) -> None:
         """Tensors of 4096 elements, as norms have."""
         piece = self.piece(torch.bfloat16)
         stops = range(4096, min(self.count, 2**22) + 1, 4096)
-        fused_step([piece.part(stop - 4096, stop) for stop in stops], ADAMW, DIVISOR)
+        fused_step([piece.part(stop - 4096, stop) for stop in stops], ADAMW, DIVISOR, self.cores)
 
 
 def variants(buffers: Buffers) -> dict[str, tuple[int, Callable[[], None]]]:
     """By name: parameters updated, and the work."""
     count, single = buffers.count, torch.float32
     work: dict[str, Callable[[], None]] = {
-        "plain fused AdamW, fp32 gradients": lambda: ADAMW([buffers.piece(single)], None),
+        "plain fused AdamW, fp32 gradients": lambda: ADAMW.fused([buffers.piece(single)], None),
         "fp32 gradients": lambda: buffers.step(single, 1.0),
         "fp32 gradients, divided": lambda: buffers.step(single, DIVISOR),
         "fp32 gradients, multiplied": buffers.multiplied,
         "bf16 gradients": lambda: buffers.step(torch.bfloat16, 1.0),
         "bf16 gradients, divided": lambda: buffers.step(torch.bfloat16, DIVISOR),
         "fp16 gradients, divided": lambda: buffers.step(torch.float16, DIVISOR),
+        "fp32 gradients, divided, and bf16 copy": lambda: buffers.copied(single),
+        "bf16 gradients, divided, and bf16 copy": lambda: buffers.copied(torch.bfloat16),
         "SGD with momentum, fp32": lambda: buffers.step(single, 1.0, SGD, 1),
         "then cast to bf16": lambda: buffers.cast(None),
         **{
@@ -120,7 +129,10 @@ def main() -> None:
     parser.add_argument("--threads", default=usual, help="numbers, joined by commas")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--chunks", default="22", help="powers of two for 16-bit gradients")
+    parser.add_argument("--torch", action="store_true", help="not the compiled kernel")
     options = parser.parse_args()
+    if options.torch:
+        fused.native = lambda: None
     threads = [int(text) for text in options.threads.split(",")]
     torch.set_num_threads(max(threads))  # who touches memory first decides where it lies
     buffers = Buffers(options.millions * 1_000_000)
@@ -132,7 +144,8 @@ def main() -> None:
             rates = []
             for number in threads:
                 torch.set_num_threads(number)
-                rates.append(best_rate(count, work, options.repeats) / 1e9)
+                with Cores() as buffers.cores:
+                    rates.append(best_rate(count, work, options.repeats) / 1e9)
             print(f"{name:<44}", *(f"{rate:6.2f}" for rate in rates), flush=True)
 
 

@@ -9,9 +9,10 @@ memory. A layer's state is fp32 parameter, gradient and two moments and a 16-bit
 1. By kind of pages and who touched them first, by torch's threads: the update, the update with its
    gradients divided inside the kernel, and seconds of casting the copy. The median of the layers.
 2. In page-locked huge pages, divided and cast: torch's threads on a whole layer, and parts of
-   2^power elements taken by as many cores of one thread each (bigplan/runtime/cores.py); alone,
-   beside copies both ways, and beside those and a thread that waits busily for the GPU. The median
-   and the worst of the layers.
+   2^power elements taken by as many cores of one thread each (bigplan/runtime/cores.py), which run
+   torch's kernel or the compiled one (bigplan/runtime/step.cpp); alone, beside copies both ways,
+   and beside those and a thread that waits busily for the GPU. The median and the worst of the
+   layers.
 
 Without CUDA nothing is page-locked, and there is no copy and no waiting thread. `cpu_adamw.py`
 has the kinds of gradient.
@@ -30,6 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -39,12 +41,13 @@ from torch import Tensor
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import VECTOR, Piece
+from bigplan.runtime.native import Native, native
 from bigplan.runtime.slab import PAGE, touch
 from bigplan.spec.optimizer import Optimizer
 
 BYTES = 18  # of state a parameter
 ADAMW = adamw_kernel(Optimizer(), 2, 1e-3, 0.1)
-DIVISOR = torch.ones(())  # costs what any does, and gradients don't vanish over the repeats
+DIVISOR = 1.001  # torch's kernel writes gradients back, and repeats shall not make them vanish
 COPIED = 256 << 20  # bytes a copy
 SETTLES = 1.0  # seconds until what runs beside is under way
 
@@ -170,17 +173,27 @@ def seconds(layers: Sequence[Piece], work: Work) -> list[float]:
     return found
 
 
+def divided(piece: Piece) -> None:
+    """torch's AdamW with gradients divided."""
+    ADAMW.fused([piece], torch.tensor(DIVISOR))
+
+
 def update(piece: Piece) -> None:
-    """AdamW with gradients divided, and the cast."""
-    ADAMW([piece], DIVISOR)
+    """The same, and the cast."""
+    divided(piece)
     piece.write_copy()
 
 
-def update_in_parts(cores: Cores, size: int, piece: Piece) -> None:
-    """The same in parts of `size` elements, which the cores take as they come."""
+def compiled(library: Native, piece: Piece) -> None:
+    """All of that in one pass."""
+    library.step(ADAMW.native, DIVISOR, *piece)
+
+
+def in_parts(work: Work, cores: Cores, size: int, piece: Piece) -> None:
+    """Work on parts of `size` elements, which the cores take as they come."""
     starts = range(0, piece.elements, size)
     parts = (piece.part(start, min(start + size, piece.elements)) for start in starts)
-    cores.run(partial(update, part) for part in parts)
+    cores.run(partial(work, part) for part in parts)
 
 
 def by_pages(layers: Sequence[Piece], label: str, threads: Sequence[int]) -> None:
@@ -188,11 +201,11 @@ def by_pages(layers: Sequence[Piece], label: str, threads: Sequence[int]) -> Non
     count = layers[0].elements / 1e9
     for number in threads:
         torch.set_num_threads(number)
-        plain = statistics.median(seconds(layers, lambda piece: ADAMW([piece], None)))
-        divided = statistics.median(seconds(layers, lambda piece: ADAMW([piece], DIVISOR)))
+        plain = statistics.median(seconds(layers, lambda piece: ADAMW.fused([piece], None)))
+        scaled = statistics.median(seconds(layers, divided))
         cast = statistics.median(seconds(layers, Piece.write_copy))
         print(
-            f"{label}, threads {number}: {count / plain:.2f} G/s, divided {count / divided:.2f} "
+            f"{label}, threads {number}: {count / plain:.2f} G/s, divided {count / scaled:.2f} "
             f"G/s, cast {cast * 1e3:.0f} ms",
             flush=True,
         )
@@ -213,12 +226,15 @@ def by_cores(
     for number in threads:
         torch.set_num_threads(number)
         show(f"torch's threads {number}", update)
+    kernels: dict[str, Work] = {"torch's kernel": update}
+    if library := native():
+        kernels["compiled kernel"] = partial(compiled, library)
     for number in threads:
         torch.set_num_threads(number)  # Cores takes as many
         with Cores() as cores:
-            for power in powers:
-                name = f"cores {number}, parts of 2^{power}"
-                show(name, partial(update_in_parts, cores, 2**power))
+            for power, (kernel, work) in product(powers, kernels.items()):
+                name = f"cores {number}, parts of 2^{power}, {kernel}"
+                show(name, partial(in_parts, work, cores, 2**power))
 
 
 def main() -> None:

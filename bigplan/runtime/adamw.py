@@ -1,17 +1,19 @@
-"""AdamW (Loshchilov and Hutter 2019) through torch's fused kernel.
+"""AdamW (Loshchilov and Hutter 2019), for runtime/step.cpp and through torch's fused kernel.
 
-The operator is called without torch.optim's function around it, whose sorting of tensors takes more
-of the interpreter's time, for every part of a core, than the launch of the kernel.
+torch's operator is called without torch.optim's function around it, whose sorting of tensors takes
+more of the interpreter's time, for every part of a core, than the launch of the kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 
 import torch
 from torch import Tensor
 
 from bigplan.runtime.fused import Kernel, Piece
+from bigplan.runtime.native import Step
 from bigplan.spec.optimizer import Optimizer
 
 
@@ -20,8 +22,20 @@ def adamw_kernel(
 ) -> Kernel:
     """Update number `step` (the first is 1), decay decoupled. State: first and second moments."""
     assert step >= 1, step
+    native = Step(
+        "adamw",
+        (
+            1 - learning_rate * weight_decay,
+            1 - settings.beta1,
+            settings.beta2,
+            1 - settings.beta2,
+            sqrt(1 - settings.beta2**step),
+            settings.epsilon,
+            -learning_rate / (1 - settings.beta1**step),
+        ),
+    )
 
-    def kernel(pieces: Sequence[Piece], divisor: Tensor | None) -> None:
+    def fused(pieces: Sequence[Piece], divisor: Tensor | None) -> None:
         device = pieces[0].parameter.device
         torch._fused_adamw_(
             [piece.parameter for piece in pieces],
@@ -41,4 +55,4 @@ def adamw_kernel(
             grad_scale=divisor,
         )
 
-    return kernel
+    return Kernel(native, fused)

@@ -1,8 +1,9 @@
-"""torch's fused optimizer kernels on pieces of parameters: the same bits however they are cut.
+"""The optimizer on pieces of parameters: the same bits however they are cut.
 
-A fused kernel does one pass over parameter, gradient and moments (AdamW: 28 bytes of memory traffic
-an element), as fast as DeepSpeed's CPU kernel with nothing to compile. What would make results
-depend on the plan, or cost a pass of its own, is worked around here:
+On the CPU the compiled kernel (runtime/step.cpp) updates a part in one pass over memory, its 16-bit
+copy included, and cuts change no bit. Elsewhere, and where nothing could be compiled, torch's fused
+kernels do one pass over parameter, gradient and moments. What would make their results depend on
+the plan, or cost a pass of its own, is worked around here:
 
 1. On the CPU the kernels' vector body and scalar tail round differently (other fused
    multiply-adds): the last `numel % 16` elements of a tensor get other bits than the same elements
@@ -14,8 +15,8 @@ depend on the plan, or cost a pass of its own, is worked around here:
    16 threads, fp32: 3.5 G/s against 4.0; 4.2 undivided). A division by a power of two is exact.
 3. 16-bit gradients are cast to fp32 in a buffer that stays in cache, so memory traffic does not
    grow; tensors shorter than the buffer share it, so that one call does many.
-4. On the CPU the cores take parts as they come (runtime/cores.py), and the 16-bit copy of new
-   parameters is written while they are in cache.
+
+Either way the CPU's cores take parts as they come (runtime/cores.py).
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ import torch
 from torch import Tensor
 
 from bigplan.runtime.cores import Cores
+from bigplan.runtime.native import Native, Step, native
 
 # Elements in the widest vector (AVX-512, one cache line) of the fused CPU kernels.
 VECTOR = 16
 
 # Elements that a core updates at once: on an H200 machine 2^19 / 20 / 21 gave 1.8 / 2.6 / 2.8 G/s
-# on 16 cores; the small ones wait for the interpreter (measured as in runtime/cores.py).
+# on 16 cores through torch's kernels; the small ones wait for the interpreter (measured as in
+# runtime/cores.py).
 CPU_CHUNK = 2**21
 # Elements of 16-bit gradients that a GPU casts at once: an H200 updated 18 / 66 / 99 G/s for
 # 2^20 / 22 / 24.
@@ -65,14 +68,18 @@ class Piece(NamedTuple):
             self.copy.copy_(self.parameter)
 
 
-# Updates fp32 pieces in place; divides gradients by the 0-dim tensor first, where there is one.
-Kernel = Callable[[Sequence[Piece], Tensor | None], None]
+class Kernel(NamedTuple):
+    """An optimizer's update in two forms; on x86 CPUs with AVX2 both give the same bits."""
+
+    native: Step  # of runtime/step.cpp
+    # torch's: updates fp32 pieces in place; divides gradients by the 0-dim tensor first, if any
+    fused: Callable[[Sequence[Piece], Tensor | None], None]
 
 
 def fused_step(
     pieces: Sequence[Piece], kernel: Kernel, divisor: float = 1.0, cores: Cores | None = None
 ) -> None:
-    """Update the pieces in place with `kernel`, on the CPU by all `cores` (None: torch's threads).
+    """Update the pieces in place with `kernel`, on the CPU by all `cores` (None: this thread).
 
     Gradients are divided by `divisor` in fp32; afterwards their content is undefined. Every
     element's result depends only on its own values, the kernel and `divisor`, not on the piece
@@ -84,16 +91,20 @@ def fused_step(
     device = pieces[0].parameter.device
     scale = None if divisor == 1.0 else torch.full((), divisor, device=device)
     if device.type == "cpu":
-        bodies, tails = _split(pieces)
-        if tails:
-            _tail_step(tails, kernel, scale)
         for_each = cores.run if cores else _one_by_one
-        for_each(partial(_update, batch, kernel, scale) for batch in _batches(bodies, CPU_CHUNK))
+        if library := _library_for(pieces):
+            update = partial(_natively, library, kernel.native, divisor)
+        else:
+            pieces, tails = _split(pieces)
+            if tails:
+                _tail_step(tails, kernel, scale)
+            update = partial(_update, kernel, scale)
+        for_each(partial(update, batch) for batch in _batches(pieces, CPU_CHUNK))
         return
     if whole := [piece for piece in pieces if piece.gradient.dtype == torch.float32]:
-        _update(whole, kernel, scale)
+        _update(kernel, scale, whole)
     for batch in _batches([p for p in pieces if p.gradient.dtype != torch.float32], CUDA_CHUNK):
-        _update(batch, kernel, scale)
+        _update(kernel, scale, batch)
 
 
 def _one_by_one(jobs: Iterable[Callable[[], None]]) -> None:
@@ -101,21 +112,35 @@ def _one_by_one(jobs: Iterable[Callable[[], None]]) -> None:
         job()
 
 
-def _update(pieces: list[Piece], kernel: Kernel, scale: Tensor | None) -> None:
+def _library_for(pieces: Sequence[Piece]) -> Native | None:
+    """The compiled kernels, where there are some for the dtypes of all."""
+    library = native()
+    if library and all(library.takes(piece.gradient, piece.copy) for piece in pieces):
+        return library
+    return None
+
+
+def _natively(library: Native, step: Step, divisor: float, pieces: list[Piece]) -> None:
+    for piece in pieces:
+        library.step(step, divisor, *piece)
+
+
+def _update(kernel: Kernel, scale: Tensor | None, pieces: list[Piece]) -> None:
     narrow = pieces[0].gradient.dtype != torch.float32
-    kernel(_widened(pieces) if narrow else pieces, scale)
+    kernel.fused(_widened(pieces) if narrow else pieces, scale)
     for piece in pieces:
         piece.write_copy()
 
 
 def _flat(piece: Piece) -> Piece:
     tensors = [piece.parameter, piece.gradient, *piece.state]
+    tensors += [] if piece.copy is None else [piece.copy]
     for tensor in tensors:
         assert tensor.is_contiguous(), tensor.stride()
         assert tensor.numel() == piece.elements, (tensor.shape, piece.elements)
-    parameter, gradient, *state = (tensor.detach().view(-1) for tensor in tensors)
-    copy = None if piece.copy is None else piece.copy.detach().view(-1)
-    return Piece(parameter, gradient, tuple(state), copy)
+    flat = [tensor.detach().view(-1) for tensor in tensors]
+    copy = None if piece.copy is None else flat.pop()
+    return Piece(flat[0], flat[1], tuple(flat[2:]), copy)
 
 
 def _split(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:
@@ -138,7 +163,7 @@ def _tail_step(tails: list[Piece], kernel: Kernel, scale: Tensor | None) -> None
         ):
             buffer[row, : tail.elements].copy_(tensor)
     parameter, gradient, *state = (buffer.view(-1) for buffer in padded)
-    kernel([Piece(parameter, gradient, tuple(state))], scale)
+    kernel.fused([Piece(parameter, gradient, tuple(state))], scale)
     parameters, _, *states = padded
     for row, tail in enumerate(tails):
         for buffer, tensor in zip(

@@ -1,4 +1,7 @@
-"""SGD with momentum through torch's fused kernel; weight decay is added to the gradient."""
+"""SGD with momentum, for runtime/step.cpp and through torch's fused kernel.
+
+Weight decay is added to the gradient.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bigplan.runtime.fused import Kernel, Piece
+from bigplan.runtime.native import Step
 from bigplan.spec.optimizer import Optimizer
 
 
@@ -16,8 +20,9 @@ def sgd_kernel(settings: Optimizer, learning_rate: float, weight_decay: float) -
 
     b starts as zeros, so the first one is the gradient, as torch.optim.SGD has it.
     """
+    native = Step("sgd", (weight_decay, settings.momentum, -learning_rate))
 
-    def kernel(pieces: Sequence[Piece], divisor: Tensor | None) -> None:
+    def fused(pieces: Sequence[Piece], divisor: Tensor | None) -> None:
         if divisor is not None and divisor.is_cuda:
             # CUDA's kernel rounds a division of its own differently in its vectors and its tail.
             torch._foreach_div_([piece.gradient for piece in pieces], divisor)
@@ -36,4 +41,4 @@ def sgd_kernel(settings: Optimizer, learning_rate: float, weight_decay: float) -
             grad_scale=divisor,
         )
 
-    return kernel
+    return Kernel(native, fused)

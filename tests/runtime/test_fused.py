@@ -1,4 +1,7 @@
-"""Optimizers: torch's arithmetic, and the same bits however parameters are cut into pieces."""
+"""Optimizers: torch's arithmetic, and the same bits however parameters are cut into pieces.
+
+Each test runs with the compiled kernels (bigplan/runtime/step.cpp) and without them.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from bigplan.runtime import fused
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import Kernel, Piece, fused_step
+from bigplan.runtime.native import native
 from bigplan.runtime.sgd import sgd_kernel
 
 RATE, DECAY, STEP = 1e-2, 0.1, 7
@@ -34,6 +38,14 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "CPU_CHUNK", 1024)
     monkeypatch.setattr(fused, "CUDA_CHUNK", 1024)
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(fused, "native", lambda: None)
+    elif native() is None:
+        pytest.skip("needs a C++ compiler")
 
 
 def _kernel(name: str, step: int = STEP, decay: float = DECAY) -> Kernel:
@@ -232,5 +244,7 @@ def test_tensors_of_different_lengths_are_our_own_error() -> None:
     piece = _piece("adamw", 16, 9)
     with pytest.raises(AssertionError):
         fused_step([piece._replace(gradient=torch.zeros(17))], _kernel("adamw"))
+    with pytest.raises(AssertionError):
+        fused_step([piece._replace(copy=torch.zeros(15).bfloat16())], _kernel("adamw"))
     with pytest.raises(AssertionError):
         _kernel("adamw", step=0)

@@ -1,0 +1,197 @@
+"""step.cpp compiled for this machine's CPU: the optimizer's update of a part in one call.
+
+It is compiled on first use, in about three seconds, and kept in the user's cache folder under a
+name made of everything that the result depends on. Calls leave the interpreter to other threads.
+Where there is no compiler, torch's kernels do the work, with the same bits (runtime/fused.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("step.cpp")
+# No fused multiply-add that the source does not have; square roots and comparisons in vectors.
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
+COMPILERS = ("c++", "g++", "clang++")  # tried after $CXX
+SECONDS = 60.0  # that a compilation may take
+TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # as step.cpp counts them
+
+_log = logging.getLogger(__name__)
+_lock = Lock()
+
+
+class Step(NamedTuple):
+    """A function of step.cpp and its constants, in the order of its struct."""
+
+    function: str
+    constants: tuple[float, ...]
+
+
+class _Part(ctypes.Structure):
+    """As step.cpp has it."""
+
+    _fields_ = (
+        ("count", ctypes.c_int64),
+        ("parameter", ctypes.c_void_p),
+        ("moments", ctypes.c_void_p * 2),
+        ("gradient", ctypes.c_void_p),
+        ("copy", ctypes.c_void_p),
+        ("gradient_type", ctypes.c_int32),
+        ("copy_type", ctypes.c_int32),
+        ("divisor", ctypes.c_float),
+    )
+
+
+class Native:
+    """The compiled functions."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._halves = {torch.bfloat16} | ({torch.float16} if self._library.has_fp16() else set())
+        self._gradients = {torch.float32} | self._halves
+
+    def takes(self, gradient: Tensor, copy: Tensor | None) -> bool:
+        """Whether it reads and writes their dtypes: not every CPU converts fp16."""
+        return gradient.dtype in self._gradients and (copy is None or copy.dtype in self._halves)
+
+    def step(
+        self,
+        step: Step,
+        divisor: float,
+        parameter: Tensor,
+        gradient: Tensor,
+        moments: tuple[Tensor, ...] = (),
+        copy: Tensor | None = None,
+    ) -> None:
+        """Update parameter and moments in place, on one core, and write the copy.
+
+        All are 1-D and contiguous, on the CPU and of one length; parameter and moments are fp32.
+        Gradients are divided by `divisor` in fp32 and stay as they are.
+        """
+        assert all(tensor.dtype == torch.float32 for tensor in (parameter, *moments))
+        part = _Part(
+            count=parameter.numel(),
+            parameter=parameter.data_ptr(),
+            moments=(ctypes.c_void_p * 2)(*(moment.data_ptr() for moment in moments)),
+            gradient=gradient.data_ptr(),
+            copy=None if copy is None else copy.data_ptr(),
+            gradient_type=TYPES[gradient.dtype],
+            copy_type=0 if copy is None else TYPES[copy.dtype],
+            divisor=divisor,
+        )
+        constants = (ctypes.c_float * len(step.constants))(*step.constants)
+        getattr(self._library, step.function)(ctypes.byref(part), ctypes.byref(constants))
+
+
+def native() -> Native | None:
+    """The functions for this machine, compiled once; None, with a warning, where that fails."""
+    with _lock:
+        return _native()
+
+
+@cache
+def _native() -> Native | None:
+    try:
+        return _made()
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning(
+            "the CPU's updates go through torch's kernels: AdamW in mixed precision moves 36 bytes "
+            "of host memory a parameter where compiled kernels move 30. Those need a C++ compiler "
+            "(g++, clang++ or $CXX) that works: %s",
+            _reason(error),
+        )
+        return None
+
+
+def _made() -> Native:
+    command = _compiler()
+    name = f"step-{_digest(command)}.so"
+    try:
+        return _kept(command, _cache_folder(), name)
+    except (OSError, RuntimeError):  # not writable, nothing there may run, or there is no home
+        with TemporaryDirectory(prefix="bigplan-") as folder:
+            return _kept(command, Path(folder), name)
+
+
+def _compiler() -> list[str]:
+    """The command of the first that exists."""
+    for command in (shlex.split(os.environ.get("CXX", "")), *([name] for name in COMPILERS)):
+        if command and shutil.which(command[0]):
+            return command
+    raise FileNotFoundError(f"no C++ compiler: none of $CXX, {', '.join(COMPILERS)} is found")
+
+
+def _digest(command: list[str]) -> str:
+    """Of all that the compiled file depends on."""
+    version = subprocess.run(
+        [*command, "--version"], check=True, capture_output=True, timeout=SECONDS
+    ).stdout
+    parts = (SOURCE.read_bytes(), shlex.join(FLAGS).encode(), version, _cpu().encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _cpu() -> str:
+    """What -march=native looks at: the name and the flags of the first processor."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(_steady(first.splitlines()))
+
+
+def _steady(lines: Iterable[str]) -> list[str]:
+    """Lines of /proc/cpuinfo without clock rates and the like."""
+    names = ("vendor_id", "cpu family", "model", "flags", "CPU ", "Features")
+    return [line for line in lines if line.startswith(names)]
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(base) / "bigplan"
+
+
+def _kept(command: list[str], folder: Path, name: str) -> Native:
+    """From the folder; compiled first where it is not there yet.
+
+    Several processes may come to that at once: each moves a whole file to its place.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    if not path.exists():
+        with TemporaryDirectory(dir=folder) as own:
+            made = Path(own) / name
+            subprocess.run(
+                [*command, *FLAGS, str(SOURCE), "-o", str(made)],
+                check=True,
+                capture_output=True,
+                timeout=SECONDS,
+            )
+            made.replace(path)
+    return Native(path)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the compiler said, else the error."""
+    if isinstance(error, subprocess.CalledProcessError):
+        said = error.stderr.decode(errors="replace").strip().splitlines()
+        return f"{shlex.join(error.cmd[:1])} failed: {said[0] if said else error.returncode}"
+    return str(error)

@@ -1,0 +1,312 @@
+"""The compiled kernels: torch's bits, every 16-bit value, and what happens where none compile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigplan.spec.optimizer import Optimizer
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor
+
+from bigplan.runtime import fused, native
+from bigplan.runtime.adamw import adamw_kernel
+from bigplan.runtime.fused import Kernel, Piece, fused_step
+from bigplan.runtime.native import Native
+from bigplan.runtime.sgd import sgd_kernel
+
+OPTIMIZERS = {
+    "adamw": Optimizer(),
+    "adamw, beta1 below 0.5": Optimizer(beta1=0.3, beta2=0.5),
+    "momentum": Optimizer(name="sgd"),
+    "plain": Optimizer(name="sgd", momentum=0.0),
+}
+NARROW = (torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, *NARROW)
+SPECIAL = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-41, -1e-30, 6e-8, 3e38, 65520.0)
+# Made of AVX2's and AVX-512's fused multiply-adds, torch's results are ours. A build for another
+# CPU adds its products unfused, or fuses others: one rounding (2^-24) more or less of each term.
+SAME = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+TOLERANCE = 0.0 if SAME else 1e-6
+
+
+@pytest.fixture(scope="module")
+def library() -> Native:
+    found = native.native()
+    if found is None:
+        pytest.skip("needs a C++ compiler")
+    return found
+
+
+def _kernel(name: str, decay: float = 0.1, rate: float = 1e-2) -> Kernel:
+    optimizer = OPTIMIZERS[name]
+    if optimizer.name == "sgd":
+        return sgd_kernel(optimizer, rate, decay)
+    return adamw_kernel(optimizer, 7, rate, decay)
+
+
+def _piece(name: str, count: int, gradient: torch.dtype, copy: torch.dtype | None) -> Piece:
+    """Values of usual sizes, and special ones among the gradients, in vectors and in the rest."""
+    generator = torch.Generator().manual_seed(count)
+    parameter, values, average = torch.randn(3, count, generator=generator)
+    square = torch.rand(count, generator=generator) * 1e-4
+    values *= 1e-2
+    for place, value in enumerate(SPECIAL):
+        values[place * 37 % count] = values[-1 - place % count] = value
+    state = (average * 1e-3, square)[: OPTIMIZERS[name].moments]
+    kept = None if copy is None else torch.full((count,), 7.0, dtype=copy)
+    return Piece(parameter, values.to(gradient), state, kept)
+
+
+def _clone(piece: Piece) -> Piece:
+    copy = None if piece.copy is None else piece.copy.clone()
+    state = tuple(tensor.clone() for tensor in piece.state)
+    return Piece(piece.parameter.clone(), piece.gradient.clone(), state, copy)
+
+
+def _results(piece: Piece) -> list[Tensor]:
+    return [piece.parameter, *piece.state, *([] if piece.copy is None else [piece.copy])]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("gradient", DTYPES)
+@pytest.mark.parametrize("copy", [None, *NARROW])
+@pytest.mark.parametrize(("divisor", "decay"), [(1.0, 0.1), (2.7, 0.1), (65536.0, 0.0)])
+def test_torchs_kernels_give_the_same(
+    library: Native,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    gradient: torch.dtype,
+    copy: torch.dtype | None,
+    divisor: float,
+    decay: float,
+) -> None:
+    ours = _piece(name, 2_500 + 11, gradient, copy)
+    assert library.takes(ours.gradient, ours.copy) or torch.float16 in (gradient, copy)
+    theirs, kernel = _clone(ours), _kernel(name, decay)
+    fused_step([ours], kernel, divisor)
+    monkeypatch.setattr(fused, "native", lambda: None)
+    fused_step([theirs], kernel, divisor)
+    for one, two in zip(_results(ours), _results(theirs), strict=True):
+        torch.testing.assert_close(one, two, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(OPTIMIZERS)),
+    count=st.integers(1, 3000),
+    data=st.data(),
+    divisor=st.sampled_from((1.0, 2.7)),
+    gradient=st.sampled_from(DTYPES),
+    copy=st.sampled_from((None, *NARROW)),
+)
+def test_cuts_change_no_bit(
+    library: Native,
+    name: str,
+    count: int,
+    data: st.DataObject,
+    divisor: float,
+    gradient: torch.dtype,
+    copy: torch.dtype | None,
+) -> None:
+    whole = _piece(name, count, gradient, copy)
+    cut, kernel = _clone(whole), _kernel(name)
+    edges = sorted({0, count, *data.draw(st.lists(st.integers(0, count), max_size=12))})
+    fused_step([whole], kernel, divisor)
+    fused_step([cut.part(a, b) for a, b in pairwise(edges)], kernel, divisor)
+    for one, two in zip(_results(whole), _results(cut), strict=True):
+        torch.testing.assert_close(one, two, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_every_16_bit_gradient_is_read_exactly(library: Native, dtype: torch.dtype) -> None:
+    gradient = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    if not library.takes(gradient, None):
+        pytest.skip("this CPU does not convert it")
+    before, parameter = gradient.clone(), torch.zeros(gradient.numel())
+    library.step(_kernel("plain", 0.0, rate=1.0).native, 1.0, parameter, gradient)
+    torch.testing.assert_close(-parameter, before.float(), rtol=0.0, atol=0.0, equal_nan=True)
+    assert torch.equal(gradient.view(torch.int16), before.view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_copies_are_rounded_as_torch_rounds(library: Native, dtype: torch.dtype) -> None:
+    """Of random bits: all exponents, infinite and NaN, and halfway between two 16-bit values."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.randint(-(2**31), 2**31, (200_003,), generator=generator)
+    usual = (torch.randn(100_000, generator=generator) * 30).view(torch.int32)
+    halfway = (drawn & ~0xFFFF | 0x8000, usual & ~0x1FFF | 0x1000)  # of bf16, of fp16
+    parts = [bits.to(torch.int32) for bits in (drawn, *halfway)]
+    parameter = torch.cat(parts).view(torch.float32)
+    copy = torch.zeros(parameter.numel(), dtype=dtype)
+    if not library.takes(parameter, copy):
+        pytest.skip("this CPU does not convert it")
+    expected, still = parameter.to(dtype), torch.zeros_like(parameter)
+    library.step(_kernel("plain", 0.0).native, 1.0, parameter, still, (), copy)
+    torch.testing.assert_close(copy, expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 100, 1024, 1055, 2100])
+def test_copies_may_begin_anywhere_and_nothing_beside_is_written(
+    library: Native, count: int
+) -> None:
+    for offset in (*range(34), 63):
+        piece = _piece("adamw", count + 200, torch.bfloat16, torch.bfloat16)
+        before = _clone(piece)
+        part = piece.part(offset, offset + count)
+        library.step(_kernel("adamw").native, 2.0, *part)
+        assert part.copy is not None
+        assert torch.equal(part.copy, part.parameter.bfloat16()) or part.parameter.isnan().any()
+        for new, old in zip(_results(piece), _results(before), strict=True):
+            assert torch.equal(new[:offset], old[:offset])
+            assert torch.equal(new[offset + count :], old[offset + count :])
+
+
+def test_other_dtypes_are_left_to_torch(library: Native) -> None:
+    wide = torch.zeros(16)
+    assert library.takes(wide, None)
+    assert not library.takes(wide.double(), None)
+    assert not library.takes(wide, wide)  # a copy of 16 bits, or none
+    with pytest.raises(AssertionError):
+        library.step(_kernel("plain").native, 1.0, wide.double(), wide)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which says what it missed")
+def test_the_loop_over_elements_is_in_vectors(tmp_path: Path) -> None:
+    """In every form of it: as scalars one core reaches a fifth of the rate."""
+    lines = native.SOURCE.read_text(encoding="utf-8").splitlines()
+    loop = 2 + lines.index("#pragma GCC ivdep")
+    command = ["g++", *native.FLAGS, "-fopt-info-vec-all", str(native.SOURCE), "-o"]
+    said = subprocess.run(
+        [*command, str(tmp_path / "step.so")], check=True, capture_output=True, text=True
+    ).stderr.splitlines()
+    mine = [line for line in said if line.startswith(f"{native.SOURCE}:{loop}:")]
+    assert any("loop vectorized" in line for line in mine)
+    assert not any("couldn't vectorize loop" in line for line in mine)
+
+
+# Where nothing has been compiled yet.
+
+
+@pytest.fixture
+def anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder."""
+    if native.native() is None:
+        pytest.skip("needs a C++ compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native._native.cache_clear()
+    yield tmp_path / "cache" / "bigplan"
+    native._native.cache_clear()
+
+
+def _script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+def _works() -> None:
+    """A step on the CPU, by whatever kernel there is."""
+    piece = Piece(torch.ones(40), torch.ones(40))
+    fused_step([piece], _kernel("plain", 0.0, rate=0.25))
+    assert torch.equal(piece.parameter, torch.full((40,), 0.75))
+
+
+def test_it_is_compiled_once(anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, compiler = tmp_path / "calls", native._compiler()[0]
+    wrapped = _script(tmp_path / "cxx", f'echo "$*" >> {calls}; exec {compiler} "$@"')
+    monkeypatch.setenv("CXX", wrapped)
+    for _ in range(2):
+        native._native.cache_clear()
+        assert native.native() is not None
+        assert native.native() is native.native()
+    assert calls.read_text(encoding="utf-8").count("-shared") == 1
+    assert len(list(anew.iterdir())) == 1, "nothing but the library is left"
+
+
+def test_without_a_compiler_torch_does_it(
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            _works()
+    (record,) = caplog.records
+    assert "no C++ compiler" in record.getMessage()
+    assert "36 bytes" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("exit 1", "failed: 1"),
+        ('[ "$1" = --version ] || { echo no such architecture >&2; exit 1; }', "no such arch"),
+        ('[ "$1" = --version ] || exec sleep 60', "timed out"),
+        ("", "No such file"),  # says that it is done, and has written nothing
+    ],
+)
+def test_a_compiler_that_fails(
+    anew: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    does: str,
+    told: str,
+) -> None:
+    if "sleep" in does:
+        monkeypatch.setattr(native, "SECONDS", 0.5)
+    monkeypatch.setenv("CXX", _script(tmp_path / "cxx", does))
+    with caplog.at_level(logging.WARNING):
+        assert native.native() is None
+        _works()
+    (record,) = caplog.records
+    assert told in record.getMessage()
+    assert not list(anew.glob("*"))
+
+
+def test_a_cache_that_cannot_be_written(
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Compiled elsewhere, and usable after that is gone."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert native.native() is not None
+    _works()
+    assert not caplog.records
+
+
+def test_a_damaged_file_in_the_cache(anew: Path) -> None:
+    assert native.native() is not None
+    (made,) = anew.iterdir()
+    made.unlink()  # not written over: it is mapped
+    made.write_bytes(b"\x7fELF")
+    native._native.cache_clear()
+    assert native.native() is not None
+    _works()
+
+
+def test_processes_may_compile_at_once(anew: Path) -> None:
+    code = "from bigplan.runtime.native import native; assert native() is not None"
+    environment = os.environ | {"PYTHONPATH": str(Path(native.__file__).parents[2])}
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for process in started:
+        _, said = process.communicate(timeout=100)
+        assert process.returncode == 0, said.decode()
+    assert [path.suffix for path in anew.iterdir()] == [".so"]
