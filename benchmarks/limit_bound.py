@@ -83,7 +83,7 @@ def best_rates(nodes: NodeGroup, sizes: ElementSizes) -> dict[str, float]:
     pcie, drive     both directions together; the sum of both where that was not measured
     cpu             `adam_rate`, alone; by bytes where the optimizer is not fp32 AdamW
     gpu update      the same of the GPU
-    host memory     the most of: a sum by all threads, AdamW alone at 28 bytes an element, AdamW
+    host memory     the most of: a sum by all threads, AdamW alone at 30 bytes an element, AdamW
                     beside copies and these copies. All others use it, so what they cannot reach at
                     the same time is counted here
     """

@@ -26,7 +26,9 @@ from bigplan.spec.training import DTYPE_BYTES, Training
 # Of GPU memory: cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
 # keep from each other. On an H200 a plan that used 14.98 of 15.00 GiB needed 0.03 GiB more.
 ALLOCATOR_RESERVE = 0.03
-ADAM_BYTES = 28  # of memory that AdamW moves: three fp32 values read and written, one read
+# Of memory that an element's AdamW moves in mixed precision, which is what `adam_rate` is of: three
+# fp32 values read and written, the gradient read, the 16-bit parameter written.
+ADAM_BYTES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,17 +186,12 @@ def _drives(nvme: Nvme | None, ranks: int) -> tuple[float, float]:
 
 
 def _cpu_update(host: Host, sizes: ElementSizes) -> float:
-    """Elements/s that all cores of a node update; where it was measured, beside copies.
-
-    With a master copy the update also casts it, while it is in cache: the parameter is written.
-    """
-    rate = host.adam_rate_beside_copies or host.adam_rate
-    cast = sizes.parameter if sizes.master else 0
-    return 1 / (_part(sizes) / rate + cast / host.memory_bandwidth)
+    """Elements/s that all cores of a node update; where it was measured, beside copies."""
+    return (host.adam_rate_beside_copies or host.adam_rate) / _part(sizes)
 
 
 def _part(sizes: ElementSizes) -> float:
-    """Rates of updates were measured with fp32 AdamW; others go by the bytes that they move."""
+    """Rates are those of AdamW in mixed precision; others go by the bytes that they move."""
     return sizes.update_bytes / ADAM_BYTES
 
 

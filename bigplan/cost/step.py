@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigplan.cost.framework import Framework
-from bigplan.cost.price import ADAM_BYTES, Costs
+from bigplan.cost.price import Costs
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.spec.cluster import NodeGroup
 
@@ -137,7 +137,8 @@ def _offloaded(
     host, parameter = rates.host_memory, graph.sizes.parameter
     if framework.one_numa_domain:
         host = min(host, nodes.host.memory_bandwidth / nodes.host.numa_domains)
-    passes = ADAM_BYTES + 4 + parameter + framework.update_bytes  # AdamW's, the cast's, others
+    # The update's, the cast's of the master copy, which is another pass there, and others.
+    passes = graph.sizes.update_bytes + 4 + framework.update_bytes
     extra = owned * framework.update_bytes / host
     parts = {
         "update": max(owned / rates.cpu_update + extra, owned * passes / host),

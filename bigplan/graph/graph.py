@@ -94,8 +94,11 @@ class ElementSizes:
 
     @property
     def update_bytes(self) -> int:
-        """Bytes an update moves: gradient read; fp32 parameter and moments read and written."""
-        return 4 + 2 * (self.state + (0 if self.master else 4))
+        """Bytes an update moves: gradient read; fp32 parameter and moments read and written.
+
+        Beside a master copy the parameter is written, too.
+        """
+        return 4 + 2 * self.state + (self.parameter if self.master else 8)
 
 
 @dataclass(frozen=True, slots=True)

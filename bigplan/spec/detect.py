@@ -41,7 +41,7 @@ _LIKE = {
 }
 
 # AdamW in fp32 reads parameter, gradient and two moments and writes all but the gradient.
-_ADAM_BYTES = 28
+_ADAM_BYTES = 30
 
 
 class Fallback(Spec):

@@ -88,11 +88,11 @@ def test_constants_of_the_other_optimizer_are_refused(text: str, message: str) -
 @pytest.mark.parametrize(
     ("optimizer", "precision", "state", "update"),
     [
-        ({}, "bf16", 12, 28),
+        ({}, "bf16", 12, 30),
         ({}, "fp32", 8, 28),
-        ({"name": "sgd"}, "fp16", 8, 20),
+        ({"name": "sgd"}, "fp16", 8, 22),
         ({"name": "sgd"}, "fp32", 4, 20),
-        ({"name": "sgd", "momentum": 0.0}, "bf16", 4, 12),
+        ({"name": "sgd", "momentum": 0.0}, "bf16", 4, 14),
         ({"name": "sgd", "momentum": 0.0}, "fp32", 0, 12),
     ],
 )
