@@ -17,6 +17,7 @@ from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import Kernel, Piece, fused_step
+from bigplan.runtime.native import native
 from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel
@@ -45,6 +46,7 @@ class Update:
             for layer in context.program.layers
         }
         self._cores = Cores()
+        native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
         self.verdict: Verdict | None = None
 
