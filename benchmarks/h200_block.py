@@ -114,8 +114,10 @@ class Block:
         leaves, kept = self.layer.leaves(), Kept(weights=self.layer.flat)
         kept.parameters = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         kept.constants = frozenset(t.untyped_storage().data_ptr() for t in self.rope)
-        linear = kept.sums.linear
-        kept.record(lambda x: blocks.block(leaves, x, self.model, self.rope, linear=linear), self.x)
+        linears = kept.sums.linears
+        kept.record(
+            lambda x: blocks.block(leaves, x, self.model, self.rope, linears=linears), self.x
+        )
         self.kept = kept
 
     def backward(self) -> None:
@@ -150,7 +152,7 @@ class Head:
     ) -> Tensor:
         x = x.detach().requires_grad_()
         by = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-        loss = blocks.head_loss(leaves, x[None], targets[None], self.model, sums.linear)
+        loss = blocks.head_loss(leaves, x[None], targets[None], self.model, sums.linears)
         scale = torch.full_like(loss, 1 / len(self.targets))
         by_x, *gradients = torch.autograd.grad(loss, [x, *by.values()], grad_outputs=scale)
         sums.add(dict(zip(by, gradients, strict=True)))

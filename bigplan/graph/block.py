@@ -187,6 +187,7 @@ def block(shape: Shape) -> LayerKind:
         cheap=core or tuple(op for op in forward if not op.name.endswith("residual")),
         forward_workspace=2 * shape.whole_hidden,
         backward_workspace=_backward_workspace(shape, tensors, saved),
+        largest=max(shape.hidden, shape.tokens * (shape.model.ffn // shape.tp) * shape.element),
     )
 
 

@@ -118,6 +118,7 @@ def _embedding(shape: Shape) -> LayerKind:
         cheap=(),
         forward_workspace=shape.whole_hidden * learned,
         backward_workspace=elements * shape.element + shape.whole_hidden * learned,
+        largest=elements * shape.element,
         pinned=_shares_table(shape),
         stores_activations=False,
     )
@@ -176,5 +177,6 @@ def _head(shape: Shape, chunk: int) -> LayerKind:
         cheap=(),
         forward_workspace=0,
         backward_workspace=workspace + 3 * shape.whole_hidden,
+        largest=logits * (shape.element if shape.fused else 4),
         stores_activations=False,
     )

@@ -53,6 +53,7 @@ class LayerKind:
     cheap: tuple[Operator, ...]  # the operators that selective recomputation runs again
     forward_workspace: int  # transient bytes during the forward, beyond what is saved
     backward_workspace: int  # transient bytes during the backward, beyond what is saved
+    largest: int = 0  # bytes of the largest transient tensor
     pinned: bool = False  # parameters and gradients must stay on the GPU (shared with a layer)
     stores_activations: bool = True  # False: nothing worth moving or recomputing is kept
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times

@@ -25,7 +25,8 @@ from bigplan.spec.model import ModelSpec, Parameter, RopeScaling
 Parameters = Mapping[str, Tensor]
 Rope = tuple[Tensor, Tensor]
 Run = Callable[..., Tensor]  # runs a function whose result is cheap to compute again
-Linear = Callable[[Parameters, str, Tensor], Tensor]  # runs a product as plain_linear does
+# Runs products of one tensor as plain_linears does.
+Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
 
 INITIAL_STD = 0.02  # of every matrix, as in GPT-2 and Llama
 
@@ -47,9 +48,9 @@ def plainly(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     return function(*inputs)
 
 
-def plain_linear(p: Parameters, name: str, x: Tensor) -> Tensor:
-    """The product of x [..., in] and `name`.weight [out, in], plus `name`.bias: [..., out]."""
-    return F.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias"))
+def plain_linears(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
+    """The products of x [..., in] and each `name`.weight [out, in], plus `name`.bias."""
+    return tuple(F.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias")) for name in names)
 
 
 def block(
@@ -58,20 +59,20 @@ def block(
     model: ModelSpec,
     rope: Rope,
     cheap: Run = plainly,
-    linear: Linear = plain_linear,
+    linears: Linears = plain_linears,
 ) -> Tensor:
     """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
     `rope` is rope_table's pair for this s, unused where positions are learned. `cheap` runs the
-    operators that selective recomputation runs again: norms and the activation. `linear` runs the
+    operators that selective recomputation runs again: norms and the activation. `linears` runs the
     products with weights (bigplan/runtime/products.py has the other one).
     """
-    x = x + _attention(p, _norm(p, "input_norm", x, model, cheap), model, rope, linear)
-    return x + _mlp(p, _norm(p, "post_norm", x, model, cheap), model, cheap, linear)
+    x = x + _attention(p, _norm(p, "input_norm", x, model, cheap), model, rope, linears)
+    return x + _mlp(p, _norm(p, "post_norm", x, model, cheap), model, cheap, linears)
 
 
 def head_loss(
-    p: Parameters, x: Tensor, targets: Tensor, model: ModelSpec, linear: Linear = plain_linear
+    p: Parameters, x: Tensor, targets: Tensor, model: ModelSpec, linears: Linears = plain_linears
 ) -> Tensor:
     """Sum of the targets' cross-entropies, an fp32 scalar: x [b, s, h], targets int64 [b, s].
 
@@ -80,16 +81,16 @@ def head_loss(
     p holds the final norm and lm_head.weight [V, h], or embed_tokens.weight where they are tied.
     Logits are in the dtype of x, softmax and loss in fp32.
     """
-    scores = logits(p, x, model, linear).flatten(0, 1)
+    scores = logits(p, x, model, linears).flatten(0, 1)
     if kernels_for(scores):
         return _cross_entropy(scores, targets.flatten()).sum()
     return F.cross_entropy(scores.float(), targets.flatten(), reduction="sum")
 
 
-def logits(p: Parameters, x: Tensor, model: ModelSpec, linear: Linear = plain_linear) -> Tensor:
+def logits(p: Parameters, x: Tensor, model: ModelSpec, linears: Linears = plain_linears) -> Tensor:
     """Scores of every word, [b, s, V] in the dtype of x [b, s, h]; p as in head_loss."""
     table = "embed_tokens" if model.tied_embeddings else "lm_head"
-    return linear(p, table, _norm(p, "norm", x, model))
+    return linears(p, (table,), _norm(p, "norm", x, model))[0]
 
 
 def rope_table(
@@ -141,11 +142,11 @@ def initial_values(kind_name: str, layer: int, parameter: Parameter, seed: int) 
     return torch.empty(parameter.shape).normal_(0.0, INITIAL_STD, generator=generator)
 
 
-def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linear: Linear) -> Tensor:
+def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linears: Linears) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, up to o_proj: [b, s, h]."""
-    q = _heads(linear(p, "q_proj", x), model.head_dim)
-    k = _heads(linear(p, "k_proj", x), model.head_dim)
-    v = _heads(linear(p, "v_proj", x), model.head_dim)
+    q, k, v = (
+        _heads(output, model.head_dim) for output in linears(p, ("q_proj", "k_proj", "v_proj"), x)
+    )
     if model.qk_norm:
         q = _rms_norm(q, p["q_norm.weight"], model.norm_epsilon)
         k = _rms_norm(k, p["k_norm.weight"], model.norm_epsilon)
@@ -159,7 +160,7 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linear: L
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
     )
-    return linear(p, "o_proj", out.transpose(1, 2).flatten(2))
+    return linears(p, ("o_proj",), out.transpose(1, 2).flatten(2))[0]
 
 
 def needs_expanded_kv(model: ModelSpec, dtype: torch.dtype) -> bool:
@@ -177,17 +178,17 @@ def _heads(x: Tensor, head_dim: int) -> Tensor:
     return x.view(*x.shape[:-1], -1, head_dim)
 
 
-def _mlp(p: Parameters, x: Tensor, model: ModelSpec, cheap: Run, linear: Linear) -> Tensor:
+def _mlp(p: Parameters, x: Tensor, model: ModelSpec, cheap: Run, linears: Linears) -> Tensor:
     match model.mlp:
         case "swiglu":
-            inner = cheap(_swiglu, linear(p, "gate_proj", x), linear(p, "up_proj", x))
+            inner = cheap(_swiglu, *linears(p, ("gate_proj", "up_proj"), x))
         case "relu":
-            inner = F.relu(linear(p, "up_proj", x))  # its output is all that it needs itself
+            inner = F.relu(linears(p, ("up_proj",), x)[0])  # its output is all that it needs itself
         case _:
             approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
             gelu = partial(F.gelu, approximate=approximation)
-            inner = cheap(gelu, linear(p, "up_proj", x))
-    return linear(p, "down_proj", inner)
+            inner = cheap(gelu, *linears(p, ("up_proj",), x))
+    return linears(p, ("down_proj",), inner)[0]
 
 
 def _norm(p: Parameters, name: str, x: Tensor, model: ModelSpec, cheap: Run = plainly) -> Tensor:

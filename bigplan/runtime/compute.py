@@ -139,7 +139,7 @@ class Compute:
         kept.constants = self._constants
         again = self._context.program.layers[action.layer].recompute is Recompute.SELECTIVE
         cheap = kept.run_again if again else blocks.plainly
-        return kept.record(self._block(parameters, cheap, self._linear(kept.sums)), x)
+        return kept.record(self._block(parameters, cheap, self._linears(kept.sums)), x)
 
     def _backward_block(self, kept: Kept, gradient: Tensor, action: Action) -> Tensor:
         kept.weights = self._context.bytes_of(action.reads[0], action)
@@ -156,10 +156,10 @@ class Compute:
         self,
         parameters: dict[str, Tensor],
         cheap: blocks.Run = blocks.plainly,
-        linear: blocks.Linear = blocks.plain_linear,
+        linears: blocks.Linears = blocks.plain_linears,
     ) -> Callable[[Tensor], Tensor]:
         model, rope = self._context.model, self._rope
-        return lambda x: blocks.block(parameters, x, model, rope, cheap, linear)
+        return lambda x: blocks.block(parameters, x, model, rope, cheap, linears)
 
     def _embedding_gradient(self, kept: Kept, gradient: Tensor, action: Action) -> None:
         parameters = {name: _leaf(view) for name, view in self._parameters(action).items()}
@@ -189,7 +189,7 @@ class Compute:
         """The gradient by one chunk; those by the parameters are added up and gone at its end."""
         x, leaves = _leaf(x), _differentiated(parameters)
         with torch.enable_grad():
-            loss = self._losses_of(parameters, x, targets, self._linear(sums))
+            loss = self._losses_of(parameters, x, targets, self._linears(sums))
         scale = torch.full_like(loss, self._share * self.loss_scale)
         by_x, *gradients = torch.autograd.grad(loss, [x, *leaves.values()], grad_outputs=scale)
         sums.add(dict(zip(leaves, gradients, strict=True)))
@@ -213,10 +213,10 @@ class Compute:
         parameters: dict[str, Tensor],
         x: Tensor,
         targets: Tensor,
-        linear: blocks.Linear = blocks.plain_linear,
+        linears: blocks.Linears = blocks.plain_linears,
     ) -> Tensor:
         """Sum of the losses of x [tokens, h]; their part of the mean goes to `losses`."""
-        loss = blocks.head_loss(parameters, x[None], targets[None], self._context.model, linear)
+        loss = blocks.head_loss(parameters, x[None], targets[None], self._context.model, linears)
         self.losses.append(loss.detach() * self._share)
         return loss
 
@@ -232,8 +232,8 @@ class Compute:
             for name, view in views.items()
         }
 
-    def _linear(self, sums: Sums) -> blocks.Linear:
-        return sums.linear if self._in_product else blocks.plain_linear
+    def _linears(self, sums: Sums) -> blocks.Linears:
+        return sums.linears if self._in_product else blocks.plain_linears
 
     def _open(self, sums: Sums, action: Action) -> None:
         """The sums of an action's layer, and of the first layer where the loss shares its table."""

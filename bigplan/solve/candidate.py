@@ -185,7 +185,7 @@ def try_out(candidate: Candidate, placement: Placement) -> Trial | None:
             return None
     if candidate.loss is not None:
         free = costs.capacity[Tier.GPU] - node_bytes(programs[-1:], Tier.GPU, 1)
-        chunk = candidate.loss.fitting(programs[-1], free)
+        chunk = candidate.loss.fitting(programs[-1], free, costs.reserve)
         placement = placement.model_copy(update={"loss_chunk": chunk})
     settled = candidate.settled(placement)
     seconds = step_seconds(programs, settled.graph, settled.costs)

@@ -55,8 +55,9 @@ class LossLayer:
         fused = self.nodes.gpu.runs_kernels
         chunk = self.chunks[-1]
         graph = build_graph(self.model, self.training, self.strategy, chunk, fused=fused)
-        least = self.kind(self.chunks[0]).backward_workspace
-        return _with_last(graph, replace(graph.kinds[graph.layers[-1]], backward_workspace=least))
+        fastest, least = graph.kinds[graph.layers[-1]], self.kind(self.chunks[0])
+        workspace, largest = least.backward_workspace, least.largest
+        return _with_last(graph, replace(fastest, backward_workspace=workspace, largest=largest))
 
     def kind(self, chunk: int) -> LayerKind:
         """The layer as it takes so many tokens at a time."""
@@ -66,15 +67,16 @@ class LossLayer:
             self._kinds[chunk] = made
         return self._kinds[chunk]
 
-    def fitting(self, program: Program, free: int) -> int:
+    def fitting(self, program: Program, free: int, reserve: int) -> int:
         """The largest chunk whose workspace fits, `program` being the last stage's.
 
         Its workspace is that of the smallest chunk or of another layer; `free` bytes of GPU memory
-        can be added to it.
+        can be added to it. Logits lie in one piece, for which the allocator has its `reserve`.
         """
         room = program.buffers["workspace"].nbytes + free
         for chunk in reversed(self.chunks[1:]):
-            if self.kind(chunk).backward_workspace <= room:
+            kind = self.kind(chunk)
+            if kind.backward_workspace <= room and kind.largest <= reserve:
                 return chunk
         return self.chunks[0]
 

@@ -239,18 +239,18 @@ class PlainLoop:
         def used(layer: int) -> dict[str, Tensor]:
             return _tensors(leaves[layer], kinds[layer], self._dtype, magnitudes[layer])
 
-        def linear(layer: int) -> blocks.Linear:
+        def linears(layer: int) -> blocks.Linears:
             if self._gradient_dtype != torch.float32:
-                return blocks.plain_linear
-            return _Summed.of(_gradient(leaves[layer]), kinds[layer], magnitudes[layer]).linear
+                return blocks.plain_linears
+            return _Summed.of(_gradient(leaves[layer]), kinds[layer], magnitudes[layer]).linears
 
         x = blocks.embedding(used(0), tokens, model)
         for layer in range(1, len(kinds) - 1):
-            x = blocks.block(used(layer), x, model, self._rope, linear=linear(layer))
+            x = blocks.block(used(layer), x, model, self._rope, linears=linears(layer))
         last = len(kinds) - 1
         if model.tied_embeddings:
-            return blocks.head_loss(used(last) | used(0), x, targets, model, linear(0))
-        return blocks.head_loss(used(last), x, targets, model, linear(last))
+            return blocks.head_loss(used(last) | used(0), x, targets, model, linears(0))
+        return blocks.head_loss(used(last), x, targets, model, linears(last))
 
     def _clip_divisor(self, norm: float) -> float:
         limit = self._plan.training.clip_norm
@@ -384,11 +384,19 @@ class _Summed:
         sums, magnitudes = (dict(zip(names, part, strict=True)) for part in parts)
         return cls(sums, magnitudes)
 
-    def linear(self, p: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
-        """As blocks.plain_linear; the gradient of the weight is added here."""
-        weight = f"{name}.weight"
-        add = partial(self._add, weight)
-        return products.linear(x, p[weight].detach(), p.get(f"{name}.bias"), add)
+    def linears(
+        self, p: Mapping[str, Tensor], names: tuple[str, ...], x: Tensor
+    ) -> tuple[Tensor, ...]:
+        """As blocks.plain_linears; the gradients of the weights are added here."""
+        factors = [
+            products.Factor(
+                p[f"{name}.weight"].detach(),
+                p.get(f"{name}.bias"),
+                partial(self._add, f"{name}.weight"),
+            )
+            for name in names
+        ]
+        return products.linears(x, factors)
 
     def _add(self, name: str, gradient: Tensor, x: Tensor) -> None:
         product = gradient.float().T @ x.float()

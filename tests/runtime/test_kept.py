@@ -55,8 +55,8 @@ class _Layer:
             if view.dim() == 1 or not self.in_product:
                 kept.parameters[name] = view.detach().requires_grad_()
         p |= kept.parameters
-        linear = kept.sums.linear if self.in_product else blocks.plain_linear
-        kept.record(lambda x: blocks.block(p, x, self.model, self.rope, cheap, linear), self.x)
+        linears = kept.sums.linears if self.in_product else blocks.plain_linears
+        kept.record(lambda x: blocks.block(p, x, self.model, self.rope, cheap, linears), self.x)
         return kept
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

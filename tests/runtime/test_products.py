@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.runtime.products import Sums, accumulates_in_product, add_product, linear
+from bigplan.runtime.products import Factor, Sums, accumulates_in_product, add_product, linears
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = [torch.bfloat16, torch.float16, torch.float32]
@@ -129,7 +129,7 @@ def test_a_sum_is_added_to_on_the_stream_of_the_forward(dtype: torch.dtype, *, f
             torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
             x.copy_(late)
             leaf = x.requires_grad_()
-            output = sums.linear(p, "a", leaf)
+            (output,) = sums.linears(p, ("a",), leaf)
             sums.open({"a.weight": total}, fresh=fresh)
             torch.autograd.grad(output, leaf, gradient)
 
@@ -151,7 +151,7 @@ def test_a_linear_layer_is_torchs_but_for_the_weights_gradient(
     leaves = [x] if bias is None else [x, bias]
     gradient = _random(48, 2, 24, device=device, dtype=dtype).permute(1, 2, 0)  # not contiguous
     factors: list[tuple[Tensor, Tensor]] = []
-    ours = linear(x, weight, bias, lambda *pair: factors.append(pair))
+    (ours,) = linears(x, [Factor(weight, bias, lambda *pair: factors.append(pair))])
     plain = F.linear(x, weight, bias)
     assert torch.equal(ours, plain)
     assert not factors
@@ -163,11 +163,40 @@ def test_a_linear_layer_is_torchs_but_for_the_weights_gradient(
     assert torch.equal(by_weight, x.detach().reshape(48, 32))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gradients_by_a_common_input_are_added_up(device: str, dtype: torch.dtype) -> None:
+    """Each in one product with the sum before it; 16 bits are rounded to once for each of them."""
+    x = _random(2, 24, 32, device=device, dtype=dtype).requires_grad_()
+    widths = (48, 16, 8)
+    weights = [_random(width, 32, device=device, dtype=dtype) for width in widths]
+    biases = [None, *(_random(w, device=device, dtype=dtype).requires_grad_() for w in widths[1:])]
+    gradients = [_random(2, 24, width, device=device, dtype=dtype) for width in widths]
+    got: list[tuple[Tensor, Tensor]] = []
+    factors = [
+        Factor(weight, bias, lambda *pair: got.append(pair))
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    outputs = linears(x, factors)
+    leaves = [x, *(bias for bias in biases if bias is not None)]
+    by_input, *by_bias = torch.autograd.grad(outputs, leaves, gradients)
+    pairs = list(zip(gradients, weights, strict=True))
+    exact = sum(gradient.double() @ weight.double() for gradient, weight in pairs)
+    assert isinstance(exact, Tensor)
+    assert _apart(by_input, exact) < (TOLERANCE if dtype == torch.float32 else 2.0**-8)
+    for mine, gradient in zip(by_bias, gradients[1:], strict=True):
+        assert _apart(mine, gradient.double().sum((0, 1))) < 2.0**-8
+    assert all(
+        torch.equal(pair[0], g.flatten(0, 1)) for pair, g in zip(got, gradients, strict=True)
+    )
+
+
 def test_a_weights_product_goes_to_its_own_sum() -> None:
     sums = Sums()
     p = {name: torch.randn(4, 6) for name in ("a.weight", "b.weight")}
     x = torch.randn(5, 6, requires_grad=True)
-    output = sums.linear(p, "a", x) + 2 * sums.linear(p, "b", x)
+    a, b = sums.linears(p, ("a", "b"), x)
+    output = a + 2 * b
     totals = {name: torch.full((4, 6), torch.nan) for name in ("a.weight", "b.weight", "c.weight")}
     sums.open(totals, fresh=True)
     torch.autograd.grad(output.sum(), x)
