@@ -38,10 +38,12 @@ from bigplan.solve.candidate import (
     problem_of,
     resolve,
     verified,
+    with_larger_chunks,
 )
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.pins import rings_tried
+from bigplan.solve.relaxation import relaxed_steps
 from bigplan.solve.shortage import infeasible
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
@@ -55,6 +57,7 @@ PROGRESS = 0.002  # a plan that is faster by less is none
 # Best strategies that more surcharges are tried on: on a second they changed none of nine plans, of
 # 8B to 175B on one to 64 GPUs, and took an eighth of the search.
 POLISHED = 1
+CRAMPED = 0.02  # by which room that rings take may slow a strategy before fewer are tried as well
 COUNTED = 16  # steps after which what waits is counted again
 CERTIFIED = 8  # integer programs, and
 CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
@@ -144,6 +147,7 @@ class _Entry:
     of: Family | Candidate
     rung: _Rung
     bound: float
+    estimate: float = 0.0  # of the simulated step, once its linear programs are solved
 
 
 class _State:
@@ -210,7 +214,7 @@ class _State:
             fewer = self._rings[self._rings.index(rings) + 1 :][: int(i == 0)]
             ways += [(SURCHARGES[0], other) for other in fewer]
             better = resolve(trial.candidate, ways, self.choice.scope.pins, trial, self.best)
-            self.trials[i] = better or trial
+            self.trials[i] = with_larger_chunks(better or trial, self.choice.scope.pins)
         return True
 
     def certify(self) -> bool:
@@ -275,20 +279,35 @@ class _State:
             found = model_outlook(problem, self.best)
         entry.rung = _Rung(entry.rung + 1)
         entry.bound = max(entry.bound, found.bound)
-        return max(entry.bound, found.estimate)
+        entry.estimate = max(entry.bound, found.estimate)
+        return entry.estimate
 
     def _resolve(self, entry: _Entry) -> None:
-        """Simulate the strategy's plan, and another where none fits."""
+        """Simulate the strategy's plan; with fewer rings where none fits, or for their room."""
         self.programs += 1
         assert isinstance(entry.of, Candidate)
         pins, trial = self.choice.scope.pins, None
-        for rings in self._rings:  # fewer only where more do not fit
-            trial = resolve(entry.of, [(SURCHARGES[0], rings)], pins)
+        for rings in self._rings:
+            below = self.best if trial else inf
+            trial = resolve(entry.of, [(SURCHARGES[0], rings)], pins, trial, below)
             if trial is None:
                 trial = resolve(entry.of, [(SURCHARGES[1], rings)], pins)
-            if trial is not None:
-                self.trials.append(trial)
-                return
+            if trial is not None and not self._cramped(entry, trial, rings):
+                break
+        if trial is not None:
+            self.trials.append(trial)
+
+    def _cramped(self, entry: _Entry, trial: Trial, rings: Rings) -> bool:
+        """Whether fewer rings than these may give the fastest plan, for the room that they leave.
+
+        The strategy's estimate counts on the times of many rings and the memory of few.
+        """
+        if rings == self._rings[-1]:
+            return False
+        problem = problem_of(trial.candidate, self.choice.scope.pins, rings)
+        (step,) = relaxed_steps(problem, SURCHARGES[:1])
+        faster = entry.estimate / step
+        return faster * (1 + CRAMPED) < 1 and trial.seconds * faster < self.best
 
     def _solve(self, index: int) -> None:
         """Raise a strategy's bound to its integer optimum."""

@@ -51,6 +51,13 @@ class StageTimes:
             for k, n in self.stage.kinds
         )
 
+    @cached_property
+    def last_forward(self) -> float:
+        """Seconds of the last layer in that, its backward included where it is the loss."""
+        kind = self.stage.graph.kinds[self.stage.counts[-1][0]]
+        cost = self.costs.kinds[kind.name]
+        return self.group * (cost.forward + (cost.backward if self.stage.is_loss(kind) else 0.0))
+
     def plain_backward(self) -> float:
         """Seconds of a unit's backward pass without recomputation."""
         prices = self.costs.kinds

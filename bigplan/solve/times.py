@@ -5,8 +5,10 @@ pass of a unit and E the end of the first forward pass:
 
     F, B  >= compute;  >= (bytes_r - bytes already in slots when the pass starts) / rate_r
     P     >= F + B;  >= saves of activations, then fetches: rings are passed in program order
-    E     >= F after the stages before it;  >= update, and every move it needs, where updates wait
-             for the norm and so run in the next step's first forward;  >= the first layer's + F
+    E     >= F after the stages before it;  >= update, and every move it needs, then the last layer,
+             where updates wait for the norm and so run in the next step's first forward;
+             >= the first layer's + F;  >= forward passes whose activations leave, then the last
+             layer's update by the CPU, whose gradients leave behind them, then the last layer
     step  >= E + (U - 1) P + B + backward of the stages before it
     step  >= E + (U - 1) P + what only starts in the last backward: reductions, gradients
              going home, updates that are not deferred
@@ -26,9 +28,12 @@ from bigplan.graph.graph import LayerKind
 from bigplan.lower.layout import STAGING
 from bigplan.placement import Tier
 from bigplan.solve.linear import AtLeast, Linear, total, var
+from bigplan.solve.memory import owned
 from bigplan.solve.stage import AWAY
 from bigplan.solve.stage_times import NOTHING, StageTimes
 from bigplan.solve.update_times import early_reads, gpu_seconds, late_seconds, update_seconds
+
+BEFORE_FORWARD = ("cpu", "h2d", "read")  # lanes that do all of an update before its layer's forward
 
 
 def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
@@ -101,9 +106,13 @@ def first_forward_rows(times: StageTimes, before: Linear) -> Iterator[AtLeast]:
         return
     yield AtLeast(name, Linear(constant=times.forward_compute) + gpu_seconds(times))
     yield from _first_layer_rows(times, name)
+    yield from _last_layer_rows(times, name)
     for lane, seconds in update_seconds(times, kinds):
         moved = {"h2d": (1 / rates.h2d) * loads, "d2h": (1 / rates.d2h) * saved}
-        yield AtLeast(name, seconds + moved.get(lane, NOTHING) - late_seconds(times, lane))
+        # What leaves does so before the last layer, too, unless that saves activations itself.
+        ends = lane in BEFORE_FORWARD or (lane == "d2h" and times.stage.last)
+        after = times.last_forward if ends else 0.0
+        yield AtLeast(name, seconds + moved.get(lane, NOTHING) + after - late_seconds(times, lane))
 
 
 def _first_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
@@ -111,8 +120,30 @@ def _first_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
     (kind, count), *_ = times.stage.kinds
     if count == 1:
         for lane, seconds in update_seconds(times, [(kind, count)]):
-            if lane in ("cpu", "h2d", "read"):
+            if lane in BEFORE_FORWARD:
                 yield AtLeast(name, times.forward_compute + seconds)
+
+
+def _last_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
+    """Gradients on the GPU that the CPU updates from leave behind the activations saved before.
+
+    The layers that save any take their forward passes first. A layer that visits a slot is updated
+    ahead of its turn, and so are the layers of a later stage.
+    """
+    stage, rates, sizes = times.stage, times.costs.rates, times.stage.graph.sizes
+    *_, (kind, count) = stage.kinds
+    if stage.graph.strategy.pp > 1 or count > 1 or stage.sharded(kind, 3) > 1:
+        return
+    rows = stage.others_on_gpu(kind, "parameters") - stage.away(kind, "gradients")
+    each = sizes.gradient / rates.d2h + 1 / rates.cpu_update + sizes.parameter / rates.h2d
+    update = (owned(stage, kind) * each) * (rows - stage.streamed(kind))
+    before = [
+        (times.group * times.costs.kinds[k.name].forward) * stage.policy(k, recompute, tier)
+        for k, _ in times.inner
+        for recompute in stage.graph.recomputes
+        for tier in AWAY
+    ]
+    yield AtLeast(name, total(before) + update + times.last_forward)
 
 
 def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLeast]:
@@ -139,8 +170,11 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
 
 
 def lane_seconds(times: StageTimes) -> dict[str, Linear]:
-    """Seconds each transfer lane and the CPU work in a step, at least."""
-    lanes = _passes_by_lane(times)
+    """Seconds each transfer lane and the CPU work in a step, as if slots held nothing between.
+
+    What they hold is counted by switches, so that a surcharge would pay for slots that stay empty.
+    """
+    lanes = _passes_by_lane(times, held=False)
     for lane, seconds in update_seconds(times, list(times.stage.kinds), least=True):
         lanes[lane] = lanes.get(lane, NOTHING) + seconds
     return lanes
@@ -154,12 +188,14 @@ def lane_rows(times: StageTimes) -> Iterator[AtLeast]:
     yield AtLeast("step", lanes["comm"])
 
 
-def _passes_by_lane(times: StageTimes) -> dict[str, Linear]:
-    """Seconds of a step's passes and gradients by lane."""
+def _passes_by_lane(times: StageTimes, *, held: bool = True) -> dict[str, Linear]:
+    """Seconds of a step's passes and gradients by lane; what slots have `held` is not moved."""
     stage, rates, units = times.stage, times.costs.rates, times.units
     kinds, saves, on_disk = list(stage.kinds), times.saves, times.disk_saves
     disk_gradients = times.gradients((Tier.NVME,))
-    loads, reads = (_weights_in_step(times, which) for which in (times.loads, times.weight_reads))
+    loads, reads = (
+        _weights_in_step(times, which, held=held) for which in (times.loads, times.weight_reads)
+    )
     reread = (units - 1) * disk_gradients
     return {
         "h2d": (1 / rates.h2d) * (loads + units * saves),
@@ -172,13 +208,17 @@ def _passes_by_lane(times: StageTimes) -> dict[str, Linear]:
 
 
 def _weights_in_step(
-    times: StageTimes, of_pass: Callable[[list[tuple[LayerKind, int]]], tuple[Linear, Linear]]
+    times: StageTimes,
+    of_pass: Callable[[list[tuple[LayerKind, int]]], tuple[Linear, Linear]],
+    *,
+    held: bool,
 ) -> Linear:
-    """Bytes of streamed parameters in a step: what slots still hold is not moved again."""
-    forward, held = of_pass(list(times.stage.kinds))
-    backward, held_inner = of_pass(times.inner)
+    """Bytes of streamed parameters in a step; what slots still have `held` is not moved again."""
+    forward, in_slots = of_pass(list(times.stage.kinds))
+    backward, inner_in_slots = of_pass(times.inner)
     units = times.units
-    return units * (forward + backward) - (units - 1) * held - units * held_inner
+    moved = units * (forward + backward)
+    return moved - (units - 1) * in_slots - units * inner_in_slots if held else moved
 
 
 def _collectives(times: StageTimes, kinds: list[tuple[LayerKind, int]]) -> Linear:

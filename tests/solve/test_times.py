@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 
+from bigplan.cost import KindCost
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
@@ -52,3 +55,22 @@ def test_the_bound_sees_what_binds() -> None:
     busiest = max(timeline.busy().values())
     assert busiest <= bound * 1.25  # whichever lane is busiest, the bound knows most of its work
     assert bound <= timeline.seconds
+
+
+def test_the_last_layer_waits_for_all_updates() -> None:
+    graph = toy_graph(blocks=4, units=1)
+    kinds = {**COSTS.kinds, "head": KindCost(4.0, 6.0)}
+    costs = replace(COSTS, kinds=kinds, rates=replace(COSTS.rates, cpu_update=18.0))
+    streamed = kind_placement(4, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
+    head = kind_placement(1, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
+    placement = placed(graph, block=streamed, head=head)
+    bound = formulate(graph, costs).step_seconds(decisions_of(graph, placement))
+    simulated = simulate(lower(graph, placement), graph, costs).seconds
+    # 10 s of CPU updates, 10 s of the loss, 8 s and more of backward: none beside another.
+    assert 28 <= bound <= simulated <= 1.1 * bound
+
+
+def test_a_surcharge_pays_for_no_empty_slots() -> None:
+    graph = toy_graph(blocks=5, units=4)
+    serial = formulate(graph, COSTS).serial
+    assert all(factor >= 0 for name, factor in serial.terms.items() if ".has." in name)
