@@ -33,15 +33,16 @@ def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
     """All actions of the layer's update; its gradients are consumed."""
     weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
     clip = (Ref("clip", "clip"),) if layout.graph.deferred else ()
-    on_gpu = layout.pieces[layer, Share.GPU]
-    if on_gpu:
-        kept = _kept(layout, layer, Share.GPU)
-        reads = (weights, gradients, *kept, *clip)
-        yield _update(layer, Lane.COMPUTE, reads, (weights, *kept), on_gpu, Share.GPU)
     streamed = layout.pieces[layer, Share.STREAMED]
     # Before the CPU's, whose new parameters would hold up the way of the chunks' back.
     for chunk in range(layout.chunks(layer, Share.STREAMED)):
         yield from _streamed_update(layout, layer, chunk, clip)
+    # Behind the chunks: they write the same parameters, and would wait with it for the forward of
+    # the layer before.
+    if on_gpu := layout.pieces[layer, Share.GPU]:
+        kept = _kept(layout, layer, Share.GPU)
+        reads = (weights, gradients, *kept, *clip)
+        yield _update(layer, Lane.COMPUTE, reads, (weights, *kept), on_gpu, Share.GPU)
     if cpu_piece(layout, layer):
         yield from _cpu_update(layout, layer, clip)
     # It waits for all updaters: on a lane of theirs it would hold up what comes next there.
