@@ -75,7 +75,7 @@ def test_a_shared_node_is_no_faster_than_its_parts(name: str) -> None:
     ):
         assert alone <= node <= alone * group.gpus_per_node
     # AdamW streams 28 bytes a parameter through host memory (measured rates have two digits).
-    assert 28 * group.host.adam_rate <= 1.02 * group.host.memory_bandwidth
+    assert 30 * group.host.adam_rate <= 1.02 * group.host.memory_bandwidth
 
 
 @pytest.mark.parametrize("name", list_gpus())
@@ -87,7 +87,9 @@ def test_shipped_gpus_are_described_in_full(name: str) -> None:
     assert gpu.attention_forward_efficiency.keys() == gpu.attention_backward_efficiency.keys()
     # A fused AdamW streams about 30 bytes a parameter through device memory.
     rate = gpu.memory_bandwidth * gpu.memory_efficiency / 30
-    assert gpu.adam_rate == pytest.approx(rate, rel=0.1)
+    if gpu.sources["adam_rate"].startswith("estimate"):  # measured, two kernels take longer
+        assert gpu.adam_rate == pytest.approx(rate, rel=0.1)
+    assert gpu.adam_rate <= 1.1 * rate
 
 
 def test_half_lengths_of_attention() -> None:
@@ -152,7 +154,7 @@ def test_an_unknown_shipped_part_names_its_line(part: str, wrong: str, message: 
 def test_the_measured_machine() -> None:
     group = find_cluster("h200-1x").group
     assert (group.gpu.memory, group.host.memory) == (139 * GiB, 120 * GiB)
-    assert (group.pcie.host_to_device, group.host.adam_rate) == (55e9, 3.87e9)
+    assert (group.pcie.host_to_device, group.host.adam_rate) == (55e9, 4.7e9)
     # benchmarks/results/2026-11-21-h200-operators: two of the 28 products that set the curve.
     for gemm, measured in (
         (Gemm("product", 8192, 4096, 4096), 391.9e-6),
