@@ -17,10 +17,9 @@ TOKENS, LENGTH = 65536, 4096  # of a step and of a sequence, where a peer is not
 def table(folders: Sequence[Path]) -> None:
     """Every case of these folders, its peers below it, and the mean and worst error of each figure.
 
-    A case that is in several folders is shown once for each, with that folder's prediction; peers
-    are those of all folders.
+    A case that is in several folders is shown once for each, with that folder's prediction and the
+    peers that ran on the same machine.
     """
-    peers = {k: v for folder in folders for k, v in _read(folder / "peers.json").items()}
     errors: dict[str, dict[str, float]] = {what: {} for what in ("step", *TIERS)}
     print(
         f"{'case':24s} {'bound':>8s} {'predict':>8s} {'measured':>8s} {'error':>7s} "
@@ -29,6 +28,7 @@ def table(folders: Sequence[Path]) -> None:
     )
     ran = promised = 0
     for folder in folders:
+        peers = _read(folder / "peers.json")
         for name, predicted in sorted(_read(folder / "predictions.json").items()):
             promised += 1
             record = _read(folder / f"{name}.json")
@@ -119,7 +119,7 @@ def _beside(peer: Record, ours: float) -> str:
     gpu = peer.get("gpu_peak_allocated_bytes")
     memory = f"GPU {gpu / 2**30:.1f} GiB, {host}" if gpu else host
     if "median_seconds" not in peer:
-        return f"{peer['error']}; {memory}"
+        return f"{peer['error'].partition('. ')[0]}; {memory}"
     return f"{peer['median_seconds']:8.3f} s  x{peer['median_seconds'] / ours:.2f}  {memory}"
 
 
