@@ -117,7 +117,9 @@ def predict(found: Found, workload: Workload) -> Predicted:
         if use.tier is not Tier.GPU
         for tensors in ("parameters", "gradients", "optimizer", "activations")
     )
-    low, high = error_band(seconds, workload.nodes.gpu.name, offloads=offloads)
+    nodes = workload.nodes
+    profiled = candidate.strategy.ranks == 1 and nodes.host.adam_rate_beside_copies is not None
+    low, high = error_band(seconds, nodes.gpu.name, offloads=offloads, profiled=profiled)
     return Predicted(
         step_seconds=seconds,
         step_seconds_low=low,

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+from math import ceil
+from pathlib import Path
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +21,9 @@ def test_classes() -> None:
     assert error_class("NVIDIA L4", offloads=False) is ErrorClass.OTHER_GPU
     assert error_class("NVIDIA H200", offloads=True) is ErrorClass.OFFLOAD
     assert error_class("NVIDIA L4", offloads=True) is ErrorClass.OFFLOAD
+    profiled = error_class("NVIDIA H200", offloads=True, profiled=True)
+    assert profiled is ErrorClass.PROFILED_OFFLOAD
+    assert error_class("NVIDIA L4", offloads=False, profiled=True) is ErrorClass.OTHER_GPU
 
 
 def test_only_gpus_with_many_published_runs_are_known() -> None:
@@ -50,3 +58,29 @@ def test_what_was_seen_less_is_less_certain() -> None:
     assert width("NVIDIA A100", False) < width("NVIDIA B200", False) < width("NVIDIA L4", False)
     for gpu in ("NVIDIA A100", "NVIDIA B200", "NVIDIA L4"):
         assert width(gpu, False) < width(gpu, True)
+
+
+def test_a_profile_narrows_what_is_not_known_of_offloading_alone() -> None:
+    unknown, profiled = (
+        error_band(1.0, "NVIDIA H200", offloads=True, profiled=p) for p in (False, True)
+    )
+    assert profiled[1] < unknown[1]
+    assert error_band(1.0, "NVIDIA L4", offloads=True, profiled=True)[1] > profiled[1]
+
+
+def test_the_profiled_band_is_that_of_the_committed_runs() -> None:
+    """The shortest interval with 80% of predicted over measured, of cases that leave the GPU."""
+    results = Path(__file__).parents[2] / "benchmarks/results/2026-11-21-h200-limit-streamed"
+    ratios = []
+    for machine in sorted(results.glob("machine-*")):
+        for name, promise in json.loads((machine / "predictions.json").read_text()).items():
+            record = machine / f"{name}.json"
+            if record.exists() and not name.startswith("b"):
+                measured = median(json.loads(record.read_text())["seconds"][1:])
+                ratios.append(promise["step_seconds"] / measured)
+    ratios.sort()
+    held = ceil(0.8 * len(ratios))
+    ends = [(ratios[i], ratios[i + held - 1]) for i in range(len(ratios) - held + 1)]
+    shortest = min(ends, key=lambda pair: pair[1] / pair[0])
+    assert len(ratios) == 19
+    assert BANDS[ErrorClass.PROFILED_OFFLOAD] == pytest.approx(shortest, abs=1e-3)
