@@ -104,6 +104,24 @@ class KindPlacement(Spec):
             )
         return self
 
+    @classmethod
+    def on_gpu(cls, layers: int) -> Self:
+        """Everything of so many layers, and nothing recomputed."""
+        here = {Tier.GPU: layers}
+        return cls(
+            layers=layers,
+            parameters=here,
+            gradients=here,
+            activations={Recompute.NONE: here},
+            optimizer={Tier.GPU: float(layers)},
+        )
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything is not on the GPU."""
+        placed = (self.parameters, self.gradients, self.optimizer, *self.activations.values())
+        return any(count for part in placed for tier, count in part.items() if tier is not Tier.GPU)
+
     @property
     def on_disk(self) -> int:
         """Layers that keep parameters or gradients on NVMe."""

@@ -147,3 +147,14 @@ def test_a_solvers_noise_of_streamed_layers_streams_none_that_the_gpu_holds(
     placement = kind_placement(2).model_copy(update={"streamed": streamed})
     for at in layer_table(placement):
         assert at.rows == {share: float(share is Share.GPU) for share in Share}
+
+
+def test_what_is_on_the_gpu_does_not_move() -> None:
+    still = KindPlacement.on_gpu(3)
+    assert not still.moves
+    away: tuple[dict[str, object], ...] = (
+        {"parameters": {Tier.GPU: 2, Tier.HOST: 1}, "optimizer": {Tier.GPU: 2.0, Tier.HOST: 1.0}},
+        {"optimizer": {Tier.GPU: 2.5, Tier.NVME: 0.5}},
+        {"activations": {Recompute.FULL: {Tier.HOST: 3}}},
+    )
+    assert all(still.model_copy(update=change).moves for change in away)

@@ -21,6 +21,7 @@ from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training
 from bigplan.verify import verify
+from tests.tiny import tiny_plan
 
 MIB = 2**20
 TRAINING = Training(sequence_length=256, global_batch=16)
@@ -127,6 +128,13 @@ def test_more_bandwidth_is_never_worse(field: str) -> None:
         factor[f"node_{field}"] = getattr(block, f"node_{field}") * 4
     faster = group.model_copy(update={part: block.model_copy(update=factor)})
     _not_worse(_plan(cluster.model_copy(update={"node_groups": (faster,)})), _capped(20, 87, 2000))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_fits_stays_on_the_gpu(devices: int) -> None:
+    """Moving it would save less than the gap to which integer programs are solved."""
+    for stage in tiny_plan(devices).placement.stages:
+        assert not any(kind.moves for kind in stage.kinds.values())
 
 
 # The blocks' optimizer state and activations are left to choose: few enough to try all.

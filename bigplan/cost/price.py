@@ -186,11 +186,14 @@ def _streaming(pcie: Pcie, ranks: int) -> float:
 
 
 def _drives(nvme: Nvme | None, ranks: int) -> tuple[float, float]:
-    """Bytes/s that a rank reads and writes; where it was measured, while both go on."""
+    """Bytes/s that a rank reads and writes; where it was measured, while both go on.
+
+    They do as long as there is state on a drive, and as many bytes come as go: half of it each.
+    """
     if nvme is None:
         return 1.0, 1.0
-    shared = (nvme.both_ways or inf) / (nvme.read + nvme.write)
-    return min(1.0, shared) * nvme.node_read / ranks, min(1.0, shared) * nvme.node_write / ranks
+    half = (nvme.both_ways or inf) / 2 * nvme.drives
+    return min(nvme.node_read, half) / ranks, min(nvme.node_write, half) / ranks
 
 
 def _cpu_update(host: Host, sizes: ElementSizes) -> float:

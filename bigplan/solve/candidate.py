@@ -10,12 +10,12 @@ from bigplan.cost import Costs, price
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Ends, Strategy
 from bigplan.lower import lower, lower_steady
-from bigplan.placement import Placement, Rings, Tier
+from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
 from bigplan.program import Program
 from bigplan.simulate import Totals, step_seconds, total_seconds
 from bigplan.solve.bounds import Outlook
 from bigplan.solve.formulation import formulate, placement_of
-from bigplan.solve.ilp import BOUND_GAP, solve
+from bigplan.solve.ilp import BOUND_GAP, GAP, solve
 from bigplan.solve.linear import Problem
 from bigplan.solve.loss import LossLayer, idle
 from bigplan.solve.pins import Pin, rings_tried
@@ -256,6 +256,26 @@ def with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
                 break
             trial = replace(found, candidate=candidate)
     return trial
+
+
+def unmoved(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
+    """The trial, or where it is as fast the plan of its strategy that leaves all on the GPU.
+
+    An integer program ends within GAP of its optimum, so it may move what need not be moved.
+    """
+    candidate, stages = trial.candidate, trial.placement.stages
+    graph, sizes = candidate.graph, candidate.graph.sizes
+    each = sizes.parameter + sizes.gradient + sizes.state
+    least = sum(graph.kinds[name].parameters for name in graph.layers) * each / len(stages)
+    moves = any(kind.moves for stage in stages for kind in stage.kinds.values())
+    if pins or not moves or least > candidate.costs.capacity[Tier.GPU]:
+        return trial
+    still = tuple(
+        StagePlacement(kinds={name: KindPlacement.on_gpu(kind.layers) for name, kind in kinds})
+        for kinds in (stage.kinds.items() for stage in stages)
+    )
+    found = try_out(candidate, trial.placement.model_copy(update={"stages": still}))
+    return found if found and found.seconds <= trial.seconds * (1 + GAP) else trial
 
 
 def _same_but_loss(one: Placement, other: Placement) -> bool:

@@ -37,6 +37,7 @@ from bigplan.solve.candidate import (
     optimum,
     problem_of,
     resolve,
+    unmoved,
     verified,
     with_larger_chunks,
 )
@@ -214,7 +215,8 @@ class _State:
             fewer = self._rings[self._rings.index(rings) + 1 :][: int(i == 0)]
             ways += [(SURCHARGES[0], other) for other in fewer]
             better = resolve(trial.candidate, ways, self.choice.scope.pins, trial, self.best)
-            self.trials[i] = with_larger_chunks(better or trial, self.choice.scope.pins)
+            better = with_larger_chunks(better or trial, self.choice.scope.pins)
+            self.trials[i] = unmoved(better, self.choice.scope.pins)
         return True
 
     def certify(self) -> bool:

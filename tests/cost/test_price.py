@@ -56,6 +56,18 @@ def test_updates_are_priced_by_the_bytes_of_their_optimizer() -> None:
             assert getattr(rates, name) * nbytes == pytest.approx(getattr(adam, name) * 30)
 
 
+@given(*[st.floats(1e8, 1e10)] * 3)
+def test_reads_and_writes_share_what_a_drive_does_at_once(
+    read: float, write: float, both: float
+) -> None:
+    assert DGX.nvme is not None
+    rates = {"read": read, "write": write, "both_ways": both}
+    drives = DGX.nvme.model_copy(update=rates)
+    found = _price(Strategy(dp=8), nodes=DGX.model_copy(update={"nvme": drives})).rates
+    for one, alone in ((found.nvme_read, read), (found.nvme_write, write)):
+        assert one * 8 == pytest.approx(min(alone, both / 2) * drives.drives)
+
+
 def test_capacities_leave_room_for_the_context() -> None:
     costs = _price(Strategy(dp=16))
     assert costs.ranks_per_node == 8
