@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from threading import Barrier, get_native_id
 
 import torch
@@ -35,7 +36,8 @@ class Cores:
             torch.get_num_threads()  # a thread's first question sets it to what is set by then
             torch.set_num_threads(1)
             if sys.platform == "linux":  # where a thread has a priority of its own
-                os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
+                with suppress(OSError):  # a sandbox may forbid it
+                    os.setpriority(os.PRIO_PROCESS, get_native_id(), NICE)
             met.wait()  # so that every thread begins once
 
         wait([self._pool.submit(begin) for _ in range(count)])
