@@ -54,17 +54,6 @@ def _blocks(layers: int, policies: Policies, homes: tuple[Tier, ...]) -> Iterato
             )
 
 
-def _resident(layers: int) -> KindPlacement:
-    on_gpu = {Tier.GPU: layers}
-    return KindPlacement(
-        layers=layers,
-        parameters=on_gpu,
-        gradients=on_gpu,
-        activations={Recompute.NONE: on_gpu},
-        optimizer={Tier.GPU: float(layers)},
-    )
-
-
 def _fits(programs: tuple[Program, ...], costs: Costs) -> bool:
     return all(
         node_bytes(programs, tier, 1 if tier is Tier.GPU else costs.ranks_per_node)
@@ -83,7 +72,7 @@ def brute_force(
         stages = []
         for stage, placed in enumerate(chosen):
             names = {graph.layers[layer] for layer in graph.stage_layers(stage)}
-            ends = {name: _resident(1) for name in names - {"block"}}
+            ends = {name: KindPlacement.on_gpu(1) for name in names - {"block"}}
             stages.append(StagePlacement(kinds=ends | {"block": placed}))
         programs = lower(graph, Placement(stages=tuple(stages)))
         if _fits(programs, costs):
@@ -116,11 +105,11 @@ def _two_ends(graph: Graph) -> Iterator[Placement]:
         activations={recompute: {tier: blocks}},
         optimizer={Tier.HOST: float(blocks)},
     )
-    for block in (_resident(blocks), away):
+    for block in (KindPlacement.on_gpu(blocks), away):
         stages = []
         for stage in range(graph.strategy.pp):
             names = {graph.layers[layer] for layer in graph.stage_layers(stage)}
-            ends = {name: _resident(1) for name in names - {"block"}}
+            ends = {name: KindPlacement.on_gpu(1) for name in names - {"block"}}
             stages.append(StagePlacement(kinds=ends | {"block": block}))
         yield Placement(stages=tuple(stages))
 
@@ -191,7 +180,11 @@ def test_a_block_whose_state_may_be_streamed(seed: int) -> None:
             optimizer={Tier.HOST: 1.0},
             streamed=streamed,
         )
-        kinds = {"embedding": _resident(1), "block": block, "head": _resident(1)}
+        kinds = {
+            "embedding": KindPlacement.on_gpu(1),
+            "block": block,
+            "head": KindPlacement.on_gpu(1),
+        }
         programs = lower(graph, Placement(stages=(StagePlacement(kinds=kinds),)))
         seconds[parameters, gradients, activations, streamed] = simulate(
             programs, graph, costs
