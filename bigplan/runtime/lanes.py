@@ -106,9 +106,8 @@ class Lanes:
     def start(self, actions: Iterable[Done]) -> None:
         """Queue actions, each behind its lane and what it waits for, which is queued before it.
 
-        A lane gets its actions at once: handed over one by one they held the interpreter for so
-        long, against all lanes that had begun, that a step of 4,000 actions began 0.2 s late
-        (13B on an H200, benchmarks/LOG.md).
+        A lane gets its actions at once: to hand over thousands one by one takes the interpreter from
+        lanes that have begun.
         """
         queues: dict[Lane, list[Done]] = {}
         for done in actions:
@@ -121,22 +120,22 @@ class Lanes:
             self.pools[lane].submit(self._play, queue, self.streams.get(lane))
 
     def _play(self, queue: list[Done], stream: torch.cuda.Stream | None) -> None:
-        with torch.cuda.stream(stream) if stream else nullcontext():
-            for done in queue:
-                self._execute(done, stream)
+        for done in queue:
+            self._execute(done, stream)
 
     def _execute(self, done: Done, stream: torch.cuda.Stream | None) -> None:
         try:
-            for other in done.waits:
-                other.issued.result()
-                if other.end is not None:
-                    if stream is None:
-                        other.end.synchronize()
-                    else:
-                        stream.wait_event(other.end)
-            if self.failed is not None:
-                raise self.failed
-            self._timed(done, stream)
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                for other in done.waits:
+                    other.issued.result()
+                    if other.end is not None:
+                        if stream is None:
+                            other.end.synchronize()
+                        else:
+                            stream.wait_event(other.end)
+                if self.failed is not None:
+                    raise self.failed
+                self._timed(done, stream)
             done.issued.set_result(None)
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits, and so to the step
             self.failed = self.failed or error
