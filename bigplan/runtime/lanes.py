@@ -106,8 +106,8 @@ class Lanes:
     def start(self, actions: Iterable[Done]) -> None:
         """Queue actions, each behind its lane and what it waits for, which is queued before it.
 
-        A lane gets its actions at once: to hand over thousands one by one takes the interpreter from
-        lanes that have begun.
+        A lane gets its actions at once: to hand over thousands one by one takes the interpreter
+        from lanes that have begun.
         """
         queues: dict[Lane, list[Done]] = {}
         for done in actions:
