@@ -21,7 +21,8 @@ import torch
 from bigplan.runtime import fused
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.cores import Cores
-from bigplan.runtime.fused import Kernel, Piece, fused_step
+from bigplan.runtime.fused import Kernel, fused_step
+from bigplan.runtime.native import Piece
 from bigplan.runtime.sgd import sgd_kernel
 from bigplan.spec.optimizer import Optimizer
 

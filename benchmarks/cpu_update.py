@@ -1,21 +1,22 @@
 """AdamW on the CPU as a plan's run meets it: page-locked state, copies and waiting threads beside.
 
     python benchmarks/cpu_update.py [--millions 218.112] [--layers 5] [--threads 8,12,14,16]
-        [--powers 19,20,21]
+        [--powers 19,20,21] [--no-pages]
 
 Two tables, in G parameters/s; the defaults are a layer of llama-like-5.5b, and take 20 GB of host
 memory. A layer's state is fp32 parameter, gradient and two moments and a 16-bit copy: 18 bytes.
 
 1. By kind of pages and who touched them first, by torch's threads: the update, the update with its
    gradients divided inside the kernel, and seconds of casting the copy. The median of the layers.
-2. In page-locked huge pages, divided and cast: torch's threads on a whole layer, and parts of
-   2^power elements taken by as many cores of one thread each (bigplan/runtime/cores.py), which run
-   torch's kernel or the compiled one (bigplan/runtime/step.cpp); alone, beside copies both ways,
-   and beside those and a thread that waits busily for the GPU. The median and the worst of the
-   layers.
+2. In page-locked huge pages, divided and cast: torch's threads on a whole layer; parts of 2^power
+   elements taken by as many cores of one thread each (bigplan/runtime/cores.py), which run torch's
+   kernel or the compiled one (bigplan/runtime/step.cpp); and the compiled one on threads of its
+   own. Alone, beside copies both ways, and beside those and a thread that waits busily for the
+   GPU, or threads that queue small operators as lanes do. The median and the worst of the layers;
+   of such a lane's 40 operators the milliseconds, the median and the slowest in ten.
 
-Without CUDA nothing is page-locked, and there is no copy and no waiting thread. `cpu_adamw.py`
-has the kinds of gradient.
+Without CUDA nothing is page-locked, and there is no copy and no waiting thread. `--no-pages` leaves
+the first table out. `cpu_adamw.py` has the kinds of gradient.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ BYTES = 18  # of state a parameter
 ADAMW = adamw_kernel(Optimizer(), 2, 1e-3, 0.1)
 DIVISOR = 1.001  # torch's kernel writes gradients back, and repeats shall not make them vanish
 COPIED = 256 << 20  # bytes a copy
+OPERATORS = 40
+LANES = 5
 SETTLES = 1.0  # seconds until what runs beside is under way
 
 Work = Callable[[Piece], None]
@@ -145,6 +148,23 @@ def spinning(stop: Event) -> None:
         end.synchronize()
 
 
+class Queueing:
+    """A thread that queues OPERATORS small operators every other millisecond, as a lane does."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def __call__(self, stop: Event) -> None:
+        """Until told to stop."""
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.ones(16, device="cuda")
+            while not stop.wait(0.002):
+                start = time.perf_counter()
+                for _ in range(OPERATORS):
+                    x.add_(1)
+                self.seconds.append(time.perf_counter() - start)
+
+
 @contextmanager
 def beside(works: Sequence[Beside]) -> Iterator[None]:
     """Each in a thread of its own meanwhile; raises the first error of one at the end."""
@@ -184,9 +204,9 @@ def update(piece: Piece) -> None:
     piece.write_copy()
 
 
-def compiled(library: Native, piece: Piece) -> None:
+def compiled(library: Native, threads: int, piece: Piece) -> None:
     """All of that in one pass."""
-    library.step(ADAMW.native, DIVISOR, *piece)
+    library.step(ADAMW.native, [piece], DIVISOR, threads)
 
 
 def in_parts(work: Work, cores: Cores, size: int, piece: Piece) -> None:
@@ -212,25 +232,36 @@ def by_pages(layers: Sequence[Piece], label: str, threads: Sequence[int]) -> Non
 
 
 def by_cores(
-    layers: Sequence[Piece], label: str, threads: Sequence[int], powers: Sequence[int]
+    layers: Sequence[Piece],
+    label: str,
+    threads: Sequence[int],
+    powers: Sequence[int],
+    lanes: Sequence[Queueing],
 ) -> None:
     """Rows of the second table."""
 
     def show(name: str, work: Work) -> None:
+        for lane in lanes:
+            lane.seconds.clear()
         found = seconds(layers, work)
         median, worst = (
             layers[0].elements / 1e9 / s for s in (statistics.median(found), max(found))
         )
-        print(f"{label}, {name}: {median:.2f} G/s, worst {worst:.2f}", flush=True)
+        told = f"{label}, {name}: {median:.2f} G/s, worst {worst:.2f}"
+        if late := sorted(second for lane in lanes for second in lane.seconds):
+            middle, slow = late[len(late) // 2] * 1e3, late[len(late) * 9 // 10] * 1e3
+            told += f"; a lane {middle:.2f} ms, slow {slow:.2f}"
+        print(told, flush=True)
 
-    for number in threads:
-        torch.set_num_threads(number)
-        show(f"torch's threads {number}", update)
-    kernels: dict[str, Work] = {"torch's kernel": update}
-    if library := native():
-        kernels["compiled kernel"] = partial(compiled, library)
+    library = native()
     for number in threads:
         torch.set_num_threads(number)  # Cores takes as many
+        show(f"torch's threads {number}", update)
+        if library:
+            show(f"threads {number} of the compiled kernel", partial(compiled, library, number))
+        kernels = {"torch's kernel": update}
+        if library:
+            kernels["compiled kernel"] = partial(compiled, library, 1)
         with Cores() as cores:
             for power, (kernel, work) in product(powers, kernels.items()):
                 name = f"cores {number}, parts of 2^{power}, {kernel}"
@@ -246,6 +277,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--threads", type=_numbers, default=[*usual, available])
     parser.add_argument("--powers", type=_numbers, default=[19, 20, 21], help="of parts' elements")
+    parser.add_argument("--no-pages", action="store_true", help="without the first table")
     options = parser.parse_args()
     count = max(1, round(options.millions * 1e6 / VECTOR)) * VECTOR
     cuda = torch.cuda.is_available()
@@ -256,7 +288,7 @@ def main() -> None:
         print(*(line for line in lines.splitlines() if line.startswith(wanted)), sep="\n")
     if not cuda:
         print("no CUDA: nothing is page-locked; copies and the waiting thread are left out")
-    for pages in (*KINDS, USED):
+    for pages in () if options.no_pages else (*KINDS, USED):
         if pages.locked and not cuda:
             continue
         with layers_in(pages, count, options.layers) as layers:
@@ -264,13 +296,20 @@ def main() -> None:
             if pages == USED:
                 with beside([copies]):
                     by_pages(layers, f"{pages}, beside copies", options.threads)
-    conditions = {"alone": [], "copies": [copies], "copies and waiting": [copies, spinning]}
+    lanes = [Queueing() for _ in range(LANES)]
+    conditions: dict[str, list[Beside]] = {
+        "alone": [],
+        "copies": [copies],
+        "copies and waiting": [copies, spinning],
+        "copies and lanes": [copies, *lanes],
+    }
     with layers_in(USED._replace(locked=cuda), count, options.layers) as layers:
         for label, works in conditions.items():
             if works and not cuda:
                 continue
             with beside(works):
-                by_cores(layers, label, options.threads, options.powers)
+                busy = [lane for lane in lanes if lane in works]
+                by_cores(layers, label, options.threads, options.powers, busy)
 
 
 def _numbers(text: str) -> list[int]:

@@ -16,7 +16,8 @@ from bigplan.profile.bench import Bench, rounded, source, threads
 from bigplan.profile.copies import Copier, copiers_of, copying
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.cores import Cores
-from bigplan.runtime.fused import Piece, fused_step
+from bigplan.runtime.fused import fused_step
+from bigplan.runtime.native import Piece
 from bigplan.runtime.slab import Slab, typed
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.optimizer import Optimizer

@@ -12,8 +12,8 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from bigplan.runtime.fused import Kernel, Piece
-from bigplan.runtime.native import Step
+from bigplan.runtime.fused import Kernel
+from bigplan.runtime.native import Piece, Step
 from bigplan.spec.optimizer import Optimizer
 
 

@@ -28,7 +28,7 @@ class Cores:
     """As many threads as torch would use, each of which runs torch on one core."""
 
     def __init__(self) -> None:
-        count = torch.get_num_threads()
+        self.count = count = torch.get_num_threads()
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="core")
         met = Barrier(count)
 

@@ -16,12 +16,13 @@ the plan, or cost a pass of its own, is worked around here:
 3. 16-bit gradients are cast to fp32 in a buffer that stays in cache, so memory traffic does not
    grow; tensors shorter than the buffer share it, so that one call does many.
 
-Either way the CPU's cores take parts as they come (runtime/cores.py).
+Either way the CPU's cores take parts as they come: threads of the compiled kernel, or
+runtime/cores.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -29,43 +30,18 @@ import torch
 from torch import Tensor
 
 from bigplan.runtime.cores import Cores
-from bigplan.runtime.native import Native, Step, native
+from bigplan.runtime.native import Native, Piece, Step, native
 
 # Elements in the widest vector (AVX-512, one cache line) of the fused CPU kernels.
 VECTOR = 16
 
-# Elements that a core updates at once: on an H200 machine 2^19 / 20 / 21 gave 1.8 / 2.6 / 2.8 G/s
-# on 16 cores through torch's kernels; the small ones wait for the interpreter (measured as in
+# Elements that a core updates at once through torch's kernels: on an H200 machine 2^19 / 20 / 21
+# gave 1.8 / 2.6 / 2.8 G/s on 16 cores; small ones wait for the interpreter (measured as in
 # runtime/cores.py).
 CPU_CHUNK = 2**21
 # Elements of 16-bit gradients that a GPU casts at once: an H200 updated 18 / 66 / 99 G/s for
 # 2^20 / 22 / 24.
 CUDA_CHUNK = 2**24
-
-
-class Piece(NamedTuple):
-    """1-D tensors of equal length on one device: fp32, except that the gradient may be 16-bit."""
-
-    parameter: Tensor
-    gradient: Tensor
-    state: tuple[Tensor, ...] = ()  # the optimizer's moments
-    copy: Tensor | None = None  # the parameter in 16 bits, written anew
-
-    @property
-    def elements(self) -> int:
-        """Elements."""
-        return self.parameter.numel()
-
-    def part(self, start: int, stop: int) -> Piece:
-        """Some of its elements."""
-        state = tuple(tensor[start:stop] for tensor in self.state)
-        copy = None if self.copy is None else self.copy[start:stop]
-        return Piece(self.parameter[start:stop], self.gradient[start:stop], state, copy)
-
-    def write_copy(self) -> None:
-        """Cast the parameter, where a copy is kept."""
-        if self.copy is not None:
-            self.copy.copy_(self.parameter)
 
 
 class Kernel(NamedTuple):
@@ -85,21 +61,21 @@ def fused_step(
     element's result depends only on its own values, the kernel and `divisor`, not on the piece
     that it is in.
     """
-    pieces = [_flat(piece) for piece in pieces]
+    for piece in pieces:
+        _check(piece)
     if not pieces:
         return
     device = pieces[0].parameter.device
     scale = None if divisor == 1.0 else torch.full((), divisor, device=device)
     if device.type == "cpu":
-        for_each = cores.run if cores else _one_by_one
         if library := _library_for(pieces):
-            update = partial(_natively, library, kernel.native, divisor)
-        else:
-            pieces, tails = _split(pieces)
-            if tails:
-                _tail_step(tails, kernel, scale)
-            update = partial(_update, kernel, scale)
-        for_each(partial(update, batch) for batch in _batches(pieces, CPU_CHUNK))
+            library.step(kernel.native, pieces, divisor, cores.count if cores else 1)
+            return
+        pieces, tails = _split(pieces)
+        if tails:
+            _tail_step(tails, kernel, scale)
+        jobs = [partial(_update, kernel, scale, batch) for batch in _batches(pieces, CPU_CHUNK)]
+        (cores.run if cores else _one_by_one)(jobs)
         return
     if whole := [piece for piece in pieces if piece.gradient.dtype == torch.float32]:
         _update(kernel, scale, whole)
@@ -107,7 +83,7 @@ def fused_step(
         _update(kernel, scale, batch)
 
 
-def _one_by_one(jobs: Iterable[Callable[[], None]]) -> None:
+def _one_by_one(jobs: Sequence[Callable[[], None]]) -> None:
     for job in jobs:
         job()
 
@@ -120,11 +96,6 @@ def _library_for(pieces: Sequence[Piece]) -> Native | None:
     return None
 
 
-def _natively(library: Native, step: Step, divisor: float, pieces: list[Piece]) -> None:
-    for piece in pieces:
-        library.step(step, divisor, *piece)
-
-
 def _update(kernel: Kernel, scale: Tensor | None, pieces: list[Piece]) -> None:
     narrow = pieces[0].gradient.dtype != torch.float32
     kernel.fused(_widened(pieces) if narrow else pieces, scale)
@@ -132,15 +103,11 @@ def _update(kernel: Kernel, scale: Tensor | None, pieces: list[Piece]) -> None:
         piece.write_copy()
 
 
-def _flat(piece: Piece) -> Piece:
+def _check(piece: Piece) -> None:
     tensors = [piece.parameter, piece.gradient, *piece.state]
-    tensors += [] if piece.copy is None else [piece.copy]
-    for tensor in tensors:
+    for tensor in [*tensors, *([] if piece.copy is None else [piece.copy])]:
+        assert tensor.shape == (piece.elements,), (tensor.shape, piece.elements)
         assert tensor.is_contiguous(), tensor.stride()
-        assert tensor.numel() == piece.elements, (tensor.shape, piece.elements)
-    flat = [tensor.detach().view(-1) for tensor in tensors]
-    copy = None if piece.copy is None else flat.pop()
-    return Piece(flat[0], flat[1], tuple(flat[2:]), copy)
 
 
 def _split(pieces: Sequence[Piece]) -> tuple[list[Piece], list[Piece]]:

@@ -1,7 +1,8 @@
-"""step.cpp compiled for this machine's CPU: the optimizer's update of a part in one call.
+"""step.cpp compiled for this machine's CPU: the optimizer's update of many pieces in one call.
 
 It is compiled on first use, in about three seconds, and kept in the user's cache folder under a
-name made of everything that the result depends on. Calls leave the interpreter to other threads.
+name made of everything that the result depends on. Calls leave the interpreter to other threads,
+and the threads that they start never ask for it.
 Where there is no compiler, torch's kernels do the work, with the same bits (runtime/fused.py).
 """
 
@@ -15,7 +16,7 @@ import platform
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +26,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bigplan.runtime.cores import NICE
+
 SOURCE = Path(__file__).with_name("step.cpp")
 # No fused multiply-add that the source does not have; square roots and comparisons in vectors.
 FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"),
+    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 COMPILERS = ("c++", "g++", "clang++")  # tried after $CXX
@@ -37,6 +40,31 @@ TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # as step.cpp c
 
 _log = logging.getLogger(__name__)
 _lock = Lock()
+
+
+class Piece(NamedTuple):
+    """1-D tensors of equal length on one device: fp32, except that the gradient may be 16-bit."""
+
+    parameter: Tensor
+    gradient: Tensor
+    state: tuple[Tensor, ...] = ()  # the optimizer's moments
+    copy: Tensor | None = None  # the parameter in 16 bits, written anew
+
+    @property
+    def elements(self) -> int:
+        """Elements."""
+        return self.parameter.numel()
+
+    def part(self, start: int, stop: int) -> Piece:
+        """Some of its elements."""
+        state = tuple(tensor[start:stop] for tensor in self.state)
+        copy = None if self.copy is None else self.copy[start:stop]
+        return Piece(self.parameter[start:stop], self.gradient[start:stop], state, copy)
+
+    def write_copy(self) -> None:
+        """Cast the parameter, where a copy is kept."""
+        if self.copy is not None:
+            self.copy.copy_(self.parameter)
 
 
 class Step(NamedTuple):
@@ -61,6 +89,12 @@ class _Part(ctypes.Structure):
     )
 
 
+class _Team(ctypes.Structure):
+    """As step.cpp has it."""
+
+    _fields_ = (("threads", ctypes.c_int32), ("nice", ctypes.c_int32))
+
+
 class Native:
     """The compiled functions."""
 
@@ -74,32 +108,33 @@ class Native:
         return gradient.dtype in self._gradients and (copy is None or copy.dtype in self._halves)
 
     def step(
-        self,
-        step: Step,
-        divisor: float,
-        parameter: Tensor,
-        gradient: Tensor,
-        moments: tuple[Tensor, ...] = (),
-        copy: Tensor | None = None,
+        self, step: Step, pieces: Sequence[Piece], divisor: float = 1.0, threads: int = 1
     ) -> None:
-        """Update parameter and moments in place, on one core, and write the copy.
+        """Update parameters and moments in place, and write the copies, on so many threads.
 
-        All are 1-D and contiguous, on the CPU and of one length; parameter and moments are fp32.
-        Gradients are divided by `divisor` in fp32 and stay as they are.
+        The pieces are contiguous and on the CPU. Gradients are divided by `divisor` in fp32 and
+        stay as they are.
         """
-        assert all(tensor.dtype == torch.float32 for tensor in (parameter, *moments))
-        part = _Part(
-            count=parameter.numel(),
-            parameter=parameter.data_ptr(),
-            moments=(ctypes.c_void_p * 2)(*(moment.data_ptr() for moment in moments)),
-            gradient=gradient.data_ptr(),
-            copy=None if copy is None else copy.data_ptr(),
-            gradient_type=TYPES[gradient.dtype],
-            copy_type=0 if copy is None else TYPES[copy.dtype],
-            divisor=divisor,
-        )
+        parts = (_Part * len(pieces))(*(_part(piece, divisor) for piece in pieces))
         constants = (ctypes.c_float * len(step.constants))(*step.constants)
-        getattr(self._library, step.function)(ctypes.byref(part), ctypes.byref(constants))
+        team = _Team(threads, NICE)
+        getattr(self._library, step.function)(
+            parts, ctypes.c_int64(len(pieces)), constants, ctypes.byref(team)
+        )
+
+
+def _part(piece: Piece, divisor: float) -> _Part:
+    assert all(tensor.dtype == torch.float32 for tensor in (piece.parameter, *piece.state))
+    return _Part(
+        count=piece.elements,
+        parameter=piece.parameter.data_ptr(),
+        moments=(ctypes.c_void_p * 2)(*(moment.data_ptr() for moment in piece.state)),
+        gradient=piece.gradient.data_ptr(),
+        copy=None if piece.copy is None else piece.copy.data_ptr(),
+        gradient_type=TYPES[piece.gradient.dtype],
+        copy_type=0 if piece.copy is None else TYPES[piece.copy.dtype],
+        divisor=divisor,
+    )
 
 
 def native() -> Native | None:

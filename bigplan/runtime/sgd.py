@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bigplan.runtime.fused import Kernel, Piece
-from bigplan.runtime.native import Step
+from bigplan.runtime.fused import Kernel
+from bigplan.runtime.native import Piece, Step
 from bigplan.spec.optimizer import Optimizer
 
 

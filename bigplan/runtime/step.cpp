@@ -1,4 +1,7 @@
-// AdamW and SGD on a part of a parameter in one pass over memory; native.py compiles and calls it.
+// AdamW and SGD on parts of parameters in one pass over memory; native.py compiles and calls it.
+//
+// One call does them all, on threads of its own: they take chunks as they come and never wait for
+// Python's interpreter.
 //
 // With a 16-bit copy AdamW moves 30 bytes of host memory a parameter: parameter, gradient and two
 // moments are read (16), all but the gradient written (12), and so is the copy (2). Work goes block
@@ -15,10 +18,19 @@
 // as built for AVX2 and AVX-512.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <system_error>
+#include <thread>
+#include <vector>
 
+#ifdef __linux__
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
@@ -27,6 +39,10 @@ namespace {
 
 // Elements of a block: the buffers take 6 KiB of the first cache.
 constexpr int64_t BLOCK = 1024;
+
+// Elements that a thread takes at a time: half a millisecond of a core's work, so that all end
+// within that of each other.
+constexpr int64_t CHUNK = 1 << 17;
 
 // Where the CPU has no such instruction: rounded twice, rather than by a call for each.
 inline float multiply_add(float a, float b, float c) {
@@ -127,6 +143,12 @@ struct Part {
   float divisor;
 };
 
+// Who does the work.
+struct Team {
+  int32_t threads;
+  int32_t nice;  // of each of them, where there are several
+};
+
 // In the order of the constants in adamw.py and sgd.py.
 struct AdamW {
   float decay, first_weight, second_decay, second_weight, root, epsilon, rate;
@@ -176,10 +198,100 @@ void with_gradient(const Part& part, const Rule& rule) {
 }
 
 template <class Rule>
-void update(const Part& part, const Rule& rule) {
+void by_rule(const Part& part, const Rule& rule) {
   if (part.gradient_type == BF16) return with_gradient<Bf16>(part, rule);
   if (part.gradient_type == FP16) return with_gradient<Fp16>(part, rule);
   return with_gradient<float>(part, rule);
+}
+
+// m += (1 - beta1) (g - m); v = beta2 v + (1 - beta2) g^2;
+// p = decay p + rate m / (sqrt(v) / root + epsilon),
+// where decay, rate (negative) and root hold the learning rate and the corrections of bias. m is
+// reached from the nearer end, as by torch's lerp; the choice inside of the loop kept g++ 12 from
+// using vectors.
+void update(const Part& part, const AdamW& c) {
+  float *parameter = part.parameter, *first = part.moments[0], *second = part.moments[1];
+  const auto rule = [=](int64_t i, float g, float m) {
+    const float v = multiply_add(c.second_weight * g, g, c.second_decay * second[i]);
+    first[i] = m;
+    second[i] = v;
+    return parameter[i] * c.decay + c.rate * m / (std::sqrt(v) / c.root + c.epsilon);
+  };
+  const float weight = c.first_weight;
+  if (weight < 0.5f)
+    by_rule(part, [=](int64_t i, float g) {
+      return rule(i, g, multiply_add(weight, g - first[i], first[i]));
+    });
+  else
+    by_rule(part, [=](int64_t i, float g) {
+      return rule(i, g, multiply_add(weight - 1.0f, g - first[i], g));
+    });
+}
+
+// b = momentum b + g + weight_decay p, where there is momentum, else without its term;
+// p += rate b, where rate is negative.
+void update(const Part& part, const Sgd& c) {
+  float *parameter = part.parameter, *kept = part.moments[0];
+  const auto decayed = [=](int64_t i, float g) {
+    return multiply_add(parameter[i], c.weight_decay, g);
+  };
+  if (kept)
+    by_rule(part, [=](int64_t i, float g) {
+      kept[i] = c.momentum * kept[i] + decayed(i, g);
+      return multiply_add(kept[i], c.rate, parameter[i]);
+    });
+  else
+    by_rule(part, [=](int64_t i, float g) {
+      return multiply_add(decayed(i, g), c.rate, parameter[i]);
+    });
+}
+
+int64_t chunks(const Part& part) { return (part.count + CHUNK - 1) / CHUNK; }
+
+// A chunk of the part, counted from 0.
+Part cut(Part part, int64_t number) {
+  const int64_t start = number * CHUNK;
+  const int64_t width = part.gradient_type == FP32 ? 4 : 2;
+  part.count = std::min(CHUNK, part.count - start);
+  part.parameter += start;
+  for (float*& moment : part.moments)
+    if (moment) moment += start;
+  part.gradient = static_cast<const char*>(part.gradient) + width * start;
+  if (part.copy) part.copy += start;
+  return part;
+}
+
+// Which matters where the process has threads that should not wait for these.
+void be_nice(int32_t nice) {
+#ifdef __linux__  // where a thread has a priority of its own; a sandbox may forbid to set it
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), nice);
+#endif
+}
+
+template <class Constants>
+void update_all(const Part* parts, int64_t count, const Constants& constants, const Team& team) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < count; i++) total += chunks(parts[i]);
+  std::atomic<int64_t> next{0};
+  const auto work = [&] {
+    for (int64_t number; (number = next.fetch_add(1)) < total;) {
+      const Part* part = parts;
+      while (number >= chunks(*part)) number -= chunks(*part++);
+      update(cut(*part, number), constants);
+    }
+  };
+  std::vector<std::thread> threads;
+  const int64_t wanted = std::min<int64_t>(team.threads, total);
+  try {
+    while (wanted > 1 && static_cast<int64_t>(threads.size()) < wanted)
+      threads.emplace_back([&] {
+        be_nice(team.nice);
+        work();
+      });
+  } catch (const std::system_error&) {  // no more are to be had; those that run do all
+  }
+  if (threads.empty()) work();
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace
@@ -195,47 +307,11 @@ int32_t has_fp16() {
 #endif
 }
 
-// m += (1 - beta1) (g - m); v = beta2 v + (1 - beta2) g^2;
-// p = decay p + rate m / (sqrt(v) / root + epsilon),
-// where decay, rate (negative) and root hold the learning rate and the corrections of bias. m is
-// reached from the nearer end, as by torch's lerp; the choice inside of the loop kept g++ 12 from
-// using vectors.
-void adamw(const Part* part, const AdamW* constants) {
-  const AdamW c = *constants;
-  float *parameter = part->parameter, *first = part->moments[0], *second = part->moments[1];
-  const auto rule = [=](int64_t i, float g, float m) {
-    const float v = multiply_add(c.second_weight * g, g, c.second_decay * second[i]);
-    first[i] = m;
-    second[i] = v;
-    return parameter[i] * c.decay + c.rate * m / (std::sqrt(v) / c.root + c.epsilon);
-  };
-  const float weight = c.first_weight;
-  if (weight < 0.5f)
-    update(*part, [=](int64_t i, float g) {
-      return rule(i, g, multiply_add(weight, g - first[i], first[i]));
-    });
-  else
-    update(*part, [=](int64_t i, float g) {
-      return rule(i, g, multiply_add(weight - 1.0f, g - first[i], g));
-    });
+void adamw(const Part* parts, int64_t count, const AdamW* constants, const Team* team) {
+  update_all(parts, count, *constants, *team);
 }
 
-// b = momentum b + g + weight_decay p, where there is momentum, else without its term;
-// p += rate b, where rate is negative.
-void sgd(const Part* part, const Sgd* constants) {
-  const Sgd c = *constants;
-  float *parameter = part->parameter, *kept = part->moments[0];
-  const auto decayed = [=](int64_t i, float g) {
-    return multiply_add(parameter[i], c.weight_decay, g);
-  };
-  if (kept)
-    update(*part, [=](int64_t i, float g) {
-      kept[i] = c.momentum * kept[i] + decayed(i, g);
-      return multiply_add(kept[i], c.rate, parameter[i]);
-    });
-  else
-    update(*part, [=](int64_t i, float g) {
-      return multiply_add(decayed(i, g), c.rate, parameter[i]);
-    });
+void sgd(const Part* parts, int64_t count, const Sgd* constants, const Team* team) {
+  update_all(parts, count, *constants, *team);
 }
 }

@@ -16,8 +16,8 @@ from bigplan.program import Action, Lane
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
-from bigplan.runtime.fused import Kernel, Piece, fused_step
-from bigplan.runtime.native import native
+from bigplan.runtime.fused import Kernel, fused_step
+from bigplan.runtime.native import Piece, native
 from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel

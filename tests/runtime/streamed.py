@@ -16,9 +16,10 @@ from bigplan.plan import Plan
 from bigplan.program import Action, Lane, Op
 from bigplan.runtime.context import Context
 from bigplan.runtime.executor import Executor
-from bigplan.runtime.fused import Piece, fused_step
+from bigplan.runtime.fused import fused_step
 from bigplan.runtime.homes import load
 from bigplan.runtime.lanes import ON_STREAMS
+from bigplan.runtime.native import Piece
 from bigplan.runtime.scaling import Verdict
 from bigplan.runtime.update import _kernel
 from bigplan.runtime.worker import Worker

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from bigplan.runtime import fused, native
 from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.fused import Kernel, Piece, fused_step
-from bigplan.runtime.native import Native
+from bigplan.runtime.fused import Kernel, fused_step
+from bigplan.runtime.native import Native, Piece
 from bigplan.runtime.sgd import sgd_kernel
 
 OPTIMIZERS = {
@@ -131,13 +131,36 @@ def test_cuts_change_no_bit(
         torch.testing.assert_close(one, two, rtol=0.0, atol=0.0, equal_nan=True)
 
 
+@pytest.mark.parametrize("gradient", [torch.float32, torch.bfloat16])
+def test_many_threads_change_no_bit(library: Native, gradient: torch.dtype) -> None:
+    """Over several chunks of several pieces, by more threads than there is work for, too."""
+    counts = (2**18 + 5, 3, 2**17, 2**17 - 1)
+    pieces = [_piece("adamw", count, gradient, torch.bfloat16) for count in counts]
+    kernel = _kernel("adamw")
+    for threads in (2, 5, 50):
+        alone = [_clone(piece) for piece in pieces]
+        for piece in alone:
+            library.step(kernel.native, [piece], 2.7)
+        together = [_clone(piece) for piece in pieces]
+        library.step(kernel.native, together, 2.7, threads)
+        for one, two in zip(alone, together, strict=True):
+            for a, b in zip(_results(one), _results(two), strict=True):
+                torch.testing.assert_close(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_nothing_to_do(library: Native) -> None:
+    empty = _piece("adamw", 40, torch.float32, None).part(7, 7)
+    library.step(_kernel("adamw").native, [], 1.0, 3)
+    library.step(_kernel("adamw").native, [empty, empty], 1.0, 3)
+
+
 @pytest.mark.parametrize("dtype", NARROW)
 def test_every_16_bit_gradient_is_read_exactly(library: Native, dtype: torch.dtype) -> None:
     gradient = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     if not library.takes(gradient, None):
         pytest.skip("this CPU does not convert it")
     before, parameter = gradient.clone(), torch.zeros(gradient.numel())
-    library.step(_kernel("plain", 0.0, rate=1.0).native, 1.0, parameter, gradient)
+    library.step(_kernel("plain", 0.0, rate=1.0).native, [Piece(parameter, gradient)])
     torch.testing.assert_close(-parameter, before.float(), rtol=0.0, atol=0.0, equal_nan=True)
     assert torch.equal(gradient.view(torch.int16), before.view(torch.int16))
 
@@ -155,7 +178,7 @@ def test_copies_are_rounded_as_torch_rounds(library: Native, dtype: torch.dtype)
     if not library.takes(parameter, copy):
         pytest.skip("this CPU does not convert it")
     expected, still = parameter.to(dtype), torch.zeros_like(parameter)
-    library.step(_kernel("plain", 0.0).native, 1.0, parameter, still, (), copy)
+    library.step(_kernel("plain", 0.0).native, [Piece(parameter, still, (), copy)])
     torch.testing.assert_close(copy, expected, rtol=0.0, atol=0.0, equal_nan=True)
 
 
@@ -167,7 +190,7 @@ def test_copies_may_begin_anywhere_and_nothing_beside_is_written(
         piece = _piece("adamw", count + 200, torch.bfloat16, torch.bfloat16)
         before = _clone(piece)
         part = piece.part(offset, offset + count)
-        library.step(_kernel("adamw").native, 2.0, *part)
+        library.step(_kernel("adamw").native, [part], 2.0)
         assert part.copy is not None
         assert torch.equal(part.copy, part.parameter.bfloat16()) or part.parameter.isnan().any()
         for new, old in zip(_results(piece), _results(before), strict=True):
@@ -181,7 +204,7 @@ def test_other_dtypes_are_left_to_torch(library: Native) -> None:
     assert not library.takes(wide.double(), None)
     assert not library.takes(wide, wide)  # a copy of 16 bits, or none
     with pytest.raises(AssertionError):
-        library.step(_kernel("plain").native, 1.0, wide.double(), wide)
+        library.step(_kernel("plain").native, [Piece(wide.double(), wide)])
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which says what it missed")
