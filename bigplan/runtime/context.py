@@ -67,7 +67,7 @@ class Context:
         elements = self.kind(action.layer).parameters
         if ref.content in ("w0", "g0") and action.layer:
             elements = self.kind(0).parameters  # the table that the last layer shares
-        return self.bytes_of(ref, action)[: elements * dtype.itemsize].view(dtype)
+        return self.memory.view(self.key(ref, action), dtype, elements)
 
     def views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:
         """A flat buffer as the layer's tensors, by name."""

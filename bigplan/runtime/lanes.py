@@ -4,6 +4,10 @@ An action runs on its lane once everything it waits for is done. Between lanes w
 wait is an event on the device; a lane without one (CPU, disk) waits on the host. After the first
 error nothing more runs: what is queued fails with the same error, so nobody waits for ever, and no
 later collective meets the wrong one of another rank.
+
+Queues on the device are kept short. Lanes that could queue a whole step at its start would: for 0.4
+s their Python kept the interpreter from the forward that everybody waits for (5.5B on an H200 with
+four chunks of state a layer, benchmarks/LOG.md).
 """
 
 from __future__ import annotations
@@ -29,6 +33,9 @@ ON_STREAMS = (
     Lane.STATE_OUT,
     Lane.COMM,
 )
+
+# Actions that a lane queues ahead of the device: 13 ms where chunks of state pass through.
+AHEAD = 8
 
 
 @dataclass(slots=True)
@@ -120,11 +127,14 @@ class Lanes:
             self.pools[lane].submit(self._play, queue, self.streams.get(lane))
 
     def _play(self, queue: list[Done], stream: torch.cuda.Stream | None) -> None:
-        for done in queue:
-            self._execute(done, stream)
+        before: list[Done | None] = [*[None] * AHEAD, *queue]
+        for done, earlier in zip(queue, before, strict=False):
+            self._execute(done, stream, earlier)
 
-    def _execute(self, done: Done, stream: torch.cuda.Stream | None) -> None:
+    def _execute(self, done: Done, stream: torch.cuda.Stream | None, earlier: Done | None) -> None:
         try:
+            if earlier is not None and earlier.end is not None:
+                earlier.end.synchronize()
             with torch.cuda.stream(stream) if stream else nullcontext():
                 for other in done.waits:
                     other.issued.result()

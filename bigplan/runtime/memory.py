@@ -96,6 +96,7 @@ class Memory:
         # a forward pass writes that entry anew: then the compute stream has waited for the copy.
         self.storages: dict[Key, list[Tensor]] = {}
         self._places: dict[Key, Tensor] = {}
+        self._views: dict[tuple[Key, torch.dtype, int, int], Tensor] = {}
         self._extents: dict[Key, int] = {}
         end = 0
         for buffer in self.buffers.values():
@@ -117,6 +118,17 @@ class Memory:
     def place(self, key: Key) -> Tensor:
         """The entry's bytes in device or host memory, padding included."""
         return self._places[key]
+
+    def view(self, key: Key, dtype: torch.dtype, elements: int, start: int = 0) -> Tensor:
+        """1-D [elements], from byte `start` of the entry on; one tensor however often it is asked.
+
+        Every call of torch lets other threads have the interpreter, and then waits for it.
+        """
+        name = key, dtype, elements, start
+        if name not in self._views:
+            end = start + elements * dtype.itemsize
+            self._views[name] = self._places[key][start:end].view(dtype)
+        return self._views[name]
 
     def on_disk(self, key: Key) -> bool:
         """Whether the entry is an extent of the disk file."""
@@ -150,6 +162,7 @@ class Memory:
         self.dynamic.clear()
         self.storages.clear()
         self._places.clear()
+        self._views.clear()
         self.arena.close()
         self.slab.close()
         if self.disk is not None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from bigplan.lower.layout import ALIGNMENT
@@ -32,24 +34,23 @@ class Visit:
     def of(cls, context: Context, action: Action) -> Visit:
         """The chunk that an action brings, updates or takes back."""
         ref = next(ref for ref in (*action.reads, *action.writes) if ref.buffer == "stream")
-        boxes, entry = context.rows[action.layer].boxes(ref.content), context.bytes_of(ref, action)
-        elements, sizes, parts, start = sum(box.count for box in boxes), context.graph.sizes, [], 0
-        for size in (sizes.state, sizes.gradient, sizes.parameter):
-            parts.append(entry[start : start + elements * size])
-            start = align_up(start + elements * size, ALIGNMENT)
-        state, gradients, weights = parts
+        boxes, key = context.rows[action.layer].boxes(ref.content), context.key(ref, action)
+        elements, sizes = sum(box.count for box in boxes), context.graph.sizes
+        gradients = align_up(elements * sizes.state, ALIGNMENT)
+        weights = align_up(gradients + elements * sizes.gradient, ALIGNMENT)
+        view = partial(context.memory.view, key)
         return cls(
             boxes,
-            state,
-            gradients.view(context.gradient_dtype),
-            weights.view(context.parameter_dtype),
+            view(torch.uint8, elements * sizes.state),
+            view(context.gradient_dtype, elements, gradients),
+            view(context.parameter_dtype, elements, weights),
         )
 
 
 def state_in(context: Context, action: Action) -> None:
     """Copy a chunk to the GPU, with what its update needs of gradients and parameters."""
     visit, (home, *others) = Visit.of(context, action), action.reads
-    visit.state.copy_(context.bytes_of(home, action)[: visit.state.numel()], non_blocking=True)
+    visit.state.copy_(_at_home(context, action, visit, home), non_blocking=True)
     for rows, flat in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
             rows[box.in_piece].copy_(flat[box.in_layer], non_blocking=True)
@@ -58,10 +59,14 @@ def state_in(context: Context, action: Action) -> None:
 def state_out(context: Context, action: Action) -> None:
     """Copy a chunk home, and its new parameters to theirs."""
     visit, (home, *others) = Visit.of(context, action), action.writes
-    context.bytes_of(home, action)[: visit.state.numel()].copy_(visit.state, non_blocking=True)
+    _at_home(context, action, visit, home).copy_(visit.state, non_blocking=True)
     for rows, flat in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
             flat[box.in_layer].copy_(rows[box.in_piece], non_blocking=True)
+
+
+def _at_home(context: Context, action: Action, visit: Visit, home: Ref) -> Tensor:
+    return context.memory.view(context.key(home, action), torch.uint8, visit.state.numel())
 
 
 def _sides(

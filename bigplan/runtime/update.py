@@ -121,9 +121,10 @@ class Update:
             boxes = context.rows[layer].chunks[share][0]
             return _Operands(boxes, [], rows["g"], rows["w"])
         ref = next(ref for ref in action.reads if ref.content.startswith(f"o{layer}."))
-        boxes = context.rows[layer].boxes(ref.content)
-        state = state_views(context, context.bytes_of(ref, action), boxes)
-        return _Operands(boxes, state, rows["g"], rows["w"])
+        boxes, parts = context.rows[layer].boxes(ref.content), context.graph.sizes.state // 4
+        elements = sum(box.count for box in boxes)
+        state = context.memory.view(context.key(ref, action), torch.float32, parts * elements)
+        return _Operands(boxes, list(state.view(parts, elements).unbind()), rows["g"], rows["w"])
 
     def _apply(self, layer: int, operands: _Operands, verdict: Verdict) -> None:
         optimizer, state = self._context.training.optimizer, operands.state
@@ -155,7 +156,10 @@ class Update:
 
 
 class _Operands(NamedTuple):
-    """Rows of a layer, the views of their state, their gradients and their parameters."""
+    """Rows of a layer, their state, their gradients and their parameters.
+
+    State is the moments and, in mixed precision, fp32 parameters, in this order.
+    """
 
     boxes: tuple[Box, ...]
     state: list[Tensor]
@@ -169,13 +173,6 @@ def _in_layer(flat: Tensor) -> Callable[[Box], Tensor]:
 
 def _in_piece(rows: Tensor) -> Callable[[Box], Tensor]:
     return lambda box: rows[box.in_piece]
-
-
-def state_views(context: Context, buffer: Tensor, boxes: Sequence[Box]) -> list[Tensor]:
-    """The moments and, where kept, fp32 parameters of a piece, in this order."""
-    parts, elements = context.graph.sizes.state // 4, sum(box.count for box in boxes)
-    flat = buffer[: 4 * parts * elements].view(torch.float32)
-    return list(flat.view(parts, elements).unbind())
 
 
 def _by_rule(boxes: Sequence[Box], rules: Mapping[str, Rule]) -> dict[Rule, list[Box]]:

@@ -16,7 +16,7 @@ import torch
 
 from bigplan.plan import Plan
 from bigplan.program import Action, Dependencies, Lane, Op, expand
-from bigplan.runtime.lanes import Clock, Done, Lanes, StoppedError, finish
+from bigplan.runtime.lanes import AHEAD, Clock, Done, Lanes, StoppedError, finish
 from bigplan.timeline import Timeline
 from tests.runtime.harness import context_of, started
 from tests.runtime.plans import plans
@@ -100,6 +100,25 @@ def test_an_error_reaches_the_step_and_nothing_runs_after_it() -> None:
         finish([later], clock, 0)
     lanes.close()
     assert ran == [0]
+
+
+@pytest.mark.gpu
+def test_a_lane_queues_a_few_actions_ahead_of_the_device() -> None:
+    device, ahead = torch.device("cuda"), list[int]()
+    done = [Done(_action(Lane.COMPUTE, number)) for number in range(5 * AHEAD)]
+
+    def run(action: Action) -> None:
+        ends = [earlier.end for earlier in done[: action.layer]]
+        queued = [end for end in ends if end is not None and not end.query()]  # type: ignore[no-untyped-call]
+        ahead.append(len(queued))
+        torch.cuda._sleep(5_000_000)  # type: ignore[no-untyped-call] # cycles: three milliseconds
+
+    lanes = Lanes(device, run)
+    clock = Clock.now(device)
+    lanes.start(done)
+    finish(done, clock, 0)
+    lanes.close()
+    assert 1 < max(ahead) < AHEAD + 1
 
 
 @pytest.mark.timeout(30)
