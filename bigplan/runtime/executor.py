@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
@@ -75,6 +76,11 @@ class Executor:
             return order_of(buffers, chain(before, expand(instructions)))
         if self._kept_order is None or self._kept_order[0] is not instructions:
             self._kept_order = instructions, order_of(buffers, expand(instructions))
+            if self._context.device.type == "cuda":
+                # What is there by now stays. Looking through it for cycles, torch's modules and all
+                # actions, took 0.1 to 0.2 s, twice in some steps (H200, benchmarks/LOG.md).
+                gc.collect()
+                gc.freeze()
         return self._kept_order[1]
 
     def settle(self) -> None:

@@ -1,18 +1,25 @@
-"""Lanes: one thread each, and on CUDA one stream each for those that use the device.
+"""Lanes: a thread each, and on CUDA a stream each for those that use the device.
 
 An action runs on its lane once everything it waits for is done. Between lanes with streams the
 wait is an event on the device; a lane without one (CPU, disk) waits on the host. After the first
 error nothing more runs: what is queued fails with the same error, so nobody waits for ever, and no
 later collective meets the wrong one of another rank.
 
-Queues on the device are kept short. Lanes that could queue a whole step at its start would: for 0.4
-s their Python kept the interpreter from the forward that everybody waits for (5.5B on an H200 with
-four chunks of state a layer, benchmarks/LOG.md).
+Threads share the interpreter, and copies of one direction the GPU's engine for them, so no lane may
+take more of either than it needs:
+
+1. Lanes that could would queue a whole step at its start, and keep the interpreter from those that
+   everybody waits for. Queues are AHEAD actions long.
+2. The engine goes on with the copies of one stream as long as there are some. A layer's parameters,
+   and the tokens of the first forward, came 0.75 s late, behind all chunks of state (5.5B on an
+   H200, benchmarks/LOG.md): the next chunk is queued when the one before has arrived.
+3. What hands a chunk on from lane to lane is one thread.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
@@ -36,6 +43,8 @@ ON_STREAMS = (
 
 # Actions that a lane queues ahead of the device: 13 ms where chunks of state pass through.
 AHEAD = 8
+ONE_AT_A_TIME = (Lane.STATE_IN,)
+SHARED = {Lane.GPU_UPDATE: Lane.STATE_IN, Lane.STATE_OUT: Lane.STATE_IN}  # the thread of another
 
 
 @dataclass(slots=True)
@@ -117,21 +126,29 @@ class Lanes:
         from lanes that have begun.
         """
         queues: dict[Lane, list[Done]] = {}
+        on_device = self.device.type == "cuda"
         for done in actions:
-            queues.setdefault(done.action.lane, []).append(done)
-        for lane, queue in queues.items():
-            if lane not in self.pools:
-                self.pools[lane] = ThreadPoolExecutor(1, thread_name_prefix=lane.name)
-                if self.device.type == "cuda" and lane in ON_STREAMS:
-                    self.streams[lane] = _stream(self.device, lane)
-            self.pools[lane].submit(self._play, queue, self.streams.get(lane))
+            lane = done.action.lane
+            if on_device and lane in ON_STREAMS and lane not in self.streams:
+                self.streams[lane] = _stream(self.device, lane)
+            thread = SHARED.get(lane, lane) if on_device else lane
+            queues.setdefault(thread, []).append(done)
+        for thread, queue in queues.items():
+            if thread not in self.pools:
+                self.pools[thread] = ThreadPoolExecutor(1, thread_name_prefix=thread.name)
+            self.pools[thread].submit(self._play, queue)
 
-    def _play(self, queue: list[Done], stream: torch.cuda.Stream | None) -> None:
-        before: list[Done | None] = [*[None] * AHEAD, *queue]
-        for done, earlier in zip(queue, before, strict=False):
-            self._execute(done, stream, earlier)
+    def _play(self, queue: list[Done]) -> None:
+        recent: dict[Lane, deque[Done]] = {}
+        for done in queue:
+            lane = done.action.lane
+            before = recent.setdefault(lane, deque(maxlen=1 if lane in ONE_AT_A_TIME else AHEAD))
+            earlier = before[0] if len(before) == before.maxlen else None
+            before.append(done)
+            self._execute(done, self.streams.get(lane), earlier)
 
     def _execute(self, done: Done, stream: torch.cuda.Stream | None, earlier: Done | None) -> None:
+        """Run an action, or queue it once the device has done `earlier`, if any."""
         try:
             if earlier is not None and earlier.end is not None:
                 earlier.end.synchronize()
@@ -181,7 +198,7 @@ def finish(actions: list[Done], clock: Clock, stage: int) -> Timeline:
         done.issued.exception()
     for done in actions:
         done.issued.result()
-    for done in actions:
+    for done in last_of_lanes(actions):
         if done.end is not None:
             done.end.synchronize()
     events = tuple(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import sys
 import time
@@ -139,11 +138,6 @@ class Worker:
             restore(context, found)
             update.scaling.restore(found.manifest.state)
             background.newest = found.path
-        if self._device.type == "cuda":
-            # What is there by now stays. Looking through it for cycles, torch's modules and all
-            # actions, took 0.1 to 0.2 s, twice in some steps (H200, benchmarks/LOG.md).
-            gc.collect()
-            gc.freeze()
         return self._steps
 
     def _source(self, data: str = "", batches: int | None = None) -> BatchSource:
