@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ import torch
 
 from bigplan.plan import Plan
 from bigplan.program import Action, Dependencies, Lane, Op, expand
+from bigplan.runtime import lanes as lanes_module
 from bigplan.runtime.lanes import AHEAD, Clock, Done, Lanes, StoppedError, finish
 from bigplan.timeline import Timeline
 from tests.runtime.harness import context_of, started
@@ -100,6 +102,56 @@ def test_an_error_reaches_the_step_and_nothing_runs_after_it() -> None:
         finish([later], clock, 0)
     lanes.close()
     assert ran == [0]
+
+
+class _Stream:
+    """Of a device that has done an action once somebody has waited for its end."""
+
+    def __init__(self) -> None:
+        self.unfinished: list[_End] = []
+
+    def wait_event(self, _: object) -> None:
+        """The device's matter."""
+
+
+class _End:
+    def __init__(self, stream: _Stream) -> None:
+        self.stream = stream
+        stream.unfinished.append(self)
+
+    def synchronize(self) -> None:
+        """In a stream's order: those before have ended, too."""
+        before = self.stream.unfinished
+        del before[: before.index(self) + 1 if self in before else 0]
+
+
+def test_chunks_are_queued_one_at_a_time_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: dict[Lane, _Stream] = {}
+    threads: dict[Lane, set[int]] = {}
+    most: dict[Lane, int] = {}
+
+    def run(action: Action) -> None:
+        lane = action.lane
+        threads.setdefault(lane, set()).add(threading.get_ident())
+        # Of two marks an action; the second is made when it has been queued.
+        most[lane] = max(most.get(lane, 0), len(streams[lane].unfinished) // 2)
+
+    monkeypatch.setattr(
+        lanes_module, "_stream", lambda _, lane: streams.setdefault(lane, _Stream())
+    )
+    monkeypatch.setattr(lanes_module, "_mark", _End)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    passing = (Lane.STATE_IN, Lane.GPU_UPDATE, Lane.STATE_OUT)
+    done: list[Done] = []
+    for number in range(3 * AHEAD):
+        for lane in (*passing, Lane.COMPUTE):
+            done.append(Done(_action(lane, number), done[-1:]))
+    lanes = Lanes(torch.device("cuda"), run)
+    lanes.start(done)
+    finish(done, Clock(time.perf_counter()), 0)
+    lanes.close()
+    assert len(set.union(*(threads[lane] for lane in passing))) == 1
+    assert most == dict.fromkeys((*passing, Lane.COMPUTE), AHEAD - 1) | {Lane.STATE_IN: 0}
 
 
 @pytest.mark.gpu
