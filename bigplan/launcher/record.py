@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -176,7 +176,8 @@ def _write_whole(path: Path, text: str) -> None:
 
 def write_timeline(path: Path, timeline: Timeline) -> None:
     """A timeline as JSON, every event with its fields by name."""
-    _write_whole(path, json.dumps(asdict(timeline)))
+    events = [event._asdict() for event in timeline.events]
+    _write_whole(path, json.dumps({"events": events, "seconds": timeline.seconds}))
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
