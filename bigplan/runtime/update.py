@@ -88,8 +88,15 @@ class Update:
 
     def clip(self) -> None:
         """All square sums to the verdict on the step's gradients."""
-        # Layer by layer: they came in the order in which the lanes happened to end.
-        norm = sum(float(self._squares[layer]) for layer in sorted(self._squares)) ** 0.5
+        # Layer by layer: they came in the order in which the lanes happened to end. From the GPU
+        # all at once: one by one they took 0.5 ms each, while everybody waits.
+        found = dict[int, float]()
+        for on_gpu in (True, False):
+            layers = [layer for layer, square in self._squares.items() if square.is_cuda == on_gpu]
+            if layers:
+                squares = torch.stack([self._squares[layer] for layer in layers])
+                found |= zip(layers, squares.tolist(), strict=True)
+        norm = sum(found[layer] for layer in sorted(found)) ** 0.5
         self._squares.clear()
         self.verdict = self.scaling.judge(self._step, norm)
 
