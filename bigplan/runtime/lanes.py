@@ -10,9 +10,10 @@ take more of either than it needs:
 
 1. Lanes that could would queue a whole step at its start, and keep the interpreter from those that
    everybody waits for. Queues are AHEAD actions long.
-2. The engine goes on with the copies of one stream as long as there are some. A layer's parameters,
-   and the tokens of the first forward, came 0.75 s late, behind all chunks of state (5.5B on an
-   H200, benchmarks/LOG.md): the next chunk is queued when the one before has arrived.
+2. As traces show it, the engine goes on with the copies of one stream as long as there are some: a
+   layer's parameters, and the tokens of the first forward, came 0.75 s late, behind all chunks of
+   state (5.5B on an H200, benchmarks/LOG.md). The next chunk is queued when the one before has
+   arrived.
 3. What hands a chunk on from lane to lane is one thread.
 """
 
