@@ -151,9 +151,9 @@ class Lanes:
     def _execute(self, done: Done, stream: torch.cuda.Stream | None, earlier: Done | None) -> None:
         """Run an action, or queue it once the device has done `earlier`, if any."""
         try:
-            if earlier is not None and earlier.end is not None:
-                earlier.end.synchronize()
             with torch.cuda.stream(stream) if stream else nullcontext():
+                if earlier is not None and earlier.end is not None:
+                    earlier.end.synchronize()
                 for other in done.waits:
                     other.issued.result()
                     if other.end is not None:
