@@ -5,6 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import inf
 
+# Of a copy's seconds: what is left of it by rounding. A copy that fits its gap exactly would else
+# end behind the next one.
+ROUNDING = 1e-9
+
 
 class Link:
     """When a link is busy. Whoever comes first in the program goes first, others fill the gaps.
@@ -28,14 +32,15 @@ class Link:
 
     def take(self, start: float, seconds: float) -> float:
         """Use the link for so many seconds from `start` on, whenever it is free; when that ends."""
+        starts, spare = self._starts, ROUNDING * seconds
         first = last = bisect_left(self._ends, start)
         end, left = start, seconds
-        while end + left > (free := self._starts[last] if last < len(self._starts) else inf):
+        while end + left - spare > (free := starts[last] if last < len(starts) else inf):
             left -= max(0.0, free - end)
             end = self._ends[last]
             last += 1
-        end += left
+        end = min(end + left, free)
         if first < last:
-            start = min(start, self._starts[first])
-        self._starts[first:last], self._ends[first:last] = [start], [end]
+            start = min(start, starts[first])
+        starts[first:last], self._ends[first:last] = [start], [end]
         return end

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bigplan.simulate.link import Link
@@ -32,6 +33,17 @@ def test_copies_fill_the_gaps_that_earlier_ones_leave(copies: list[tuple[int, in
     ends = [link.take(float(start), float(seconds)) for start, seconds in copies if seconds]
     assert ends == _plain([copy for copy in copies if copy[1]])
     assert link.end == max(ends, default=0.0)
+
+
+@given(COPIES, st.sampled_from((0.1, 0.7, 1 / 3)))
+@example([(17, 2), (15, 2)], 0.7)
+def test_a_copy_that_fits_its_gap_but_for_rounding_fits_it(
+    copies: list[tuple[int, int]], unit: float
+) -> None:
+    link = Link()
+    ends = [link.take(start * unit, seconds * unit) for start, seconds in copies if seconds]
+    expected = _plain([copy for copy in copies if copy[1]])
+    assert ends == pytest.approx([end * unit for end in expected], rel=1e-9)
 
 
 @given(COPIES, st.integers(1, 9))

@@ -138,7 +138,7 @@ class _Player:
         """The end of a copy over a link that others use: it has what they have left of it."""
         busy, time, left = self.busy[LINKS.get(lane, lane)], start, seconds
         for low, high in sorted(busy):
-            if time + left <= low:
+            if time + left <= low + 1e-9 * seconds:  # what is left by rounding is nothing
                 break
             if high >= time:
                 left -= max(0.0, low - time)
