@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from bigplan.launcher.record import Record
+from bigplan.program import Op
 from bigplan.report.resources import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
+from bigplan.timeline import Timeline
 from bigplan.units import format_bytes, format_count
 
 
@@ -18,7 +21,7 @@ def run_report(record: Record) -> RenderableType:
     """Loss and speed of the run, then three tables: resources, actions, memory."""
     parts: list[RenderableType] = [Text("\n".join(_headline(record)))]
     if record.measured is not None:
-        predicted, measured = record.predicted, record.measured
+        predicted, measured = record.predicted, _work(record.measured)
         parts += [
             comparison(
                 "One steady step by resource (busy seconds)",
@@ -34,6 +37,11 @@ def run_report(record: Record) -> RenderableType:
     parts.append(_memory_table(record))
     parts += [Text(f"Note: {note}") for note in record.summary.notes]
     return Group(*parts)
+
+
+def _work(timeline: Timeline) -> Timeline:
+    """Without FREE, at which nothing runs and which no simulation shows."""
+    return replace(timeline, events=tuple(e for e in timeline.events if e.op != Op.FREE))
 
 
 def _headline(record: Record) -> Iterator[str]:

@@ -159,6 +159,14 @@ def test_an_action_that_only_one_side_has(plan: Plan) -> None:
     assert row(text, "backward")[-2:] == ["-", "-"]
 
 
+def test_actions_at_which_nothing_runs_are_not_shown(plan: Plan) -> None:
+    freed = Event(0, "free", "free", 0, 0, 0.0, 1.0)
+    work = Event(0, "gpu compute", "backward", 0, 0, 0.0, 1.0)
+    text = shown(run_report(record(plan, Timeline((freed, work), 1.0))))
+    assert "free" not in text
+    assert row(text, "backward")[-3:-1] == ["1", "s"]
+
+
 def test_a_run_that_ended_early_says_so(plan: Plan) -> None:
     text = shown(run_report(record(plan, None, "interrupted")))
     assert "interrupted" in text
