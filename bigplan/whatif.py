@@ -190,8 +190,10 @@ def _cpu(cluster: Cluster) -> Change:
 
 def _pcie(cluster: Cluster) -> Change:
     pcie = cluster.group.pcie
-    ways = ("host_to_device", "device_to_host", "both_ways")
-    twice = _twice(pcie, (*ways, *(f"node_{way}" for way in ways), "node_both_ways_beside_update"))
+    each = ("host_to_device", "device_to_host")
+    ways = (*each, "both_ways")
+    beside = (f"node_{way}_beside_update" for way in each)
+    twice = _twice(pcie, (*ways, *(f"node_{way}" for way in ways), *beside))
     return _changed(cluster, "twice the PCIe bandwidth", pcie=twice)
 
 

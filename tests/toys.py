@@ -87,7 +87,8 @@ RATES = Rates(
     device_memory=1000.0,
     cpu_update=100.0,
     gpu_update=1000.0,
-    streaming=80.0,
+    state_in=80.0,
+    state_out=80.0,
 )
 COSTS = Costs(
     kinds={name: KindCost(1.0, 2.0, 0.5, 0.3, 0.25) for name in KINDS},
@@ -228,7 +229,7 @@ def prices(draw: st.DrawFn) -> Costs:
             name: KindCost(draw(short), draw(short), draw(zero), draw(zero), draw(again))
             for name in KINDS
         },
-        rates=Rates(*(draw(rate) for _ in range(9))),
+        rates=Rates(*(draw(rate) for _ in range(10))),
         send=draw(st.sampled_from((0.0, 0.1, 1.0))),
         capacity=ROOMY,
         ranks_per_node=1,

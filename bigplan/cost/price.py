@@ -64,7 +64,8 @@ class Rates:
     device_memory: float
     cpu_update: float  # elements/s
     gpu_update: float  # elements/s
-    streaming: float  # bytes/s each way, of state that passes through the GPU
+    state_in: float  # bytes/s of state that passes through the GPU
+    state_out: float
     latency: float = 0.0  # seconds per move
 
 
@@ -170,19 +171,24 @@ def pass_seconds(
     return norm(busy + exposed, host, OVERLAP_NORM)
 
 
-# Bytes a second each way, of what a copy alone reaches, while copies go both ways and the CPU runs
-# AdamW: they share the host's memory. Measured on an H200's machine, 34.1 of 54.7 GB/s
-# (benchmarks/results/2026-11-21-h200-profile).
-BESIDE_UPDATE = 0.62
+# Bytes a second, of what a copy alone reaches, while state passes through the GPU and the CPU runs
+# AdamW: they share the host's memory, and what is written to it waits less. Measured in training on
+# an H200's machine, 34 of 54.7 and 47 of 54.5 GB/s
+# (benchmarks/results/2026-11-22-h200-one-at-a-time).
+INTO_BESIDE_UPDATE = 0.62
+OFF_BESIDE_UPDATE = 0.86
 
 
-def _streaming(pcie: Pcie, ranks: int) -> float:
-    """Bytes/s each way on which a rank's state passes through the GPU beside the CPU's update."""
-    alone = min(pcie.host_to_device, pcie.node_host_to_device / ranks)
-    alone = min(alone, pcie.device_to_host, pcie.node_device_to_host / ranks)
-    if pcie.node_both_ways_beside_update is None:
-        return BESIDE_UPDATE * alone
-    return min(alone, pcie.node_both_ways_beside_update / 2 / ranks)
+def _passing(pcie: Pcie, h2d: float, d2h: float, ranks: int) -> tuple[float, float]:
+    """Bytes/s at which a rank's state comes to the GPU, and leaves it, beside the CPU's update.
+
+    `h2d`, `d2h`: what its copies reach alone.
+    """
+    into, off = pcie.node_host_to_device_beside_update, pcie.node_device_to_host_beside_update
+    return (
+        min(h2d, into / ranks) if into else INTO_BESIDE_UPDATE * h2d,
+        min(d2h, off / ranks) if off else OFF_BESIDE_UPDATE * d2h,
+    )
 
 
 def _drives(nvme: Nvme | None, ranks: int) -> tuple[float, float]:
@@ -210,15 +216,19 @@ def _rates(nodes: NodeGroup, ranks: int, sizes: ElementSizes) -> Rates:
     """Node rates divided by the ranks that use them at once, at most what one GPU's link takes."""
     pcie, host, gpu = nodes.pcie, nodes.host, nodes.gpu
     read, write = _drives(nodes.nvme, ranks)
+    h2d = min(pcie.host_to_device, pcie.node_host_to_device / ranks)
+    d2h = min(pcie.device_to_host, pcie.node_device_to_host / ranks)
+    state_in, state_out = _passing(pcie, h2d, d2h, ranks)
     return Rates(
-        h2d=min(pcie.host_to_device, pcie.node_host_to_device / ranks),
-        d2h=min(pcie.device_to_host, pcie.node_device_to_host / ranks),
+        h2d=h2d,
+        d2h=d2h,
         nvme_read=read,
         nvme_write=write,
         host_memory=host.memory_bandwidth / ranks,
         device_memory=gpu.memory_bandwidth * gpu.memory_efficiency,
         cpu_update=_cpu_update(host, sizes) / ranks,
         gpu_update=gpu.adam_rate / _part(sizes),
-        streaming=_streaming(pcie, ranks),
+        state_in=state_in,
+        state_out=state_out,
         latency=pcie.latency,
     )

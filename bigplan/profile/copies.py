@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ class Copier:
     source: Tensor
     target: Tensor
     stream: torch.cuda.Stream | None
+    queued: int = 2  # chunks under way at any time
     nbytes: int = 0  # copied so far in a window
     seconds: float = 0.0  # of that window
 
@@ -54,23 +55,22 @@ class Copier:
             self.target[part].copy_(self.source[part], non_blocking=True)
 
     def run(self, stop: threading.Event, clock: Clock) -> None:
-        """Copy chunk after chunk, over and over, until told to stop; two are queued at any time."""
-        whole, begin, before = self.target.numel(), clock(), None
+        """Copy chunk after chunk, over and over, until told to stop."""
+        whole, begin = self.target.numel(), clock()
+        under_way: deque[torch.cuda.Event] = deque()
         for start in cycle(range(0, whole, CHUNK)):
             if stop.is_set():
                 break
             nbytes = min(CHUNK, whole - start)
             self.copy(nbytes, start)
-            mark = None
             if self.stream is not None:
-                mark = event()
-                mark.record(self.stream)
-                if before is not None:
-                    before.synchronize()
-            before = mark
+                under_way.append(event())
+                under_way[-1].record(self.stream)
+                if len(under_way) == self.queued:
+                    under_way.popleft().synchronize()
             self.nbytes += nbytes
-        if before is not None:
-            before.synchronize()
+        for mark in under_way:
+            mark.synchronize()
         self.seconds = clock() - begin
 
 
@@ -146,7 +146,7 @@ def measure_copies(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
         values["latency"] = max(values["latency"], group.gpu.launch_overhead)
         together = _together(copiers[:2], bench, seconds / 6)
         values["both_ways"] = rounded(together.total)
-        sources["both_ways"] = source(f"{_by_way(together)} at once")
+        sources["both_ways"] = source(f"{by_way(together)} at once")
         nodes, told = _of_node(copiers, values, bench, seconds / 3)
     if bench.cuda:
         torch.cuda.empty_cache()
@@ -212,11 +212,12 @@ def _of_node(
         return values, sources
     both = _together(copiers, bench, seconds / 3)
     values["node_both_ways"] = rounded(both.total)
-    sources["node_both_ways"] = source(f"{len(bench.devices)} devices, {_by_way(both)}")
+    sources["node_both_ways"] = source(f"{len(bench.devices)} devices, {by_way(both)}")
     return values, sources
 
 
-def _by_way(reached: Reached) -> str:
+def by_way(reached: Reached) -> str:
+    """Rates by direction, as sources tell them."""
     parts = (
         f"{way.replace('_', ' ')} {format_bandwidth(rounded(rate))}"
         for way, rate in reached.rates.items()

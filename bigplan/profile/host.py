@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bigplan.profile.bench import Bench, rounded, source, threads
-from bigplan.profile.copies import Copier, copiers_of, copying
+from bigplan.profile.copies import Copier, Reached, by_way, copiers_of, copying
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import fused_step
@@ -32,10 +32,11 @@ SUM_BYTES = 12  # of three fp32 tensors, an element
 # Parameter, gradient and two moments in fp32, and the parameter in 16 bits, which an update writes
 # for the GPU: training in mixed precision.
 ADAM_BYTES = 18
-COPY_BYTES = 4 * 4  # an element, at most, of the copies beside it: two ways, at both ends
+COPY_BYTES = 4 * 8  # an element, at most, of the copies beside it: two ways, at both ends
 # Bytes copied each way beside the update, all devices together. As with the update's own, so many
-# that caches don't hold them: 64 MiB over and over never reach the memory that both share.
-COPIED = 2**29
+# that caches don't hold them: 64 MiB over and over never reach the memory that both share, and of
+# 512 MiB a server's 300 MiB of cache may hold a good part.
+COPIED = 2**31
 # Where gradients are clipped the runtime divides them in the same pass: that is timed. So near to 1
 # that where they are written back repeated division brings no denormals, which CPUs are slow with.
 DIVISOR = 1.001
@@ -74,8 +75,8 @@ def measure_cpu_update(group: NodeGroup, bench: Bench, seconds: float) -> NodeGr
             with threads(number), Cores() as cores:
                 once = bench.median_on_host(step(cores), seconds / (len(tried) + 1))
             rates[number] = elements / once
-        copied_each = min(COPIED, 4 * elements) // len(bench.devices)
-        with copiers_of(bench, copied_each) as copiers:
+        each = min(COPIED, COPY_BYTES // 4 * elements) // len(bench.devices)
+        with copiers_of(bench, min(each, bench.device_memory() // 2)) as copiers:
             beside, copied = _beside(step, copiers, bench, seconds / (len(tried) + 1))
     finally:
         slab.close()
@@ -84,18 +85,16 @@ def measure_cpu_update(group: NodeGroup, bench: Bench, seconds: float) -> NodeGr
     told = ", ".join(f"{n} {_giga(rate)}" for n, rate in rates.items())
     what = _updated(elements)
     update = rounded(elements / beside)
-    together = format_bandwidth(rounded(copied))
     host = group.host.replaced(
         {"adam_rate": rounded(rates[bench.cores]), "adam_rate_beside_copies": update},
         {
             "adam_rate": source(f"{what}, by threads: {told}"),
-            "adam_rate_beside_copies": source(f"{what}, beside copies of {together} both ways"),
+            "adam_rate_beside_copies": source(f"{what}, beside copies: {by_way(copied)}"),
         },
     )
-    pcie = group.pcie.replaced(
-        {"node_both_ways_beside_update": rounded(copied)},
-        {"node_both_ways_beside_update": source(f"beside AdamW at {_giga(update)}")},
-    )
+    ways = {f"node_{way}_beside_update": rounded(rate) for way, rate in copied.rates.items()}
+    how = source(f"copies both ways beside AdamW at {_giga(update)}")
+    pcie = group.pcie.replaced(ways, dict.fromkeys(ways, how))
     return group.model_copy(update={"host": host, "pcie": pcie})
 
 
@@ -139,15 +138,20 @@ def _beside(
     copiers: list[Copier],
     bench: Bench,
     seconds: float,
-) -> tuple[float, float]:
-    """Seconds of an update while all copy, and the bytes/s that they reach."""
+) -> tuple[float, Reached]:
+    """Seconds of an update while all copy as state passes through a GPU, and what they reach.
+
+    It leaves as it came, chunk by chunk, and of those on their way in there is one at a time.
+    """
+    for copier in copiers:
+        copier.queued = 1 if copier.way == "host_to_device" else 2
     with (
         threads(bench.cores),
         Cores() as cores,
         copying(copiers, bench.clock) as reached,
     ):
         once = bench.median_on_host(step(cores), seconds)
-    return once, reached.total
+    return once, reached
 
 
 def _updated(elements: int) -> str:

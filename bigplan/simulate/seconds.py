@@ -13,8 +13,8 @@ from bigplan.program import Action, Lane, Op, Program, counted, resource
 MOVES = {
     Lane.H2D: "h2d",
     Lane.D2H: "d2h",
-    Lane.STATE_IN: "streaming",
-    Lane.STATE_OUT: "streaming",
+    Lane.STATE_IN: "state_in",
+    Lane.STATE_OUT: "state_out",
     Lane.NVME_READ: "nvme_read",
     Lane.NVME_WRITE: "nvme_write",
     Lane.CHECKPOINT: "nvme_write",  # as if the checkpoint went to the same drives

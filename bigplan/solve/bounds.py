@@ -231,7 +231,8 @@ def _ways(times: StageTimes, pinned: Pinned) -> list[tuple[float, float, float]]
     state = stage.graph.sizes.state
     rows = float(sum(pinned.leaving(k, "optimizer") * owned(stage, k) for k, _ in stage.kinds))
     # State that leaves is updated by the CPU, or passes through the GPU.
-    ways = [(rows * state, 0.0, rates.cpu_update * state + rates.streaming)]
+    passing = min(rates.state_in, rates.state_out)
+    ways = [(rows * state, 0.0, rates.cpu_update * state + passing)]
     free = [(k, n) for k, n in stage.kinds if not stage.resident(k, "gradients")]
     gradients = sum(pinned.leaving(k, "gradients") * gradient_bytes(stage, k) for k, _ in free)
     ways.append((float(gradients), 0.0, rates.d2h / units))

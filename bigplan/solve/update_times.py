@@ -39,9 +39,9 @@ def update_seconds(
     streamed = _streamed(times, kinds)
     back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))
     old = 0 if sizes.master else sizes.parameter
-    state = (sizes.state / rates.streaming) * streamed
-    into = (sizes.parameter / rates.h2d) * back + state
-    off = (1 / rates.d2h) * (sizes.gradient * out + old * back) + state
+    into = (sizes.parameter / rates.h2d) * back + (sizes.state / rates.state_in) * streamed
+    off = (1 / rates.d2h) * (sizes.gradient * out + old * back)
+    off = off + (sizes.state / rates.state_out) * streamed
     yield "cpu", (1 / rates.cpu_update) * (_rows(times, kinds, AWAY) - streamed)
     yield "gpu update", (1 / rates.gpu_update) * streamed
     yield "h2d", into
@@ -51,8 +51,8 @@ def update_seconds(
             _streamed_from_host(times, kinds, side) for side in ("gradients", "parameters")
         )
         brought = sizes.gradient * gradients + old * parameters
-        yield "h2d", into + (1 / rates.streaming) * brought
-        yield "d2h", off + (sizes.parameter / rates.streaming) * parameters
+        yield "h2d", into + (1 / rates.state_in) * brought
+        yield "d2h", off + (sizes.parameter / rates.state_out) * parameters
     on_disk = total(
         [
             weight_bytes(times.stage, k) * times.stage.tensor(k, "parameters", Tier.NVME)
@@ -144,7 +144,7 @@ def late_seconds(times: StageTimes, lane: str) -> Linear:
     stage, rates = times.stage, times.costs.rates
     if lane == "d2h":
         ring = STREAMING * streaming_bytes(stage.graph)
-        return (ring / rates.streaming) * stage.switch(None, "streaming")
+        return (ring / rates.state_out) * stage.switch(None, "streaming")
     if lane == "write":
         weights = [
             weight_bytes(stage, k) * stage.switch(k, "staged_weights") for k, _ in stage.kinds

@@ -173,8 +173,11 @@ class Pcie(Block):
     """per GPU, both directions added up while it copies both ways; not used in plans"""
     node_both_ways: Bandwidth | None = Field(default=None, gt=0)
     """the same for all the node's GPUs together; not used in plans"""
-    node_both_ways_beside_update: Bandwidth | None = Field(default=None, gt=0)
-    """the same while the CPU runs AdamW: what optimizer state passes through the GPU at"""
+    node_host_to_device_beside_update: Bandwidth | None = Field(default=None, gt=0)
+    """all the node's GPUs, chunk after chunk, while the others leave and the CPU runs AdamW: what
+    optimizer state comes to the GPU at"""
+    node_device_to_host_beside_update: Bandwidth | None = Field(default=None, gt=0)
+    """the other direction meanwhile: what it leaves the GPU at"""
 
 
 class Nvme(Block):

@@ -10,7 +10,14 @@ from bigplan.cost import Costs, price
 from bigplan.cost.collective import collective_seconds, tensor_group
 from bigplan.cost.compute import operator_seconds
 from bigplan.cost.framework import DEEPSPEED, FSDP, MEGATRON, NATIVE, Framework
-from bigplan.cost.price import COLLECTIVE_LAUNCHES, OVERLAP_NORM, device_of, pass_seconds
+from bigplan.cost.price import (
+    COLLECTIVE_LAUNCHES,
+    INTO_BESIDE_UPDATE,
+    OFF_BESIDE_UPDATE,
+    OVERLAP_NORM,
+    device_of,
+    pass_seconds,
+)
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
@@ -77,6 +84,24 @@ def test_capacities_leave_room_for_the_context() -> None:
     assert costs.capacity[Tier.NVME] == DGX.nvme.node_capacity
     diskless = find_cluster("h200-1x").with_caps(nvme=0).group
     assert _price(Strategy(dp=1), diskless).capacity[Tier.NVME] == 0
+
+
+def test_state_passes_through_the_gpu_each_way_at_a_rate_of_its_own() -> None:
+    def passing(into: float | None, off: float | None) -> tuple[float, float]:
+        measured = {
+            "node_host_to_device_beside_update": into,
+            "node_device_to_host_beside_update": off,
+        }
+        nodes = DGX.model_copy(update={"pcie": DGX.pcie.model_copy(update=measured)})
+        rates = _price(Strategy(dp=8), nodes).rates
+        return rates.state_in / rates.h2d, rates.state_out / rates.d2h
+
+    pcie = DGX.pcie
+    half = 4 * min(pcie.host_to_device, pcie.node_host_to_device / 8)
+    third = 8 / 3 * min(pcie.device_to_host, pcie.node_device_to_host / 8)
+    assert passing(half, third) == pytest.approx((1 / 2, 1 / 3))
+    assert passing(1e18, 1e18) == (1, 1)  # what a copy alone reaches
+    assert passing(None, None) == pytest.approx((INTO_BESIDE_UPDATE, OFF_BESIDE_UPDATE))
 
 
 def test_collectives_are_priced_for_what_is_exchanged() -> None:

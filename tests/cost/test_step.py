@@ -31,7 +31,7 @@ NODES = find_cluster("dgx-a100-80g").group
 EXPOSED = Framework("nothing overlaps", gather_exposed=1.0, regather_exposed=1.0)
 HIDDEN = Framework("everything overlaps", reduce_exposed=0.0, send_exposed=0.0)
 PLAIN = Execution()
-INSTANT = Rates(*[1e18] * 9)
+INSTANT = Rates(*[1e18] * 10)
 FREE = KindCost(0.0, 0.0)
 
 

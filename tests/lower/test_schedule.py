@@ -14,7 +14,7 @@ from bigplan.verify import verify
 from tests.toys import COSTS, ROOMY, instructions, placed, toy_graph
 
 PASSES = {"embedding": KindCost(0, 0), "block": KindCost(1, 2), "head": KindCost(0, 0)}
-IDEAL = Costs(PASSES, Rates(*[1e15] * 9), 0.0, COSTS.capacity, 1)
+IDEAL = Costs(PASSES, Rates(*[1e15] * 10), 0.0, COSTS.capacity, 1)
 
 
 def _interleaved(stages: int, chunks: int, rounds: int, blocks: int = 1) -> Graph:

@@ -37,7 +37,7 @@ def test_tensors_in_a_row_never_start_a_power_of_two_apart() -> None:
 def test_tensors_and_what_is_copied_beside_them_fit_in_what_a_probe_may_take(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a machine with little memory: copies take 4 bytes an element each way at both ends."""
+    """Of a machine with little memory: copies take 8 bytes an element each way at both ends."""
     room = 2**29
     monkeypatch.setattr(bench_module, "available_host_memory", lambda: 8 * room)
     taken: list[int] = []

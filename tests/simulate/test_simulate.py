@@ -20,7 +20,7 @@ from bigplan.program import LINKS, Action, Dependencies, Lane, Op, Program, expa
 from bigplan.simulate import action_seconds, simulate, step_seconds, total_seconds
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
 
-FAST = Rates(*[1e15] * 9)  # moves and updates that take no time
+FAST = Rates(*[1e15] * 10)  # moves and updates that take no time
 PASSES = {"embedding": KindCost(0, 0), "block": KindCost(1, 2), "head": KindCost(0, 0)}
 IDEAL = Costs(PASSES, FAST, 0.0, COSTS.capacity, 1)
 TINY = 1e-6  # what is left of moves at 1e15 bytes/s

@@ -82,7 +82,7 @@ def brute_force(
 
 
 def _random_costs(rng: random.Random) -> Costs:
-    rates = Rates(*(10 ** rng.uniform(1.3, 3.3) for _ in range(9)))
+    rates = Rates(*(10 ** rng.uniform(1.3, 3.3) for _ in range(10)))
     kinds = {name: KindCost(rng.uniform(0.2, 2), rng.uniform(0.2, 3)) for name in KINDS}
     return with_capacity(Costs(kinds, rates, 0.1, {}, 1))
 
