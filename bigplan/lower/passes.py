@@ -12,7 +12,7 @@ from bigplan.lower.layout import Layout
 from bigplan.lower.refs import Refs
 from bigplan.lower.sizes import full_parameter_bytes, parameter_bytes
 from bigplan.lower.unit import Unit
-from bigplan.lower.update import update_layer
+from bigplan.lower.update import begin_update, end_update, update_layer
 from bigplan.placement import Tier
 from bigplan.program import Action, Instruction, Lane, Op, Ref, Repeat, numbered
 
@@ -26,7 +26,8 @@ class Emitter:
     saves: bool = False  # each layer is written to a checkpoint once it is updated
     evaluates: bool = False  # forward alone, which keeps nothing
     held: dict[tuple[str, int], int] = field(default_factory=dict)
-    pending: list[int] = field(default_factory=list)  # layers that the step must update yet
+    pending: list[int] = field(default_factory=list)  # layers whose update has yet to begin
+    begun: list[int] = field(default_factory=list)  # layers whose update has yet to end
     reduced: list[Action] = field(default_factory=list)  # what waits for the last reduction
     whole: list[Action] = field(default_factory=list)  # what follows reductions of whole gradients
     _fetches: dict[str, list[int]] = field(default_factory=dict)  # of this backward pass
@@ -54,7 +55,8 @@ class Emitter:
         for layer in visiting[:ahead]:
             yield from self._bring(layer, unit)
         for layer in layers:
-            yield from self._update_until(layer)
+            # Gradients of the next layer leave before activations of this one.
+            yield from self._update_until(layer, ahead=1)
             if layer == self.layout.loss and not self.evaluates:
                 yield from self._loss(layer, unit)
             else:
@@ -99,12 +101,16 @@ class Emitter:
             del self.held[key]
             yield Action(Op.FREE, Lane.COMPUTE, layer, frees=(weights,))
 
-    def _update_until(self, layer: int) -> Iterator[Instruction]:
-        while self.pending and self.pending[0] <= layer:
-            yield from self._update(self.pending.pop(0))
+    def _update_until(self, layer: int, ahead: int = 0) -> Iterator[Instruction]:
+        """Update the layers up to this one; of so many more, what the GPU does not hold."""
+        while self.pending and self.pending[0] <= layer + ahead:
+            self.begun.append(self.pending.pop(0))
+            yield from begin_update(self.layout, self.begun[-1])
+        while self.begun and self.begun[0] <= layer:
+            yield from end_update(self.layout, self.begun[0])
+            yield from self._save(self.begun.pop(0))
 
-    def _update(self, layer: int) -> Iterator[Action]:
-        yield from update_layer(self.layout, layer)
+    def _save(self, layer: int) -> Iterator[Action]:
         if self.saves:
             yield from checkpoint_layer(self.layout, layer)
 
@@ -194,7 +200,7 @@ class Emitter:
         rest = list(gradient_home(self.layout, layer, self.refs.gradient_sum(layer), unit))
         if unit.last and not self.layout.graph.deferred:
             yield from self._release(layer)  # the update makes the copy in the slot stale
-            rest += self._update(layer)
+            rest += [*update_layer(self.layout, layer), *self._save(layer)]
         if rest and rest[0].op is Op.REDUCE and not self.layout.sums_apart(layer):
             yield rest.pop(0)
             self.whole += rest

@@ -31,22 +31,43 @@ from bigplan.program import Action, Lane, Op, Ref
 
 def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
     """All actions of the layer's update; its gradients are consumed."""
-    weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
-    clip = (Ref("clip", "clip"),) if layout.graph.deferred else ()
-    streamed = layout.pieces[layer, Share.STREAMED]
+    # Behind the chunks: they write the same parameters, and would wait for the pass that the GPU
+    # is in. Before the CPU's, for which the GPU would wait in its turn.
+    yield from _streamed_updates(layout, layer)
+    yield from _gpu_update(layout, layer)
+    yield from _cpu_update(layout, layer)
+    yield from _end(layout, layer)
+
+
+def begin_update(layout: Layout, layer: int) -> Iterator[Action]:
+    """The update of what the GPU does not hold."""
     # Before the CPU's, whose new parameters would hold up the way of the chunks' back.
-    for chunk in range(layout.chunks(layer, Share.STREAMED)):
-        yield from _streamed_update(layout, layer, chunk, clip)
-    # Behind the chunks: they write the same parameters, and would wait with it for the forward of
-    # the layer before.
-    if on_gpu := layout.pieces[layer, Share.GPU]:
+    yield from _streamed_updates(layout, layer)
+    yield from _cpu_update(layout, layer)
+
+
+def end_update(layout: Layout, layer: int) -> Iterator[Action]:
+    """What `begin_update` leaves: the update of what the GPU holds. Gradients are consumed."""
+    yield from _gpu_update(layout, layer)
+    yield from _end(layout, layer)
+
+
+def _clip(layout: Layout) -> tuple[Ref, ...]:
+    return (Ref("clip", "clip"),) if layout.graph.deferred else ()
+
+
+def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
+    weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
+    if rows := layout.pieces[layer, Share.GPU]:
         kept = _kept(layout, layer, Share.GPU)
-        reads = (weights, gradients, *kept, *clip)
-        yield _update(layer, Lane.COMPUTE, reads, (weights, *kept), on_gpu, Share.GPU)
-    if cpu_piece(layout, layer):
-        yield from _cpu_update(layout, layer, clip)
+        reads = (weights, gradients, *kept, *_clip(layout))
+        yield _update(layer, Lane.COMPUTE, reads, (weights, *kept), rows, Share.GPU)
+
+
+def _end(layout: Layout, layer: int) -> Iterator[Action]:
+    weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
     # It waits for all updaters: on a lane of theirs it would hold up what comes next there.
-    others = streamed or cpu_piece(layout, layer)
+    others = layout.pieces[layer, Share.STREAMED] or cpu_piece(layout, layer)
     lane = Lane.FREE if others else Lane.COMPUTE
     yield Action(Op.FREE, lane, layer, frees=(gradients,))
     if layout.shards(layer, from_zero=1) and not layout.shards(layer, from_zero=3):
@@ -70,9 +91,12 @@ def _update(
     return Action(Op.UPDATE, lane, layer, reads, writes, amount=elements, share=share)
 
 
-def _streamed_update(
-    layout: Layout, layer: int, chunk: int, clip: tuple[Ref, ...]
-) -> Iterator[Action]:
+def _streamed_updates(layout: Layout, layer: int) -> Iterator[Action]:
+    for chunk in range(layout.chunks(layer, Share.STREAMED)):
+        yield from _streamed_update(layout, layer, chunk)
+
+
+def _streamed_update(layout: Layout, layer: int, chunk: int) -> Iterator[Action]:
     """Bring a chunk of state to the GPU with what else its update needs, and take it back."""
     at, sizes, share = layout.table[layer], layout.graph.sizes, Share.STREAMED
     weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
@@ -97,7 +121,7 @@ def _streamed_update(
         amount=elements * (sizes.state + sum(brought.values())),
         share=share,
     )
-    reads = (visiting, *clip, *(ref for ref in needed if ref in on_gpu))
+    reads = (visiting, *_clip(layout), *(ref for ref in needed if ref in on_gpu))
     writes = (visiting, *(ref for ref in (weights,) if ref in on_gpu))
     yield _update(layer, Lane.GPU_UPDATE, reads, writes, elements, share)
     yield Action(
@@ -112,12 +136,14 @@ def _streamed_update(
     )
 
 
-def _cpu_update(layout: Layout, layer: int, clip: tuple[Ref, ...]) -> Iterator[Action]:
+def _cpu_update(layout: Layout, layer: int) -> Iterator[Action]:
+    if not cpu_piece(layout, layer):
+        return
     gradients, moves = _gradients_on_host(layout, layer)
     yield from moves
     weights, moves = _weights_on_host(layout, layer)
     yield from moves
-    reads = (gradients, *clip, *(() if layout.graph.sizes.master else (weights,)))
+    reads = (gradients, *_clip(layout), *(() if layout.graph.sizes.master else (weights,)))
     rows = layout.pieces[layer, Share.HOST]
     if rows:
         kept = _kept(layout, layer, Share.HOST)

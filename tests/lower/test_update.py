@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bigplan.graph.graph import Graph
+from bigplan.graph.graph import Graph, Recompute
 from bigplan.lower import lower
 from bigplan.lower.refs import state_home
 from bigplan.placement import KindPlacement, Share, Tier
@@ -178,6 +178,21 @@ def test_the_cpu_holds_up_no_chunk_of_the_layers_after() -> None:
         for later in range(layer, BLOCKS + 1):
             ops = (Op.STATE_IN, Op.STATE_OUT)
             assert not any(order.follows(n, by_cpu) for n in order.numbers(*ops, layer=later))
+
+
+@pytest.mark.parametrize("on_gpu", [0.0, 1.0])
+def test_gradients_leave_before_activations_of_the_layer_before(on_gpu: float) -> None:
+    """Of layers that visit no slot: behind those their update would come too late."""
+    saved = (Recompute.NONE, Tier.HOST)
+    block = kind_placement(BLOCKS, activations=saved, optimizer=Tier.HOST)
+    rows = {Tier.GPU: on_gpu, Tier.HOST: BLOCKS - on_gpu}
+    order = Order.of(_program(_graph(), block.model_copy(update={"optimizer": rows})), "step")
+    for layer in range(2, BLOCKS + 1):
+        (leaves,) = order.numbers(Op.GRAD_OUT, layer=layer)
+        assert not any(order.follows(leaves, n) for n in order.numbers(Op.SAVE, layer=layer - 1))
+        (updated,) = order.numbers(Op.UPDATE, layer=layer, where=lambda a: a.lane is Lane.CPU)
+        (forward,) = order.numbers(Op.FORWARD, layer=layer - 1)
+        assert not order.follows(updated, forward)
 
 
 @pytest.mark.parametrize("master", [True, False])
