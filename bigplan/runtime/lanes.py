@@ -10,10 +10,9 @@ take more of either than it needs:
 
 1. Lanes that could would queue a whole step at its start, and keep the interpreter from those that
    everybody waits for. Queues are AHEAD actions long.
-2. As traces show it, the engine goes on with the copies of one stream as long as there are some: a
-   layer's parameters, and the tokens of the first forward, came 0.75 s late, behind all chunks of
-   state (5.5B on an H200, benchmarks/LOG.md). The next chunk is queued when the one before has
-   arrived.
+2. The engine goes on with the copies of one stream as long as there are some: others wait until all
+   are done, 0.4 s in a step of 5.5B on an H200. The next chunk is queued when the one before has
+   arrived, which takes 0.1 ms more a chunk (benchmarks/results/2026-11-22-h200-one-at-a-time).
 3. What hands a chunk on from lane to lane is one thread.
 """
 
@@ -152,8 +151,6 @@ class Lanes:
         """Run an action, or queue it once the device has done `earlier`, if any."""
         try:
             with torch.cuda.stream(stream) if stream else nullcontext():
-                if earlier is not None and earlier.end is not None:
-                    earlier.end.synchronize()
                 for other in done.waits:
                     other.issued.result()
                     if other.end is not None:
@@ -161,6 +158,8 @@ class Lanes:
                             other.end.synchronize()
                         else:
                             stream.wait_event(other.end)
+                if earlier is not None and earlier.end is not None:
+                    earlier.end.synchronize()
                 if self.failed is not None:
                     raise self.failed
                 self._timed(done, stream)
