@@ -40,7 +40,10 @@ def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> No
 
 
 def warnings(model: ModelSpec, training: Training) -> Iterator[str]:
-    """What a launch on this machine would be refused for; where it is to run may differ."""
+    """What a launch on this machine would be refused for, and positions its weights never saw.
+
+    Where it is to run may differ.
+    """
     hint = "The plan stands; a launch where that is so would be refused"
     for error in unreadable_data(model, training):
         yield f"{error}. {hint}"
@@ -48,4 +51,10 @@ def warnings(model: ModelSpec, training: Training) -> Iterator[str]:
         yield (
             f"training.weights: {training.weights} is no folder here; name a Hugging Face folder "
             f"with config.json and safetensors, or leave weights out. {hint}"
+        )
+    if training.weights is not None and training.sequence_length > model.max_sequence_length:
+        yield (
+            f"sequence_length {training.sequence_length} is longer than the "
+            f"{model.max_sequence_length} positions that {model.name}'s weights were trained for; "
+            "the first steps will have to teach it the others"
         )

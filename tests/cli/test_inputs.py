@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigplan.cli import run
+from bigplan.spec.catalog import find_model
 from tests.cli.conftest import Run
 from tests.launcher.fakes import without_ray
 from tests.tiny import write_cluster
@@ -75,6 +76,19 @@ def test_data_of_another_vocabulary_is_refused_too(bigplan: Run, experiment: Pat
     code, _, err = bigplan("launch", experiment, "--model", "narrow.yaml")
     assert code == 2
     assert "vocabulary of at least 256" in err
+
+
+@pytest.mark.parametrize(("longer", "told"), [(0, False), (1, True)])
+def test_positions_that_weights_were_not_trained_for_are_told(
+    bigplan: Run, experiment: Path, longer: int, told: bool
+) -> None:
+    Path("weights").mkdir()
+    length = find_model("tiny-llama-test").max_sequence_length + longer
+    for weights in ("weights", None):
+        _write(experiment, {"sequence_length": length, "weights": weights})
+        code, _, err = bigplan("plan", experiment)
+        assert code == 0
+        assert (f"warning: sequence_length {length} is longer" in err) == (told and bool(weights))
 
 
 def test_what_is_there_is_neither_told_nor_refused(bigplan: Run, experiment: Path) -> None:
