@@ -2,6 +2,8 @@
 
 import gc
 
+from bigplan.importing import environment
+
 __all__ = ["main"]
 
 # Objects made between two collections of garbage: importing and planning make a million that live
@@ -12,7 +14,9 @@ COLLECTED = 1_000_000
 def main() -> None:
     """Entry point. Exit codes: 0, 2 bad input, 3 infeasible, others as in errors.py."""
     gc.set_threshold(COLLECTED)
-    from bigplan.cli.app import run
+    # For plugins pydantic would look through everything that is installed.
+    with environment(PYDANTIC_DISABLE_PLUGINS="__all__"):
+        from bigplan.cli.app import run
 
     try:
         run()
