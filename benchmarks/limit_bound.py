@@ -90,8 +90,7 @@ def best_rates(nodes: NodeGroup, sizes: ElementSizes) -> dict[str, float]:
     host, pcie, nvme = nodes.host, nodes.pcie, nodes.nvme
     part = sizes.update_bytes / ADAM_BYTES
     beside = ADAM_BYTES * (host.adam_rate_beside_copies or 0.0)
-    beside += pcie.node_host_to_device_beside_update or 0.0
-    beside += pcie.node_device_to_host_beside_update or 0.0
+    beside += 2 * (pcie.node_host_to_device_beside_update or 0.0)  # as much leaves as comes
     rates = {
         "host to device": pcie.host_to_device,
         "device to host": pcie.device_to_host,

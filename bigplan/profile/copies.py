@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -35,7 +35,6 @@ class Copier:
     source: Tensor
     target: Tensor
     stream: torch.cuda.Stream | None
-    queued: int = 2  # chunks under way at any time
     nbytes: int = 0  # copied so far in a window
     seconds: float = 0.0  # of that window
 
@@ -54,24 +53,67 @@ class Copier:
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
             self.target[part].copy_(self.source[part], non_blocking=True)
 
+    def timed(self, nbytes: int, start: int, clock: Clock) -> Callable[[], float]:
+        """Copy, or queue a copy; what it returns waits for its end and tells its seconds."""
+        if self.stream is None:
+            begin = clock()
+            self.copy(nbytes, start)
+            took = clock() - begin
+            return lambda: took
+        began, ended = event(), event()
+        began.record(self.stream)
+        self.copy(nbytes, start)
+        ended.record(self.stream)
+
+        def seconds() -> float:
+            ended.synchronize()
+            return float(began.elapsed_time(ended)) / 1e3
+
+        return seconds
+
     def run(self, stop: threading.Event, clock: Clock) -> None:
-        """Copy chunk after chunk, over and over, until told to stop."""
-        whole, begin = self.target.numel(), clock()
-        under_way: deque[torch.cuda.Event] = deque()
-        for start in cycle(range(0, whole, CHUNK)):
+        """Copy chunk after chunk, over and over, until told to stop; two are queued at any time."""
+        begin, before = clock(), None
+        for start, nbytes in _chunks(self.target.numel()):
             if stop.is_set():
                 break
-            nbytes = min(CHUNK, whole - start)
-            self.copy(nbytes, start)
-            if self.stream is not None:
-                under_way.append(event())
-                under_way[-1].record(self.stream)
-                if len(under_way) == self.queued:
-                    under_way.popleft().synchronize()
+            ended = self.timed(nbytes, start, clock)
+            if before is not None:
+                before()
+            before = ended
             self.nbytes += nbytes
-        for mark in under_way:
-            mark.synchronize()
+        if before is not None:
+            before()
         self.seconds = clock() - begin
+
+
+def _chunks(whole: int) -> Iterator[tuple[int, int]]:
+    """Start and length of a buffer's chunks, over and over."""
+    return cycle([(start, min(CHUNK, whole - start)) for start in range(0, whole, CHUNK)])
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Both directions of one device, at work as optimizer state passes through it.
+
+    The next chunk comes once the last has arrived, which leaves meanwhile (`runtime/lanes.py`).
+    """
+
+    into: Copier
+    off: Copier
+
+    def run(self, stop: threading.Event, clock: Clock) -> None:
+        """At least a chunk. Seconds: of their coming, with pauses between, and of their leaving."""
+        into, off = self.into, self.off
+        begin, leaving = clock(), list[Callable[[], float]]()
+        for start, nbytes in _chunks(into.target.numel()):
+            into.timed(nbytes, start, clock)()
+            leaving.append(off.timed(nbytes, start, clock))
+            into.nbytes += nbytes
+            if stop.is_set():
+                break
+        into.seconds = clock() - begin
+        off.nbytes, off.seconds = into.nbytes, sum(seconds() for seconds in leaving)
 
 
 @dataclass(slots=True)
@@ -87,19 +129,22 @@ class Reached:
 
 
 @contextmanager
-def copying(copiers: Sequence[Copier], clock: Clock) -> Iterator[Reached]:
-    """All copiers at work for the length of the block."""
+def copying(copiers: Sequence[Copier], clock: Clock, *, passing: bool = False) -> Iterator[Reached]:
+    """All copiers at work for the length of the block; `passing`: two and two are a passage."""
     stop, reached, errors = threading.Event(), Reached(), []
+    tasks: Sequence[Copier | Passage] = copiers
+    if passing:
+        tasks = [Passage(*pair) for pair in zip(copiers[::2], copiers[1::2], strict=True)]
 
-    def run(copier: Copier) -> None:
+    def run(task: Copier | Passage) -> None:
         try:
-            copier.run(stop, clock)
+            task.run(stop, clock)
         except RuntimeError as error:  # torch's errors, raised again in the caller's thread
             errors.append(error)
 
     for copier in copiers:
         copier.nbytes = 0
-    workers = [threading.Thread(target=run, args=(copier,), daemon=True) for copier in copiers]
+    workers = [threading.Thread(target=run, args=(task,), daemon=True) for task in tasks]
     for worker in workers:
         worker.start()
     try:
@@ -118,7 +163,7 @@ def copying(copiers: Sequence[Copier], clock: Clock) -> Iterator[Reached]:
 
 @contextmanager
 def copiers_of(bench: Bench, nbytes: int) -> Iterator[list[Copier]]:
-    """A copier each way for every device, with `nbytes`, in whole pages, of memory each."""
+    """A copier into and one out of every device, with `nbytes`, in whole pages, of memory each."""
     nbytes = nbytes // PAGE * PAGE
     slab = Slab(2 * nbytes * len(bench.devices), pinned=bench.cuda)
     try:

@@ -93,7 +93,7 @@ def measure_cpu_update(group: NodeGroup, bench: Bench, seconds: float) -> NodeGr
         },
     )
     ways = {f"node_{way}_beside_update": rounded(rate) for way, rate in copied.rates.items()}
-    how = source(f"copies both ways beside AdamW at {_giga(update)}")
+    how = source(f"chunks coming and leaving beside AdamW at {_giga(update)}")
     pcie = group.pcie.replaced(ways, dict.fromkeys(ways, how))
     return group.model_copy(update={"host": host, "pcie": pcie})
 
@@ -139,16 +139,11 @@ def _beside(
     bench: Bench,
     seconds: float,
 ) -> tuple[float, Reached]:
-    """Seconds of an update while all copy as state passes through a GPU, and what they reach.
-
-    It leaves as it came, chunk by chunk, and of those on their way in there is one at a time.
-    """
-    for copier in copiers:
-        copier.queued = 1 if copier.way == "host_to_device" else 2
+    """Seconds of an update while state passes through all devices, and what its copies reach."""
     with (
         threads(bench.cores),
         Cores() as cores,
-        copying(copiers, bench.clock) as reached,
+        copying(copiers, bench.clock, passing=bench.cuda) as reached,
     ):
         once = bench.median_on_host(step(cores), seconds)
     return once, reached

@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.profile import copies
-from bigplan.profile.copies import WAYS, Copier, copiers_of, copying
+from bigplan.profile.copies import WAYS, Copier, Passage, copiers_of, copying
 from tests.profile.clock import FakeClock
 from tests.profile.small import bench
 
@@ -52,6 +52,38 @@ def test_a_copier_goes_over_all_of_its_memory_and_begins_again(
     copier.run(Asked(4), FakeClock())  # type: ignore[arg-type]
     assert copier.nbytes == 8 + 14
     assert torch.equal(target, source)
+
+
+def test_a_chunk_that_passes_leaves_while_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here, where a copy is over when it returns, one after the other."""
+    monkeypatch.setattr(copies, "CHUNK", 4)
+    clock, taken, order = FakeClock(), {WAYS[0]: 3.0, WAYS[1]: 2.0}, []
+
+    def copy(copier: Copier, nbytes: int, start: int = 0) -> None:
+        order.append((copier.way, start, nbytes))
+        clock.now += taken[copier.way]
+
+    monkeypatch.setattr(Copier, "copy", copy)
+    device, empty = torch.device("cpu"), torch.zeros(6)
+    into, off = (Copier(way, device, empty, empty, None) for way in WAYS)
+    Passage(into, off).run(Asked(2), clock)  # type: ignore[arg-type] # all that is asked of it
+    assert order == [
+        *((way, 0, 4) for way in WAYS),
+        *((way, 4, 2) for way in WAYS),
+        *((way, 0, 4) for way in WAYS),
+    ]
+    assert (into.nbytes, into.seconds) == (10, 15.0)
+    assert (off.nbytes, off.seconds) == (10, 6.0)
+
+
+def test_copiers_that_pass_state_are_two_and_two() -> None:
+    with copiers_of(bench(), 4096) as copiers:
+        with copying(copiers, time.perf_counter, passing=True) as reached:
+            pass  # a chunk passes in any case
+        assert set(reached.rates) == set(WAYS)
+        assert all(copier.nbytes > 0 for copier in copiers)
 
 
 def test_an_error_in_a_copy_is_raised() -> None:
