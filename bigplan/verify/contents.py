@@ -71,18 +71,15 @@ class _Contents:
 
     def play(self, action: Action) -> None:
         """Check what the action reads and frees, then hold what it writes."""
-        number = action.micro_batch
-        for ref in (*action.reads, *action.frees):
-            self._expect(action, ref)
-        read = {self._key(action, ref): content(ref, number) for ref in action.reads}
+        read = dict(self._expect(action, ref) for ref in action.reads)
+        freed = [self._expect(action, ref)[0] for ref in action.frees]
         for name in read.values():
             self._check_whole(action, name)
         for ref in action.writes:
             self._write(action, ref, read)
         self._collect(action)
-        consumed = action.reads if action.op is Op.CLIP else action.frees
-        for ref in consumed:
-            self._drop(entry(ref, self._program.buffers, number))
+        for key in read if action.op is Op.CLIP else freed:
+            self._drop(key)
 
     def repeat(self, block: Repeat) -> None:
         """Play a block until it leaves what it found, of later micro-batches; then skip the rest.
@@ -145,13 +142,15 @@ class _Contents:
     def _unfinished(self, part: str, rule: str) -> VerificationError:
         return VerificationError(f"stage {self._program.stage}: after the {part}, {rule}")
 
-    def _expect(self, action: Action, ref: Ref) -> None:
+    def _expect(self, action: Action, ref: Ref) -> tuple[Key, str]:
+        """The entry that the action finds, with what it holds as it should."""
         key, expected = self._key(action, ref), content(ref, action.micro_batch)
         found = self._at(key)
         if found != expected:
             where = f"{key[0]}[{key[1]}]"
             rule = f"{where} holds {found or 'nothing'}, not {expected}"
             raise fail(self._program, action, rule)
+        return key, expected
 
     def _key(self, action: Action, ref: Ref) -> Key:
         if ref.buffer not in self._program.buffers:
