@@ -62,8 +62,8 @@ class Executor:
             started.append(Done(action, [started[number] for number in waits]))
         self._lanes.start(started[len(before) :])
         for done in last_of_lanes(d for d in started if d.action.op is not Op.CKPT):
-            done.issued.exception()
-        ended = [done.issued.done() for done in started]  # asked once: each is in one step's times
+            done.wait()
+        ended = [done.issued for done in started]  # asked once: each is in one step's times
         every = list(zip(started, ended, strict=True))
         self._unfinished = [done for done, end in every if not end]
         return finish([done for done, end in every if end], clock, self._context.program.stage)
@@ -87,7 +87,7 @@ class Executor:
         """Wait until no action of a checkpoint is under way. Raises the first error of any."""
         unfinished, self._unfinished = self._unfinished, []
         for done in unfinished:
-            done.issued.result()
+            done.check()
 
     def close(self) -> None:
         """Join the lanes."""

@@ -193,10 +193,10 @@ def test_closing_with_work_queued_does_not_wait_for_ever() -> None:
     release.set()
     closing.join(20)
     assert not closing.is_alive()
-    first.issued.result(1)
+    first.check()
     for done in (queued, waiting):
         with pytest.raises(StoppedError):
-            done.issued.result(1)
+            done.check()
 
 
 @given(plans(precisions=("fp32",)))
