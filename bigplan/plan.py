@@ -24,7 +24,7 @@ from bigplan.spec.document import Spec, dump_document, parse_document, read_text
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-FORMAT: Final = 3  # of plan files; one for every change that makes older ones unreadable
+FORMAT: Final = 4  # of plan files; one for every change that makes older ones unreadable
 
 
 class MemoryUse(Spec):
@@ -106,7 +106,7 @@ class SearchRecord(Spec):
 class Plan(Spec):
     """Everything that launching, simulating and explaining need."""
 
-    format: Literal[3] = FORMAT
+    format: Literal[4] = FORMAT
     inputs: Mapping[str, str] = Field(description="SHA-256 of each input, canonically written")
     predicted: Predicted
     strategy: Strategy
@@ -158,7 +158,7 @@ def load_plan(path: Path) -> Plan:
     if int(written[1]) != FORMAT:
         raise InputError(
             f"{path}:1: the plan has format {written[1]}, this version of bigplan reads {FORMAT}; "
-            "run `bigplan plan` again"
+            f"write it again with `bigplan plan ... --out {path}`"
         )
     plan = parse_document(text, Plan, str(path))
     for name in ("model", "training", "cluster"):

@@ -69,8 +69,8 @@ class Done:
     ended_at: float = 0.0
     start: torch.cuda.Event | None = None
     end: torch.cuda.Event | None = None
-    _error: BaseException | None = None
-    _gate: threading.Lock = field(default_factory=_closed)
+    _error: BaseException | None = field(default=None, init=False)
+    _gate: threading.Lock = field(default_factory=_closed, init=False)
 
     def issue(self, error: BaseException | None = None) -> None:
         """Its lane has run or queued it, or this is why not."""
