@@ -97,7 +97,7 @@ part() {
     kernels) limited 200 "$python" benchmarks/h200_kernels.py ;;
     table) go "$python" -m benchmarks.limit table "$work" | tee "$work/table.txt" ;;
     peers-a) peers zero2-5.5b-24gib fsdp2-5.5b-24gib zero3-5.5b-24gib ;;
-    peers-b) peers plain-5.5b-mb2 plain-5.5b-mb2-compile ;;
+    peers-b) peers plain-5.5b-mb2 plain-5.5b-mb2-compile plain-5.5b-mb2-16k ;;
     peers-c) peers zero3-13b-half ;;
     peers-d) peers infinity-3.3b-state ;;
     peers-g) peers zero2-3.3b-16gib fsdp2-3.3b-16gib ;;

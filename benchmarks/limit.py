@@ -190,32 +190,43 @@ def one(out: Path, name: str) -> None:
     ready = time.perf_counter() - started
     try:
         steps = measured_steps(worker, started + SECONDS)
-        finished = worker.finish()
+        record = recorded(steps) | {"start_seconds": ready}
+        # No finish(): it applies the last update, with state on a drive for 20 s more.
+        (out / f"{name}.json").write_text(json.dumps(record, indent=1))
     finally:
         worker.close()
+    if os.environ.get("LIMIT_TRACE"):
+        events = [
+            [e.lane, e.op, e.layer, e.micro_batch, round(e.start, 5), round(e.end, 5)]
+            for e in median_of(steps)["timeline"].events
+        ]
+        (out / f"{name}.trace.json").write_text(json.dumps(events))
+    tell(name, json.loads((out / "predictions.json").read_text())[name], record)
+
+
+def median_of(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """The step of median seconds; the first, which warms up, is left out."""
     ordered = sorted(steps[1:], key=lambda step: step["seconds"])
-    timeline: Timeline = ordered[(len(ordered) - 1) // 2]["timeline"]
-    record = {
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def recorded(steps: list[dict[str, Any]]) -> dict[str, Any]:
+    """What of a case's steps is kept: each one's figures, and the actions of the median one."""
+    import torch
+
+    timeline: Timeline = median_of(steps)["timeline"]
+    return {
         "seconds": [step["seconds"] for step in steps],
         "losses": [step["loss"] for step in steps],
         "retries": [step["retries"] for step in steps],
         "device_allocs": [step["device_allocs"] for step in steps],
         "gpu_state": state_of(steps[1:]),
-        "start_seconds": ready,
-        "memory": {str(tier): used for tier, used in finished.memory.items()},
+        "memory": {str(tier): used for tier, used in steps[-1]["memory"].items()},
         "max_reserved": torch.cuda.max_memory_reserved(),
         "max_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "op_seconds": timeline.total_by(lambda event: event.op),
         "busy_seconds": timeline.total_by(lambda event: event.lane),
     }
-    (out / f"{name}.json").write_text(json.dumps(record, indent=1))
-    if os.environ.get("LIMIT_TRACE"):
-        events = [
-            [e.lane, e.op, e.layer, e.micro_batch, round(e.start, 5), round(e.end, 5)]
-            for e in timeline.events
-        ]
-        (out / f"{name}.trace.json").write_text(json.dumps(events))
-    tell(name, json.loads((out / "predictions.json").read_text())[name], record)
 
 
 def alike(model: ModelSpec, training: Training) -> FirstValues:
@@ -275,6 +286,7 @@ def measured_step(worker: Worker) -> dict[str, Any]:
         "retries": after["num_alloc_retries"] - before["num_alloc_retries"],
         "device_allocs": after["num_device_alloc"] - before["num_device_alloc"],
         "readings": watch.readings,
+        "memory": result.memory,
         "timeline": result.timeline,
     }
 
