@@ -175,7 +175,6 @@ def run_one(out: Path, name: str, environment: dict[str, str], seconds: float) -
 
 def one(out: Path, name: str) -> None:
     """Run one plan here; its steps, actions and memory to OUT/NAME.json."""
-    import torch
 
     from bigplan.plan import load_plan
     from bigplan.runtime import worker as module

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from bigplan.graph.block import Shape, block, by_input_and_weight, gradient_sum, local_tensors
-from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
+from bigplan.graph.graph import (
+    LOOKED_UP_ROWS,
+    LOSS_CHUNK_TOKENS,
+    ElementSizes,
+    Graph,
+    LayerKind,
+    Tensor,
+)
 from bigplan.graph.operators import Gemm, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
@@ -97,31 +106,69 @@ def _shares_table(shape: Shape) -> bool:
 
 def _embedding(shape: Shape) -> LayerKind:
     tensors = local_tensors(shape, "embedding")
-    elements = sum(tensor.elements for tensor in tensors)
     token_bytes = 8 * shape.tokens
-    look_up = 2 * shape.whole_hidden
+    gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
     return LayerKind(
         name="embedding",
         tensors=tensors,
-        forward=(Stream("look-up", look_up), *added, *shape.out_of_matrix("embedding")),
-        # autograd writes a dense gradient of the whole table, then it is added to the sum
-        backward=(
-            Stream("look-up", elements * shape.element + look_up, launches=2),
-            gradient_sum(shape, tensors),
-            *shape.into_matrix("embedding"),
+        forward=(
+            Stream("look-up", 2 * shape.whole_hidden),
+            *added,
+            *shape.out_of_matrix("embedding"),
         ),
+        backward=(*gradient.streams, *shape.into_matrix("embedding")),
         saved=token_bytes,
         boundary=token_bytes,
         selective=token_bytes,
         cheap=(),
         forward_workspace=shape.whole_hidden * learned,
-        backward_workspace=elements * shape.element + shape.whole_hidden * learned,
-        largest=elements * shape.element,
+        backward_workspace=gradient.workspace,
+        largest=gradient.largest,
         pinned=_shares_table(shape),
         stores_activations=False,
     )
+
+
+class _TableGradient(NamedTuple):
+    """What a micro-batch's gradient of looked-up rows takes, its addition to the sum included."""
+
+    streams: tuple[Stream, ...]
+    workspace: int  # bytes
+    largest: int  # bytes of one tensor
+
+
+def _dense_gradient(shape: Shape, tensors: tuple[Tensor, ...]) -> _TableGradient:
+    """Autograd writes a gradient of the whole table, then it is added to the sum."""
+    whole = shape.element * sum(tensor.elements for tensor in tensors)
+    learned = shape.model.positions == "learned"
+    streams = (
+        Stream("look-up", whole + 2 * shape.whole_hidden, launches=2),
+        gradient_sum(shape, tensors),
+    )
+    return _TableGradient(streams, whole + shape.whole_hidden * learned, whole)
+
+
+LAUNCHES_OF_ROWS = 14  # to sort, number and add up LOOKED_UP_ROWS rows
+
+
+def _gradient_by_rows(shape: Shape, tensors: tuple[Tensor, ...]) -> _TableGradient:
+    """The native runtime adds rows to the sum: runtime/lookup.py.
+
+    It widens them to fp32, adds equal ones up in a buffer as large that is cleared before, narrows
+    those for a 16-bit sum, and adds them. The first micro-batch of a unit also clears the sum; it
+    counts in all.
+    """
+    gradient, columns = shape.training.gradient_bytes, shape.model.hidden
+    look_up = len(tensors) * shape.tokens * columns * (shape.element + 5 * 4 + 2 * gradient)
+    calls = len(tensors) * -(-shape.tokens // LOOKED_UP_ROWS)
+    streams = (
+        Stream("look-up", look_up, launches=LAUNCHES_OF_ROWS * calls),
+        Stream("gradient sum", gradient * sum(tensor.elements for tensor in tensors)),
+    )
+    rows = 4 * min(shape.tokens, LOOKED_UP_ROWS) * columns
+    return _TableGradient(streams, 2 * rows, rows)
 
 
 # Linear and cross-entropy of 8192 x 4096 x 128256 on an H200 take 5.1 ms more than their products

@@ -23,12 +23,12 @@ from bigplan.lower.layout import (
     CHUNK_STAGING,
     PAGE,
     STAGING,
-    STREAMING,
     Layout,
     checkpoint_staging,
     data_staging,
     staged_chunk_bytes,
     streaming_bytes,
+    streaming_entries,
 )
 from bigplan.lower.sizes import (
     full_gradient_bytes,
@@ -91,7 +91,7 @@ def _rings(layout: Layout) -> Iterator[Buffer]:
         )
     if any(layout.pieces[layer, Share.STREAMED] for layer in layout.table):
         nbytes = streaming_bytes(layout.graph, layout.chunk)
-        yield Buffer("stream", Tier.GPU, nbytes, "slots", STREAMING)
+        yield Buffer("stream", Tier.GPU, nbytes, "slots", streaming_entries(layout.graph))
     yield Buffer("stage.c", Tier.HOST, checkpoint_staging(layout.graph), "staging", STAGING)
 
 

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from math import ceil
 
 from bigplan.graph.graph import Graph, LayerKind
+from bigplan.graph.operators import Attention, Gemm
 from bigplan.placement import (
     CHUNK,
     IN_CHUNKS,
@@ -23,7 +25,12 @@ from bigplan.placement import (
 
 STAGING = 2  # host staging entries: one moves while the other is used
 CHUNK_STAGING = 3  # state chunks in host memory: one arrives, one is updated, one leaves
-STREAMING = 4  # state chunks that pass through the GPU: as many, and one to absorb jitter
+# State chunks that pass through the GPU: one arrives, one is updated, one leaves, one for jitter. A
+# kernel of products has all of a GPU until it ends, whatever the priority of what waits, and chunks
+# arrive meanwhile: with four entries their way stood still for 0.39 s of 8.9 (8B at 32k tokens).
+STREAMING, MOST_STREAMING = 4, 12
+# Operations in the time of a byte to the GPU: 700 TFLOP/s beside 50 GB/s (H200), more than others.
+OPERATIONS_A_BYTE = 14_000
 ALIGNMENT = 256  # bytes: as wide as any load of a GPU
 PAGE = 4096  # O_DIRECT moves whole pages
 # Bytes of an entry that checkpoints pass through: four threads with 8 MiB each under way.
@@ -62,6 +69,23 @@ def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     elements = min(most, streamed_chunk(chunk) // max(1, sizes.state) + widest_row(graph) + 1)
     parts = (sizes.state, sizes.gradient, sizes.parameter)
     return sum(-(-elements * size // ALIGNMENT) * ALIGNMENT for size in parts)
+
+
+def streaming_entries(graph: Graph) -> int:
+    """Chunks of state that may be on the GPU at once: what arrives during the longest kernel.
+
+    Deferred updates run in a forward pass.
+    """
+    operators = [
+        operator
+        for kind in graph.kinds.values()
+        for operator in (*kind.forward, *(() if graph.deferred else kind.backward))
+        if isinstance(operator, Gemm | Attention)
+    ]
+    each = (op.flops / (op.count if isinstance(op, Gemm) else 1) for op in operators)
+    longest = max(each, default=0.0)
+    arriving = ceil(longest / OPERATIONS_A_BYTE / streaming_bytes(graph))
+    return min(MOST_STREAMING, max(STREAMING, 2 + arriving))
 
 
 def streamed_chunk(chunk: int) -> int:

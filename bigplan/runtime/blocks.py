@@ -43,6 +43,15 @@ def embedding(p: Parameters, tokens: Tensor, model: ModelSpec) -> Tensor:
     return output
 
 
+def looked_up(tokens: Tensor, model: ModelSpec) -> dict[str, Tensor]:
+    """The rows that `embedding` reads of each of its tables, int64 [b * s]."""
+    rows = {"embed_tokens.weight": tokens.flatten()}
+    if model.positions == "learned":
+        places = torch.arange(tokens.shape[1], device=tokens.device) + model.position_offset
+        rows["embed_positions.weight"] = places.expand_as(tokens).flatten()
+    return rows
+
+
 def plainly(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """function(*inputs)."""
     return function(*inputs)

@@ -162,12 +162,9 @@ class Compute:
         return lambda x: blocks.block(parameters, x, model, rope, cheap, linears)
 
     def _embedding_gradient(self, kept: Kept, gradient: Tensor, action: Action) -> None:
-        parameters = {name: _leaf(view) for name, view in self._parameters(action).items()}
-        with torch.enable_grad():
-            output = blocks.embedding(parameters, kept.kept_input(), self._context.model)
-        gradients = torch.autograd.grad(output, list(parameters.values()), grad_outputs=gradient)
         self._open(kept.sums, action)
-        kept.sums.add(dict(zip(parameters, gradients, strict=True)))
+        for name, rows in blocks.looked_up(kept.kept_input(), self._context.model).items():
+            kept.sums.add_rows(name, rows, gradient.flatten(0, 1))
 
     def _loss(self, kept: Kept, action: Action) -> Tensor:
         """Loss and its gradients, a chunk of tokens at a time: never all logits at once."""

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime.lookup import add_rows
+
 # Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
 AddProduct = Callable[[Tensor, Tensor], None]
 
@@ -136,6 +138,12 @@ class Sums:
                 self.totals[name].copy_(gradient)
             else:
                 self.totals[name].add_(gradient)
+
+    def add_rows(self, name: str, rows: Tensor, gradients: Tensor) -> None:
+        """Add gradients [n, h] by rows int64 [n] of a table."""
+        if self._starts(name):
+            self.totals[name].zero_()
+        add_rows(self.totals[name], rows, gradients)
 
     def close(self) -> None:
         """Nothing more comes: sums that are still fresh are zero."""

@@ -160,6 +160,11 @@ class Trial:
         return self.candidate.settled(self.placement)
 
     @property
+    def moves(self) -> bool:
+        """Whether anything leaves the GPUs, and so passes through rings."""
+        return any(kind.moves for stage in self.placement.stages for kind in stage.kinds.values())
+
+    @property
     def busy(self) -> Mapping[str, float]:
         """The busiest stage's seconds per lane."""
         return self.totals.by_lane
@@ -267,8 +272,7 @@ def unmoved(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     graph, sizes = candidate.graph, candidate.graph.sizes
     each = sizes.parameter + sizes.gradient + sizes.state
     least = sum(graph.kinds[name].parameters for name in graph.layers) * each / len(stages)
-    moves = any(kind.moves for stage in stages for kind in stage.kinds.values())
-    if pins or not moves or least > candidate.costs.capacity[Tier.GPU]:
+    if pins or not trial.moves or least > candidate.costs.capacity[Tier.GPU]:
         return trial
     still = tuple(
         StagePlacement(kinds={name: KindPlacement.on_gpu(kind.layers) for name, kind in kinds})

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from bigplan.cost import Costs, KindCost, price
+from bigplan.cost import Costs, price
 from bigplan.graph.build import build_graph, loss_chunks, loss_layer
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.graph.strategy import Strategy
@@ -32,7 +32,7 @@ class LossLayer:
     strategy: Strategy
     chunks: tuple[int, ...]  # tokens, to choose from, fewest first
     _kinds: dict[int, LayerKind] = field(default_factory=dict, compare=False, repr=False)
-    _costs: dict[int, KindCost] = field(default_factory=dict, compare=False, repr=False)
+    _costs: dict[int, Costs] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -88,10 +88,12 @@ class LossLayer:
         if chunk not in self._costs:
             alike = replace(idle(exact), strategy=self.strategy)
             busy = replace(alike, kinds={**alike.kinds, name: kind})
-            self._costs[chunk] = price(busy, self.training, self.nodes).kinds[name]
-        before = costs.kinds[name]
-        cost = replace(self._costs[chunk], reduce=before.reduce, gather=before.gather)
-        return exact, replace(costs, kinds={**costs.kinds, name: cost})
+            self._costs[chunk] = price(busy, self.training, self.nodes)
+        found, before = self._costs[chunk], costs.kinds[name]
+        cost = replace(found.kinds[name], reduce=before.reduce, gather=before.gather)
+        # More logits at once want more of the GPU kept free for the allocator.
+        kinds, room = {**costs.kinds, name: cost}, found.capacity
+        return exact, replace(costs, kinds=kinds, capacity=room, reserve=found.reserve)
 
 
 def idle(graph: Graph) -> Graph:

@@ -8,11 +8,11 @@ from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.lower.layout import (
     CHUNK_STAGING,
     STAGING,
-    STREAMING,
     checkpoint_staging,
     data_staging,
     staged_chunk_bytes,
     streaming_bytes,
+    streaming_entries,
 )
 from bigplan.placement import Tier
 from bigplan.solve.linear import Capacity, Linear, Rule, Variable, total, var
@@ -110,7 +110,8 @@ def capacities(
     kinds = list(stage.kinds)
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
-    gpu += float(STREAMING * streaming_bytes(stage.graph)) * stage.switch(None, "streaming")
+    ring = streaming_entries(stage.graph) * streaming_bytes(stage.graph)
+    gpu += float(ring) * stage.switch(None, "streaming")
     if any(stage.shares(kind) for kind, _ in kinds):
         gpu += GIB * total([_shared_gib(stage, name) for name in SHARED])
     yield Capacity(stage.name, Tier.GPU, gpu, capacity[Tier.GPU])

@@ -30,7 +30,7 @@ from bigplan.solve.stage import LEAN, ROOMY, StageClass
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields
 LOSS_CHUNK = "loss_chunk"
-TRIED = (ROOMY, Rings(slots=2), LEAN)  # in this order, until a plan fits
+TRIED = (ROOMY, Rings(slots=2), Rings(slots=2, shared_ends=True), LEAN)  # the roomiest first
 STAGES = ("all", "first", "middle", "late", "last")
 STREAMED = "streamed"
 TENSORS = ("parameters", "gradients", "optimizer", "activations", "recompute", STREAMED)

@@ -12,6 +12,8 @@ pass of a unit and E the end of the first forward pass:
     step  >= E + (U - 1) P + B + backward of the stages before it
     step  >= E + (U - 1) P + what only starts in the last backward: reductions, gradients
              going home, updates that are not deferred
+    step  >= E + what copies and the CPU do after it: gradients leaving and added up, parameters
+             and activations coming; all of it before deferred updates begin
     step  >= fill to the last stage and back + U B + (U - U_fill) F   (one-forward-one-backward)
     step  >= everything one lane does in a step
 
@@ -28,7 +30,7 @@ from bigplan.graph.graph import LayerKind
 from bigplan.lower.layout import STAGING
 from bigplan.placement import Tier
 from bigplan.solve.linear import AtLeast, Linear, total, var
-from bigplan.solve.memory import owned
+from bigplan.solve.memory import gradient_bytes, owned
 from bigplan.solve.stage import AWAY
 from bigplan.solve.stage_times import NOTHING, StageTimes
 from bigplan.solve.update_times import early_reads, gpu_seconds, late_seconds, update_seconds
@@ -38,8 +40,8 @@ BEFORE_FORWARD = ("cpu", "h2d", "read")  # lanes that do all of an update before
 
 def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     """F and B of a class."""
-    name, rates, kinds = times.stage.name, times.costs.rates, list(times.stage.kinds)
-    slots = times.stage.most.slots
+    stage, rates, kinds = times.stage, times.costs.rates, list(times.stage.kinds)
+    name, slots = stage.name, stage.most.slots
     forward, backward = f"{name}.F", f"{name}.B"
     yield AtLeast(forward, Linear(constant=times.forward_compute))
     yield AtLeast(backward, times.backward_compute)
@@ -58,6 +60,22 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     yield AtLeast(backward, (1 / rates.nvme_read) * (reads + on_disk - held - waiting))
     for label, of in ((forward, kinds), (backward, times.inner)):
         yield AtLeast(label, Linear(constant=_gathers(times, of, in_slots=True)))
+    for kind, count in times.inner:
+        if min(stage.most.sums, count - 1) == 1 and stage.sharded(kind, 2) == 1:
+            yield AtLeast(backward, _one_sum_seconds(times, kind, count))
+
+
+def _one_sum_seconds(times: StageTimes, kind: LayerKind, count: int) -> Linear:
+    """Seconds of a backward pass where layers of a kind sum their gradients in one place in turn.
+
+    Of those whose gradients leave, each begins when those of the one before have left.
+    """
+    rates, cost = times.costs.rates, times.costs.kinds[kind.name]
+    again = max(cost.again(recompute) for recompute in times.stage.graph.recomputes)
+    away = times.stage.away(kind, "gradients")
+    others = (times.group * (cost.backward + again)) * (float(count) + -1.0 * away)
+    leaving = (gradient_bytes(times.stage, kind) / rates.d2h) * (away - 1.0)
+    return times.backward_compute - others + leaving
 
 
 def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
@@ -167,6 +185,25 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
         for lane, seconds in update_seconds(times, times.inner):
             early = early_reads(times) if lane == "read" else 0.0
             yield AtLeast("step", last_backward + seconds - early)
+        return
+    for seconds in _after_first_forward(times) if stage.graph.strategy.pp == 1 else ():
+        yield AtLeast("step", var(f"{name}.E") + seconds)
+
+
+def _after_first_forward(times: StageTimes) -> Iterator[Linear]:
+    """Seconds of the lanes that are idle before the first backward, where updates are deferred.
+
+    Gradients leave and are added up from then on, and all of them before the next step's updates,
+    which wait for the norm.
+    """
+    rates, units, saves = times.costs.rates, times.units, times.saves
+    away = times.gradients(AWAY)
+    yield (1 / rates.d2h) * (units * away + (units - 1) * saves)
+    yield (3 * (units - 1) / rates.host_memory) * away
+    first, _ = times.loads(list(times.stage.kinds))
+    loads = _weights_in_step(times, times.loads, held=True) - first
+    fetched = units * saves - times.entries("passing", times.stage.most.slots)
+    yield (1 / rates.h2d) * (loads + fetched)
 
 
 def lane_seconds(times: StageTimes) -> dict[str, Linear]:

@@ -14,9 +14,9 @@ from bigplan.graph.graph import LayerKind
 from bigplan.lower.layout import (
     CHUNK_STAGING,
     STAGING,
-    STREAMING,
     staged_chunk_bytes,
     streaming_bytes,
+    streaming_entries,
 )
 from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import Linear, total
@@ -143,7 +143,7 @@ def late_seconds(times: StageTimes, lane: str) -> Linear:
     """Seconds of what a lane may still have to write when the last layer is updated."""
     stage, rates = times.stage, times.costs.rates
     if lane == "d2h":
-        ring = STREAMING * streaming_bytes(stage.graph)
+        ring = streaming_entries(stage.graph) * streaming_bytes(stage.graph)
         return (ring / rates.state_out) * stage.switch(None, "streaming")
     if lane == "write":
         weights = [

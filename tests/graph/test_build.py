@@ -143,3 +143,29 @@ def test_clipping_is_the_trainings() -> None:
     free = Training(sequence_length=64, global_batch=2, clip_norm=None)
     assert build_graph(model, TRAINING, Strategy(dp=1)).deferred
     assert not build_graph(model, free, Strategy(dp=1)).deferred
+
+
+def test_the_native_runtime_has_no_gradient_of_the_whole_table() -> None:
+    """A small GPU need not hold 128,256 words a second time, whatever the micro-batch."""
+    model = find_model("llama-3-8b")
+    by_rows, dense = (
+        build_graph(model, TRAINING, Strategy(dp=1, micro_batch=8), fused=fused).kinds["embedding"]
+        for fused in (True, False)
+    )
+    table = 2 * model.vocab * model.hidden
+    assert dense.backward_workspace == dense.largest == table
+    assert by_rows.backward_workspace == 2048 * model.hidden * (4 + 4)
+    assert _moved(by_rows, "gradient sum") == 2 * table < _moved(dense, "gradient sum")
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2-xl"])
+def test_looked_up_rows_are_priced_by_tokens(name: str) -> None:
+    model = find_model(name)
+    tables = 1 + (model.positions == "learned")
+    few, many = (
+        build_graph(model, TRAINING, Strategy(dp=1, micro_batch=n), fused=True).kinds["embedding"]
+        for n in (1, 8)
+    )
+    assert _moved(many, "look-up") == 8 * _moved(few, "look-up")
+    # A bf16 gradient of 512 tokens is widened, added up in a cleared buffer and then to fp32 sums.
+    assert _moved(few, "look-up") == tables * 512 * model.hidden * (2 + 4 + 4 + 8 + 4 + 8)

@@ -51,7 +51,7 @@ from bigplan.plan import Plan, graph_of
 from bigplan.runtime import blocks, products
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import first_values
-from bigplan.spec.model import Parameter
+from bigplan.spec.model import ModelSpec, Parameter
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
 
@@ -244,7 +244,8 @@ class PlainLoop:
                 return blocks.plain_linears
             return _Summed.of(_gradient(leaves[layer]), kinds[layer], magnitudes[layer]).linears
 
-        x = blocks.embedding(used(0), tokens, model)
+        first = _Summed.of(_gradient(leaves[0]), kinds[0], magnitudes[0])
+        x = first.embedding(used(0), tokens, model)
         for layer in range(1, len(kinds) - 1):
             x = blocks.block(used(layer), x, model, self._rope, linears=linears(layer))
         last = len(kinds) - 1
@@ -397,6 +398,20 @@ class _Summed:
             for name in names
         ]
         return products.linears(x, factors)
+
+    def embedding(self, p: Mapping[str, Tensor], tokens: Tensor, model: ModelSpec) -> Tensor:
+        """As blocks.embedding; a micro-batch's rows are added up in fp32, then to the sums."""
+        x = blocks.embedding({name: t.detach() for name, t in p.items()}, tokens, model)
+        add = partial(self._look_up, blocks.looked_up(tokens, model))
+        x.requires_grad_().register_hook(add)  # type: ignore[no-untyped-call]
+        return x
+
+    def _look_up(self, tables: Mapping[str, Tensor], gradient: Tensor) -> None:
+        for name, rows in tables.items():
+            sums = self.sums[name]
+            dense = torch.zeros(sums.shape).index_add_(0, rows, gradient.flatten(0, 1).float())
+            sums += dense.to(sums.dtype)
+            self.magnitudes[name] += dense.double().abs()
 
     def _add(self, name: str, gradient: Tensor, x: Tensor) -> None:
         product = gradient.float().T @ x.float()

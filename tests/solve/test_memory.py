@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from bigplan.graph.strategy import Strategy
-from bigplan.lower.layout import CHUNK_STAGING, PAGE, STREAMING, streaming_bytes
+from bigplan.lower.layout import CHUNK_STAGING, PAGE, streaming_bytes, streaming_entries
 from bigplan.placement import Rings, Tier
 from bigplan.program import Buffer, Program
 from bigplan.solve.decisions import decisions_of
@@ -68,7 +68,7 @@ def _rounding(case: Case, stage: StageClass, program: Program, row: Capacity) ->
         surplus -= CHUNK_STAGING * -(-(case.placement.chunk + widest) // PAGE) * PAGE
     streamed = any(rows.streamed > 1e-9 for rows in kinds.values())
     if tier is Tier.GPU and streamed and "stream" not in program.buffers:  # likewise
-        surplus -= STREAMING * streaming_bytes(case.graph)
+        surplus -= streaming_entries(case.graph) * streaming_bytes(case.graph)
     return surplus
 
 
