@@ -12,8 +12,7 @@ pass of a unit and E the end of the first forward pass:
     step  >= E + (U - 1) P + B + backward of the stages before it
     step  >= E + (U - 1) P + what only starts in the last backward: reductions, gradients
              going home, updates that are not deferred
-    step  >= E + what copies and the CPU do after it: gradients leaving and added up, parameters
-             and activations coming; all of it before deferred updates begin
+    step  >= E + gradients leaving, and added up by the CPU, all before deferred updates begin
     step  >= fill to the last stage and back + U B + (U - U_fill) F   (one-forward-one-backward)
     step  >= everything one lane does in a step
 
@@ -186,24 +185,21 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
             early = early_reads(times) if lane == "read" else 0.0
             yield AtLeast("step", last_backward + seconds - early)
         return
-    for seconds in _after_first_forward(times) if stage.graph.strategy.pp == 1 else ():
+    for seconds in _after_first_forward(times):
         yield AtLeast("step", var(f"{name}.E") + seconds)
 
 
 def _after_first_forward(times: StageTimes) -> Iterator[Linear]:
-    """Seconds of the lanes that are idle before the first backward, where updates are deferred.
+    """Seconds of gradients leaving and being added up, where updates are deferred.
 
-    Gradients leave and are added up from then on, and all of them before the next step's updates,
-    which wait for the norm.
+    Both begin with the first backward, and end before the next step's updates, which wait for the
+    norm. Of pipelines, whose gradients seldom leave, no plan changed for these rows.
     """
-    rates, units, saves = times.costs.rates, times.units, times.saves
+    rates, units, stage = times.costs.rates, times.units, times.stage
     away = times.gradients(AWAY)
-    yield (1 / rates.d2h) * (units * away + (units - 1) * saves)
-    yield (3 * (units - 1) / rates.host_memory) * away
-    first, _ = times.loads(list(times.stage.kinds))
-    loads = _weights_in_step(times, times.loads, held=True) - first
-    fetched = units * saves - times.entries("passing", times.stage.most.slots)
-    yield (1 / rates.h2d) * (loads + fetched)
+    if stage.graph.strategy.pp == 1:
+        yield (1 / rates.d2h) * (units * away + (units - 1) * times.saves)
+        yield (3 * (units - 1) / rates.host_memory) * away
 
 
 def lane_seconds(times: StageTimes) -> dict[str, Linear]:
