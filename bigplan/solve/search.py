@@ -64,7 +64,7 @@ FAR, POLISHED_FAR = 1.1, 3
 CRAMPED = 0.02  # by which room that rings take may slow a strategy before fewer are tried as well
 # Where a plan takes no longer than its linear program and so much more, other rings are not tried:
 # of 26 plans, 3B to 19B on one GPU, they made three faster, by 0.7 to 6%, none of those eleven.
-KEPT = 0.025
+CLOSE = 0.025
 COUNTED = 16  # steps after which what waits is counted again
 CERTIFIED = 8  # integer programs, and
 CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
@@ -232,7 +232,7 @@ class _State:
         """The trial, or a faster plan of its strategy whose rings have other numbers of entries."""
         rings, pins = Rings.of(trial.placement), self.choice.scope.pins
         promised = self._promise(trial.candidate, rings) if trial.moves else inf
-        if trial.seconds <= promised * (1 + KEPT):
+        if trial.seconds <= promised * (1 + CLOSE):
             return trial
         for other in self._rings:
             if other != rings:
@@ -310,36 +310,32 @@ class _State:
         """Simulate the strategy's plan; with fewer rings where none fits, or for their room."""
         self.programs += 1
         assert isinstance(entry.of, Candidate)
-        pins, trial = self.choice.scope.pins, None
-        left = list(self._rings)
-        while left:
-            rings = left.pop(0)
-            below = self.best if trial else inf
-            trial = resolve(entry.of, [(SURCHARGES[0], rings)], pins, trial, below)
-            if trial is None:
-                trial = resolve(entry.of, [(SURCHARGES[1], rings)], pins)
-            elif len(left) < len(self._rings) - 1:
-                break
-            if trial is not None:
-                left = self._roomier(entry, trial, left)
-        if trial is not None:
-            self.trials.append(trial)
+        pins, trial, fewer = self.choice.scope.pins, None, list(self._rings)
+        while trial is None and fewer:
+            rings = fewer.pop(0)
+            trial = resolve(entry.of, [(SURCHARGES[0], rings)], pins)
+            trial = trial or resolve(entry.of, [(SURCHARGES[1], rings)], pins)
+        if trial is None:
+            return
+        leaner = self._leaner(entry, trial, fewer)
+        if leaner is not None:
+            way = SURCHARGES[0], leaner
+            trial = resolve(entry.of, [way], pins, trial, self.best) or trial
+        self.trials.append(trial)
 
-    def _roomier(self, entry: _Entry, trial: Trial, fewer: list[Rings]) -> list[Rings]:
+    def _leaner(self, entry: _Entry, trial: Trial, fewer: list[Rings]) -> Rings | None:
         """The rings, if any, that may give the fastest plan for the room that they leave.
 
         The strategy's estimate counts on the times of many rings and the memory of few.
         """
-        if not fewer:
-            return []
         step = self._promise(trial.candidate, Rings.of(trial.placement))
-        if trial.seconds * entry.estimate / step >= self.best:
-            return []
+        if not fewer or trial.seconds * entry.estimate / step >= self.best:
+            return None
         promises = {rings: self._promise(trial.candidate, rings) for rings in fewer}
-        least = min(promises.values())
-        if least * (1 + CRAMPED) >= step:
-            return []
-        return [next(r for r, seconds in promises.items() if seconds <= least * (1 + CRAMPED))]
+        enough = min(promises.values()) * (1 + CRAMPED)
+        if enough >= step:
+            return None
+        return next(rings for rings, seconds in promises.items() if seconds <= enough)
 
     def _promise(self, candidate: Candidate, rings: Rings) -> float:
         """Seconds of a step by its linear program with these rings."""

@@ -72,9 +72,9 @@ def _one_sum_seconds(times: StageTimes, kind: LayerKind, count: int) -> Linear:
     rates, cost = times.costs.rates, times.costs.kinds[kind.name]
     again = max(cost.again(recompute) for recompute in times.stage.graph.recomputes)
     away = times.stage.away(kind, "gradients")
-    others = (times.group * (cost.backward + again)) * (float(count) + -1.0 * away)
+    less = (times.group * (cost.backward + again)) * (away - float(count))  # of the others
     leaving = (gradient_bytes(times.stage, kind) / rates.d2h) * (away - 1.0)
-    return times.backward_compute - others + leaving
+    return times.backward_compute + less + leaving
 
 
 def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
