@@ -30,6 +30,18 @@ from bigplan.solve.stage import LEAN, ROOMY, StageClass
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields
 LOSS_CHUNK = "loss_chunk"
+POSITIVE = (
+    "dp",
+    "tp",
+    "pp",
+    "vpp",
+    "micro_batch",
+    "accumulation_group",
+    "slots",
+    "sums",
+    LOSS_CHUNK,
+)
+SWITCHES = ("sequence_parallel", "shared_ends")
 TRIED = (ROOMY, Rings(slots=2), Rings(slots=2, shared_ends=True), LEAN)  # the roomiest first
 STAGES = ("all", "first", "middle", "late", "last")
 STREAMED = "streamed"
@@ -58,12 +70,8 @@ def parse_pins(settings: Mapping[str, str | int | float]) -> tuple[dict[str, int
     for key, value in settings.items():
         if key in STRATEGY_KEYS:
             strategy[key] = _whole(key, value)
-        elif key in RING_KEYS:
+        elif key in (*RING_KEYS, LOSS_CHUNK):
             pins.append(Pin(None, key, "", float(_whole(key, value))))
-        elif key == LOSS_CHUNK:
-            if (tokens := _whole(key, value)) == 0:
-                raise InputError(f"--set {key}=0: write a whole number of at least 1")
-            pins.append(Pin(None, key, "", float(tokens)))
         else:
             pins.append(_pin(key, value))
     return strategy, tuple(pins)
@@ -103,6 +111,10 @@ def _whole(key: str, value: str | int | float) -> int:
     number = _number(key, value)
     if number != int(number) or number < 0:
         raise InputError(f"--set {key}={value}: write a whole number, such as {key}=4")
+    if number == 0 and key in POSITIVE:
+        raise InputError(f"--set {key}=0: write a whole number of at least 1")
+    if number > 1 and key in SWITCHES:
+        raise InputError(f"--set {key}={value}: write 0 or 1")
     return int(number)
 
 

@@ -12,7 +12,7 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate, placement_of
 from bigplan.solve.ilp import solve
-from bigplan.solve.pins import Pin, parse_pins, pin_rules
+from bigplan.solve.pins import POSITIVE, SWITCHES, Pin, parse_pins, pin_rules
 from bigplan.solve.stage import stage_classes
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
 
@@ -154,3 +154,17 @@ def test_pins_keep_a_solution_that_obeys_them() -> None:
     pins = parse_pins({"block.parameters": "host", "block.gradients": "nvme"})[1]
     values = decisions_of(graph, away)
     assert all(rule.expression.at(values) <= 1e-9 for rule in formulate(graph, COSTS, pins).rules)
+
+
+@pytest.mark.parametrize("key", POSITIVE)
+def test_none_of_what_must_be_there_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match=f"--set {key}=0: write a whole number of at least 1"):
+        parse_pins({key: 0})
+    parse_pins({key: 1})
+
+
+@pytest.mark.parametrize("key", SWITCHES)
+def test_a_switch_is_on_or_off(key: str) -> None:
+    with pytest.raises(InputError, match=f"--set {key}=2: write 0 or 1"):
+        parse_pins({key: "2"})
+    parse_pins({key: 0})
