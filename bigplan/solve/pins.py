@@ -109,7 +109,7 @@ def _choice(key: str, value: str, choices: list[Recompute] | list[Tier]) -> str:
 
 def _whole(key: str, value: str | int | float) -> int:
     number = _number(key, value)
-    if number != int(number) or number < 0:
+    if not number.is_integer() or number < 0:
         raise InputError(f"--set {key}={value}: write a whole number, such as {key}=4")
     if number == 0 and key in POSITIVE:
         raise InputError(f"--set {key}=0: write a whole number of at least 1")

@@ -163,6 +163,12 @@ def test_none_of_what_must_be_there_is_refused(key: str) -> None:
     parse_pins({key: 1})
 
 
+@pytest.mark.parametrize("value", ["inf", "nan", "1e400", "2.5", "-1"])
+def test_what_is_no_whole_number_is_refused(value: str) -> None:
+    with pytest.raises(InputError, match=f"--set tp={value}: write a whole number"):
+        parse_pins({"tp": value})
+
+
 @pytest.mark.parametrize("key", SWITCHES)
 def test_a_switch_is_on_or_off(key: str) -> None:
     with pytest.raises(InputError, match=f"--set {key}=2: write 0 or 1"):
