@@ -15,9 +15,11 @@ model, tokens, sequence length and GPU memory.
 
 A virtual machine's memory is slow where nothing has touched it yet, and may not even be counted as
 available: `touch` first. A profile counts half of what is free on a drive, as a user may want the
-rest: `room` counts all but 6 GiB. First weights are those of one layer for all layers of a kind,
-which changes losses and not seconds: one core draws about 95 M values a second, so that to draw
-those of every layer took about 30 of the 58 s that a 13B run needed to start.
+rest: `room` counts all but 6 GiB. Its rates change within minutes: a case that puts state there is
+planned and predicted anew with those measured just before it runs, where LIMIT_CLUSTER is given;
+those after it are noted. First weights are those of one layer for all layers of a kind, which
+changes losses and not seconds: one core draws about 95 M values a second, so that to draw those of
+every layer took about 30 of the 58 s that a 13B run needed to start.
 
 Environment: LIMIT_CLUSTER is a cluster file in place of the cases' own (cases d* want one with a
 drive), LIMIT_STEPS the number of steps of a run (5), LIMIT_SECONDS the time of a case (200), which
@@ -31,7 +33,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -49,11 +50,13 @@ if TYPE_CHECKING:
     from bigplan.profile.sensors import Reading
     from bigplan.runtime.first_values import FirstValues
     from bigplan.runtime.worker import Worker
+    from bigplan.spec.cluster import Cluster
     from bigplan.spec.model import ModelSpec, Parameter
     from bigplan.spec.training import Training
     from bigplan.timeline import Timeline
 
 CASES = Path(__file__).parent / "limit"
+CLUSTER = os.environ.get("LIMIT_CLUSTER")
 STEPS = int(os.environ.get("LIMIT_STEPS", "5"))
 SECONDS = float(os.environ.get("LIMIT_SECONDS", "200"))
 MINUTES = float(os.environ.get("LIMIT_MINUTES", "inf"))
@@ -62,7 +65,6 @@ GRACE = 60.0  # seconds after its time in which a case may still end of itself
 READ_EVERY = 0.25  # seconds between looks at the GPU's clock and power
 START = 30.0  # seconds from a process's start to its first step, about
 CLOSING = 15.0  # and from its last step to its end
-KEPT_FREE = 6 << 30  # bytes of a drive for logs and what is compiled
 CHUNK = 4 << 30  # bytes touched at a time: the kernel refuses more than it counts at that moment
 
 
@@ -75,7 +77,6 @@ def cases(names: list[str]) -> list[Path]:
 def predict(out: Path, names: list[str]) -> None:
     """Plan every case that has not run, and write down what is promised."""
     from bigplan.errors import BigplanError
-    from bigplan.plan import load_plan, save_plan
 
     out.mkdir(parents=True, exist_ok=True)
     path = out / "predictions.json"
@@ -86,20 +87,26 @@ def predict(out: Path, names: list[str]) -> None:
             continue
         promised.pop(case.stem, None)
         try:
-            plan, told = planned(case)
+            promised[case.stem] = promise(out, case, CLUSTER)
         except BigplanError as error:
             print(f"{case.stem}: {error}")
-            continue
-        save_plan(plan, out / f"{case.stem}.plan.yaml")
-        load_plan(out / f"{case.stem}.plan.yaml")  # a run must be able to read it
-        promised[case.stem] = told
-        bound = told["bound"]
-        seconds = f"{told['step_seconds']:.3f} s, bound {bound['seconds']:.3f} s ({bound['by']})"
-        print(f"{case.stem}: {seconds}", flush=True)
     path.write_text(json.dumps(promised, indent=1))
 
 
-def planned(case: Path) -> tuple[Plan, dict[str, Any]]:
+def promise(out: Path, case: Path, cluster: str | None) -> dict[str, Any]:
+    """Plan a case, into OUT/CASE.plan.yaml, and tell what is promised. Raises BigplanError."""
+    from bigplan.plan import load_plan, save_plan
+
+    plan, told = planned(case, cluster)
+    save_plan(plan, out / f"{case.stem}.plan.yaml")
+    load_plan(out / f"{case.stem}.plan.yaml")  # a run must be able to read it
+    bound = told["bound"]
+    seconds = f"{told['step_seconds']:.3f} s, bound {bound['seconds']:.3f} s ({bound['by']})"
+    print(f"{case.stem}: {seconds}", flush=True)
+    return told
+
+
+def planned(case: Path, cluster: str | None) -> tuple[Plan, dict[str, Any]]:
     """The plan that `bigplan plan` makes of an experiment file, and what is told of it.
 
     Raises BigplanError.
@@ -107,7 +114,6 @@ def planned(case: Path) -> tuple[Plan, dict[str, Any]]:
     from bigplan.planner import Request, make_plan
     from bigplan.spec.experiment import load_experiment
 
-    cluster = os.environ.get("LIMIT_CLUSTER")
     experiment = load_experiment(case, {"cluster": cluster} if cluster else {})
     training = experiment.resolved_training()
     plan = make_plan(
@@ -141,7 +147,8 @@ def run(out: Path, names: list[str]) -> None:
     environment = dict(os.environ)
     environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
-    promised = json.loads((out / "predictions.json").read_text())
+    path = out / "predictions.json"
+    promised = json.loads(path.read_text())
     end = time.monotonic() + 60 * MINUTES
     for case in cases(names):
         if case.stem not in promised:
@@ -151,13 +158,43 @@ def run(out: Path, names: list[str]) -> None:
             print(f"== {case.stem}: not started, {left:.0f} s are too few", flush=True)
             continue
         print(f"== {case.stem}", flush=True)
-        environment["LIMIT_SECONDS"] = str(min(SECONDS, left - CLOSING))
         started = time.monotonic()
+        on_drive = CLUSTER and promised[case.stem]["memory"].get("nvme")
+        if on_drive:
+            promised[case.stem] = promise_of_this_moment(out, case)
+            path.write_text(json.dumps(promised, indent=1))
+            left -= time.monotonic() - started
+        environment["LIMIT_SECONDS"] = str(min(SECONDS, left - CLOSING))
         error = run_one(out, case.stem, environment, min(SECONDS + GRACE, left))
+        if on_drive:
+            promised[case.stem]["drive"]["after"] = drive_now()[1]
+            path.write_text(json.dumps(promised, indent=1))
         if error:
             (out / f"{case.stem}.json").write_text(json.dumps({"error": error}))
         took = f"{time.monotonic() - started:.0f} s in all"
         print(f"  {case.stem}: {error + ', ' if error else ''}{took}", flush=True)
+
+
+def promise_of_this_moment(out: Path, case: Path) -> dict[str, Any]:
+    """The case planned anew with its drive's rates of this moment, and what is promised."""
+    from bigplan.spec.dump import to_yaml
+
+    cluster, rates = drive_now()
+    path = out / f"{case.stem}.cluster.yaml"
+    path.write_text(to_yaml(cluster))
+    return promise(out, case, str(path)) | {"drive": {"before": rates}}
+
+
+def drive_now() -> tuple[Cluster, dict[str, float]]:
+    """LIMIT_CLUSTER with its drive's rates of this moment, and these."""
+    from benchmarks.limit_drive import rates_of, with_drive_now
+
+    assert CLUSTER is not None
+    cluster = with_drive_now(Path(CLUSTER), SCRATCH)
+    rates = rates_of(cluster)
+    told = ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in rates.items())
+    print(f"  drive: {told} GB/s", flush=True)
+    return cluster, rates
 
 
 def run_one(out: Path, name: str, environment: dict[str, str], seconds: float) -> str:
@@ -324,22 +361,6 @@ def touch(gibibytes: int) -> None:
     print(f"{gibibytes} GiB touched in {time.perf_counter() - started:.1f} s", flush=True)
 
 
-def room(path: Path, folder: Path) -> None:
-    """Let the cluster file's drive, which holds `folder`, have nearly all that is free there."""
-    from bigplan.spec.catalog import find_cluster
-    from bigplan.spec.dump import to_yaml
-
-    cluster = find_cluster(str(path))
-    group = cluster.group
-    assert group.nvme is not None, f"{path} has no drive: profile with --nvme {folder}"
-    capacity = shutil.disk_usage(folder).free - KEPT_FREE
-    told = {"capacity": f"free on the drive, less {KEPT_FREE >> 30} GiB: benchmarks/limit.py"}
-    drives = group.nvme.replaced({"capacity": capacity}, told)
-    group = group.model_copy(update={"nvme": drives})
-    path.write_text(to_yaml(cluster.model_copy(update={"node_groups": (group,)})))
-    print(f"{capacity / 2**30:.1f} GiB on the drive", flush=True)
-
-
 def main() -> None:
     """Read the command line."""
     match sys.argv[1:]:
@@ -354,6 +375,8 @@ def main() -> None:
         case ["touch", gibibytes]:
             touch(int(gibibytes))
         case ["room", cluster, folder]:
+            from benchmarks.limit_drive import room
+
             room(Path(cluster), Path(folder))
         case _:
             sys.exit(__doc__)

@@ -1,3 +1,4 @@
+import threading
 from itertools import islice
 from pathlib import Path
 
@@ -5,9 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+from torch import Tensor
+
 from bigplan.errors import InputError
 from bigplan.profile import drive
-from bigplan.profile.drive import MOVED, _around, _size, measure_drive
+from bigplan.profile.drive import MOVED, _around, _rates, _size, measure_drive
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import NodeGroup
 from tests.profile.small import bench, shrink
@@ -65,6 +69,46 @@ def test_the_file_is_removed_after_an_error(
     with pytest.raises(OSError, match="gone"):
         measure_drive(on_two_drives(), bench(folder=tmp_path), 0.1)
     assert list(tmp_path.iterdir()) == []
+
+
+class SlowAtFirst:
+    """A drive that takes 3 s for the first MOVED bytes at a place and 1 s for all later ones."""
+
+    size = 64 * drive.MOVED
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.written: set[int] = set()
+        self.calls: list[tuple[str, int, str]] = []  # what, where, by which thread
+
+    def write(self, at: int, source: Tensor) -> None:
+        self._called("write", at, 1.0 if at in self.written else 3.0)
+        self.written.add(at)
+
+    def read(self, at: int, into: Tensor) -> None:
+        assert at in self.written
+        self._called("read", at, 1.0)
+
+    def _called(self, what: str, at: int, seconds: float) -> None:
+        self.calls.append((what, at, threading.current_thread().name))
+        self.seconds += seconds
+
+
+@pytest.mark.parametrize("seconds", [12.0, 80.0, 4000.0])  # a part of the file, all of it, around
+def test_what_is_timed_was_written_before(seconds: float) -> None:
+    file = SlowAtFirst()
+    buffers = (torch.empty(8, dtype=torch.uint8), torch.empty(8, dtype=torch.uint8))
+    rates = _rates(file, buffers, bench(clock=lambda: file.seconds), seconds)  # type: ignore[arg-type]
+    assert rates["write"] == rates["read"] == MOVED
+    main = threading.current_thread().name
+    together = [(what, at) for what, at, thread in file.calls if thread != main]
+    read = {at for what, at in together if what == "read"}
+    written = {at for what, at in together if what == "write"}
+    assert read
+    assert written
+    assert not read & written
+    before = {at for what, at, thread in file.calls if thread == main and what == "write"}
+    assert written <= before
 
 
 def test_calls_go_around_the_file() -> None:
