@@ -94,7 +94,7 @@ class SlowAtFirst:
         self.seconds += seconds
 
 
-@pytest.mark.parametrize("seconds", [12.0, 80.0, 4000.0])  # a part of the file, all of it, around
+@pytest.mark.parametrize("seconds", [24.0, 800.0, 4000.0])  # a part of the file, all of it, around
 def test_what_is_timed_was_written_before(seconds: float) -> None:
     file = SlowAtFirst()
     buffers = (torch.empty(8, dtype=torch.uint8), torch.empty(8, dtype=torch.uint8))
