@@ -32,14 +32,15 @@ class ErrorClass(StrEnum):
 
 # Predicted over measured of 385, 24, 54 and 13 rows left out, 2026-11-21. "Other GPU": the V100
 # tables with the A100's E and K0, nothing refitted. "Offload": of DeepSpeed alone, and wide for two
-# runs of many small tensors whose Python nobody predicted. "Offload, profiled": 17 runs on three
-# H200 machines, benchmarks/results/2026-11-22-h200-one-at-a-time and -each-way.
+# runs of many small tensors whose Python nobody predicted. "Offload, profiled": 27 runs on four
+# H200 machines, benchmarks/results/2026-11-22-h200-one-at-a-time, -each-way and -drive; five of the
+# six that are 13% or more off wait for a drive that was slower or faster than in the profile.
 BANDS = {
     ErrorClass.KNOWN_GPU: (0.883, 1.104),
     ErrorClass.RECENT_GPU: (0.803, 1.126),
     ErrorClass.OTHER_GPU: (0.452, 1.012),
     ErrorClass.OFFLOAD: (0.419, 1.062),
-    ErrorClass.PROFILED_OFFLOAD: (0.940, 1.042),
+    ErrorClass.PROFILED_OFFLOAD: (0.864, 1.042),
 }
 
 
