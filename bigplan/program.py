@@ -22,6 +22,7 @@ class Op(StrEnum):
 
     DATA = "data"  # a micro-batch's tokens and targets into host memory
     READ = "read"  # NVMe to host
+    LOOK_UP = "look_up"  # rows of a table in host memory, into staging
     LOAD = "load"  # host to GPU: parameters
     GATHER = "gather"  # all-gather of a layer's parameters over the data-parallel group
     FORWARD = "forward"
@@ -42,6 +43,9 @@ class Op(StrEnum):
     RECV = "recv"
     FREE = "free"
     CKPT = "ckpt"  # write a piece of a layer's state to the checkpoint
+
+
+ROWS, STAGED_ROWS = "rows", "stage.r"  # rings of rows that are looked up in tables on the host
 
 
 class Lane(StrEnum):

@@ -33,7 +33,12 @@ ROOMY = dict.fromkeys(Tier, 10**12)
 
 
 def toy_kind(
-    name: str, *, pinned: bool = False, stores_activations: bool = True, saved: int = 64
+    name: str,
+    *,
+    pinned: bool = False,
+    stores_activations: bool = True,
+    saved: int = 64,
+    looked_up: int = 0,
 ) -> LayerKind:
     """A matrix of eight rows and a vector, which is one row and so is never split."""
     return LayerKind(
@@ -49,6 +54,7 @@ def toy_kind(
         backward_workspace=8,
         pinned=pinned,
         stores_activations=stores_activations,
+        looked_up=looked_up,
     )
 
 
@@ -60,6 +66,7 @@ def toy_graph(
     deferred: bool = True,
     master: bool = True,
     tied: bool = False,
+    looked_up: int = 0,
 ) -> Graph:
     """An embedding, `blocks` blocks and a head whose forward and backward are one."""
     strategy = strategy or Strategy(dp=1)
@@ -67,7 +74,9 @@ def toy_graph(
         strategy=strategy,
         layers=("embedding", *("block",) * blocks, "head"),
         kinds={
-            "embedding": toy_kind("embedding", stores_activations=False, pinned=tied),
+            "embedding": toy_kind(
+                "embedding", stores_activations=False, pinned=tied, looked_up=looked_up
+            ),
             "block": toy_kind("block"),
             "head": toy_kind("head", saved=0, stores_activations=False),
         },
@@ -207,13 +216,16 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
     if strategy.vpp > 1:  # micro-batches fill the stages evenly, chunks are alike
         blocks = strategy.pp * strategy.vpp * draw(st.integers(1, 2))
         units = strategy.pp * draw(st.sampled_from((1, 2, 3, 5)))
+    tied = strategy.pp == 1 and draw(st.booleans())
+    alone = strategy.pp == strategy.dp == 1 and not tied
     return toy_graph(
         strategy,
         blocks=blocks,
         units=units,
         deferred=draw(st.booleans()),
         master=draw(st.booleans()),
-        tied=strategy.pp == 1 and draw(st.booleans()),
+        tied=tied,
+        looked_up=draw(st.sampled_from((0, 4, 8))) if alone else 0,
     )
 
 

@@ -128,7 +128,19 @@ def _embedding(shape: Shape) -> LayerKind:
         largest=gradient.largest,
         pinned=_shares_table(shape),
         stores_activations=False,
+        looked_up=_looked_up(shape, tensors),
     )
+
+
+def _looked_up(shape: Shape, tensors: tuple[Tensor, ...]) -> int:
+    """Elements of a micro-batch's rows, where these are few: half of a table at most.
+
+    On one GPU they are looked up in host memory if the tables live there (runtime/lookup.py).
+    """
+    strategy, rows = shape.strategy, len(tensors) * shape.tokens * shape.model.hidden
+    alone = strategy.dp * strategy.tp * strategy.pp == 1 and not _shares_table(shape)
+    few = 2 * rows <= sum(tensor.elements for tensor in tensors)
+    return rows if alone and few else 0
 
 
 class _TableGradient(NamedTuple):

@@ -57,6 +57,7 @@ class LayerKind:
     largest: int = 0  # bytes of the largest transient tensor
     pinned: bool = False  # parameters and gradients must stay on the GPU (shared with a layer)
     stores_activations: bool = True  # False: nothing worth moving or recomputing is kept
+    looked_up: int = 0  # elements of the rows that it reads; not 0: its tables may stay on the host
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
 
     def __post_init__(self) -> None:

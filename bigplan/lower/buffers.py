@@ -9,6 +9,7 @@ Buffers, by name (l: layer, k: layer kind):
     sum.{k}                GPU ring that gradients with their home elsewhere are summed in
     act.{k}.{recompute}    GPU ring that activations with their home elsewhere pass through
     stage.w.{k} .g .a, stage.o   host rings between the GPU or the CPU and NVMe
+    rows stage.r           GPU and host rings that rows of tables, and their gradients, pass through
     stream                 GPU ring that state in host memory passes through
     stage.c                host ring that checkpoints are written, and read, through
     data                   host ring of tokens and targets
@@ -26,6 +27,7 @@ from bigplan.lower.layout import (
     Layout,
     checkpoint_staging,
     data_staging,
+    looked_up_bytes,
     staged_chunk_bytes,
     streaming_bytes,
     streaming_entries,
@@ -39,7 +41,7 @@ from bigplan.lower.sizes import (
     parameter_bytes,
 )
 from bigplan.placement import IN_CHUNKS, Share, Tier
-from bigplan.program import Buffer
+from bigplan.program import ROWS, STAGED_ROWS, Buffer
 
 
 def stage_buffers(layout: Layout) -> dict[str, Buffer]:
@@ -92,6 +94,10 @@ def _rings(layout: Layout) -> Iterator[Buffer]:
     if any(layout.pieces[layer, Share.STREAMED] for layer in layout.table):
         nbytes = streaming_bytes(layout.graph, layout.chunk)
         yield Buffer("stream", Tier.GPU, nbytes, "slots", streaming_entries(layout.graph))
+    if any(layout.looked_up(layer) for layer in layout.table):
+        nbytes = looked_up_bytes(layout.graph)
+        yield Buffer(ROWS, Tier.GPU, nbytes, "slots", STAGING)
+        yield Buffer(STAGED_ROWS, Tier.HOST, nbytes, "staging", STAGING)
     yield Buffer("stage.c", Tier.HOST, checkpoint_staging(layout.graph), "staging", STAGING)
 
 

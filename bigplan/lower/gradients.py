@@ -23,7 +23,9 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
         yield Action(Op.REDUCE, Lane.COMM, layer, (total,), (total,), amount=nbytes)
     home = Ref(f"g{layer}", f"g{layer}")
     at = layout.table[layer].gradients
-    if not apart:
+    if layout.looked_up(layer):  # each micro-batch's rows went home by themselves
+        yield from _norm(layout, layer, home, Lane.CPU, unit)
+    elif not apart:
         yield from _norm(layout, layer, total, Lane.COMPUTE, unit)
     elif at is Tier.GPU:  # a ZeRO shard that stays: add it to its home
         yield Action(

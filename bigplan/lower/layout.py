@@ -93,6 +93,12 @@ def streamed_chunk(chunk: int) -> int:
     return max(1, chunk // STREAMED_CHUNKS)
 
 
+def looked_up_bytes(graph: Graph) -> int:
+    """Bytes of an entry for rows of the first layer's tables, or their gradients, and tokens."""
+    kind = graph.kinds[graph.layers[0]]
+    return kind.looked_up * graph.sizes.parameter + kind.boundary
+
+
 def widest_row(graph: Graph) -> int:
     """Elements by which a chunk may exceed its share, as rows are not split."""
     return max(tensor.columns for kind in graph.kinds.values() for tensor in kind.tensors)
@@ -197,12 +203,21 @@ class Layout:
         """The layer's kind."""
         return self.graph.kinds[self.graph.layers[layer]]
 
+    def looked_up(self, layer: int) -> bool:
+        """Whether the layer's tables stay in host memory, with their gradients, and rows move."""
+        at = self.table[layer]
+        return self.kind(layer).looked_up > 0 and at.parameters is at.gradients is Tier.HOST
+
     def visits(self, layer: int) -> bool:
         """Whether the layer's parameters pass through a GPU slot."""
+        if self.looked_up(layer):
+            return False
         return self.table[layer].visits or self.shards(layer, from_zero=3)
 
     def sums_apart(self, layer: int) -> bool:
         """Whether gradients are summed in a ring entry before they go home."""
+        if self.looked_up(layer):
+            return False
         return self.table[layer].gradients is not Tier.GPU or self.shards(layer, from_zero=2)
 
     def _updated_elsewhere(self, layer: int) -> bool:
@@ -218,7 +233,7 @@ class Layout:
         """Whether the layer's gradients pass through host staging."""
         at = self.table[layer].gradients
         if at is Tier.HOST:
-            return self.graph.units > 1
+            return self.graph.units > 1 and not self.looked_up(layer)
         return at is Tier.NVME or self._updated_elsewhere(layer)
 
     @property

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bigplan.lower.refs import BATCH, Refs, hidden, kept
-from bigplan.lower.sizes import batch_bytes, hidden_bytes, kept_bytes
+from bigplan.lower.layout import looked_up_bytes
+from bigplan.lower.refs import BATCH, Refs, hidden, kept, rows
+from bigplan.lower.sizes import batch_bytes, gradient_bytes, hidden_bytes, kept_bytes
 from bigplan.placement import Tier
-from bigplan.program import Action, Lane, Op, Ref
+from bigplan.program import ROWS, STAGED_ROWS, Action, Lane, Op, Ref
 
 
 def data(refs: Refs, layer: int) -> Iterator[Action]:
@@ -20,9 +21,35 @@ def data(refs: Refs, layer: int) -> Iterator[Action]:
         yield Action(Op.DATA, Lane.DATA, layer, writes=(BATCH,), amount=nbytes, micro_batch=0)
 
 
+def look_up(refs: Refs, layer: int) -> Iterator[Action]:
+    """The rows of tables in host memory that the layer reads, on their way to the GPU."""
+    if refs.layout.looked_up(layer):
+        nbytes, home = looked_up_bytes(refs.layout.graph), Ref(f"w{layer}", f"w{layer}")
+        staged, there = rows(STAGED_ROWS, layer), rows(ROWS, layer)
+        # Not on the CPU's lane, where it would wait for all sums of the unit before.
+        yield Action(Op.LOOK_UP, Lane.DATA, layer, (home, BATCH), (staged,), (), nbytes, 0)
+        yield Action(Op.LOAD, Lane.H2D, layer, (staged,), (there,), (staged,), nbytes, 0)
+
+
+def rows_home(refs: Refs, layer: int, *, adds: bool) -> Iterator[Action]:
+    """Gradients of those rows to their sum in host memory, which the first of a step clears."""
+    if refs.layout.looked_up(layer):
+        nbytes, total = looked_up_bytes(refs.layout.graph), Ref(f"g{layer}", f"g{layer}")
+        there, staged = (rows(buffer, layer, gradient=True) for buffer in (ROWS, STAGED_ROWS))
+        yield Action(Op.GRAD_OUT, Lane.D2H, layer, (there,), (staged,), (there,), nbytes, 0)
+        # As bytes of gradients. To clear a sum takes a third of adding to all of it.
+        sizes = refs.layout.graph.sizes
+        added = refs.layout.kind(layer).looked_up * sizes.gradient
+        cleared = 0 if adds else gradient_bytes(refs.layout, layer) // 3
+        reads = (staged, total) if adds else (staged,)
+        move = (reads, (total,), (staged,), added + cleared, 0)
+        yield Action(Op.ACCUMULATE, Lane.CPU, layer, *move)
+
+
 def forward(refs: Refs, layer: int, *, keeps: bool = True) -> Action:
     """The layer's forward; one that keeps nothing has no backward, and of the loss layer is all."""
-    reads, writes = [*refs.tables(layer)], []
+    looked_up = [rows(ROWS, layer)] if refs.layout.looked_up(layer) else []
+    reads, writes = [*(looked_up or refs.tables(layer))], []
     if keeps:
         writes.append(refs.passing(layer, forward=True))
     if layer > 0:
@@ -31,14 +58,17 @@ def forward(refs: Refs, layer: int, *, keeps: bool = True) -> Action:
         reads.append(BATCH)
     if layer < len(refs.layout.graph.layers) - 1:
         writes.append(hidden("h", layer))
-    return Action(Op.FORWARD, Lane.COMPUTE, layer, tuple(reads), tuple(writes), micro_batch=0)
+    move = (tuple(reads), tuple(writes), tuple(looked_up))
+    return Action(Op.FORWARD, Lane.COMPUTE, layer, *move, micro_batch=0)
 
 
 def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
     """The layer's backward; gradient sums that it does not add to, it starts."""
     layout, passing = refs.layout, refs.passing(layer, forward=False)
-    reads = [*refs.tables(layer), passing, *adds_to]
-    writes = [*refs.sums(layer)]
+    if layout.looked_up(layer):
+        reads, writes = [passing], [rows(ROWS, layer, gradient=True)]
+    else:
+        reads, writes = [*refs.tables(layer), passing, *adds_to], [*refs.sums(layer)]
     if layer == layout.loss:
         reads.append(BATCH)
     else:

@@ -145,6 +145,7 @@ class Emitter:
         keeps = not self.evaluates
         body = [
             *micro_batch.data(self.refs, layer),
+            *micro_batch.look_up(self.refs, layer),
             *micro_batch.receive(self.refs, layer, forward=True),
             micro_batch.forward(self.refs, layer, keeps=keeps),
             *(micro_batch.save(self.refs, layer) if keeps else ()),
@@ -194,9 +195,7 @@ class Emitter:
     def _backward_and_gradients(
         self, layer: int, before: list[Action], unit: Unit
     ) -> Iterator[Instruction]:
-        yield from self._backward_each(
-            layer, before, list(micro_batch.send(self.refs, layer, forward=False)), unit
-        )
+        yield from self._backward_each(layer, before, unit)
         rest = list(gradient_home(self.layout, layer, self.refs.gradient_sum(layer), unit))
         if unit.last and not self.layout.graph.deferred:
             yield from self._release(layer)  # the update makes the copy in the slot stale
@@ -220,18 +219,19 @@ class Emitter:
         self.reduced = rest[1:] if reduction else []
         yield from () if reduction else rest
 
-    def _backward_each(
-        self, layer: int, before: list[Action], after: list[Action], unit: Unit
-    ) -> Iterator[Instruction]:
+    def _backward_each(self, layer: int, before: list[Action], unit: Unit) -> Iterator[Instruction]:
         """Backward of every micro-batch; on a fresh gradient sum the first one writes it."""
+        sent = list(micro_batch.send(self.refs, layer, forward=False))
         shared = self.layout.graph.tied and layer == 0  # the last layer wrote the sum already
         fresh = (unit.first or self.layout.sums_apart(layer)) and not shared
         own, *table = self.refs.sums(layer)  # the shared table's sum is at home: once a step
         if fresh:
             started = [] if unit.first else table
+            after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=False)]
             start = [*before, micro_batch.backward(self.refs, layer, started), *after]
             yield from (numbered(action, unit.base) for action in start)
             yield from self._fetch_ahead(layer, 0, unit)
+        after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=True)]
         rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
         # While fetches are of the layer's own micro-batches, they are alike.
         fetched = layer in self._fetches.get(self.layout.keeps(layer), [])

@@ -70,6 +70,11 @@ class Refs:
         return graph.tied and layer == len(graph.layers) - 1
 
 
+def rows(buffer: str, layer: int, *, gradient: bool = False) -> Ref:
+    """A micro-batch's rows of the layer's tables, or their gradients, on their way."""
+    return Ref(buffer, f"{'y' if gradient else 'x'}{layer}", moving=True)
+
+
 def kept(layer: int) -> Ref:
     """The home of what the layer keeps of a micro-batch."""
     return Ref(f"a{layer}", f"a{layer}", moving=True)

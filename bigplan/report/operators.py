@@ -192,4 +192,4 @@ def _bytes_each(op: Op, graph: Graph) -> int:
     """
     if op is Op.UPDATE:
         return 2 * graph.sizes.state + graph.sizes.gradient + graph.sizes.parameter
-    return 3 if op is Op.ACCUMULATE else 1
+    return {Op.ACCUMULATE: 3, Op.LOOK_UP: 2}.get(op, 1)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
-from bigplan.program import Action, Ref
+from bigplan.program import ROWS, Action, Ref
 from bigplan.runtime import blocks
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
 from bigplan.runtime.kept import Kept
+from bigplan.runtime.lookup import Entry, look_up, send_home
 from bigplan.runtime.products import Sums, accumulates_in_product
 
 TABLE = "embed_tokens.weight"  # what the loss layer may share with the first
@@ -56,6 +57,10 @@ class Compute:
         into[1].copy_(batch.targets)
         self._share = 1.0 / max(1, batch.counted)
 
+    def look_up(self, action: Action) -> None:
+        """A micro-batch's rows of tables in host memory, into staging."""
+        look_up(self._context, action, self._batch(action.reads, action)[0])
+
     def _batch(self, refs: Sequence[Ref], action: Action) -> Tensor:
         """Tokens and targets, int64 [2, micro_batch, sequence_length], in host memory."""
         flat = self._context.bytes_of(find(refs, "data"), action).view(torch.int64)
@@ -76,8 +81,7 @@ class Compute:
         if layer == 0:
             tokens = self._tokens(action)
             kept.saved = [tokens]
-            with torch.no_grad():
-                output = blocks.embedding(self._parameters(action), tokens, context.model)
+            output = self._embedded(tokens, action)
         else:
             x = self._hidden(action.reads, f"h{layer - 1}", action)
             if layer == len(context.graph.layers) - 1:
@@ -85,6 +89,14 @@ class Compute:
                 return
             output = self._forward_block(kept, x, action)
         self._leave(action.writes, f"h{layer}", action, output)
+
+    @torch.no_grad()
+    def _embedded(self, tokens: Tensor, action: Action) -> Tensor:
+        """Of the layer's tables, or of rows that were looked up in them."""
+        context, source = self._context, action.reads[0]
+        if source.buffer == ROWS:
+            return Entry.of(context, source, action).embedded()
+        return blocks.embedding(self._parameters(action), tokens, context.model)
 
     def _tokens(self, action: Action) -> Tensor:
         """On the device, whose copy outlasts the host's."""
@@ -96,8 +108,7 @@ class Compute:
         """A layer of an evaluation; of the loss layer the loss."""
         context, layer = self._context, action.layer
         if layer == 0:
-            parameters = self._parameters(action)
-            output = blocks.embedding(parameters, self._tokens(action), context.model)
+            output = self._embedded(self._tokens(action), action)
         else:
             x = self._hidden(action.reads, f"h{layer - 1}", action)
             if layer == len(context.graph.layers) - 1:
@@ -162,6 +173,9 @@ class Compute:
         return lambda x: blocks.block(parameters, x, model, rope, cheap, linears)
 
     def _embedding_gradient(self, kept: Kept, gradient: Tensor, action: Action) -> None:
+        if action.writes[0].buffer == ROWS:
+            send_home(self._context, action, gradient, kept.kept_input())
+            return
         self._open(kept.sums, action)
         for name, rows in blocks.looked_up(kept.kept_input(), self._context.model).items():
             kept.sums.add_rows(name, rows, gradient.flatten(0, 1))

@@ -34,6 +34,7 @@ class Executor:
         self.saver: Saver | None = None  # the checkpoint that CKPT actions write
         self._does: Mapping[Op, Callable[[Action], None]] = {
             Op.DATA: compute.data,
+            Op.LOOK_UP: compute.look_up,
             Op.FORWARD: compute.forward,
             Op.BACKWARD: compute.backward,
             Op.NORM: update.norm,

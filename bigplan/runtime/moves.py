@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bigplan.program import Action, Op
+from bigplan.program import ROWS, Action, Op
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
 
@@ -26,6 +26,9 @@ def move(context: Context, action: Action, kept: Callable[[Action], Kept]) -> No
     elif action.op is Op.FETCH:
         left = memory.storages.pop(target, [])
         kept(action).fetch(memory.place(source), left, context.device)
+    elif ROWS in (source[0], target[0]):
+        rows = slice(action.amount)  # without padding, which differs
+        memory.place(target)[rows].copy_(memory.place(source)[rows], non_blocking=True)
     else:
         _copy(context, action, memory.place(source), memory.place(target))
 

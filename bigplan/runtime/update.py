@@ -12,11 +12,12 @@ from torch import Tensor
 
 from bigplan.errors import WorkerError
 from bigplan.placement import Share
-from bigplan.program import Action, Lane
+from bigplan.program import STAGED_ROWS, Action, Lane
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import Kernel, fused_step
+from bigplan.runtime.lookup import add_up
 from bigplan.runtime.native import Piece, native
 from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.scaling import Scaling, Verdict
@@ -153,8 +154,11 @@ class Update:
         self._cores.close()
 
     def accumulate(self, action: Action) -> None:
-        """Add a unit's gradients to their sum in host memory."""
+        """Add a unit's gradients, or a micro-batch's of rows, to their sum in host memory."""
         assert action.lane is Lane.CPU, "sharded gradients are not executed"
+        if action.reads[0].buffer == STAGED_ROWS:
+            add_up(self._context, action)
+            return
         part, total = (
             self._context.flat(ref, action, self._context.gradient_dtype)
             for ref in action.reads[:2]

@@ -39,6 +39,8 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
             seconds = action.amount / rate
         case Op.ACCUMULATE:
             seconds = 3 * action.amount / memory  # read both, write the sum
+        case Op.LOOK_UP:
+            seconds = 2 * action.amount / memory
         case Op.NORM:
             seconds = action.amount / memory
         case Op.REDUCE:

@@ -234,16 +234,20 @@ def _ways(times: StageTimes, pinned: Pinned) -> list[tuple[float, float, float]]
     passing = min(rates.state_in, rates.state_out)
     ways = [(rows * state, 0.0, rates.cpu_update * state + passing)]
     free = [(k, n) for k, n in stage.kinds if not stage.resident(k, "gradients")]
-    gradients = sum(pinned.leaving(k, "gradients") * gradient_bytes(stage, k) for k, _ in free)
-    ways.append((float(gradients), 0.0, rates.d2h / units))
+    for looked_up in (False, True):
+        kinds = [k for k, _ in free if bool(k.looked_up) == looked_up]
+        nbytes = sum(pinned.leaving(k, "gradients") * gradient_bytes(stage, k) for k in kinds)
+        # Rows of tables move in hardly any time, here in none.
+        ways.append((float(nbytes), float(nbytes) * looked_up, rates.d2h / units))
     if stage.graph.strategy.zero not in (1, 2) and not stage.interleaved:
         # A slot ring holds as many whole layers as it saves transfers, unless ZeRO-3 has it anyway.
         # The loss layer's parameters pass once a unit, the others' twice.
         for k, n in free:
             nbytes = weight_bytes(stage, k)
-            ahead = stage.ring(n) * nbytes if stage.sharded(k, 3) > 1 else 0
-            passes = units if stage.is_loss(k) else 2 * units
             most = pinned.leaving(k, "parameters") * nbytes
+            held = stage.ring(n) * nbytes if stage.sharded(k, 3) > 1 else 0
+            ahead = most if k.looked_up else held
+            passes = units if stage.is_loss(k) else 2 * units
             ways.append((float(most), float(ahead), rates.h2d / passes))
     return ways
 

@@ -28,6 +28,8 @@ def _counts(
     stage: StageClass, kind: LayerKind, placed: KindPlacement
 ) -> Iterator[tuple[str, float]]:
     yield from _valued(stage.streamed(kind), placed.streamed)
+    on_host = (placed.parameters.get(Tier.HOST, 0), placed.gradients.get(Tier.HOST, 0))
+    yield from _valued(stage.looked_up(kind), min(on_host))
     for tier in Tier:
         for tensor, number in (
             ("parameters", placed.parameters.get(tier, 0)),

@@ -10,6 +10,7 @@ from bigplan.lower.layout import (
     STAGING,
     checkpoint_staging,
     data_staging,
+    looked_up_bytes,
     staged_chunk_bytes,
     streaming_bytes,
     streaming_entries,
@@ -188,6 +189,7 @@ def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
         rings.append(ring * whole_weights * stage.switch(kind, "slots"))
         sums = min(stage.least.sums, count)
         rings.append(sums * whole_gradients * stage.switch(kind, "sums"))
+    rings.append(STAGING * looked_up_bytes(stage.graph) * stage.looked_up(kind))
     # Under ZeRO-3 what is streamed is a shard, which passes through a ring of its own.
     rings.append(ring * weight_bytes(stage, kind) * stage.switch(kind, "shards"))
     return total([_home_bytes(stage, kind, Tier.GPU), *rings])
@@ -197,7 +199,9 @@ def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     weights = weight_bytes(stage, kind) * stage.switch(kind, "staged_weights")
     gradients = gradient_bytes(stage, kind) * stage.switch(kind, "staged_gradients")
     on_disk = ring_bytes(stage, kind, "on_disk")
-    return _home_bytes(stage, kind, Tier.HOST) + STAGING * (weights + gradients + on_disk)
+    rows = looked_up_bytes(stage.graph) * stage.looked_up(kind)
+    staged = weights + gradients + on_disk + rows
+    return _home_bytes(stage, kind, Tier.HOST) + STAGING * staged
 
 
 def hidden_bytes(stage: StageClass) -> float:

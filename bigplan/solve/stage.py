@@ -118,6 +118,14 @@ class StageClass:
         """Layers of the kind whose `tensor` is not on the GPU."""
         return total([self.tensor(kind, tensor, tier) for tier in AWAY])
 
+    def looked_up(self, kind: LayerKind) -> Linear:
+        """Layers of the kind whose rows are looked up, and added to, in host memory."""
+        return var(f"{self.name}.{kind.name}.looked_up") if kind.looked_up else Linear()
+
+    def passing(self, kind: LayerKind, tensor: str) -> Linear:
+        """Layers of the kind whose parameters pass through a slot, or gradients through a sum."""
+        return self.away(kind, tensor) - self.looked_up(kind)
+
     def policy(self, kind: LayerKind, recompute: Recompute, tier: Tier) -> Linear:
         """Layers of the kind that keep activations so."""
         if not kind.stores_activations:
@@ -205,6 +213,7 @@ def variables(stage: StageClass) -> Iterator[Variable]:
         for tensor, tier in product(("parameters", "gradients", "optimizer"), Tier):
             yield from _decided(stage.tensor(kind, tensor, tier), count, tensor != "optimizer")
         yield from _decided(stage.streamed(kind), count, integer=False)
+        yield from _decided(stage.looked_up(kind), count)
         for recompute, tier in product(Recompute, Tier):
             yield from _decided(stage.policy(kind, recompute, tier), count)
         for name in SWITCHES:
@@ -235,6 +244,7 @@ def placement_rules(stage: StageClass) -> Iterator[Rule]:
                 limit = stage.tensor(kind, tensor, Tier.GPU)
                 yield Rule(f"{where}: the GPU updates rows whose {tensor} it has", on_gpu - limit)
         yield from _streaming_rules(stage, kind, count)
+        yield from _look_up_rules(stage, kind, count)
 
 
 def _streaming_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[Rule]:
@@ -249,6 +259,17 @@ def _streaming_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator
         if on_disk.terms:
             rule = f"{where}: streamed rows have their {tensor} in memory"
             yield Rule(rule, streamed + on_gpu + on_disk - count)
+
+
+def _look_up_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[Rule]:
+    """Rows are looked up where both parameters and gradients are in host memory, and only there."""
+    where, looked_up = f"{stage.name}.{kind.name}", stage.looked_up(kind)
+    if not looked_up.terms:
+        return
+    homes = [stage.tensor(kind, tensor, Tier.HOST) for tensor in ("parameters", "gradients")]
+    for home in homes:
+        yield Rule(f"{where}: looked up in host memory", looked_up - home)
+    yield Rule(f"{where}: looked up where it can be", total(homes) - float(count) - looked_up)
 
 
 def switch_rules(stage: StageClass) -> Iterator[Rule]:
@@ -269,12 +290,13 @@ def switch_rules(stage: StageClass) -> Iterator[Rule]:
 
 def _needs(stage: StageClass, kind: LayerKind) -> Iterator[tuple[str, Linear]]:
     """What of a kind uses each of its switches."""
-    yield "slots", stage.away(kind, "parameters")
-    yield "shards", stage.away(kind, "parameters")
-    yield "sums", stage.away(kind, "gradients")
+    yield "slots", stage.passing(kind, "parameters")
+    yield "shards", stage.passing(kind, "parameters")
+    yield "sums", stage.passing(kind, "gradients")
     on_disk = stage.tensor(kind, "parameters", Tier.NVME)
     yield "staged_weights", on_disk + stage.others_on_gpu(kind, "parameters")
-    added = stage.tensor(kind, "gradients", Tier.HOST) if stage.graph.units > 1 else Linear()
+    added = stage.tensor(kind, "gradients", Tier.HOST) - stage.looked_up(kind)
+    added = added if stage.graph.units > 1 else Linear()
     on_disk = stage.tensor(kind, "gradients", Tier.NVME)
     yield "staged_gradients", on_disk + stage.others_on_gpu(kind, "gradients") + added
     for recompute in Recompute:

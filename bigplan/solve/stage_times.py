@@ -7,6 +7,7 @@ from functools import cached_property
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import LayerKind
+from bigplan.lower.layout import looked_up_bytes
 from bigplan.placement import Tier
 from bigplan.solve.linear import Linear, total
 from bigplan.solve.memory import gradient_bytes, ring_bytes, weight_bytes
@@ -97,8 +98,15 @@ class StageTimes:
 
     def loads(self, kinds: list[tuple[LayerKind, int]]) -> tuple[Linear, Linear]:
         """Parameters to the GPU."""
-        moved = [(k, n, self.stage.away(k, "parameters"), "slots") for k, n in kinds]
+        moved = [(k, n, self.stage.passing(k, "parameters"), "slots") for k, n in kinds]
         return self._moved(moved, 0)
+
+    @cached_property
+    def rows(self) -> Linear:
+        """Rows that are looked up in host memory, to the GPU; of their gradients, back."""
+        kinds = [k for k, _ in self.stage.kinds if k.looked_up]
+        nbytes = self.group * looked_up_bytes(self.stage.graph)
+        return total([nbytes * self.stage.looked_up(k) for k in kinds])
 
     def weight_reads(
         self, kinds: list[tuple[LayerKind, int]], *, staged: int = 0
@@ -146,12 +154,15 @@ class StageTimes:
         return count * total([ring_bytes(self.stage, k, ring) for k, _ in self.inner])
 
     def gradients(self, tiers: tuple[Tier, ...], *, inner: bool = False) -> Linear:
-        """Gradient bytes with their home on `tiers`."""
+        """Gradient bytes that a unit moves to their home on `tiers`, but for rows of tables."""
         kinds = self.inner if inner else list(self.stage.kinds)
         return total(
             [
                 gradient_bytes(self.stage, k)
-                * total([self.stage.tensor(k, "gradients", tier) for tier in tiers])
+                * (
+                    total([self.stage.tensor(k, "gradients", tier) for tier in tiers])
+                    - (self.stage.looked_up(k) if Tier.HOST in tiers else NOTHING)
+                )
                 for k, _ in kinds
             ]
         )

@@ -71,7 +71,7 @@ def _one_sum_seconds(times: StageTimes, kind: LayerKind, count: int) -> Linear:
     """
     rates, cost = times.costs.rates, times.costs.kinds[kind.name]
     again = max(cost.again(recompute) for recompute in times.stage.graph.recomputes)
-    away = times.stage.away(kind, "gradients")
+    away = times.stage.passing(kind, "gradients")
     less = (times.group * (cost.backward + again)) * (away - float(count))  # of the others
     leaving = (gradient_bytes(times.stage, kind) / rates.d2h) * (away - 1.0)
     return times.backward_compute + less + leaving
@@ -198,7 +198,7 @@ def _after_first_forward(times: StageTimes) -> Iterator[Linear]:
     rates, units, stage = times.costs.rates, times.units, times.stage
     away = times.gradients(AWAY)
     if stage.graph.strategy.pp == 1:
-        yield (1 / rates.d2h) * (units * away + (units - 1) * times.saves)
+        yield (1 / rates.d2h) * (units * (away + times.rows) + (units - 1) * times.saves)
         yield (3 * (units - 1) / rates.host_memory) * away
 
 
@@ -231,8 +231,8 @@ def _passes_by_lane(times: StageTimes, *, held: bool = True) -> dict[str, Linear
     )
     reread = (units - 1) * disk_gradients
     return {
-        "h2d": (1 / rates.h2d) * (loads + units * saves),
-        "d2h": (1 / rates.d2h) * (units * (saves + times.gradients(AWAY))),
+        "h2d": (1 / rates.h2d) * (loads + units * (saves + times.rows)),
+        "d2h": (1 / rates.d2h) * (units * (saves + times.rows + times.gradients(AWAY))),
         "cpu": (3 * (units - 1) / rates.host_memory) * times.gradients(AWAY),
         "read": (1 / rates.nvme_read) * (reads + units * on_disk + reread),
         "write": (1 / rates.nvme_write) * (units * (on_disk + disk_gradients)),
