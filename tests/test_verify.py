@@ -356,7 +356,7 @@ def test_every_program_can_be_checkpointed(case: Case) -> None:
 
 # Moves that free nothing: doing them twice in a row copies the same bytes again.
 COPIES = (Op.READ, Op.LOAD, Op.STATE_IN, Op.GRAD_OUT, Op.PARAM_OUT, Op.WRITE)
-IDEMPOTENT = (*COPIES, Op.GATHER, Op.NORM)
+IDEMPOTENT = (*COPIES, Op.LOOK_UP, Op.GATHER, Op.NORM)
 
 
 def _already_there(program: Program, actions: Actions, index: int) -> bool:

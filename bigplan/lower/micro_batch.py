@@ -13,6 +13,10 @@ from bigplan.lower.sizes import batch_bytes, gradient_bytes, hidden_bytes, kept_
 from bigplan.placement import Tier
 from bigplan.program import ROWS, STAGED_ROWS, Action, Lane, Op, Ref
 
+# Of host memory for an element of a row's gradient: it is widened to fp32, added to those of equal
+# rows in a buffer that is cleared before, and these to the sum.
+ROW_BYTES = 36
+
 
 def data(refs: Refs, layer: int) -> Iterator[Action]:
     """The batch, before the stage's layer that asks for it first."""
@@ -37,9 +41,8 @@ def rows_home(refs: Refs, layer: int, *, adds: bool) -> Iterator[Action]:
         nbytes, total = looked_up_bytes(refs.layout.graph), Ref(f"g{layer}", f"g{layer}")
         there, staged = (rows(buffer, layer, gradient=True) for buffer in (ROWS, STAGED_ROWS))
         yield Action(Op.GRAD_OUT, Lane.D2H, layer, (there,), (staged,), (there,), nbytes, 0)
-        # As bytes of gradients. To clear a sum takes a third of adding to all of it.
-        sizes = refs.layout.graph.sizes
-        added = refs.layout.kind(layer).looked_up * sizes.gradient
+        # An accumulation takes three times its amount. To clear a sum takes its bytes once.
+        added = refs.layout.kind(layer).looked_up * ROW_BYTES // 3
         cleared = 0 if adds else gradient_bytes(refs.layout, layer) // 3
         reads = (staged, total) if adds else (staged,)
         move = (reads, (total,), (staged,), added + cleared, 0)

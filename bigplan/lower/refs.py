@@ -72,7 +72,7 @@ class Refs:
 
 def rows(buffer: str, layer: int, *, gradient: bool = False) -> Ref:
     """A micro-batch's rows of the layer's tables, or their gradients, on their way."""
-    return Ref(buffer, f"{'y' if gradient else 'x'}{layer}", moving=True)
+    return Ref(buffer, f"{'p' if gradient else 'x'}{layer}", moving=True)
 
 
 def kept(layer: int) -> Ref:

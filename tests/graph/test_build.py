@@ -169,3 +169,22 @@ def test_looked_up_rows_are_priced_by_tokens(name: str) -> None:
     assert _moved(many, "look-up") == 8 * _moved(few, "look-up")
     # A bf16 gradient of 512 tokens is widened, added up in a cleared buffer and then to fp32 sums.
     assert _moved(few, "look-up") == tables * 512 * model.hidden * (2 + 4 + 4 + 8 + 4 + 8)
+
+
+def test_few_rows_of_a_large_table_are_looked_up_where_it_is() -> None:
+    model = find_model("llama-3-8b")
+
+    def looked_up(model: ModelSpec, strategy: Strategy) -> int:
+        return build_graph(model, TRAINING, strategy).kinds["embedding"].looked_up
+
+    assert looked_up(model, Strategy(dp=1, micro_batch=2)) == 2 * 512 * model.hidden
+    few_words = _like(model, vocab=1023)  # two entries would be no smaller
+    assert looked_up(few_words, Strategy(dp=1)) == 0
+    assert looked_up(model, Strategy(dp=2)) == looked_up(model, Strategy(dp=1, tp=2)) == 0
+    assert looked_up(model, Strategy(dp=1, pp=2)) == 0
+    tied = _like(model, tied_embeddings=True)
+    assert looked_up(tied, Strategy(dp=1)) == 0
+
+
+def _like(model: ModelSpec, **changes: object) -> ModelSpec:
+    return ModelSpec.model_validate(model.model_dump() | changes)

@@ -132,6 +132,41 @@ def test_a_streamed_layer_on_disk_passes_through_host_and_slot() -> None:
     assert again == {0: Recompute.NONE, 1: Recompute.FULL, 2: Recompute.NONE}
 
 
+def test_rows_of_a_table_on_the_host_move_alone() -> None:
+    """Neither the table nor a sum of its gradients is ever on the GPU."""
+    group = Strategy(dp=1, accumulation_group=2)
+    graph = toy_graph(group, blocks=1, units=2, looked_up=8)
+    table = kind_placement(1, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
+    (program,) = lower(graph, placed(graph, embedding=table))
+    mine = [text for text in _ops(program.step) if text.split()[1].startswith("0")]
+    forward = [[f"look_up 0.{n}", f"load 0.{n}", f"forward 0.{n}"] for n in range(4)]
+    backward = [[f"backward 0.{n}", f"grad_out 0.{n}", f"accumulate 0.{n}"] for n in range(4)]
+    assert mine == [
+        "update 0",
+        *(text for unit in (0, 2) for each in (forward, backward) for n in (unit, unit + 1)
+          for text in each[n]),
+        "norm 0",
+    ]  # fmt: skip
+    actions = [action for action in expand(program.step) if action.layer == 0]
+    # Eight elements of rows in 16 bits, behind them 16 bytes of tokens.
+    moved = {action.amount for action in actions if action.op in (Op.LOAD, Op.GRAD_OUT)}
+    assert moved == {8 * 2 + 16}
+    sums = [action for action in actions if action.op is Op.ACCUMULATE]
+    assert [any(ref.content == "g0" for ref in a.reads) for a in sums] == [False, True, True, True]
+    on_gpu = {name: b.nbytes for name, b in program.buffers.items() if b.tier is Tier.GPU}
+    assert on_gpu["rows"] == 8 * 2 + 16
+    assert not {"w0", "g0", "slot.embedding", "sum.embedding"} & set(on_gpu)
+
+
+def test_a_table_whose_gradients_are_elsewhere_comes_whole() -> None:
+    graph = toy_graph(blocks=1, looked_up=8)
+    for gradients in (Tier.GPU, Tier.NVME):
+        table = kind_placement(1, Tier.HOST, gradients, optimizer=Tier.HOST)
+        (program,) = lower(graph, placed(graph, embedding=table))
+        assert "slot.embedding" in program.buffers
+        assert all(action.op is not Op.LOOK_UP for action in expand(program.step))
+
+
 def test_a_slot_that_still_holds_the_layer_is_not_filled_again() -> None:
     graph = toy_graph(blocks=4, units=3, deferred=False)
     streamed = kind_placement(4, Tier.HOST, optimizer=Tier.HOST)

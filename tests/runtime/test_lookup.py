@@ -34,8 +34,11 @@ def _dense(table: Tensor, rows: Tensor, gradients: Tensor) -> Tensor:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("number", [1, 50, LOOKED_UP_ROWS, LOOKED_UP_ROWS + 1])
-def test_rows_are_added_to_a_sum(device: str, dtype: torch.dtype, number: int) -> None:
+def test_rows_are_added_to_a_sum(
+    device: str, dtype: torch.dtype, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Most words more than once, some never: as in text."""
+    monkeypatch.setattr(module, "HOST_ELEMENTS", LOOKED_UP_ROWS * COLUMNS)
     rows = (_values(number).abs() * 20).long().clamp(max=98)
     gradients, total = _values(number, COLUMNS, dtype=dtype), _values(100, COLUMNS)
     exact = _dense(total, rows, gradients)
@@ -73,7 +76,7 @@ def test_any_rows_a_few_at_a_time(listed: list[int], at_once: int) -> None:
     total = torch.ones(7, 2)
     exact = _dense(total, rows, gradients)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "LOOKED_UP_ROWS", at_once)
+        patch.setattr(module, "HOST_ELEMENTS", 2 * at_once)
         add_rows(total, rows, gradients)
     assert torch.equal(total.double(), exact)
 

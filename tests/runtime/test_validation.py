@@ -184,6 +184,6 @@ def test_an_evaluation_loads_what_is_streamed_and_changes_nothing(pairs: Path) -
         before = state_of(worker)
         worker.evaluate()
         after = state_of(worker)
-    assert ops == {Op.DATA, Op.READ, Op.LOAD, Op.FORWARD, Op.FREE}
+    assert ops == {Op.DATA, Op.LOOK_UP, Op.READ, Op.LOAD, Op.FORWARD, Op.FREE}
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old.weights, new.weights)
