@@ -99,6 +99,15 @@ def looked_up_bytes(graph: Graph) -> int:
     return kind.looked_up * graph.sizes.parameter + kind.boundary
 
 
+def row_bytes(kind: LayerKind) -> int:
+    """Bytes that host memory moves to add a micro-batch's rows to their sum, about.
+
+    An element is widened to fp32 (2 + 4), added to those of equal rows in a buffer that is cleared
+    before (4 + 4 + 8), and these to the sum (4 + 8): runtime/lookup.py.
+    """
+    return 34 * kind.looked_up
+
+
 def widest_row(graph: Graph) -> int:
     """Elements by which a chunk may exceed its share, as rows are not split."""
     return max(tensor.columns for kind in graph.kinds.values() for tensor in kind.tensors)

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bigplan.lower.layout import looked_up_bytes
+from bigplan.lower.layout import looked_up_bytes, row_bytes
 from bigplan.lower.refs import BATCH, Refs, hidden, kept, rows
 from bigplan.lower.sizes import batch_bytes, gradient_bytes, hidden_bytes, kept_bytes
 from bigplan.placement import Tier
 from bigplan.program import ROWS, STAGED_ROWS, Action, Lane, Op, Ref
-
-# Of host memory for an element of a row's gradient: it is widened to fp32, added to those of equal
-# rows in a buffer that is cleared before, and these to the sum.
-ROW_BYTES = 36
 
 
 def data(refs: Refs, layer: int) -> Iterator[Action]:
@@ -42,7 +38,7 @@ def rows_home(refs: Refs, layer: int, *, adds: bool) -> Iterator[Action]:
         there, staged = (rows(buffer, layer, gradient=True) for buffer in (ROWS, STAGED_ROWS))
         yield Action(Op.GRAD_OUT, Lane.D2H, layer, (there,), (staged,), (there,), nbytes, 0)
         # An accumulation takes three times its amount. To clear a sum takes its bytes once.
-        added = refs.layout.kind(layer).looked_up * ROW_BYTES // 3
+        added = row_bytes(refs.layout.kind(layer)) // 3
         cleared = 0 if adds else gradient_bytes(refs.layout, layer) // 3
         reads = (staged, total) if adds else (staged,)
         move = (reads, (total,), (staged,), added + cleared, 0)

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from bigplan.graph.graph import LayerKind
-from bigplan.lower.layout import STAGING
+from bigplan.lower.layout import STAGING, looked_up_bytes, row_bytes
 from bigplan.placement import Tier
 from bigplan.solve.linear import AtLeast, Linear, total, var
 from bigplan.solve.memory import gradient_bytes, owned
@@ -174,7 +174,7 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
     in_fill = stage.graph.in_flight_units(stage.stages[-1])
     pairs = (units - in_fill) * var(f"{name}.P") + (in_fill - 1) * (forward + backward)
     last_backward = var(f"{name}.E") + pairs
-    yield AtLeast("step", last_backward + backward + before)
+    yield AtLeast("step", last_backward + backward + before + _last_rows(times))
     yield AtLeast("step", fill + units * backward + (units - in_fill) * forward + before)
     reduces = sum(n * times.reduce(k) for k, n in times.inner)
     yield AtLeast("step", last_backward + reduces)
@@ -187,6 +187,20 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
         return
     for seconds in _after_first_forward(times):
         yield AtLeast("step", var(f"{name}.E") + seconds)
+
+
+def _last_rows(times: StageTimes) -> Linear:
+    """Seconds after the last backward until its rows are in their sum, and that has its norm.
+
+    The first layer's backward is the last. Only one GPU alone looks rows up, and has one class.
+    """
+    rates, graph, parts = times.costs.rates, times.stage.graph, []
+    for kind, _ in times.stage.kinds:
+        seconds = looked_up_bytes(graph) / rates.d2h + row_bytes(kind) / rates.host_memory
+        if graph.deferred:
+            seconds += gradient_bytes(times.stage, kind) / rates.host_memory
+        parts.append(seconds * times.stage.looked_up(kind))
+    return total(parts)
 
 
 def _after_first_forward(times: StageTimes) -> Iterator[Linear]:
