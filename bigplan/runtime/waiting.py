@@ -15,7 +15,8 @@ def data_seconds(timeline: Timeline) -> float:
     there; the batch came later by that much.
     """
     came = {e.micro_batch: e.end for e in timeline.events if e.op == Op.DATA}
-    brought = [e.end for e in timeline.events if e.layer == 0 and e.op in BRINGS]
+    parameters = [e for e in timeline.events if e.layer == 0 and e.op in BRINGS]
+    brought = [e.end for e in parameters if e.micro_batch < 0]  # rows come behind their batch
     compute = [e for e in timeline.events if e.lane == Lane.COMPUTE]
     waited = free = 0.0
     for event in sorted(compute, key=lambda e: (e.start, e.end)):

@@ -50,3 +50,14 @@ def test_what_parameters_keep_waiting_is_not_for_data() -> None:
         _event(Lane.H2D, Op.LOAD, -1, 0.0, 4.0),
         _event(Lane.COMPUTE, Op.FORWARD, 0, 4.0, 5.0),
     ) == pytest.approx(0.0)
+
+
+def test_rows_that_come_behind_a_late_batch_are_waited_for_with_it() -> None:
+    """Parameters at 1, the batch at 3, its rows of the table at 3.5: two seconds of data."""
+    assert _seconds(
+        _event(Lane.CPU, Op.UPDATE, -1, 0.0, 1.0),
+        _event(Lane.DATA, Op.DATA, 0, 0.0, 3.0),
+        _event(Lane.DATA, Op.LOOK_UP, 0, 3.0, 3.3),
+        _event(Lane.H2D, Op.LOAD, 0, 3.3, 3.5),
+        _event(Lane.COMPUTE, Op.FORWARD, 0, 3.5, 4.0),
+    ) == pytest.approx(2.0)
