@@ -37,7 +37,7 @@ def rows_home(refs: Refs, layer: int, *, adds: bool) -> Iterator[Action]:
         nbytes, total = looked_up_bytes(refs.layout.graph), Ref(f"g{layer}", f"g{layer}")
         there, staged = (rows(buffer, layer, gradient=True) for buffer in (ROWS, STAGED_ROWS))
         yield Action(Op.GRAD_OUT, Lane.D2H, layer, (there,), (staged,), (there,), nbytes, 0)
-        # An accumulation takes three times its amount. To clear a sum takes its bytes once.
+        # An accumulation takes three times its amount, clearing a sum its bytes once.
         added = row_bytes(refs.layout.kind(layer)) // 3
         cleared = 0 if adds else gradient_bytes(refs.layout, layer) // 3
         reads = (staged, total) if adds else (staged,)

@@ -11,10 +11,10 @@ from torch import Tensor
 from bigplan.graph.graph import Recompute
 from bigplan.program import ROWS, Action, Ref
 from bigplan.runtime import blocks
-from bigplan.runtime.context import Context, find
+from bigplan.runtime.context import Context
 from bigplan.runtime.data import Prefetcher
 from bigplan.runtime.kept import Kept
-from bigplan.runtime.lookup import Entry, look_up, send_home
+from bigplan.runtime.lookup import Entry, send_home
 from bigplan.runtime.products import Sums, accumulates_in_product
 
 TABLE = "embed_tokens.weight"  # what the loss layer may share with the first
@@ -52,21 +52,10 @@ class Compute:
     def data(self, action: Action) -> None:
         """A micro-batch, which was read ahead, into the memory that the device copies it from."""
         batch = self.batches.take(self.step, action.micro_batch)
-        into = self._batch(action.writes, action)
+        into = self._context.batch(action.writes, action)
         into[0].copy_(batch.tokens)
         into[1].copy_(batch.targets)
         self._share = 1.0 / max(1, batch.counted)
-
-    def look_up(self, action: Action) -> None:
-        """A micro-batch's rows of tables in host memory, into staging."""
-        look_up(self._context, action, self._batch(action.reads, action)[0])
-
-    def _batch(self, refs: Sequence[Ref], action: Action) -> Tensor:
-        """Tokens and targets, int64 [2, micro_batch, sequence_length], in host memory."""
-        flat = self._context.bytes_of(find(refs, "data"), action).view(torch.int64)
-        length = self._context.training.sequence_length
-        rows = self._context.graph.strategy.micro_batch
-        return flat[: 2 * rows * length].view(2, rows, length)
 
     def forward(self, action: Action) -> None:
         """Run a layer forward; leave its output and what it keeps, where the action keeps it."""
@@ -100,7 +89,7 @@ class Compute:
 
     def _tokens(self, action: Action) -> Tensor:
         """On the device, whose copy outlasts the host's."""
-        tokens = self._batch(action.reads, action)[0]
+        tokens = self._context.batch(action.reads, action)[0]
         return tokens.to(self._context.device, non_blocking=True, copy=True)
 
     @torch.no_grad()
@@ -208,7 +197,7 @@ class Compute:
 
     def _targets(self, action: Action) -> Tensor:
         """int64 [micro_batch * sequence_length], on the device."""
-        targets = self._batch(action.reads, action)[1]
+        targets = self._context.batch(action.reads, action)[1]
         return targets.to(self._context.device, non_blocking=True).flatten()
 
     def _head(self, action: Action) -> dict[str, Tensor]:

@@ -69,6 +69,12 @@ class Context:
             elements = self.kind(0).parameters  # the table that the last layer shares
         return self.memory.view(self.key(ref, action), dtype, elements)
 
+    def batch(self, refs: Iterable[Ref], action: Action) -> Tensor:
+        """Tokens and targets, int64 [2, micro_batch, sequence_length], in host memory."""
+        flat = self.bytes_of(find(refs, "data"), action).view(torch.int64)
+        rows, length = self.graph.strategy.micro_batch, self.training.sequence_length
+        return flat[: 2 * rows * length].view(2, rows, length)
+
     def views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:
         """A flat buffer as the layer's tensors, by name."""
         offsets = self.rows[layer].offsets

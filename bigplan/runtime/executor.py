@@ -16,6 +16,7 @@ from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, last_of_lanes
+from bigplan.runtime.lookup import look_up
 from bigplan.runtime.moves import move, reduce
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.update import Update
@@ -34,7 +35,7 @@ class Executor:
         self.saver: Saver | None = None  # the checkpoint that CKPT actions write
         self._does: Mapping[Op, Callable[[Action], None]] = {
             Op.DATA: compute.data,
-            Op.LOOK_UP: compute.look_up,
+            Op.LOOK_UP: partial(look_up, context),
             Op.FORWARD: compute.forward,
             Op.BACKWARD: compute.backward,
             Op.NORM: update.norm,

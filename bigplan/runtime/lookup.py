@@ -54,8 +54,9 @@ class Entry(NamedTuple):
         return output.view(*self.tokens.shape, -1)
 
 
-def look_up(context: Context, action: Action, tokens: Tensor) -> None:
-    """Copy the rows for tokens, int64 [micro_batch, sequence_length], out of the layer's tables."""
+def look_up(context: Context, action: Action) -> None:
+    """Copy the rows for a micro-batch's tokens out of the layer's tables."""
+    tokens = context.batch(action.reads, action)[0]
     flat = context.flat(action.reads[0], action, context.parameter_dtype)
     tables, entry = context.views(flat, action.layer), Entry.of(context, action.writes[0], action)
     for into, (name, rows) in zip(
