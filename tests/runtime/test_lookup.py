@@ -1,4 +1,4 @@
-"""Gradients of looked-up rows, added to sums, against a dense gradient in fp64."""
+"""Looked-up rows: their gradients in sums against a dense one in fp64; tables on the host."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bigplan.graph.graph import LOOKED_UP_ROWS
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import Tier
+from bigplan.program import Op, expand
 from bigplan.runtime import lookup as module
 from bigplan.runtime.lookup import add_rows
+from tests.runtime.harness import Run, execute, started
+from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.toys import kind_placement
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = [torch.bfloat16, torch.float16, torch.float32]
@@ -79,6 +85,30 @@ def test_any_rows_a_few_at_a_time(listed: list[int], at_once: int) -> None:
         patch.setattr(module, "HOST_ELEMENTS", 2 * at_once)
         add_rows(total, rows, gradients)
     assert torch.equal(total.double(), exact)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("tables", [1, 2])
+def test_a_table_on_the_host_trains_as_one_on_the_device(device: str, tables: int) -> None:
+    """Two accumulation groups of two micro-batches; with a second table, of positions."""
+    learned: dict[str, object] = {"norm": "layernorm", "positions": "learned", "mlp": "gelu"}
+    model = tiny_model(**(learned if tables == 2 else {}))
+    training = tiny_training(4, clip_norm=0.5)
+
+    def trained(where: Tier) -> Run:
+        table = kind_placement(1, where, where, optimizer=where)
+        placement = placed(embedding=table, block=kind_placement(2), head=kind_placement(1))
+        plan = plan_of(model, training, Strategy(dp=1, accumulation_group=2), placement, device)
+        with started(plan) as worker:
+            looked_up = [a for a in expand(worker._program.step) if a.op is Op.LOOK_UP]
+        assert len(looked_up) == (4 if where is Tier.HOST else 0)
+        return execute(plan)
+
+    host, alone = trained(Tier.HOST), trained(Tier.GPU)
+    # fp32 sums and updates of the CPU and of a GPU differ in their last bits.
+    assert host.losses == pytest.approx(alone.losses, rel=1e-5)
+    for here, there in zip(host.states[-1], alone.states[-1], strict=True):
+        assert torch.allclose(here.weights, there.weights, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.gpu
