@@ -3,6 +3,7 @@
     python -m benchmarks.limit predict OUT [CASE ...]   OUT/CASE.plan.yaml and OUT/predictions.json
     python -m benchmarks.limit run OUT [CASE ...]       those plans run, one process each: CASE.json
     python -m benchmarks.limit table OUT [OUT ...]      all of it beside bounds and peers, in one
+    python -m benchmarks.limit drive OUT                what the drive did in the traced steps
     python -m benchmarks.limit touch GIB                so much host memory taken and given back
     python -m benchmarks.limit room CLUSTER FOLDER      a cluster file given all of FOLDER's drive
 
@@ -372,6 +373,10 @@ def main() -> None:
             one(Path(out), name)
         case ["table", *outs] if outs:
             table([Path(out) for out in outs])
+        case ["drive", out]:
+            from benchmarks.limit_drive import in_steps
+
+            in_steps(Path(out))
         case ["touch", gibibytes]:
             touch(int(gibibytes))
         case ["room", cluster, folder]:

@@ -2,14 +2,18 @@
 
 A virtual machine's drive is shared: one gave 0.9 to 1.3 GB/s each way within ten minutes. So it is
 measured once more before every case that uses it, which is planned and predicted with these rates,
-and again when the case has run.
+and again when the case has run. What it did in a step is in the step's trace.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
+from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,6 +25,24 @@ from bigplan.spec.dump import to_yaml
 
 KEPT_FREE = 6 << 30  # bytes of a drive for logs and what is compiled
 SECONDS = 8.0  # of measuring
+LANES = "nvme read", "nvme write"
+WINDOW = 4  # seconds over which a step's rates are told
+
+
+class Traced(NamedTuple):
+    """An action of a step, as limit.py traces it."""
+
+    lane: str
+    op: str
+    layer: int
+    micro_batch: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
 
 
 def room(path: Path, folder: Path) -> None:
@@ -40,6 +62,53 @@ def with_drive_now(path: Path, folder: Path) -> Cluster:
     cpu = Bench((torch.device("cpu"),), 1, 1, folder, clock=time.perf_counter)
     group = measure_drive(cluster.group, cpu, SECONDS)
     return cluster.model_copy(update={"node_groups": (group,)})
+
+
+def in_steps(out: Path) -> None:
+    """What the drive did in the traced step of every case on it, and that step's floor.
+
+    The floor is the GPU's work that nothing of the update can hide under (all but the first
+    group's forward and updates) and, after it, the drive's bytes at the rate of this very step.
+    """
+    promised = json.loads((out / "predictions.json").read_text())
+    for path in sorted(out.glob("*.trace.json")):
+        name = path.name.removesuffix(".trace.json")
+        moved = promised[name]["moved_bytes"]
+        events = [Traced(*event) for event in json.loads(path.read_text()) if event[1] != "free"]
+        drive = [event for event in events if event.lane in LANES]
+        if drive:
+            print(f"\n{name}")
+            for lane in LANES:
+                each = moved[lane] / sum(event.lane == lane for event in drive)
+                print(f"  {lane:10s}", *(f"{rate:.2f}" for rate in _over_time(drive, lane, each)))
+            group = promised[name]["strategy"].get("accumulation_group", 1)
+            _print_floor(events, drive, sum(moved[lane] for lane in LANES), group)
+
+
+def _over_time(drive: list[Traced], lane: str, nbytes: float) -> Iterator[float]:
+    """GB/s of a lane in each WINDOW seconds; its actions move `nbytes` each."""
+    own = [event for event in drive if event.lane == lane]
+    for start in range(0, ceil(max(event.end for event in own)), WINDOW):
+        shares = (
+            max(0.0, min(e.end, start + WINDOW) - max(e.start, start)) / e.seconds for e in own
+        )
+        yield sum(shares) * nbytes / WINDOW / 1e9
+
+
+def _print_floor(events: list[Traced], drive: list[Traced], nbytes: int, group: int) -> None:
+    step, last = (max(event.end for event in some) for some in (events, drive))
+    behind = sum(
+        event.seconds
+        for event in events
+        if event.lane == "gpu compute"
+        and event.op != "update"
+        and not (event.op == "forward" and event.micro_batch < group)
+    )
+    floor = behind + last
+    print(
+        f"  {nbytes / last / 1e9:.2f} GB/s until {last:.2f} s of {step:.2f}; floor {behind:.2f} + "
+        f"{last:.2f} = {floor:.2f} s, {floor / step:.0%} of the step"
+    )
 
 
 def rates_of(cluster: Cluster) -> dict[str, float]:
