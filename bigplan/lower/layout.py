@@ -94,7 +94,7 @@ def streamed_chunk(chunk: int) -> int:
 
 
 def looked_up_bytes(graph: Graph) -> int:
-    """Bytes of an entry for rows of the first layer's tables, or their gradients, and tokens."""
+    """Bytes of an entry for tokens and their rows of the first layer's tables, or gradients."""
     kind = graph.kinds[graph.layers[0]]
     return kind.looked_up * graph.sizes.parameter + kind.boundary
 

@@ -36,12 +36,12 @@ class Entry(NamedTuple):
     @classmethod
     def of(cls, context: Context, ref: Ref, action: Action) -> Entry:
         """What `ref` names for the action's micro-batch."""
-        entry, dtype = context.bytes_of(ref, action), context.parameter_dtype
+        view, key, kind = context.memory.view, context.key(ref, action), context.kind(action.layer)
         batch, length = context.graph.strategy.micro_batch, context.training.sequence_length
-        end = context.kind(action.layer).looked_up * dtype.itemsize
-        rows = entry[:end].view(dtype).view(-1, batch * length, context.model.hidden)
-        tokens = entry[end : end + 8 * batch * length].view(torch.int64)
-        return cls(rows, tokens.view(batch, length))
+        # Tokens come first: after any number of 16-bit rows 8-byte numbers may lie across words.
+        tokens = view(key, torch.int64, batch * length)
+        rows = view(key, context.parameter_dtype, kind.looked_up, 8 * batch * length)
+        return cls(rows.view(-1, batch * length, context.model.hidden), tokens.view(batch, length))
 
     def embedded(self) -> Tensor:
         """[micro_batch, sequence_length, hidden]: the tables' rows added up, in memory of its own.

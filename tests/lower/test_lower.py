@@ -148,7 +148,7 @@ def test_rows_of_a_table_on_the_host_move_alone() -> None:
         "norm 0",
     ]  # fmt: skip
     actions = [action for action in expand(program.step) if action.layer == 0]
-    # Eight elements of rows in 16 bits, behind them 16 bytes of tokens.
+    # 16 bytes of tokens, behind them eight elements of rows in 16 bits.
     moved = {action.amount for action in actions if action.op in (Op.LOAD, Op.GRAD_OUT)}
     assert moved == {8 * 2 + 16}
     sums = [action for action in actions if action.op is Op.ACCUMULATE]

@@ -111,6 +111,18 @@ def test_a_table_on_the_host_trains_as_one_on_the_device(device: str, tables: in
         assert torch.allclose(here.weights, there.weights, rtol=1e-3, atol=1e-5)
 
 
+def test_rows_of_any_length_have_their_tokens_beside_them() -> None:
+    """15 x 34 elements in 16 bits are no whole number of 8-byte tokens."""
+    model, training = (
+        tiny_model(hidden=34, heads=1, kv_heads=1),
+        tiny_training(2, sequence_length=15, precision="bf16"),
+    )
+    table = kind_placement(1, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
+    placement = placed(embedding=table, block=kind_placement(2), head=kind_placement(1))
+    run = execute(plan_of(model, training, Strategy(dp=1), placement))
+    assert run.losses[-1] < run.losses[0]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_takes_no_more_memory_than_the_graph_counts(dtype: torch.dtype) -> None:
