@@ -76,7 +76,8 @@ def _rates(
     """Bytes/s of writing, reading, and of both at once in the two halves of what was written.
 
     A step writes where the step before has, so the file is filled first: on an ext4 volume of a
-    virtual machine the first bytes at a place went at 2.4 GB/s, all later ones at 4.8.
+    virtual machine the first bytes at a place went at 2.9 GB/s, all later ones at 5.0 to 5.8
+    (benchmarks/drive_rewrite.py).
     """
     for buffer in buffers:
         buffer.random_(255)  # some drives compress

@@ -23,7 +23,8 @@ from bigplan.runtime import blocks
 from bigplan.runtime.context import Context
 
 # Added up at a time in host memory: 16 MB in fp32, which the C library keeps. 33 MB were mapped
-# anew every time: 270 ms for 4,096 rows of 4096 on two cores, in place of 19 to 47.
+# anew every time: 160 to 190 ms for 4,096 rows of 4096 on two cores, in place of 18 to 20
+# (benchmarks/host_rows.py).
 HOST_ELEMENTS = 2**22
 
 
