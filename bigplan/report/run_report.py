@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigplan.launcher.record import Record
-from bigplan.program import Op
+from bigplan.program import Lane, Op
 from bigplan.report.resources import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
 from bigplan.timeline import Timeline
@@ -34,6 +34,8 @@ def run_report(record: Record) -> RenderableType:
                 measured.total_by(lambda event: event.op),
             ),
         ]
+        if any(event.lane == Lane.GPU_UPDATE for event in measured.events):
+            parts.append(Text(_BESIDE))
     parts.append(_memory_table(record))
     parts += [Text(f"Note: {note}") for note in record.summary.notes]
     return Group(*parts)
@@ -67,6 +69,12 @@ def _headline(record: Record) -> Iterator[str]:
         )
     yield from _training_lines(record)
 
+
+# 3.3 B on an H200: 270 ms beside the forward where the kernels alone take 9.
+_BESIDE = (
+    'Note: "gpu update" runs beside the forward; measured on a GPU, it and "update" include '
+    "waiting for the forward's kernels."
+)
 
 _STATES = {
     "running": "running, or killed",

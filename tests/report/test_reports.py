@@ -136,6 +136,7 @@ def test_a_run_shows_predicted_beside_measured(plan: Plan) -> None:
     assert "x2.00" in text
     assert row(text, "gpu compute")[-1] == "2.00"
     assert row(text, "backward")[-1] == "2.00"
+    assert "forward's kernels" not in text  # nothing is streamed
     assert row(text, "GPU per GPU")[-3:] == ["0.50", "400", "B"]
     assert "Note: disk writes were buffered" in text
 
@@ -146,6 +147,7 @@ def test_a_run_is_told_by_resource_on_both_sides() -> None:
     for name in ("host to device", "device to host", "gpu update"):
         assert row(text, name)[-1] == "1.00"
     assert "state to" not in text
+    assert "waiting for the forward's kernels" in " ".join(text.split())
     assert row(text, "state_in")[-1] == "1.00"  # by kind of action it is told apart
     for told in (plan_report(plan, 0.25), timeline_report(simulate_plan(plan))):
         assert "host to device" in shown(told)
