@@ -20,11 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.lower.layout import (
+from bigplan.lower.entries import (
     CHUNK_STAGING,
     PAGE,
     STAGING,
-    Layout,
     checkpoint_staging,
     data_staging,
     looked_up_bytes,
@@ -32,6 +31,7 @@ from bigplan.lower.layout import (
     streaming_bytes,
     streaming_entries,
 )
+from bigplan.lower.layout import Layout
 from bigplan.lower.sizes import (
     full_gradient_bytes,
     full_parameter_bytes,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.lower.layout import STAGING, Layout
+from bigplan.lower.entries import STAGING
+from bigplan.lower.layout import Layout
 from bigplan.lower.refs import state_home
 from bigplan.lower.sizes import chunk_elements
 from bigplan.placement import IN_CHUNKS, Share, Tier

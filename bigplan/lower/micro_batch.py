@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bigplan.lower.layout import looked_up_bytes, row_bytes
+from bigplan.lower.entries import looked_up_bytes, row_bytes
 from bigplan.lower.refs import BATCH, Refs, hidden, kept, rows
 from bigplan.lower.sizes import batch_bytes, gradient_bytes, hidden_bytes, kept_bytes
 from bigplan.placement import Tier

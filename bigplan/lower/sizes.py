@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bigplan.lower.layout import Layout, data_staging
+from bigplan.lower.entries import data_staging
+from bigplan.lower.layout import Layout
 from bigplan.placement import ON_CPU, Share
 
 

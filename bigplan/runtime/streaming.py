@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bigplan.lower.layout import ALIGNMENT
+from bigplan.lower.entries import ALIGNMENT
 from bigplan.placement import Tier
 from bigplan.program import Action, Ref
 from bigplan.runtime.context import Context

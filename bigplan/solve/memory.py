@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bigplan.graph.graph import LayerKind, Recompute
-from bigplan.lower.layout import (
+from bigplan.lower.entries import (
     CHUNK_STAGING,
     STAGING,
     checkpoint_staging,

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import LayerKind
-from bigplan.lower.layout import looked_up_bytes
+from bigplan.lower.entries import looked_up_bytes
 from bigplan.placement import Tier
 from bigplan.solve.linear import Linear, total
 from bigplan.solve.memory import gradient_bytes, ring_bytes, weight_bytes

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.graph.graph import LayerKind
-from bigplan.lower.layout import (
+from bigplan.lower.entries import (
     CHUNK_STAGING,
     STAGING,
     staged_chunk_bytes,

@@ -1,0 +1,104 @@
+"""How large the entries of rings and staging are, and how many: the same for every placement.
+
+The solver counts with them before there is a layout; `lower.buffers` makes them.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from bigplan.graph.graph import Graph, LayerKind
+from bigplan.graph.operators import Attention, Gemm
+from bigplan.placement import CHUNK, STREAMED_CHUNKS
+
+STAGING = 2  # host staging entries: one moves while the other is used
+CHUNK_STAGING = 3  # state chunks in host memory: one arrives, one is updated, one leaves
+# State chunks that pass through the GPU: one arrives, one is updated, one leaves, one for jitter. A
+# kernel of products has all of a GPU until it ends, whatever the priority of what waits, and chunks
+# arrive meanwhile: with four entries their way stood still for 0.39 s of 8.9 (8B at 32k tokens).
+STREAMING, MOST_STREAMING = 4, 12
+# Operations in the time of a byte to the GPU: 700 TFLOP/s beside 50 GB/s (H200), more than others.
+OPERATIONS_A_BYTE = 14_000
+ALIGNMENT = 256  # bytes: as wide as any load of a GPU
+PAGE = 4096  # O_DIRECT moves whole pages
+# Bytes of an entry that checkpoints pass through: four threads with 8 MiB each under way.
+CHECKPOINT_STAGING = 32 << 20
+
+
+def checkpoint_staging(graph: Graph) -> int:
+    """Bytes of a staging entry for checkpoints, whole pages: no more than a layer fills."""
+    sizes = graph.sizes
+    most = max(kind.parameters for kind in graph.kinds.values())
+    largest = most * max(sizes.state, 0 if sizes.master else sizes.parameter)
+    return min(CHECKPOINT_STAGING, -(-largest // PAGE) * PAGE)
+
+
+def staged_chunk_bytes(graph: Graph, chunk: int = CHUNK) -> int:
+    """Bytes reserved per staged chunk of NVMe optimizer state, whole pages.
+
+    Rows are not split, so a chunk may exceed the wanted size by one row of the widest tensor.
+    """
+    return -(-(chunk + widest_row(graph) * graph.sizes.state) // PAGE) * PAGE
+
+
+def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
+    """Bytes of an entry that state passes through the GPU in: with its gradients and parameters.
+
+    Each of the three begins at a multiple of ALIGNMENT. No entry is larger than a layer.
+    """
+    sizes, most = graph.sizes, max(kind.parameters for kind in graph.kinds.values())
+    elements = min(most, streamed_chunk(chunk) // max(1, sizes.state) + widest_row(graph) + 1)
+    parts = (sizes.state, sizes.gradient, sizes.parameter)
+    return sum(-(-elements * size // ALIGNMENT) * ALIGNMENT for size in parts)
+
+
+def streaming_entries(graph: Graph) -> int:
+    """Chunks of state that may be on the GPU at once: what arrives during the longest kernel.
+
+    Deferred updates run in a forward pass.
+    """
+    operators = [
+        operator
+        for kind in graph.kinds.values()
+        for operator in (*kind.forward, *(() if graph.deferred else kind.backward))
+        if isinstance(operator, Gemm | Attention)
+    ]
+    each = (op.flops / (op.count if isinstance(op, Gemm) else 1) for op in operators)
+    longest = max(each, default=0.0)
+    arriving = ceil(longest / OPERATIONS_A_BYTE / streaming_bytes(graph))
+    return min(MOST_STREAMING, max(STREAMING, 2 + arriving))
+
+
+def streamed_chunk(chunk: int) -> int:
+    """Bytes of state that pass through the GPU at a time, where those of NVMe are `chunk`."""
+    return max(1, chunk // STREAMED_CHUNKS)
+
+
+def looked_up_bytes(graph: Graph) -> int:
+    """Bytes of an entry for tokens and their rows of the first layer's tables, or gradients."""
+    kind = graph.kinds[graph.layers[0]]
+    return kind.looked_up * graph.sizes.parameter + kind.boundary
+
+
+def row_bytes(kind: LayerKind) -> int:
+    """Bytes that host memory moves to add a micro-batch's rows to their sum, about.
+
+    An element is widened to fp32 (2 + 4), added to those of equal rows in a buffer that is cleared
+    before (4 + 4 + 8), and these to the sum (4 + 8): runtime/lookup.py. In whole thirds, as an
+    accumulation takes three times its amount.
+    """
+    return 34 * kind.looked_up // 3 * 3
+
+
+def widest_row(graph: Graph) -> int:
+    """Elements by which a chunk may exceed its share, as rows are not split."""
+    return max(tensor.columns for kind in graph.kinds.values() for tensor in kind.tensors)
+
+
+def data_staging(graph: Graph) -> tuple[int, int]:
+    """Bytes of a micro-batch's tokens and as many targets, and how many wait in host memory.
+
+    The first layer takes a whole accumulation group before the loss layer lets go of any.
+    """
+    nbytes = 2 * graph.kinds[graph.layers[0]].boundary
+    return nbytes, graph.strategy.accumulation_group * (1 if graph.strategy.pp == 1 else 2)
