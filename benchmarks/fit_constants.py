@@ -4,11 +4,13 @@
     python benchmarks/fit_constants.py --score                no fit: the shipped constants' errors
     python benchmarks/fit_constants.py --leave-out            refit without each source in turn
 
+Fits want SciPy: pip install 'bigplan[fit]'. One takes two to five minutes.
+
 One set of constants per GPU generation, link, framework behaviour and physical effect; none per
 row, table or site. The objective is the sum over rows of a soft absolute log ratio (squared below
-3%, absolute above) plus a weak pull towards the start, minimised by Levenberg-Marquardt in the
-logarithms of the constants. DeepSpeed's offload table (`ds`) takes no part in it; the
-other offload table (`stas`), whose time is FlashAttention-3's, does.
+3%, absolute above) plus a weak pull towards the start, minimised by SciPy's least squares within
+what is physical. DeepSpeed's offload table (`ds`) takes no part in it; the other offload table
+(`stas`), whose time is FlashAttention-3's, does.
 
 The fit starts from the shipped constants. Those came from an earlier run of the same objective with
 slightly other weights (V100 tables counted a little), so a new fit moves them by a few percent.
@@ -26,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from bigplan.cost import compute
 from bigplan.cost.band import error_class
@@ -58,8 +61,8 @@ GPUS = {
 }
 LINKS = {"NVLink 3": "nvlink3", "4 links": "nvlink3-4-links", "Omni": "omni-path-4x100"}
 NOMINAL = {"nvlink3": 300e9, "nvlink3-4-links": 100e9, "omni-path-4x100": 50e9}
-FIXED_SOFT = 0.03  # log ratio at which the penalty turns from squared to absolute
-PULL = 4e-5
+SOFT = 0.03  # log ratio at which the penalty turns from squared to absolute
+PULL = math.sqrt(4e-5) / 0.3  # a constant 35% above its start costs 4e-5
 WEIGHTS = {"A": 1.0, "B": 0.5, "C": 0.0}
 # Small tables would not be heard beside tables of a hundred rows. DeepSpeed's offload table is kept
 # out: what prices it is measured or counted, not fitted.
@@ -308,63 +311,34 @@ def weights(rows: list[Priced], left_out: tuple[str, ...]) -> np.ndarray:
     return np.array([weight(one) for one in rows])
 
 
-def clipped(name: str, value: float) -> float:
-    """A share is at most what is physical."""
-    top = next((t for kind, t in TOP.items() if name.endswith(kind)), None)
-    if name in BEHAVIOUR and ("host" not in name and "hooks" not in name):
+def limits(name: str) -> tuple[float, float]:
+    """Between which a constant is physical: a share is at most a whole."""
+    top = next((top for kind, top in TOP.items() if name.endswith(kind)), math.inf)
+    if name in BEHAVIOUR and "host" not in name and "hooks" not in name:
         top = 1.0
-    return value if top is None else min(max(value, 0.005), top)
+    return (0.0 if top == math.inf else 0.005), top
 
 
-def fit(rows: list[Priced], source: str | None = None, rounds: int = 25) -> Constants:
+def fit(rows: list[Priced], source: str | None = None) -> Constants:
     """The constants that fit all rows, or all but a source's."""
-    start, left_out = shipped(), SOURCES.get(source or "", ())
-    assumed = UNINFORMED.get(source or "", {})
-    names, constants, damping = [n for n in start if n not in assumed], dict(start), 1e-2
-    counts = weights(rows, left_out)
+    start, assumed = shipped(), UNINFORMED.get(source or "", {})
+    names = [name for name in start if name not in assumed]
+    counts = weights(rows, SOURCES.get(source or "", ()))
 
-    def completed_with(at: Constants) -> Constants:
+    def constants(factors: np.ndarray) -> Constants:
+        at = start | {n: start[n] * float(f) for n, f in zip(names, factors, strict=True)}
         return at | {n: at[v] if isinstance(v, str) else v for n, v in assumed.items()}
 
-    constants = start = completed_with(constants)
+    def residuals(factors: np.ndarray) -> np.ndarray:
+        """Their squares add up to the objective."""
+        wrong = ratios(rows, constants(factors)) / SOFT
+        soft = np.sign(wrong) * SOFT * np.sqrt(2 * counts * (np.hypot(1, wrong) - 1))
+        return np.concatenate([soft, PULL * np.log(factors)])
 
-    def cost(at: Constants) -> float:
-        at = completed_with(at)
-        z = ratios(rows, at) / FIXED_SOFT
-        pull = sum((math.log(at[n] / start[n]) / 0.3) ** 2 for n in names)
-        return float((counts * FIXED_SOFT**2 * 2 * (np.sqrt(1 + z * z) - 1)).sum()) + PULL * pull
-
-    best = cost(constants)
-    for _ in range(rounds):
-        now = ratios(rows, constants)
-        columns = [
-            (ratios(rows, completed_with(constants | {n: constants[n] * 1.01})) - now)
-            / math.log(1.01)
-            for n in names
-        ]
-        jacobian = np.stack(columns, axis=1)
-        soft = counts / np.sqrt(1 + (now / FIXED_SOFT) ** 2)
-        pull = PULL / 0.09 * np.array([math.log(constants[n] / start[n]) for n in names])
-        square = jacobian.T @ (soft[:, None] * jacobian) + PULL / 0.09 * np.eye(len(names))
-        slope = jacobian.T @ (soft * now) + pull
-        gained = 0.0
-        for _ in range(6):
-            step = -np.linalg.solve(square + damping * np.diag(np.diag(square)), slope)
-            moved = completed_with(
-                constants
-                | {
-                    n: clipped(n, constants[n] * math.exp(float(np.clip(s, -0.4, 0.4))))
-                    for n, s in zip(names, step, strict=True)
-                }
-            )
-            found = cost(moved)
-            if found < best:
-                gained, best, constants, damping = best - found, found, moved, damping / 3
-                break
-            damping *= 4
-        if gained < 1e-4 * best:
-            break
-    return constants
+    within = np.array([limits(name) for name in names]).T / [start[name] for name in names]
+    low, high = np.clip(within[0], 1e-3, 1.0), np.maximum(within[1], 1.0)
+    found = least_squares(residuals, np.ones(len(names)), bounds=(low, high), diff_step=0.01)
+    return constants(found.x)
 
 
 def report(rows: list[Priced], found: np.ndarray, title: str) -> None:
@@ -412,7 +386,7 @@ def main() -> None:
         return
     classes: dict[str, list[float]] = defaultdict(list)
     for source, tables in SOURCES.items():
-        found = ratios(rows, fit(rows, source, rounds=6))
+        found = ratios(rows, fit(rows, source))
         held = [i for i, one in enumerate(rows) if one.row.group in tables]
         report([rows[i] for i in held], found[held], f"left out: {source}")
         sys.stdout.flush()
