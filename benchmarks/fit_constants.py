@@ -4,7 +4,7 @@
     python benchmarks/fit_constants.py --score                no fit: the shipped constants' errors
     python benchmarks/fit_constants.py --leave-out            refit without each source in turn
 
-Fits want SciPy: pip install 'bigplan[fit]'. One takes two to five minutes.
+Wants SciPy: pip install 'bigplan[fit]'. A fit takes two to five minutes.
 
 One set of constants per GPU generation, link, framework behaviour and physical effect; none per
 row, table or site. The objective is the sum over rows of a soft absolute log ratio (squared below
