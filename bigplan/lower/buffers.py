@@ -72,7 +72,7 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
                 nbytes = -(-nbytes // PAGE) * PAGE
             if nbytes:
                 yield Buffer(f"o{layer}.{share}", share.tier, nbytes, "optimizer", count)
-        entries, nbytes = layout.held(layer), kept_bytes(layout, layer)
+        entries, nbytes = layout.position.held(layer), kept_bytes(layout, layer)
         yield Buffer(f"a{layer}", at.activations, nbytes, "activations", entries)
 
 
@@ -141,7 +141,7 @@ def _hidden(layout: Layout) -> Iterator[Buffer]:
     yield Buffer("h", Tier.GPU, nbytes, "activations", count)
     if strategy.pp > 1:
         yield Buffer("d", Tier.GPU, nbytes, "activations", count)
-    if layout.takes_batch is not None:
+    if layout.position.takes_batch is not None:
         yield Buffer("data", Tier.HOST, data_staging(layout.graph)[0], "staging", count)
     workspace = max(
         layout.kind(layer).workspace(at.recompute) for layer, at in layout.table.items()

@@ -9,6 +9,7 @@ from itertools import product
 
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.lower.entries import streamed_chunk
+from bigplan.lower.position import Position
 from bigplan.placement import (
     IN_CHUNKS,
     LayerPlacement,
@@ -33,7 +34,7 @@ class Layout:
     """One stage's layers with their placement, and the sizes derived from them."""
 
     graph: Graph
-    stage: int
+    position: Position
     table: dict[int, LayerPlacement]
     rings: Rings
     chunk: int  # bytes of NVMe optimizer state updated at a time, see Placement
@@ -43,15 +44,10 @@ class Layout:
     users: Counter[tuple[str, str]] = field(init=False)  # layers that use a ring of activations
     pieces: dict[tuple[int, Share], int] = field(init=False)  # elements
     first_chunks: dict[tuple[int, Share], int] = field(init=False)  # by the layers before
-    starts: set[int] = field(init=False)  # layers that other stages' layers come before
-    ends: set[int] = field(init=False)  # and after
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pieces", self._pieces())
         object.__setattr__(self, "first_chunks", self._first_chunks())
-        chunks = [self.chunk_layers(turn) for turn in range(self.graph.strategy.vpp)]
-        object.__setattr__(self, "starts", {chunk[0] for chunk in chunks} - {0})
-        object.__setattr__(self, "ends", {chunk[-1] for chunk in chunks} - {self.loss})
         visiting = [layer for layer in self.table if self.visits(layer)]
         object.__setattr__(self, "visiting", visiting)
         users = {
@@ -112,7 +108,9 @@ class Layout:
         """The layout of `stage`."""
         table = stage_table(graph, placement, stage)
         counts = Counter(graph.layers[layer] for layer in table)
-        return cls(graph, stage, table, Rings.of(placement), placement.chunk, counts)
+        return cls(
+            graph, Position.of(graph, stage), table, Rings.of(placement), placement.chunk, counts
+        )
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
@@ -180,36 +178,3 @@ class Layout:
         """Elements of the layer that are this rank's where ZeRO shards from that stage on."""
         split = self.graph.strategy.dp if self.shards(layer, from_zero=from_zero) else 1
         return -(-elements // split)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether the stage starts the pipeline."""
-        return self.stage == 0
-
-    @property
-    def loss(self) -> int:
-        """The model's last layer, whose backward follows its forward at once."""
-        return len(self.graph.layers) - 1
-
-    @property
-    def takes_batch(self) -> int | None:
-        """The stage's layer that asks for a batch first: the first of the model, else the loss."""
-        return next((layer for layer in (0, self.loss) if layer in self.table), None)
-
-    def chunk_layers(self, turn: int) -> range:
-        """Layers of the stage's chunk."""
-        return self.graph.chunk_layers(self.graph.stage_chunks(self.stage)[turn])
-
-    def held(self, layer: int) -> int:
-        """Micro-batches whose activations the layer holds at once."""
-        if layer == self.loss:
-            return 1
-        turns = range(self.graph.strategy.vpp)
-        turn = next(turn for turn in turns if layer in self.chunk_layers(turn))
-        units = self.graph.in_flight_units(self.stage, turn)
-        return units * self.graph.strategy.accumulation_group
-
-    @property
-    def gradient_ring(self) -> str:
-        """Ring of hidden-state gradients: forward and backward share one without a pipeline."""
-        return "h" if self.graph.strategy.pp == 1 else "d"

@@ -16,7 +16,7 @@ from bigplan.program import ROWS, STAGED_ROWS, Action, Lane, Op, Ref
 
 def data(refs: Refs, layer: int) -> Iterator[Action]:
     """The batch, before the stage's layer that asks for it first."""
-    if layer == refs.layout.takes_batch:
+    if layer == refs.layout.position.takes_batch:
         nbytes = batch_bytes(refs.layout)
         yield Action(Op.DATA, Lane.DATA, layer, writes=(BATCH,), amount=nbytes, micro_batch=0)
 
@@ -53,7 +53,7 @@ def forward(refs: Refs, layer: int, *, keeps: bool = True) -> Action:
         writes.append(refs.passing(layer, forward=True))
     if layer > 0:
         reads.append(hidden("h", layer - 1))
-    if layer == 0 or (layer == refs.layout.loss and not keeps):
+    if layer == 0 or (layer == refs.layout.position.loss and not keeps):
         reads.append(BATCH)
     if layer < len(refs.layout.graph.layers) - 1:
         writes.append(hidden("h", layer))
@@ -68,12 +68,12 @@ def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
         reads, writes = [passing], [rows(ROWS, layer, gradient=True)]
     else:
         reads, writes = [*refs.tables(layer), passing, *adds_to], [*refs.sums(layer)]
-    if layer == layout.loss:
+    if layer == layout.position.loss:
         reads.append(BATCH)
     else:
-        reads.append(hidden(layout.gradient_ring, layer, gradient=True))
+        reads.append(hidden(layout.position.gradient_ring, layer, gradient=True))
     if layer > 0:
-        writes.append(hidden(layout.gradient_ring, layer - 1, gradient=True))
+        writes.append(hidden(layout.position.gradient_ring, layer - 1, gradient=True))
     return Action(
         Op.BACKWARD,
         Lane.COMPUTE,
@@ -116,7 +116,7 @@ def fetch(refs: Refs, layer: int) -> Iterator[Action]:
 
 def receive(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
     """The message that a chunk's first layer of a pass waits for."""
-    if layer in (refs.layout.starts if forward else refs.layout.ends):
+    if layer in (refs.layout.position.starts if forward else refs.layout.position.ends):
         ref = hidden("h", layer - 1) if forward else hidden("d", layer, gradient=True)
         nbytes = hidden_bytes(refs.layout)
         yield Action(Op.RECV, Lane.RECV, layer, writes=(ref,), amount=nbytes, micro_batch=0)
@@ -124,7 +124,7 @@ def receive(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
 
 def send(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
     """The message that a chunk's last layer of a pass sends on."""
-    if layer in (refs.layout.ends if forward else refs.layout.starts):
+    if layer in (refs.layout.position.ends if forward else refs.layout.position.starts):
         ref = hidden("h", layer) if forward else hidden("d", layer - 1, gradient=True)
         nbytes = hidden_bytes(refs.layout)
         yield Action(Op.SEND, Lane.SEND, layer, reads=(ref,), amount=nbytes, micro_batch=0)

@@ -43,12 +43,13 @@ class Emitter:
 
     def forward(self, unit: Unit) -> Iterator[Instruction]:
         """A chunk's layers on all micro-batches of the unit; the last layer's backward included."""
-        layers = list(self.layout.chunk_layers(unit.turn))
+        position = self.layout.position
+        layers = list(position.chunks[unit.turn])
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
         if self.layout.rings.shared_ends:  # the last layer has no slot before the first has left it
             ahead = min(ahead, max(1, len(visiting) - 1))
-        if not self.layout.is_first and not visiting:
+        if position.stage > 0 and not visiting:
             # While the stage waits for its first micro-batch it can update all its layers; behind
             # a layer's forward the later ones' gradients would wait too.
             yield from self._update_until(max(self.layout.table))
@@ -57,7 +58,7 @@ class Emitter:
         for layer in layers:
             # Gradients of the next layer leave before activations of this one.
             yield from self._update_until(layer, ahead=1)
-            if layer == self.layout.loss and not self.evaluates:
+            if layer == position.loss and not self.evaluates:
                 yield from self._loss(layer, unit)
             else:
                 yield from self._forward_layer(layer, unit)
@@ -68,7 +69,8 @@ class Emitter:
     def backward(self, unit: Unit) -> Iterator[Instruction]:
         """A chunk's layers in reverse on all micro-batches of the unit."""
         # The last layer's backward followed its forward.
-        layers = [i for i in self.layout.chunk_layers(unit.turn)[::-1] if i != self.layout.loss]
+        position = self.layout.position
+        layers = [layer for layer in position.chunks[unit.turn][::-1] if layer != position.loss]
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
         self._fetches = self._fetch_order(layers)

@@ -25,7 +25,7 @@ def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
     layouts = [Layout.of(graph, placement, stage) for stage in range(graph.strategy.pp)]
     return tuple(
         Program(
-            stage=layout.stage,
+            stage=layout.position.stage,
             buffers=stage_buffers(layout),
             layers=layout.table,
             first=(),

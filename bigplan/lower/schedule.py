@@ -16,7 +16,7 @@ def one_forward_one_backward(layout: Layout, emitter: Emitter) -> Iterator[Instr
     """1F1B over units: fill the stages after this one, alternate, drain."""
     units = layout.graph.units
     group = layout.graph.strategy.accumulation_group
-    fill = layout.graph.in_flight_units(layout.stage)
+    fill = layout.graph.in_flight_units(layout.position.stage)
     pairs, drain = units - fill, fill - 1
 
     yield from emitter.forward(Unit(0, first=True, last=units == 1))
@@ -89,7 +89,7 @@ Passes = tuple[Unit | None, Unit | None]  # a forward and the backward after it
 
 def interleaved(layout: Layout, emitter: Emitter) -> Iterator[Instruction]:
     """1F1B over chunks: warm up, alternate, drain; whole periods between as one block."""
-    order, warm_up = _Order(layout.graph), layout.graph.warm_up(layout.stage)
+    order, warm_up = _Order(layout.graph), layout.graph.warm_up(layout.position.stage)
     total, period = order.total, order.period
     pairs: list[Passes] = [
         (order.forward(warm_up + i), order.backward(i))
