@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -22,27 +21,12 @@ from bigplan.profile.drive import measure_drive
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster, Nvme
 from bigplan.spec.dump import to_yaml
+from bigplan.timeline import Event
 
 KEPT_FREE = 6 << 30  # bytes of a drive for logs and what is compiled
 SECONDS = 8.0  # of measuring
 LANES = "nvme read", "nvme write"
 WINDOW = 4  # seconds over which a step's rates are told
-
-
-class Traced(NamedTuple):
-    """An action of a step, as limit.py traces it."""
-
-    lane: str
-    op: str
-    layer: int
-    micro_batch: int
-    start: float
-    end: float
-
-    @property
-    def seconds(self) -> float:
-        """How long it took."""
-        return self.end - self.start
 
 
 def room(path: Path, folder: Path) -> None:
@@ -74,7 +58,9 @@ def in_steps(out: Path) -> None:
     for path in sorted(out.glob("*.trace.json")):
         name = path.name.removesuffix(".trace.json")
         moved = promised[name]["moved_bytes"]
-        events = [Traced(*event) for event in json.loads(path.read_text()) if event[1] != "free"]
+        events = [
+            Event(0, *action) for action in json.loads(path.read_text()) if action[1] != "free"
+        ]
         drive = [event for event in events if event.lane in LANES]
         if drive:
             print(f"\n{name}")
@@ -85,7 +71,7 @@ def in_steps(out: Path) -> None:
             _print_floor(events, drive, sum(moved[lane] for lane in LANES), group)
 
 
-def _over_time(drive: list[Traced], lane: str, nbytes: float) -> Iterator[float]:
+def _over_time(drive: list[Event], lane: str, nbytes: float) -> Iterator[float]:
     """GB/s of a lane in each WINDOW seconds; its actions move `nbytes` each."""
     own = [event for event in drive if event.lane == lane]
     for start in range(0, ceil(max(event.end for event in own)), WINDOW):
@@ -95,7 +81,7 @@ def _over_time(drive: list[Traced], lane: str, nbytes: float) -> Iterator[float]
         yield sum(shares) * nbytes / WINDOW / 1e9
 
 
-def _print_floor(events: list[Traced], drive: list[Traced], nbytes: int, group: int) -> None:
+def _print_floor(events: list[Event], drive: list[Event], nbytes: int, group: int) -> None:
     step, last = (max(event.end for event in some) for some in (events, drive))
     behind = sum(
         event.seconds
