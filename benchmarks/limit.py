@@ -16,11 +16,11 @@ model, tokens, sequence length and GPU memory.
 
 A virtual machine's memory is slow where nothing has touched it yet, and may not even be counted as
 available: `touch` first. A profile counts half of what is free on a drive, as a user may want the
-rest: `room` counts all but 6 GiB. Its rates change within minutes: a case that puts state there is
-planned and predicted anew with those measured just before it runs, where LIMIT_CLUSTER is given;
-those after it are noted. First weights are those of one layer for all layers of a kind, which
-changes losses and not seconds: one core draws about 95 M values a second, so that to draw those of
-every layer took about 30 of the 58 s that a 13B run needed to start.
+rest: `room` counts all but 6 GiB. Rates of its host and drive change within minutes (limit_now.py):
+where LIMIT_CLUSTER is given, a case is planned and predicted anew with those measured just before
+it runs, and those after it are noted. First weights are those of one layer for all layers of a
+kind, which changes losses and not seconds: one core draws about 95 M values a second, so that to
+draw those of every layer took about 30 of the 58 s that a 13B run needed to start.
 
 Environment: LIMIT_CLUSTER is a cluster file in place of the cases' own (cases d* want one with a
 drive), LIMIT_STEPS the number of steps of a run (5), LIMIT_SECONDS the time of a case (200), which
@@ -62,10 +62,10 @@ STEPS = int(os.environ.get("LIMIT_STEPS", "5"))
 SECONDS = float(os.environ.get("LIMIT_SECONDS", "200"))
 MINUTES = float(os.environ.get("LIMIT_MINUTES", "inf"))
 SCRATCH = Path(os.environ.get("LIMIT_SCRATCH", "/tmp/limit-scratch"))
-GRACE = 60.0  # seconds after its time in which a case may still end of itself
+GRACE = 90.0  # seconds besides its time in which a case measures the machine, starts and ends
 READ_EVERY = 0.25  # seconds between looks at the GPU's clock and power
-START = 30.0  # seconds from a process's start to its first step, about
-CLOSING = 15.0  # and from its last step to its end
+START = 45.0  # seconds from a process's start to its first step, about
+CLOSING = 25.0  # and from its last step to its end
 CHUNK = 4 << 30  # bytes touched at a time: the kernel refuses more than it counts at that moment
 
 
@@ -80,18 +80,14 @@ def predict(out: Path, names: list[str]) -> None:
     from bigplan.errors import BigplanError
 
     out.mkdir(parents=True, exist_ok=True)
-    path = out / "predictions.json"
-    promised: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for case in cases(names):
         if (out / f"{case.stem}.json").exists():
             print(f"{case.stem}: has run, so its prediction stays")
             continue
-        promised.pop(case.stem, None)
         try:
-            promised[case.stem] = promise(out, case, CLUSTER)
+            note(out, case.stem, promise(out, case, CLUSTER))
         except BigplanError as error:
             print(f"{case.stem}: {error}")
-    path.write_text(json.dumps(promised, indent=1))
 
 
 def promise(out: Path, case: Path, cluster: str | None) -> dict[str, Any]:
@@ -148,8 +144,7 @@ def run(out: Path, names: list[str]) -> None:
     environment = dict(os.environ)
     environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     environment.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
-    path = out / "predictions.json"
-    promised = json.loads(path.read_text())
+    promised = promises(out)
     end = time.monotonic() + 60 * MINUTES
     for case in cases(names):
         if case.stem not in promised:
@@ -159,43 +154,13 @@ def run(out: Path, names: list[str]) -> None:
             print(f"== {case.stem}: not started, {left:.0f} s are too few", flush=True)
             continue
         print(f"== {case.stem}", flush=True)
-        started = time.monotonic()
-        on_drive = CLUSTER and promised[case.stem]["memory"].get("nvme")
-        if on_drive:
-            promised[case.stem] = promise_of_this_moment(out, case)
-            path.write_text(json.dumps(promised, indent=1))
-            left -= time.monotonic() - started
-        environment["LIMIT_SECONDS"] = str(min(SECONDS, left - CLOSING))
+        started, record = time.monotonic(), out / f"{case.stem}.json"
+        environment["LIMIT_SECONDS"] = str(min(SECONDS, left - START - CLOSING))
         error = run_one(out, case.stem, environment, min(SECONDS + GRACE, left))
-        if on_drive:
-            promised[case.stem]["drive"]["after"] = drive_now()[1]
-            path.write_text(json.dumps(promised, indent=1))
-        if error:
-            (out / f"{case.stem}.json").write_text(json.dumps({"error": error}))
+        if error and not record.exists():
+            record.write_text(json.dumps({"error": error}))
         took = f"{time.monotonic() - started:.0f} s in all"
         print(f"  {case.stem}: {error + ', ' if error else ''}{took}", flush=True)
-
-
-def promise_of_this_moment(out: Path, case: Path) -> dict[str, Any]:
-    """The case planned anew with its drive's rates of this moment, and what is promised."""
-    from bigplan.spec.dump import to_yaml
-
-    cluster, rates = drive_now()
-    path = out / f"{case.stem}.cluster.yaml"
-    path.write_text(to_yaml(cluster))
-    return promise(out, case, str(path)) | {"drive": {"before": rates}}
-
-
-def drive_now() -> tuple[Cluster, dict[str, float]]:
-    """LIMIT_CLUSTER with its drive's rates of this moment, and these."""
-    from benchmarks.limit_drive import rates_of, with_drive_now
-
-    assert CLUSTER is not None
-    cluster = with_drive_now(Path(CLUSTER), SCRATCH)
-    rates = rates_of(cluster)
-    told = ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in rates.items())
-    print(f"  drive: {told} GB/s", flush=True)
-    return cluster, rates
 
 
 def run_one(out: Path, name: str, environment: dict[str, str], seconds: float) -> str:
@@ -212,7 +177,23 @@ def run_one(out: Path, name: str, environment: dict[str, str], seconds: float) -
 
 
 def one(out: Path, name: str) -> None:
-    """Run one plan here; its steps, actions and memory to OUT/NAME.json."""
+    """Run one case here; its steps, actions and memory to OUT/NAME.json."""
+    from bigplan.spec.dump import to_yaml
+
+    if CLUSTER:
+        drive = bool(promises(out)[name]["memory"].get("nvme"))
+        cluster, before = machine_now(drive=drive)
+        path = out / f"{name}.cluster.yaml"
+        path.write_text(to_yaml(cluster))
+        note(out, name, promise(out, CASES / f"{name}.yaml", str(path)) | {"before": before})
+    run_plan(out, name)
+    if CLUSTER:
+        note(out, name, promises(out)[name] | {"after": machine_now(drive=drive)[1]})
+
+
+def run_plan(out: Path, name: str) -> None:
+    """Run OUT/NAME.plan.yaml here; its steps, actions and memory to OUT/NAME.json."""
+    import torch
 
     from bigplan.plan import load_plan
     from bigplan.runtime import worker as module
@@ -220,6 +201,7 @@ def one(out: Path, name: str) -> None:
 
     module.first_values = alike  # type: ignore[attr-defined]
     plan = load_plan(out / f"{name}.plan.yaml")
+    torch.cuda.reset_peak_memory_stats()
     worker = Worker(plan, 0, 1, SCRATCH)
     started = time.perf_counter()
     worker.preflight()
@@ -238,7 +220,32 @@ def one(out: Path, name: str) -> None:
             for e in median_of(steps)["timeline"].events
         ]
         (out / f"{name}.trace.json").write_text(json.dumps(events))
-    tell(name, json.loads((out / "predictions.json").read_text())[name], record)
+    tell(name, promises(out)[name], record)
+
+
+def promises(out: Path) -> dict[str, Any]:
+    """What is promised of every case, by name."""
+    path = out / "predictions.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def note(out: Path, name: str, promised: dict[str, Any]) -> None:
+    """Write down what is promised of a case."""
+    text = json.dumps(promises(out) | {name: promised}, indent=1)
+    (out / "predictions.json").write_text(text)
+
+
+def machine_now(*, drive: bool) -> tuple[Cluster, dict[str, float]]:
+    """LIMIT_CLUSTER with the machine's rates of this moment, and these."""
+    from benchmarks.limit_now import cluster_now, rates_of
+
+    assert CLUSTER is not None
+    cluster = cluster_now(Path(CLUSTER), SCRATCH, drive=drive)
+    rates = rates_of(cluster, drive=drive)
+    told = ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in rates.items())
+    print(f"  now: {told} G/s", flush=True)
+    return cluster, rates
 
 
 def median_of(steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class Buffer:
     nbytes: int
     purpose: str  # what the user calls it: parameters, gradients, optimizer, activations, ...
     count: int = 1
+    shares: tuple[Share, ...] = ()  # whose rows of it are used apart, see Ref
 
     @property
     def total(self) -> int:
@@ -94,12 +95,16 @@ class Buffer:
 
 
 class Ref(NamedTuple):
-    """An entry of a buffer and what is in it. `moving`: both follow the micro-batch."""
+    """An entry of a buffer and what is in it. `moving`: both follow the micro-batch.
+
+    `rows`: of a buffer with `shares` the rows of that share alone, which the others' do not touch.
+    """
 
     buffer: str
     content: str
     entry: int = 0
     moving: bool = False
+    rows: Share | None = None
 
 
 class Action(NamedTuple):  # as is Ref: a dataclass takes three times as long to make
@@ -212,6 +217,18 @@ def content(ref: Ref, micro_batch: int) -> str:
     return f"{ref.content}[{micro_batch}]" if ref.moving else ref.content
 
 
+# An entry of a buffer, or the rows of a share in it.
+Place = tuple[str, int, Share | None]
+
+
+def places(refs: Iterable[Ref], buffers: Mapping[str, Buffer], micro_batch: int) -> Iterator[Place]:
+    """What refs use: actions that change the same place, or one that another reads, take turns."""
+    for ref in refs:
+        name, number = entry(ref, buffers, micro_batch)
+        for share in (ref.rows,) if ref.rows else buffers[name].shares or (None,):
+            yield name, number, share
+
+
 class Dependencies:
     """Order between the actions of one rank, derived from what they read and write.
 
@@ -221,18 +238,17 @@ class Dependencies:
 
     def __init__(self, buffers: Mapping[str, Buffer]) -> None:
         self._buffers = buffers
-        self._writer: dict[tuple[str, int], int] = {}
-        self._readers: dict[tuple[str, int], list[int]] = {}
+        self._writer: dict[Place, int] = {}
+        self._readers: dict[Place, list[int]] = {}
         self._count = 0
 
     def add(self, action: Action) -> set[int]:
         """Register the next action; return the actions it waits for."""
         number, waits = self._count, set[int]()
         self._count += 1
-        reads = [entry(ref, self._buffers, action.micro_batch) for ref in action.reads]
-        changes = [
-            entry(ref, self._buffers, action.micro_batch) for ref in action.writes + action.frees
-        ]
+        reads = list(places(action.reads, self._buffers, action.micro_batch))
+        changed = action.writes + action.frees
+        changes = list(places(changed, self._buffers, action.micro_batch))
         for key in reads:
             if key in self._writer:
                 waits.add(self._writer[key])

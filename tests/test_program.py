@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigplan.placement import Tier
+from bigplan.placement import Share, Tier
 from bigplan.program import (
     Action,
     Buffer,
@@ -23,6 +23,7 @@ from bigplan.program import (
 BUFFERS = {
     "ring": Buffer("ring", Tier.GPU, 10, "slots", 3),
     "home": Buffer("home", Tier.HOST, 7, "parameters"),
+    "split": Buffer("split", Tier.HOST, 5, "parameters", shares=(Share.STREAMED, Share.HOST)),
 }
 
 
@@ -69,7 +70,29 @@ def test_dependencies_are_reads_after_writes_and_writes_after_reads() -> None:
     assert waits == [set(), {0}, {0}, set(), {0, 1, 2}, {4}, {0, 4}]
 
 
-ENTRIES = st.lists(st.integers(0, 2).map(lambda number: Ref("ring", "w", number)), max_size=2)
+def test_rows_of_other_shares_do_not_wait_for_each_other() -> None:
+    shares = Share.STREAMED, Share.HOST
+    buffers = {"w0": Buffer("w0", Tier.HOST, 8, "parameters", shares=shares)}
+    whole, streamed, by_cpu = (Ref("w0", "w0", rows=rows) for rows in (None, *shares))
+    order = Dependencies(buffers)
+    waits = [
+        order.add(Action(Op.STATE_OUT, Lane.STATE_OUT, 0, writes=(streamed,))),
+        order.add(Action(Op.UPDATE, Lane.CPU, 0, writes=(by_cpu,))),
+        order.add(Action(Op.STATE_OUT, Lane.STATE_OUT, 0, writes=(streamed,))),
+        order.add(Action(Op.LOAD, Lane.H2D, 0, reads=(whole,))),  # needs all rows
+        order.add(Action(Op.UPDATE, Lane.CPU, 0, writes=(by_cpu,))),
+        order.add(Action(Op.GATHER, Lane.COMM, 0, writes=(whole,))),
+        order.add(Action(Op.UPDATE, Lane.CPU, 0, reads=(by_cpu,))),
+    ]
+    assert waits == [set(), set(), {0}, {1, 2}, {1, 3}, {2, 3, 4}, {5}]
+
+
+ROWS = st.sampled_from((None, Share.STREAMED, Share.HOST))
+ENTRIES = st.lists(
+    st.integers(0, 2).map(lambda number: Ref("ring", "w", number))
+    | ROWS.map(lambda rows: Ref("split", "w", rows=rows)),
+    max_size=2,
+)
 ACTIONS = st.builds(
     lambda lane, reads, writes: Action(Op.FREE, lane, 0, tuple(reads), tuple(writes)),
     st.sampled_from((Lane.COMPUTE, Lane.H2D, Lane.CPU)),
@@ -96,4 +119,4 @@ def test_an_order_names_the_last_of_each_other_lane_and_keeps_all_that_must_wait
 
 def test_bytes_by_tier() -> None:
     program = Program(0, BUFFERS, {}, (), (), ())
-    assert program.bytes_by_tier() == {Tier.GPU: 30, Tier.HOST: 7, Tier.NVME: 0}
+    assert program.bytes_by_tier() == {Tier.GPU: 30, Tier.HOST: 12, Tier.NVME: 0}

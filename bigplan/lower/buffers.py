@@ -39,6 +39,7 @@ from bigplan.lower.sizes import (
     hidden_bytes,
     kept_bytes,
     parameter_bytes,
+    updaters,
 )
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import ROWS, STAGED_ROWS, Buffer
@@ -59,7 +60,8 @@ def stage_buffers(layout: Layout) -> dict[str, Buffer]:
 def _homes(layout: Layout) -> Iterator[Buffer]:
     state = layout.graph.sizes.state
     for layer, at in layout.table.items():
-        yield Buffer(f"w{layer}", at.parameters, parameter_bytes(layout, layer), "parameters")
+        nbytes, apart = parameter_bytes(layout, layer), updaters(layout, layer)
+        yield Buffer(f"w{layer}", at.parameters, nbytes, "parameters", shares=apart)
         yield Buffer(f"g{layer}", at.gradients, gradient_bytes(layout, layer), "gradients")
         for share in Share:
             elements, count = layout.pieces[layer, share], 1

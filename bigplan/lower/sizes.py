@@ -34,6 +34,16 @@ def cpu_piece(layout: Layout, layer: int) -> int:
     return sum(layout.pieces[layer, share] for share in ON_CPU)
 
 
+def updaters(layout: Layout, layer: int) -> tuple[Share, ...]:
+    """Shares whose rows of the layer's parameters are updated apart: HOST is all of the CPU's."""
+    present = {
+        Share.HOST if share in ON_CPU else share: None
+        for share in Share
+        if layout.pieces[layer, share]
+    }
+    return tuple(present)
+
+
 def chunk_elements(layout: Layout, layer: int, share: Share) -> int:
     """Elements of a chunk, about: rows are not split, so some have a row more."""
     return -(-layout.pieces[layer, share] // layout.chunks(layer, share))

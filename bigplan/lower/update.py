@@ -9,6 +9,8 @@ Rows with state on the GPU have their parameters and gradients there too. The ot
     GPU     state streamed from host memory in chunks of rows, with their gradients (and parameters,
             where no master copy is kept) unless those are on the GPU
             then         the chunks back, with their parameters unless those live on the GPU
+
+Who updates some rows waits for nobody who updates others, though all write the layer's parameters.
 """
 
 from __future__ import annotations
@@ -31,17 +33,12 @@ from bigplan.program import Action, Lane, Op, Ref
 
 def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
     """All actions of the layer's update; its gradients are consumed."""
-    # Behind the chunks: they write the same parameters, and would wait for the pass that the GPU
-    # is in. Before the CPU's, for which the GPU would wait in its turn.
-    yield from _streamed_updates(layout, layer)
-    yield from _gpu_update(layout, layer)
-    yield from _cpu_update(layout, layer)
-    yield from _end(layout, layer)
+    yield from begin_update(layout, layer)
+    yield from end_update(layout, layer)
 
 
 def begin_update(layout: Layout, layer: int) -> Iterator[Action]:
     """The update of what the GPU does not hold."""
-    # Before the CPU's, whose new parameters would hold up the way of the chunks' back.
     yield from _streamed_updates(layout, layer)
     yield from _cpu_update(layout, layer)
 
@@ -56,8 +53,12 @@ def _clip(layout: Layout) -> tuple[Ref, ...]:
     return (Ref("clip", "clip"),) if layout.graph.deferred else ()
 
 
+def _weights(layer: int, share: Share | None = None) -> Ref:
+    return Ref(f"w{layer}", f"w{layer}", rows=share)
+
+
 def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
-    weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = _weights(layer, Share.GPU), Ref(f"g{layer}", f"g{layer}")
     if rows := layout.pieces[layer, Share.GPU]:
         kept = _kept(layout, layer, Share.GPU)
         reads = (weights, gradients, *kept, *_clip(layout))
@@ -65,7 +66,7 @@ def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
 
 
 def _end(layout: Layout, layer: int) -> Iterator[Action]:
-    weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = _weights(layer), Ref(f"g{layer}", f"g{layer}")
     # It waits for all updaters: on a lane of theirs it would hold up what comes next there.
     others = layout.pieces[layer, Share.STREAMED] or cpu_piece(layout, layer)
     lane = Lane.FREE if others else Lane.COMPUTE
@@ -99,7 +100,7 @@ def _streamed_updates(layout: Layout, layer: int) -> Iterator[Action]:
 def _streamed_update(layout: Layout, layer: int, chunk: int) -> Iterator[Action]:
     """Bring a chunk of state to the GPU with what else its update needs, and take it back."""
     at, sizes, share = layout.table[layer], layout.graph.sizes, Share.STREAMED
-    weights, gradients = Ref(f"w{layer}", f"w{layer}"), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = _weights(layer, share), Ref(f"g{layer}", f"g{layer}")
     elements, home = chunk_elements(layout, layer, share), state_home(layer, share, chunk)
     entry = layout.first_chunks[layer, share] + chunk
     visiting = Ref("stream", state_content(layer, share, chunk), entry)
@@ -190,7 +191,7 @@ def _gradients_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
 
 def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     """Where the CPU writes the new parameters (and, without a master copy, reads the old)."""
-    at, home = layout.table[layer].parameters, Ref(f"w{layer}", f"w{layer}")
+    at, home = layout.table[layer].parameters, _weights(layer, Share.HOST)
     if at is Tier.HOST:
         return home, []
     name = layout.graph.layers[layer]
@@ -198,18 +199,20 @@ def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     if layout.graph.sizes.master:
         return staged, []
     if at is Tier.NVME:
-        nbytes = parameter_bytes(layout, layer)
-        return staged, [Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes)]
+        nbytes, source = parameter_bytes(layout, layer), _weights(layer)
+        return staged, [Action(Op.READ, Lane.NVME_READ, layer, (source,), (staged,), amount=nbytes)]
     nbytes = cpu_piece(layout, layer) * layout.graph.sizes.parameter
     return staged, [Action(Op.PARAM_OUT, Lane.D2H, layer, (home,), (staged,), amount=nbytes)]
 
 
 def _weights_home(layout: Layout, layer: int, weights: Ref) -> Iterator[Action]:
     """New parameters go to where forward and backward find them."""
-    at, home = layout.table[layer].parameters, Ref(f"w{layer}", f"w{layer}")
+    at = layout.table[layer].parameters
     if at is Tier.GPU:
         nbytes = cpu_piece(layout, layer) * layout.graph.sizes.parameter
+        home = _weights(layer, Share.HOST)
         yield Action(Op.LOAD, Lane.H2D, layer, (weights,), (home,), amount=nbytes, share=Share.HOST)
     elif at is Tier.NVME:
         nbytes = parameter_bytes(layout, layer)
+        home = _weights(layer)
         yield Action(Op.WRITE, Lane.NVME_WRITE, layer, (weights,), (home,), amount=nbytes)

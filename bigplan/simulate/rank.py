@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bigplan.cost import Costs
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
+from bigplan.placement import Share
 from bigplan.program import LINKS, Action, Lane, Op, Program, Ref, Repeat, walk
 from bigplan.simulate.link import Link
 from bigplan.simulate.seconds import action_seconds
@@ -33,6 +35,23 @@ Mail = dict[tuple[str, int], float]  # when a message of a micro-batch has arriv
 LANES = {lane: index for index, lane in enumerate(Lane)}
 
 
+class _Ring(NamedTuple):
+    """A buffer's entries, numbered through all buffers; rows that are used apart are several."""
+
+    first: int
+    length: int
+    shares: tuple[Share, ...]
+
+    def entries(self, ref: Ref) -> Sequence[int]:
+        """What a ref that does not move uses."""
+        if not self.shares:
+            return (self.first + ref.entry % self.length,)
+        first = self.first + ref.entry % self.length * len(self.shares)
+        if ref.rows:
+            return (first + self.shares.index(ref.rows),)
+        return range(first, first + len(self.shares))
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Steps, each with its micro-batch, `count` times; micro-batches advance by `stride`."""
@@ -48,7 +67,6 @@ class Rank:
 
     stage: int
     segments: list[Segment]
-    rings: list[tuple[int, int]]  # first entry and number of entries
     mail: Mail  # shared by all ranks; what was received is taken out
     events: list[Event] | None
     main: int | None = None  # the segment that is played in rounds
@@ -147,10 +165,10 @@ def ranks_of(
 def _rank(
     program: Program, prices: tuple[Graph, Costs], mail: Mail, events: list[Event] | None
 ) -> Rank:
-    first, rings = 0, {}
+    first, rings = 0, dict[str, _Ring]()
     for name, buffer in program.buffers.items():
-        rings[name] = first, buffer.count
-        first += buffer.count
+        rings[name] = _Ring(first, buffer.count, buffer.shares)
+        first += buffer.count * max(1, len(buffer.shares))
     priced: dict[int, Step] = {}
 
     def step(action: Action) -> Step:
@@ -172,7 +190,6 @@ def _rank(
     return Rank(
         stage=program.stage,
         segments=segments,
-        rings=list(rings.values()),
         mail=mail,
         events=events,
         links=_links(segments),
@@ -192,7 +209,7 @@ def _links(segments: Sequence[Segment]) -> dict[int, Link]:
     return shared
 
 
-def _step(action: Action, rings: dict[str, tuple[int, int]], seconds: float) -> Step:
+def _step(action: Action, rings: dict[str, _Ring], seconds: float) -> Step:
     reads, moving_reads = _places(action.reads, rings)
     changes, moving_changes = _places(action.writes + action.frees, rings)
     message = ""
@@ -211,19 +228,18 @@ def _step(action: Action, rings: dict[str, tuple[int, int]], seconds: float) -> 
 
 
 def _places(
-    refs: tuple[Ref, ...], rings: dict[str, tuple[int, int]]
+    refs: tuple[Ref, ...], rings: dict[str, _Ring]
 ) -> tuple[tuple[int, ...], tuple[Moving, ...]]:
     """Entries of refs that stay, and the rings of those that follow the micro-batch."""
     if not refs:
         return (), ()
     if len(refs) == 1 and not refs[0].moving:  # as most are
-        first, count = rings[refs[0].buffer]
-        return (first + refs[0].entry % count,), ()
-    fixed, moving = [], []
+        return tuple(rings[refs[0].buffer].entries(refs[0])), ()
+    fixed, moving = list[int](), []
     for ref in refs:
-        first, count = rings[ref.buffer]
+        ring = rings[ref.buffer]
         if ref.moving:
-            moving.append((first, ref.entry, count))
+            moving.append((ring.first, ref.entry, ring.length))
         else:
-            fixed.append(first + ref.entry % count)
+            fixed += ring.entries(ref)
     return tuple(fixed), tuple(moving)

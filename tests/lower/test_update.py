@@ -79,6 +79,10 @@ def _uses(ref: Ref) -> Callable[[Action], bool]:
     return lambda action: ref in (*action.reads, *action.writes)
 
 
+def _of(share: Share) -> Callable[[Action], bool]:
+    return lambda action: action.share is share
+
+
 def _names(refs: Sequence[Ref]) -> list[str]:
     return [ref.buffer for ref in refs]
 
@@ -178,6 +182,31 @@ def test_the_cpu_holds_up_no_chunk_of_the_layers_after() -> None:
         for later in range(layer, BLOCKS + 1):
             ops = (Op.STATE_IN, Op.STATE_OUT)
             assert not any(order.follows(n, by_cpu) for n in order.numbers(*ops, layer=later))
+
+
+@pytest.mark.parametrize("master", [True, False])
+@pytest.mark.parametrize("deferred", [True, False])
+@pytest.mark.parametrize("parameters", [Tier.GPU, Tier.HOST])
+def test_rows_of_other_shares_are_updated_at_any_time(
+    master: bool, deferred: bool, parameters: Tier
+) -> None:
+    """Neither the CPU, nor the GPU, nor the chunks wait for another's part of the same update."""
+    block = _block(parameters, Tier.GPU)
+    if parameters is Tier.GPU:  # the GPU updates no others
+        rows = {Tier.GPU: BLOCKS / 4, Tier.HOST: 3 * BLOCKS / 4}
+        block = block.model_copy(update={"optimizer": rows})
+    program = _program(_graph(master=master, deferred=deferred), block)
+    order = Order.of(program, "step")
+    for layer in range(1, BLOCKS + 1):
+        ops = Op.STATE_IN, Op.UPDATE, Op.STATE_OUT, Op.PARAM_OUT, Op.LOAD
+        parts = {
+            share: order.numbers(*ops, layer=layer, where=_of(share))
+            for share in (Share.GPU, Share.STREAMED, Share.HOST)
+        }
+        for mine, numbers in parts.items():
+            others = [n for share, other in parts.items() if share is not mine for n in other]
+            assert numbers or (mine is Share.GPU and parameters is Tier.HOST)
+            assert not any(order.follows(n, other) for n in numbers for other in others)
 
 
 @pytest.mark.parametrize("on_gpu", [0.0, 1.0])
