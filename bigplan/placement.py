@@ -43,6 +43,11 @@ class Share(StrEnum):
         """Where the state lives."""
         return Tier.HOST if self is Share.STREAMED else Tier(self.value)
 
+    @property
+    def updater(self) -> Share:
+        """Stands for all whose parameters the same one writes: HOST for the CPU's."""
+        return Share.HOST if self in ON_CPU else self
+
 
 ON_CPU = (Share.HOST, Share.NVME)  # what the CPU updates
 IN_CHUNKS = (Share.STREAMED, Share.NVME)  # what passes through elsewhere

@@ -15,7 +15,7 @@ from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
-from bigplan.placement import Placement, Tier
+from bigplan.placement import Placement, Share, Tier
 from bigplan.program import Action, Lane, Op, Program, Repeat, content, entry, expand
 from bigplan.verify import CHANGES, node_bytes, verify
 from tests.toys import ROOMY, Case, cases, kind_placement, placed, toy_graph
@@ -257,7 +257,19 @@ BROKEN = {
     "unknown buffer": Broken(
         "buffer 'nowhere' does not exist", lambda a: _renamed(a, "slot.block", "nowhere")
     ),
+    "another share's rows": Broken(
+        "update of layer 1, micro-batch -1: rows of gpu in w1 are not its own",
+        lambda a: _with_rows(a, Share.GPU),
+        part="flush",
+    ),
 }
+
+
+def _with_rows(actions: Actions, share: Share) -> Actions:
+    i = _find(actions, Op.UPDATE, 1)
+    refs = tuple(ref._replace(rows=share) if ref.rows else ref for ref in actions[i].writes)
+    assert refs != actions[i].writes
+    return _change(Op.UPDATE, 1, writes=refs)(actions)
 
 
 def _without_batch(actions: Actions, op: Op) -> Actions:

@@ -35,13 +35,8 @@ def cpu_piece(layout: Layout, layer: int) -> int:
 
 
 def updaters(layout: Layout, layer: int) -> tuple[Share, ...]:
-    """Shares whose rows of the layer's parameters are updated apart: HOST is all of the CPU's."""
-    present = {
-        Share.HOST if share in ON_CPU else share: None
-        for share in Share
-        if layout.pieces[layer, share]
-    }
-    return tuple(present)
+    """Shares whose rows of the layer's parameters are updated apart."""
+    return tuple(dict.fromkeys(share.updater for share in Share if layout.pieces[layer, share]))
 
 
 def chunk_elements(layout: Layout, layer: int, share: Share) -> int:

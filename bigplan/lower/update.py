@@ -202,7 +202,9 @@ def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
         nbytes, source = parameter_bytes(layout, layer), _weights(layer)
         return staged, [Action(Op.READ, Lane.NVME_READ, layer, (source,), (staged,), amount=nbytes)]
     nbytes = cpu_piece(layout, layer) * layout.graph.sizes.parameter
-    return staged, [Action(Op.PARAM_OUT, Lane.D2H, layer, (home,), (staged,), amount=nbytes)]
+    share = Share.HOST
+    moved = Action(Op.PARAM_OUT, Lane.D2H, layer, (home,), (staged,), amount=nbytes, share=share)
+    return staged, [moved]
 
 
 def _weights_home(layout: Layout, layer: int, weights: Ref) -> Iterator[Action]:

@@ -155,6 +155,9 @@ class _Contents:
     def _key(self, action: Action, ref: Ref) -> Key:
         if ref.buffer not in self._program.buffers:
             raise fail(self._program, action, f"buffer {ref.buffer!r} does not exist")
+        own = (action.share.updater,) if action.share else ()
+        if ref.rows and ref.rows not in {*own} & {*self._program.buffers[ref.buffer].shares}:
+            raise fail(self._program, action, f"rows of {ref.rows} in {ref.buffer} are not its own")
         return entry(ref, self._program.buffers, action.micro_batch)
 
     def _check_whole(self, action: Action, name: str) -> None:
