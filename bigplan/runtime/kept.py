@@ -24,6 +24,14 @@ ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by 
 SMALL = 1024  # bytes: random-number states and the like stay where they are
 
 
+Copy = Callable[[Tensor, Tensor], None]  # into the first, of the second: uint8 of equal length
+
+
+def queue_copy(target: Tensor, source: Tensor) -> None:
+    """Copy, on CUDA behind what its current stream has to do."""
+    target.copy_(source, non_blocking=True)
+
+
 class _Enter(Function):
     """Identity whose node stands for a layer's input without keeping the input alive."""
 
@@ -195,8 +203,8 @@ class Kept:
                 seen.add(storage.data_ptr())
                 yield torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
 
-    def move_out(self, target: Tensor) -> list[Tensor]:
-        """Copy the activations to `target` (uint8, host); the storages that they leave, as bytes.
+    def move_out(self, target: Tensor, copy: Copy = queue_copy) -> list[Tensor]:
+        """`copy` the activations to `target` (uint8, host); the storages that they leave, as bytes.
 
         Whoever holds the storages must not give them back before the copies have ended. The plan
         reserves their bytes and no more: most aligned first, every storage starts at a multiple of
@@ -208,7 +216,7 @@ class Kept:
             assert end + storage.numel() <= target.numel(), (
                 f"activations need more than the {target.numel()} bytes that the plan reserved"
             )
-            target[end : end + storage.numel()].copy_(storage, non_blocking=True)
+            copy(target[end : end + storage.numel()], storage)
             end += storage.numel()
         self.left = [storage.numel() for storage in storages]
         numbers = {storage.data_ptr(): i for i, storage in enumerate(storages)}
@@ -232,7 +240,7 @@ class Kept:
             self.foreign = device.type == "cuda"
         start = 0
         for storage in storages:
-            storage.copy_(source[start : start + storage.numel()], non_blocking=True)
+            queue_copy(storage, source[start : start + storage.numel()])
             start += storage.numel()
         self.fetched = storages
 
