@@ -32,10 +32,11 @@ class ErrorClass(StrEnum):
 
 # Predicted over measured of 385, 24, 54 and 13 rows left out, 2026-11-22. "Other GPU": the V100
 # tables with the A100's E and K0, nothing refitted. "Offload": of DeepSpeed alone, and wide for two
-# runs of many small tensors whose Python nobody predicted. "Offload, profiled": 38 runs on five
-# H200 machines, benchmarks/results/2026-11-22-h200-one-at-a-time, -each-way, -drive and -looked-up;
-# of the ten that are 13% or more off seven wait for a drive and three for the CPU's update, which
-# were slower or faster in those minutes than in the profile.
+# runs of many small tensors whose Python nobody predicted. "Offload, profiled": 47 runs on six
+# or seven H200 machines, benchmarks/results/2026-11-22-h200-one-at-a-time, -each-way, -drive,
+# -looked-up, -rows-apart and -in-turns; of the twelve that are 13% or more off seven wait for a
+# drive and four for the CPU's update, which were slower or faster in those minutes than in the
+# profile, and one for what has been mended since.
 BANDS = {
     ErrorClass.KNOWN_GPU: (0.878, 1.100),
     ErrorClass.RECENT_GPU: (0.801, 1.124),
