@@ -165,8 +165,6 @@ def run(out: Path, names: list[str]) -> None:
 
 def run_one(out: Path, name: str, environment: dict[str, str], seconds: float) -> str:
     """One case in a process of its own, for at most so long; why it failed, or nothing."""
-    for left_behind in SCRATCH.glob("bigplan-rank*.bin"):
-        left_behind.unlink()  # by a process that was killed
     command = [sys.executable, "-m", "benchmarks.limit", "one", str(out.resolve()), name]
     root = CASES.parents[1]
     try:

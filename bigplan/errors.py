@@ -59,6 +59,10 @@ class WorkerError(BigplanError):
     exit_code = 5
 
 
+class DivergedError(WorkerError):
+    """The training has lost its weights; the same steps would again."""
+
+
 class CheckpointError(BigplanError):
     """A checkpoint could not be written, is damaged, or belongs to another training."""
 

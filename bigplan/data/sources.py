@@ -141,7 +141,8 @@ def _blocks(path: Path, start: int, stop: int, line: int) -> Iterator[tuple[str,
 
     Tokens never span two blocks: a tokenizer meets an artificial edge once in BLOCK bytes.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    # A byte-order mark at the start of a file is no text.
+    decoder = codecs.getincrementaldecoder("utf-8" if start else "utf-8-sig")()
     rest, position = "", start
     with path.open("rb") as file:
         file.seek(start)

@@ -17,6 +17,7 @@ from bigplan.errors import PreflightError
 from bigplan.graph.build import build_graph
 from bigplan.placement import Tier
 from bigplan.plan import Plan
+from bigplan.spec.experiment import Launch
 from bigplan.units import format_bytes
 
 FOLDER = "checkpoints"
@@ -104,18 +105,22 @@ def checkpoint_bytes(plan: Plan) -> int:
     return plan.model.parameter_count * each
 
 
-def most_at_once(plan: Plan, steps: int, every: int | None, keep: int) -> int:
-    """How many checkpoints a run of so many steps has on the disk at its worst moment.
+def more_at_once(run: Path, plan: Plan, how: Launch) -> int:
+    """How many checkpoints more than now a launch has on the disk at its worst moment.
 
-    One more than it keeps: an old one goes when the next is complete.
+    Two more than it keeps, if it writes so many: one whose weights no loss has shown to be good
+    yet, and the next. Those are there before an old one goes.
     """
-    if keep == 0:
+    keep, every, target = how.checkpoint_keep, how.checkpoint_every, how.steps
+    assert target is not None, "a launch knows its steps"
+    steps = target - (newest_step(run) or 0)
+    if keep == 0 or steps == 0:
         return 0
     if every is None:
         written = int(steps * plan.predicted.step_seconds_high / SECONDS) + 1
     else:
         written = 1 if every == 0 else -(-steps // every)
-    return min(keep + 1, written)
+    return min(written, max(1, keep + 2 - len(checkpoints(run))))
 
 
 def require_space(run: Path, plan: Plan, scratch: Path, number: int) -> None:
@@ -124,7 +129,7 @@ def require_space(run: Path, plan: Plan, scratch: Path, number: int) -> None:
     Tensors that the plan offloads count too where they lie on the same drive.
     """
     each = checkpoint_bytes(plan)
-    needed = each * max(0, number - len(checkpoints(run)))
+    needed = each * number
     offloaded = 0
     if _drive(scratch) == _drive(run):
         offloaded = sum(u.used_bytes for u in plan.predicted.memory if u.tier is Tier.NVME)
@@ -132,7 +137,7 @@ def require_space(run: Path, plan: Plan, scratch: Path, number: int) -> None:
     if needed and needed + offloaded > free:
         beside = f" beside {format_bytes(offloaded)} of offloaded tensors" if offloaded else ""
         raise PreflightError(
-            f"checkpoints of {format_bytes(each)} each, {number} at once, need "
+            f"checkpoints of {format_bytes(each)} each, {number} more at once, need "
             f"{format_bytes(needed)}{beside} at {run.parent}, and {format_bytes(free)} is free; "
             "free some, use --run-dir on a larger drive, or keep fewer: --checkpoint-keep 1, or 0 "
             "for none"

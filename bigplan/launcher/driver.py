@@ -15,6 +15,7 @@ from bigplan.engines import native_refusal
 from bigplan.errors import (
     BigplanError,
     CheckpointError,
+    DivergedError,
     InputError,
     RefusedError,
     WorkerError,
@@ -24,7 +25,7 @@ from bigplan.launcher.checkpoints import (
     FOLDER,
     Pace,
     checkpoints,
-    most_at_once,
+    more_at_once,
     newest_step,
     remove,
     require_space,
@@ -45,7 +46,14 @@ from bigplan.launcher.record import (
     read_summary,
     write_start,
 )
-from bigplan.launcher.resume import Resumable, refuse_other_training, resume_hint, shown
+from bigplan.launcher.resume import (
+    Resumable,
+    decaying_until,
+    refuse_other_training,
+    refuse_without_rate,
+    resume_hint,
+    shown,
+)
 from bigplan.launcher.session import ray_session, require_packages
 from bigplan.launcher.steps import Steps
 from bigplan.launcher.stop import Stop
@@ -120,7 +128,9 @@ def launch(
         folder = options.resume.folder.absolute()
         refuse_other_training(options.resume.plan, plan)
         _refuse_done(folder, target)
+        refuse_without_rate(plan, target)
     else:
+        plan = decaying_until(plan, target)
         folder = new_folder(Path(options.how.run_dir).expanduser().absolute(), plan.model.name)
     how = options.how.model_copy(update={"steps": target})
     journal = Journal(plan, folder, target, how.tensorboard)
@@ -129,8 +139,7 @@ def launch(
         if options.resume is not None:
             _prepare(launched, options.resume.plan)
         write_start(folder, plan, how, simulate_plan(plan))
-        number = most_at_once(plan, target, how.checkpoint_every, how.checkpoint_keep)
-        require_space(folder, plan, launched.folders.scratch, number)
+        require_space(folder, plan, launched.folders.scratch, more_at_once(folder, plan, how))
         _announce(launched)
         _with_ray(launched)
     return folder
@@ -183,6 +192,8 @@ def _ending(launched: _Launch, *, resumes: bool) -> Iterator[None]:
     except OSError as error:
         told = WorkerError(f"the run's record cannot be written: {error}")
         raise _hinted(launched, told) from error
+    except DivergedError:
+        raise  # it tells itself what to do
     except BigplanError as error:
         _keep_details(journal.folder, error)
         _hinted(launched, error)

@@ -11,7 +11,7 @@ from typing import Any
 from bigplan.errors import InputError, RefusedError
 from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.record import LAUNCH, PLAN, read_launch
-from bigplan.plan import Plan, load_plan
+from bigplan.plan import Plan, digest, load_plan
 from bigplan.spec.experiment import Launch
 
 # Keys of a training that may change in a run: none of them enters the arithmetic of a step.
@@ -54,6 +54,26 @@ def refuse_other_training(before: Plan, now: Plan) -> None:
                 "may change where tensors live and on how many devices, not what is computed; "
                 "launch a new run for it"
             )
+
+
+def decaying_until(plan: Plan, steps: int) -> Plan:
+    """The plan for a new run of so many steps: a rate that decays over all does so over these."""
+    training = plan.training
+    if not _steps_matter(plan) or steps <= training.steps:
+        return plan  # a run that stops early can go on with the same rates
+    longer = training.model_copy(update={"steps": steps})
+    inputs = {**plan.inputs, "training": digest(longer)}
+    return plan.model_copy(update={"training": longer, "inputs": inputs})
+
+
+def refuse_without_rate(plan: Plan, steps: int) -> None:
+    """Raise RefusedError where a run that goes on would have steps that change nothing."""
+    training = plan.training
+    if _steps_matter(plan) and steps > training.steps and not training.schedule.final_fraction:
+        raise RefusedError(
+            f"{steps} steps are asked for, and the learning rate of this run has decayed to 0 "
+            f"after {training.steps}; launch a new run for more"
+        )
 
 
 def _steps_matter(plan: Plan) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bigplan.errors import CheckpointError, WorkerError
+from bigplan.errors import CheckpointError, DivergedError
 from bigplan.launcher.checkpoints import (
     FOLDER,
     Pace,
@@ -45,7 +45,7 @@ class Steps:
     def run(self, show: Show) -> None:
         """Train until the target, or until somebody asks to stop, and write a last checkpoint.
 
-        Raises WorkerError, CheckpointError and what else a rank raises.
+        Raises DivergedError, CheckpointError and what else a rank raises.
         """
         journal = self.journal
         while journal.done < journal.target and not self.stopping():
@@ -95,10 +95,17 @@ class Steps:
         for path in checkpoints(self.journal.folder):
             if step_of(path) >= metric.step - 1:  # this loss is of those weights
                 remove(path)
-        raise WorkerError(
-            f"the loss of step {metric.step} is not a finite number, so the weights are lost; "
-            "go on from an earlier checkpoint, or start again with a lower learning rate, a "
-            "warm-up or a smaller clip_norm"
+        newest = newest_step(self.journal.folder)
+        kept = (
+            ""
+            if newest is None
+            else f"The last good checkpoint is of step {newest}, and the same "
+            "steps from there would end in the same way. "
+        )
+        raise DivergedError(
+            f"the loss of step {metric.step} is not a finite number, and nothing kept its "
+            f"gradients from the weights. {kept}Start a new run with clip_norm, which skips such "
+            "steps, a lower learning rate or a warm-up"
         )
 
     def _tidy(self, metric: Metric) -> None:

@@ -91,8 +91,9 @@ class Pages:
 
 
 class DiskFile:
-    """`size` bytes at `path`, allocated on disk at once and removed by `close`.
+    """`size` bytes of a disk, allocated at once at `path`, whose name is gone when it is there.
 
+    So the bytes are free again however the process ends, be it killed.
     `direct` says whether the page cache is bypassed: file systems without O_DIRECT (tmpfs on
     older kernels, some network mounts) are read and written buffered, and the caller says so.
     `read` and `write` may be called from several threads; their chunks share `threads` threads.
@@ -111,8 +112,9 @@ class DiskFile:
             _allocate(self._pages.descriptor, path, size)
         except BaseException:
             self._pages.close()
-            path.unlink()
             raise
+        finally:
+            path.unlink()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="disk")
 
     def read(self, offset: int, into: Tensor) -> None:
@@ -128,13 +130,12 @@ class DiskFile:
         self._transfer(offset, source, write=True)
 
     def close(self) -> None:
-        """Wait for the transfers under way and remove the file. May be called again."""
+        """Wait for the transfers under way and give the bytes back. May be called again."""
         if not self._open:
             return
         self._open = False
         self._pool.shutdown()
         self._pages.close()
-        self.path.unlink()
 
     def __enter__(self) -> DiskFile:
         return self

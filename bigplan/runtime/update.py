@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import isfinite
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bigplan.errors import WorkerError
 from bigplan.placement import Share
 from bigplan.program import STAGED_ROWS, Action, Lane
 from bigplan.runtime.adamw import adamw_kernel
@@ -57,20 +55,6 @@ class Update:
         if not self._context.graph.deferred:
             self.verdict = self.scaling.unseen(step)
         return self.scaling.scale
-
-    def passed(self, loss: float) -> Verdict:
-        """The verdict on the step that has just run, whose loss is given.
-
-        Raises WorkerError where the loss is not finite and no norm has kept it from the weights.
-        """
-        assert self.verdict is not None, "no step has run"
-        if not self._context.graph.deferred and not isfinite(loss):
-            raise WorkerError(
-                f"step {self._step}: the loss is {loss}, and without clipping nothing kept its "
-                "gradients from the weights; resume from a checkpoint before it, with a lower "
-                "learning rate or with clip_norm, which skips such steps"
-            )
-        return self.verdict
 
     def norm(self, action: Action) -> None:
         """Square sum of a layer's final gradients, in fp32."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bigplan.data import packer, sources
@@ -69,9 +69,11 @@ def test_the_loss_counts_responses_and_their_ends(pairs: list[tuple[str, str]]) 
     st.integers(1, 9),
     st.sampled_from((0.0, 0.3)),
 )
+@example("\ufeffa", 1, 0.0)
+@example("\ufeff", 2, 0.3)
 @settings(max_examples=60, deadline=None)
 def test_a_text_is_whole_whatever_the_block(text: str, block: int, fraction: float) -> None:
-    """Blocks of a few bytes cut characters and lines anywhere."""
+    """Blocks of a few bytes cut characters and lines anywhere; a byte-order mark is no text."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "BLOCK", block)
         source = Path(name) / "a.txt"
@@ -81,7 +83,7 @@ def test_a_text_is_whole_whatever_the_block(text: str, block: int, fraction: flo
         parts = [out / "train", out / "validation"] if fraction else [out]
         found = [documents(part) for part in parts]
         assert all(len(part) == 1 for part in found)
-        assert "".join(part[0].text for part in found) == text
+        assert "".join(part[0].text for part in found) == text.removeprefix("\ufeff")
         if fraction:
             assert found[0][0].text.endswith("\n")
 

@@ -6,13 +6,14 @@ from bigplan.launcher.checkpoints import (
     Pace,
     checkpoint_bytes,
     checkpoints,
-    most_at_once,
+    more_at_once,
     newest_step,
     prune,
     set_aside,
     step_of,
     sweep,
 )
+from bigplan.spec.experiment import Launch
 from tests.runtime.plans import plan_of, tiny_model, tiny_training
 from tests.tiny import tiny_plan
 
@@ -83,11 +84,23 @@ def test_bytes_of_a_parameter(training: dict[str, object], each: int) -> None:
     assert checkpoint_bytes(other) == each * other.model.parameter_count
 
 
-def test_how_many_there_are_at_once() -> None:
+def test_how_many_more_there_are_at_once(tmp_path: Path) -> None:
     plan = tiny_plan()  # a step takes 0.2 s at most
-    assert most_at_once(plan, 30, 10, 2) == 3
-    assert most_at_once(plan, 10, 10, 2) == 1  # the last one alone
-    assert most_at_once(plan, 30, 0, 2) == 1
-    assert most_at_once(plan, 30, 10, 0) == 0
-    assert most_at_once(plan, 30, None, 2) == 1
-    assert most_at_once(plan, 1_000_000, None, 2) == 3
+
+    def more(steps: int, every: int | None, keep: int) -> int:
+        how = Launch(steps=steps, checkpoint_every=every, checkpoint_keep=keep)
+        return more_at_once(tmp_path, plan, how)
+
+    assert more(50, 10, 2) == 4  # kept, not known to be good yet, being written
+    assert more(30, 10, 2) == 3
+    assert more(10, 10, 2) == 1  # the last one alone
+    assert more(30, 0, 2) == 1
+    assert more(30, 10, 0) == 0
+    assert more(30, None, 2) == 1
+    assert more(1_000_000, None, 2) == 4
+    for step in (10, 20):
+        (tmp_path / "checkpoints" / f"step-{step:06}").mkdir(parents=True)
+    assert more(100, 10, 2) == 2
+    assert more(30, 0, 2) == 1  # written before an old one goes
+    assert more(100, 10, 1) == 1
+    assert more(20, None, 2) == 0  # nothing left to do

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bigplan.errors import CheckpointError, InputError, PreflightError, RefusedError, WorkerError
+from bigplan.errors import (
+    CheckpointError,
+    DivergedError,
+    InputError,
+    PreflightError,
+    RefusedError,
+    WorkerError,
+)
 from bigplan.launcher.checkpoints import checkpoints, step_of
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.lock import only_launch
@@ -16,6 +23,7 @@ from bigplan.launcher.record import Record, read_launch, read_record
 from bigplan.launcher.resume import read_resumable
 from bigplan.plan import Plan, digest
 from bigplan.runtime.result import Finished, Saved, StepResult
+from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import Validation
 from tests.launcher.fakes import Fake, quiet, told, without_ray
 from tests.tiny import tiny_plan
@@ -237,8 +245,9 @@ def test_a_loss_that_is_no_number_ends_the_run_with_the_good_checkpoints(tmp_pat
         def loss(self) -> float:
             return math.nan if self.steps == 7 else 1.0
 
-    with pytest.raises(WorkerError, match=r"loss of step 7 .*checkpoint is of step 4"):
+    with pytest.raises(DivergedError, match=r"loss of step 7 .*checkpoint is of step 4") as error:
         launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=2), quiet(), Diverges)
+    assert "--resume" not in str(error.value)  # it would end in the same way
     folder = tmp_path / "tiny-llama-test-1"
     assert kept(folder) == [2, 4]  # 6 holds the weights of that loss
     assert read_record(folder).metrics[-1].loss is None
@@ -268,6 +277,27 @@ def test_another_number_of_steps_is_remembered(tmp_path: Path) -> None:
     assert (kept(folder), read_launch(folder).steps) == ([2, 4], 4)
 
 
+DECAYS = Schedule(name="cosine")
+
+
+def test_a_rate_that_decays_over_all_steps_does_so_over_those_asked_for(tmp_path: Path) -> None:
+    plan = plan_with(schedule=DECAYS, steps=4)
+    folder = launch(plan, told(tmp_path, steps=6), quiet(), Fake)
+    assert read_record(folder).plan.training.steps == 6
+    ended = r"decayed to 0 after 6; launch a new run"
+    with pytest.raises(RefusedError, match=ended):
+        launch(read_record(folder).plan, again(folder, steps=7), quiet(), Fake)
+    early = launch(plan, told(tmp_path, steps=2), quiet(), Fake)
+    assert read_record(early).plan == plan  # and can go on with the same rates
+    assert steps(read_record(launch(plan, again(early, steps=4), quiet(), Fake))) == [1, 2, 3, 4]
+
+
+def test_a_rate_that_decays_to_a_part_goes_on_with_it(tmp_path: Path) -> None:
+    plan = plan_with(schedule=DECAYS.model_copy(update={"final_fraction": 0.1}), steps=2)
+    folder = launch(plan, told(tmp_path, steps=2), quiet(), Fake)
+    assert steps(read_record(launch(plan, again(folder, steps=3), quiet(), Fake))) == [1, 2, 3]
+
+
 def test_another_plan_of_the_same_training_goes_on_in_the_run(tmp_path: Path) -> None:
     folder = died(tmp_path)
     record = read_record(launch(tiny_plan(1), again(folder), quiet(), Fake))
@@ -294,7 +324,7 @@ def test_too_little_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
         free = 1_500_000
 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage())
-    with pytest.raises(PreflightError, match=r"1\.222 MiB each, 3 at once.*--checkpoint-keep"):
+    with pytest.raises(PreflightError, match=r"1\.222 MiB each, 4 more at once.*--checkpoint-keep"):
         launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=2), quiet(), Fake)
     assert not list(tmp_path.iterdir())
     launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=0), quiet(), Fake)  # one fits

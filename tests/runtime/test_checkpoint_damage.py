@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -20,10 +21,12 @@ import torch
 from bigplan.errors import BigplanError, CheckpointError, InputError
 from bigplan.placement import Tier
 from bigplan.plan import Plan
+from bigplan.program import Action
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.checkpoint.manifest import NAME, read_manifest
+from bigplan.runtime.checkpoint.saver import Saver
 from bigplan.spec.optimizer import Optimizer
-from tests.runtime.checkpoints import away, course, resident, running
+from tests.runtime.checkpoints import away, course, passing, resident, running
 from tests.runtime.plans import tiny_model
 
 Damage = Callable[[Path, Random], None]
@@ -233,3 +236,24 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
 
 def test_all_our_errors_are_of_the_tree() -> None:
     assert issubclass(CheckpointError, BigplanError)
+
+
+@pytest.mark.parametrize("make", [resident, away, passing])
+def test_what_is_left_of_a_failed_checkpoint_does_no_harm(
+    make: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its actions are still queued when the step that has seen the failure is over."""
+    write = Saver.write
+
+    def late(saver: Saver, action: Action) -> None:
+        time.sleep(0.005)
+        write(saver, action)
+
+    monkeypatch.setattr(Saver, "write", late)
+    (tmp_path / "file").touch()
+    with running(make(clip_norm=None)) as (worker, _):
+        results = [worker.step(tmp_path / "file") for _ in range(2)] + [worker.step()]
+        worker.finish()
+    errors = [saved.error for result in results for saved in result.saved]
+    assert len(errors) == 2
+    assert all("file" in error for error in errors)

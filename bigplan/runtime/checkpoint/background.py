@@ -62,15 +62,15 @@ class Background:
 
     def settle(self) -> None:
         """Wait for the checkpoint under way."""
-        if self.executor.saver is not None:
-            self.executor.settle()
-            self._commit()
+        self.executor.settle()
+        self._commit()
 
     def _commit(self) -> None:
         """Commit the checkpoint under way once all ranks have written their shares of it."""
         saver = self.executor.saver
         if saver is None or not self._all(saver.ended):
             return
+        self.executor.settle()  # what is left has nothing to write, but would ask for the saver
         self.executor.saver = None
         shares = self._gathered((saver.error, saver.stored))
         error = "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
