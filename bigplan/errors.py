@@ -26,6 +26,12 @@ class RefusedError(InputError):
     """Understood, but not supported; the message names what is."""
 
 
+class OutputError(BigplanError):
+    """What is printed cannot be written to where the user sends it."""
+
+    exit_code = 2
+
+
 class InfeasibleError(BigplanError):
     """Nothing fits: `bytes_short` bytes are missing on `tier`, and `remedy` would help."""
 

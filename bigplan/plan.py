@@ -20,7 +20,7 @@ from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, Tier
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import Spec, dump_document, parse_document, read_text
+from bigplan.spec.document import Spec, dump_document, parse_document, read_text, write_text
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
@@ -140,10 +140,7 @@ def plan_text(plan: Plan) -> str:
 
 def save_plan(plan: Plan, path: Path) -> None:
     """Write the plan. Raises InputError where the file cannot be written."""
-    try:
-        path.write_text(plan_text(plan))
-    except OSError as error:
-        raise InputError(f"cannot write the plan to {path}: {error.strerror}") from error
+    write_text(path, plan_text(plan), "plan")
 
 
 def load_plan(path: Path) -> Plan:

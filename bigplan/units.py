@@ -21,6 +21,10 @@ _PATTERN = re.compile(
     r"\s*(?P<number>[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(?P<unit>\D*?)\s*"
 )
 
+# In SI units, far beyond any machine: of larger ones products leave what a float holds, and a
+# limit would be none.
+_LARGEST = 10**30
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -35,13 +39,14 @@ class Quantity:
         """Exact value in the SI unit; InputError names value, expected unit and an example."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise self._error(value, f"is not {self._article()}")
-        if isinstance(value, str):
-            return self._parse_text(value)
         if isinstance(value, float) and not math.isfinite(value):
             raise self._error(value, "is not a finite number")
-        if value < 0:
+        number = self._parse_text(value) if isinstance(value, str) else Fraction(value)
+        if number < 0:
             raise self._error(value, "is negative")
-        return Fraction(value)
+        if number > _LARGEST:
+            raise self._error(value, "is larger than anything there is")
+        return number
 
     def _parse_text(self, text: str) -> Fraction:
         match = _PATTERN.fullmatch(text)
@@ -52,10 +57,7 @@ class Quantity:
             raise self._error(text, "has no unit")
         if unit not in self.units:
             raise self._error(text, f"has the unit {unit!r}, which is no unit of {self.name}")
-        number = Fraction(match["number"].replace("_", ""))
-        if number < 0:
-            raise self._error(text, "is negative")
-        return number * self.units[unit]
+        return Fraction(match["number"].replace("_", "")) * self.units[unit]
 
     def _article(self) -> str:
         return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"

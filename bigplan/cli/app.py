@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from bigplan.cli.data import data
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
 from bigplan.cli.models import models
+from bigplan.cli.output import checked_output
 from bigplan.cli.plan import plan, simulate
 from bigplan.cli.profile import profile
 from bigplan.cli.run import launch, report
@@ -65,9 +67,11 @@ def _root(
 def run() -> None:
     """The command that was asked for. Exits with 0, 2 bad input, 3 infeasible, and so on."""
     try:
-        app()
+        with checked_output():
+            app()
     except BigplanError as error:
-        print(f"bigplan: {error}", file=sys.stderr)
+        with suppress(OSError):  # where nobody can be told, the exit code still says it
+            print(f"bigplan: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.inputs import require_there
 from bigplan.cli.options import takes
 from bigplan.errors import InputError
 
@@ -110,6 +111,7 @@ def check(
     """Say what a prepared folder holds, after comparing every byte with its checksum."""
     from bigplan.data.prepared import check_folder
 
+    require_there(folder, "a folder that `bigplan data prepare` wrote")
     index = check_folder(folder)
     print(f"{folder}: {_described(index)}, checksums right")
     for source in index.sources:
@@ -125,7 +127,8 @@ def _limit(model: str | None) -> tuple[str, int] | None:
     return spec.name, spec.vocab
 
 
-def _fields(options: PrepareOptions) -> Fields:
+def _fields(options: PrepareOptions) -> Fields | None:
+    """Those named; None: none was."""
     from bigplan.data.sources import Fields
 
     field, prompt, response = options.field, options.prompt_field, options.response_field
@@ -137,6 +140,8 @@ def _fields(options: PrepareOptions) -> Fields:
             "--field goes with a document's whole text, --prompt-field and --response-field with "
             "two parts of it: leave one out"
         )
+    if field is None and prompt is None:
+        return None
     return Fields(field or "text", prompt, response)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bigplan.errors import InputError
+from bigplan.cli.targets import CLUSTER, require_target
 
 
 def detect(
@@ -17,22 +17,32 @@ def detect(
         int | None,
         typer.Option(
             "--cpu-devices",
-            help="Make so many devices of cores and memory (default: the GPUs, or one of these).",
+            help="Make so many devices that share cores and memory (default: the GPUs, or one of "
+            "these).",
         ),
     ] = None,
     folder: Annotated[
         Path | None,
         typer.Option("--folder", help="Where tensors may go on disk (default: here)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write here, not to stdout.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Write here, not to stdout; only a cluster is replaced.",
+        ),
+    ] = None,
 ) -> None:
     """Describe this machine as a cluster YAML; measures for a few seconds.
 
     Rates of GPUs and their links are as shipped; `bigplan profile` measures them.
     """
     from bigplan.spec.detect import detect as detect_machine
+    from bigplan.spec.document import write_text
     from bigplan.spec.dump import to_yaml
 
+    if out is not None:
+        require_target("--out", out, CLUSTER)
     cluster = detect_machine(cpu_devices, folder)
     if cluster.group.gpu.device == "cpu" and find_spec("torch") is not None:
         # The rates of what will train here: numpy's products may be several times off.
@@ -43,10 +53,7 @@ def detect(
     if out is None:
         print(text, end="")
         return
-    try:
-        out.write_text(text)
-    except OSError as error:
-        raise InputError(f"cannot write the cluster to {out}: {error.strerror}") from None
+    write_text(out, text, "cluster")
     print(f"Cluster written to {out}")
 
 

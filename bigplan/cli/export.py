@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from bigplan.cli.inputs import require_there
 from bigplan.errors import RefusedError
 from bigplan.units import format_bytes, format_count
 
@@ -40,6 +41,7 @@ def export(
     from bigplan.runtime.hf_export import export_checkpoint
 
     run = what.expanduser()
+    require_there(run, "the folder of a run, such as runs/my-model-1, or of one checkpoint")
     inside = run / "checkpoints"
     found = latest(inside if inside.is_dir() else run)
     for problem in found.skipped:

@@ -1,16 +1,51 @@
-"""What a training reads, looked for before a launch spends seconds, and after a plan is shown."""
+"""What commands read: is it there, what is it, and has a training all that it needs.
+
+A launch looks for it before it spends seconds, a plan warns after it is shown.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigplan.errors import InputError
+from bigplan.spec.catalog import list_clusters, list_models
+from bigplan.spec.document import read_text
 
 if TYPE_CHECKING:
+    from bigplan.spec.experiment import Experiment
     from bigplan.spec.model import ModelSpec
     from bigplan.spec.training import Training
+
+
+def require_there(path: Path, wanted: str) -> None:
+    """Raise InputError where nothing has that name; `wanted` is what the command takes."""
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; name {wanted}") from None
+    if not there:
+        raise InputError(f"{path}: no such file or folder (seen from {Path.cwd()}); name {wanted}")
+
+
+def is_plan(path: Path) -> bool:
+    """Whether the file is a plan, not an experiment, which has no such key. Raises InputError."""
+    return re.search("^placement:", read_text(path), re.MULTILINE) is not None
+
+
+def files_read(experiment: Experiment, path: Path | None) -> Iterator[Path]:
+    """What a plan is made from: the experiment's own file, and what else than shipped it names."""
+    if path is not None:
+        yield path
+    training = experiment.training
+    validation = training.validation.data if training.validation else None
+    shipped = {"bundled", *list_models(), *list_clusters()}
+    named = (experiment.model, experiment.cluster, training.data, validation, training.weights)
+    for name in named:
+        if isinstance(name, str) and name not in shipped:
+            yield Path(name).expanduser()
 
 
 def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError]:
@@ -52,9 +87,11 @@ def warnings(model: ModelSpec, training: Training) -> Iterator[str]:
             f"training.weights: {training.weights} is no folder here; name a Hugging Face folder "
             f"with config.json and safetensors, or leave weights out. {hint}"
         )
-    if training.weights is not None and training.sequence_length > model.max_sequence_length:
+    if training.sequence_length > model.max_sequence_length:
+        known = "is described with; it is trained, and exported, with all"
+        if training.weights is not None:
+            known = "has weights for; the first steps will have to teach it the others"
         yield (
             f"sequence_length {training.sequence_length} is longer than the "
-            f"{model.max_sequence_length} positions that {model.name}'s weights were trained for; "
-            "the first steps will have to teach it the others"
+            f"{model.max_sequence_length} positions that {model.name} {known}"
         )

@@ -18,7 +18,8 @@ import typer
 
 from bigplan.errors import InputError
 from bigplan.spec.document import parse_scalar
-from bigplan.spec.experiment import Experiment, load_experiment, make_experiment
+from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment
+from bigplan.units import format_bytes
 
 O = TypeVar("O")  # noqa: E741 -- the options of one command
 
@@ -246,7 +247,7 @@ def experiment_of(
 ) -> Experiment:
     """The experiment file, options winning over it, or the options alone, over `base` if given.
 
-    Raises InputError.
+    Warns of caps that limit nothing. Raises InputError.
     """
     overrides = overrides_of(options)
     if path is None:
@@ -265,7 +266,26 @@ def experiment_of(
     for key, ways in (("cp", options.context_parallel), ("ep", options.expert_parallel)):
         if ways is not None:
             fixed[key] = ways
+    if base is None or options.cluster is not None:  # a base's own cluster may be capped already
+        _warn_of_idle_caps(experiment)
     return experiment.with_settings(fixed)
+
+
+_WHERE: Mapping[Tier, str] = {
+    "gpu": "per GPU",
+    "host": "of host memory per node",
+    "nvme": "of drives per node",
+}
+
+
+def _warn_of_idle_caps(experiment: Experiment) -> None:
+    for tier, size in experiment.idle_caps().items():
+        cap = format_bytes(experiment.caps[tier])
+        typer.echo(
+            f"warning: the cap {tier}={cap} limits nothing: the cluster has {format_bytes(size)} "
+            f"{_WHERE[tier]}",
+            err=True,
+        )
 
 
 def run_options_given(options: ExperimentOptions) -> dict[str, object]:
@@ -289,7 +309,13 @@ def _pairs(flag: str, texts: list[str] | None, example: str) -> dict[str, str]:
         key, equals, value = text.partition("=")
         if not key.strip() or not equals or not value.strip():
             raise InputError(f"{flag} {text!r}: write KEY=VALUE, such as {flag} {example}")
-        pairs[key.strip()] = value.strip()
+        key, value = key.strip(), value.strip()
+        if key in pairs:
+            raise InputError(
+                f"{flag} says {key}={pairs[key]} and {key}={value}, of which only one can hold; "
+                "leave one out"
+            )
+        pairs[key] = value
     return pairs
 
 

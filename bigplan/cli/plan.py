@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from bigplan.cli.inputs import warnings
+from bigplan.cli.inputs import files_read, is_plan, warnings
 from bigplan.cli.options import ExperimentOptions, experiment_of, takes
+from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
@@ -46,7 +47,10 @@ def plan(
     ] = False,
     what_if: Annotated[bool | None, WHAT_IF] = None,
     time_limit: Annotated[float | None, TIME_LIMIT] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the plan to this file; only a plan is replaced."),
+    ] = None,
     as_json: Annotated[bool, JSON_OUTPUT] = False,
 ) -> None:
     """Find the fastest way to train a model on a cluster. Needs no GPU.
@@ -54,9 +58,7 @@ def plan(
     Ctrl-C takes the best plan so far, with its gap. Exit codes: 0 planned, 2 bad input, 3 nothing
     fits.
     """
-    wanted = experiment_of(experiment, options)
-    if out is not None and not out.parent.is_dir():  # said before the search, not after it
-        raise InputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
+    wanted = _wanted(experiment, options, out)
     try:
         planned = plan_experiment(wanted, exact=exact, time_limit=time_limit)
     except InfeasibleError:
@@ -78,6 +80,20 @@ def plan(
             Console().print(f"Plan written to {out}", highlight=False)
     for text in warnings(planned.plan.model, planned.plan.training):
         Console(stderr=True).print(f"warning: {text}", highlight=False, markup=False)
+
+
+def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> Experiment:
+    """What to plan, once it is sure that the plan can be written to `out`. Raises InputError."""
+    if path is not None and is_plan(path):
+        raise InputError(
+            f"{path} is a plan already, not an experiment: `bigplan launch` runs it, "
+            "`bigplan explain` and `bigplan simulate` show it; to plan anew, name the experiment "
+            "or the options that it was made from"
+        )
+    wanted = experiment_of(path, options)
+    if out is not None:
+        require_target("--out", out, PLAN, files_read(wanted, path))
+    return wanted
 
 
 def _show(planned: Planned, what_if: bool | None) -> None:
@@ -163,7 +179,10 @@ def _say_what_would_fit(experiment: Experiment) -> None:
 def simulate(
     plan: Annotated[Path, typer.Argument(help="A plan written by `bigplan plan --out`.")],
     trace: Annotated[
-        Path | None, typer.Option("--trace", help="Write a trace for ui.perfetto.dev.")
+        Path | None,
+        typer.Option(
+            "--trace", help="Write a trace for ui.perfetto.dev; only a trace is replaced."
+        ),
     ] = None,
     as_json: Annotated[bool, JSON_OUTPUT] = False,
 ) -> None:
@@ -172,13 +191,13 @@ def simulate(
     from bigplan.planner import simulate_plan
     from bigplan.report.plan_json import timeline_json
     from bigplan.report.plan_report import timeline_report
+    from bigplan.spec.document import write_text
 
+    if trace is not None:
+        require_target("--trace", trace, TRACE, (plan,))
     timeline = simulate_plan(load_plan(plan))
     if trace is not None:
-        try:
-            trace.write_text(json.dumps(timeline.to_chrome()))
-        except OSError as error:
-            raise InputError(f"cannot write the trace to {trace}: {error.strerror}") from None
+        write_text(trace, json.dumps(timeline.to_chrome()), "trace")
     if as_json:
         print(json.dumps(timeline_json(timeline), indent=2))
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.targets import CLUSTER, require_target
 from bigplan.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def profile(
         bool, typer.Option("--quick", help="One minute (default: up to five, more repetitions).")
     ] = False,
     out: Annotated[
-        Path, typer.Option("--out", help="Write the cluster here; one that is there is replaced.")
+        Path, typer.Option("--out", help="Write the cluster here; only a cluster is replaced.")
     ] = Path("cluster.yaml"),
     nvme: Annotated[
         Path | None,
@@ -37,8 +38,8 @@ def profile(
         typer.Option(
             "--cpu-devices",
             min=1,
-            help="Measure so many devices of cores and memory (default: the GPUs, or one of "
-            "these).",
+            help="Measure so many devices that share cores and memory (default: the GPUs, or one "
+            "of these).",
         ),
     ] = None,
 ) -> None:
@@ -65,17 +66,8 @@ def _known(out: Path) -> Cluster | None:
     from bigplan.spec.cluster import Cluster
     from bigplan.spec.document import load_document
 
-    if not out.parent.is_dir():  # said before measuring, not after it
-        raise InputError(f"--out {out}: the folder {out.parent} does not exist; create it first")
-    if not out.exists():
-        return None
-    try:
-        return load_document(out, Cluster)
-    except InputError as error:
-        raise InputError(
-            f"--out {out} exists and is no cluster that could be replaced ({error}); name another "
-            "file, or remove it"
-        ) from None
+    require_target("--out", out, CLUSTER)
+    return load_document(out, Cluster) if out.is_file() and out.stat().st_size else None
 
 
 def _drive_of(known: Cluster) -> Path | None:
@@ -103,12 +95,10 @@ def _measure(quick: bool, folder: Path | None, name: str, cpu_devices: int | Non
 
 def _write(found: Profile, out: Path) -> None:
     from bigplan.report.profile_report import profile_report
+    from bigplan.spec.document import write_text
     from bigplan.spec.dump import to_yaml
 
-    try:
-        out.write_text(to_yaml(found.after))
-    except OSError as error:
-        raise InputError(f"cannot write the cluster to {out}: {error.strerror}") from None
+    write_text(out, to_yaml(found.after), "cluster")
     console = Console()
     console.print(profile_report(found.before.group, found.after.group))
     console.print(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from bigplan.cli.inputs import require_inputs
+from bigplan.cli.inputs import is_plan, require_inputs, require_there
 from bigplan.cli.options import (
     ExperimentOptions,
     experiment_of,
@@ -19,12 +19,14 @@ from bigplan.cli.options import (
 from bigplan.cli.plan import plan_experiment
 from bigplan.errors import InputError
 from bigplan.plan import Plan, load_plan
-from bigplan.spec.document import load_data, read_text, validate
+from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, Launch
 from bigplan.units import format_bytes
 
 if TYPE_CHECKING:
     from bigplan.launcher.resume import Resumable
+
+A_RUN = "the folder of a run, such as runs/my-model-1"
 
 
 @takes(ExperimentOptions)
@@ -62,6 +64,8 @@ def launch(
     require_packages()
     _check_steps(options)
     console = Console()
+    if resume is not None:
+        require_there(resume.expanduser(), A_RUN)
     run = None if resume is None else read_resumable(resume.expanduser())
     if run is not None and options.run_dir is not None:
         raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
@@ -76,7 +80,7 @@ def _wanted(
     """The plan to run and how: as the run did that goes on, as the file says, as options say."""
     how = {} if run is None else run.how.model_dump()
     given, changed = plan_options_given(options), run_options_given(options)
-    if what is not None and _is_plan(what):
+    if what is not None and is_plan(what):
         if given:
             names = ", ".join(given)
             raise InputError(
@@ -94,11 +98,6 @@ def _wanted(
             require_inputs(model, training, weights=run is None)
         plan = _planned(experiment, console)
     return plan, validate(how | changed, Launch, "command line")
-
-
-def _is_plan(path: Path) -> bool:
-    data, _ = load_data(read_text(path), str(path))
-    return isinstance(data, dict) and "placement" in data
 
 
 def _experiment(path: Path | None, options: ExperimentOptions, run: Resumable | None) -> Experiment:
@@ -152,4 +151,5 @@ def report(
     from bigplan.launcher.record import read_record
     from bigplan.report.run_report import run_report
 
+    require_there(run, A_RUN)
     Console().print(run_report(read_record(run)))

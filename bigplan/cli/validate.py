@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bigplan.errors import InputError
+
 if TYPE_CHECKING:
     from bigplan.validate.score import Quality, Scored
 
@@ -23,6 +25,7 @@ _SHOWN = (
     "predicted_peak_gb",
     "measured_peak_gb",
 )
+_REASONS = 5  # told where no row can be used
 
 
 def validate(
@@ -34,16 +37,31 @@ def validate(
         bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")
     ] = False,
 ) -> None:
-    """Predict measured training runs with their own configurations, and show the errors."""
+    """Predict measured training runs with their own configurations, and show the errors.
+
+    Exit codes: 0, 2 bad input, also where no row can be used.
+    """
     from bigplan.validate.rows import read_rows
     from bigplan.validate.score import group_quality, score
 
     scored = score(read_rows(rows))
+    _require_some(scored, rows)
     groups = group_quality(scored)
     if as_json:
         print(json.dumps({"rows": [_row(one) for one in scored], "groups": _groups(groups)}))
     else:
         _print(scored, groups)
+
+
+def _require_some(scored: list[Scored], path: Path | None) -> None:
+    """Raise InputError, with the most frequent reasons, where no row is scored."""
+    if any(one.status == "scored" for one in scored):
+        return
+    if not scored:
+        raise InputError(f"{path} has a header and no rows; write one for every measured run")
+    reasons = Counter(one.reason for one in scored).most_common(_REASONS)
+    told = "\n".join(f"  {number} x {reason}" for reason, number in reasons)
+    raise InputError(f"{path}: no row of {len(scored)} can be used; these are the reasons:\n{told}")
 
 
 def _row(one: Scored) -> dict[str, Any]:
@@ -76,3 +94,7 @@ def _print(scored: list[Scored], groups: dict[str, Quality]) -> None:
     reasons = Counter(one.reason for one in scored if one.status == "skipped")
     for reason, number in reasons.most_common():
         console.print(f"skipped {number}: {reason}", style="dim", markup=False)
+    untrusted = sum(one.status == "scored" and one.trust == "C" for one in scored)
+    if untrusted:
+        told = f"in no table {untrusted}: of trust C; `--json` has their predictions"
+        console.print(told, style="dim", markup=False)

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.data.packer import Packer, sync
@@ -26,7 +26,7 @@ class Preparation:
     """What to prepare, and how."""
 
     sources: tuple[Path, ...]
-    fields: Fields = field(default_factory=Fields)
+    fields: Fields | None = None  # None: text, in formats that have fields
     form: Format | None = None  # None: by each file's suffix
     tokenizer: Path | None = None  # None: bytes
     end_of_document: str | None = None
@@ -51,6 +51,11 @@ def prepare(
         )
     paths = find_sources(wanted.sources)
     forms = [format_of(path, wanted.form) for path in paths]
+    if wanted.fields is not None and set(forms) == {"text"}:
+        raise InputError(
+            f"{paths[0]} is read as text, which has no fields; leave --field, --prompt-field and "
+            "--response-field out, or say with --format what the file is"
+        )
     tokenizer = load_tokenizer(wanted.tokenizer, wanted.end_of_document)
     _check_target(out, paths, force=force)
     reads = _Reads(wanted, list(zip(paths, forms, strict=True)), tokenizer, progress)
@@ -62,7 +67,7 @@ def prepare(
                     Packer(
                         folder / part if part else folder / "all",
                         tokenizer,
-                        masked=wanted.fields.prompt is not None,
+                        masked=wanted.fields is not None and wanted.fields.prompt is not None,
                         limit=wanted.limit,
                     )
                 )
@@ -107,12 +112,15 @@ def _aside(out: Path) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=parent))
     except OSError as error:
-        raise InputError(f"--out {out} cannot be created: {error.strerror}") from None
+        raise InputError(
+            f"--out {out} cannot be created: {error.strerror}; name another folder"
+        ) from None
     try:
         yield folder
     except OSError as error:
         raise InputError(
-            f"--out {out} cannot be written: {error.strerror}; nothing was left behind"
+            f"--out {out} cannot be written: {error.strerror}; nothing was left behind. Make "
+            "room there, or name another folder"
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -156,7 +164,8 @@ class _Reads:
         for path, form in self.files:
             batch: list[Part] = []
             characters = 0
-            parts = read_parts(path, form, self.wanted.fields, self.wanted.validation_fraction)
+            fields = self.wanted.fields or Fields()
+            parts = read_parts(path, form, fields, self.wanted.validation_fraction)
             for part in parts:
                 batch.append(part)
                 characters += len(part.text)

@@ -70,7 +70,10 @@ def _held_out(values: list[str], fraction: float) -> bool:
 
 
 def find_sources(paths: tuple[Path, ...]) -> list[Path]:
-    """The files; of a folder all with a known suffix, in order of their names. InputError."""
+    """The files; of a folder all with a known suffix, in order of their names.
+
+    Raises InputError, also for a file that is there twice: its text would count twice.
+    """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
@@ -84,6 +87,12 @@ def find_sources(paths: tuple[Path, ...]) -> list[Path]:
             found.append(path)
         else:
             raise InputError(f"{path}: no such file; check the path")
+    seen: dict[Path, Path] = {}
+    for path in found:
+        first = seen.setdefault(path.resolve(), path)
+        if first is not path:
+            also = "" if first == path else f", the other time as {first}"
+            raise InputError(f"{path} is there twice{also}; name it once, or its folder alone")
     return found
 
 

@@ -129,7 +129,10 @@ def new_folder(parent: Path, name: str) -> Path:
             else:
                 return folder
     except OSError as error:
-        raise InputError(f"cannot create a run folder in {parent}: {error.strerror}") from None
+        raise InputError(
+            f"cannot create a run folder in {parent}: {error.strerror}; name another folder with "
+            "--run-dir"
+        ) from None
 
 
 def write_start(folder: Path, plan: Plan, how: Launch, predicted: Timeline) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from bigplan.errors import InputError, PreflightError
 from bigplan.profile.attention import measure_attention
-from bigplan.profile.bench import DTYPES, Bench
+from bigplan.profile.bench import DTYPES, Bench, rounded
 from bigplan.profile.budget import Budget, Clock
 from bigplan.profile.copies import measure_copies
 from bigplan.profile.drive import measure_drive
@@ -117,7 +117,7 @@ def profile_machine(
     for step in _measured(probes, group, bench, wish.seconds):
         tell(step)
         group = step.after
-    group = measure_memory(group, bench, uses[0])
+    group = measure_memory(_crowded(group, bench), bench, uses[0])
     after = before.model_copy(
         update={"node_groups": (group,), "description": f"{_what(group)}, measured"}
     )
@@ -130,7 +130,31 @@ def measure_cpu_compute(cluster: Cluster, seconds: float = 4.0) -> Cluster:
     bench = _bench(group, (torch.device("cpu"),), Wish(seconds=seconds), time.perf_counter)
     for step in _measured(COMPUTE, group, bench, seconds):
         group = step.after
-    return cluster.model_copy(update={"node_groups": (group,)})
+    return cluster.model_copy(update={"node_groups": (_crowded(group, bench),)})
+
+
+def _crowded(group: NodeGroup, bench: Bench) -> NodeGroup:
+    """What a device on the CPU has where devices outnumber the cores, and take turns on them.
+
+    Each was measured alone on a core that it has in truth for a part of the time. Up to a device a
+    core they compute apart, and their sums stay in caches, which cores have of their own: then
+    what one reaches alone all reach at once. (Copies and the host's update, which meet in memory,
+    have rates of the whole node beside.)
+    """
+    devices, cores, gpu = group.gpus_per_node, bench.cores, group.gpu
+    if bench.cuda or devices <= cores:
+        return group
+    part = cores / devices
+    values = {
+        "peak_flops": {name: rounded(part * rate) for name, rate in gpu.peak_flops.items()},
+        "memory_bandwidth": rounded(part * gpu.memory_bandwidth),
+        "launch_overhead": rounded(gpu.launch_overhead / part),
+    }
+    how = f"; for {devices} devices that take turns on {cores} core(s), "
+    factors = dict.fromkeys(values, f"x {cores}/{devices}")
+    factors["launch_overhead"] = f"x {devices}/{cores}"
+    sources = {name: gpu.sources[name] + how + factors[name] for name in values}
+    return group.model_copy(update={"gpu": gpu.replaced(values, sources)})
 
 
 def _bench(group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, clock: Clock) -> Bench:

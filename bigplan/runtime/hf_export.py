@@ -48,6 +48,7 @@ Values = Callable[[int, Parameter], Tensor]
 def export_checkpoint(found: Found, folder: Path, precision: str) -> None:
     """A checkpoint's weights, whatever plan wrote it, as a Hugging Face folder.
 
+    Its positions reach as far as it was trained, if that is farther than it was described with.
     If the run started from such a folder that is still there, its tokenizer comes along. Raises
     InputError and RefusedError as write_folder does, CheckpointError where the checkpoint is
     damaged; then nothing is left behind.
@@ -57,9 +58,11 @@ def export_checkpoint(found: Found, folder: Path, precision: str) -> None:
         return reader.parameter(layer, parameter.name)
 
     manifest = found.manifest
+    trained = max(manifest.model.max_sequence_length, manifest.training.sequence_length)
+    model = manifest.model.model_copy(update={"max_sequence_length": trained})
     origin = Path(manifest.training.weights).expanduser() if manifest.training.weights else None
     with Reader(found.path, manifest) as reader:
-        write_folder(manifest.model, values, folder, DTYPES[precision], origin=origin)
+        write_folder(model, values, folder, DTYPES[precision], origin=origin)
 
 
 def write_folder(
@@ -92,7 +95,8 @@ def write_folder(
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(
-            f"cannot write {folder}: {reason}; {_size(model, dtype)} bytes are needed there"
+            f"cannot write {folder}: {reason}; {_size(model, dtype)} bytes are needed there; "
+            "make room, or name another folder"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,7 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec import shipped
 from bigplan.spec.document import Spec
-from bigplan.spec.problems import did_you_mean
+from bigplan.spec.plausible import left_out_units
+from bigplan.spec.problems import KeyPath, did_you_mean
 from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
 
 # FlashAttention-2; FlashAttention-3 and what Transformer Engine uses, on Hopper and later; torch's
@@ -301,6 +302,18 @@ class Cluster(Spec):
     name: str
     description: str = ""
     node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
+
+    def implausible(self) -> Iterator[tuple[KeyPath, str]]:
+        """Figures that no machine has."""
+        for index, group in enumerate(self.node_groups):
+            for name, block in group:
+                if isinstance(block, Block):
+                    for path, text in left_out_units(block):
+                        yield ("node_groups", index, name, *path), text
+            held, memory = group.gpu.context_memory, group.gpu.memory
+            if held >= memory:
+                told = f"is {format_bytes(held)}, which leaves nothing of the GPU's "
+                yield ("node_groups", index, "gpu", "context_memory"), told + format_bytes(memory)
 
     @property
     def gpus(self) -> int:

@@ -148,19 +148,19 @@ def _cpu_group(
 ) -> NodeGroup:
     gemm = probe_gemm()
     peak = _rounded(gemm.peak / devices)
-    copied = host.memory_bandwidth / 2
     shared = f"divided by {devices} devices" if devices > 1 else "all cores"
+    launch, launched = _launch(fallback.cpu, devices, host.cores)
     gpu = fallback.cpu.replaced(
         {
             "name": cpu_name(),
-            "memory": _whole_mib(
-                host.memory // (2 * devices)
-            ),  # The host has a half: this is a quarter.
+            # The host has a half: this is a quarter.
+            "memory": _whole_mib(host.memory // (2 * devices)),
             "peak_flops": {"bf16": peak / 2, "fp32": peak},
             "multiprocessors": max(1, host.cores // devices),
             "memory_bandwidth": _rounded(host.memory_bandwidth / devices),
             "gemm_half_k": _rounded(gemm.half_k),
             "adam_rate": _rounded(host.adam_rate / devices),
+            "launch_overhead": launch,
         },
         {
             "memory": f"{today}: a quarter of the memory that is available, {shared}",
@@ -168,13 +168,13 @@ def _cpu_group(
             "multiprocessors": f"{today}: cores, {shared}",
             "memory_bandwidth": f"{today}: copy, {shared}",
             "gemm_half_k": f"{today}: numpy's fp32 GEMM at K 128 and K 1024",
+            "launch_overhead": launched,
         },
     )
     rates = ("host_to_device", "device_to_host", "node_host_to_device", "node_device_to_host")
     pcie = fallback.pcie.replaced(
-        dict.fromkeys(rates, copied) | {"latency": fallback.cpu.launch_overhead},
-        dict.fromkeys(rates, f"{today}: copy within host memory")
-        | {"latency": fallback.cpu.sources["launch_overhead"]},
+        dict.fromkeys(rates, host.memory_bandwidth / 2) | {"latency": launch},
+        dict.fromkeys(rates, f"{today}: copy within host memory") | {"latency": launched},
     )
     return NodeGroup(
         name="cpu",
@@ -185,6 +185,15 @@ def _cpu_group(
         nvme=nvme,
         intra_node=fallback.cpu_link,
     )
+
+
+def _launch(cpu: Gpu, devices: int, cores: int) -> tuple[float, str]:
+    """launch_overhead of CPU devices: those that outnumber the cores take turns on them."""
+    seconds, source = cpu.launch_overhead, cpu.sources["launch_overhead"]
+    if devices <= cores:
+        return seconds, source
+    how = f"{source}, x {devices}/{cores}: {devices} devices take turns on {cores} core(s)"
+    return _rounded(seconds * devices / cores), how
 
 
 def _gpu_group(

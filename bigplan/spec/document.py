@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bigplan.errors import InputError
-from bigplan.spec.problems import Problem, describe
+from bigplan.spec.problems import KeyPath, Problem, describe, problem_at
 
 
 def _hashable(value: object) -> Hashable:
@@ -42,6 +42,13 @@ class Spec(BaseModel):
     def __hash__(self) -> int:
         values = (_hashable(getattr(self, name)) for name in type(self).model_fields)
         return hash((type(self), *values))
+
+    def implausible(self) -> Iterator[tuple[KeyPath, str]]:
+        """Where a document says what cannot be meant, and what is wrong there.
+
+        Asked of what users wrote, when it is read; code may build whatever keeps the rules.
+        """
+        yield from ()
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -108,6 +115,17 @@ def read_text(path: Path) -> str:
         ) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def write_text(path: Path, text: str, noun: str) -> None:
+    """Write `noun`, which is that text, as UTF-8. Raises InputError where it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"cannot write the {noun} to {path}: {error.strerror}; name another file, "
+            "or make it one that can be written"
+        ) from None
 
 
 def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
@@ -210,10 +228,14 @@ def validate_nodes(data: object, root: yaml.Node | None, schema: type[S], where:
         problem = Problem(line, f"expected keys and values, got {got}; keys: {keys}")
         raise _input_error([problem], where)
     try:
-        return schema.model_validate_json(json.dumps(data), strict=True)
+        found = schema.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
-        problems = describe(error, schema, data, root)
-    raise _input_error(problems, where)
+        raise _input_error(describe(error, schema, data, root), where) from None
+    if isinstance(found, Spec):
+        problems = [problem_at(path, text, root) for path, text in found.implausible()]
+        if problems:
+            raise _input_error(problems, where)
+    return found
 
 
 def _input_error(problems: list[Problem], where: str) -> InputError:

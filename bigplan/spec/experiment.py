@@ -13,34 +13,13 @@ from bigplan.spec.catalog import find_cluster, find_model, looks_like_path
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.document import Spec, load_data, read_text, set_path, validate, validate_nodes
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.plausible import SMALLEST
+from bigplan.spec.problems import KeyPath
 from bigplan.spec.training import Training, TrainingRequest, resolve
 from bigplan.spec.unplanned import unplanned
-from bigplan.units import (
-    BANDWIDTH,
-    BYTES,
-    FLOPS,
-    RATE,
-    SECONDS,
-    Bytes,
-    Quantity,
-    exact_text,
-    format_bytes,
-)
+from bigplan.units import Bytes, format_bytes
 
 Tier = Literal["gpu", "host", "nvme"]
-
-# A number without a unit is in SI units. Less of these than a million, or such times from a second
-# on, is no machine but a unit left out, as in `memory: 80`.
-_SMALLEST = 2**20
-_LARGE: Mapping[str, Quantity] = {
-    **dict.fromkeys(("memory", "capacity", "endurance"), BYTES),
-    **dict.fromkeys(("memory_bandwidth", "bandwidth", "read", "write"), BANDWIDTH),
-    **dict.fromkeys(("host_to_device", "device_to_host"), BANDWIDTH),
-    **dict.fromkeys(("node_host_to_device", "node_device_to_host"), BANDWIDTH),
-    "peak_flops": FLOPS,
-    "adam_rate": RATE,
-}
-_SHORT = ("latency", "launch_overhead")
 
 
 class Launch(Spec):
@@ -81,7 +60,7 @@ class Experiment(Spec):
     @model_validator(mode="after")
     def _check(self) -> Experiment:
         for tier, size in self.caps.items():
-            if 0 < size < _SMALLEST:
+            if 0 < size < SMALLEST:
                 raise InputError(
                     f"caps.{tier} is {format_bytes(size)}, too little for any tensor; "
                     f"write the unit, such as {tier}: {size} GiB"
@@ -92,6 +71,12 @@ class Experiment(Spec):
     def _refuse(self) -> Experiment:
         _refuse_unplanned(self.set)
         return self
+
+    def implausible(self) -> Iterator[tuple[KeyPath, str]]:
+        """That of a cluster written out here; one that is named tells when it is read."""
+        if isinstance(self.cluster, Cluster):
+            for path, text in self.cluster.implausible():
+                yield ("cluster", *path), text
 
     def with_settings(self, settings: Mapping[str, str | int | float]) -> Experiment:
         """This experiment with more decisions pinned. Raises RefusedError."""
@@ -104,15 +89,27 @@ class Experiment(Spec):
 
     def cluster_spec(self) -> Cluster:
         """The cluster with `nodes` and `caps` applied. Raises InputError."""
-        cluster = self.cluster
-        if isinstance(cluster, str):
-            cluster = find_cluster(cluster)
-        _refuse_left_out_units(cluster)
+        cluster = self._whole_cluster()
         if self.nodes is not None:
             cluster = cluster.with_nodes(self.nodes)
         return cluster.with_caps(
             gpu=self.caps.get("gpu"), host=self.caps.get("host"), nvme=self.caps.get("nvme")
         )
+
+    def _whole_cluster(self) -> Cluster:
+        return find_cluster(self.cluster) if isinstance(self.cluster, str) else self.cluster
+
+    def idle_caps(self) -> dict[Tier, int]:
+        """Caps above what the cluster has, which limit nothing: what it has. Raises InputError."""
+        if not self.caps:
+            return {}
+        groups = self._whole_cluster().node_groups
+        have: dict[Tier, int] = {
+            "gpu": max(group.gpu.memory for group in groups),
+            "host": max(group.host.memory for group in groups),
+            "nvme": max(group.nvme.node_capacity if group.nvme else 0 for group in groups),
+        }
+        return {tier: have[tier] for tier, size in self.caps.items() if size > have[tier]}
 
     def resolved_training(self) -> Training:
         """The training with this model's defaults. Raises InputError."""
@@ -121,30 +118,6 @@ class Experiment(Spec):
             # A decay of the learning rate ends with the run.
             request = request.model_copy(update={"steps": self.launch.steps})
         return resolve(request, self.model_spec())
-
-
-def _refuse_left_out_units(cluster: Cluster) -> None:
-    for key, value in _figures(cluster):
-        name = key.split(".")[1]
-        quantity = _LARGE.get(name, SECONDS)
-        wrong = value < _SMALLEST if name in _LARGE else name in _SHORT and value >= 1
-        if wrong:
-            raise InputError(
-                f"cluster {cluster.name!r}: {key} is {exact_text(quantity, value)}, which no "
-                f"machine has; a number without a unit is in SI units: write the unit, such as "
-                f"'{quantity.example}'"
-            )
-
-
-def _figures(cluster: Cluster) -> Iterator[tuple[str, float]]:
-    """Every number of every block, by `BLOCK.FIELD` or `BLOCK.FIELD.PRECISION`."""
-    for group in cluster.node_groups:
-        for block in ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node"):
-            for name, value in getattr(group, block) or ():
-                values = value if isinstance(value, Mapping) else {"": value}
-                for part, number in values.items():
-                    if isinstance(number, int | float):
-                        yield f"{block}.{name}.{part}".rstrip("."), number
 
 
 def _refuse_unplanned(settings: Mapping[str, str | int | float]) -> None:

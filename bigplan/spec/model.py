@@ -79,11 +79,11 @@ class ModelSpec(Spec):
 
     name: str = Field(min_length=1)
     """what it is called in plans and reports"""
-    layers: int = Field(gt=0)
+    layers: int = Field(gt=0, le=1000)
     """number of transformer blocks"""
-    hidden: int = Field(gt=0)
+    hidden: int = Field(gt=0, le=10**6)
     """width of the residual stream"""
-    ffn: int = Field(gt=0)
+    ffn: int = Field(gt=0, le=10**7)
     """inner width of the MLP"""
     heads: int = Field(gt=0)
     """query heads"""
@@ -91,7 +91,7 @@ class ModelSpec(Spec):
     """key and value heads; default: heads"""
     head_dim: int = Field(default_factory=_head_dim, gt=0)
     """width of one head; default: hidden / heads"""
-    vocab: int = Field(gt=0)
+    vocab: int = Field(gt=0, le=10**8)
     """rows of the token table"""
     max_sequence_length: int = Field(gt=0)
     """longest sequence, in tokens, that its positions cover"""

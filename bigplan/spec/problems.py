@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from bigplan.spec.docstrings import docstrings
 from bigplan.spec.unplanned import unplanned
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def problem_at(path: KeyPath, text: str, root: yaml.Node | None) -> Problem:
+    """What is wrong with the value at `path`, with its line where `root` is given."""
+    return Problem(_line(root, path), f"{_name(path)} {text}")
+
+
 def describe(
     error: ValidationError,
     schema: type[BaseModel],
@@ -42,7 +47,7 @@ def describe(
     root: yaml.Node | None,
 ) -> list[Problem]:
     """The problems in `error`, with lines where `root` (the YAML nodes of `data`) is given."""
-    found: dict[Path, list[str]] = {}
+    found: dict[KeyPath, list[str]] = {}
     for details in error.errors(include_url=False):
         if details["type"] == "default_factory_not_called":
             continue  # The field it depends on is reported already.
@@ -69,7 +74,7 @@ def _is_type_clash(texts: list[str]) -> bool:
     return all(_TYPE_CLASH in text for text in texts)
 
 
-def _locate(loc: Path, data: Any, missing: bool) -> tuple[Path, Any]:
+def _locate(loc: KeyPath, data: Any, missing: bool) -> tuple[KeyPath, Any]:
     """`loc` without the names of union members that pydantic mixes in, and its value."""
     path: list[str | int] = []
     last = len(loc) - 1
@@ -88,7 +93,7 @@ def _holds(data: Any, part: str | int) -> bool:
     return isinstance(data, list | tuple) and isinstance(part, int) and part < len(data)
 
 
-def _line(root: yaml.Node | None, path: Path) -> int | None:
+def _line(root: yaml.Node | None, path: KeyPath) -> int | None:
     """Line of the deepest key on `path` that exists."""
     if root is None:
         return None
@@ -105,7 +110,7 @@ def _line(root: yaml.Node | None, path: Path) -> int | None:
     return line + 1
 
 
-def _text(details: ErrorDetails, path: Path, value: Any, schema: type[BaseModel]) -> str:
+def _text(details: ErrorDetails, path: KeyPath, value: Any, schema: type[BaseModel]) -> str:
     kind = details["type"]
     bad_dictionary_key = details["loc"][-1:] == ("[key]",) and kind == "literal_error"
     if kind == "extra_forbidden" and (refusal := unplanned(str(path[-1]))):
@@ -129,15 +134,15 @@ def _text(details: ErrorDetails, path: Path, value: Any, schema: type[BaseModel]
     return f"{_name(path)} is {shown}, {_rule(details, value)}{_about(schema, path)}"
 
 
-def _name(path: Path) -> str:
+def _name(path: KeyPath) -> str:
     return f"`{'.'.join(map(str, path))}`" if path else "the document"
 
 
-def _inside(path: Path) -> str:
+def _inside(path: KeyPath) -> str:
     return f" in {_name(path[:-1])}" if len(path) > 1 else ""
 
 
-def _about(schema: type[BaseModel], path: Path) -> str:
+def _about(schema: type[BaseModel], path: KeyPath) -> str:
     """The documentation of the field at `path`, which says what to write."""
     if not path:
         return ""
@@ -181,13 +186,13 @@ def _expected(details: ErrorDetails) -> list[str]:
     return [word.strip().strip("'") for word in expected.replace(" or ", ", ").split(",")]
 
 
-def _fields_at(schema: type[BaseModel], path: Path) -> list[str]:
+def _fields_at(schema: type[BaseModel], path: KeyPath) -> list[str]:
     """The fields that a mapping at `path` may have (of every model that may stand there)."""
     models = _models_at(schema, path)
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
 
 
-def _models_at(schema: type[BaseModel], path: Path) -> list[type[BaseModel]]:
+def _models_at(schema: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:
     """The models that a mapping at `path` may be."""
     models: list[type[BaseModel]] = [schema]
     annotations: list[Any] = []

@@ -18,6 +18,7 @@ AttentionKernel = Literal["flash", "materialised"]
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 DEFAULT_MAX_SEQUENCE_LENGTH = 8192
+MOST_TOKENS = 10**9  # a step; published ones have up to 10**8
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 
 
@@ -92,6 +93,12 @@ class Training(Spec):
             raise InputError(
                 "fp8_gemms needs a 16-bit precision around the GEMMs, and precision is fp32; "
                 "use precision: bf16, or leave fp8_gemms off"
+            )
+        if self.tokens_per_step > MOST_TOKENS:
+            raise InputError(
+                f"global_batch {self.global_batch} of {self.sequence_length} tokens each is "
+                f"{self.tokens_per_step:.3g} tokens a step, and at most {MOST_TOKENS:.0e} are "
+                "planned; global_batch counts sequences, not tokens"
             )
         decays = self.schedule.name != "constant" and self.schedule.decay_steps is None
         if decays and self.schedule.warmup_steps >= self.steps:

@@ -1,10 +1,10 @@
-"""Rows of measured training runs: read, typed, nothing filled in."""
+"""Rows of measured training runs: read and typed; of what is blank only their names are given."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from bigplan.errors import InputError
+from bigplan.spec.problems import did_you_mean
 
 # Zero says as little as a blank. The limit keeps a slip of the finger from running for hours.
 Count = Annotated[int, Field(ge=0, le=10**8)]
@@ -20,7 +21,9 @@ Flag = Annotated[int, Field(ge=0, le=1)]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Text = Annotated[str, BeforeValidator(lambda value: value or "")]  # blank is empty, not None
 
-COLUMNS_NEEDED = ("id", "trust", "source", "gpu", "n_gpus", "layers", "hidden", "seq_len")
+COLUMNS_NEEDED = ("gpu", "n_gpus", "layers", "hidden", "seq_len")
+# Of the shipped table, for readers: nothing is computed from them.
+COLUMNS_TOLD = ("source_locator", "params_b", "tflops_per_gpu", "flops_convention", "fp8_recipe")
 
 
 class Row(BaseModel):
@@ -29,7 +32,7 @@ class Row(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
-    trust: Text = ""
+    trust: Text = "A"
     source: Text = ""
     model_name: Text = ""
     layers: Count | None = None
@@ -106,25 +109,50 @@ def read_rows(path: Path | None = None) -> list[Row]:
 def _parsed(text: str, name: str) -> Iterator[Row]:
     reader = csv.DictReader(io.StringIO(text))
     try:
-        missing = [c for c in COLUMNS_NEEDED if c not in (reader.fieldnames or ())]
-        if missing:
-            raise InputError(
-                f"{name}: the header lacks {', '.join(missing)}; write the columns of the shipped "
-                "bigplan/validate/measured.csv"
-            )
+        _check_columns(reader.fieldnames or (), name)
         for record in reader:
-            yield _row(record, f"{name}, row {reader.line_num}")
+            yield _row(record, name, reader.line_num)
     except csv.Error as error:
         raise InputError(
             f"{name}, row {reader.line_num}: not CSV ({error}); quote its fields"
         ) from None
 
 
-def _row(record: Mapping[str | None, object], place: str) -> Row:
+def _check_columns(columns: Sequence[str], name: str) -> None:
+    """Raise InputError for columns that are twice there, missing, or nearly named as a known one.
+
+    Somebody else's own are left alone.
+    """
+    known = (*Row.model_fields, *COLUMNS_TOLD)
+    problems = []
+    for index, column in enumerate(columns):
+        if not column.strip():
+            problems.append(f"column {index + 1} has no name")
+        elif column not in known:
+            if hint := did_you_mean(column.strip().lower(), known):
+                problems.append(f"unknown column {column!r}{hint}")
+        elif column in columns[:index]:
+            problems.append(f"the column {column!r} is there twice")
+    missing = [column for column in COLUMNS_NEEDED if column not in columns]
+    if missing:
+        problems.append(f"the header lacks {', '.join(missing)}")
+    if problems:
+        stop = "" if problems[-1].endswith("?") else ";"
+        problems[-1] += f"{stop} write columns of the shipped bigplan/validate/measured.csv"
+        raise InputError("\n".join(f"{name}: {problem}" for problem in problems))
+
+
+def _row(record: dict[str | None, object], name: str, number: int) -> Row:
+    place = f"{name}, row {number}"
     if None in record:
         raise InputError(
             f"{place} has more fields than the header has columns; quote fields that hold commas"
         )
+    # The file's name stands for the table, as the identifier's first part does.
+    defaults = {"id": f"{Path(name).stem}-{number}", "source": Path(name).name, "trust": "A"}
+    for column, default in defaults.items():
+        if not str(record.get(column) or "").strip():
+            record[column] = default
     try:
         return Row.model_validate(record)
     except ValidationError as error:

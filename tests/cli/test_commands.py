@@ -128,6 +128,15 @@ def test_what_does_not_fit_exits_3(bigplan: Run, small: tuple[object, ...]) -> N
     assert "Smallest change" in err
 
 
+def test_a_cap_that_limits_nothing_is_told(bigplan: Run, small: tuple[object, ...]) -> None:
+    code, out, err = bigplan("plan", *small, "--cap", "gpu=999GiB", "--json")
+    assert code == 0
+    json.loads(out)
+    (line,) = err.splitlines()
+    assert line == "warning: the cap gpu=999 GiB limits nothing: the cluster has 64 MiB per GPU"
+    assert bigplan("plan", *small, "--cap", "gpu=64MiB", "--json")[2] == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,12 +148,15 @@ def test_what_does_not_fit_exits_3(bigplan: Run, small: tuple[object, ...]) -> N
         (("--set", "dp=7"), "satisfies dp=7"),
         (("--cap", "gpu=16"), "write the unit"),
         (("--cap", "gpu=16 parsecs"), "parsecs"),
+        (("--cap", "gpu=1e400GiB"), "`caps.gpu`: '1e400GiB' is larger than anything there is"),
+        (("--cap", "gpu=8GiB", "--cap", "gpu=4GiB"), "--cap says gpu=8GiB and gpu=4GiB"),
+        (("--set", "tp=1", "--set", " tp = 2"), "--set says tp=1 and tp=2"),
         (("--cap", "ram=16GiB"), "ram"),
         (("--precision", "fp8"), "precision"),
         (("--nodes", "0"), "nodes"),
         (("--engine", "warp"), "engine"),
         (("--out", "no/such/folder/plan.yaml"), "does not exist"),
-        (("--out", "."), "cannot write"),
+        (("--out", "."), "name a file in it"),
         (("missing.yaml",), "no such file"),
     ],
 )
@@ -186,6 +198,38 @@ def test_a_broken_plan_is_bad_input(bigplan: Run, command: str) -> None:
         code, _, err = bigplan(command, "plan.yaml")
         assert code == 2
         assert "plan.yaml" in err
+
+
+def test_a_plan_is_no_experiment(bigplan: Run) -> None:
+    save_plan(tiny_plan(), Path("plan.yaml"))
+    code, out, err = bigplan("plan", "plan.yaml", "--seq-len", "64")
+    assert (code, out) == (2, "")
+    assert "plan.yaml is a plan already" in err
+    assert "bigplan launch" in err
+    assert "unknown key" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (("report",), "the folder of a run, such as runs/my-model-1"),
+        (("launch", "--resume"), "the folder of a run, such as runs/my-model-1"),
+        (("export", "--to", "out"), "or of one checkpoint"),
+        (("data", "check"), "a folder that `bigplan data prepare` wrote"),
+    ],
+)
+def test_a_folder_that_is_not_there(bigplan: Run, command: tuple[str, ...], named: str) -> None:
+    if command[0] in ("export", "launch"):
+        pytest.importorskip("torch")
+        pytest.importorskip("safetensors")
+        pytest.importorskip("ray")
+    code, out, err = bigplan(*command, "nofile")
+    assert (code, out) == (2, "")
+    assert f"nofile: no such file or folder (seen from {Path.cwd()}); name " in err
+    assert named in err
+    code, _, err = bigplan(*command, "x" * 300)
+    assert code == 2
+    assert "name too long; name " in err
 
 
 def test_a_plan_is_not_replanned(bigplan: Run) -> None:
@@ -261,3 +305,12 @@ def test_interrupt_stops_a_launch_cleanly(tmp_path: Path) -> None:
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+
+
+def test_a_sequence_beyond_the_positions_is_told(bigplan: Run) -> None:
+    tiny = ("plan", "--model", "tiny-llama-test", "--cluster", "h200-1x", "--no-what-if")
+    assert "positions" not in bigplan(*tiny, "--seq-len", "128")[2]
+    code, _, err = bigplan(*tiny, "--seq-len", "200")
+    assert code == 0
+    told = "200 is longer than the 128 positions that tiny-llama-test is described with"
+    assert told in " ".join(err.split())

@@ -68,6 +68,35 @@ def test_refusals(bigplan: Run, tmp_path: Path, options: tuple[str, ...], messag
     assert not (tmp_path / "done").exists()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--field", "text"), ("--prompt-field", "p", "--response-field", "r")],
+)
+def test_text_has_no_fields(bigplan: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "a.txt").write_text("three\n")
+    code, out, err = bigplan("data", "prepare", "a.txt", "--out", "done", *options)
+    assert (code, out) == (2, "")
+    assert "a.txt is read as text, which has no fields; leave --field" in err
+    assert not (tmp_path / "done").exists()
+    write_texts(tmp_path / "b.jsonl", ["one"], field="body")  # beside it --field says something
+    assert (
+        bigplan("data", "prepare", "a.txt", "b.jsonl", "--out", "done", "--field", "body")[0] == 0
+    )
+
+
+@pytest.mark.parametrize("again", ["in/a.txt", "in", "../in/a.txt", "link.txt"])
+def test_a_file_that_is_there_twice(bigplan: Run, tmp_path: Path, again: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("three\n")
+    (tmp_path / "link.txt").symlink_to("in/a.txt")
+    again = again.replace("..", f"../{tmp_path.name}")
+    code, out, err = bigplan("data", "prepare", "in/a.txt", again, "--out", "done")
+    assert (code, out) == (2, "")
+    assert "is there twice" in err
+    assert ("the other time as in/a.txt" in err) == (again not in ("in/a.txt", "in"))
+    assert not (tmp_path / "done").exists()
+
+
 def test_a_missing_package_names_the_extra(
     bigplan: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

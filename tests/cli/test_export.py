@@ -54,7 +54,7 @@ def test_one_checkpoint_in_another_dtype(bigplan: Run, run: Path, tmp_path: Path
 
 def test_what_is_no_run_and_what_is_there_already(bigplan: Run, run: Path, tmp_path: Path) -> None:
     code, _, err = bigplan("export", tmp_path / "absent", "--to", "out")
-    assert (code, "has no checkpoint" in err) == (2, True)
+    assert (code, "absent: no such file or folder" in err) == (2, True)
     (tmp_path / "out").mkdir()
     code, _, err = bigplan("export", run, "--to", "out")
     assert (code, "out exists already" in err) == (2, True)

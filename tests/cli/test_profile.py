@@ -71,6 +71,7 @@ def test_a_file_that_is_no_cluster_is_never_replaced(bigplan: Run, tmp_path: Pat
     code, _, err = bigplan("profile", "--quick", "--out", "plan.yaml")
     assert code == 2
     assert "plan.yaml exists and is no cluster that could be replaced" in err
+    assert "remove this one first" in err
     assert (tmp_path / "plan.yaml").read_text() == "format: 2\n"
 
 
@@ -79,6 +80,9 @@ def test_folders_that_do_not_exist(bigplan: Run) -> None:
     code, _, err = bigplan("profile", "--out", "no/such/cluster.yaml")
     assert code == 2
     assert "the folder no/such does not exist" in err
+    code, _, err = bigplan("profile", "--out", ".")
+    assert code == 2
+    assert "--out . is a folder" in err
     code, _, err = bigplan("profile", "--nvme", "no/such")
     assert code == 2
     assert "--nvme no/such is no folder" in err

@@ -81,7 +81,7 @@ def test_another_plan_or_experiment_is_named(ran: Run, tmp_path: Path) -> None:
         (("--resume", RUN), "has done 3 steps, and 3 are asked for"),
         (("--resume", RUN, "--steps", "9", "--seed", "1"), "seed was 0 and is 1"),
         (("--resume", RUN, "--run-dir", "there"), "stays in its folder"),
-        (("--resume", "nowhere"), "nowhere holds no plan.yaml"),
+        (("--resume", "nowhere"), "nowhere: no such file or folder"),
         (("plan.yaml", "--checkpoint-every", "-1"), "checkpoint_every"),
         (("plan.yaml", "--resume", RUN, "--cap", "gpu=1GiB"), "caps cannot change"),
     ],

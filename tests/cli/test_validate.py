@@ -25,10 +25,13 @@ GROUP_KEYS = {"n", "mape", "median_ape", "bias", "spearman"}
 GOOD = ["lab-1", "A", "a lab", "A100-80GB", "8", "24", "2048", "1024", "1.5", "40"]
 
 
+COLUMNS = ("id", "trust", "source", *COLUMNS_NEEDED, "step_time_s", "peak_mem_gb")
+
+
 def _file(folder: Path, *rows: list[str]) -> Path:
     path = folder / "rows.csv"
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows([[*COLUMNS_NEEDED, "step_time_s", "peak_mem_gb"], *rows])
+        csv.writer(file).writerows([COLUMNS, *rows])
     return path
 
 
@@ -71,11 +74,28 @@ def test_rows_of_ones_own(bigplan: Run, tmp_path: Path) -> None:
     assert set(json.loads(out)["groups"]) == {"all of trust A", "lab"}
 
 
-def test_a_file_without_rows(bigplan: Run, tmp_path: Path) -> None:
-    code, out, _ = bigplan("validate", "--rows", _file(tmp_path), "--json")
+def test_rows_of_the_least_trust_are_in_no_table_but_told(bigplan: Run, tmp_path: Path) -> None:
+    code, out, _ = bigplan("validate", "--rows", _file(tmp_path, [GOOD[0], "C", *GOOD[2:]]))
     assert code == 0
-    assert json.loads(out) == {"rows": [], "groups": {}}
-    assert bigplan("validate", "--rows", _file(tmp_path))[0] == 0
+    assert "in no table 1: of trust C" in out
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_file_without_a_row_to_use(
+    bigplan: Run, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    code, out, err = bigplan("validate", "--rows", _file(tmp_path), *options)
+    assert (code, out) == (2, "")
+    assert "rows.csv has a header and no rows" in err
+    unknown = [*GOOD[:3], "Abacus", *GOOD[4:]]
+    untimed = [*GOOD[:-2], "", ""]
+    path = _file(tmp_path, untimed, unknown, unknown)
+    code, out, err = bigplan("validate", "--rows", path, *options)
+    assert (code, out) == (2, "")
+    first, second, third = err.splitlines()
+    assert "rows.csv: no row of 3 can be used" in first
+    assert "2 x no description of a Abacus is shipped" in second
+    assert "1 x neither step time nor tokens/s" in third
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -90,7 +110,7 @@ def test_a_wrong_value_is_an_error_that_says_where(
 
 def test_files_that_are_no_rows(bigplan: Run, tmp_path: Path) -> None:
     (tmp_path / "text.csv").write_text("not,rows\n1,2\n")
-    for path, told in (("text.csv", "the header lacks id"), ("absent.csv", "cannot read")):
+    for path, told in (("text.csv", "the header lacks gpu"), ("absent.csv", "cannot read")):
         code, out, err = bigplan("validate", "--rows", path)
         assert (code, out) == (2, "")
         assert told in err

@@ -203,8 +203,10 @@ def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     (folder / "a.txt").write_text("text")
     monkeypatch.setattr(packer._File, "write", full)
-    with pytest.raises(InputError, match="No space left on device; nothing was left behind"):
+    with pytest.raises(InputError, match=r"No space left on device; nothing .* behind\. Make room"):
         prepare(Preparation((folder / "a.txt",)), folder / "out")
+    with pytest.raises(InputError, match=r"cannot be created: .*; name another folder"):
+        prepare(Preparation((folder / "a.txt",)), folder / "a.txt" / "out")
     assert [path.name for path in folder.iterdir()] == ["a.txt"]
 
 

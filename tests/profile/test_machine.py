@@ -201,6 +201,33 @@ def test_compute_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (group.host, group.pcie) == (before.group.host, before.group.pcie)
 
 
+@pytest.mark.parametrize(("devices", "part"), [(1, 1.0), (4, 1.0), (5, 0.8), (16, 0.25)])
+def test_devices_that_outnumber_the_cores_take_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, devices: int, part: float
+) -> None:
+    """Four cores are measured one at a time; more devices together have no more than these."""
+    rates = {"peak_flops": {"fp32": 1e11, "bf16": 5e10}, "memory_bandwidth": 8e10}
+    alone = rates | {"launch_overhead": 1e-5}
+
+    def probe(group: NodeGroup, given: Bench, _: float) -> NodeGroup:
+        assert given.threads == max(1, 4 // devices)
+        sources = dict.fromkeys(alone, "measured by bigplan profile: alone")
+        return group.model_copy(update={"gpu": group.gpu.replaced(alone, sources)})
+
+    monkeypatch.setattr(machine, "available_cores", lambda: 4)
+    for name in ("COMPUTE", "PROBES"):
+        monkeypatch.setattr(machine, name, (Probe("all", 1, probe),))
+    before = detect(cpu_devices=devices, folder=tmp_path, drive=False)
+    detected = machine.measure_cpu_compute(before).group.gpu
+    profiled_, _ = profiled(Wish(cpu_devices=devices))
+    for gpu in (detected, profiled_.after.group.gpu):
+        assert gpu.peak("fp32") == pytest.approx(1e11 * part)
+        assert gpu.peak("bf16") == pytest.approx(5e10 * part)
+        assert gpu.memory_bandwidth == pytest.approx(8e10 * part)
+        assert gpu.launch_overhead == pytest.approx(1e-5 / part)
+        assert ("take turns on 4 core(s)" in gpu.sources["peak_flops"]) == (part < 1)
+
+
 def test_gpus_that_torch_does_not_see_are_no_reason_to_measure_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

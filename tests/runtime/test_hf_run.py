@@ -130,3 +130,17 @@ def test_a_run_goes_on_without_the_folder_it_started_from(tmp_path: Path) -> Non
         assert done == 1
         assert worker.step().loss == loss
     export_checkpoint(latest(tmp_path / "checkpoints"), tmp_path / "out", "bf16")
+
+
+def test_an_export_reaches_as_far_as_the_run_did(tmp_path: Path) -> None:
+    _folder("llama", tmp_path / "in")
+    model = load_hf_config(tmp_path / "in" / "config.json")
+    short = model.model_copy(update={"max_sequence_length": LENGTH // 2})
+    plan = _plan(tmp_path / "in", short)
+    own = plan.training.model_copy(update={"weights": None})
+    with started(plan_of(short, own, plan.strategy, plan.placement)) as worker:
+        worker.step()
+        worker.save(tmp_path / "checkpoints")
+    export_checkpoint(latest(tmp_path / "checkpoints"), tmp_path / "out", "fp32")
+    exported = load_hf_config(tmp_path / "out" / "config.json")
+    assert exported.max_sequence_length == own.sequence_length > short.max_sequence_length

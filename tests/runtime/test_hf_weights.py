@@ -100,6 +100,14 @@ def test_bf16_halves_the_file_and_rounds_once(tmp_path: Path) -> None:
     assert loaded.dtype == torch.bfloat16
 
 
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    theirs = reference("llama")
+    model = spec_of(theirs)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot write .* bytes are needed.*name another folder"):
+        write_folder(model, _of(ours_of(theirs, model)), tmp_path / "file" / "out", torch.bfloat16)
+
+
 @pytest.mark.parametrize("case", ["llama", "gpt2-untied-gelu"])
 def test_shards_and_files_without_the_head_are_read(case: str, tmp_path: Path) -> None:
     theirs = _saved(case, tmp_path, max_shard_size="40KB")

@@ -18,6 +18,7 @@ from bigplan.solve.pins import parse_pins
 from bigplan.solve.search import Choice, Found, Scope, search
 from bigplan.solve.stage import stage_classes
 from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.cluster import find_link
 from bigplan.spec.training import Training
 
 MIB = 2**20
@@ -157,6 +158,17 @@ def test_fewer_rings_are_taken_where_more_do_not_fit() -> None:
     tight = _found(away, gpu=short)
     assert Rings.of(tight.best.placement) != Rings()
     assert max(p.bytes_by_tier()[Tier.GPU] for p in tight.best.programs) <= short * MIB
+
+
+def test_a_network_that_estimates_make_light_of_does_not_end_the_search() -> None:
+    """Plans with one or two stages come first, and are 40% above their estimates."""
+    network = find_link("ethernet-50g")
+    group = find_cluster("rtx-4090-workstation").group
+    nodes = group.model_copy(update={"nodes": 8, "inter_node": network})
+    training = Training(sequence_length=8192, global_batch=16)
+    workload = Workload(find_model("llama-3-8b"), training, nodes)
+    found, pinned = (search(workload, Scope(fixed)).best.seconds for fixed in ({}, {"pp": 4}))
+    assert found <= 1.005 * pinned
 
 
 def test_seventy_billion_parameters_on_one_consumer_gpu_live_on_its_drives() -> None:

@@ -12,7 +12,7 @@ from bigplan.spec.detect import detect
 from bigplan.spec.document import parse_document
 from bigplan.spec.dump import to_yaml
 from bigplan.spec.machine import FoundGpu
-from bigplan.spec.probes import DiskRate, probe_disk
+from bigplan.spec.probes import DiskRate, GemmRate, probe_disk
 
 GiB = 2**30
 
@@ -44,6 +44,25 @@ def test_a_cpu_machine(tmp_path: Path) -> None:
     assert group.nvme.path == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert parse_document(to_yaml(cluster), Cluster) == cluster
+
+
+@pytest.mark.parametrize("devices", [1, 4, 64])
+def test_devices_share_what_the_machine_has(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
+    with_gpus(monkeypatch)
+    monkeypatch.setattr(module, "available_cores", lambda: 4)
+    monkeypatch.setattr(module, "probe_gemm", lambda: GemmRate(peak=8e10, half_k=64.0))
+    group = detect(cpu_devices=devices).group
+    gpu = group.gpu
+    for each, whole in (
+        (gpu.peak("fp32"), 8e10),
+        (gpu.memory_bandwidth, group.host.memory_bandwidth),
+        (gpu.adam_rate, group.host.adam_rate),
+    ):
+        assert devices * each == pytest.approx(whole, rel=0.01)
+    turns = max(1, devices // 4)  # on a core, which each device needs to launch an operator
+    assert gpu.launch_overhead == pytest.approx(15e-6 * turns)
+    assert group.pcie.latency == gpu.launch_overhead
+    assert ("take turns" in gpu.sources["launch_overhead"]) == (turns > 1)
 
 
 def test_a_known_gpu_has_the_shipped_figures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from bigplan.spec.document import (
     parse_scalar,
     set_path,
     validate,
+    write_text,
 )
 from bigplan.units import Bytes
 
@@ -227,6 +228,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"name: \xff")
     with pytest.raises(InputError, match="byte 6 is not UTF-8"):
         load_document(tmp_path / "bytes.yaml", Outer)
+
+
+def test_text_is_written_as_utf_8_or_told(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.yaml", "name: é\n", "model")
+    assert (tmp_path / "a.yaml").read_bytes() == b"name: \xc3\xa9\n"
+    with pytest.raises(InputError, match=r"cannot write the model to .*; name another file"):
+        write_text(tmp_path, "", "model")
 
 
 def test_validate_has_no_lines() -> None:

@@ -85,6 +85,19 @@ def test_without_a_file() -> None:
     )
 
 
+def test_caps_above_what_there_is() -> None:
+    group = find_cluster("dgx-h100").group
+    assert group.nvme is not None
+    have = {"gpu": group.gpu.memory, "host": group.host.memory, "nvme": group.nvme.node_capacity}
+    plain = {"model": "gpt2-xl", "cluster": "dgx-h100"}
+    for more in (0, 1):
+        caps = {f"caps.{tier}": size + more for tier, size in have.items()}
+        experiment = make_experiment({**plain, **caps})
+        assert experiment.idle_caps() == (have if more else {})
+        assert experiment.cluster_spec() == find_cluster("dgx-h100")
+    assert make_experiment(plain).idle_caps() == {}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -159,12 +172,12 @@ def test_the_validation_data_is_beside_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "slip", "message"),
     [
-        ("gpu.memory", 80, "gpu.memory is 80 B, .* such as '80 GiB'"),
-        ("host.memory_bandwidth", 62, "host.memory_bandwidth is 62 B/s, .* such as '25 GB/s'"),
-        ("gpu.peak_flops", {"bf16": 989}, "gpu.peak_flops.bf16 is 989 FLOP/s, .* TFLOP/s'"),
-        ("host.adam_rate", 4, "host.adam_rate is 4 /s, .* G/s'"),
-        ("pcie.latency", 10, "pcie.latency is 10 s, .* such as '7 us'"),
-        ("intra_node.bandwidth", 0.45, "intra_node.bandwidth is 0.45 B/s"),
+        ("gpu.memory", 80, "gpu.memory` is 80 B, .* such as '80 GiB'"),
+        ("host.memory_bandwidth", 62, "host.memory_bandwidth` is 62 B/s, .* such as '25 GB/s'"),
+        ("gpu.peak_flops", {"bf16": 989}, "gpu.peak_flops.bf16` is 989 FLOP/s, .* TFLOP/s'"),
+        ("host.adam_rate", 4, "host.adam_rate` is 4 /s, .* G/s'"),
+        ("pcie.latency", 10, "pcie.latency` is 10 s, .* such as '7 us'"),
+        ("intra_node.bandwidth", 0.45, "intra_node.bandwidth` is 0.45 B/s"),
     ],
 )
 def test_a_unit_left_out_is_told_from_a_small_machine(key: str, slip: Any, message: str) -> None:
@@ -173,5 +186,30 @@ def test_a_unit_left_out_is_told_from_a_small_machine(key: str, slip: Any, messa
     plain = {"model": "llama-3-8b", "cluster": data}
     assert make_experiment(plain).cluster_spec().gpus == 8
     data["node_groups"][0][block][field] = slip
-    with pytest.raises(InputError, match=f"cluster 'dgx-h100': {message}"):
-        make_experiment(plain).cluster_spec()
+    with pytest.raises(InputError, match=f"cluster.node_groups.0.{message}"):
+        make_experiment(plain)
+
+
+def test_a_unit_left_out_names_file_and_line(tmp_path: Path) -> None:
+    """Of the file that says it: the cluster's own, or the experiment's that writes it out."""
+    good = to_yaml(find_cluster("rtx-4090-workstation"))
+    text = good.replace("    memory: 23.5 GiB", "    memory: 24")
+    line = 1 + text.splitlines().index("    memory: 24")
+    (tmp_path / "mine.yaml").write_text(text)
+    path = write(tmp_path, "model: llama-3-8b\ncluster: ./mine.yaml\n")
+    told = rf"mine\.yaml:{line}: `node_groups\.0\.gpu\.memory` is 24 B, which no machine has"
+    with pytest.raises(InputError, match=told):
+        load_experiment(path).cluster_spec()
+    inside = "".join(f"  {row}\n" for row in text.splitlines())
+    path = write(tmp_path, f"model: llama-3-8b\ncluster:\n{inside}")
+    told = rf"e\.yaml:{line + 2}: `cluster\.node_groups\.0\.gpu\.memory` is 24 B"
+    with pytest.raises(InputError, match=told):
+        load_experiment(path)
+
+
+def test_a_context_as_large_as_its_gpu_is_told() -> None:
+    data = find_cluster("dgx-h100").model_dump(mode="json")
+    data["node_groups"][0]["gpu"]["context_memory"] = "80 GiB"
+    told = r"gpu\.context_memory` is 80 GiB, which leaves nothing of the GPU's 79 GiB"
+    with pytest.raises(InputError, match=told):
+        make_experiment({"model": "llama-3-8b", "cluster": data})

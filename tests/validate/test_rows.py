@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.errors import InputError
-from bigplan.validate.rows import COLUMNS_NEEDED, Row, read_rows
+from bigplan.validate.rows import COLUMNS_NEEDED, COLUMNS_TOLD, Row, read_rows
 
+SHIPPED = "bigplan/validate/measured.csv"
 GOOD = {
     "id": "lab-001",
     "trust": "A",
@@ -81,8 +82,36 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     assert [row.id for row in read_rows(path)] == ["lab-001"]
 
 
+def test_unknown_columns_are_named_with_what_they_resemble(tmp_path: Path) -> None:
+    told = _refusal(_file(tmp_path, [GOOD | {"step_times_s": "2", "Micro_Batch ": "1", "wx": ""}]))
+    first, second = told.splitlines()
+    assert first.endswith("rows.csv: unknown column 'step_times_s'; did you mean 'step_time_s'?")
+    assert "unknown column 'Micro_Batch '; did you mean 'micro_batch'? write columns of" in second
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join([*GOOD, "layers", ""]) + "\n")
+    told = _refusal(path)
+    assert "the column 'layers' is there twice" in told
+    assert "column 10 has no name; write columns of the shipped " + SHIPPED in told
+
+
 def test_columns_of_somebody_elses_are_left_alone(tmp_path: Path) -> None:
     assert _one(tmp_path, weather="rain").id == "lab-001"
+
+
+def test_columns_that_tell_readers_more_are_read_over(tmp_path: Path) -> None:
+    assert _one(tmp_path, **dict.fromkeys(COLUMNS_TOLD, "words")).id == "lab-001"
+
+
+def test_a_row_of_ones_own_needs_no_name(tmp_path: Path) -> None:
+    own = {column: GOOD[column] for column in COLUMNS_NEEDED}
+    path = tmp_path / "our-lab.csv"
+    lines = (",".join(own), ",".join(own.values()), ",".join(own.values()))
+    path.write_text("\n".join(lines) + "\n")
+    first, second = read_rows(path)
+    assert (first.id, first.trust, first.source) == ("our-lab-2", "A", "our-lab.csv")
+    assert (second.id, second.group) == ("our-lab-3", "our-lab")
+    blank = _one(tmp_path, id="", trust=" ", source="")
+    assert (blank.id, blank.trust, blank.source) == ("rows-2", "A", "rows.csv")
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -126,7 +155,6 @@ def test_an_empty_file_lacks_every_column(tmp_path: Path) -> None:
         ("zero_stage", "4"),
         ("gated_mlp", "2"),
         ("gpu", ""),
-        ("id", ""),
     ],
 )
 def test_a_wrong_value_is_named_with_its_row_and_column(
@@ -156,7 +184,7 @@ def test_a_short_row_is_blank_where_it_ends(tmp_path: Path) -> None:
     assert "row 2, column gpu: None is not valid" in _refusal(path)
     path.write_text(",".join(GOOD) + "\nlab-001,A,,A100-80GB\n")
     (row,) = read_rows(path)
-    assert (row.source, row.layers) == ("", None)
+    assert (row.gpu, row.layers) == ("A100-80GB", None)
 
 
 def test_a_field_longer_than_csv_allows_is_refused(tmp_path: Path) -> None:
@@ -181,7 +209,7 @@ CELLS = st.one_of(st.just(""), NUMBERS, st.text(st.characters(codec="utf-8"), ma
 def test_any_file_of_the_format_loads_or_names_row_and_column(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    names = st.one_of(st.sampled_from(tuple(Row.model_fields)), st.text("abc ", min_size=1))
+    names = st.sampled_from((*Row.model_fields, *COLUMNS_TOLD, "weather"))
     columns = list(dict.fromkeys([*GOOD, *data.draw(st.lists(names, max_size=6))]))
     columns = data.draw(st.permutations(columns))
     cells = {c: st.one_of(st.just(GOOD[c]), CELLS) if c in GOOD else CELLS for c in columns}
