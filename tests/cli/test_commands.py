@@ -305,12 +305,3 @@ def test_interrupt_stops_a_launch_cleanly(tmp_path: Path) -> None:
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
-
-
-def test_a_sequence_beyond_the_positions_is_told(bigplan: Run) -> None:
-    tiny = ("plan", "--model", "tiny-llama-test", "--cluster", "h200-1x", "--no-what-if")
-    assert "positions" not in bigplan(*tiny, "--seq-len", "128")[2]
-    code, _, err = bigplan(*tiny, "--seq-len", "200")
-    assert code == 0
-    told = "200 is longer than the 128 positions that tiny-llama-test is described with"
-    assert told in " ".join(err.split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 
 import pytest
 
@@ -158,12 +158,13 @@ def test_many_bad_steps_in_a_row_end_the_run(monkeypatch: pytest.MonkeyPatch) ->
         same("weights", before, state_of(worker))
 
 
-def test_without_a_norm_a_bad_loss_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_norm_a_bad_loss_is_no_skipped_step(monkeypatch: pytest.MonkeyPatch) -> None:
     _inject(monkeypatch, {0: nan})
     with started(_plan(_resident(), clip_norm=None)) as worker:
         worker.step()  # its own loss came before the bad gradient
-        with pytest.raises(WorkerError, match="the loss is nan, and without clipping"):
-            worker.step()
+        after = worker.step()  # who drives the steps ends them: launcher/steps.py
+    assert isnan(after.loss)
+    assert not after.skipped
 
 
 @pytest.mark.parametrize("tied", [False, True])
