@@ -54,9 +54,8 @@ PATIENCE = 6  # strategies simulated in a row without progress before the search
 # or so many where even estimates are above the best plan: of the 95 plans simulated for 17 cases of
 # 5.5B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
 RESIGNED = 1
-# Where the next estimate is so far below the best plan, the search ends after so many: of 54 cases,
-# 8B to 70B on 4 to 64 GPUs of which some have slow networks, it found plans 3 to 16% faster for
-# four, after 8 to 28 idle ones, and took longer for nine.
+# Where the next estimate is so far below the best plan, the search ends after so many: of 54 cases
+# with slow networks plans of four are 3 to 16% faster, and 9 take longer (search_patience.py).
 PROMISING, PATIENCE_PROMISING = 1.1, 40
 PROGRESS = 0.002  # a plan that is faster by less is none
 # Best strategies that more surcharges are tried on: on a second they changed none of nine plans, of
