@@ -95,13 +95,12 @@ class Steps:
         for path in checkpoints(self.journal.folder):
             if step_of(path) >= metric.step - 1:  # this loss is of those weights
                 remove(path)
-        newest = newest_step(self.journal.folder)
-        kept = (
-            ""
-            if newest is None
-            else f"The last good checkpoint is of step {newest}, and the same "
-            "steps from there would end in the same way. "
-        )
+        kept = ""
+        if (newest := newest_step(self.journal.folder)) is not None:
+            kept = (
+                f"The last good checkpoint is of step {newest}, and the same steps from there "
+                "would end in the same way. "
+            )
         raise DivergedError(
             f"the loss of step {metric.step} is not a finite number, and nothing kept its "
             f"gradients from the weights. {kept}Start a new run with clip_norm, which skips such "

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from bigplan.lower.entries import STAGING
 from bigplan.lower.layout import Layout
-from bigplan.lower.refs import state_home
+from bigplan.lower.refs import parameter_home, state_home
 from bigplan.lower.sizes import chunk_elements
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Action, Lane, Op, Ref
@@ -21,7 +21,7 @@ def checkpoint_layer(layout: Layout, layer: int) -> Iterator[Action]:
     sizes = layout.graph.sizes
     if not sizes.master:
         elements = layout.owned(layer, layout.kind(layer).parameters, from_zero=1)
-        yield _write(layout, layer, Ref(f"w{layer}", f"w{layer}"), elements * sizes.parameter)
+        yield _write(layout, layer, parameter_home(layer), elements * sizes.parameter)
     for share in Share:
         if not layout.pieces[layer, share]:
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bigplan.lower.entries import looked_up_bytes, row_bytes
-from bigplan.lower.refs import BATCH, Refs, hidden, kept, rows
+from bigplan.lower.refs import BATCH, Refs, hidden, kept, parameter_home, rows
 from bigplan.lower.sizes import batch_bytes, gradient_bytes, hidden_bytes, kept_bytes
 from bigplan.placement import Tier
 from bigplan.program import ROWS, STAGED_ROWS, Action, Lane, Op, Ref
@@ -24,7 +24,7 @@ def data(refs: Refs, layer: int) -> Iterator[Action]:
 def look_up(refs: Refs, layer: int) -> Iterator[Action]:
     """The rows of tables in host memory that the layer reads, on their way to the GPU."""
     if refs.layout.looked_up(layer):
-        nbytes, home = looked_up_bytes(refs.layout.graph), Ref(f"w{layer}", f"w{layer}")
+        nbytes, home = looked_up_bytes(refs.layout.graph), parameter_home(layer)
         staged, there = rows(STAGED_ROWS, layer), rows(ROWS, layer)
         # Not on the CPU's lane, where it would wait for all sums of the unit before.
         yield Action(Op.LOOK_UP, Lane.DATA, layer, (home, BATCH), (staged,), (), nbytes, 0)

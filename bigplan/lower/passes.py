@@ -9,7 +9,7 @@ from bigplan.lower import micro_batch
 from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.gradients import gradient_home
 from bigplan.lower.layout import Layout
-from bigplan.lower.refs import Refs
+from bigplan.lower.refs import Refs, parameter_home
 from bigplan.lower.sizes import full_parameter_bytes, parameter_bytes
 from bigplan.lower.unit import Unit
 from bigplan.lower.update import begin_update, end_update, update_layer
@@ -127,7 +127,7 @@ class Emitter:
         if occupant is not None:
             yield from self._release(occupant)
         self.held[slot.buffer, slot.entry] = layer
-        at, source = layout.table[layer].parameters, Ref(f"w{layer}", f"w{layer}")
+        at, source = layout.table[layer].parameters, parameter_home(layer)
         nbytes, sharded = parameter_bytes(layout, layer), layout.shards(layer, from_zero=3)
         if at is Tier.NVME:
             staged = Ref(f"stage.w.{name}", f"w{layer}", layout.turns["stage.w"][layer])

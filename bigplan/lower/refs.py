@@ -21,7 +21,7 @@ class Refs:
     def weights(self, layer: int) -> Ref:
         """The layer's parameters: at home, or in the slot they visit."""
         if not self.layout.visits(layer):
-            return Ref(f"w{layer}", f"w{layer}")
+            return parameter_home(layer)
         name, turn = self.layout.graph.layers[layer], self.layout.turns["slot"][layer]
         ring = self.layout.shared(name)
         return Ref(f"slot.{ring}", f"w{layer}", turn % self.layout.ring(name))
@@ -30,7 +30,7 @@ class Refs:
         """All parameters the layer reads: its own, and the first layer's where they are tied."""
         yield self.weights(layer)
         if self._reads_table(layer):
-            yield Ref("w0", "w0")
+            yield parameter_home(0)
 
     def sums(self, layer: int) -> Iterator[Ref]:
         """All gradient sums the layer's backward adds to."""
@@ -78,6 +78,11 @@ def rows(buffer: str, layer: int, *, gradient: bool = False) -> Ref:
 def kept(layer: int) -> Ref:
     """The home of what the layer keeps of a micro-batch."""
     return Ref(f"a{layer}", f"a{layer}", moving=True)
+
+
+def parameter_home(layer: int, rows: Share | None = None) -> Ref:
+    """The home of the layer's parameters, or of the rows that a share's updater writes."""
+    return Ref(f"w{layer}", f"w{layer}", rows=rows)
 
 
 def state_home(layer: int, share: Share, chunk: int = 0) -> Ref:

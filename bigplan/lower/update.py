@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from bigplan.lower.gradients import staged_gradient
 from bigplan.lower.layout import Layout
-from bigplan.lower.refs import state_content, state_home
+from bigplan.lower.refs import parameter_home, state_content, state_home
 from bigplan.lower.sizes import (
     chunk_elements,
     cpu_piece,
@@ -53,12 +53,8 @@ def _clip(layout: Layout) -> tuple[Ref, ...]:
     return (Ref("clip", "clip"),) if layout.graph.deferred else ()
 
 
-def _weights(layer: int, share: Share | None = None) -> Ref:
-    return Ref(f"w{layer}", f"w{layer}", rows=share)
-
-
 def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
-    weights, gradients = _weights(layer, Share.GPU), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = parameter_home(layer, Share.GPU), Ref(f"g{layer}", f"g{layer}")
     if rows := layout.pieces[layer, Share.GPU]:
         kept = _kept(layout, layer, Share.GPU)
         reads = (weights, gradients, *kept, *_clip(layout))
@@ -66,7 +62,7 @@ def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
 
 
 def _end(layout: Layout, layer: int) -> Iterator[Action]:
-    weights, gradients = _weights(layer), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = parameter_home(layer), Ref(f"g{layer}", f"g{layer}")
     # It waits for all updaters: on a lane of theirs it would hold up what comes next there.
     others = layout.pieces[layer, Share.STREAMED] or cpu_piece(layout, layer)
     lane = Lane.FREE if others else Lane.COMPUTE
@@ -100,7 +96,7 @@ def _streamed_updates(layout: Layout, layer: int) -> Iterator[Action]:
 def _streamed_update(layout: Layout, layer: int, chunk: int) -> Iterator[Action]:
     """Bring a chunk of state to the GPU with what else its update needs, and take it back."""
     at, sizes, share = layout.table[layer], layout.graph.sizes, Share.STREAMED
-    weights, gradients = _weights(layer, share), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = parameter_home(layer, share), Ref(f"g{layer}", f"g{layer}")
     elements, home = chunk_elements(layout, layer, share), state_home(layer, share, chunk)
     entry = layout.first_chunks[layer, share] + chunk
     visiting = Ref("stream", state_content(layer, share, chunk), entry)
@@ -191,7 +187,7 @@ def _gradients_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
 
 def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     """Where the CPU writes the new parameters (and, without a master copy, reads the old)."""
-    at, home = layout.table[layer].parameters, _weights(layer, Share.HOST)
+    at, home = layout.table[layer].parameters, parameter_home(layer, Share.HOST)
     if at is Tier.HOST:
         return home, []
     name = layout.graph.layers[layer]
@@ -199,7 +195,7 @@ def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     if layout.graph.sizes.master:
         return staged, []
     if at is Tier.NVME:
-        nbytes, source = parameter_bytes(layout, layer), _weights(layer)
+        nbytes, source = parameter_bytes(layout, layer), parameter_home(layer)
         return staged, [Action(Op.READ, Lane.NVME_READ, layer, (source,), (staged,), amount=nbytes)]
     nbytes = cpu_piece(layout, layer) * layout.graph.sizes.parameter
     share = Share.HOST
@@ -212,9 +208,9 @@ def _weights_home(layout: Layout, layer: int, weights: Ref) -> Iterator[Action]:
     at = layout.table[layer].parameters
     if at is Tier.GPU:
         nbytes = cpu_piece(layout, layer) * layout.graph.sizes.parameter
-        home = _weights(layer, Share.HOST)
+        home = parameter_home(layer, Share.HOST)
         yield Action(Op.LOAD, Lane.H2D, layer, (weights,), (home,), amount=nbytes, share=Share.HOST)
     elif at is Tier.NVME:
         nbytes = parameter_bytes(layout, layer)
-        home = _weights(layer)
+        home = parameter_home(layer)
         yield Action(Op.WRITE, Lane.NVME_WRITE, layer, (weights,), (home,), amount=nbytes)
