@@ -76,10 +76,8 @@ class Block:
         leaves, kept = self.layer.leaves(), Kept(weights=self.layer.flat)
         kept.parameters = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
         kept.constants = frozenset(t.untyped_storage().data_ptr() for t in self.rope)
-        linears = kept.sums.linears
-        kept.record(
-            lambda x: blocks.block(leaves, x, self.model, self.rope, linears=linears), self.x
-        )
+        ways = blocks.Ways(kept.sums.linears)
+        kept.record(lambda x: blocks.block(leaves, x, self.model, self.rope, ways), self.x)
         self.kept = kept
 
     def backward(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from hypothesis import strategies as st
 
 from bigplan.cost import Costs, KindCost, Rates
-from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute, Tensor
+from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.placement import (
@@ -48,8 +48,11 @@ def toy_kind(
         backward=(),
         saved=saved,
         boundary=16,
-        selective=saved // 2,
-        cheap=(),
+        reruns={
+            Recompute.SELECTIVE: Rerun(saved // 2, ()),
+            Recompute.MLP: Rerun(max(16, 3 * saved // 8), ()),
+            Recompute.FULL: Rerun(16, ()),
+        },
         forward_workspace=8,
         backward_workspace=8,
         pinned=pinned,
@@ -99,8 +102,9 @@ RATES = Rates(
     state_in=80.0,
     state_out=80.0,
 )
+RERUN = {Recompute.SELECTIVE: 0.25, Recompute.MLP: 0.5, Recompute.FULL: 1.0}
 COSTS = Costs(
-    kinds={name: KindCost(1.0, 2.0, 0.5, 0.3, 0.25) for name in KINDS},
+    kinds={name: KindCost(1.0, 2.0, 0.5, 0.3, RERUN) for name in KINDS},
     rates=RATES,
     send=0.1,
     capacity=ROOMY,
@@ -174,7 +178,7 @@ def enlarged(graph: Graph, factor: int = 1 << 20) -> Graph:
             tensors=tuple(replace(t, columns=t.columns * factor) for t in kind.tensors),
             saved=kind.saved * factor,
             boundary=kind.boundary * factor,
-            selective=kind.selective * factor,
+            reruns={r: way._replace(kept=way.kept * factor) for r, way in kind.reruns.items()},
             forward_workspace=kind.forward_workspace * factor,
             backward_workspace=kind.backward_workspace * factor,
         )
@@ -235,10 +239,16 @@ def prices(draw: st.DrawFn) -> Costs:
     rate = st.sampled_from((10.0, 40.0, 150.0, 600.0, 2500.0))
     short = st.sampled_from((0.25, 0.5, 1.0, 2.0))
     zero = st.sampled_from((0.0, 0.3, 2.0))
-    again = st.sampled_from((0.0, 0.1, 0.25))  # never more than the whole forward
+    again = st.sampled_from(((0.0, 0.0, 0.25), (0.1, 0.2, 0.25), (0.25, 0.25, 1.0)))
     return Costs(
         kinds={
-            name: KindCost(draw(short), draw(short), draw(zero), draw(zero), draw(again))
+            name: KindCost(
+                draw(short),
+                draw(short),
+                draw(zero),
+                draw(zero),
+                dict(zip(RERUN, draw(again), strict=True)),
+            )
             for name in KINDS
         },
         rates=Rates(*(draw(rate) for _ in range(10))),

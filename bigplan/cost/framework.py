@@ -20,6 +20,7 @@ class Framework:
     fused: bool = True  # norms, activations and rotary embedding are one kernel each
     compiled_loss: bool = False  # one kernel from logits to their gradient
     attention: tuple[FlashKernel, ...] = ("flash3", "flash2")  # kernels it uses, best liked first
+    stops_early: bool = False  # full recomputation ends where the last operator has its input
     host: float = 1.0  # host seconds per launch, relative to the GPU's launch_overhead
     tensor_exposed: float = 1.0  # of tensor-parallel collectives that GEMMs wait for
     tensor_exposed_async: float = 1.0  # the same with asynchronous tensor parallelism
@@ -39,6 +40,7 @@ class Framework:
 
 NATIVE = Framework(
     "native",
+    stops_early=True,
     attention=("sdpa", "flash3", "flash2"),
     reduce_exposed=0.0,
     send_exposed=0.0,

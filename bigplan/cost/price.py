@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, inf
 
 from bigplan.cost.collective import (
@@ -43,13 +43,11 @@ class KindCost:
     backward: float  # without recomputation
     reduce: float = 0.0
     gather: float = 0.0
-    selective: float = 0.0  # what selective recomputation runs again
+    reruns: Mapping[Recompute, float] = field(default_factory=dict)
 
     def again(self, recompute: Recompute) -> float:
         """Seconds of what runs a second time before the backward."""
-        if recompute is Recompute.SELECTIVE:
-            return self.selective
-        return self.forward if recompute is Recompute.FULL else 0.0
+        return self.reruns.get(recompute, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +118,24 @@ def _kind_cost(
     group = tensor_group(strategy, nodes)
     device = device_of(nodes, training, framework)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
-    forward, backward, selective = (
-        pass_seconds(operators, device, group, framework, hooks)
-        for operators in (kind.forward, kind.backward, kind.cheap)
-    )
+
+    def seconds(operators: tuple[Operator, ...]) -> float:
+        return pass_seconds(operators, device, group, framework, hooks)
+
+    again = {recompute: seconds(rerun.operators) for recompute, rerun in kind.reruns.items()}
+    forward = seconds(kind.forward)
+    if again and not framework.stops_early:
+        again[Recompute.FULL] = forward
     replicas = data_group(strategy, nodes)
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
     return KindCost(
         forward=forward,
-        backward=backward,
+        backward=seconds(kind.backward),
         reduce=reduce(kind.parameters * reduced, replicas),
         gather=reduce_scatter(kind.parameters * sizes.parameter, replicas),
-        selective=selective,
+        reruns=again,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigplan.graph.activations import BlockShape, block_saved_bytes, boundary_bytes, score_bytes
-from bigplan.graph.graph import LayerKind, Tensor
+from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Pattern, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec, Parameter
@@ -23,6 +24,8 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
+# The block's output is made of these, and nothing in its backward reads it.
+LAST = ("mlp down", "mlp residual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,6 @@ def block(shape: Shape) -> LayerKind:
     activation_shape = shape.activation_shape
     saved = block_saved_bytes(shape.model, activation_shape)
     inner, inner_backward = _attention(shape)
-    core = inner if shape.training.attention == "materialised" else ()
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]
     linear, linear_backward = _linear(shape)
@@ -183,12 +185,37 @@ def block(shape: Shape) -> LayerKind:
         ),
         saved=saved,
         boundary=shape.hidden,
-        selective=saved - (score_bytes(shape.model, activation_shape) or _cheap_bytes(shape)),
-        cheap=core or tuple(op for op in forward if not op.name.endswith("residual")),
+        reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * shape.whole_hidden,
         backward_workspace=_backward_workspace(shape, tensors, saved),
         largest=max(shape.hidden, shape.tokens * (shape.model.ffn // shape.tp) * shape.element),
     )
+
+
+def _reruns(
+    shape: Shape,
+    saved: int,
+    linear: tuple[Operator, ...],
+    inner: tuple[Operator, ...],
+    streams: Sequence[Stream],
+) -> Mapping[Recompute, Rerun]:
+    """The ways to recompute a block that saves so much; `inner` is the attention core.
+
+    Selective recomputation runs the core again where its scores are materialised, as Korthikanti
+    et al. do (arXiv 2205.05198, section 5); else norms and activation.
+    """
+    scores = score_bytes(shape.model, shape.activation_shape)
+    core = inner if scores else ()
+    cheap = tuple(op for op in streams if op.name.endswith(("norm", "activation")))
+    selective = Rerun(saved - (scores or _cheap_bytes(shape)), core or cheap)
+    gathered = shape.into_matrix("mlp input")
+    first = tuple(op for op in linear if op.name.startswith("mlp up") and _keeps_input(shape))
+    spared = scores + _cheap_bytes(shape) + _widened_bytes(shape)
+    mlp = Rerun(saved - spared, (*core, *cheap, *gathered, *first))
+    whole = (op for op in (*linear, *inner, *streams) if not op.name.startswith(LAST))
+    attention = (*shape.into_matrix("attention input"), *shape.out_of_matrix("attention output"))
+    full = Rerun(shape.hidden, (*whole, *attention, *gathered))
+    return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 
 def _linear(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
@@ -300,13 +327,21 @@ def _gathered_again(shape: Shape) -> tuple[Collective, ...]:
     )
 
 
-def _cheap_bytes(shape: Shape) -> int:
-    """Bytes that selective recomputation spares: normed inputs and the activation's output.
+def _keeps_input(shape: Shape) -> bool:
+    """Whether the activation's derivative is computed from its input: ReLU's is from its output."""
+    return shape.model.mlp != "relu"
 
-    ReLU's derivative is computed from that output, so it stays.
-    """
-    inner = 0 if shape.model.mlp == "relu" else shape.model.ffn // shape.tp
+
+def _cheap_bytes(shape: Shape) -> int:
+    """Bytes that selective recomputation spares: normed inputs and the activation's output."""
+    inner = _keeps_input(shape) * shape.model.ffn // shape.tp
     return 2 * shape.hidden + shape.tokens * inner * shape.element
+
+
+def _widened_bytes(shape: Shape) -> int:
+    """Bytes of the activation's inputs, which the MLP's first products give."""
+    inputs = _keeps_input(shape) * (2 if shape.model.mlp == "swiglu" else 1)
+    return inputs * shape.tokens * (shape.model.ffn // shape.tp) * shape.element
 
 
 def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Strategy, chunk_blocks
@@ -23,7 +24,8 @@ class Recompute(StrEnum):
 
     NONE = "none"  # keep everything that autograd saves
     SELECTIVE = "selective"  # run again what is cheap beside the bytes it saves
-    FULL = "full"  # keep the layer's input, run the forward again
+    MLP = "mlp"  # that, and the MLP's first products: keep what attention saves
+    FULL = "full"  # keep the layer's input, run the forward again up to what its end saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class Tensor:
         return self.rows * self.columns
 
 
+class Rerun(NamedTuple):
+    """A way to recompute a layer."""
+
+    kept: int  # bytes between forward and backward of one micro-batch
+    operators: tuple[Operator, ...]  # that run a second time, just before the backward
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKind:
     """One kind of layer on one rank. Byte counts are per micro-batch."""
@@ -50,8 +59,7 @@ class LayerKind:
     backward: tuple[Operator, ...]
     saved: int  # what autograd keeps for the backward without recomputation
     boundary: int  # the layer's input, which is what full recomputation keeps
-    selective: int  # what selective recomputation keeps
-    cheap: tuple[Operator, ...]  # the operators that selective recomputation runs again
+    reruns: Mapping[Recompute, Rerun]  # without an entry: `saved`, and nothing runs again
     forward_workspace: int  # transient bytes during the forward, beyond what is saved
     backward_workspace: int  # transient bytes during the backward, beyond what is saved
     largest: int = 0  # bytes of the largest transient tensor
@@ -66,23 +74,15 @@ class LayerKind:
 
     def kept(self, recompute: Recompute) -> int:
         """Bytes kept between forward and backward of one micro-batch."""
-        if recompute is Recompute.SELECTIVE:
-            return self.selective
-        return self.saved if recompute is Recompute.NONE else self.boundary
+        return self.reruns[recompute].kept if recompute in self.reruns else self.saved
 
     def again(self, recompute: Recompute) -> tuple[Operator, ...]:
         """The operators that run a second time, just before the backward."""
-        if recompute is Recompute.SELECTIVE:
-            return self.cheap
-        return self.forward if recompute is Recompute.FULL else ()
+        return self.reruns[recompute].operators if recompute in self.reruns else ()
 
     def workspace(self, recompute: Recompute) -> int:
         """Transient bytes of the worse of forward and backward."""
-        again = {
-            Recompute.NONE: 0,
-            Recompute.SELECTIVE: self.saved - self.selective,
-            Recompute.FULL: self.saved,
-        }[recompute]
+        again = self.saved - self.kept(recompute)
         return max(self.forward_workspace, self.backward_workspace + again)
 
 

@@ -79,6 +79,7 @@ def _streamed(stages: Sequence[Stage]) -> str:
 def _again(layers: int, stages: Sequence[Stage]) -> str:
     policies = {
         str(Recompute.FULL): "recomputed",
+        str(Recompute.MLP): "recomputed in the MLP",
         str(Recompute.SELECTIVE): "recomputed selectively",
     }
     told = []

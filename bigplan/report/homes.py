@@ -15,6 +15,7 @@ from bigplan.report.text import TIER_NAMES, bytes_text, number_range, percent, t
 POLICIES = {
     str(Recompute.NONE): "kept",
     str(Recompute.SELECTIVE): "recomputed selectively",
+    str(Recompute.MLP): "recomputed in the MLP",
     str(Recompute.FULL): "recomputed",
 }
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,8 @@ Rope = tuple[Tensor, Tensor]
 Run = Callable[..., Tensor]  # runs a function whose result is cheap to compute again
 # Runs products of one tensor as plain_linears does.
 Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
+# Adds a product to a tensor, as Ways.close does.
+Closing = Callable[[Parameters, str, Tensor, Tensor], Tensor]
 
 INITIAL_STD = 0.02  # of every matrix, as in GPT-2 and Llama
 
@@ -62,22 +64,33 @@ def plain_linears(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Ten
     return tuple(F.linear(x, p[f"{name}.weight"], p.get(f"{name}.bias")) for name in names)
 
 
-def block(
-    p: Parameters,
-    x: Tensor,
-    model: ModelSpec,
-    rope: Rope,
-    cheap: Run = plainly,
-    linears: Linears = plain_linears,
-) -> Tensor:
+class Ways(NamedTuple):
+    """How a block runs what can be run in several ways; bigplan/runtime/products.py has others."""
+
+    linears: Linears = plain_linears  # products with weights
+    cheap: Run = plainly  # what selective recomputation runs again: norms and the activation
+    widening: Linears | None = None  # the MLP's first products; None: by `linears`
+    closing: Closing | None = None  # the last product; None: by `linears`
+
+    def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
+        """X [..., out] plus the product of inner [..., in] and `name`.weight [out, in]."""
+        if self.closing is None:
+            return x + self.linears(p, (name,), inner)[0]
+        return self.closing(p, name, x, inner)
+
+
+PLAIN = Ways()
+
+
+def block(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, ways: Ways = PLAIN) -> Tensor:
     """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
-    `rope` is rope_table's pair for this s, unused where positions are learned. `cheap` runs the
-    operators that selective recomputation runs again: norms and the activation. `linears` runs the
-    products with weights (bigplan/runtime/products.py has the other one).
+    `rope` is rope_table's pair for this s, unused where positions are learned.
     """
-    x = x + _attention(p, _norm(p, "input_norm", x, model, cheap), model, rope, linears)
-    return x + _mlp(p, _norm(p, "post_norm", x, model, cheap), model, cheap, linears)
+    normed = _norm(p, "input_norm", x, model, ways.cheap)
+    x = x + _attention(p, normed, model, rope, ways.linears)
+    normed = _norm(p, "post_norm", x, model, ways.cheap)
+    return ways.close(p, "down_proj", x, _mlp(p, normed, model, ways))
 
 
 def head_loss(
@@ -187,17 +200,15 @@ def _heads(x: Tensor, head_dim: int) -> Tensor:
     return x.view(*x.shape[:-1], -1, head_dim)
 
 
-def _mlp(p: Parameters, x: Tensor, model: ModelSpec, cheap: Run, linears: Linears) -> Tensor:
-    match model.mlp:
-        case "swiglu":
-            inner = cheap(_swiglu, *linears(p, ("gate_proj", "up_proj"), x))
-        case "relu":
-            inner = F.relu(linears(p, ("up_proj",), x)[0])  # its output is all that it needs itself
-        case _:
-            approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
-            gelu = partial(F.gelu, approximate=approximation)
-            inner = cheap(gelu, *linears(p, ("up_proj",), x))
-    return linears(p, ("down_proj",), inner)[0]
+def _mlp(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
+    """The MLP of x [b, s, h] up to its activation's output [b, s, f]."""
+    if model.mlp == "relu":
+        return F.relu(ways.linears(p, ("up_proj",), x)[0])  # its output is all that it needs itself
+    widening = ways.widening or ways.linears
+    if model.mlp == "swiglu":
+        return ways.cheap(_swiglu, *widening(p, ("gate_proj", "up_proj"), x))
+    approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
+    return ways.cheap(partial(F.gelu, approximate=approximation), *widening(p, ("up_proj",), x))
 
 
 def _norm(p: Parameters, name: str, x: Tensor, model: ModelSpec, cheap: Run = plainly) -> Tensor:

@@ -11,11 +11,12 @@ from torch import Tensor
 from bigplan.graph.graph import Recompute
 from bigplan.program import ROWS, Action, Ref
 from bigplan.runtime import blocks
+from bigplan.runtime.blocks import Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.data import Prefetcher
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.lookup import Entry, send_home
-from bigplan.runtime.products import Sums, accumulates_in_product
+from bigplan.runtime.products import Sums, accumulates_in_product, unread
 
 TABLE = "embed_tokens.weight"  # what the loss layer may share with the first
 
@@ -126,26 +127,31 @@ class Compute:
         self._leave(action.writes, f"d{layer - 1}", action, by_input)
 
     def _forward_block(self, kept: Kept, x: Tensor, action: Action) -> Tensor:
-        context = self._context
-        if context.program.layers[action.layer].recompute is Recompute.FULL:
+        recompute = self._context.program.layers[action.layer].recompute
+        if recompute is Recompute.FULL:
             kept.keep_input(x)
             with torch.no_grad():
                 return self._block(self._parameters(action))(x)
-        return self._record_block(kept, x, action)
+        ways = Ways(self._linears(kept.sums))
+        if recompute is not Recompute.NONE:
+            ways = ways._replace(cheap=kept.run_again)
+        if recompute is Recompute.MLP:
+            ways = ways._replace(widening=kept.products_again(ways.linears))
+        return self._record_block(kept, x, action, ways)
 
-    def _record_block(self, kept: Kept, x: Tensor, action: Action) -> Tensor:
+    def _record_block(self, kept: Kept, x: Tensor, action: Action, ways: Ways) -> Tensor:
         parameters = self._leaves(self._parameters(action))
         kept.parameters = _differentiated(parameters)
         kept.constants = self._constants
-        again = self._context.program.layers[action.layer].recompute is Recompute.SELECTIVE
-        cheap = kept.run_again if again else blocks.plainly
-        return kept.record(self._block(parameters, cheap, self._linears(kept.sums)), x)
+        return kept.record(self._block(parameters, ways), x)
 
     def _backward_block(self, kept: Kept, gradient: Tensor, action: Action) -> Tensor:
         kept.weights = self._context.bytes_of(action.reads[0], action)
         if action.recompute is Recompute.FULL:
             again = Kept(weights=kept.weights)
-            self._record_block(again, kept.fetched_input(), action)
+            closing = again.sums.unread if self._in_product else unread
+            ways = Ways(self._linears(again.sums), closing=closing)
+            self._record_block(again, kept.fetched_input(), action, ways)
             kept = again
         self._open(kept.sums, action)
         by_input, gradients = kept.gradients(gradient)
@@ -153,13 +159,10 @@ class Compute:
         return by_input
 
     def _block(
-        self,
-        parameters: dict[str, Tensor],
-        cheap: blocks.Run = blocks.plainly,
-        linears: blocks.Linears = blocks.plain_linears,
+        self, parameters: dict[str, Tensor], ways: Ways = blocks.PLAIN
     ) -> Callable[[Tensor], Tensor]:
         model, rope = self._context.model, self._rope
-        return lambda x: blocks.block(parameters, x, model, rope, cheap, linears)
+        return lambda x: blocks.block(parameters, x, model, rope, ways)
 
     def _embedding_gradient(self, kept: Kept, gradient: Tensor, action: Action) -> None:
         if action.writes[0].buffer == ROWS:

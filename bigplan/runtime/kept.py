@@ -9,15 +9,17 @@ activations are saved as positions in a list, which can be moved to host memory 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from bigplan.runtime.blocks import Linears, Parameters
 from bigplan.runtime.products import Sums
 
 ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by it are loaded so
@@ -121,11 +123,28 @@ class Kept:
     def run_again(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
         """function(*inputs), whose result is not kept but computed again when it is asked for."""
         output = function(*inputs)
-        packed = [self._pack(tensor) for tensor in inputs]
-        self.again[output.untyped_storage().data_ptr()] = _Again(
-            function, packed, weakref.ref(output)
-        )
+        self._forget(output, function, inputs)
         return output
+
+    def products_again(self, linears: Linears) -> Linears:
+        """`linears`, whose results are computed again likewise."""
+
+        def run(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
+            outputs = linears(p, names, x)
+            for name, output in zip(names, outputs, strict=True):
+                factors = (p[f"{name}.weight"], p.get(f"{name}.bias"))
+                self._forget(output, F.linear, (x, *(t for t in factors if t is not None)))
+            return outputs
+
+        return run
+
+    def _forget(
+        self, output: Tensor, function: Callable[..., Tensor], inputs: Iterable[Tensor]
+    ) -> None:
+        """Do not keep `output` but compute it again, as function(*inputs)."""
+        packed = [self._pack(tensor) for tensor in inputs]
+        again = _Again(function, packed, weakref.ref(output))
+        self.again[output.untyped_storage().data_ptr()] = again
 
     def keep_input(self, x: Tensor) -> None:
         """Keep only the layer's input."""

@@ -62,6 +62,45 @@ class Factor(NamedTuple):
     add: AddProduct
 
 
+class _Unread(Function):
+    """x + F.linear(inner, weight, bias) for its backward alone: every element is one and the same.
+
+    The weight's gradient goes to `add`, or to autograd without one.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        inner: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        add: AddProduct | None,
+    ) -> Tensor:
+        ctx.save_for_backward(inner, weight)
+        ctx.add, ctx.biased = add, bias is not None
+        return x.new_empty(()).expand_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        inner, weight = ctx.saved_tensors
+        (by_output,) = gradients
+        gradient, rows = by_output.flatten(0, -2), inner.flatten(0, -2)
+        by_weight = None if ctx.add else gradient.T @ rows
+        if ctx.add:
+            ctx.add(gradient, rows)
+        by_inner = (gradient @ weight).view(inner.shape)
+        return by_output, by_inner, by_weight, gradient.sum(0) if ctx.biased else None, None
+
+
+def unread(p: Mapping[str, Tensor], name: str, x: Tensor, inner: Tensor) -> Tensor:
+    """A graph like that of x plus the product of `inner` and `name`; its value is not computed.
+
+    For recomputation, which wants what a block's operators save and not what comes of the last.
+    """
+    return _Unread.apply(x, inner, p[f"{name}.weight"], p.get(f"{name}.bias"), None)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class _Linears(Function):
     """F.linear of one input by several weights, whose backward hands the factors to `adds`.
 
@@ -126,6 +165,10 @@ class Sums:
     ) -> tuple[Tensor, ...]:
         """blocks.plain_linears, but the weights' gradients are added here in the backward."""
         return linears(x, [self._factor(p, name) for name in names])
+
+    def unread(self, p: Mapping[str, Tensor], name: str, x: Tensor, inner: Tensor) -> Tensor:
+        """As above, but the weight's gradient is added here in the backward."""
+        return _Unread.apply(x, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
 
     def _factor(self, p: Mapping[str, Tensor], name: str) -> Factor:
         weight = f"{name}.weight"

@@ -8,6 +8,7 @@ close ways: what they hold on the GPU saves nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 from bigplan.cost import Costs
@@ -19,6 +20,8 @@ from bigplan.solve.pinned import Kept, Pinned
 from bigplan.solve.pins import Pin
 from bigplan.solve.stage import ROOMY, StageClass, stage_classes
 from bigplan.solve.stage_times import StageTimes
+
+Way = tuple[float, float]  # bytes that recomputing a layer saves, and seconds that it takes
 
 EXPOSED = 0.1  # of the moves' seconds, those of drives more: what simulations come to
 HALVINGS = 30  # of the interval that holds the least step with enough room
@@ -185,21 +188,24 @@ def _again(times: StageTimes, kind: LayerKind, recompute: Recompute) -> float:
 def _recomputations(times: StageTimes, kept: Kept) -> list[tuple[float, float]]:
     """Bytes that recomputing a kind saves at most and per second, in steps of falling yield.
 
-    Where selective recomputation yields less than full, mixing none and full beats it.
+    A way that yields less than a mixture of the next ones on both sides is left out.
     """
     kind, held, least = kept.kind, times.stage.held, kept.recomputes[0]
-    steps: list[tuple[float, float]] = []  # bytes and seconds of a layer, of those that hold most
+    ways = [(0.0, 0.0)]  # bytes and seconds of a layer, of those that hold most
     for recompute in kept.recomputes[1:]:
-        saved = held * (kind.kept(least) - kind.kept(recompute))
-        seconds = _again(times, kind, recompute) - _again(times, kind, least)
-        steps.append((float(saved), seconds))
-    if len(steps) == 2:
-        (some, soon), (most, late) = steps
-        rest = most - some, late - soon
-        concave = some * rest[1] >= rest[0] * soon
-        steps = [(some, soon), rest] if concave else [(most, late)]
+        saved = float(held * (kind.kept(least) - kind.kept(recompute)))
+        way = saved, _again(times, kind, recompute) - _again(times, kind, least)
+        while len(ways) > 1 and _yields_less(ways[-2], ways[-1], way):
+            ways.pop()
+        ways.append(way)
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(ways)]
     mean = kept.entries / held
     return [(mean * saved, saved / seconds if seconds else inf) for saved, seconds in steps]
+
+
+def _yields_less(a: Way, b: Way, c: Way) -> bool:
+    """Whether b saves fewer bytes than a mixture of a and c that takes as many seconds."""
+    return (b[0] - a[0]) * (c[1] - b[1]) < (c[0] - b[0]) * (b[1] - a[1])
 
 
 def _bought(ways: tuple[tuple[float, float], ...], seconds: float) -> float:

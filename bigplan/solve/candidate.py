@@ -30,7 +30,7 @@ from bigplan.verify import node_bytes, verify
 # what simulations come to, so it also ranks strategies: of 22 plans for one to eight GPUs, a tenth
 # gave slower ones than a fifth in seven, by 9% at most, and faster ones in four, by 1.7% at most.
 SURCHARGES = (0.2, 0.05)
-MORE_SURCHARGES = (0.02,)  # for the best strategies
+MORE_SURCHARGES = (0.02, 0.005)  # for the best strategies
 LOSS_GAIN = 0.01  # of a step that larger chunks of the loss must save, to be made room for
 MARGIN = 1e-3  # of each tier, kept free for what rounding to whole rows and pages adds
 MARGINS = (MARGIN, 10 * MARGIN)  # the second where the first is not enough

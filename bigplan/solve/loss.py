@@ -98,13 +98,12 @@ class LossLayer:
 
 def idle(graph: Graph) -> Graph:
     """The graph with layers of the same sizes that compute nothing."""
-    return replace(
-        graph,
-        kinds={
-            name: replace(kind, forward=(), backward=(), cheap=())
-            for name, kind in graph.kinds.items()
-        },
-    )
+    return replace(graph, kinds={name: _idle(kind) for name, kind in graph.kinds.items()})
+
+
+def _idle(kind: LayerKind) -> LayerKind:
+    reruns = {recompute: way._replace(operators=()) for recompute, way in kind.reruns.items()}
+    return replace(kind, forward=(), backward=(), reruns=reruns)
 
 
 def _with_last(graph: Graph, kind: LayerKind) -> Graph:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.lower.entries import (
@@ -75,11 +76,9 @@ def _lean_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
     So what the others hold is a convex function of how many they are: a piece for each chunk.
     """
     entries = stage.entries(kind)
-    first = stage.keeping(kind, Recompute.FULL)
-    for recompute, layers in (
-        (Recompute.FULL, first),
-        (Recompute.SELECTIVE, first + stage.keeping(kind, Recompute.SELECTIVE)),
-    ):
+    layers = Linear()
+    for recompute in reversed(RERUN):
+        layers += stage.keeping(kind, recompute)
         for start in sorted({entries.index(held) for held in entries}):
             held = entries[start]
             rest = (-held) * layers + float(sum(entries[start:]) + held * start)
@@ -166,12 +165,11 @@ def _kept_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
     if stage.interleaved and kind.stores_activations:
         if tier is not Tier.GPU:
             return Linear()
-        full, selective, plain = (
-            kind.kept(r) for r in (Recompute.FULL, *RERUN[:1], Recompute.NONE)
-        )
-        more = (selective - full) * _lean(stage, kind, Recompute.FULL)
-        most = (plain - selective) * _lean(stage, kind, Recompute.SELECTIVE)
-        return more + most + float(full * sum(entries))
+        more = [
+            (kind.kept(less) - kind.kept(recompute)) * _lean(stage, kind, recompute)
+            for less, recompute in pairwise(Recompute)
+        ]
+        return total(more) + float(kind.kept(Recompute.FULL) * sum(entries))
     return total(
         [
             entries[0] * kind.kept(recompute) * stage.policy(kind, recompute, tier)

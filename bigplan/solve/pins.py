@@ -5,8 +5,8 @@
     [WHERE.]parameters|gradients|activations.TIER = N                  layers per stage
     [WHERE.]optimizer.TIER = F                                         fraction of the state
     [WHERE.]streamed = F                              fraction of it that passes through the GPU
-    [WHERE.]recompute = none|selective|full,   [WHERE.]recompute.full = N
-    [WHERE.]activations.none|selective|full.TIER = N                   both at once
+    [WHERE.]recompute = none|selective|mlp|full,   [WHERE.]recompute.full = N
+    [WHERE.]activations.none|selective|mlp|full.TIER = N                   both at once
     slots sums = N,   shared_ends = 0|1                                rings on the GPU
     loss_chunk = N                                                     tokens of logits at a time
 

@@ -320,11 +320,13 @@ class _State:
             trial = trial or resolve(entry.of, [(SURCHARGES[1], rings)], pins)
         if trial is None:
             return
-        leaner = self._leaner(entry, trial, fewer)
+        leaner, ways = (
+            self._leaner(entry, trial, fewer),
+            [(SURCHARGES[1], Rings.of(trial.placement))],
+        )
         if leaner is not None:
-            way = SURCHARGES[0], leaner
-            trial = resolve(entry.of, [way], pins, trial, self.best) or trial
-        self.trials.append(trial)
+            ways.append((SURCHARGES[0], leaner))
+        self.trials.append(resolve(entry.of, ways, pins, trial, self.best) or trial)
 
     def _leaner(self, entry: _Entry, trial: Trial, fewer: list[Rings]) -> Rings | None:
         """The rings, if any, that may give the fastest plan for the room that they leave.

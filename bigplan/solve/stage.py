@@ -196,7 +196,7 @@ def _counted(graph: Graph, layers: Iterable[int]) -> tuple[tuple[str, int], ...]
     return tuple(Counter(graph.layers[layer] for layer in layers).items())
 
 
-RERUN = (Recompute.SELECTIVE, Recompute.FULL)
+RERUN = tuple(recompute for recompute in Recompute if recompute is not Recompute.NONE)
 SWITCHES = (
     *("slots", "shards", "sums", "staged_weights", "staged_gradients"),
     *(f"again.{recompute}" for recompute in RERUN),

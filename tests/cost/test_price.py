@@ -254,10 +254,17 @@ def test_gradients_are_reduced_in_the_precision_asked_for() -> None:
     assert 1.9 < full / half < 2.0  # latency, and smaller messages are slower
 
 
-def test_recomputation_runs_the_forward_or_its_cheap_part_again() -> None:
+def test_recomputation_runs_more_of_the_forward_again_the_less_is_kept() -> None:
     cost = _price(Strategy(dp=16)).kinds["block"]
-    assert cost.again(Recompute.NONE) == 0.0
-    assert 0 < cost.again(Recompute.SELECTIVE) == cost.selective < cost.forward
+    again = [cost.again(recompute) for recompute in Recompute]
+    assert again[0] == 0.0
+    assert again == sorted(again)
+    assert 0 < again[1] < again[2] < again[3] < cost.forward
+
+
+def test_frameworks_that_do_not_stop_early_run_all_of_the_forward_again() -> None:
+    strategy = Strategy(dp=16)
+    cost = price(build_graph(MODEL, TRAINING, strategy), TRAINING, DGX, MEGATRON).kinds["block"]
     assert cost.again(Recompute.FULL) == cost.forward
 
 

@@ -46,6 +46,7 @@ def _step(
     return framework_step(graph, costs, NODES, framework, run)
 
 
+AGAIN = {Recompute.FULL: 1.0}  # all of the forward
 UNIT = _costs(KindCost(1.0, 2.0))
 
 
@@ -117,12 +118,12 @@ def test_stages_share_the_blocks(stages: int, blocks: int) -> None:
     ],
 )
 def test_what_is_recomputed_is_computed_twice(run: Execution, each: float) -> None:
-    block = KindCost(1.0, 2.0, selective=0.5)
+    block = KindCost(1.0, 2.0, reruns={Recompute.SELECTIVE: 0.5, **AGAIN})
     assert _step(toy_graph(units=2), _costs(block), run=run)["compute"] == 2 * 4 * each
 
 
 def test_the_ends_are_never_recomputed() -> None:
-    kinds = {name: KindCost(1.0, 2.0) for name in ("embedding", "block", "head")}
+    kinds = {name: KindCost(1.0, 2.0, reruns=AGAIN) for name in ("embedding", "block", "head")}
     costs = replace(UNIT, kinds=kinds)
     run = Execution(recompute=Recompute.FULL)
     assert _step(toy_graph(units=1), costs, run=run)["compute"] == 4 * 4 + 2 * 3
@@ -162,7 +163,7 @@ def test_gradients_are_reduced_after_the_last_backward(framework: Framework, lef
 
 
 def test_a_long_reduction_hides_behind_one_backward_only() -> None:
-    costs = _costs(KindCost(1.0, 2.0, reduce=5.0))
+    costs = _costs(KindCost(1.0, 2.0, reduce=5.0, reruns=AGAIN))
     assert _step(toy_graph(Strategy(dp=2), units=3), costs, HIDDEN)["reduce"] == 4 * (5 - 2)
     # Recomputation belongs to the backward and hides more of it.
     run = Execution(recompute=Recompute.FULL)

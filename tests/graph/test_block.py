@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from bigplan.graph.activations import boundary_bytes, score_bytes
@@ -250,43 +252,65 @@ def test_only_fp8_products_are_cast(attention: str) -> None:
 @pytest.mark.parametrize("attention", KERNELS)
 @pytest.mark.parametrize("name", list_models())
 @pytest.mark.parametrize("tp", [1, 2])
-def test_selective_is_between_all_and_nothing(name: str, attention: str, tp: int) -> None:
+def test_more_is_run_again_the_less_is_kept(name: str, attention: str, tp: int) -> None:
     model = find_model(name)
     length = min(LENGTH, model.max_sequence_length)
     kind = _block(model, tp, attention=attention, sequence_length=length)
-    everything, some, least = (
-        kind.kept(r) for r in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-    )
-    assert least < some < everything
-    forward = list(kind.forward)
-    assert kind.cheap
-    assert all(op in forward for op in kind.cheap)
-    assert len(kind.cheap) < len(forward)
+    kept = [kind.kept(recompute) for recompute in Recompute]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[0] > kept[1] >= kept[2] > kept[3]
+    again = [kind.again(recompute) for recompute in Recompute]
+    for less, more in pairwise(again):
+        assert set(less) <= set(more) < set(kind.forward)
+
+
+def _again(kind: LayerKind, recompute: Recompute) -> list[str]:
+    return [op.name for op in kind.again(recompute)]
+
+
+def _spared(kind: LayerKind, recompute: Recompute) -> int:
+    return kind.saved - kind.kept(recompute)
 
 
 def test_selective_runs_again_what_is_large_beside_its_work() -> None:
     flash, plain = (_block(attention=kernel) for kernel in KERNELS)
     # Flash attention has no large scores: the norms and the activation are run again instead.
-    assert {op.name for op in flash.cheap} == {
-        "input norm",
-        "rotary embedding",
-        "post norm",
-        "activation",
-    }
-    spared = flash.saved - flash.selective
-    assert spared == 2 * boundary_bytes(LLAMA, LENGTH, 2) + LENGTH * LLAMA.ffn * 2
+    assert _again(flash, Recompute.SELECTIVE) == ["input norm", "post norm", "activation"]
+    normed, inner = boundary_bytes(LLAMA, LENGTH, 2), LENGTH * LLAMA.ffn * 2
+    assert _spared(flash, Recompute.SELECTIVE) == 2 * normed + inner
     # Korthikanti et al. 2022: the scores, their softmax and the values it weighs.
-    assert [op.name for op in plain.cheap] == ["scores", "softmax", "weighted values"]
+    assert _again(plain, Recompute.SELECTIVE) == ["scores", "softmax", "weighted values"]
     shape = _shape(attention="materialised").activation_shape
-    assert plain.saved - plain.selective == score_bytes(LLAMA, shape) > 0
+    assert _spared(plain, Recompute.SELECTIVE) == score_bytes(LLAMA, shape) > 0
+
+
+def test_of_the_mlp_only_its_input_is_kept() -> None:
+    kind = _block()
+    assert set(_again(kind, Recompute.MLP)) - set(_again(kind, Recompute.SELECTIVE)) == {"mlp up"}
+    inputs = 2 * LENGTH * LLAMA.ffn * 2  # gate and up
+    assert kind.kept(Recompute.SELECTIVE) - kind.kept(Recompute.MLP) == inputs
+    relu = _block(find_model("opt-13b"), sequence_length=2048)
+    # ReLU's output, which is kept, is all that its derivative needs.
+    assert kind_ways(relu, Recompute.MLP) == kind_ways(relu, Recompute.SELECTIVE)
+
+
+def kind_ways(kind: LayerKind, recompute: Recompute) -> tuple[int, list[str]]:
+    """What is kept, and what runs again."""
+    return kind.kept(recompute), _again(kind, recompute)
+
+
+def test_full_recomputation_ends_before_the_last_product() -> None:
+    """Nothing in a block's backward reads the block's output."""
+    kind = _block()
+    left_out = {op.name for op in kind.forward} - set(_again(kind, Recompute.FULL))
+    assert left_out == {"mlp down", "mlp residual"}
 
 
 def test_recomputation_needs_the_memory_it_spared_for_one_layer() -> None:
     kind = _block()
-    assert kind.workspace(Recompute.FULL) - kind.workspace(Recompute.NONE) == kind.saved
-    assert kind.again(Recompute.FULL) == kind.forward
-    assert kind.again(Recompute.NONE) == ()
-    assert kind.again(Recompute.SELECTIVE) == kind.cheap
+    for recompute in Recompute:
+        spared = kind.workspace(recompute) - kind.workspace(Recompute.NONE)
+        assert spared == _spared(kind, recompute)
 
 
 # --- context parallelism, which published runs have

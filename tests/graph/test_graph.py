@@ -45,7 +45,7 @@ def test_virtual_stages_hold_more_units(stages: int, turns: int) -> None:
 def test_sizes_of_kinds() -> None:
     kind = toy_kind("block")
     assert kind.parameters == 8 * 4 + 4
-    assert [kind.kept(recompute) for recompute in Recompute] == [64, 32, 16]
+    assert [kind.kept(recompute) for recompute in Recompute] == [64, 32, 24, 16]
     # Recomputing brings back what was not kept.
-    assert [kind.workspace(recompute) for recompute in Recompute] == [8, 8 + 32, 8 + 64]
+    assert [kind.workspace(recompute) for recompute in Recompute] == [8, 8 + 32, 8 + 40, 8 + 48]
     assert Tensor("w", 3, 5).elements == 15

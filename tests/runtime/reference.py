@@ -247,7 +247,7 @@ class PlainLoop:
         first = _Summed.of(_gradient(leaves[0]), kinds[0], magnitudes[0])
         x = first.embedding(used(0), tokens, model)
         for layer in range(1, len(kinds) - 1):
-            x = blocks.block(used(layer), x, model, self._rope, linears=linears(layer))
+            x = blocks.block(used(layer), x, model, self._rope, blocks.Ways(linears(layer)))
         last = len(kinds) - 1
         if model.tied_embeddings:
             return blocks.head_loss(used(last) | used(0), x, targets, model, linears(0))

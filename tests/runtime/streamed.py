@@ -53,7 +53,11 @@ def everywhere(*, tied: bool = False, chunk: int = CHUNK) -> Placement:
         layers=4,
         parameters={Tier.GPU: 2, Tier.HOST: 1, Tier.NVME: 1},
         gradients={Tier.GPU: 1, Tier.HOST: 2, Tier.NVME: 1},
-        activations={Recompute.NONE: {Tier.GPU: 2, Tier.HOST: 1}, Recompute.FULL: {Tier.HOST: 1}},
+        activations={
+            Recompute.NONE: {Tier.GPU: 1, Tier.HOST: 1},
+            Recompute.MLP: {Tier.HOST: 1},
+            Recompute.FULL: {Tier.HOST: 1},
+        },
         optimizer={Tier.GPU: 0.5, Tier.HOST: 2.5, Tier.NVME: 1.0},
         streamed=1.75,
     )

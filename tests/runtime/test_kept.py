@@ -15,11 +15,15 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime import blocks
+from bigplan.runtime.blocks import Ways
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.kept import SMALL, Kept
+from bigplan.runtime.products import unread
 from bigplan.runtime.slab import PAGE, align_up, aligned_empty
 from bigplan.spec.model import ModelSpec
 from tests.runtime.plans import tiny_model, tiny_training
+
+GRAPHS = [Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP]  # which keep one from the forward on
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,14 +53,20 @@ class _Layer:
     def record(self, recompute: Recompute = Recompute.NONE) -> Kept:
         constants = frozenset(t.untyped_storage().data_ptr() for t in self.rope)
         kept = Kept(weights=self.weights, constants=constants)
-        cheap = kept.run_again if recompute is Recompute.SELECTIVE else blocks.plainly
         p = self.views(self.weights.view(self.dtype))
         for name, view in p.items():
             if view.dim() == 1 or not self.in_product:
                 kept.parameters[name] = view.detach().requires_grad_()
         p |= kept.parameters
         linears = kept.sums.linears if self.in_product else blocks.plain_linears
-        kept.record(lambda x: blocks.block(p, x, self.model, self.rope, cheap, linears), self.x)
+        ways = Ways(linears)
+        if recompute is not Recompute.NONE:
+            ways = ways._replace(cheap=kept.run_again)
+        if recompute is Recompute.MLP:
+            ways = ways._replace(widening=kept.products_again(linears))
+        if recompute is Recompute.FULL:  # what it records before its backward
+            ways = Ways(linears, closing=kept.sums.unread if self.in_product else unread)
+        kept.record(lambda x: blocks.block(p, x, self.model, self.rope, ways), self.x)
         return kept
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -101,14 +111,14 @@ def layers(draw: st.DrawFn) -> _Layer:
 @given(layers())
 @settings(max_examples=25, derandomize=True, deadline=None)
 def test_a_layer_keeps_what_the_planner_counted(layer: _Layer) -> None:
-    for recompute in (Recompute.NONE, Recompute.SELECTIVE):
+    for recompute in GRAPHS:
         assert layer.record(recompute).nbytes == layer.kind.kept(recompute)
     boundary = Kept()
     boundary.keep_input(layer.x)
     assert boundary.nbytes == layer.kind.kept(Recompute.FULL)
 
 
-@given(layers(), st.sampled_from((Recompute.NONE, Recompute.SELECTIVE)))
+@given(layers(), st.sampled_from(GRAPHS))
 @settings(max_examples=25, derandomize=True, deadline=None)
 def test_activations_come_back_in_the_pages_that_were_reserved(
     layer: _Layer, recompute: Recompute
@@ -152,8 +162,16 @@ def test_weights_are_looked_up_where_they_are_at_backward() -> None:
     _same(layer.gradients(kept), plain)
 
 
+@given(layers())
+@settings(max_examples=25, derandomize=True, deadline=None)
+def test_gradients_do_not_need_the_output(layer: _Layer) -> None:
+    again = layer.record(Recompute.FULL)
+    assert again.nbytes == layer.kind.saved
+    _same(layer.gradients(again), layer.plain())
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE])
+@pytest.mark.parametrize("recompute", Recompute)
 def test_gradients_added_in_products_are_autograds(precision: str, recompute: Recompute) -> None:
     model = tiny_model(qk_norm=True, qkv_bias=True, mlp_bias=True)
     fused, plain = (_Layer(model, 24, precision, in_product=flag) for flag in (True, False))

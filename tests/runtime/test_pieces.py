@@ -11,7 +11,7 @@ from bigplan.runtime.pieces import Box, LayerRows
 
 
 def _kind(tensors: tuple[Tensor, ...]) -> LayerKind:
-    return LayerKind("k", tensors, (), (), 0, 0, 0, (), 0, 0)
+    return LayerKind("k", tensors, (), (), 0, 0, {}, 0, 0)
 
 
 Layout = tuple[LayerKind, LayerPlacement, dict[Share, int]]

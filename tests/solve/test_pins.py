@@ -48,7 +48,7 @@ def test_what_can_be_pinned() -> None:
         ("block.parameter", "host", "--set block.parameter: no such decision"),
         ("block.parameters.gpu.x", 1, "no such decision"),
         ("parameters", "disk", "--set parameters: 'disk' is not one of gpu, host, nvme"),
-        ("recompute", "some", "--set recompute: 'some' is not one of none, selective, full"),
+        ("recompute", "some", "--set recompute: 'some' is not one of none, selective, mlp, full"),
         ("parameters.ram", 1, "--set parameters.ram: 'ram' is not one of gpu, host, nvme"),
         ("tp", "two", "--set tp=two: write a number, such as tp=1"),
         ("tp", 1.5, "--set tp=1.5: write a whole number, such as tp=4"),
