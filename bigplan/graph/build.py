@@ -106,7 +106,8 @@ def _shares_table(shape: Shape) -> bool:
 
 def _embedding(shape: Shape) -> LayerKind:
     tensors = local_tensors(shape, "embedding")
-    token_bytes = 8 * shape.tokens
+    # Tokens, and where the loss is on the same GPU its targets, which come with them.
+    token_bytes = (16 if shape.strategy.pp == 1 else 8) * shape.tokens
     gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()

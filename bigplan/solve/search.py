@@ -39,6 +39,7 @@ from bigplan.solve.candidate import (
     resolve,
     unmoved,
     verified,
+    with_cpu_to_spare,
     with_larger_chunks,
 )
 from bigplan.solve.choice import Choice, Scope
@@ -228,7 +229,8 @@ class _State:
             ways = [(rho, rings) for rho in MORE_SURCHARGES]
             better = resolve(trial.candidate, ways, pins, trial, self.best) or trial
             better = self._with_other_rings(better)
-            self.trials[i] = unmoved(with_larger_chunks(better, pins), pins)
+            better = unmoved(with_larger_chunks(better, pins), pins)
+            self.trials[i] = with_cpu_to_spare(better, pins)
         return True
 
     def _with_other_rings(self, trial: Trial) -> Trial:

@@ -133,12 +133,33 @@ def first_forward_rows(times: StageTimes, before: Linear) -> Iterator[AtLeast]:
 
 
 def _first_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
-    """Nothing runs before the first layer is updated: an embedding may take a sixth of it all."""
-    (kind, count), *_ = times.stage.kinds
-    if count == 1:
-        for lane, seconds in update_seconds(times, [(kind, count)]):
-            if lane in BEFORE_FORWARD:
-                yield AtLeast(name, times.forward_compute + seconds)
+    """Nothing runs before the first layer is updated: an embedding may take a sixth of it all.
+
+    Nor the next one before its own update by the CPU, which follows.
+    """
+    (kind, count), *others = times.stage.kinds
+    if count > 1:
+        return
+    for lane, seconds in update_seconds(times, [(kind, count)]):
+        if lane in BEFORE_FORWARD:
+            yield AtLeast(name, times.forward_compute + seconds)
+        if lane == "cpu" and others:
+            rest = times.forward_compute - times.group * times.costs.kinds[kind.name].forward
+            yield AtLeast(name, rest + seconds + _first_of(times, *others[0]))
+
+
+def _first_of(times: StageTimes, kind: LayerKind, count: int) -> Linear:
+    """Seconds of the CPU's update of the first of so many layers of a kind, at least.
+
+    Of g layers' state on the GPU the first layer has min(1, g) at most. What is streamed, s layers'
+    worth, is spread over the others' rows but those of the d layers with parameters or gradients on
+    NVMe: the first layer has (1 - g) s / (n - g - d) <= (s + d) / n of it, as s <= n - g - d.
+    """
+    stage = times.stage
+    on_disk = [stage.tensor(kind, tensor, Tier.NVME) for tensor in ("parameters", "gradients")]
+    streamed = (1 / count) * (stage.streamed(kind) + total(on_disk))
+    rows = Linear(constant=1.0) - stage.tensor(kind, "optimizer", Tier.GPU) - streamed
+    return (owned(stage, kind) / times.costs.rates.cpu_update) * rows
 
 
 def _last_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
