@@ -84,8 +84,8 @@ class LayerKind:
         """Transient bytes of the worse of forward and backward."""
         again = self.saved - self.kept(recompute)
         if recompute is Recompute.FULL:
-            # Without room for the input beside the kept one the allocator unmapped and mapped memory
-            # up to 45 times a step (5.5B on 24 GiB, 16-bit gradients: 73 ms a backward for 67).
+            # Without room for the input beside the kept one the allocator unmapped and mapped it up
+            # to 45 times a step (5.5B on 24 GiB, 16-bit gradients: a backward took 73 ms, not 67).
             again = self.saved
         return max(self.forward_workspace, self.backward_workspace + again)
 
