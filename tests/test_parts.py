@@ -68,7 +68,8 @@ def test_recomputation_is_a_part_of_its_own() -> None:
     before = step_parts(graph, costs, plan.placement, step, none)
     after = step_parts(graph, costs, placement, step, none)
     times = block.layers * graph.micro_batches
-    assert after.recompute - before.recompute == pytest.approx(times * costs.kinds["block"].forward)
+    again_seconds = costs.kinds["block"].again(Recompute.FULL)
+    assert after.recompute - before.recompute == pytest.approx(times * again_seconds)
     assert after.compute == pytest.approx(before.compute)
 
 

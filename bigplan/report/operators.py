@@ -99,7 +99,7 @@ def _kind_rows(plan: Plan, graph: Graph, name: str) -> Iterator[OperatorRow]:
         (forward, kind.forward, layers),
         (backward, kind.backward, layers),
     ]
-    for policy in (Recompute.FULL, Recompute.SELECTIVE):
+    for policy in reversed(Recompute):
         again = sum(sum(p.activations.get(policy, {}).values()) for p in placed)
         passes.append((recompute, kind.again(policy), again))
     for phase, operators, count in passes:

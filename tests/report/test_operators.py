@@ -18,6 +18,7 @@ CASES: dict[str, dict[str, str | int | float]] = {
     "resident": {"tp": 1, "pp": 1, "recompute": "none"},
     "recomputed": {"tp": 1, "pp": 1, "recompute": "full"},
     "selective": {"tp": 1, "pp": 1, "recompute": "selective"},
+    "of the MLP": {"tp": 1, "pp": 1, "recompute": "mlp"},
     "tensor parallel": {"tp": 2, "pp": 1},
     "pipeline": {"pp": 2, "tp": 1},
     "sharded": {"zero": 3, "tp": 1, "pp": 1},
@@ -50,7 +51,7 @@ def test_rows_add_up_to_the_plan_by_kind_of_action(case: str) -> None:
             assert named == pytest.approx(seconds), op
 
 
-@pytest.mark.parametrize("case", ["recomputed", "selective", "resident"])
+@pytest.mark.parametrize("case", ["recomputed", "selective", "of the MLP", "resident"])
 def test_what_runs_again_is_told_apart(case: str) -> None:
     again = by(operator_rows(planned(case)), "recompute")
     assert (again > 0) == (case != "resident")
