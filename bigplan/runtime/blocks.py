@@ -73,7 +73,7 @@ class Ways(NamedTuple):
     closing: Closing | None = None  # the last product; None: by `linears`
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
-        """X [..., out] plus the product of inner [..., in] and `name`.weight [out, in]."""
+        """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
         if self.closing is None:
             return x + self.linears(p, (name,), inner)[0]
         return self.closing(p, name, x, inner)

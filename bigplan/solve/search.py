@@ -322,10 +322,8 @@ class _State:
             trial = trial or resolve(entry.of, [(SURCHARGES[1], rings)], pins)
         if trial is None:
             return
-        leaner, ways = (
-            self._leaner(entry, trial, fewer),
-            [(SURCHARGES[1], Rings.of(trial.placement))],
-        )
+        leaner = self._leaner(entry, trial, fewer)
+        ways = [(SURCHARGES[1], Rings.of(trial.placement))]
         if leaner is not None:
             ways.append((SURCHARGES[0], leaner))
         self.trials.append(resolve(entry.of, ways, pins, trial, self.best) or trial)
