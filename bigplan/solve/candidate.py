@@ -29,8 +29,8 @@ from bigplan.verify import node_bytes, verify
 # Surcharges on serial transfer seconds. Perfect overlap makes moving look free; the first is about
 # what simulations come to, so it also ranks strategies: of 22 plans for one to eight GPUs, a tenth
 # gave slower ones than a fifth in seven, by 9% at most, and faster ones in four, by 1.7% at most.
-# The second is tried too: by a fifth, a GiB of activations there and back costs 8 ms on an H200, and
-# spares 7.
+# The second is tried too: by a fifth, a GiB of activations there and back costs 8 ms on an H200
+# and spares 7.
 SURCHARGES = (0.2, 0.05)
 MORE_SURCHARGES = (0.02, 0.005)  # for the best strategies
 SPARED = 0.2  # of the CPU's rate that a plan had better do without: one reached 0.83 to 1.2 of it
