@@ -96,12 +96,11 @@ class Compute:
         At the loss, activations are on their way back, and one copy goes at a time: its targets
         came 40 ms late behind them (5.5B on 24 GiB, an H200).
         """
-        batch = self._context.batch(action.reads, action)
-        both = batch.to(self._context.device, non_blocking=True, copy=True)
-        tokens, targets = both[0], both[1]
+        wanted = self._context.batch(action.reads, action)[: 1 + self._has_loss]
+        copied = wanted.to(self._context.device, non_blocking=True, copy=True)
         if self._has_loss:
-            self._arrived[action.micro_batch] = targets
-        return tokens
+            self._arrived[action.micro_batch] = copied[1]
+        return copied[0]
 
     @torch.no_grad()
     def _forward_alone(self, action: Action) -> None:
