@@ -260,6 +260,7 @@ def recorded(steps: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "seconds": [step["seconds"] for step in steps],
         "losses": [step["loss"] for step in steps],
+        "outside_seconds": [step["outside_seconds"] for step in steps],
         "retries": [step["retries"] for step in steps],
         "device_allocs": [step["device_allocs"] for step in steps],
         "gpu_state": state_of(steps[1:]),
@@ -320,11 +321,14 @@ def measured_step(worker: Worker) -> dict[str, Any]:
     with watching(torch.device("cuda", torch.cuda.current_device()), READ_EVERY) as watch:
         result = worker.step()
     after = torch.cuda.memory_stats()
+    outside = result.seconds - result.timeline.seconds
     step = f"step {result.step}: {result.seconds:.3f} s, loss {result.loss:.4f}"
-    print(f"  {step}; {str(watch) or 'clock not known'}", flush=True)
+    times = f"{1e3 * outside:.0f} ms outside of actions"
+    print(f"  {step}; {times}; {str(watch) or 'clock not known'}", flush=True)
     return {
         "seconds": result.seconds,
         "loss": result.loss,
+        "outside_seconds": outside,
         "retries": after["num_alloc_retries"] - before["num_alloc_retries"],
         "device_allocs": after["num_device_alloc"] - before["num_device_alloc"],
         "readings": watch.readings,

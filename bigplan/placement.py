@@ -186,8 +186,9 @@ def layer_table(
 
     One order of layers serves all tensors, so the layers whose gradients stay on the GPU are among
     those whose parameters do (or the other way round), and the GPU's share of the optimizer falls
-    on layers that have both there. `frugal_first`: the first layers, which hold the most
-    micro-batches of interleaved chunks, recompute the most.
+    on layers that have both there. Activations go to host memory where gradients do, as far as
+    there are such layers, and the most first: they may lie in their place. `frugal_first`: the
+    first layers, which hold the most micro-batches of interleaved chunks, recompute the most.
     """
     count = placement.layers
     order = spread_order(count)
@@ -195,13 +196,13 @@ def layer_table(
     gradients = _assign({tier: placement.gradients.get(tier, 0) for tier in Tier}, order)
     kept = {
         (recompute, tier): placement.activations.get(recompute, {}).get(tier, 0)
+        for tier in (Tier.HOST, Tier.GPU, Tier.NVME)
         for recompute in Recompute
-        for tier in Tier
     }
     if frugal_first:
         policies = _assign(dict(reversed(kept.items())), list(range(count)))
     else:
-        policies = _assign(kept, order)
+        policies = _assign(kept, sorted(order, key=lambda i: gradients[i] is not Tier.HOST))
     rows = _row_fractions(placement, parameters, gradients)
     return tuple(
         LayerPlacement(

@@ -148,7 +148,7 @@ def memory_use(programs: tuple[Program, ...], candidate: Candidate) -> Iterator[
             purposes: dict[str, int] = defaultdict(int)
             for buffer in program.buffers.values():
                 if buffer.tier is tier:
-                    purposes[buffer.purpose] += buffer.total * scale
+                    purposes[buffer.purpose] += program.added_bytes(buffer) * scale
             yield MemoryUse(
                 stage=program.stage,
                 tier=tier,

@@ -87,6 +87,7 @@ class Buffer:
     purpose: str  # what the user calls it: parameters, gradients, optimizer, activations, ...
     count: int = 1
     shares: tuple[Share, ...] = ()  # whose rows of it are used apart, see Ref
+    within: str = ""  # the buffer in whose memory it begins: one of the two holds something
 
     @property
     def total(self) -> int:
@@ -158,9 +159,13 @@ class Program:
 
     def bytes_by_tier(self) -> dict[Tier, int]:
         """Bytes a rank allocates on each tier."""
-        return {
-            tier: sum(b.total for b in self.buffers.values() if b.tier is tier) for tier in Tier
-        }
+        every = self.buffers.values()
+        return {tier: sum(self.added_bytes(b) for b in every if b.tier is tier) for tier in Tier}
+
+    def added_bytes(self, buffer: Buffer) -> int:
+        """Bytes that the buffer takes beside the one in whose memory it begins."""
+        lent = self.buffers[buffer.within].total if buffer.within else 0
+        return max(0, buffer.total - lent)
 
 
 def walk(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[tuple[Action, int]]:
@@ -227,6 +232,8 @@ def places(refs: Iterable[Ref], buffers: Mapping[str, Buffer], micro_batch: int)
         name, number = entry(ref, buffers, micro_batch)
         for share in (ref.rows,) if ref.rows else buffers[name].shares or (None,):
             yield name, number, share
+        if buffers[name].within:
+            yield buffers[name].within, 0, None
 
 
 class Dependencies:

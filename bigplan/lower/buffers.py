@@ -75,7 +75,8 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
             if nbytes:
                 yield Buffer(f"o{layer}.{share}", share.tier, nbytes, "optimizer", count)
         entries, nbytes = layout.position.held(layer), kept_bytes(layout, layer)
-        yield Buffer(f"a{layer}", at.activations, nbytes, "activations", entries)
+        within = f"g{layer}" if layout.kept_in_gradients(layer) else ""
+        yield Buffer(f"a{layer}", at.activations, nbytes, "activations", entries, within=within)
 
 
 def _rings(layout: Layout) -> Iterator[Buffer]:

@@ -133,6 +133,16 @@ class Layout:
             return False
         return self.table[layer].gradients is not Tier.GPU or self.shards(layer, from_zero=2)
 
+    def kept_in_gradients(self, layer: int) -> bool:
+        """Whether what the layer keeps lies where its gradients are.
+
+        With one unit a step they are used up before its forward, which waits for the update, and
+        come after its backward.
+        """
+        at = self.table[layer]
+        alike = at.activations is at.gradients is Tier.HOST
+        return alike and self.graph.units == 1 and self.kind(layer).stores_activations
+
     def _updated_elsewhere(self, layer: int) -> bool:
         """Whether rows have their state off the GPU; the CPU updates most of them, if not all."""
         return any(self.pieces[layer, share] for share in Share if share is not Share.GPU)

@@ -7,7 +7,7 @@ from torch's allocator and is kept by entry; the plan's ring sizes bound how muc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from bigplan.runtime.slab import (
     Arena,
     Slab,
     align_up,
+    apart,
     available_disk,
     available_host_memory,
 )
@@ -52,14 +53,34 @@ def is_dynamic(buffer: Buffer) -> bool:
 def static_sizes(program: Program) -> Sizes:
     """What `Memory` allocates for a program."""
     sizes = {Tier.GPU: 0, Tier.HOST: 0, Tier.NVME: 0}
-    for buffer in program.buffers.values():
-        if not is_dynamic(buffer):
-            sizes[buffer.tier] += buffer.count * align_up(buffer.nbytes, _alignment(buffer.tier))
+    for region in _regions(program.buffers):
+        sizes[region[0].tier] += _region_bytes(region)
     return Sizes(sizes[Tier.GPU], sizes[Tier.HOST], sizes[Tier.NVME])
 
 
-def _alignment(tier: Tier) -> int:
-    return DEVICE_ALIGNMENT if tier is Tier.GPU else PAGE
+def _regions(buffers: Mapping[str, Buffer]) -> Iterable[list[Buffer]]:
+    """The static buffers, each with those that begin where it does."""
+    regions: dict[str, list[Buffer]] = {}
+    for buffer in buffers.values():
+        if not is_dynamic(buffer):
+            regions.setdefault(buffer.within or buffer.name, []).append(buffer)
+    return regions.values()
+
+
+def _region_bytes(region: Iterable[Buffer]) -> int:
+    return max(buffer.count * _entry_bytes(buffer) for buffer in region)
+
+
+def _entries(region: Iterable[Buffer]) -> Iterator[tuple[Key, int]]:
+    """All entries with the bytes before them."""
+    for buffer in region:
+        for i in range(buffer.count):
+            yield (buffer.name, i), i * _entry_bytes(buffer)
+
+
+def _entry_bytes(buffer: Buffer) -> int:
+    """Bytes from one entry to the next."""
+    return align_up(buffer.nbytes, DEVICE_ALIGNMENT if buffer.tier is Tier.GPU else PAGE)
 
 
 def check_machine(sizes: Sizes, device: torch.device, scratch: Path, ranks: int) -> None:
@@ -99,21 +120,16 @@ class Memory:
         self._views: dict[tuple[Key, torch.dtype, int, int], Tensor] = {}
         self._extents: dict[Key, int] = {}
         end = 0
-        for buffer in self.buffers.values():
-            if is_dynamic(buffer):
+        for region in _regions(self.buffers):
+            tier, size = region[0].tier, _region_bytes(region)
+            if tier is Tier.NVME:
+                self._extents.update((key, end + start) for key, start in _entries(region))
+                end += size
                 continue
-            for i in range(buffer.count):
-                if buffer.tier is Tier.NVME:
-                    self._extents[buffer.name, i] = end
-                    end += align_up(buffer.nbytes, PAGE)
-                else:
-                    self._places[buffer.name, i] = self._take(buffer)
-
-    def _take(self, buffer: Buffer) -> Tensor:
-        padded = align_up(buffer.nbytes, _alignment(buffer.tier))
-        if buffer.tier is Tier.GPU:
-            return self.arena.take(padded)
-        return self.slab.take(padded)
+            taken = (self.arena if tier is Tier.GPU else self.slab).take(size)
+            for key, start in _entries(region):
+                nbytes = _entry_bytes(self.buffers[key[0]])
+                self._places[key] = apart(taken[start : start + nbytes])
 
     def place(self, key: Key) -> Tensor:
         """The entry's bytes in device or host memory, padding included."""

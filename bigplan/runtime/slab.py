@@ -76,6 +76,15 @@ def typed(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     return buffer[:nbytes].view(dtype).view(list(shape))
 
 
+def apart(piece: Tensor) -> Tensor:
+    """The same bytes with a version counter of their own.
+
+    Pieces are written from several threads, and autograd would take one lane's copy for a change of
+    another lane's tensor.
+    """
+    return piece.data
+
+
 class _Bump:
     """A buffer handed out from its start; `label` names it when it overflows."""
 
@@ -99,9 +108,7 @@ class _Bump:
             "the plan's sizes and the runtime's packing disagree"
         )
         self.used = start + nbytes
-        # `.data` gives every piece a version counter of its own: pieces are written from several
-        # threads, and autograd would take one lane's copy for a change of another lane's tensor.
-        return self.buffer[start : start + nbytes].data
+        return apart(self.buffer[start : start + nbytes])
 
     def close(self) -> None:
         """Drop the buffer; the memory goes when no view of it is left. May be called again."""

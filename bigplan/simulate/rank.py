@@ -41,11 +41,12 @@ class _Ring(NamedTuple):
     first: int
     length: int
     shares: tuple[Share, ...]
+    within: tuple[int, ...]  # the entry in whose memory they are
 
     def entries(self, ref: Ref) -> Sequence[int]:
         """What a ref that does not move uses."""
         if not self.shares:
-            return (self.first + ref.entry % self.length,)
+            return (self.first + ref.entry % self.length, *self.within)
         first = self.first + ref.entry % self.length * len(self.shares)
         if ref.rows:
             return (first + self.shares.index(ref.rows),)
@@ -167,7 +168,8 @@ def _rank(
 ) -> Rank:
     first, rings = 0, dict[str, _Ring]()
     for name, buffer in program.buffers.items():
-        rings[name] = _Ring(first, buffer.count, buffer.shares)
+        within = (rings[buffer.within].first,) if buffer.within else ()
+        rings[name] = _Ring(first, buffer.count, buffer.shares, within)
         first += buffer.count * max(1, len(buffer.shares))
     priced: dict[int, Step] = {}
 
@@ -240,6 +242,7 @@ def _places(
         ring = rings[ref.buffer]
         if ref.moving:
             moving.append((ring.first, ref.entry, ring.length))
+            fixed += ring.within
         else:
             fixed += ring.entries(ref)
     return tuple(fixed), tuple(moving)

@@ -40,6 +40,11 @@ def _counts(
         for recompute in Recompute:
             number = placed.activations.get(recompute, {}).get(tier, 0)
             yield from _valued(stage.policy(kind, recompute, tier), number)
+    lent = placed.gradients.get(Tier.HOST, 0)
+    for recompute in Recompute:  # those that keep the most come first, see layer_table
+        number = min(lent, placed.activations.get(recompute, {}).get(Tier.HOST, 0))
+        yield from _valued(stage.in_gradients(kind, recompute), number)
+        lent -= number
 
 
 def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:

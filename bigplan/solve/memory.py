@@ -199,7 +199,18 @@ def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     on_disk = ring_bytes(stage, kind, "on_disk")
     rows = looked_up_bytes(stage.graph) * stage.looked_up(kind)
     staged = weights + gradients + on_disk + rows
-    return _home_bytes(stage, kind, Tier.HOST) + STAGING * staged
+    return _home_bytes(stage, kind, Tier.HOST) + STAGING * staged - _shared_bytes(stage, kind)
+
+
+def _shared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
+    """What activations need not take in host memory, as they lie in the place of gradients."""
+    held, lent = stage.entries(kind)[0], gradient_bytes(stage, kind)
+    return total(
+        [
+            float(min(lent, held * kind.kept(recompute))) * stage.in_gradients(kind, recompute)
+            for recompute in stage.graph.recomputes
+        ]
+    )
 
 
 def hidden_bytes(stage: StageClass) -> float:

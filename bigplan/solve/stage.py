@@ -166,6 +166,14 @@ class StageClass:
         """Layers' worth of optimizer state in host memory that passes through the GPU."""
         return var(f"{self.name}.{kind.name}.streamed") if self.graph.sizes.state else Linear()
 
+    def in_gradients(self, kind: LayerKind, recompute: Recompute) -> Linear:
+        """Layers of the kind that keep activations so where their gradients are in host memory."""
+        moved = self.policy(kind, recompute, Tier.HOST).terms
+        gradients = self.tensor(kind, "gradients", Tier.HOST).terms
+        if self.graph.units > 1 or not moved or not gradients:
+            return Linear()
+        return var(f"{self.name}.{kind.name}.in_gradients.{recompute}")
+
     def others_on_gpu(self, kind: LayerKind, tensor: str) -> Linear:
         """Layers' worth of rows with `tensor` on the GPU, but not their optimizer state."""
         return self.tensor(kind, tensor, Tier.GPU) - self.tensor(kind, "optimizer", Tier.GPU)
@@ -216,6 +224,8 @@ def variables(stage: StageClass) -> Iterator[Variable]:
         yield from _decided(stage.looked_up(kind), count)
         for recompute, tier in product(Recompute, Tier):
             yield from _decided(stage.policy(kind, recompute, tier), count)
+        for recompute in Recompute:
+            yield from _decided(stage.in_gradients(kind, recompute), count, integer=False)
         for name in SWITCHES:
             yield from _decided(stage.switch(kind, name), 1)
     for name in PASSING:
@@ -245,6 +255,7 @@ def placement_rules(stage: StageClass) -> Iterator[Rule]:
                 yield Rule(f"{where}: the GPU updates rows whose {tensor} it has", on_gpu - limit)
         yield from _streaming_rules(stage, kind, count)
         yield from _look_up_rules(stage, kind, count)
+        yield from _in_gradients_rules(stage, kind)
 
 
 def _streaming_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[Rule]:
@@ -270,6 +281,19 @@ def _look_up_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[R
     for home in homes:
         yield Rule(f"{where}: looked up in host memory", looked_up - home)
     yield Rule(f"{where}: looked up where it can be", total(homes) - float(count) - looked_up)
+
+
+def _in_gradients_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
+    """Only what both are in host memory share it."""
+    where = f"{stage.name}.{kind.name}"
+    shared = {recompute: stage.in_gradients(kind, recompute) for recompute in Recompute}
+    for recompute, layers in shared.items():
+        if layers.terms:
+            moved = stage.policy(kind, recompute, Tier.HOST)
+            yield Rule(f"{where}: {recompute} in place of gradients", layers - moved)
+    if any(layers.terms for layers in shared.values()):
+        gradients = stage.tensor(kind, "gradients", Tier.HOST)
+        yield Rule(f"{where}: in place of gradients", total([*shared.values()]) - gradients)
 
 
 def switch_rules(stage: StageClass) -> Iterator[Rule]:

@@ -60,8 +60,12 @@ class _Contents:
         self._held: dict[str, dict[int, str]] = defaultdict(dict)  # by buffer, then entry
         self._copies: dict[str, set[Key]] = defaultdict(set)
         self._awaits: dict[str, Op] = {}  # contents that are not whole before this collective
+        self._beside: dict[str, list[str]] = defaultdict(list)  # buffers in one and the same memory
         self._lasting: dict[Key, str] = {}
         for buffer in program.buffers.values():
+            if buffer.within:
+                self._beside[buffer.name].append(buffer.within)
+                self._beside[buffer.within].append(buffer.name)
             if is_of("wo", buffer.name):
                 for i in range(buffer.count):
                     name = f"{buffer.name}.{i}" if is_of("o", buffer.name) else buffer.name
@@ -179,6 +183,8 @@ class _Contents:
                 raise fail(self._program, action, f"overwrites gradients {lost}, never used")
         for stale in gone:
             self._drop(stale)
+        for _, other in self._in(self._beside.get(key[0], ())):
+            raise fail(self._program, action, f"{name} overwrites {other}, whose place it shares")
         self._put(key, name)
 
     def _collect(self, action: Action) -> None:
