@@ -6,7 +6,7 @@ when it was last written and when it was last used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from bigplan.cost import Costs
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
 from bigplan.placement import Share
-from bigplan.program import LINKS, Action, Lane, Op, Program, Ref, Repeat, walk
+from bigplan.program import LINKS, PACED, Action, Lane, Op, Program, Ref, Repeat, walk
 from bigplan.simulate.link import Link
 from bigplan.simulate.seconds import action_seconds
 from bigplan.timeline import Event
@@ -33,6 +33,8 @@ Step = tuple[
 ]
 Mail = dict[tuple[str, int], float]  # when a message of a micro-batch has arrived
 LANES = {lane: index for index, lane in enumerate(Lane)}
+PACED_LANES = {LANES[lane] for lane in PACED}
+FORWARDS = len(LANES)  # clocks tell the end of the last forward, too
 
 
 class _Ring(NamedTuple):
@@ -118,12 +120,9 @@ class Rank:
                 reads = (*reads, *[first + (i + number) % n for first, i, n in moving_reads])
             if moving_changes:
                 changes = (*changes, *[first + (i + number) % n for first, i, n in moving_changes])
-            start = clocks[lane]
+            start = max(clocks[lane], clocks[FORWARDS]) if lane in PACED_LANES else clocks[lane]
             if message and action.op is Op.RECV:
-                while (message, number) not in mail:
-                    self.waiting = message, number
-                    yield
-                start = max(start, mail.pop((message, number)))
+                start = max(start, (yield from self._received((message, number))))
             for entry in reads:
                 start = max(start, written[entry])
             for entry in changes:
@@ -134,6 +133,8 @@ class Rank:
                 used[entry] = max(used[entry], end)
             for entry in changes:
                 written[entry] = used[entry] = end
+            if action.op is Op.FORWARD:
+                clocks[FORWARDS] = end
             if message and action.op is Op.SEND:
                 mail[message, number] = end
             if self.events is not None and action.op is not Op.FREE:
@@ -141,6 +142,13 @@ class Rank:
                 self.events.append(
                     Event(*at, number if action.micro_batch >= 0 else -1, start, end)
                 )
+
+    def _received(self, message: tuple[str, int]) -> Generator[None, None, float]:
+        """When the message has arrived."""
+        while message not in self.mail:
+            self.waiting = message
+            yield
+        return self.mail.pop(message)
 
 
 def run(ranks: Sequence[Rank]) -> None:
@@ -195,7 +203,7 @@ def _rank(
         mail=mail,
         events=events,
         links=_links(segments),
-        clocks=[0.0] * len(LANES),
+        clocks=[0.0] * (len(LANES) + 1),
         written=[0.0] * first,
         used=[0.0] * first,
     )
