@@ -74,6 +74,8 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
                 nbytes = -(-nbytes // PAGE) * PAGE
             if nbytes:
                 yield Buffer(f"o{layer}.{share}", share.tier, nbytes, "optimizer", count)
+        if layout.stays(layer):
+            continue
         entries, nbytes = layout.position.held(layer), kept_bytes(layout, layer)
         within = f"g{layer}" if layout.kept_in_gradients(layer) else ""
         yield Buffer(f"a{layer}", at.activations, nbytes, "activations", entries, within=within)

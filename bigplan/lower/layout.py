@@ -143,6 +143,18 @@ class Layout:
         alike = at.activations is at.gradients is Tier.HOST
         return alike and self.graph.units == 1 and self.kind(layer).stores_activations
 
+    def stays(self, layer: int) -> bool:
+        """Whether what the layer keeps stays in the ring that it would leave through.
+
+        The last layer of a ring comes back first, so a ring that holds all its micro-batches need
+        not move them. Not of rings that lead to NVMe, whose saves wait for room in host memory.
+        """
+        group, at = self.graph.strategy.accumulation_group, self.table[layer]
+        name, ring = self.keeps(layer), self.turns["act"]
+        if at.activations is not Tier.HOST or self.users["stage.a", name] or self.slots < group:
+            return False
+        return ring[layer] == self.users["act", name] - 1 and self.position.held(layer) == group
+
     def _updated_elsewhere(self, layer: int) -> bool:
         """Whether rows have their state off the GPU; the CPU updates most of them, if not all."""
         return any(self.pieces[layer, share] for share in Share if share is not Share.GPU)

@@ -89,7 +89,7 @@ def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
 def save(refs: Refs, layer: int) -> Iterator[Action]:
     """Move what the layer keeps of the micro-batch off the GPU."""
     at, nbytes = refs.layout.table[layer].activations, kept_bytes(refs.layout, layer)
-    if at is Tier.GPU:
+    if at is Tier.GPU or refs.layout.stays(layer):
         return
     source = refs.passing(layer, forward=True)
     target = kept(layer) if at is Tier.HOST else refs.staged(layer, forward=True)

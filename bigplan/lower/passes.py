@@ -41,6 +41,11 @@ class Emitter:
     def _group(self) -> int:
         return self.layout.graph.strategy.accumulation_group
 
+    @property
+    def _staying(self) -> set[str]:
+        """Rings with a layer whose activations stay there."""
+        return {self.layout.keeps(i) for i in self.layout.turns["act"] if self.layout.stays(i)}
+
     def forward(self, unit: Unit) -> Iterator[Instruction]:
         """A chunk's layers on all micro-batches of the unit; the last layer's backward included."""
         position = self.layout.position
@@ -74,8 +79,9 @@ class Emitter:
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
         self._fetches = self._fetch_order(layers)
-        for order in self._fetches.values():
-            for item in range(min(ahead, len(order) * self._group)):
+        for name, order in self._fetches.items():
+            free = ahead - (self._group if name in self._staying else 0)
+            for item in range(min(free, len(order) * self._group)):
                 yield from self._fetch(order, item, unit)
         for layer in visiting[:ahead]:
             yield from self._bring(layer, unit)
@@ -171,7 +177,8 @@ class Emitter:
         """Layers whose activations come back in a backward pass, by ring, in its order."""
         order: dict[str, list[int]] = {}
         for layer in layers:
-            if self.layout.table[layer].activations is not Tier.GPU:
+            moved = self.layout.table[layer].activations is not Tier.GPU
+            if moved and not self.layout.stays(layer):
                 order.setdefault(self.layout.keeps(layer), []).append(layer)
         return order
 
@@ -189,10 +196,13 @@ class Emitter:
         behind the load of a layer whose slot is still in use.
         """
         order = self._fetches.get(self.layout.keeps(layer), [])
-        if layer not in order:
+        if self.layout.stays(layer):
+            turn = -1
+        elif layer in order:
+            turn = order.index(layer)
+        else:
             return []
-        item = order.index(layer) * self._group + number + self.layout.slots
-        return list(self._fetch(order, item, unit))
+        return list(self._fetch(order, turn * self._group + number + self.layout.slots, unit))
 
     def _backward_and_gradients(
         self, layer: int, before: list[Action], unit: Unit
@@ -237,6 +247,7 @@ class Emitter:
         rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
         # While fetches are of the layer's own micro-batches, they are alike.
         fetched = layer in self._fetches.get(self.layout.keeps(layer), [])
+        fetched |= self.layout.stays(layer)
         first = int(fresh)
         split = max(first, self._group - self.layout.slots) if fetched else self._group
         ahead = self._fetch_ahead(layer, first, unit)

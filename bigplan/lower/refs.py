@@ -57,13 +57,23 @@ class Refs:
         return self._passing("stage.a", layer, forward=forward)
 
     def _passing(self, ring: str, layer: int, *, forward: bool) -> Ref:
-        """Entries follow each other in the order of the pass, so that a whole ring is ahead."""
+        """Entries follow each other in the order of the pass, so that a whole ring is ahead.
+
+        A backward pass begins with the entries that the forward has left, if these stay.
+        """
         layout, name = self.layout, self.layout.keeps(layer)
         turn = layout.turns[ring][layer]
         if not forward:
-            turn = layout.users[ring, name] - 1 - turn
+            last = layout.users[ring, name] - 1
+            turn = last - turn + (last if self._ring_stays(ring, name) else 0)
         start = turn * layout.graph.strategy.accumulation_group
         return Ref(f"{ring}.{name}", f"a{layer}", start, moving=True)
+
+    def _ring_stays(self, ring: str, name: str) -> bool:
+        layout = self.layout
+        return ring == "act" and any(
+            layout.stays(i) for i in layout.turns[ring] if layout.keeps(i) == name
+        )
 
     def _reads_table(self, layer: int) -> bool:
         graph = self.layout.graph

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
+from bigplan.placement import Tier
 from bigplan.program import ROWS, Action, Ref
 from bigplan.runtime import blocks
 from bigplan.runtime.blocks import Ways
@@ -80,7 +81,14 @@ class Compute:
                 kept.saved = [x]  # the loss layer does all its work in its backward
                 return
             output = self._forward_block(kept, x, action)
+            if self._stays(layer):
+                kept.stay()
         self._leave(action.writes, f"h{layer}", action, output)
+
+    def _stays(self, layer: int) -> bool:
+        """Whether what leaves the GPU elsewhere stays in the ring: then it has no home."""
+        away = self._context.program.layers[layer].activations is not Tier.GPU
+        return away and f"a{layer}" not in self._context.program.buffers
 
     @torch.no_grad()
     def _embedded(self, tokens: Tensor, action: Action) -> Tensor:

@@ -229,14 +229,22 @@ class Kept:
         reserves their bytes and no more: most aligned first, every storage starts at a multiple of
         its own alignment without padding.
         """
-        storages = sorted(self._storages(), key=_alignment, reverse=True)
-        end = 0
+        storages, end = self._leave(), 0
         for storage in storages:
             assert end + storage.numel() <= target.numel(), (
                 f"activations need more than the {target.numel()} bytes that the plan reserved"
             )
             copy(target[end : end + storage.numel()], storage)
             end += storage.numel()
+        return storages
+
+    def stay(self) -> None:
+        """Have the activations in their storages as if they had left and come back."""
+        self.fetched = self._leave()
+
+    def _leave(self) -> list[Tensor]:
+        """Know the activations by their places in storages alone; these, as bytes."""
+        storages = sorted(self._storages(), key=_alignment, reverse=True)
         self.left = [storage.numel() for storage in storages]
         numbers = {storage.data_ptr(): i for i, storage in enumerate(storages)}
         for i, tensor in enumerate(self.saved):

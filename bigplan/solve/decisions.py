@@ -40,11 +40,16 @@ def _counts(
         for recompute in Recompute:
             number = placed.activations.get(recompute, {}).get(tier, 0)
             yield from _valued(stage.policy(kind, recompute, tier), number)
-    lent = placed.gradients.get(Tier.HOST, 0)
+    lent = float(placed.gradients.get(Tier.HOST, 0))
     for recompute in Recompute:  # those that keep the most come first, see layer_table
-        number = min(lent, placed.activations.get(recompute, {}).get(Tier.HOST, 0))
-        yield from _valued(stage.in_gradients(kind, recompute), number)
-        lent -= number
+        tiers = placed.activations.get(recompute, {})
+        left = float(tiers.get(Tier.HOST, 0))
+        room = lent if stage.in_gradients(kind, recompute).terms else 1.0
+        stays = min(left, room, float(not tiers.get(Tier.NVME, 0)))
+        yield from _valued(stage.stays(kind, recompute), stays)
+        shared = min(lent, left) - stays
+        yield from _valued(stage.in_gradients(kind, recompute), shared)
+        lent -= shared + stays
 
 
 def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:

@@ -1,4 +1,7 @@
-"""Memory rows: bytes a class of stages puts on each tier, equal to what its program allocates."""
+"""Memory rows: bytes a class of stages puts on each tier, equal to what its program allocates.
+
+Of host memory no less, where more layers have activations there than gradients.
+"""
 
 from __future__ import annotations
 
@@ -199,16 +202,18 @@ def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
     on_disk = ring_bytes(stage, kind, "on_disk")
     rows = looked_up_bytes(stage.graph) * stage.looked_up(kind)
     staged = weights + gradients + on_disk + rows
-    return _home_bytes(stage, kind, Tier.HOST) + STAGING * staged - _shared_bytes(stage, kind)
+    return _home_bytes(stage, kind, Tier.HOST) + STAGING * staged - _spared_bytes(stage, kind)
 
 
-def _shared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
-    """What activations need not take in host memory, as they lie in the place of gradients."""
+def _spared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
+    """What activations need not take in host memory: in the place of gradients, or in a ring."""
     held, lent = stage.entries(kind)[0], gradient_bytes(stage, kind)
+    each = {recompute: held * kind.kept(recompute) for recompute in stage.graph.recomputes}
     return total(
         [
-            float(min(lent, held * kind.kept(recompute))) * stage.in_gradients(kind, recompute)
-            for recompute in stage.graph.recomputes
+            min(lent, nbytes) * stage.in_gradients(kind, recompute)
+            + nbytes * stage.stays(kind, recompute)
+            for recompute, nbytes in each.items()
         ]
     )
 

@@ -174,6 +174,25 @@ class StageClass:
             return Linear()
         return var(f"{self.name}.{kind.name}.in_gradients.{recompute}")
 
+    def stays(self, kind: LayerKind, recompute: Recompute) -> Linear:
+        """Whether activations of a layer that recomputes so stay in their ring, with no home."""
+        if not self.policy(kind, recompute, Tier.HOST).terms or not self._rings_hold_a_layer:
+            return Linear()
+        return var(f"{self.name}.{kind.name}.stays.{recompute}")
+
+    def staying(self, kind: LayerKind, recompute: Recompute) -> Linear:
+        """The same by the rings alone."""
+        if not self.stays(kind, recompute).terms:
+            return Linear()
+        passing, on_disk = (self.switch(kind, f"{s}.{recompute}") for s in ("passing", "on_disk"))
+        return passing - on_disk
+
+    @property
+    def _rings_hold_a_layer(self) -> bool:
+        """Whether a ring holds a whole layer, whose backward may follow its forward."""
+        group, units = self.graph.strategy.accumulation_group, self.graph.in_flight_units
+        return self.most.slots >= group and units(self.stages[0]) == 1
+
     def others_on_gpu(self, kind: LayerKind, tensor: str) -> Linear:
         """Layers' worth of rows with `tensor` on the GPU, but not their optimizer state."""
         return self.tensor(kind, tensor, Tier.GPU) - self.tensor(kind, "optimizer", Tier.GPU)
@@ -226,6 +245,7 @@ def variables(stage: StageClass) -> Iterator[Variable]:
             yield from _decided(stage.policy(kind, recompute, tier), count)
         for recompute in Recompute:
             yield from _decided(stage.in_gradients(kind, recompute), count, integer=False)
+            yield from _decided(stage.stays(kind, recompute), 1, integer=False)
         for name in SWITCHES:
             yield from _decided(stage.switch(kind, name), 1)
     for name in PASSING:
@@ -255,7 +275,7 @@ def placement_rules(stage: StageClass) -> Iterator[Rule]:
                 yield Rule(f"{where}: the GPU updates rows whose {tensor} it has", on_gpu - limit)
         yield from _streaming_rules(stage, kind, count)
         yield from _look_up_rules(stage, kind, count)
-        yield from _in_gradients_rules(stage, kind)
+        yield from _no_home_rules(stage, kind)
 
 
 def _streaming_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[Rule]:
@@ -283,17 +303,24 @@ def _look_up_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[R
     yield Rule(f"{where}: looked up where it can be", total(homes) - float(count) - looked_up)
 
 
-def _in_gradients_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
-    """Only what both are in host memory share it."""
-    where = f"{stage.name}.{kind.name}"
-    shared = {recompute: stage.in_gradients(kind, recompute) for recompute in Recompute}
-    for recompute, layers in shared.items():
-        if layers.terms:
+def _no_home_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
+    """Activations in host memory lie in the place of gradients there, and of a layer in no place.
+
+    The layer in no place may be one with gradients in host memory.
+    """
+    where, every = f"{stage.name}.{kind.name}", list[Linear]()
+    for recompute in stage.graph.recomputes:
+        shared, stays = stage.in_gradients(kind, recompute), stage.stays(kind, recompute)
+        every += [shared, stays] if shared.terms else []
+        if (shared + stays).terms:
             moved = stage.policy(kind, recompute, Tier.HOST)
-            yield Rule(f"{where}: {recompute} in place of gradients", layers - moved)
-    if any(layers.terms for layers in shared.values()):
+            yield Rule(f"{where}: {recompute} without a home", shared + stays - moved)
+        if stays.terms:
+            on_disk = stage.switch(kind, f"on_disk.{recompute}")
+            yield Rule(f"{where}: {recompute} stays in its ring", stays + on_disk - 1.0)
+    if every:
         gradients = stage.tensor(kind, "gradients", Tier.HOST)
-        yield Rule(f"{where}: in place of gradients", total([*shared.values()]) - gradients)
+        yield Rule(f"{where}: in place of gradients", total(every) - gradients)
 
 
 def switch_rules(stage: StageClass) -> Iterator[Rule]:

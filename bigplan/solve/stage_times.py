@@ -135,6 +135,16 @@ class StageTimes:
         return self._activations(AWAY)
 
     @cached_property
+    def moved(self) -> Linear:
+        """Of these what does not stay in its ring."""
+        stay = [
+            self.group * k.kept(recompute) * self.stage.staying(k, recompute)
+            for k, _ in self.inner
+            for recompute in self.stage.graph.recomputes
+        ]
+        return self.saves - total(stay)
+
+    @cached_property
     def disk_saves(self) -> Linear:
         """Activations to NVMe, or back."""
         return self._activations((Tier.NVME,))

@@ -86,15 +86,15 @@ def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
     unit's other micro-batches.
     """
     name, rates, stage = times.stage.name, times.costs.rates, times.stage
-    pair, saves = f"{name}.P", times.saves
+    pair, moved = f"{name}.P", times.moved
     yield AtLeast(pair, var(f"{name}.F") + var(f"{name}.B"))
     same_unit = stage.graph.in_flight_units(stage.stages[-1]) == 1
     slots, staged = stage.most.slots, STAGING
     if len(stage.graph.recomputes) == 1:
         others = times.group - 1 if same_unit else slots
         slots, staged = min(slots - 1, others), min(STAGING - 1, others)
-    out = (1 / rates.d2h) * (saves - times.entries("passing", slots))
-    yield AtLeast(pair, out + (1 / rates.h2d) * saves)
+    out = (1 / rates.d2h) * (moved - times.entries("passing", slots))
+    yield AtLeast(pair, out + (1 / rates.h2d) * moved)
     on_disk = times.disk_saves
     written = on_disk - times.entries("on_disk", staged)
     yield AtLeast(pair, (1 / rates.nvme_write) * written + (1 / rates.nvme_read) * on_disk)
@@ -233,7 +233,7 @@ def _after_first_forward(times: StageTimes) -> Iterator[Linear]:
     rates, units, stage = times.costs.rates, times.units, times.stage
     away = times.gradients(AWAY)
     if stage.graph.strategy.pp == 1:
-        yield (1 / rates.d2h) * (units * (away + times.rows) + (units - 1) * times.saves)
+        yield (1 / rates.d2h) * (units * (away + times.rows) + (units - 1) * times.moved)
         yield (3 * (units - 1) / rates.host_memory) * away
 
 
@@ -259,7 +259,8 @@ def lane_rows(times: StageTimes) -> Iterator[AtLeast]:
 def _passes_by_lane(times: StageTimes, *, held: bool = True) -> dict[str, Linear]:
     """Seconds of a step's passes and gradients by lane; what slots have `held` is not moved."""
     stage, rates, units = times.stage, times.costs.rates, times.units
-    kinds, saves, on_disk = list(stage.kinds), times.saves, times.disk_saves
+    kinds, on_disk = list(stage.kinds), times.disk_saves
+    saves = times.moved if held else times.saves
     disk_gradients = times.gradients((Tier.NVME,))
     loads, reads = (
         _weights_in_step(times, which, held=held) for which in (times.loads, times.weight_reads)

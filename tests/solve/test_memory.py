@@ -47,9 +47,24 @@ def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
             chunks = sum(b.count for b in _chunks(program))
             widest = 4 * case.graph.sizes.state
             assert expected - 1e-6 <= allocated <= expected + chunks * (widest + PAGE)
+        elif row.tier is Tier.HOST and _without_gradients(case, stage):
+            assert allocated <= expected + 1e-5
         else:
             # Products of floats: shares and GiB round by 1e-16 of the bytes they stand for.
             assert allocated == pytest.approx(expected, rel=1e-12, abs=1e-5)
+
+
+def _without_gradients(case: Case, stage: StageClass) -> bool:
+    """Whether more layers' activations than gradients are in host memory.
+
+    Then it depends on the layers' order whether what stays in a ring could lie in their place.
+    """
+    kinds = case.placement.stages[stage.stages[0]].kinds.values()
+    away = [
+        (sum(tiers.get(Tier.HOST, 0) for tiers in kind.activations.values()), kind.gradients)
+        for kind in kinds
+    ]
+    return case.graph.units == 1 and any(n > g.get(Tier.HOST, 0) for n, g in away)
 
 
 def _chunks(program: Program) -> list[Buffer]:
