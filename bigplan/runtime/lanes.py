@@ -69,7 +69,6 @@ class Done:
     ended_at: float = 0.0
     start: torch.cuda.Event | None = None
     end: torch.cuda.Event | None = None
-    span: tuple[float, float] | None = None  # seconds of its step from which and to which it ran
     _error: BaseException | None = field(default=None, init=False)
     _gate: threading.Lock = field(default_factory=_closed, init=False)
 
@@ -106,20 +105,11 @@ class Clock:
         torch.cuda.synchronize(device)
         return cls(time.perf_counter(), _mark(torch.cuda.current_stream(device)))
 
-    def watch(self, actions: Iterable[Done]) -> None:
-        """Wait until all have run, and read each one's times while later ones still run.
-
-        Read when all have, they took 20 ms of a step of 1,100 actions (H200, benchmarks/LOG.md).
-        """
-        for done in actions:
-            if done.wait() is None and done.span is None:
-                done.span = self._span(done)
-
-    def _span(self, done: Done) -> tuple[float, float]:
+    def span(self, done: Done) -> tuple[float, float]:
+        """Seconds from zero at which the action started and ended."""
         if done.start is None or done.end is None or self.device is None:
             # A checkpoint's action may have begun, and ended, before this step did.
             return max(0.0, done.started_at - self.host), max(0.0, done.ended_at - self.host)
-        done.end.synchronize()
         start, end = (self.device.elapsed_time(e) / 1e3 for e in (done.start, done.end))
         return start, end
 
@@ -224,17 +214,28 @@ class Lanes:
             pool.shutdown()
 
 
+def last_of_lanes(actions: Iterable[Done]) -> Iterable[Done]:
+    """The last action of every lane: once it has run, all have."""
+    return {done.action.lane: done for done in actions}.values()
+
+
 def finish(actions: list[Done], clock: Clock, stage: int) -> Timeline:
-    """Wait for a step's actions; raises the first error once none of them runs any more."""
-    clock.watch(actions)
+    """Wait for a step's actions; raises the first error once none of them runs any more.
+
+    Times are read in the order of the actions, most of them while the device still runs the last:
+    read after these they took 20 ms of a step of 1,100 actions (H200, benchmarks/LOG.md).
+    """
+    for done in last_of_lanes(actions):
+        done.wait()
     for done in actions:
         done.check()
-    events = tuple(_event(done, stage) for done in actions)
+    events = tuple(_event(done, clock, stage) for done in actions)
     return Timeline(events, max((event.end for event in events), default=0.0))
 
 
-def _event(done: Done, stage: int) -> Event:
-    assert done.span is not None, "watch() reads the times of all that have run"
+def _event(done: Done, clock: Clock, stage: int) -> Event:
+    if done.end is not None:
+        done.end.synchronize()
     action = done.action
     at = stage, action.lane.value, action.op.value, action.layer, action.micro_batch
-    return Event(*at, *done.span)
+    return Event(*at, *clock.span(done))
