@@ -202,7 +202,8 @@ def layer_table(
     if frugal_first:
         policies = _assign(dict(reversed(kept.items())), list(range(count)))
     else:
-        policies = _assign(kept, sorted(order, key=lambda i: gradients[i] is not Tier.HOST))
+        backwards = order[::-1]  # its first layers, which the GPU updates, come last
+        policies = _assign(kept, sorted(backwards, key=lambda i: gradients[i] is not Tier.HOST))
     rows = _row_fractions(placement, parameters, gradients)
     return tuple(
         LayerPlacement(

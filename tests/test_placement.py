@@ -54,6 +54,9 @@ def test_the_table_has_the_counts_and_nests_what_is_on_the_gpu(data: st.DataObje
     assert streamed == pytest.approx(placement.streamed, abs=1e-9)
     both = sum(at.parameters is at.gradients is Tier.GPU for at in table)
     assert both == min(placement.parameters[Tier.GPU], placement.gradients[Tier.GPU])
+    both = sum(at.gradients is at.activations is Tier.HOST for at in table)
+    on_host = sum(at.activations is Tier.HOST for at in table)
+    assert both == min(placement.gradients[Tier.HOST], on_host)
     for at in table:
         assert at.visits == (at.parameters is not Tier.GPU)
         if at.rows[Share.GPU] > 0:

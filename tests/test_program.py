@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +87,37 @@ def test_rows_of_other_shares_do_not_wait_for_each_other() -> None:
         order.add(Action(Op.UPDATE, Lane.CPU, 0, reads=(by_cpu,))),
     ]
     assert waits == [set(), set(), {0}, {1, 2}, {1, 3}, {2, 3, 4}, {5}]
+
+
+def test_what_begins_in_the_memory_of_another_takes_turns_with_it() -> None:
+    home = Buffer("g1", Tier.HOST, 10, "gradients")
+    kept = Buffer("a1", Tier.HOST, 8, "activations", 2, within="g1")
+    buffers = {"g1": home, "a1": kept, "w1": Buffer("w1", Tier.HOST, 5, "parameters")}
+    gradients, activations = Ref("g1", "g1"), Ref("a1", "a1", moving=True)
+    order = Dependencies(buffers)
+    waits = [
+        order.add(Action(Op.UPDATE, Lane.CPU, 1, (gradients,))),
+        order.add(Action(Op.SAVE, Lane.D2H, 1, writes=(activations,), micro_batch=0)),
+        order.add(Action(Op.SAVE, Lane.D2H, 1, writes=(activations,), micro_batch=1)),
+        order.add(Action(Op.FETCH, Lane.H2D, 1, (activations,), (), (activations,), 0, 0)),
+        order.add(Action(Op.GRAD_OUT, Lane.D2H, 1, writes=(gradients,))),
+    ]
+    assert waits == [set(), {0}, {1}, {1, 2}, {3}]
+    program = Program(0, buffers, {}, (), (), ())
+    assert [program.added_bytes(b) for b in buffers.values()] == [10, 6, 5]
+    assert program.bytes_by_tier()[Tier.HOST] == 21
+    less = Program(0, buffers | {"a1": replace(kept, count=1)}, {}, (), (), ())
+    assert less.bytes_by_tier()[Tier.HOST] == 15
+
+
+def test_chunks_of_state_go_no_further_ahead_of_the_forward_than_the_program_has_them() -> None:
+    arrival = Action(Op.STATE_IN, Lane.STATE_IN, 5)
+    kept = Ref("ring", "a0", moving=True)
+    forwards = [_forward(m)._replace(writes=(kept,)) for m in range(2)]
+    save = Action(Op.SAVE, Lane.D2H, 0, (kept,), (), (kept,), micro_batch=1)
+    order = Dependencies(BUFFERS)
+    actions = [arrival, *forwards, arrival, save, _forward(0, 1), arrival]
+    assert [order.add(a) for a in actions] == [set(), set(), set(), set(), {2}, set(), {2}]
 
 
 ROWS = st.sampled_from((None, Share.STREAMED, Share.HOST))

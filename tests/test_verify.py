@@ -441,6 +441,16 @@ def _rejected(case: Case, programs: list[Program], stage: int, broken: Program) 
         verify(changed, case.graph, ROOMY, 1)
 
 
+def test_activations_may_not_overwrite_gradients_that_are_still_needed() -> None:
+    graph = toy_graph(blocks=2, units=1)
+    programs = lower(graph, _placement(graph))
+    assert programs[0].buffers["a1"].within == "g1"
+    verify(programs, graph, ROOMY, 1)
+    kept = tuple(a for a in expand(programs[0].step) if a.op is not Op.FREE or a.layer != 1)
+    with pytest.raises(VerificationError, match=r"a1\[0\] overwrites g1, whose place it shares"):
+        verify([replace(programs[0], step=kept)], graph, ROOMY, 1)
+
+
 @pytest.mark.parametrize("tier", Tier)
 def test_over_capacity_by_one_byte(tier: Tier) -> None:
     programs = lower(

@@ -34,7 +34,7 @@ Step = tuple[
 Mail = dict[tuple[str, int], float]  # when a message of a micro-batch has arrived
 LANES = {lane: index for index, lane in enumerate(Lane)}
 PACED_LANES = {LANES[lane] for lane in PACED}
-FORWARDS = len(LANES)  # clocks tell the end of the last forward, too
+PACE = len(LANES)  # clocks tell the end of the last forward whose activations leave, too
 
 
 class _Ring(NamedTuple):
@@ -120,7 +120,7 @@ class Rank:
                 reads = (*reads, *[first + (i + number) % n for first, i, n in moving_reads])
             if moving_changes:
                 changes = (*changes, *[first + (i + number) % n for first, i, n in moving_changes])
-            start = max(clocks[lane], clocks[FORWARDS]) if lane in PACED_LANES else clocks[lane]
+            start = max(clocks[lane], clocks[PACE]) if lane in PACED_LANES else clocks[lane]
             if message and action.op is Op.RECV:
                 start = max(start, (yield from self._received((message, number))))
             for entry in reads:
@@ -128,13 +128,13 @@ class Rank:
             for entry in changes:
                 start = max(start, used[entry])
             link = links.get(lane)
+            if action.op is Op.SAVE:
+                clocks[PACE] = max(written[entry] for entry in reads)
             clocks[lane] = end = start + seconds if link is None else link.take(start, seconds)
             for entry in reads:
                 used[entry] = max(used[entry], end)
             for entry in changes:
                 written[entry] = used[entry] = end
-            if action.op is Op.FORWARD:
-                clocks[FORWARDS] = end
             if message and action.op is Op.SEND:
                 mail[message, number] = end
             if self.events is not None and action.op is not Op.FREE:

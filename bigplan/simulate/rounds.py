@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigplan.program import Op
-from bigplan.simulate.rank import FORWARDS, Mail, Rank, run
+from bigplan.simulate.rank import PACE, Mail, Rank, run
 
 SAME = 1e-9  # two shifts this close, relative to the shift, are equal
 ROUNDS = 8  # fewer repetitions are played one by one,
@@ -47,7 +47,7 @@ class _Steady:
         return cls(
             rank,
             segment.stride,
-            [*sorted({step[0] for step in steps}), FORWARDS],
+            [*sorted({step[0] for step in steps}), PACE],
             sorted(changed),
             sorted(changed | {e for step in steps for e in step[2]}),
             ring,

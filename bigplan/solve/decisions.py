@@ -40,16 +40,25 @@ def _counts(
         for recompute in Recompute:
             number = placed.activations.get(recompute, {}).get(tier, 0)
             yield from _valued(stage.policy(kind, recompute, tier), number)
-    lent = float(placed.gradients.get(Tier.HOST, 0))
+    yield from _without_home(stage, kind, placed)
+
+
+def _without_home(
+    stage: StageClass, kind: LayerKind, placed: KindPlacement
+) -> Iterator[tuple[str, float]]:
+    """Layers whose activations stay in their ring, or lie in the place of gradients."""
+    lent = placed.gradients.get(Tier.HOST, 0)
     for recompute in Recompute:  # those that keep the most come first, see layer_table
         tiers = placed.activations.get(recompute, {})
-        left = float(tiers.get(Tier.HOST, 0))
-        room = lent if stage.in_gradients(kind, recompute).terms else 1.0
-        stays = min(left, room, float(not tiers.get(Tier.NVME, 0)))
-        yield from _valued(stage.stays(kind, recompute), stays)
-        shared = min(lent, left) - stays
-        yield from _valued(stage.in_gradients(kind, recompute), shared)
-        lent -= shared + stays
+        left = tiers.get(Tier.HOST, 0)
+        shares, stays = stage.in_gradients(kind, recompute), stage.stays(kind, recompute)
+        staying = int(bool(stays.terms)) if left and not tiers.get(Tier.NVME, 0) else 0
+        if shares.terms:
+            staying = min(staying, lent)
+            sharing = min(lent, left) - staying
+            lent -= staying + sharing
+            yield from _valued(shares, sharing)
+        yield from _valued(stays, staying)
 
 
 def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:

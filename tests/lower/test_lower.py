@@ -132,6 +132,36 @@ def test_a_streamed_layer_on_disk_passes_through_host_and_slot() -> None:
     assert again == {0: Recompute.NONE, 1: Recompute.FULL, 2: Recompute.NONE}
 
 
+def test_the_last_layer_of_a_ring_stays_there() -> None:
+    graph = toy_graph(Strategy(dp=1, accumulation_group=2), blocks=3, units=1)
+    away = kind_placement(3, Tier.HOST, Tier.HOST, (Recompute.FULL, Tier.HOST), Tier.HOST)
+
+    def moves(slots: int, units: int = 1) -> list[str]:
+        several = replace(graph, micro_batches=2 * units)
+        (program,) = lower(several, placed(several, slots, block=away))
+        verify((program,), several, ROOMY, 1)
+        homes = [f"a{i}" for i in (1, 2, 3) if f"a{i}" in program.buffers]
+        shared = [name for name in homes if program.buffers[name].within]
+        assert homes == (["a1", "a2", "a3"] if slots == 1 else ["a1", "a2"])
+        assert shared == (homes if units == 1 else [])
+        ops = (Op.SAVE, Op.FETCH)
+        return [f"{a.op} {a.layer}.{a.micro_batch}" for a in expand(program.step) if a.op in ops]
+
+    saves = ["save 1.0", "save 1.1", "save 2.0", "save 2.1"]
+    fetches = ["fetch 2.0", "fetch 2.1", "fetch 1.0", "fetch 1.1"]
+    assert moves(3) == moves(2) == [*saves, *fetches]
+    assert moves(1) == [*saves, "save 3.0", "save 3.1", "fetch 3.0", "fetch 3.1", *fetches]
+    assert len(moves(3, units=4)) == 4 * 8
+
+
+def test_what_leads_to_nvme_leaves_its_ring() -> None:
+    graph = toy_graph(blocks=2, units=1)
+    ways = {Recompute.FULL: {Tier.HOST: 1, Tier.NVME: 1}}
+    block = kind_placement(2).model_copy(update={"activations": ways})
+    (program,) = lower(graph, placed(graph, block=block))
+    assert [a.layer for a in expand(program.step) if a.op is Op.SAVE] == [1, 2]
+
+
 def test_rows_of_a_table_on_the_host_move_alone() -> None:
     """Neither the table nor a sum of its gradients is ever on the GPU."""
     group = Strategy(dp=1, accumulation_group=2)

@@ -132,6 +132,23 @@ def test_activations_come_back_in_the_pages_that_were_reserved(
     _same(layer.gradients(kept), layer.plain())
 
 
+@given(layers(), st.sampled_from(GRAPHS))
+@settings(max_examples=10, derandomize=True, deadline=None)
+def test_activations_that_stay_leave_their_storages_to_the_next(
+    layer: _Layer, recompute: Recompute
+) -> None:
+    kept = layer.record(recompute)
+    kept.stay()
+    assert not any(isinstance(saved, Tensor) for saved in kept.saved)
+    storages = kept.fetched
+    _same(layer.gradients(kept), layer.plain())
+    other, reserved = layer.record(recompute), aligned_empty(layer.kind.kept(recompute))
+    other.move_out(reserved)
+    other.fetch(reserved, storages, torch.device("cpu"))
+    assert other.fetched is storages
+    _same(layer.gradients(other), layer.plain())
+
+
 def test_activations_that_fill_their_pages_exactly_need_no_padding() -> None:
     """Statistics of an odd number of tokens are no multiple of 16 bytes, and pages may be full."""
     model = tiny_model(max_sequence_length=4096)

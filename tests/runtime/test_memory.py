@@ -13,17 +13,18 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.errors import InputError, PreflightError
+from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower_stage
 from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
-from bigplan.program import Program
+from bigplan.program import Op, Program, expand
 from bigplan.runtime import memory
-from bigplan.runtime.memory import Sizes, check_machine, is_dynamic, static_sizes
+from bigplan.runtime.memory import Memory, Sizes, check_machine, is_dynamic, static_sizes
 from bigplan.runtime.slab import DEVICE_ALIGNMENT, PAGE
 from bigplan.runtime.worker import Worker
 from bigplan.spec.training import Validation
-from tests.runtime.harness import context_of, started
+from tests.runtime.harness import check, context_of, execute, started
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
 from tests.toys import kind_placement
 
@@ -84,11 +85,63 @@ def test_entries_do_not_overlap(plan: Plan) -> None:
             buffer = store.buffers[key[0]]
             assert place.numel() >= buffer.nbytes
             assert place.data_ptr() % (DEVICE_ALIGNMENT if buffer.tier is Tier.GPU else PAGE) == 0
+        _take_apart(store)
         spans = [(p.data_ptr(), p.data_ptr() + p.numel()) for p in store._places.values()]
         spans = sorted(span for span in spans if span[0] < span[1])
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
         extents = sorted((s, s + store.buffers[key[0]].nbytes) for key, s in store._extents.items())
         assert all(a[1] <= b[0] for a, b in pairwise(extents))
+
+
+def _take_apart(store: Memory) -> None:
+    """Of buffers in one and the same memory leave the larger, which holds the other's first bytes.
+
+    Entries of the other follow each other from its start.
+    """
+    for buffer in list(store.buffers.values()):
+        if buffer.within:
+            lent, *others = (
+                store._places[buffer.within, 0],
+                *(store._places[buffer.name, i] for i in range(buffer.count)),
+            )
+            assert [p.data_ptr() for p in others] == [
+                lent.data_ptr() + i * others[0].numel() for i in range(buffer.count)
+            ]
+            if buffer.count * others[0].numel() > lent.numel():
+                del store._places[buffer.within, 0]
+            else:
+                for i in range(buffer.count):
+                    del store._places[buffer.name, i]
+
+
+def test_activations_lie_where_their_gradients_do() -> None:
+    with started(_offloaded(slots=1)) as worker:
+        store = context_of(worker).memory
+        assert store.buffers["a1"].within == "g1"
+        assert store.place(("a1", 0)).data_ptr() == store.place(("g1", 0)).data_ptr()
+
+
+def _offloaded(slots: int) -> Plan:
+    """Two blocks that are at home in host memory, two micro-batches a step, which pass together."""
+    away = kind_placement(2, Tier.HOST, Tier.HOST, (Recompute.NONE, Tier.HOST), Tier.HOST)
+    placement = placed(slots, embedding=kind_placement(1), block=away, head=kind_placement(1))
+    strategy = Strategy(dp=1, accumulation_group=2)
+    return plan_of(tiny_model(), tiny_training(2, clip_norm=0.5), strategy, placement)
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_offloaded_activations_train_as_a_plain_loop_does(recompute: Recompute, slots: int) -> None:
+    """With 2 slots the ring holds the last layer, with 3 an entry more, with 1 nothing."""
+    plan = _offloaded(slots)
+    stage = plan.placement.stages[0]
+    block = stage.kinds["block"].model_copy(update={"activations": {recompute: {Tier.HOST: 2}}})
+    stage = stage.model_copy(update={"kinds": {**stage.kinds, "block": block}})
+    placement = plan.placement.model_copy(update={"stages": (stage,)})
+    plan = plan.model_copy(update={"placement": placement})
+    moved = [a.layer for a in expand(_program(plan).step) if a.op is Op.SAVE]
+    assert moved == ([1, 1, 2, 2] if slots == 1 else [1, 1])
+    check(plan, execute(plan))
 
 
 def _available(monkeypatch: pytest.MonkeyPatch, host: int = ROOMY, disk: int = ROOMY) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
+from operator import mul
+
+import pytest
 
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement
 from bigplan.solve.candidate import (
-    SPARED,
+    PREMIUM,
+    REACHED,
     SURCHARGES,
     Candidate,
     Trial,
     Workload,
+    expected_seconds,
     resolve,
     try_out,
     with_cpu_to_spare,
@@ -38,28 +42,43 @@ def _trial() -> Trial:
     return found
 
 
-def _hindered(candidate: Candidate, placement: Placement) -> float:
-    """Seconds with a CPU that is slower by SPARED."""
-    rates = candidate.costs.rates
-    slower = replace(rates, cpu_update=(1 - SPARED) * rates.cpu_update)
-    found = try_out(replace(candidate, costs=replace(candidate.costs, rates=slower)), placement)
-    assert found is not None
-    return found.seconds
+def _streamed(trial: Trial) -> float:
+    return sum(kind.streamed for kind in trial.placement.stages[0].kinds.values())
 
 
-def test_the_streamed_part_is_chosen_for_a_slower_cpu_too() -> None:
+def test_plans_are_chosen_for_a_slower_cpu_too() -> None:
     trial = _trial()
     spared = with_cpu_to_spare(trial, ())
-    before, after = (
-        sum(kind.streamed for kind in found.placement.stages[0].kinds.values())
-        for found in (trial, spared)
-    )
-    assert before > 0 < after != before
-    assert spared.seconds <= trial.seconds * (1 + GAP)
-    both = [t.seconds + _hindered(t.candidate, t.placement) for t in (trial, spared)]
-    assert both[1] < both[0] * (1 - GAP)
+    assert 0 < _streamed(trial) != _streamed(spared) > 0
+    assert spared.candidate is trial.candidate
+    assert spared.seconds < trial.seconds * (1 + PREMIUM)
+    assert expected_seconds(spared) < expected_seconds(trial) * (1 - GAP)
     # As valid as any: what was changed is checked once more.
     assert Placement.model_validate(spared.placement.model_dump()) == spared.placement
+
+
+def test_what_is_expected_is_the_mean_over_what_the_cpu_may_reach() -> None:
+    trial, parts = _trial(), [part for _, part in REACHED]
+    assert sum(parts) == pytest.approx(1.0)
+    each = []
+    for reached, _ in REACHED:
+        slower = trial.candidate.hindered(reached)
+        was, now = (c.costs.rates.cpu_update for c in (trial.candidate, slower))
+        assert now == pytest.approx(reached * was)
+        found = try_out(slower, trial.placement)
+        assert found is not None
+        each.append(found.seconds)
+    assert each[0] == trial.seconds <= each[1] <= each[2]
+    assert expected_seconds(trial) == pytest.approx(sum(map(mul, parts, each)))
+
+
+def test_a_plan_that_the_cpu_does_not_hold_up_stays() -> None:
+    nodes = find_cluster("h200-1x").group
+    candidate = Candidate.of(Workload(MODEL, TRAINING, nodes), Strategy(dp=1))
+    found = resolve(candidate, [(SURCHARGES[0], ROOMY)], ())
+    assert found is not None
+    assert not found.moves
+    assert with_cpu_to_spare(found, ()) is found
 
 
 def test_the_fraction_that_is_streamed_may_be_pinned() -> None:

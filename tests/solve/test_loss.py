@@ -62,7 +62,7 @@ def test_what_the_search_prices_is_below_every_chunk(strategy: Strategy) -> None
 
 
 def test_memory_decides() -> None:
-    roomy, tight = _plan(141_000), _plan(16_000)
+    roomy, tight = _plan(141_000), _plan(15_000)
     assert roomy.placement.loss_chunk == 8192
     assert tight.placement.loss_chunk < 8192
     for plan in (roomy, tight):
