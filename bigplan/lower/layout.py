@@ -42,6 +42,7 @@ class Layout:
     visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
     turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
     users: Counter[tuple[str, str]] = field(init=False)  # layers that use a ring of activations
+    staying: dict[str, int] = field(init=False)  # by such a ring: the layer that does not leave it
     pieces: dict[tuple[int, Share], int] = field(init=False)  # elements
     first_chunks: dict[tuple[int, Share], int] = field(init=False)  # by the layers before
 
@@ -64,6 +65,7 @@ class Layout:
         object.__setattr__(self, "turns", turns)
         each = ((ring, self.keeps(i)) for ring in ("act", "stage.a") for i in turns[ring])
         object.__setattr__(self, "users", Counter(each))
+        object.__setattr__(self, "staying", self._staying())
 
     def _pieces(self) -> dict[tuple[int, Share], int]:
         elements: dict[tuple[object, ...], int] = {}
@@ -143,17 +145,25 @@ class Layout:
         alike = at.activations is at.gradients is Tier.HOST
         return alike and self.graph.units == 1 and self.kind(layer).stores_activations
 
-    def stays(self, layer: int) -> bool:
-        """Whether what the layer keeps stays in the ring that it would leave through.
+    def _staying(self) -> dict[str, int]:
+        """The last layer of a ring comes back first: it stays if the ring holds its micro-batches.
 
-        The last layer of a ring comes back first, so a ring that holds all its micro-batches need
-        not move them. Not of rings that lead to NVMe, whose saves wait for room in host memory.
+        Not of rings that lead to NVMe, whose saves wait for room in host memory, nor where other
+        units' micro-batches come in between.
         """
-        group, at = self.graph.strategy.accumulation_group, self.table[layer]
-        name, ring = self.keeps(layer), self.turns["act"]
-        if at.activations is not Tier.HOST or self.users["stage.a", name] or self.slots < group:
-            return False
-        return ring[layer] == self.users["act", name] - 1 and self.position.held(layer) == group
+        group = self.graph.strategy.accumulation_group
+        if self.slots < group:
+            return {}
+        last = {self.keeps(layer): layer for layer in self.turns["act"]}
+        return {
+            ring: layer
+            for ring, layer in last.items()
+            if not self.users["stage.a", ring] and self.position.held(layer) == group
+        }
+
+    def stays(self, layer: int) -> bool:
+        """Whether what the layer keeps stays in the ring that it would leave through."""
+        return layer in self.staying.values()
 
     def _updated_elsewhere(self, layer: int) -> bool:
         """Whether rows have their state off the GPU; the CPU updates most of them, if not all."""

@@ -41,11 +41,6 @@ class Emitter:
     def _group(self) -> int:
         return self.layout.graph.strategy.accumulation_group
 
-    @property
-    def _staying(self) -> set[str]:
-        """Rings with a layer whose activations stay there."""
-        return {self.layout.keeps(i) for i in self.layout.turns["act"] if self.layout.stays(i)}
-
     def forward(self, unit: Unit) -> Iterator[Instruction]:
         """A chunk's layers on all micro-batches of the unit; the last layer's backward included."""
         position = self.layout.position
@@ -80,7 +75,7 @@ class Emitter:
         ahead = self.layout.slots
         self._fetches = self._fetch_order(layers)
         for name, order in self._fetches.items():
-            free = ahead - (self._group if name in self._staying else 0)
+            free = ahead - (self._group if name in self.layout.staying else 0)
             for item in range(min(free, len(order) * self._group)):
                 yield from self._fetch(order, item, unit)
         for layer in visiting[:ahead]:
@@ -195,14 +190,17 @@ class Emitter:
         The whole ring is ahead: a fetch that was issued only before its backward would wait
         behind the load of a layer whose slot is still in use.
         """
-        order = self._fetches.get(self.layout.keeps(layer), [])
-        if self.layout.stays(layer):
-            turn = -1
-        elif layer in order:
-            turn = order.index(layer)
-        else:
+        turn, order = self._fetch_turn(layer), self._fetches.get(self.layout.keeps(layer), [])
+        if turn is None:
             return []
         return list(self._fetch(order, turn * self._group + number + self.layout.slots, unit))
+
+    def _fetch_turn(self, layer: int) -> int | None:
+        """Its place among the layers fetched through its ring, -1 if it stays; or it has none."""
+        order = self._fetches.get(self.layout.keeps(layer), [])
+        if self.layout.stays(layer):
+            return -1
+        return order.index(layer) if layer in order else None
 
     def _backward_and_gradients(
         self, layer: int, before: list[Action], unit: Unit
@@ -246,10 +244,9 @@ class Emitter:
         after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=True)]
         rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
         # While fetches are of the layer's own micro-batches, they are alike.
-        fetched = layer in self._fetches.get(self.layout.keeps(layer), [])
-        fetched |= self.layout.stays(layer)
+        alone = self._fetch_turn(layer) is None
         first = int(fresh)
-        split = max(first, self._group - self.layout.slots) if fetched else self._group
+        split = self._group if alone else max(first, self._group - self.layout.slots)
         ahead = self._fetch_ahead(layer, first, unit)
         moved = [*(numbered(action, unit.base + first) for action in rest), *ahead]
         yield from _repeated(split - first, moved)

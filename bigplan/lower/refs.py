@@ -65,15 +65,9 @@ class Refs:
         turn = layout.turns[ring][layer]
         if not forward:
             last = layout.users[ring, name] - 1
-            turn = last - turn + (last if self._ring_stays(ring, name) else 0)
+            turn = last - turn + (last if ring == "act" and name in layout.staying else 0)
         start = turn * layout.graph.strategy.accumulation_group
         return Ref(f"{ring}.{name}", f"a{layer}", start, moving=True)
-
-    def _ring_stays(self, ring: str, name: str) -> bool:
-        layout = self.layout
-        return ring == "act" and any(
-            layout.stays(i) for i in layout.turns[ring] if layout.keeps(i) == name
-        )
 
     def _reads_table(self, layer: int) -> bool:
         graph = self.layout.graph

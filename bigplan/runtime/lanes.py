@@ -220,22 +220,23 @@ def last_of_lanes(actions: Iterable[Done]) -> Iterable[Done]:
 
 
 def finish(actions: list[Done], clock: Clock, stage: int) -> Timeline:
-    """Wait for a step's actions; raises the first error once none of them runs any more.
-
-    Times are read in the order of the actions, most of them while the device still runs the last:
-    read after these they took 20 ms of a step of 1,100 actions (H200, benchmarks/LOG.md).
-    """
+    """Wait for a step's actions; raises the first error once none of them runs any more."""
     for done in last_of_lanes(actions):
         done.wait()
     for done in actions:
         done.check()
-    events = tuple(_event(done, clock, stage) for done in actions)
+    for done in last_of_lanes(actions):
+        if done.end is not None:
+            done.end.synchronize()
+    events = tuple(
+        Event(
+            stage,
+            done.action.lane.value,
+            done.action.op.value,
+            done.action.layer,
+            done.action.micro_batch,
+            *clock.span(done),
+        )
+        for done in actions
+    )
     return Timeline(events, max((event.end for event in events), default=0.0))
-
-
-def _event(done: Done, clock: Clock, stage: int) -> Event:
-    if done.end is not None:
-        done.end.synchronize()
-    action = done.action
-    at = stage, action.lane.value, action.op.value, action.layer, action.micro_batch
-    return Event(*at, *clock.span(done))
