@@ -93,7 +93,7 @@ class Buffer:
     purpose: str  # what the user calls it: parameters, gradients, optimizer, activations, ...
     count: int = 1
     shares: tuple[Share, ...] = ()  # whose rows of it are used apart, see Ref
-    within: str = ""  # the buffer in whose memory it begins: one of the two holds something
+    within: str = ""  # the buffer where it begins in memory: only one of both holds anything
 
     @property
     def total(self) -> int:

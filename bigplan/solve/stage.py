@@ -180,13 +180,6 @@ class StageClass:
             return Linear()
         return var(f"{self.name}.{kind.name}.stays.{recompute}")
 
-    def staying(self, kind: LayerKind, recompute: Recompute) -> Linear:
-        """The same by the rings alone."""
-        if not self.stays(kind, recompute).terms:
-            return Linear()
-        passing, on_disk = (self.switch(kind, f"{s}.{recompute}") for s in ("passing", "on_disk"))
-        return passing - on_disk
-
     @property
     def _rings_hold_a_layer(self) -> bool:
         """Whether a ring holds a whole layer, whose backward may follow its forward."""

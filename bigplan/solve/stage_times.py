@@ -136,11 +136,17 @@ class StageTimes:
 
     @cached_property
     def moved(self) -> Linear:
-        """Of these what does not stay in its ring."""
+        """Of these what does not stay in its ring: a layer of each that does not lead to NVMe."""
         stay = [
-            self.group * k.kept(recompute) * self.stage.staying(k, recompute)
+            self.group
+            * k.kept(recompute)
+            * (
+                self.stage.switch(k, f"passing.{recompute}")
+                - self.stage.switch(k, f"on_disk.{recompute}")
+            )
             for k, _ in self.inner
             for recompute in self.stage.graph.recomputes
+            if self.stage.stays(k, recompute).terms
         ]
         return self.saves - total(stay)
 

@@ -98,7 +98,7 @@ def _take_apart(store: Memory) -> None:
 
     Entries of the other follow each other from its start.
     """
-    for buffer in list(store.buffers.values()):
+    for buffer in store.buffers.values():
         if buffer.within:
             lent, *others = (
                 store._places[buffer.within, 0],
