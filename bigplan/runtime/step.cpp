@@ -9,8 +9,12 @@
 // past the caches, which would otherwise read the copy's lines before they write them (2 bytes).
 // Gradients are widened and divided in registers, and not written back. To widen, divide and round
 // in loops of their own, through buffers too, took 10 to 30% off the rate (EPYC 9004, two cores and
-// one): memory idles meanwhile; prefetching by hand did not help. fp16 alone has loops of its own,
-// as compilers do not put it into vectors.
+// one): memory idles meanwhile. fp16 alone has loops of its own, as compilers do not put it into
+// vectors.
+//
+// What is read is asked for ahead of the loop: on 16 cores of a Xeon that is 10% faster, beside
+// copies and without; on two of an EPYC 9004 it makes no difference, but 40% where the four arrays
+// lie powers of two apart (benchmarks/cpu_prefetch.py).
 //
 // Every fused multiply-add is written out and the compiler may add none (-ffp-contract=off), square
 // roots and divisions are IEEE's: an element's bits depend on its own values alone, not on where a
@@ -39,6 +43,11 @@ namespace {
 
 // Elements of a block: the buffers take 6 KiB of the first cache.
 constexpr int64_t BLOCK = 1024;
+
+// Elements that are asked for at a time, and how many before they are read: 2 KiB of fp32.
+constexpr int64_t ASKED = 64;
+constexpr int64_t AHEAD = 512;
+constexpr int LEVEL = 2;  // of __builtin_prefetch: 3 is the first cache, 2 the second
 
 // Elements that a thread takes at a time: half a millisecond of a core's work, so that all end
 // within that of each other.
@@ -125,6 +134,13 @@ void stream(const uint16_t* from, uint16_t* to, int64_t count) {
   std::memcpy(to + i, from + i, 2 * (count - i));
 }
 
+// ASKED elements, AHEAD of these. What lies behind the end of an array is asked for in vain.
+template <class Element>
+inline void ask(const Element* elements) {
+  const char* bytes = reinterpret_cast<const char*>(elements) + AHEAD * sizeof(Element);
+  for (size_t i = 0; i < ASKED * sizeof(Element); i += 64) __builtin_prefetch(bytes + i, 0, LEVEL);
+}
+
 enum Type : int32_t { NONE, FP32, BF16, FP16 };  // as native.py counts them
 
 }  // namespace
@@ -173,13 +189,24 @@ void in_blocks(const Part& part, const Rule rule) {
     const auto* narrow = static_cast<const Gradient*>(part.gradient) + start;
     const auto* gradient = readable(narrow, buffer, count);
     float* parameter = part.parameter + start;
+    const auto elements = [&](int64_t from, int64_t several) {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < count; i++) {
-      const float g = DIVIDED ? widened(gradient[i]) / divisor : widened(gradient[i]);
-      const float p = rule(start + i, g);
-      parameter[i] = p;
-      if (TO_BF16) copy[i] = bf16(p);
+      for (int64_t i = from; i < from + several; i++) {
+        const float g = DIVIDED ? widened(gradient[i]) / divisor : widened(gradient[i]);
+        const float p = rule(start + i, g);
+        parameter[i] = p;
+        if (TO_BF16) copy[i] = bf16(p);
+      }
+    };
+    int64_t i = 0;
+    for (; i + ASKED <= count; i += ASKED) {
+      ask(parameter + i);
+      ask(narrow + i);
+      for (const float* moment : part.moments)
+        if (moment) ask(moment + start + i);
+      elements(i, ASKED);
     }
+    elements(i, count - i);
     if (part.copy_type == FP16) narrow_to_fp16(parameter, copy, count);
     if (part.copy_type != NONE) stream(copy, part.copy + start, count);
   }
