@@ -19,6 +19,7 @@ from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, last_o
 from bigplan.runtime.lookup import look_up
 from bigplan.runtime.moves import move, reduce
 from bigplan.runtime.streaming import state_in, state_out
+from bigplan.runtime.turns import Turns
 from bigplan.runtime.update import Update
 from bigplan.timeline import Timeline
 
@@ -32,6 +33,8 @@ class Executor:
         self._context = context
         self._compute = compute
         self._poison = poison
+        turns = Turns()
+        self._move = partial(move, context, turns, self._kept)
         self.saver: Saver | None = None  # the checkpoint that CKPT actions write
         self._does: Mapping[Op, Callable[[Action], None]] = {
             Op.DATA: compute.data,
@@ -42,7 +45,7 @@ class Executor:
             Op.CLIP: lambda _: update.clip(),
             Op.STATE_IN: partial(state_in, context),
             Op.UPDATE: update.update,
-            Op.STATE_OUT: partial(state_out, context),
+            Op.STATE_OUT: partial(state_out, context, turns),
             Op.ACCUMULATE: update.accumulate,
             Op.REDUCE: partial(reduce, context),
             Op.CKPT: self._write,
@@ -119,9 +122,6 @@ class Executor:
     def _write(self, action: Action) -> None:
         assert self.saver is not None, "a program with CKPT needs a checkpoint to write"
         self.saver.write(action)
-
-    def _move(self, action: Action) -> None:
-        move(self._context, action, self._kept)
 
     def _kept(self, action: Action) -> Kept:
         return self._compute.kept[action.layer, action.micro_batch]

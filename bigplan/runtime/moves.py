@@ -11,11 +11,10 @@ from torch import Tensor
 from bigplan.program import ROWS, Action, Op
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept, queue_copy
+from bigplan.runtime.turns import Turns
 
-PIECE = 256 << 20  # bytes of a copy that lets others have the engine, 5 ms
 
-
-def move(context: Context, action: Action, kept: Callable[[Action], Kept]) -> None:
+def move(context: Context, turns: Turns, kept: Callable[[Action], Kept], action: Action) -> None:
     """Copy what the action reads to where it writes. `kept`: activations of its micro-batch."""
     source, target = (context.key(refs[0], action) for refs in (action.reads, action.writes))
     memory = context.memory
@@ -24,7 +23,7 @@ def move(context: Context, action: Action, kept: Callable[[Action], Kept]) -> No
     elif memory.on_disk(target):
         memory.write(target, memory.place(source))
     elif action.op is Op.SAVE:
-        copy = copy_in_turns if "stream" in context.program.buffers else queue_copy
+        copy = turns.copy if "stream" in context.program.buffers else queue_copy
         memory.storages[source] = kept(action).move_out(memory.place(target), copy)
     elif action.op is Op.FETCH:
         left = memory.storages.pop(target, [])
@@ -34,21 +33,6 @@ def move(context: Context, action: Action, kept: Callable[[Action], Kept]) -> No
         memory.place(target)[rows].copy_(memory.place(source)[rows], non_blocking=True)
     else:
         _copy(context, action, memory.place(source), memory.place(target))
-
-
-def copy_in_turns(target: Tensor, source: Tensor) -> None:
-    """Queue a piece once the one before has arrived, so that chunks of state may leave in between.
-
-    Those of 5.5B with 16k tokens a step waited 15 to 30 ms for the activations of a micro-batch or
-    two, and the next chunks with them: 0.2 s of a step of 2.0 (H200, benchmarks/LOG.md).
-    """
-    for start in range(0, source.numel(), PIECE):
-        part = slice(start, start + PIECE)
-        queue_copy(target[part], source[part])
-        if source.is_cuda:
-            arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            arrived.record()
-            arrived.synchronize()
 
 
 def _copy(context: Context, action: Action, source: Tensor, target: Tensor) -> None:

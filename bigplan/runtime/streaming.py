@@ -19,6 +19,7 @@ from bigplan.program import Action, Ref
 from bigplan.runtime.context import Context
 from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.slab import align_up
+from bigplan.runtime.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,15 @@ def state_in(context: Context, action: Action) -> None:
             rows[box.in_piece].copy_(flat[box.in_layer], non_blocking=True)
 
 
-def state_out(context: Context, action: Action) -> None:
+def state_out(context: Context, turns: Turns, action: Action) -> None:
     """Copy a chunk home, and its new parameters to theirs."""
     visit, (home, *others) = Visit.of(context, action), action.writes
     _at_home(context, action, visit, home).copy_(visit.state, non_blocking=True)
     for rows, flat in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
             flat[box.in_layer].copy_(rows[box.in_piece], non_blocking=True)
+    if context.device.type == "cuda":
+        turns.chunk_queued()
 
 
 def _at_home(context: Context, action: Action, visit: Visit, home: Ref) -> Tensor:

@@ -68,6 +68,12 @@ class Candidate:
         slower = replace(rates, cpu_update=reached * rates.cpu_update)
         return replace(self, costs=replace(self.costs, rates=slower))
 
+    def beside_update(self) -> Candidate:
+        """The same where all that leaves the GPU does so as beside the CPU's updates."""
+        rates = self.costs.rates
+        slower = replace(rates, d2h=min(rates.d2h, rates.state_out))
+        return replace(self, costs=replace(self.costs, rates=slower))
+
     @classmethod
     def of(cls, workload: Workload, strategy: Strategy) -> Candidate:
         """Build and price the strategy."""
@@ -289,7 +295,8 @@ def with_cpu_to_spare(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
         return trial
     besides = [_streaming_more(trial.placement, part) for part in STREAMED_BESIDES]
     ways = [(rho, Rings.of(trial.placement)) for rho in SURCHARGES]
-    slower = (resolve(trial.candidate.hindered(r), ways, pins) for r, _ in REACHED if r < 1)
+    beside = trial.candidate.beside_update()
+    slower = (resolve(beside.hindered(reached), ways, pins) for reached, _ in REACHED)
     placements = [*besides, *(found.placement for found in slower if found)]
     tried = (try_out(trial.candidate, p) for p in placements if p != trial.placement)
     worth = [found for found in tried if found and found.seconds < trial.seconds * (1 + PREMIUM)]

@@ -1,0 +1,67 @@
+"""Copies to the host that take turns: activations in pieces, chunks of state between them.
+
+The GPU's engine for copies to the host goes on with those of one stream as long as there are some.
+With all of a micro-batch's activations queued, chunks of state waited for 15 to 30 ms, and the next
+chunks with them: 0.2 s in a step of 2.0. With one piece at a time the engine stood still between
+pieces until a thread had woken up and queued the next: activations left at 49 GB/s in place of 54
+with nothing beside them (5.5B on an H200, benchmarks/LOG.md). So two pieces are queued as long as
+no chunk waits to leave; while one does, the next piece is queued once those before have arrived.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from bigplan.runtime.kept import queue_copy
+
+PIECE = 128 << 20  # bytes, 2.5 ms of the engine
+QUEUED = 2  # pieces
+
+
+class Turns:
+    """Who queues copies to the host, and when. Activations and chunks have a thread each."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[torch.cuda.Event] = deque()  # their ends
+        self._open = 0  # bytes queued since the end of the last
+        self._chunk: torch.cuda.Event | None = None  # the end of the last one
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Queue a copy of uint8 [n] on the current stream, from the CPU copy at once.
+
+        Small copies make a piece together, also with those of later calls.
+        """
+        for start in range(0, source.numel(), PIECE):
+            part = source[start : start + PIECE]
+            if source.is_cuda and not self._open:
+                self._wait()
+            queue_copy(target[start : start + part.numel()], part)
+            if source.is_cuda:
+                self._count(part.numel())
+
+    def chunk_queued(self) -> None:
+        """A chunk's copies are queued on the current stream."""
+        self._chunk = _end()
+
+    def _wait(self) -> None:
+        while len(self._pieces) > (0 if self._chunk_waits() else QUEUED - 1):
+            self._pieces.popleft().synchronize()
+
+    def _chunk_waits(self) -> bool:
+        return self._chunk is not None and not self._chunk.query()
+
+    def _count(self, nbytes: int) -> None:
+        self._open += nbytes
+        if self._open >= PIECE:
+            self._pieces.append(_end())
+            self._open = 0
+
+
+def _end() -> torch.cuda.Event:
+    """Of what the current stream has to do; who waits for it sleeps."""
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
