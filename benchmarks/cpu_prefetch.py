@@ -33,7 +33,8 @@ ELEMENTS = (1 << 18) + 1000  # of the comparison
 def made(folder: Path, ahead: int, level: int) -> Native:
     """The kernel with other constants; without requests for 0."""
     source = SOURCE.read_text(encoding="utf-8")
-    assert AHEAD in source and LEVEL in source, "the source has other constants than this script"
+    for constant in (AHEAD, LEVEL):
+        assert constant in source, f"the source does not have {constant}"
     source = source.replace(AHEAD, f"AHEAD = {ahead};").replace(LEVEL, f"LEVEL = {level};")
     if not ahead:
         source = source.replace("__builtin_prefetch(bytes + i, 0, LEVEL)", "(void)bytes")

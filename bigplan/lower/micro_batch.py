@@ -86,14 +86,15 @@ def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
     )
 
 
-def save(refs: Refs, layer: int) -> Iterator[Action]:
+def save(refs: Refs, layer: int, *, beside_update: bool = False) -> Iterator[Action]:
     """Move what the layer keeps of the micro-batch off the GPU."""
     at, nbytes = refs.layout.table[layer].activations, kept_bytes(refs.layout, layer)
     if at is Tier.GPU or refs.layout.stays(layer):
         return
     source = refs.passing(layer, forward=True)
     target = kept(layer) if at is Tier.HOST else refs.staged(layer, forward=True)
-    yield Action(Op.SAVE, Lane.D2H, layer, (source,), (target,), (source,), nbytes, 0)
+    leaves = Action(Op.SAVE, Lane.D2H, layer, (source,), (target,), (source,), nbytes, 0)
+    yield leaves._replace(beside_update=beside_update)
     if at is Tier.NVME:
         move = ((target,), (kept(layer),), (target,), nbytes, 0)
         yield Action(Op.WRITE, Lane.NVME_WRITE, layer, *move)

@@ -10,7 +10,7 @@ from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.gradients import gradient_home
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import Refs, parameter_home
-from bigplan.lower.sizes import full_parameter_bytes, parameter_bytes
+from bigplan.lower.sizes import cpu_piece, full_parameter_bytes, parameter_bytes
 from bigplan.lower.unit import Unit
 from bigplan.lower.update import begin_update, end_update, update_layer
 from bigplan.placement import Tier
@@ -146,12 +146,13 @@ class Emitter:
 
     def _forward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         keeps = not self.evaluates
+        beside = any(cpu_piece(self.layout, later) for later in self.pending)
         body = [
             *micro_batch.data(self.refs, layer),
             *micro_batch.look_up(self.refs, layer),
             *micro_batch.receive(self.refs, layer, forward=True),
             micro_batch.forward(self.refs, layer, keeps=keeps),
-            *(micro_batch.save(self.refs, layer) if keeps else ()),
+            *(micro_batch.save(self.refs, layer, beside_update=beside) if keeps else ()),
             *micro_batch.send(self.refs, layer, forward=True),
         ]
         yield from _repeated(self._group, [numbered(action, unit.base) for action in body])

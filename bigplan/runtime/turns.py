@@ -51,7 +51,7 @@ class Turns:
             self._pieces.popleft().synchronize()
 
     def _chunk_waits(self) -> bool:
-        return self._chunk is not None and not self._chunk.query()
+        return self._chunk is not None and not self._chunk.query()  # type: ignore[no-untyped-call]
 
     def _count(self, nbytes: int) -> None:
         self._open += nbytes

@@ -33,7 +33,6 @@ Step = tuple[
 ]
 Mail = dict[tuple[str, int], float]  # when a message of a micro-batch has arrived
 LANES = {lane: index for index, lane in enumerate(Lane)}
-CPU = LANES[Lane.CPU]
 PACED_LANES = {LANES[lane] for lane in PACED}
 PACE = len(LANES)  # clocks tell the end of the last forward whose activations leave, too
 
@@ -73,7 +72,6 @@ class Rank:
     segments: list[Segment]
     mail: Mail  # shared by all ranks; what was received is taken out
     events: list[Event] | None
-    beside_update: float = 1.0  # how many times as long activations leave while the CPU updates
     main: int | None = None  # the segment that is played in rounds
     links: dict[int, Link] = field(default_factory=dict)  # by lane that shares one
     clocks: list[float] = field(default_factory=list)  # by lane
@@ -132,8 +130,6 @@ class Rank:
             link = links.get(lane)
             if action.op is Op.SAVE:
                 clocks[PACE] = max(written[entry] for entry in reads)
-                if start < clocks[CPU]:
-                    seconds *= self.beside_update
             clocks[lane] = end = start + seconds if link is None else link.take(start, seconds)
             for entry in reads:
                 used[entry] = max(used[entry], end)
@@ -206,7 +202,6 @@ def _rank(
         segments=segments,
         mail=mail,
         events=events,
-        beside_update=prices[1].rates.d2h / prices[1].rates.state_out,
         links=_links(segments),
         clocks=[0.0] * (len(LANES) + 1),
         written=[0.0] * first,

@@ -25,7 +25,9 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
     """Seconds an action holds its lane."""
     rates, kind = costs.rates, costs.kinds[graph.layers[action.layer]]
     if action.lane in MOVES:
-        return rates.latency + action.amount / float(getattr(rates, MOVES[action.lane]))
+        rate = float(getattr(rates, MOVES[action.lane]))
+        rate = min(rate, rates.state_out) if action.beside_update else rate
+        return rates.latency + action.amount / rate
     on_gpu = action.lane is Lane.COMPUTE
     memory = rates.device_memory if on_gpu else rates.host_memory
     seconds = 0.0

@@ -154,6 +154,22 @@ def test_the_last_layer_of_a_ring_stays_there() -> None:
     assert len(moves(3, units=4)) == 4 * 8
 
 
+def test_activations_that_leave_while_the_cpu_updates_say_so() -> None:
+    graph = toy_graph(blocks=6, units=2)
+
+    def beside(optimizer: Tier, *, deferred: bool = True) -> list[str]:
+        block = kind_placement(6, activations=(Recompute.FULL, Tier.HOST), optimizer=optimizer)
+        of = replace(graph, deferred=deferred)
+        (program,) = lower(of, placed(of, slots=2, block=block))
+        saves = [action for action in expand(program.step) if action.op is Op.SAVE]
+        assert len(saves) == 2 * 5  # those of the last layer stay
+        return [f"{a.layer}.{a.micro_batch}" for a in saves if a.beside_update]
+
+    # A layer's update begins one layer ahead of its forward.
+    assert beside(Tier.HOST) == ["1.0", "2.0", "3.0", "4.0"]
+    assert beside(Tier.GPU) == beside(Tier.HOST, deferred=False) == []
+
+
 def test_what_leads_to_nvme_leaves_its_ring() -> None:
     graph = toy_graph(blocks=2, units=1)
     ways = {Recompute.FULL: {Tier.HOST: 1, Tier.NVME: 1}}

@@ -86,6 +86,18 @@ def test_a_clipped_update_hides_behind_the_first_forward_alone() -> None:
     assert seconds == pytest.approx(4 + 2 + 16, abs=TINY)
 
 
+def test_activations_leave_slower_beside_the_update() -> None:
+    rates = replace(FAST, d2h=8.0, state_out=4.0, latency=0.5)
+    costs, graph = replace(IDEAL, rates=rates), toy_graph()
+    save = Action(Op.SAVE, Lane.D2H, 1, amount=16)
+    beside = save._replace(beside_update=True)
+    assert action_seconds(save, graph, costs) == 0.5 + 16 / 8
+    assert action_seconds(beside, graph, costs) == 0.5 + 16 / 4
+    # Nothing is known of both at once where state leaves as fast as ever.
+    costs = replace(costs, rates=replace(rates, state_out=9.0))
+    assert action_seconds(beside, graph, costs) == 0.5 + 16 / 8
+
+
 def test_reductions_overlap_the_backward_of_earlier_layers() -> None:
     kinds = {name: replace(cost, reduce=1.5) for name, cost in PASSES.items()}
     costs = replace(IDEAL, kinds=kinds)

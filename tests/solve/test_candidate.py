@@ -63,8 +63,12 @@ def test_what_is_expected_is_the_mean_over_what_the_cpu_may_reach() -> None:
     each = []
     for reached, _ in REACHED:
         slower = trial.candidate.hindered(reached)
-        was, now = (c.costs.rates.cpu_update for c in (trial.candidate, slower))
-        assert now == pytest.approx(reached * was)
+        was, now = (c.costs.rates for c in (trial.candidate, slower))
+        assert now.cpu_update == pytest.approx(reached * was.cpu_update)
+        assert now.state_in == pytest.approx(reached * was.state_in)
+        assert now.state_out == pytest.approx(reached * was.state_out)
+        assert now.d2h == was.d2h
+        assert slower.beside_update().costs.rates.d2h == now.state_out < was.d2h
         found = try_out(slower, trial.placement)
         assert found is not None
         each.append(found.seconds)
