@@ -298,7 +298,7 @@ def with_cpu_to_spare(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     REACHED, of plans that stream more or less and of those made for slower updates and copies.
     """
     pinned = any(pin.tensor == STREAMED for pin in pins)
-    if pinned or expected_seconds(trial) < trial.seconds * (1 + GAP):
+    if pinned or (least := expected_seconds(trial)) < trial.seconds * (1 + GAP):
         return trial
     besides = [_streaming_more(trial.placement, part) for part in STREAMED_BESIDES]
     ways = [(rho, Rings.of(trial.placement)) for rho in SURCHARGES]
@@ -307,7 +307,10 @@ def with_cpu_to_spare(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     placements = [*besides, *(found.placement for found in resolved if found)]
     tried = (try_out(trial.candidate, p) for p in placements if p != trial.placement)
     worth = [found for found in tried if found and found.seconds < trial.seconds * (1 + PREMIUM)]
-    return min([trial, *worth], key=expected_seconds)
+    for found in worth:
+        if (expected := expected_seconds(found)) < least:
+            trial, least = found, expected
+    return trial
 
 
 def expected_seconds(trial: Trial) -> float:
