@@ -17,8 +17,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from bigplan.errors import InputError
-from bigplan.spec.document import parse_scalar
+from bigplan.spec.document import load_data, parse_scalar, read_text
 from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment
+from bigplan.spec.problems import problem_at
 from bigplan.units import format_bytes
 
 O = TypeVar("O")  # noqa: E741 -- the options of one command
@@ -261,6 +262,7 @@ def experiment_of(
         experiment = make_experiment(overrides)
     else:
         experiment = load_experiment(path, overrides)
+        _refuse_settings(path, experiment.set)
     settings = _pairs("--set", options.settings, "tp=8")
     fixed = {key: _plain(text) for key, text in settings.items()}
     for key, ways in (("cp", options.context_parallel), ("ep", options.expert_parallel)):
@@ -269,6 +271,21 @@ def experiment_of(
     if base is None or options.cluster is not None:  # a base's own cluster may be capped already
         _warn_of_idle_caps(experiment)
     return experiment.with_settings(fixed)
+
+
+def _refuse_settings(path: Path, settings: Mapping[str, str | int | float]) -> None:
+    """Raise InputError, with the line, for a decision of the file that cannot be."""
+    if not settings:
+        return
+    from bigplan.solve.pins import parse_pins  # which brings the solver
+
+    for key, value in settings.items():
+        try:
+            parse_pins({key: value})
+        except InputError as error:
+            _, root = load_data(read_text(path), str(path))
+            text = f"cannot be used: {str(error).removeprefix('--set ')}"
+            raise InputError(f"{path}{problem_at(('set', key), text, root)}") from None
 
 
 _WHERE: Mapping[Tier, str] = {

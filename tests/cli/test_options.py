@@ -1,11 +1,12 @@
 """Options become an experiment; what is not planned is refused by name."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bigplan.cli.options import ExperimentOptions, experiment_of, plan_options_given
-from bigplan.errors import RefusedError
+from bigplan.errors import InputError, RefusedError
 from tests.cli.conftest import Run
 
 _WHAT = ExperimentOptions(model="tiny-llama-test", cluster="dgx-h100")
@@ -47,6 +48,23 @@ def test_values_that_look_like_nothing_are_given_all_the_same() -> None:
 def test_what_is_not_planned_is_refused(options: ExperimentOptions, message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         experiment_of(None, options)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("micro_batch: banana", r"`set.micro_batch` cannot be used: .*=banana: write a number"),
+        ("mikro_batch: 3", r"`set.mikro_batch` cannot be used: .* did you mean 'micro_batch'\?"),
+    ],
+)
+def test_a_files_decision_that_cannot_be_is_told_with_its_line(
+    setting: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "e.yaml"
+    text = f"model: tiny-llama-test\ncluster: dgx-h100\nset:\n  tp: 1\n  {setting}\n"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=rf"e\.yaml:5: {message}"):
+        experiment_of(path, ExperimentOptions())
 
 
 def test_one_rank_of_them_is_no_parallelism() -> None:
