@@ -14,11 +14,12 @@ from math import inf
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import Rings, Tier
+from bigplan.solve.alike import ROOMY
 from bigplan.solve.interleaved import opening_seconds
 from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes
 from bigplan.solve.pinned import Kept, Pinned
 from bigplan.solve.pins import Pin
-from bigplan.solve.stage import ROOMY, StageClass, stage_classes
+from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.solve.stage_times import StageTimes
 
 Way = tuple[float, float]  # bytes that recomputing a layer saves, and seconds that it takes

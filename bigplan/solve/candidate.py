@@ -13,6 +13,7 @@ from bigplan.lower import lower, lower_steady
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
 from bigplan.program import Program
 from bigplan.simulate import Totals, step_seconds, total_seconds
+from bigplan.solve.alike import ROOMY
 from bigplan.solve.bounds import Outlook
 from bigplan.solve.formulation import formulate, placement_of
 from bigplan.solve.ilp import BOUND_GAP, GAP, solve
@@ -20,7 +21,6 @@ from bigplan.solve.linear import Problem
 from bigplan.solve.loss import LossLayer, idle
 from bigplan.solve.pins import STREAMED, Pin, rings_tried
 from bigplan.solve.relaxation import relaxed_steps
-from bigplan.solve.stage import ROOMY
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training

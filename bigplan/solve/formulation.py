@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
+from bigplan.solve.alike import ROOMY
 from bigplan.solve.interleaved import interleaved_rows
 from bigplan.solve.linear import AtLeast, Linear, Problem, total
 from bigplan.solve.memory import capacities, size_rules, size_variables
 from bigplan.solve.pins import Pin, pin_rules
 from bigplan.solve.stage import (
-    ROOMY,
     StageClass,
     placement_rules,
     stage_classes,

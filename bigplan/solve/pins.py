@@ -24,8 +24,9 @@ from bigplan.errors import InputError
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Rings, Tier
+from bigplan.solve.alike import LEAN, ROOMY
 from bigplan.solve.linear import Linear, Rule, total
-from bigplan.solve.stage import LEAN, ROOMY, StageClass
+from bigplan.solve.stage import StageClass
 
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields

@@ -9,6 +9,7 @@ import pytest
 
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement
+from bigplan.solve.alike import ROOMY
 from bigplan.solve.candidate import (
     PREMIUM,
     REACHED,
@@ -23,7 +24,6 @@ from bigplan.solve.candidate import (
 )
 from bigplan.solve.ilp import GAP
 from bigplan.solve.pins import parse_pins
-from bigplan.solve.stage import ROOMY
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 

@@ -1,0 +1,99 @@
+"""Alike pipeline stages: what their graph says of them, before anything is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.lower.layout import shared_kinds
+from bigplan.placement import Rings, Tier
+
+ROOMY = Rings()
+LEAN = Rings(slots=2, sums=1, shared_ends=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeStages:
+    """`stages` of them, with `counts` layers of each kind."""
+
+    name: str
+    graph: Graph
+    stages: range
+    counts: tuple[tuple[str, int], ...]
+    opening: tuple[tuple[str, int], ...]  # those of its first chunk: all, without virtual stages
+    most: Rings = ROOMY  # what time rows may count on
+    least: Rings = ROOMY  # what memory rows must hold; less than `most` only for a bound
+
+    @property
+    def kinds(self) -> Iterator[tuple[LayerKind, int]]:
+        """Kinds with their number of layers."""
+        return ((self.graph.kinds[name], count) for name, count in self.counts)
+
+    @property
+    def last(self) -> bool:
+        """Whether it ends the pipeline."""
+        return self.stages[-1] == self.graph.strategy.pp - 1
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether its stages have several chunks of layers."""
+        return self.graph.strategy.vpp > 1
+
+    @property
+    def held(self) -> int:
+        """Micro-batches whose activations a layer of the fullest stage's first chunk holds."""
+        units = self.graph.in_flight_units(self.stages[0])
+        return units * self.graph.strategy.accumulation_group
+
+    def entries(self, kind: LayerKind) -> list[int]:
+        """Micro-batches that each layer of the kind holds at once in the fullest stage."""
+        if self.is_loss(kind):
+            return [1] * self.count(kind)
+        if not self.interleaved:
+            return [self.held] * self.count(kind)
+        graph, stage = self.graph, self.stages[0]
+        return [
+            graph.in_flight_units(stage, turn)
+            for turn, chunk in enumerate(graph.stage_chunks(stage))
+            for layer in graph.chunk_layers(chunk)
+            if graph.layers[layer] == kind.name
+        ]
+
+    def count(self, kind: LayerKind) -> int:
+        """Layers of the kind."""
+        return next(count for name, count in self.counts if name == kind.name)
+
+    def is_loss(self, kind: LayerKind) -> bool:
+        """Whether the kind is the last layer, whose backward follows its forward at once."""
+        return self.last and kind.name == self.graph.layers[-1]
+
+    def sharded(self, kind: LayerKind, from_zero: int) -> int:
+        """Ranks a tensor kind is split over by ZeRO from stage `from_zero` on."""
+        strategy = self.graph.strategy
+        whole = kind.pinned and from_zero > 1
+        return strategy.dp if strategy.zero >= from_zero and not whole else 1
+
+    def ring(self, count: int) -> int:
+        """GPU slots of a kind with `count` layers, at most."""
+        return min(self.most.slots, count)
+
+    def shares(self, kind: LayerKind) -> bool:
+        """Whether the kind's slot and sum are another kind's too."""
+        return self.least.shared_ends and kind.name in shared_kinds(self.graph)
+
+    def resident(self, kind: LayerKind, tensor: str) -> bool:
+        """Whether the tensors cannot leave the GPU.
+
+        Another layer reads them, ZeRO shards gradients alone, or chunks visit in turn.
+        """
+        if tensor == "parameters" and self.graph.strategy.zero in (1, 2):
+            return True
+        return (kind.pinned or self.interleaved) and tensor != "optimizer"
+
+    def policies(self, kind: LayerKind) -> Iterator[tuple[Recompute, Tier]]:
+        """The ways in which a layer of the kind may keep activations."""
+        if kind.stores_activations:
+            return product(self.graph.recomputes, (Tier.GPU,) if self.interleaved else Tier)
+        return iter([(Recompute.NONE, Tier.GPU)])
