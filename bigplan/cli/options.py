@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -262,26 +262,29 @@ def experiment_of(
         experiment = make_experiment(overrides)
     else:
         experiment = load_experiment(path, overrides)
-        _refuse_settings(path, experiment.set)
     settings = _pairs("--set", options.settings, "tp=8")
     fixed = {key: _plain(text) for key, text in settings.items()}
     for key, ways in (("cp", options.context_parallel), ("ep", options.expert_parallel)):
         if ways is not None:
             fixed[key] = ways
+    if path is not None:
+        _refuse_settings(path, experiment, besides=fixed)
     if base is None or options.cluster is not None:  # a base's own cluster may be capped already
         _warn_of_idle_caps(experiment)
     return experiment.with_settings(fixed)
 
 
-def _refuse_settings(path: Path, settings: Mapping[str, str | int | float]) -> None:
+def _refuse_settings(path: Path, experiment: Experiment, besides: Collection[str]) -> None:
     """Raise InputError, with the line, for a decision of the file that cannot be."""
+    settings = {key: value for key, value in experiment.set.items() if key not in besides}
     if not settings:
         return
-    from bigplan.solve.pins import parse_pins  # which brings the solver
+    from bigplan.solve.pins import parse_pins, refuse_unknown_kind  # which bring the solver
 
     for key, value in settings.items():
         try:
-            parse_pins({key: value})
+            for pin in parse_pins({key: value})[1]:
+                refuse_unknown_kind(pin, experiment.model_spec().kinds())
         except InputError as error:
             _, root = load_data(read_text(path), str(path))
             text = f"cannot be used: {str(error).removeprefix('--set ')}"

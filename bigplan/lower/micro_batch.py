@@ -93,8 +93,8 @@ def save(refs: Refs, layer: int, *, beside_update: bool = False) -> Iterator[Act
         return
     source = refs.passing(layer, forward=True)
     target = kept(layer) if at is Tier.HOST else refs.staged(layer, forward=True)
-    leaves = Action(Op.SAVE, Lane.D2H, layer, (source,), (target,), (source,), nbytes, 0)
-    yield leaves._replace(beside_update=beside_update)
+    move = ((source,), (target,), (source,), nbytes, 0)
+    yield Action(Op.SAVE, Lane.D2H, layer, *move, beside_update=beside_update)
     if at is Tier.NVME:
         move = ((target,), (kept(layer),), (target,), nbytes, 0)
         yield Action(Op.WRITE, Lane.NVME_WRITE, layer, *move)

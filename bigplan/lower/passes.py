@@ -32,10 +32,13 @@ class Emitter:
     whole: list[Action] = field(default_factory=list)  # what follows reductions of whole gradients
     _fetches: dict[str, list[int]] = field(default_factory=dict)  # of this backward pass
     refs: Refs = field(init=False)
+    last_on_cpu: int = field(init=False)  # layer that the CPU updates at least in part
 
     def __post_init__(self) -> None:
         self.refs = Refs(self.layout)
         self.pending = list(self.layout.table) if self.deferred else []
+        on_cpu = (layer for layer in self.layout.table if cpu_piece(self.layout, layer))
+        self.last_on_cpu = max(on_cpu, default=-1)
 
     @property
     def _group(self) -> int:
@@ -146,7 +149,7 @@ class Emitter:
 
     def _forward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
         keeps = not self.evaluates
-        beside = any(cpu_piece(self.layout, later) for later in self.pending)
+        beside = bool(self.pending) and self.pending[0] <= self.last_on_cpu
         body = [
             *micro_batch.data(self.refs, layer),
             *micro_batch.look_up(self.refs, layer),

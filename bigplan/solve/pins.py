@@ -17,7 +17,7 @@ a kind, a pin speaks of all kinds (a count: of the repeated layers).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from bigplan.errors import InputError
@@ -133,15 +133,20 @@ def _number(key: str, value: str | int | float, such: str = "1") -> float:
         raise InputError(f"--set {key}={value}: write a number, such as {key}={such}") from None
 
 
+def refuse_unknown_kind(pin: Pin, kinds: Collection[str]) -> None:
+    """Raise InputError where the pin is of layers of a kind that is not among these."""
+    if pin.kind is not None and pin.kind not in kinds:
+        known = ", ".join(kinds)
+        raise InputError(f"--set {pin.kind}.{pin.tensor}: no such layer kind (kinds: {known})")
+
+
 def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
     """The pins that concern a class of stages."""
     for pin in pins:
         if pin.tensor in (*RING_KEYS, LOSS_CHUNK) or pin.stage not in (None, stage.name):
             continue
         names = [kind.name for kind, _ in stage.kinds]
-        if pin.kind is not None and pin.kind not in stage.graph.kinds:
-            known = ", ".join(stage.graph.kinds)
-            raise InputError(f"--set {pin.kind}.{pin.tensor}: no such layer kind (kinds: {known})")
+        refuse_unknown_kind(pin, stage.graph.kinds)
         for kind, count in stage.kinds:
             if pin.kind in (None, kind.name) and kind.name in names and _movable(pin, kind):
                 amount = count if pin.amount is None else pin.amount

@@ -54,6 +54,7 @@ def test_what_is_not_planned_is_refused(options: ExperimentOptions, message: str
     ("setting", "message"),
     [
         ("micro_batch: banana", r"`set.micro_batch` cannot be used: .*=banana: write a number"),
+        ("blok.parameters: host", r"`set.blok.parameters` cannot be used: .* no such layer kind"),
         ("mikro_batch: 3", r"`set.mikro_batch` cannot be used: .* did you mean 'micro_batch'\?"),
     ],
 )
@@ -65,6 +66,14 @@ def test_a_files_decision_that_cannot_be_is_told_with_its_line(
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=rf"e\.yaml:5: {message}"):
         experiment_of(path, ExperimentOptions())
+
+
+def test_options_win_over_a_files_decision_that_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    text = "model: tiny-llama-test\ncluster: dgx-h100\nset: {micro_batch: banana}\n"
+    path.write_text(text, encoding="utf-8")
+    options = ExperimentOptions(settings=["micro_batch=2"])
+    assert experiment_of(path, options).set == {"micro_batch": 2}
 
 
 def test_one_rank_of_them_is_no_parallelism() -> None:
