@@ -268,23 +268,24 @@ def experiment_of(
         if ways is not None:
             fixed[key] = ways
     if path is not None:
-        _refuse_settings(path, experiment, besides=fixed)
+        _refuse_settings(path, experiment, overridden=fixed)
     if base is None or options.cluster is not None:  # a base's own cluster may be capped already
         _warn_of_idle_caps(experiment)
     return experiment.with_settings(fixed)
 
 
-def _refuse_settings(path: Path, experiment: Experiment, besides: Collection[str]) -> None:
+def _refuse_settings(path: Path, experiment: Experiment, overridden: Collection[str]) -> None:
     """Raise InputError, with the line, for a decision of the file that cannot be."""
-    settings = {key: value for key, value in experiment.set.items() if key not in besides}
+    settings = {key: value for key, value in experiment.set.items() if key not in overridden}
     if not settings:
         return
     from bigplan.solve.pins import parse_pins, refuse_unknown_kind  # which bring the solver
 
+    kinds = experiment.model_spec().kinds()
     for key, value in settings.items():
         try:
             for pin in parse_pins({key: value})[1]:
-                refuse_unknown_kind(pin, experiment.model_spec().kinds())
+                refuse_unknown_kind(pin, kinds)
         except InputError as error:
             _, root = load_data(read_text(path), str(path))
             text = f"cannot be used: {str(error).removeprefix('--set ')}"
