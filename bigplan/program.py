@@ -52,7 +52,7 @@ class Lane(StrEnum):
     """A queue whose actions run one after the other, in program order."""
 
     COMPUTE = "gpu compute"
-    GPU_UPDATE = "gpu update"  # of state that passes through the GPU, beside its compute
+    GPU_UPDATE = "gpu update"  # of state that passes through the GPU, and norms, beside its compute
     H2D = "host to device"
     D2H = "device to host"
     STATE_IN = "state to device"  # of state that passes through the GPU: it would hold up, or wait

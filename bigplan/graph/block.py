@@ -296,10 +296,10 @@ def _streams(shape: Shape) -> tuple[tuple[Stream, Stream], ...]:
         return Stream(name, 2 * hidden, 1, norm), Stream(name, 3 * hidden, 2, norm_back)
 
     def residual_pair(name: str) -> tuple[Stream, Stream]:
-        return (
-            Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0),
-            Stream(name, 3 * hidden + dropped, 1 + bool(dropped)),
-        )
+        forward = Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0)
+        if shape.fused and model.norm == "rmsnorm":
+            return forward, Stream(name, hidden, 0, 3.0)  # which the norm's backward adds
+        return forward, Stream(name, 3 * hidden + dropped, 1 + bool(dropped))
 
     rotary = ((Stream("rotary embedding", turned, 1, EAGER_ROTARY),) * 2,)
     return (

@@ -13,7 +13,7 @@ from bigplan.graph.graph import (
     LayerKind,
     Tensor,
 )
-from bigplan.graph.operators import Gemm, Stream
+from bigplan.graph.operators import Gemm, Operator, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -119,7 +119,7 @@ def _embedding(shape: Shape) -> LayerKind:
             *added,
             *shape.out_of_matrix("embedding"),
         ),
-        backward=(*gradient.streams, *shape.into_matrix("embedding")),
+        backward=(*gradient.operators, *shape.into_matrix("embedding")),
         saved=token_bytes,
         boundary=token_bytes,
         reruns={},
@@ -146,7 +146,7 @@ def _looked_up(shape: Shape, tensors: tuple[Tensor, ...]) -> int:
 class _TableGradient(NamedTuple):
     """What a micro-batch's gradient of looked-up rows takes, its addition to the sum included."""
 
-    streams: tuple[Stream, ...]
+    operators: tuple[Operator, ...]
     workspace: int  # bytes
     largest: int  # bytes of one tensor
 
@@ -162,25 +162,32 @@ def _dense_gradient(shape: Shape, tensors: tuple[Tensor, ...]) -> _TableGradient
     return _TableGradient(streams, whole + shape.whole_hidden * learned, whole)
 
 
-LAUNCHES_OF_ROWS = 14  # to sort, number and add up LOOKED_UP_ROWS rows
+LAUNCHES_OF_ROWS = 6  # to gather and add up LOOKED_UP_ROWS rows
+LAUNCHES_OF_SORTING = 8  # all of them before
 
 
 def _gradient_by_rows(shape: Shape, tensors: tuple[Tensor, ...]) -> _TableGradient:
     """The native runtime adds rows to the sum: runtime/lookup.py.
 
-    It widens them to fp32, adds equal ones up in a buffer as large that is cleared before, narrows
-    those for a 16-bit sum, and adds them. The first micro-batch of a unit also clears the sum; it
-    counts in all.
+    It sorts them, makes a copy in which equal ones lie together, adds equal ones up by a product
+    with a matrix of ones and zeros, narrows fp32 for a 16-bit sum, and adds to that. The first
+    micro-batch of a unit also clears the sum; it counts in all.
     """
-    gradient, columns = shape.training.gradient_bytes, shape.model.hidden
-    look_up = len(tensors) * shape.tokens * columns * (shape.element + 5 * 4 + 2 * gradient)
-    calls = len(tensors) * -(-shape.tokens // LOOKED_UP_ROWS)
-    streams = (
-        Stream("look-up", look_up, launches=LAUNCHES_OF_ROWS * calls),
+    gradient, columns, tables = shape.training.gradient_bytes, shape.model.hidden, len(tensors)
+    rows, calls = min(shape.tokens, LOOKED_UP_ROWS), -(-shape.tokens // LOOKED_UP_ROWS)
+    look_up = tables * shape.tokens * columns * (2 * shape.element + 4 + 2 * gradient)
+    launches = tables * (LAUNCHES_OF_SORTING + (LAUNCHES_OF_ROWS - 1) * calls)
+    operators = (
+        Stream("look-up", look_up, launches=launches),
+        Gemm("equal rows", rows, columns, rows, count=tables * calls),
         Stream("gradient sum", gradient * sum(tensor.elements for tensor in tensors)),
     )
-    rows = 4 * min(shape.tokens, LOOKED_UP_ROWS) * columns
-    return _TableGradient(streams, 2 * rows, rows)
+    numbers = 8 * shape.tokens  # tokens, sorted and where they were, and the sort's own of both
+    narrowed = gradient * rows * columns if gradient < 4 else 0
+    beside = max(shape.element * rows * rows, narrowed)
+    sums = 4 * rows * columns
+    copied = shape.element * rows * columns
+    return _TableGradient(operators, copied + beside + sums + 4 * numbers, sums)
 
 
 # Linear and cross-entropy of 8192 x 4096 x 128256 on an H200 take 5.1 ms more than their products

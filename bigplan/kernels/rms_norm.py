@@ -1,7 +1,8 @@
 """RMSNorm over the last dimension: one pass forward, one and a small sum backward.
 
 Plain torch writes fp32 copies of its input: 11 times the bytes of the input forward and 30
-backward, against 2 and 3 here. Statistics and arithmetic are fp32.
+backward, against 2 and 3 here. Statistics and arithmetic are fp32. The backward adds what else
+comes back to x, as a residual stream's does: a kernel of its own moves 3 times the bytes for that.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def _forward(x, weight, out, rstd, rows, width, epsilon, ROWS: tl.constexpr, COL
 
 @triton.jit
 def _backward(
-    x, weight, rstd, gradient, by_x, partial, rows, width, steps,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, weight, rstd, gradient, beside, by_x, partial, rows, width, steps,
+    BESIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
@@ -54,6 +55,8 @@ def _backward(
         d = d * w[None, :]
         projection = tl.sum(d * normed, 1) / width
         result = scale[:, None] * (d - normed * projection[:, None])
+        if BESIDE:
+            result += tl.load(beside + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(by_x + at, result.to(by_x.dtype.element_ty), mask=inside)
     tl.store(partial + tl.program_id(0) * width + column, total, mask=column < width)
 
@@ -84,9 +87,15 @@ def forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     return out, rstd
 
 
-def backward(x: Tensor, weight: Tensor, rstd: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients by x and by the weight (in its dtype, summed in fp32)."""
+def backward(
+    x: Tensor, weight: Tensor, rstd: Tensor, gradient: Tensor, beside: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients by x and by the weight (in its dtype, summed in fp32).
+
+    `beside`, like x: the gradient by x of all others that read it, added to the norm's in fp32.
+    """
     gradient = gradient.contiguous()
+    others = gradient if beside is None else beside.contiguous()
     width = x.shape[-1]
     count = x.numel() // width
     rows, columns = _tile(width)
@@ -96,8 +105,8 @@ def backward(x: Tensor, weight: Tensor, rstd: Tensor, gradient: Tensor) -> tuple
     by_x = torch.empty_like(x)
     partial = torch.empty((programs, width), dtype=torch.float32, device=x.device)
     _backward[(programs,)](
-        x, weight, rstd, gradient, by_x, partial, count, width, steps,
-        ROWS=rows, COLUMNS=columns, num_warps=_warps(rows, columns),
+        x, weight, rstd, gradient, others, by_x, partial, count, width, steps,
+        BESIDE=beside is not None, ROWS=rows, COLUMNS=columns, num_warps=_warps(rows, columns),
     )  # fmt: skip
     return by_x, partial.sum(0).to(weight.dtype)
 

@@ -26,7 +26,7 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
     if layout.looked_up(layer):  # each micro-batch's rows went home by themselves
         yield from _norm(layout, layer, home, Lane.CPU, unit)
     elif not apart:
-        yield from _norm(layout, layer, total, Lane.COMPUTE, unit)
+        yield from _norm(layout, layer, total, Lane.GPU_UPDATE, unit)
     elif at is Tier.GPU:  # a ZeRO shard that stays: add it to its home
         yield Action(
             Op.ACCUMULATE,
@@ -37,7 +37,7 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
             (total,),
             amount=gradient_bytes(layout, layer),
         )
-        yield from _norm(layout, layer, home, Lane.COMPUTE, unit)
+        yield from _norm(layout, layer, home, Lane.GPU_UPDATE, unit)
     elif unit.first:
         yield from _first_out(layout, layer, total, unit)
     else:
@@ -45,7 +45,10 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
 
 
 def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) -> Iterator[Action]:
-    """The square sum of gradients that are now final, where updates wait for their norm."""
+    """The square sum of gradients that are now final, where updates wait for their norm.
+
+    On the GPU beside the next layer's backward: it reads memory while that computes.
+    """
     if unit.last and layout.graph.deferred:
         square_sum = Ref(f"n{layer}", f"n{layer}")
         nbytes = gradient_bytes(layout, layer)
@@ -60,7 +63,7 @@ def staged_gradient(layout: Layout, layer: int, label: str, entry: int) -> Ref:
 def _first_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
     """The first unit's gradients go straight home."""
     nbytes, home = gradient_bytes(layout, layer), Ref(f"g{layer}", f"g{layer}")
-    yield from _norm(layout, layer, total, Lane.COMPUTE, unit)
+    yield from _norm(layout, layer, total, Lane.GPU_UPDATE, unit)
     on_host = layout.table[layer].gradients is Tier.HOST
     target = (
         home

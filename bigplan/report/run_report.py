@@ -34,7 +34,7 @@ def run_report(record: Record) -> RenderableType:
                 measured.total_by(lambda event: event.op),
             ),
         ]
-        if any(event.lane == Lane.GPU_UPDATE for event in measured.events):
+        if any(event.lane == Lane.STATE_IN for event in measured.events):
             parts.append(Text(_BESIDE))
     parts.append(_memory_table(record))
     parts += [Text(f"Note: {note}") for note in record.summary.notes]

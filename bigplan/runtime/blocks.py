@@ -24,7 +24,7 @@ from bigplan.spec.model import ModelSpec, Parameter, RopeScaling
 
 Parameters = Mapping[str, Tensor]
 Rope = tuple[Tensor, Tensor]
-Run = Callable[..., Tensor]  # runs a function whose result is cheap to compute again
+Forget = Callable[..., None]  # told a result, and the function and inputs that give it again
 # Runs products of one tensor as plain_linears does.
 Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
 # Adds a product to a tensor, as Ways.close does.
@@ -54,9 +54,8 @@ def looked_up(tokens: Tensor, model: ModelSpec) -> dict[str, Tensor]:
     return rows
 
 
-def plainly(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """function(*inputs)."""
-    return function(*inputs)
+def keep(output: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """Keep `output`, which is function(*inputs)."""
 
 
 def plain_linears(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
@@ -68,7 +67,7 @@ class Ways(NamedTuple):
     """How a block runs what can be run in several ways; bigplan/runtime/products.py has others."""
 
     linears: Linears = plain_linears  # products with weights
-    cheap: Run = plainly  # what selective recomputation runs again: norms and the activation
+    forget: Forget = keep  # told what selective recomputation runs again: norms and the activation
     widening: Linears | None = None  # the MLP's first products; None: by `linears`
     closing: Closing | None = None  # the last product; None: by `linears`
 
@@ -87,9 +86,9 @@ def block(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, ways: Ways = P
 
     `rope` is rope_table's pair for this s, unused where positions are learned.
     """
-    normed = _norm(p, "input_norm", x, model, ways.cheap)
+    normed, x = _norm(p, "input_norm", x, model, ways.forget)
     x = x + _attention(p, normed, model, rope, ways.linears)
-    normed = _norm(p, "post_norm", x, model, ways.cheap)
+    normed, x = _norm(p, "post_norm", x, model, ways.forget)
     return ways.close(p, "down_proj", x, _mlp(p, normed, model, ways))
 
 
@@ -112,7 +111,7 @@ def head_loss(
 def logits(p: Parameters, x: Tensor, model: ModelSpec, linears: Linears = plain_linears) -> Tensor:
     """Scores of every word, [b, s, V] in the dtype of x [b, s, h]; p as in head_loss."""
     table = "embed_tokens" if model.tied_embeddings else "lm_head"
-    return linears(p, (table,), _norm(p, "norm", x, model))[0]
+    return linears(p, (table,), _norm(p, "norm", x, model)[0])[0]
 
 
 def rope_table(
@@ -204,20 +203,33 @@ def _mlp(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
     """The MLP of x [b, s, h] up to its activation's output [b, s, f]."""
     if model.mlp == "relu":
         return F.relu(ways.linears(p, ("up_proj",), x)[0])  # its output is all that it needs itself
-    widening = ways.widening or ways.linears
-    if model.mlp == "swiglu":
-        return ways.cheap(_swiglu, *widening(p, ("gate_proj", "up_proj"), x))
+    names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
+    inputs = (ways.widening or ways.linears)(p, names, x)
     approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
-    return ways.cheap(partial(F.gelu, approximate=approximation), *widening(p, ("up_proj",), x))
+    function = _swiglu if model.mlp == "swiglu" else partial(F.gelu, approximate=approximation)
+    output = function(*inputs)
+    ways.forget(output, function, *inputs)
+    return output
 
 
-def _norm(p: Parameters, name: str, x: Tensor, model: ModelSpec, cheap: Run = plainly) -> Tensor:
-    """The norm called `name` of x [..., h], as the model has it."""
-    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
+def _norm(
+    p: Parameters, name: str, x: Tensor, model: ModelSpec, forget: Forget = keep
+) -> tuple[Tensor, Tensor]:
+    """The norm called `name` of x [..., h], as the model has it, and x for all others to read.
+
+    What comes back to that x is added to the norm's gradient where that is computed.
+    """
+    weights = [p[f"{name}.weight"]]
     if model.norm == "rmsnorm":
-        return cheap(partial(_rms_norm, epsilon=model.norm_epsilon), x, weight)
+        normed, x = _RmsNorm.apply(x, *weights, model.norm_epsilon)  # type: ignore[no-untyped-call]
+        forget(normed, partial(_rms_norm, epsilon=model.norm_epsilon), x, *weights)
+        return normed, x
+    if (bias := p.get(f"{name}.bias")) is not None:
+        weights.append(bias)
     norm = partial(_layer_norm, epsilon=model.norm_epsilon)
-    return cheap(norm, x, weight) if bias is None else cheap(norm, x, weight, bias)
+    normed = norm(x, *weights)
+    forget(normed, norm, x, *weights)
+    return normed, x
 
 
 @cache
@@ -232,34 +244,42 @@ def kernels_for(x: Tensor) -> bool:
 
 
 class _RmsNorm(Function):
-    """x * rstd * weight over the last dimension, in fp32; saves x and rstd (fp32 [..., 1])."""
+    """x * rstd * weight over the last dimension, in fp32, and x; saves x and rstd (fp32 [..., 1]).
+
+    The gradient by the second output, if any, is added to that by the first.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         if kernels_for(x):
             from bigplan.kernels import rms_norm
 
             out, rstd = rms_norm.forward(x.contiguous(), weight, epsilon)
-            ctx.save_for_backward(x, weight, rstd)
-            return out
-        wide = x.float()
-        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        else:
+            wide = x.float()
+            rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+            out = (wide * rstd * weight.float()).to(x.dtype)
         ctx.save_for_backward(x, weight, rstd)
-        return (wide * rstd * weight.float()).to(x.dtype)
+        return out, x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
+        by_output, beside = gradients
         if kernels_for(x):
             from bigplan.kernels import rms_norm
 
-            return *rms_norm.backward(x.contiguous(), weight, rstd, gradients[0]), None
-        gradient = gradients[0].float()
+            return *rms_norm.backward(x.contiguous(), weight, rstd, by_output, beside), None
+        gradient = by_output.float()
         normed = x.float() * rstd
         by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
         gradient = gradient * weight.float()
         projection = (gradient * normed).mean(-1, keepdim=True)
-        return (rstd * (gradient - normed * projection)).to(x.dtype), by_weight, None
+        by_x = rstd * (gradient - normed * projection)
+        if beside is not None:
+            by_x += beside
+        return by_x.to(x.dtype), by_weight, None
 
 
 class _LayerNorm(Function):
@@ -371,7 +391,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return _RmsNorm.apply(x, weight, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+    return _RmsNorm.apply(x, weight, epsilon)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _layer_norm(

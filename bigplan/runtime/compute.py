@@ -151,7 +151,7 @@ class Compute:
                 return self._block(self._parameters(action))(x)
         ways = Ways(self._linears(kept.sums))
         if recompute is not Recompute.NONE:
-            ways = ways._replace(cheap=kept.run_again)
+            ways = ways._replace(forget=kept.forget)
         if recompute is Recompute.MLP:
             ways = ways._replace(widening=kept.products_again(ways.linears))
         return self._record_block(kept, x, action, ways)

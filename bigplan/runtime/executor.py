@@ -15,7 +15,7 @@ from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
-from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, last_of_lanes
+from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, read_ahead
 from bigplan.runtime.lookup import look_up
 from bigplan.runtime.moves import move, reduce
 from bigplan.runtime.streaming import state_in, state_out
@@ -66,12 +66,12 @@ class Executor:
         for action, waits in order[len(before) :]:
             started.append(Done(action, [started[number] for number in waits]))
         self._lanes.start(started[len(before) :])
-        for done in last_of_lanes(d for d in started if d.action.op is not Op.CKPT):
-            done.wait()
+        stage = self._context.program.stage
+        read_ahead([done for done in started if done.action.op is not Op.CKPT], clock, stage)
         ended = [done.issued for done in started]  # asked once: each is in one step's times
         every = list(zip(started, ended, strict=True))
         self._unfinished = [done for done, end in every if not end]
-        return finish([done for done, end in every if end], clock, self._context.program.stage)
+        return finish([done for done, end in every if end], clock, stage)
 
     def _order(self, instructions: tuple[Instruction, ...]) -> Order:
         """What the actions wait for, those of a checkpoint under way first; kept without those."""

@@ -9,7 +9,7 @@ activations are saved as positions in a list, which can be moved to host memory 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,11 +120,11 @@ class Kept:
         self.nbytes = sum(storage.numel() for storage in self._storages())
         return output.detach()
 
-    def run_again(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """function(*inputs), whose result is not kept but computed again when it is asked for."""
-        output = function(*inputs)
-        self._forget(output, function, inputs)
-        return output
+    def forget(self, output: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> None:
+        """Do not keep `output` but compute it again, as function(*inputs), when it is asked for."""
+        packed = [self._pack(tensor) for tensor in inputs]
+        again = _Again(function, packed, weakref.ref(output))
+        self.again[output.untyped_storage().data_ptr()] = again
 
     def products_again(self, linears: Linears) -> Linears:
         """`linears`, whose results are computed again likewise."""
@@ -133,18 +133,10 @@ class Kept:
             outputs = linears(p, names, x)
             for name, output in zip(names, outputs, strict=True):
                 factors = (p[f"{name}.weight"], p.get(f"{name}.bias"))
-                self._forget(output, F.linear, (x, *(t for t in factors if t is not None)))
+                self.forget(output, F.linear, x, *(t for t in factors if t is not None))
             return outputs
 
         return run
-
-    def _forget(
-        self, output: Tensor, function: Callable[..., Tensor], inputs: Iterable[Tensor]
-    ) -> None:
-        """Do not keep `output` but compute it again, as function(*inputs)."""
-        packed = [self._pack(tensor) for tensor in inputs]
-        again = _Again(function, packed, weakref.ref(output))
-        self.again[output.untyped_storage().data_ptr()] = again
 
     def keep_input(self, x: Tensor) -> None:
         """Keep only the layer's input."""

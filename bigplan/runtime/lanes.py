@@ -69,6 +69,7 @@ class Done:
     ended_at: float = 0.0
     start: torch.cuda.Event | None = None
     end: torch.cuda.Event | None = None
+    event: Event | None = None  # its times, once read
     _error: BaseException | None = field(default=None, init=False)
     _gate: threading.Lock = field(default_factory=_closed, init=False)
 
@@ -105,11 +106,19 @@ class Clock:
         torch.cuda.synchronize(device)
         return cls(time.perf_counter(), _mark(torch.cuda.current_stream(device)))
 
-    def span(self, done: Done) -> tuple[float, float]:
-        """Seconds from zero at which the action started and ended."""
+    def read(self, done: Done, stage: int) -> Event:
+        """When an action that has been issued started and ended; waits for the device's end."""
+        if done.event is None:
+            action = done.action
+            what = action.lane.value, action.op.value, action.layer, action.micro_batch
+            done.event = Event(stage, *what, *self._span(done))
+        return done.event
+
+    def _span(self, done: Done) -> tuple[float, float]:
         if done.start is None or done.end is None or self.device is None:
             # A checkpoint's action may have begun, and ended, before this step did.
             return max(0.0, done.started_at - self.host), max(0.0, done.ended_at - self.host)
+        done.end.synchronize()
         start, end = (self.device.elapsed_time(e) / 1e3 for e in (done.start, done.end))
         return start, end
 
@@ -219,24 +228,24 @@ def last_of_lanes(actions: Iterable[Done]) -> Iterable[Done]:
     return {done.action.lane: done for done in actions}.values()
 
 
+def read_ahead(actions: Sequence[Done], clock: Clock, stage: int) -> None:
+    """Wait for a step's actions, and read their times while the device is still at the last ones.
+
+    All at the end took 8 ms of 930 actions (5.5B on an H200), in which the device has nothing to
+    do. Before everything is queued, whoever queues would wait for the interpreter.
+    """
+    for done in last_of_lanes(done for done in actions if done.action.lane in ON_STREAMS):
+        done.wait()
+    for done in actions:
+        if done.wait() is None:
+            clock.read(done, stage)
+
+
 def finish(actions: list[Done], clock: Clock, stage: int) -> Timeline:
     """Wait for a step's actions; raises the first error once none of them runs any more."""
     for done in last_of_lanes(actions):
         done.wait()
     for done in actions:
         done.check()
-    for done in last_of_lanes(actions):
-        if done.end is not None:
-            done.end.synchronize()
-    events = tuple(
-        Event(
-            stage,
-            done.action.lane.value,
-            done.action.op.value,
-            done.action.layer,
-            done.action.micro_batch,
-            *clock.span(done),
-        )
-        for done in actions
-    )
+    events = tuple(clock.read(done, stage) for done in actions)
     return Timeline(events, max((event.end for event in events), default=0.0))

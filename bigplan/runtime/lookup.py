@@ -22,10 +22,10 @@ from bigplan.program import Action, Ref
 from bigplan.runtime import blocks
 from bigplan.runtime.context import Context
 
-# Added up at a time in host memory: 16 MB in fp32, which the C library keeps. 33 MB were mapped
-# anew every time: 160 to 190 ms for 4,096 rows of 4096 on two cores, in place of 18 to 20
+# Added up at a time in host memory: 4 MB in fp32, which the C library keeps. 17 MB and more were
+# mapped anew every time: 96 to 210 ms for 4,096 rows of 4096 on two cores, in place of 18 to 21
 # (benchmarks/host_rows.py).
-HOST_ELEMENTS = 2**22
+HOST_ELEMENTS = 2**20
 
 
 class Entry(NamedTuple):
@@ -90,24 +90,37 @@ def add_up(context: Context, action: Action) -> None:
 def add_rows(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
     """Add gradients[i] to row rows[i] of `total`, for all i.
 
-    total [V, h], rows int64 [n], gradients [n, h], on one device. Of LOOKED_UP_ROWS at a time, in
-    host memory HOST_ELEMENTS, those of equal rows are added in fp32 and then to `total` once, so
-    that a result never depends on the order in which a device's threads come.
+    total [V, h], rows int64 [n], gradients [n, h], on one device. Sorted by row, so that equal ones
+    lie together, they are taken LOOKED_UP_ROWS at a time, in host memory HOST_ELEMENTS. Of these
+    those of equal rows are added in fp32 and then to `total` once, so that a result never depends
+    on the order in which a device's threads come. No value is looked at from the host, which would
+    have to wait for the device.
     """
     some_rows = LOOKED_UP_ROWS if total.is_cuda else max(1, HOST_ELEMENTS // total.shape[1])
-    parts = (torch.split(tensor, some_rows) for tensor in (rows, gradients))
-    for some, theirs in zip(*parts, strict=True):
-        _add(total, some, theirs)
+    ranked, order = rows.sort(stable=True)
+    for some, places in zip(*(torch.split(t, some_rows) for t in (ranked, order)), strict=True):
+        _add(total, some, gradients[places])
 
 
 def _add(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
-    """Without a look at any value from the host, which would have to wait for the device."""
-    ranked, order = rows.sort(stable=True)
-    group = torch.zeros_like(ranked)  # of equal rows, by rank
-    group[1:] = (ranked[1:] != ranked[:-1]).cumsum(0)
-    sums = torch.ops.aten.embedding_dense_backward(
-        gradients.float(), torch.empty_like(group).scatter_(0, order, group), len(rows), -1, False
-    )
-    # Groups that there are not add zeros to row 0.
-    targets = torch.zeros_like(ranked).scatter_(0, group, ranked)
-    total.index_add_(0, targets, sums.to(total.dtype))
+    """Of sorted rows: the sum of equal ones is added with the first of them, zeros with others."""
+    first = torch.searchsorted(rows, rows)
+    total.index_add_(0, rows, _sums(first, gradients).to(total.dtype))
+
+
+def _sums(first: Tensor, gradients: Tensor) -> Tensor:
+    """fp32 [n, h]: at i the sum of gradients[j] over all j with first[j] = i, where there are some.
+
+    On CUDA a product with a matrix of ones and zeros. torch's kernel for gradients of rows goes
+    through them one by one: 5 ms for the 32,768 bytes of a text, of some 60 values, and 4096
+    columns.
+    """
+    if not gradients.is_cuda:
+        wide, count = gradients.float(), len(first)
+        sums: Tensor = torch.ops.aten.embedding_dense_backward(wide, first, count, -1, False)
+        return sums
+    places = torch.arange(len(first), device=first.device)
+    same = (places[:, None] == first).to(gradients.dtype)
+    if gradients.dtype == torch.float32:
+        return same @ gradients
+    return torch.mm(same, gradients, out_dtype=torch.float32)

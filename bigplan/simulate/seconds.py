@@ -28,7 +28,7 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
         rate = float(getattr(rates, MOVES[action.lane]))
         rate = min(rate, rates.state_out) if action.beside_update else rate
         return rates.latency + action.amount / rate
-    on_gpu = action.lane is Lane.COMPUTE
+    on_gpu = action.lane in (Lane.COMPUTE, Lane.GPU_UPDATE)
     memory = rates.device_memory if on_gpu else rates.host_memory
     seconds = 0.0
     match action.op:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -40,6 +40,7 @@ MORE_SURCHARGES = (0.02, 0.005)  # for the best strategies
 REACHED = ((1.0, 0.6), (0.86, 0.2), (0.76, 0.2))
 PREMIUM = 0.01
 STREAMED_BESIDES = (-0.1, -0.05, 0.05, 0.1, 0.15, 0.2)  # parts of the state in host memory, to try
+STREAMED_LAST = (0.0, 0.25, 0.5, 0.75, 1.0)  # and of the last layer's, which is one
 LOSS_GAIN = 0.01  # of a step that larger chunks of the loss must save, to be made room for
 MARGIN = 1e-3  # of each tier, kept free for what rounding to whole rows and pages adds
 MARGINS = (MARGIN, 10 * MARGIN)  # the second where the first is not enough
@@ -298,16 +299,24 @@ def with_cpu_to_spare(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     REACHED, of plans that stream more or less and of those made for slower updates and copies.
     """
     pinned = any(pin.tensor == STREAMED for pin in pins)
-    if pinned or (least := expected_seconds(trial)) < trial.seconds * (1 + GAP):
+    if pinned or expected_seconds(trial) < trial.seconds * (1 + GAP):
         return trial
+    most = trial.seconds * (1 + PREMIUM)
     besides = [_streaming_more(trial.placement, part) for part in STREAMED_BESIDES]
     ways = [(rho, Rings.of(trial.placement)) for rho in SURCHARGES]
     slower = (trial.candidate.hindered(reached).beside_update() for reached, _ in REACHED)
     resolved = (resolve(candidate, ways, pins) for candidate in slower)
-    placements = [*besides, *(found.placement for found in resolved if found)]
+    found = [found.placement for found in resolved if found]
+    trial = _fastest_as_a_rule(trial, [*besides, *found], most)
+    last = [_streaming_last(trial, part) for part in STREAMED_LAST]
+    return _fastest_as_a_rule(trial, last, most)
+
+
+def _fastest_as_a_rule(trial: Trial, placements: Iterable[Placement], most: float) -> Trial:
+    """The trial, or the plan of these that is expected to be faster and promised below `most`."""
+    least = expected_seconds(trial)
     tried = (try_out(trial.candidate, p) for p in placements if p != trial.placement)
-    worth = [found for found in tried if found and found.seconds < trial.seconds * (1 + PREMIUM)]
-    for found in worth:
+    for found in [found for found in tried if found and found.seconds < most]:
         if (expected := expected_seconds(found)) < least:
             trial, least = found, expected
     return trial
@@ -326,14 +335,36 @@ def expected_seconds(trial: Trial) -> float:
 def _streaming_more(placement: Placement, part: float) -> Placement:
     """The placement with this part of the state in host memory streamed besides, or less."""
 
-    def more(kind: KindPlacement) -> KindPlacement:
+    def more(_: str, kind: KindPlacement) -> float:
+        return kind.streamed + part * kind.optimizer.get(Tier.HOST, 0.0) if kind.streamed else 0.0
+
+    return _streaming(placement, more)
+
+
+def _streaming_last(trial: Trial, part: float) -> Placement:
+    """The trial's placement with this part of the last layer's state streamed.
+
+    The integer program adds up what a forward moves, and does not see when: that layer is updated
+    while the last activations leave, and chunks go before these.
+    """
+
+    def streamed(name: str, kind: KindPlacement) -> float:
+        return part if name == last else kind.streamed
+
+    last = trial.candidate.graph.layers[-1]
+    return _streaming(trial.placement, streamed)
+
+
+def _streaming(placement: Placement, streamed: Callable[[str, KindPlacement], float]) -> Placement:
+    """The placement with so many layers' state of each kind streamed, as far as there is some."""
+
+    def changed(name: str, kind: KindPlacement) -> KindPlacement:
         on_host = kind.optimizer.get(Tier.HOST, 0.0)
         most = min(on_host, kind.layers - kind.on_disk - kind.optimizer.get(Tier.GPU, 0.0))
-        streamed = min(max(0.0, kind.streamed + part * on_host), most)
-        return kind.model_copy(update={"streamed": streamed}) if kind.streamed else kind
+        return kind.model_copy(update={"streamed": min(max(0.0, streamed(name, kind)), most)})
 
     stages = (
-        StagePlacement(kinds={name: more(kind) for name, kind in stage.kinds.items()})
+        StagePlacement(kinds={name: changed(name, kind) for name, kind in stage.kinds.items()})
         for stage in placement.stages
     )
     return placement.model_copy(update={"stages": tuple(stages)})

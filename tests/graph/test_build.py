@@ -154,7 +154,9 @@ def test_the_native_runtime_has_no_gradient_of_the_whole_table() -> None:
     )
     table = 2 * model.vocab * model.hidden
     assert dense.backward_workspace == dense.largest == table
-    assert by_rows.backward_workspace == 2048 * model.hidden * (4 + 4)
+    # A copy, ones and zeros, sums; tokens and where they were, sorted, and the sort's own.
+    rows = 2048 * (model.hidden * (2 + 4) + 2 * 2048)
+    assert by_rows.backward_workspace == rows + 4 * 8 * 8 * 512
     assert _moved(by_rows, "gradient sum") == 2 * table < _moved(dense, "gradient sum")
 
 
@@ -167,8 +169,9 @@ def test_looked_up_rows_are_priced_by_tokens(name: str) -> None:
         for n in (1, 8)
     )
     assert _moved(many, "look-up") == 8 * _moved(few, "look-up")
-    # A bf16 gradient of 512 tokens is widened, added up in a cleared buffer and then to fp32 sums.
-    assert _moved(few, "look-up") == tables * 512 * model.hidden * (2 + 4 + 4 + 8 + 4 + 8)
+    # Of a bf16 gradient of 512 tokens a sorted copy is made, and its sums in fp32 are added to
+    # those of the table.
+    assert _moved(few, "look-up") == tables * 512 * model.hidden * (4 + 4 + 8)
 
 
 def test_few_rows_of_a_large_table_are_looked_up_where_it_is() -> None:

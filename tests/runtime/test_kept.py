@@ -61,7 +61,7 @@ class _Layer:
         linears = kept.sums.linears if self.in_product else blocks.plain_linears
         ways = Ways(linears)
         if recompute is not Recompute.NONE:
-            ways = ways._replace(cheap=kept.run_again)
+            ways = ways._replace(forget=kept.forget)
         if recompute is Recompute.MLP:
             ways = ways._replace(widening=kept.products_again(linears))
         if recompute is Recompute.FULL:  # what it records before its backward
