@@ -75,7 +75,10 @@ def row(
 
 
 def fused_swiglu(rate: float) -> None:
-    """SwiGLU: two tensors read and one written, five in all backward; `rate` in bytes/s."""
+    """SwiGLU: two tensors read and one written, five in all backward; `rate` in bytes/s.
+
+    With the output again it is six, beside a forward and a backward.
+    """
     g, u, d = random(TOKENS, FFN), random(TOKENS, FFN), random(TOKENS, FFN)
     each = g.numel() * 2 / rate * 1e3
     print("swiglu error", error(swiglu.forward(g, u), swiglu.reference(g.double(), u.double())))
@@ -86,9 +89,17 @@ def fused_swiglu(rate: float) -> None:
 
     row("swiglu backward", 5 * each, lambda: swiglu.backward(g, u, d), plain)
 
+    def apart() -> object:
+        return swiglu.forward(g, u), swiglu.backward(g, u, d)
+
+    row("  and output; apart", 6 * each, lambda: swiglu.backward(g, u, d, d), apart)
+
 
 def fused_rms_norm(rate: float, width: int) -> None:
-    """RMSNorm of rows of `width`: one tensor read and one written, three in all backward."""
+    """RMSNorm of rows of `width`: one tensor read and one written, three in all backward.
+
+    With another gradient by its input it is four, beside a backward and an addition.
+    """
     rows = TOKENS * HIDDEN // width
     x, d, w = random(rows, width), random(rows, width), random(width)
     each = x.numel() * 2 / rate * 1e3
@@ -105,6 +116,12 @@ def fused_rms_norm(rate: float, width: int) -> None:
         lambda: rms_norm.reference(x, w, 1e-5),
     )
     row(f"rmsnorm {width} backward", 3 * each, lambda: rms_norm.backward(x, w, rstd, d), None)
+    row(
+        "  and added; apart",
+        4 * each,
+        lambda: rms_norm.backward(x, w, rstd, d, out),
+        lambda: rms_norm.backward(x, w, rstd, d)[0] + out,
+    )
 
 
 def fused_rotary(rate: float) -> None:

@@ -27,8 +27,9 @@ Rope = tuple[Tensor, Tensor]
 Forget = Callable[..., None]  # told a result, and the function and inputs that give it again
 # Runs products of one tensor as plain_linears does.
 Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
-# Adds a product to a tensor, as Ways.close does.
+# Adds a product to a tensor, as Ways.close does; the second that of silu(gate) * up.
 Closing = Callable[[Parameters, str, Tensor, Tensor], Tensor]
+Gated = Callable[[Parameters, str, Tensor, Tensor, Tensor], Tensor]
 
 INITIAL_STD = 0.02  # of every matrix, as in GPT-2 and Llama
 
@@ -70,6 +71,7 @@ class Ways(NamedTuple):
     forget: Forget = keep  # told what selective recomputation runs again: norms and the activation
     widening: Linears | None = None  # the MLP's first products; None: by `linears`
     closing: Closing | None = None  # the last product; None: by `linears`
+    gated: Gated | None = None  # that and the gated activation before it; None: apart
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
         """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
@@ -89,7 +91,10 @@ def block(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, ways: Ways = P
     normed, x = _norm(p, "input_norm", x, model, ways.forget)
     x = x + _attention(p, normed, model, rope, ways.linears)
     normed, x = _norm(p, "post_norm", x, model, ways.forget)
-    return ways.close(p, "down_proj", x, _mlp(p, normed, model, ways))
+    inputs = _mlp_inputs(p, normed, model, ways)
+    if ways.gated and model.mlp == "swiglu":
+        return ways.gated(p, "down_proj", x, *inputs)
+    return ways.close(p, "down_proj", x, _activation(inputs, model, ways))
 
 
 def head_loss(
@@ -199,12 +204,18 @@ def _heads(x: Tensor, head_dim: int) -> Tensor:
     return x.view(*x.shape[:-1], -1, head_dim)
 
 
-def _mlp(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> Tensor:
-    """The MLP of x [b, s, h] up to its activation's output [b, s, f]."""
+def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple[Tensor, ...]:
+    """Of the MLP's activation, [b, s, f] each, for x [b, s, h]."""
     if model.mlp == "relu":
-        return F.relu(ways.linears(p, ("up_proj",), x)[0])  # its output is all that it needs itself
+        return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
     names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
-    inputs = (ways.widening or ways.linears)(p, names, x)
+    return (ways.widening or ways.linears)(p, names, x)
+
+
+def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Tensor:
+    """The MLP's activation, [b, s, f] as its inputs."""
+    if model.mlp == "relu":
+        return F.relu(inputs[0])  # its output is all that it needs itself
     approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
     function = _swiglu if model.mlp == "swiglu" else partial(F.gelu, approximate=approximation)
     output = function(*inputs)
@@ -342,29 +353,44 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, without a graph."""
+    if kernels_for(gate):
+        from bigplan.kernels import swiglu
+
+        return swiglu.forward(gate, up)
+    return F.silu(gate).mul_(up)
+
+
+def gated_backward(
+    gate: Tensor, up: Tensor, gradient: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients by gate and up; gated(gate, up) goes to `out`, which may be `gradient`."""
+    if kernels_for(gate):
+        from bigplan.kernels import swiglu
+
+        return swiglu.backward(gate, up, gradient, out)
+    # torch's own derivative of silu, in fp32 inside for bf16
+    by_gate: Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
+    silu = F.silu(gate)
+    by_up = silu * gradient
+    if out is not None:
+        torch.mul(silu, up, out=out)
+    return by_gate, by_up
+
+
 class _SwiGlu(Function):
     """silu(gate) * up; saves gate and up and computes silu again in the backward."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        if kernels_for(gate):
-            from bigplan.kernels import swiglu
-
-            return swiglu.forward(gate, up)
-        return F.silu(gate).mul_(up)
+        return gated(gate, up)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        gradient = gradients[0]
-        if kernels_for(gate):
-            from bigplan.kernels import swiglu
-
-            return swiglu.backward(gate, up, gradient)
-        # torch's own derivative of silu, in fp32 inside for bf16
-        by_gate = torch.ops.aten.silu_backward(gradient * up, gate)
-        return by_gate, F.silu(gate).mul_(gradient)
+        return gated_backward(gate, up, gradients[0])
 
 
 class _CrossEntropy(Function):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.data import Prefetcher
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.lookup import Entry, send_home
-from bigplan.runtime.products import Sums, accumulates_in_product, unread
+from bigplan.runtime.products import Sums, accumulates_in_product, gated, unread
 
 TABLE = "embed_tokens.weight"  # what the loss layer may share with the first
 
@@ -151,7 +152,8 @@ class Compute:
                 return self._block(self._parameters(action))(x)
         ways = Ways(self._linears(kept.sums))
         if recompute is not Recompute.NONE:
-            ways = ways._replace(forget=kept.forget)
+            product = kept.sums.gated if self._in_product else gated
+            ways = ways._replace(forget=kept.forget, gated=product)
         if recompute is Recompute.MLP:
             ways = ways._replace(widening=kept.products_again(ways.linears))
         return self._record_block(kept, x, action, ways)
@@ -167,7 +169,8 @@ class Compute:
         if action.recompute is Recompute.FULL:
             again = Kept(weights=kept.weights)
             closing = again.sums.unread if self._in_product else unread
-            ways = Ways(self._linears(again.sums), closing=closing)
+            product = partial(again.sums.gated if self._in_product else gated, unread=True)
+            ways = Ways(self._linears(again.sums), closing=closing, gated=product)
             self._record_block(again, kept.fetched_input(), action, ways)
             kept = again
         self._open(kept.sums, action)

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime.blocks import gated as gated_activation
+from bigplan.runtime.blocks import gated_backward
 from bigplan.runtime.lookup import add_rows
 
 # Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
@@ -101,6 +103,49 @@ def unread(p: Mapping[str, Tensor], name: str, x: Tensor, inner: Tensor) -> Tens
     return _Unread.apply(x, inner, p[f"{name}.weight"], p.get(f"{name}.bias"), None)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _Gated(Function):
+    """x + F.linear(silu(gate) * up, weight, bias), whose activation is never kept.
+
+    The pass over gate and up that takes their gradients gives it again: run again before, it would
+    take one more. `factor` is weight, bias and who gets the weight's gradient: autograd without
+    one. `unread`: for the backward alone, as _Unread.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, unread: bool, x: Tensor, gate: Tensor, up: Tensor, *factor: Any
+    ) -> Tensor:
+        weight, bias, ctx.add = factor
+        ctx.save_for_backward(gate, up, weight)
+        ctx.biased = bias is not None
+        if unread:
+            return x.new_empty(()).expand_as(x)
+        return x + F.linear(gated_activation(gate, up), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        gate, up, weight = ctx.saved_tensors
+        (by_output,) = gradients
+        gradient = by_output.flatten(0, -2)
+        inner = (gradient @ weight).view(gate.shape)
+        by_gate, by_up = gated_backward(gate, up, inner, out=inner)
+        del gate, up  # which may have been computed again, and are as large
+        rows = inner.flatten(0, -2)
+        by_weight = None if ctx.add else gradient.T @ rows
+        if ctx.add:
+            ctx.add(gradient, rows)
+        by_bias = gradient.sum(0) if ctx.biased else None
+        return None, by_output, by_gate, by_up, by_weight, by_bias, None
+
+
+def gated(
+    p: Mapping[str, Tensor], name: str, x: Tensor, gate: Tensor, up: Tensor, *, unread: bool = False
+) -> Tensor:
+    """Add to x the product of silu(gate) * up and `name`; keeps gate and up. `unread`: as above."""
+    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
+    return _Gated.apply(unread, x, gate, up, weight, bias, None)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class _Linears(Function):
     """F.linear of one input by several weights, whose backward hands the factors to `adds`.
 
@@ -169,6 +214,19 @@ class Sums:
     def unread(self, p: Mapping[str, Tensor], name: str, x: Tensor, inner: Tensor) -> Tensor:
         """As above, but the weight's gradient is added here in the backward."""
         return _Unread.apply(x, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
+
+    def gated(
+        self,
+        p: Mapping[str, Tensor],
+        name: str,
+        x: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        *,
+        unread: bool = False,
+    ) -> Tensor:
+        """As above, but the weight's gradient is added here in the backward."""
+        return _Gated.apply(unread, x, gate, up, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
 
     def _factor(self, p: Mapping[str, Tensor], name: str) -> Factor:
         weight = f"{name}.weight"

@@ -43,6 +43,10 @@ def test_swiglu(count: int, seed: int) -> None:
     ours = swiglu.backward(gate, up, gradient)
     _close(ours[0], by_gate)
     _close(ours[1], by_up)
+    out = gradient.clone()
+    with_output = swiglu.backward(gate, up, out, out)
+    assert all(torch.equal(one, other) for one, other in zip(with_output, ours, strict=True))
+    assert torch.equal(out, swiglu.forward(gate, up))
 
 
 @given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 99))
@@ -64,6 +68,10 @@ def test_rms_norm(rows: int, width: int, seed: int) -> None:
     # The two terms of the gradient cancel where a row has few elements.
     assert float((ours[0].double() - by_x).norm()) < FP32 * float((scale * gradient).norm() + 1)
     _close(ours[1], by_weight)
+    beside = _random(seed + 3, rows, width)
+    added = rms_norm.backward(x, weight, rstd, gradient, beside)
+    assert torch.equal(added[1], ours[1])
+    torch.testing.assert_close(added[0], ours[0] + beside)
 
 
 @given(
