@@ -15,7 +15,7 @@ from torch import Tensor
 from bigplan.profile.bench import Bench, rounded, source, threads
 from bigplan.profile.copies import Copier, Reached, by_way, copiers_of, copying
 from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.cores import Cores
+from bigplan.runtime.cores import BESIDE_COPIES, Cores
 from bigplan.runtime.fused import fused_step
 from bigplan.runtime.native import Piece
 from bigplan.runtime.slab import Slab, typed
@@ -139,10 +139,13 @@ def _beside(
     bench: Bench,
     seconds: float,
 ) -> tuple[float, Reached]:
-    """Seconds of an update while state passes through all devices, and what its copies reach."""
+    """Seconds of an update while state passes through all devices, and what its copies reach.
+
+    On as many cores as the runtime takes then.
+    """
     with (
         threads(bench.cores),
-        Cores() as cores,
+        Cores(BESIDE_COPIES) if bench.cuda else Cores() as cores,
         copying(copiers, bench.clock, passing=bench.cuda) as reached,
     ):
         once = bench.median_on_host(step(cores), seconds)

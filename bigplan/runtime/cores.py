@@ -1,4 +1,4 @@
-"""All cores of the host on one job, each at its own pace.
+"""The cores of the host on one job, each at its own pace.
 
 torch splits an operator into as many equal parts as it has threads and waits for the last. While
 copies are under way and other lanes queue kernels some core is always late, so the others wait for
@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from fractions import Fraction
+from math import ceil
 from threading import Barrier, get_native_id
 
 import torch
@@ -23,12 +25,19 @@ import torch
 # hold up the GPU for as long as they wait for one.
 NICE = 10
 
+# Of the cores, beside copies of a GPU. With all of 16 AdamW is no faster, as memory is at its end,
+# but copies to the host wait longer for theirs, and lanes for a core: of a step's forward the GPU
+# waited 0.10 and 0.13 s, with 14 threads 0.08, with 12 0.06 (5.5B on 24 GiB, an H200;
+# benchmarks/LOG.md).
+BESIDE_COPIES = Fraction(3, 4)
+
 
 class Cores:
-    """As many threads as torch would use, each of which runs torch on one core."""
+    """As many threads as torch would use, or a part of them; torch has one core in each."""
 
-    def __init__(self) -> None:
-        self.count = count = torch.get_num_threads()
+    def __init__(self, part: Fraction = Fraction(1)) -> None:
+        usual = torch.get_num_threads()
+        self.count = count = ceil(part * usual)
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="core")
         met = Barrier(count)
 
@@ -41,7 +50,7 @@ class Cores:
             met.wait()  # so that every thread begins once
 
         wait([self._pool.submit(begin) for _ in range(count)])
-        torch.set_num_threads(count)  # what later threads start with
+        torch.set_num_threads(usual)  # what later threads start with
 
     def run(self, jobs: Iterable[Callable[[], None]]) -> None:
         """Run all; raises the first error once none of them runs any more."""

@@ -13,7 +13,7 @@ from bigplan.placement import Share
 from bigplan.program import STAGED_ROWS, Action, Lane
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.context import Context
-from bigplan.runtime.cores import Cores
+from bigplan.runtime.cores import BESIDE_COPIES, Cores
 from bigplan.runtime.fused import Kernel, fused_step
 from bigplan.runtime.lookup import add_up
 from bigplan.runtime.native import Piece, native
@@ -44,7 +44,7 @@ class Update:
             layer: rules(context.training.optimizer, context.model, layer)
             for layer in context.program.layers
         }
-        self._cores = Cores()
+        self._cores = Cores(BESIDE_COPIES) if context.device.type == "cuda" else Cores()
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
         self.verdict: Verdict | None = None

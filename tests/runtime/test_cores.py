@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from bigplan.runtime.cores import Cores
+from bigplan.runtime.cores import BESIDE_COPIES, Cores
 
 
 @pytest.fixture(params=[1, 3])
@@ -57,3 +57,14 @@ def test_the_first_error_comes_back_when_all_have_ended(cores: Cores) -> None:
     with pytest.raises(ValueError, match="one"):
         cores.run(lambda n=n: job(n) for n in range(5))  # type: ignore[misc]
     assert sorted(ended) == list(range(5))
+
+
+def test_a_part_of_the_cores_leaves_torchs_own_threads_as_they_were(cores: Cores) -> None:
+    before = torch.get_num_threads()
+    with Cores(BESIDE_COPIES) as some:
+        assert some.count == {1: 1, 3: 3}[cores.count]
+        assert torch.get_num_threads() == before
+    torch.set_num_threads(8)
+    with Cores(BESIDE_COPIES) as some:
+        assert some.count == 6
+    torch.set_num_threads(before)
