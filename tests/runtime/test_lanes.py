@@ -18,7 +18,7 @@ import torch
 from bigplan.plan import Plan
 from bigplan.program import Action, Dependencies, Lane, Op, expand
 from bigplan.runtime import lanes as lanes_module
-from bigplan.runtime.lanes import AHEAD, Clock, Done, Lanes, StoppedError, finish
+from bigplan.runtime.lanes import AHEAD, Clock, Done, Lanes, StoppedError, finish, read_ahead
 from bigplan.timeline import Timeline
 from tests.runtime.harness import context_of, started
 from tests.runtime.plans import plans
@@ -55,8 +55,11 @@ def test_actions_start_after_their_lane_and_their_waits(
     for number, (lane, waits) in enumerate(graph):
         done.append(Done(_action(lane, number), [done[i] for i in waits]))
     lanes.start(done)
+    read_ahead(done, clock, stage=0)
+    read = [action.event for action in done]
     timeline = finish(done, clock, stage=0)
     lanes.close()
+    assert list(timeline.events) == read
     assert sorted(ran) == list(range(len(graph)))
     for number, (lane, waits) in enumerate(graph):
         event = timeline.events[number]
@@ -93,6 +96,8 @@ def test_an_error_reaches_the_step_and_nothing_runs_after_it() -> None:
     for number, lane in enumerate([Lane.COMPUTE, Lane.COMPUTE, Lane.H2D, Lane.COMPUTE]):
         done.append(Done(_action(lane, number), done[-1:]))
     lanes.start(done)
+    read_ahead(done, clock, 0)  # of those that ran
+    assert [action.event is None for action in done] == [False, True, True, True]
     with pytest.raises(ValueError, match="broken"):
         finish(done, clock, 0)
     assert ran == [0]

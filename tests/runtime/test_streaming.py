@@ -27,6 +27,9 @@ from tests.runtime.streamed import (
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SGD = Optimizer(name="sgd", learning_rate=0.5, momentum=0.0, weight_decay=0.01)
+# Of a table that is looked up and gives scores: at 0.5 the rounding of norms' gradients to bf16
+# alone moves the third step's loss by up to 4%, at 0.2 by 0.05%.
+SLOWER = SGD.model_copy(update={"learning_rate": 0.2})
 MOMENTUM = SGD.model_copy(update={"momentum": 0.9})
 GROUPS = (
     ParameterGroup(match="*norm*", weight_decay=0.3, learning_rate_factor=0.5),
@@ -58,7 +61,7 @@ WAITING: dict[str, dict[str, object]] = {  # updates wait for the norm
 AT_ONCE: dict[str, dict[str, object]] = {  # updates run within the backward
     "bf16": {"clip_norm": None},
     "narrow-bf16-grouped": {**NARROW_BF16, "clip_norm": None, "optimizer": GROUPED},
-    "bf16-sgd-tied": {"clip_norm": None, "optimizer": SGD, "tied": True},
+    "bf16-sgd-tied": {"clip_norm": None, "optimizer": SLOWER, "tied": True},
     "fp32": {"precision": "fp32", "clip_norm": None},
     "fp32-momentum": {"precision": "fp32", "clip_norm": None, "optimizer": MOMENTUM},
 }

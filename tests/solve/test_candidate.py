@@ -57,6 +57,24 @@ def test_plans_are_chosen_for_a_slower_cpu_too() -> None:
     assert Placement.model_validate(spared.placement.model_dump()) == spared.placement
 
 
+def test_no_other_share_of_the_last_layers_state_is_expected_to_be_faster() -> None:
+    spared = with_cpu_to_spare(_trial(), ())
+    (stage,) = spared.placement.stages
+    last = spared.candidate.graph.layers[-1]
+    tried = set()
+    for share in (0.0, 0.5, 1.0):
+        kinds = stage.kinds | {last: stage.kinds[last].model_copy(update={"streamed": share})}
+        placement = spared.placement.model_copy(
+            update={"stages": (stage.model_copy(update={"kinds": kinds}),)}
+        )
+        other = try_out(spared.candidate, placement)
+        assert other is not None
+        tried.add(other.seconds)
+        if other.seconds < _trial().seconds * (1 + PREMIUM):
+            assert expected_seconds(other) >= expected_seconds(spared)
+    assert len(tried) > 1  # it matters
+
+
 def test_what_is_expected_is_the_mean_over_what_the_cpu_may_reach() -> None:
     trial, parts = _trial(), [part for _, part in REACHED]
     assert sum(parts) == pytest.approx(1.0)
