@@ -37,8 +37,8 @@ class ErrorClass(StrEnum):
 # -drive, -looked-up, -rows-apart, -in-turns, -less-again and -in-place, and 2026-11-23-h200-turns
 # and -threads; of the nineteen that are 13% or more off eight wait for a drive and ten for the
 # CPU's update, which were slower or faster in those minutes than in the profile, and one for what
-# has been mended since. Most of the others are 3 to 8% too fast: in steps the GPU's power limit holds its
-# clock lower than in the profile.
+# has been mended since. Most of the others are 3 to 8% too fast: in steps the GPU's power limit
+# holds its clock lower than in the profile.
 BANDS = {
     ErrorClass.KNOWN_GPU: (0.878, 1.100),
     ErrorClass.RECENT_GPU: (0.801, 1.124),
