@@ -361,7 +361,7 @@ def _streaming(placement: Placement, streamed: Callable[[str, KindPlacement], fl
     def changed(name: str, kind: KindPlacement) -> KindPlacement:
         on_host = kind.optimizer.get(Tier.HOST, 0.0)
         most = min(on_host, kind.layers - kind.on_disk - kind.optimizer.get(Tier.GPU, 0.0))
-        return kind.model_copy(update={"streamed": min(max(0.0, streamed(name, kind)), most)})
+        return kind.model_copy(update={"streamed": max(0.0, min(streamed(name, kind), most))})
 
     stages = (
         StagePlacement(kinds={name: changed(name, kind) for name, kind in stage.kinds.items()})

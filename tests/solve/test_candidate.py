@@ -8,7 +8,7 @@ from operator import mul
 import pytest
 
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import Placement
+from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.candidate import (
     PREMIUM,
@@ -17,6 +17,7 @@ from bigplan.solve.candidate import (
     Candidate,
     Trial,
     Workload,
+    _streaming_more,
     expected_seconds,
     resolve,
     try_out,
@@ -26,6 +27,7 @@ from bigplan.solve.ilp import GAP
 from bigplan.solve.pins import parse_pins
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
+from tests.toys import kind_placement
 
 # Four layers whose updates take as long as their forward pass, part of their state streamed.
 MODEL = find_model("llama-3-8b").model_copy(update={"layers": 4})
@@ -73,6 +75,14 @@ def test_no_other_share_of_the_last_layers_state_is_expected_to_be_faster() -> N
         if other.seconds < _trial().seconds * (1 + PREMIUM):
             assert expected_seconds(other) >= expected_seconds(spared)
     assert len(tried) > 1  # it matters
+
+
+def test_a_solvers_noise_never_streams_less_than_nothing() -> None:
+    still = kind_placement(2).model_copy(update={"optimizer": {Tier.GPU: 2 + 1e-9}})
+    kinds = {"embedding": kind_placement(1), "block": still, "head": kind_placement(1)}
+    placement = Placement(stages=(StagePlacement(kinds=kinds),))
+    for more in (-0.1, 0.1):
+        assert _streaming_more(placement, more) == placement
 
 
 def test_what_is_expected_is_the_mean_over_what_the_cpu_may_reach() -> None:
