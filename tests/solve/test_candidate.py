@@ -65,7 +65,8 @@ def test_no_other_share_of_the_last_layers_state_is_expected_to_be_faster() -> N
     last = spared.candidate.graph.layers[-1]
     tried = set()
     for share in (0.0, 0.5, 1.0):
-        kinds = stage.kinds | {last: stage.kinds[last].model_copy(update={"streamed": share})}
+        other_last = stage.kinds[last].model_copy(update={"streamed": share})
+        kinds = {**stage.kinds, last: other_last}
         placement = spared.placement.model_copy(
             update={"stages": (stage.model_copy(update={"kinds": kinds}),)}
         )
