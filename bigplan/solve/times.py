@@ -60,7 +60,7 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     for label, of in ((forward, kinds), (backward, times.inner)):
         yield AtLeast(label, Linear(constant=_gathers(times, of, in_slots=True)))
     for kind, count in times.inner:
-        if min(stage.most.sums, count - 1) == 1 and stage.sharded(kind, 2) == 1:
+        if stage.most.sums == 1 < count and stage.sharded(kind, 2) == 1:
             yield AtLeast(backward, _one_sum_seconds(times, kind, count))
 
 

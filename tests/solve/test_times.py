@@ -86,6 +86,17 @@ def test_gradients_take_turns_in_one_sum() -> None:
     assert one > 1.2 * two
 
 
+def test_of_two_layers_with_a_sum_each_none_waits_for_the_other() -> None:
+    graph = toy_graph(blocks=2, units=8)
+    costs = replace(COSTS, rates=replace(COSTS.rates, d2h=COSTS.rates.d2h / 2))
+    away = kind_placement(2, gradients=Tier.HOST, optimizer=Tier.HOST)
+    placement = placed(graph, block=away).model_copy(update={"sums": 2})
+    bound = formulate(graph, costs, (), Rings.of(placement)).step_seconds(
+        decisions_of(graph, placement)
+    )
+    assert bound <= simulate(lower(graph, placement), graph, costs).seconds
+
+
 def test_a_surcharge_pays_for_no_empty_slots() -> None:
     graph = toy_graph(blocks=5, units=4)
     serial = formulate(graph, COSTS).serial
