@@ -88,11 +88,18 @@ def forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 
 def backward(
-    x: Tensor, weight: Tensor, rstd: Tensor, gradient: Tensor, beside: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    rstd: Tensor,
+    gradient: Tensor,
+    beside: Tensor | None = None,
+    *,
+    over: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Gradients by x and by the weight (in its dtype, summed in fp32).
 
     `beside`, like x: the gradient by x of all others that read it, added to the norm's in fp32.
+    `over`: the sum of both may take its place.
     """
     gradient = gradient.contiguous()
     others = gradient if beside is None else beside.contiguous()
@@ -102,7 +109,7 @@ def backward(
     tiles = triton.cdiv(count, rows)
     programs = min(tiles, WAVES * _multiprocessors(x.device))
     steps = triton.cdiv(tiles, programs)
-    by_x = torch.empty_like(x)
+    by_x = others if over and beside is not None else torch.empty_like(x)
     partial = torch.empty((programs, width), dtype=torch.float32, device=x.device)
     _backward[(programs,)](
         x, weight, rstd, gradient, others, by_x, partial, count, width, steps,

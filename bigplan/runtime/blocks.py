@@ -88,7 +88,7 @@ def block(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, ways: Ways = P
 
     `rope` is rope_table's pair for this s, unused where positions are learned.
     """
-    normed, x = _norm(p, "input_norm", x, model, ways.forget)
+    normed, x = _norm(p, "input_norm", x, model, ways.forget, over=True)
     x = x + _attention(p, normed, model, rope, ways.linears)
     normed, x = _norm(p, "post_norm", x, model, ways.forget)
     inputs = _mlp_inputs(p, normed, model, ways)
@@ -224,15 +224,22 @@ def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Ten
 
 
 def _norm(
-    p: Parameters, name: str, x: Tensor, model: ModelSpec, forget: Forget = keep
+    p: Parameters,
+    name: str,
+    x: Tensor,
+    model: ModelSpec,
+    forget: Forget = keep,
+    *,
+    over: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The norm called `name` of x [..., h], as the model has it, and x for all others to read.
 
-    What comes back to that x is added to the norm's gradient where that is computed.
+    What comes back to that x is added to the norm's gradient where that is computed, and `over`
+    says that the sum may take its place: nobody else has it, as a caller has a block's gradient.
     """
     weights = [p[f"{name}.weight"]]
     if model.norm == "rmsnorm":
-        normed, x = _RmsNorm.apply(x, *weights, model.norm_epsilon)  # type: ignore[no-untyped-call]
+        normed, x = _RmsNorm.apply(x, *weights, model.norm_epsilon, over)  # type: ignore[no-untyped-call]
         forget(normed, partial(_rms_norm, epsilon=model.norm_epsilon), x, *weights)
         return normed, x
     if (bias := p.get(f"{name}.bias")) is not None:
@@ -257,12 +264,16 @@ def kernels_for(x: Tensor) -> bool:
 class _RmsNorm(Function):
     """x * rstd * weight over the last dimension, in fp32, and x; saves x and rstd (fp32 [..., 1]).
 
-    The gradient by the second output, if any, is added to that by the first.
+    The gradient by the second output, if any, is added to that by the first; with `over` the sum
+    is written over it. A new tensor amid a block's large ones would live on into the next block.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, epsilon: float, over: bool = False
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
+        ctx.over = over
         if kernels_for(x):
             from bigplan.kernels import rms_norm
 
@@ -275,13 +286,16 @@ class _RmsNorm(Function):
         return out, x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
         x, weight, rstd = ctx.saved_tensors
         by_output, beside = gradients
         if kernels_for(x):
             from bigplan.kernels import rms_norm
 
-            return *rms_norm.backward(x.contiguous(), weight, rstd, by_output, beside), None
+            by_x, by_weight = rms_norm.backward(
+                x.contiguous(), weight, rstd, by_output, beside, over=ctx.over
+            )
+            return by_x, by_weight, None, None
         gradient = by_output.float()
         normed = x.float() * rstd
         by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
@@ -290,7 +304,9 @@ class _RmsNorm(Function):
         by_x = rstd * (gradient - normed * projection)
         if beside is not None:
             by_x += beside
-        return by_x.to(x.dtype), by_weight, None
+            if ctx.over:
+                return beside.copy_(by_x), by_weight, None, None
+        return by_x.to(x.dtype), by_weight, None, None
 
 
 class _LayerNorm(Function):

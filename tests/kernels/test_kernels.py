@@ -72,6 +72,9 @@ def test_rms_norm(rows: int, width: int, seed: int) -> None:
     added = rms_norm.backward(x, weight, rstd, gradient, beside)
     assert torch.equal(added[1], ours[1])
     torch.testing.assert_close(added[0], ours[0] + beside)
+    over = rms_norm.backward(x, weight, rstd, gradient, beside, over=True)
+    assert over[0] is beside
+    torch.testing.assert_close(over, added, rtol=0, atol=0)
 
 
 @given(

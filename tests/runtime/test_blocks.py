@@ -85,6 +85,21 @@ def test_rms_norm_gradient_equals_torch() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_a_block_does_not_write_over_its_callers_gradient() -> None:
+    model = _model(layers=1)
+    p = {
+        parameter.name: blocks.initial_values("block", 0, parameter, seed=0).requires_grad_()
+        for parameter in model.kinds()["block"]
+    }
+    x, given = torch.randn(2, 9, 48, requires_grad=True), torch.randn(2, 9, 48)
+    before = given.clone()
+    rope = blocks.rope_table(model, 9, "cpu", torch.float32)
+    blocks.block(p, x, model, rope).backward(given)  # type: ignore[no-untyped-call]
+    assert torch.equal(given, before)
+    assert x.grad is not None
+    assert not torch.equal(x.grad, given)
+
+
 @pytest.mark.parametrize("biased", [True, False])
 def test_layer_norm_gradient_equals_torch(biased: bool) -> None:
     x, weight = torch.randn(4, 33, requires_grad=True), torch.randn(33, requires_grad=True)
