@@ -1,11 +1,12 @@
-"""AdamW on the CPU with requests for memory ahead of the loop: how far, and into which cache.
+"""What the CPU's compiled kernels make of requests for memory ahead: how far, and into which cache.
 
-    python benchmarks/cpu_prefetch.py [--millions 218.112] [--layers 3] [--rounds 5]
+    python -m benchmarks.cpu_prefetch [--millions 218.112] [--layers 3] [--rounds 5] [--threads N]
 
-bigplan/runtime/step.cpp is compiled with other distances and cache levels, and without requests;
-results are compared bit for bit. Then all of them update the same layers in turn, in another order
-each round, alone and, with a GPU, beside copies both ways. Prints G parameters/s: the median of all
-layers, the mean, and what one in ten is below and above. The defaults take 12 GB of host memory.
+They are compiled with other distances and cache levels, and without requests; results are compared
+bit for bit. Then all of them do the same with the same layers in turn, in another order each round,
+alone and, with a GPU, beside copies both ways: AdamW, sums of 16-bit gradients, and of their
+squares. Prints G elements/s: the median of all layers, the mean, and what one in ten is below and
+above. The defaults take 12 GB of host memory and three quarters of the cores, as the runtime does.
 """
 
 from __future__ import annotations
@@ -13,36 +14,63 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import shutil
 import statistics
 import subprocess
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
 from benchmarks.cpu_update import ADAMW, USED, beside, compiled, copies, layers_in, seconds
-from bigplan.runtime.native import FLAGS, SOURCE, Native, Piece
+from bigplan.runtime.cores import BESIDE_COPIES
+from bigplan.runtime.native import FLAGS, HEADERS, SOURCES, Native, Piece
 
-VARIANTS = [(0, 2), *((ahead, level) for level in (2, 3) for ahead in (256, 512, 1024))]
-AHEAD, LEVEL = "AHEAD = 512;", "LEVEL = 2;"  # as the source has them
+VARIANTS = [(0, 2), *((ahead, 2) for ahead in (1024, 2048, 4096, 8192)), (2048, 3), (4096, 3)]
+AHEAD, LEVEL = "AHEAD = 4096;", "LEVEL = 2;"  # as elements.h has them
 ELEMENTS = (1 << 18) + 1000  # of the comparison
 
 
 def made(folder: Path, ahead: int, level: int) -> Native:
-    """The kernel with other constants; without requests for 0."""
-    source = SOURCE.read_text(encoding="utf-8")
+    """The kernels with other constants; without requests for 0."""
+    for path in (*SOURCES, *HEADERS):
+        shutil.copy(path, folder)
+    header = folder / "elements.h"
+    text = header.read_text(encoding="utf-8")
     for constant in (AHEAD, LEVEL):
-        assert constant in source, f"the source does not have {constant}"
-    source = source.replace(AHEAD, f"AHEAD = {ahead};").replace(LEVEL, f"LEVEL = {level};")
+        assert constant in text, f"the source does not have {constant}"
+    text = text.replace(AHEAD, f"AHEAD = {ahead};").replace(LEVEL, f"LEVEL = {level};")
     if not ahead:
-        source = source.replace("__builtin_prefetch(bytes + i, 0, LEVEL)", "(void)bytes")
-    text = folder / f"{ahead}-{level}.cpp"
-    text.write_text(source, encoding="utf-8")
-    library = text.with_suffix(".so")
-    subprocess.run(["c++", *FLAGS, "-o", str(library), str(text)], check=True)
+        text = text.replace("__builtin_prefetch(bytes + i, 0, LEVEL)", "(void)bytes")
+    header.write_text(text, encoding="utf-8")
+    library = folder / f"{ahead}-{level}.so"
+    sources = [str(folder / path.name) for path in SOURCES]
+    subprocess.run(["c++", *FLAGS, "-o", str(library), *sources], check=True)
     return Native(library)
+
+
+def summed(library: Native, threads: int, piece: Piece) -> None:
+    """A layer's 16-bit gradients and others."""
+    assert piece.copy is not None
+    library.add(piece.copy, piece.gradient.view(torch.bfloat16)[: piece.elements], threads)
+
+
+def squared(library: Native, threads: int, piece: Piece) -> None:
+    """Their squares."""
+    assert piece.copy is not None
+    library.square_sum(piece.copy, threads)
+
+
+WORKS: dict[str, Callable[[Native, int, Piece], None]] = {
+    "AdamW": compiled,
+    "sums": summed,
+    "squares": squared,
+}
 
 
 def updated(library: Native) -> list[torch.Tensor]:
@@ -56,42 +84,59 @@ def updated(library: Native) -> list[torch.Tensor]:
     return [parameter, first, second, piece.copy]
 
 
+def measure(
+    label: str,
+    libraries: dict[tuple[int, int], Native],
+    work: Callable[[Native, Piece], None],
+    layers: list[Piece],
+    rounds: int,
+) -> None:
+    """Rows of one work."""
+    found = defaultdict[tuple[int, int], list[float]](list)
+    for turn in range(rounds):
+        for variant in random.Random(turn).sample(VARIANTS, len(VARIANTS)):
+            found[variant] += seconds(layers, partial(work, libraries[variant]))
+    count = layers[0].elements / 1e9
+    for (ahead, level), times in sorted(found.items()):
+        rates = sorted(count / each for each in times)
+        tenth = len(rates) // 10
+        name = f"{ahead} bytes ahead into cache {4 - level}" if ahead else "no requests"
+        print(
+            f"{label}, {name}: {statistics.median(rates):.2f} G/s, "
+            f"mean {count / statistics.mean(times):.2f}, "
+            f"{rates[tenth]:.2f} to {rates[-1 - tenth]:.2f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Print the table."""
+    cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--millions", type=float, default=218.112, help="parameters a layer")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=ceil(BESIDE_COPIES * cores))
     options = parser.parse_args()
-    count, cores = int(options.millions * 1e6) // 64 * 64, len(os.sched_getaffinity(0))
+    count = int(options.millions * 1e6) // 64 * 64
     cuda = torch.cuda.is_available()
     with TemporaryDirectory() as folder:
         libraries = {variant: made(Path(folder), *variant) for variant in VARIANTS}
     expected = updated(libraries[VARIANTS[0]])
     for variant, library in libraries.items():
         assert all(map(torch.equal, expected, updated(library))), variant
-    print(f"torch {torch.__version__}, {cores} cores, {options.layers} layers of {count}")
+    print(f"torch {torch.__version__}, {options.threads} of {cores} cores, layers of {count}")
     with layers_in(USED._replace(locked=cuda), count, options.layers) as layers:
-        for label, works in {"alone": [], "beside copies": [copies]}.items():
-            if works and not cuda:
+        for label, others in {"alone": [], "beside copies": [copies]}.items():
+            if others and not cuda:
                 continue
-            found = defaultdict[tuple[int, int], list[float]](list)
-            with beside(works):
-                for turn in range(options.rounds):
-                    order = random.Random(turn).sample(VARIANTS, len(VARIANTS))
-                    for variant in order:
-                        update = partial(compiled, libraries[variant], cores)
-                        found[variant] += seconds(layers, update)
-            for (ahead, level), times in sorted(found.items()):
-                rates = sorted(count / 1e9 / each for each in times)
-                tenth = len(rates) // 10
-                name = f"{ahead} ahead into cache {4 - level}" if ahead else "no requests"
-                print(
-                    f"{label}, {name}: {statistics.median(rates):.2f} G/s, "
-                    f"mean {count / 1e9 / statistics.mean(times):.2f}, "
-                    f"{rates[tenth]:.2f} to {rates[-1 - tenth]:.2f}",
-                    flush=True,
-                )
+            with beside(others):
+                for name, work in WORKS.items():
+
+                    def threaded(library: Native, piece: Piece, work: Any = work) -> None:
+                        work(library, options.threads, piece)
+
+                    measure(f"{name}, {label}", libraries, threaded, layers, options.rounds)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""step.cpp compiled for this machine's CPU: the optimizer's update of many pieces in one call.
+"""C++ compiled for this machine's CPU: an optimizer's update of many pieces in one call, and sums.
 
 It is compiled on first use, in about three seconds, and kept in the user's cache folder under a
 name made of everything that the result depends on. Calls leave the interpreter to other threads,
 and the threads that they start never ask for it.
-Where there is no compiler, torch's kernels do the work, with the same bits (runtime/fused.py).
+Where there is no compiler, torch's kernels do the work, with the same bits but for sums of squares
+(runtime/fused.py, runtime/gradient_sums.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from torch import Tensor
 
 from bigplan.runtime.cores import NICE
 
-SOURCE = Path(__file__).with_name("step.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.cpp", "sums.cpp"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("elements.h", "team.h"))
 # No fused multiply-add that the source does not have; square roots and comparisons in vectors.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"),
@@ -36,7 +38,7 @@ FLAGS = (
 )
 COMPILERS = ("c++", "g++", "clang++")  # tried after $CXX
 SECONDS = 60.0  # that a compilation may take
-TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # as step.cpp counts them
+TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # as elements.h counts them
 
 _log = logging.getLogger(__name__)
 _lock = Lock()
@@ -90,7 +92,7 @@ class _Part(ctypes.Structure):
 
 
 class _Team(ctypes.Structure):
-    """As step.cpp has it."""
+    """As team.h has it."""
 
     _fields_ = (("threads", ctypes.c_int32), ("nice", ctypes.c_int32))
 
@@ -100,10 +102,11 @@ class Native:
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
+        self._library.square_sum.restype = ctypes.c_double
         self._halves = {torch.bfloat16} | ({torch.float16} if self._library.has_fp16() else set())
         self._gradients = {torch.float32} | self._halves
 
-    def takes(self, gradient: Tensor, copy: Tensor | None) -> bool:
+    def takes(self, gradient: Tensor, copy: Tensor | None = None) -> bool:
         """Whether it reads and writes their dtypes: not every CPU converts fp16."""
         return gradient.dtype in self._gradients and (copy is None or copy.dtype in self._halves)
 
@@ -121,6 +124,26 @@ class Native:
         getattr(self._library, step.function)(
             parts, ctypes.c_int64(len(pieces)), constants, ctypes.byref(team)
         )
+
+    def add(self, total: Tensor, part: Tensor, threads: int = 1) -> None:
+        """Add `part` to `total`, contiguous and of one dtype and shape, as torch rounds it."""
+        assert total.dtype == part.dtype, (total.dtype, part.dtype)
+        assert total.shape == part.shape, (total.shape, part.shape)
+        self._library.add(
+            ctypes.c_void_p(total.data_ptr()), *_values(part), ctypes.byref(_Team(threads, NICE))
+        )
+
+    def square_sum(self, values: Tensor, threads: int = 1) -> float:
+        """Of contiguous values, squared in fp32; it does not depend on `threads`."""
+        team = _Team(threads, NICE)
+        return float(self._library.square_sum(*_values(values), ctypes.byref(team)))
+
+
+def _values(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]:
+    """Where they lie, how many they are, and of which type."""
+    assert tensor.is_contiguous(), tensor.stride()
+    count, kind = ctypes.c_int64(tensor.numel()), ctypes.c_int32(TYPES[tensor.dtype])
+    return ctypes.c_void_p(tensor.data_ptr()), count, kind
 
 
 def _part(piece: Piece, divisor: float) -> _Part:
@@ -159,7 +182,7 @@ def _native() -> Native | None:
 
 def _made() -> Native:
     command = _compiler()
-    name = f"step-{_digest(command)}.so"
+    name = f"host-{_digest(command)}.so"
     try:
         return _kept(command, _cache_folder(), name)
     except (OSError, RuntimeError):  # not writable, nothing there may run, or there is no home
@@ -180,7 +203,8 @@ def _digest(command: list[str]) -> str:
     version = subprocess.run(
         [*command, "--version"], check=True, capture_output=True, timeout=SECONDS
     ).stdout
-    parts = (SOURCE.read_bytes(), shlex.join(FLAGS).encode(), version, _cpu().encode())
+    sources = (path.read_bytes() for path in (*SOURCES, *HEADERS))
+    parts = (*sources, shlex.join(FLAGS).encode(), version, _cpu().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
@@ -215,7 +239,7 @@ def _kept(command: list[str], folder: Path, name: str) -> Native:
         with TemporaryDirectory(dir=folder) as own:
             made = Path(own) / name
             subprocess.run(
-                [*command, *FLAGS, str(SOURCE), "-o", str(made)],
+                [*command, *FLAGS, *map(str, SOURCES), "-o", str(made)],
                 check=True,
                 capture_output=True,
                 timeout=SECONDS,

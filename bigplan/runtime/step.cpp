@@ -1,7 +1,4 @@
-// AdamW and SGD on parts of parameters in one pass over memory; native.py compiles and calls it.
-//
-// One call does them all, on threads of its own: they take chunks as they come and never wait for
-// Python's interpreter.
+// AdamW and SGD on parts of parameters in one pass over memory.
 //
 // With a 16-bit copy AdamW moves 30 bytes of host memory a parameter: parameter, gradient and two
 // moments are read (16), all but the gradient written (12), and so is the copy (2). Work goes block
@@ -12,111 +9,24 @@
 // one): memory idles meanwhile. fp16 alone has loops of its own, as compilers do not put it into
 // vectors.
 //
-// What is read is asked for ahead of the loop: on 16 cores of a Xeon that is 10% faster, beside
-// copies and without; on two of an EPYC 9004 it makes no difference, but 40% where the four arrays
-// lie powers of two apart (benchmarks/cpu_prefetch.py).
-//
 // Every fused multiply-add is written out and the compiler may add none (-ffp-contract=off), square
 // roots and divisions are IEEE's: an element's bits depend on its own values alone, not on where a
 // part begins or on vectors and tails. They are those of the vector body of torch's fused kernels
 // as built for AVX2 and AVX-512.
 
+#include "elements.h"
+#include "team.h"
+
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <system_error>
-#include <thread>
-#include <vector>
 
-#ifdef __linux__
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
 
 namespace {
-
-// Elements of a block: the buffers take 6 KiB of the first cache.
-constexpr int64_t BLOCK = 1024;
-
-// Elements that are asked for at a time, and how many before they are read: 2 KiB of fp32.
-constexpr int64_t ASKED = 64;
-constexpr int64_t AHEAD = 512;
-constexpr int LEVEL = 2;  // of __builtin_prefetch: 3 is the first cache, 2 the second
-
-// Elements that a thread takes at a time: half a millisecond of a core's work, so that all end
-// within that of each other.
-constexpr int64_t CHUNK = 1 << 17;
-
-// Where the CPU has no such instruction: rounded twice, rather than by a call for each.
-inline float multiply_add(float a, float b, float c) {
-#if defined(__FMA__) || defined(__FP_FAST_FMAF)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-struct Bf16 {
-  uint16_t bits;
-};
-
-struct Fp16 {
-  uint16_t bits;
-};
-
-inline float widened(float value) { return value; }
-
-inline float widened(Bf16 value) {
-  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
-  float result;
-  std::memcpy(&result, &bits, sizeof bits);
-  return result;
-}
-
-// To nearest, ties to even; a carry out of the largest makes it infinite. NaN stays NaN.
-inline uint16_t bf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
-
-#ifdef __F16C__
-void widen(const Fp16* from, float* to, int64_t count) {
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halves));
-  }
-  for (; i < count; i++) to[i] = _cvtsh_ss(from[i].bits);
-}
-
-void narrow_to_fp16(const float* from, uint16_t* to, int64_t count) {
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), halves);
-  }
-  for (; i < count; i++) to[i] = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
-}
-#else  // has_fp16() says so
-void widen(const Fp16*, float*, int64_t) {}
-void narrow_to_fp16(const float*, uint16_t*, int64_t) {}
-#endif
-
-// Gradients as the loop reads them: where they lie, fp16 from the buffer.
-const float* readable(const float* gradient, float*, int64_t) { return gradient; }
-const Bf16* readable(const Bf16* gradient, float*, int64_t) { return gradient; }
-const float* readable(const Fp16* gradient, float* buffer, int64_t count) {
-  widen(gradient, buffer, count);
-  return buffer;
-}
 
 // Whole lines go past the caches, what lies before and after them through.
 void stream(const uint16_t* from, uint16_t* to, int64_t count) {
@@ -134,15 +44,6 @@ void stream(const uint16_t* from, uint16_t* to, int64_t count) {
   std::memcpy(to + i, from + i, 2 * (count - i));
 }
 
-// ASKED elements, AHEAD of these. What lies behind the end of an array is asked for in vain.
-template <class Element>
-inline void ask(const Element* elements) {
-  const char* bytes = reinterpret_cast<const char*>(elements) + AHEAD * sizeof(Element);
-  for (size_t i = 0; i < ASKED * sizeof(Element); i += 64) __builtin_prefetch(bytes + i, 0, LEVEL);
-}
-
-enum Type : int32_t { NONE, FP32, BF16, FP16 };  // as native.py counts them
-
 }  // namespace
 
 extern "C" {
@@ -157,12 +58,6 @@ struct Part {
   int32_t gradient_type;
   int32_t copy_type;
   float divisor;
-};
-
-// Who does the work.
-struct Team {
-  int32_t threads;
-  int32_t nice;  // of each of them, where there are several
 };
 
 // In the order of the constants in adamw.py and sgd.py.
@@ -273,8 +168,6 @@ void update(const Part& part, const Sgd& c) {
     });
 }
 
-int64_t chunks(const Part& part) { return (part.count + CHUNK - 1) / CHUNK; }
-
 // A chunk of the part, counted from 0.
 Part cut(Part part, int64_t number) {
   const int64_t start = number * CHUNK;
@@ -288,51 +181,20 @@ Part cut(Part part, int64_t number) {
   return part;
 }
 
-// Which matters where the process has threads that should not wait for these.
-void be_nice(int32_t nice) {
-#ifdef __linux__  // where a thread has a priority of its own; a sandbox may forbid to set it
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), nice);
-#endif
-}
-
 template <class Constants>
 void update_all(const Part* parts, int64_t count, const Constants& constants, const Team& team) {
   int64_t total = 0;
-  for (int64_t i = 0; i < count; i++) total += chunks(parts[i]);
-  std::atomic<int64_t> next{0};
-  const auto work = [&] {
-    for (int64_t number; (number = next.fetch_add(1)) < total;) {
-      const Part* part = parts;
-      while (number >= chunks(*part)) number -= chunks(*part++);
-      update(cut(*part, number), constants);
-    }
-  };
-  std::vector<std::thread> threads;
-  const int64_t wanted = std::min<int64_t>(team.threads, total);
-  try {
-    while (wanted > 1 && static_cast<int64_t>(threads.size()) < wanted)
-      threads.emplace_back([&] {
-        be_nice(team.nice);
-        work();
-      });
-  } catch (const std::system_error&) {  // no more are to be had; those that run do all
-  }
-  if (threads.empty()) work();
-  for (std::thread& thread : threads) thread.join();
+  for (int64_t i = 0; i < count; i++) total += chunks(parts[i].count);
+  in_parallel(total, team, [&](int64_t number) {
+    const Part* part = parts;
+    while (number >= chunks(part->count)) number -= chunks((part++)->count);
+    update(cut(*part, number), constants);
+  });
 }
 
 }  // namespace
 
 extern "C" {
-
-// Whether 16-bit values may be fp16.
-int32_t has_fp16() {
-#ifdef __F16C__
-  return 1;
-#else
-  return 0;
-#endif
-}
 
 void adamw(const Part* parts, int64_t count, const AdamW* constants, const Team* team) {
   update_all(parts, count, *constants, *team);

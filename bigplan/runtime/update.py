@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.context import Context
 from bigplan.runtime.cores import BESIDE_COPIES, Cores
 from bigplan.runtime.fused import Kernel, fused_step
+from bigplan.runtime.gradient_sums import add, square_sum
 from bigplan.runtime.lookup import add_up
 from bigplan.runtime.native import Piece, native
 from bigplan.runtime.pieces import Box, merged
@@ -22,10 +22,6 @@ from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel
 from bigplan.runtime.streaming import Visit
 from bigplan.spec.optimizer import Optimizer, Rule, rules
-
-# Elements whose squares are added in fp32 at once on the CPU; their sums are added in fp64. CUDA
-# adds in a tree, which loses nothing to length.
-NORM_CHUNK = 2**22
 
 
 class Update:
@@ -59,17 +55,13 @@ class Update:
     def norm(self, action: Action) -> None:
         """Square sum of a layer's final gradients, in fp32."""
         gradients = self._context.flat(action.reads[0], action, self._context.gradient_dtype)
-        parts = (gradients,) if gradients.is_cuda else torch.split(gradients, NORM_CHUNK)
-        norms = torch.empty(len(parts), dtype=torch.float32, device=gradients.device)
-
-        def measure(number: int) -> None:
-            torch.linalg.vector_norm(parts[number], dtype=torch.float32, out=norms[number])
-
-        if gradients.is_cuda:
-            measure(0)
+        if gradients.is_cuda:  # adds in a tree, which loses nothing to length
+            norm = torch.linalg.vector_norm(gradients, dtype=torch.float32)
+            self._squares[action.layer] = norm.double().square()
         else:
-            self._cores.run(partial(measure, number) for number in range(len(parts)))
-        self._squares[action.layer] = norms.double().square().sum()
+            self._squares[action.layer] = torch.tensor(
+                square_sum(gradients, self._cores), dtype=torch.float64
+            )
 
     def clip(self) -> None:
         """All square sums to the verdict on the step's gradients."""
@@ -147,7 +139,7 @@ class Update:
             self._context.flat(ref, action, self._context.gradient_dtype)
             for ref in action.reads[:2]
         )
-        total.add_(part)
+        add(total, part, self._cores)
 
 
 class _Operands(NamedTuple):

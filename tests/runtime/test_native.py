@@ -210,18 +210,78 @@ def test_other_dtypes_are_left_to_torch(library: Native) -> None:
         library.step(_kernel("plain").native, [Piece(wide.double(), wide)])
 
 
+@given(
+    count=st.integers(0, 5000),
+    offset=st.integers(0, 70),
+    dtype=st.sampled_from(DTYPES),
+    threads=st.integers(1, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_sums_are_torchs(
+    library: Native, count: int, offset: int, dtype: torch.dtype, threads: int
+) -> None:
+    """Bit for bit, from anywhere in a tensor, and nothing beside is written."""
+    total, part = (_piece("plain", 5200 + n, dtype, None).gradient[:5200] for n in (0, 1))
+    if not library.takes(total):
+        pytest.skip("this CPU does not convert it")
+    expected, inside = total.clone(), slice(offset, offset + count)
+    expected[inside] += part[inside]
+    library.add(total[inside], part[inside], threads)
+    torch.testing.assert_close(total, expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_sums_are_rounded_as_torch_rounds(library: Native, dtype: torch.dtype) -> None:
+    """All 16-bit values and others of random bits."""
+    total = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    order = torch.randperm(len(total), generator=torch.Generator().manual_seed(1))
+    if not library.takes(total):
+        pytest.skip("this CPU does not convert it")
+    part = total[order]
+    expected = total + part
+    library.add(total, part)
+    torch.testing.assert_close(total, expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 1024, 1025, 2**17, 2**18 + 77])
+def test_sums_of_squares(library: Native, dtype: torch.dtype, count: int) -> None:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count)).to(dtype)
+    if not library.takes(values):
+        pytest.skip("this CPU does not convert it")
+    found = library.square_sum(values)
+    # A lane adds 16 squares in fp32, each sum rounded by 2^-24.
+    assert found == pytest.approx(float(values.double().square().sum()), rel=1e-6)
+    assert [library.square_sum(values, threads) for threads in (2, 5, 50)] == [found] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_bad_value_is_seen_in_the_sum_of_squares(library: Native, dtype: torch.dtype) -> None:
+    values = torch.ones(3000).to(dtype)
+    if not library.takes(values):
+        pytest.skip("this CPU does not convert it")
+    for place in (0, 1023, 2999):
+        for bad in (float("inf"), float("nan")):
+            changed = values.clone()
+            changed[place] = bad
+            assert library.square_sum(changed) == pytest.approx(bad, nan_ok=True)
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, which says what it missed")
-def test_the_loop_over_elements_is_in_vectors(tmp_path: Path) -> None:
-    """In every form of it: as scalars one core reaches a fifth of the rate."""
-    lines = native.SOURCE.read_text(encoding="utf-8").splitlines()
-    loop = 2 + lines.index("#pragma GCC ivdep")
-    command = ["g++", *native.FLAGS, "-fopt-info-vec-all", str(native.SOURCE), "-o"]
+@pytest.mark.parametrize("source", native.SOURCES, ids=lambda path: path.name)
+def test_loops_over_elements_are_in_vectors(tmp_path: Path, source: Path) -> None:
+    """In every form of them: as scalars one core reaches a fifth of the rate."""
+    lines = source.read_text(encoding="utf-8").splitlines()
+    command = ["g++", *native.FLAGS, "-fopt-info-vec-all", str(source), "-o"]
     said = subprocess.run(
-        [*command, str(tmp_path / "step.so")], check=True, capture_output=True, text=True
+        [*command, str(tmp_path / "host.so")], check=True, capture_output=True, text=True
     ).stderr.splitlines()
-    mine = [line for line in said if line.startswith(f"{native.SOURCE}:{loop}:")]
-    assert any("loop vectorized" in line for line in mine)
-    assert not any("couldn't vectorize loop" in line for line in mine)
+    loops = [2 + place for place, line in enumerate(lines) if line == "#pragma GCC ivdep"]
+    assert loops
+    for loop in loops:
+        mine = [line for line in said if line.startswith(f"{source}:{loop}:")]
+        assert any("loop vectorized" in line for line in mine)
+        assert not any("couldn't vectorize loop" in line for line in mine)
 
 
 # Where nothing has been compiled yet.
