@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigplan.kernels import rms_norm, rotary, swiglu
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, operators
 from bigplan.runtime.products import add_product
 from bigplan.spec.catalog import find_model
 
@@ -136,7 +136,7 @@ def fused_rotary(rate: float) -> None:
         "rotary",
         limit,
         lambda: rotary.rotate(q, cos, sin),
-        lambda: blocks._rotate(q, cos, sin),
+        lambda: operators.rotate(q, cos, sin),
     )
 
 
@@ -271,7 +271,7 @@ def main() -> None:
             weight_gradient(tokens, n, k)
     sustained()
     block("fused")
-    with patch.object(blocks, "kernels_for", lambda x: False):
+    with patch.object(operators, "kernels_for", lambda x: False):
         block("plain")
     for huge in (False, True, True):
         for threads in (1, 16):

@@ -1,9 +1,7 @@
 """Llama-style and GPT-2 style layers as pure functions of a dictionary of parameters.
 
 Weights live in flat buffers that come and go, so no nn.Module owns them: a function takes views
-of a layer's buffer under the names of ModelSpec.kinds(). Norms, rotary and SwiGLU are autograd
-functions of plain torch operators, so that what autograd saves is known to the byte and the same
-on CPU and CUDA: bigplan/graph/activations.py holds the formula.
+of a layer's buffer under the names of ModelSpec.kinds().
 """
 
 from __future__ import annotations
@@ -11,15 +9,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
 
+from bigplan.runtime.operators import cross_entropy, layer_norm, rms_norm, rotary, swiglu
 from bigplan.spec.model import ModelSpec, Parameter, RopeScaling
 
 Parameters = Mapping[str, Tensor]
@@ -107,10 +104,7 @@ def head_loss(
     p holds the final norm and lm_head.weight [V, h], or embed_tokens.weight where they are tied.
     Logits are in the dtype of x, softmax and loss in fp32.
     """
-    scores = logits(p, x, model, linears).flatten(0, 1)
-    if kernels_for(scores):
-        return _cross_entropy(scores, targets.flatten()).sum()
-    return F.cross_entropy(scores.float(), targets.flatten(), reduction="sum")
+    return cross_entropy(logits(p, x, model, linears).flatten(0, 1), targets.flatten())
 
 
 def logits(p: Parameters, x: Tensor, model: ModelSpec, linears: Linears = plain_linears) -> Tensor:
@@ -174,10 +168,10 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linears: 
         _heads(output, model.head_dim) for output in linears(p, ("q_proj", "k_proj", "v_proj"), x)
     )
     if model.qk_norm:
-        q = _rms_norm(q, p["q_norm.weight"], model.norm_epsilon)
-        k = _rms_norm(k, p["k_norm.weight"], model.norm_epsilon)
+        q = _normed(q, p["q_norm.weight"], model.norm_epsilon)
+        k = _normed(k, p["k_norm.weight"], model.norm_epsilon)
     if model.positions == "rope":
-        q, k = _rotary(q, rope), _rotary(k, rope)
+        q, k = rotary(q, *rope), rotary(k, *rope)
     if needs_expanded_kv(model, x.dtype):
         groups = model.heads // model.kv_heads
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
@@ -217,7 +211,7 @@ def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Ten
     if model.mlp == "relu":
         return F.relu(inputs[0])  # its output is all that it needs itself
     approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
-    function = _swiglu if model.mlp == "swiglu" else partial(F.gelu, approximate=approximation)
+    function = swiglu if model.mlp == "swiglu" else partial(F.gelu, approximate=approximation)
     output = function(*inputs)
     ways.forget(output, function, *inputs)
     return output
@@ -234,217 +228,21 @@ def _norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm called `name` of x [..., h], as the model has it, and x for all others to read.
 
-    What comes back to that x is added to the norm's gradient where that is computed, and `over`
-    says that the sum may take its place: nobody else has it, as a caller has a block's gradient.
+    Of an RMSNorm, the gradient by that x becomes part of its own, `over` what it was: nobody else
+    may have it then, as a caller has a block's.
     """
-    weights = [p[f"{name}.weight"]]
+    weight, epsilon = p[f"{name}.weight"], model.norm_epsilon
     if model.norm == "rmsnorm":
-        normed, x = _RmsNorm.apply(x, *weights, model.norm_epsilon, over)  # type: ignore[no-untyped-call]
-        forget(normed, partial(_rms_norm, epsilon=model.norm_epsilon), x, *weights)
+        normed, x = rms_norm(x, weight, epsilon, over=over)
+        forget(normed, partial(_normed, epsilon=epsilon), x, weight)
         return normed, x
-    if (bias := p.get(f"{name}.bias")) is not None:
-        weights.append(bias)
-    norm = partial(_layer_norm, epsilon=model.norm_epsilon)
-    normed = norm(x, *weights)
-    forget(normed, norm, x, *weights)
+    bias = p.get(f"{name}.bias")
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    norm = partial(layer_norm, epsilon=epsilon)
+    normed = norm(*inputs)
+    forget(normed, norm, *inputs)
     return normed, x
 
 
-@cache
-def has_triton() -> bool:
-    """Whether the fused kernels can be compiled."""
-    return find_spec("triton") is not None
-
-
-def kernels_for(x: Tensor) -> bool:
-    """Whether the fused kernels run on this tensor: on CUDA, where Triton is installed."""
-    return x.is_cuda and has_triton()
-
-
-class _RmsNorm(Function):
-    """x * rstd * weight over the last dimension, in fp32, and x; saves x and rstd (fp32 [..., 1]).
-
-    The gradient by the second output, if any, is added to that by the first; with `over` the sum
-    is written over it. A new tensor amid a block's large ones would live on into the next block.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, epsilon: float, over: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        ctx.set_materialize_grads(False)
-        ctx.over = over
-        if kernels_for(x):
-            from bigplan.kernels import rms_norm
-
-            out, rstd = rms_norm.forward(x.contiguous(), weight, epsilon)
-        else:
-            wide = x.float()
-            rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-            out = (wide * rstd * weight.float()).to(x.dtype)
-        ctx.save_for_backward(x, weight, rstd)
-        return out, x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
-        x, weight, rstd = ctx.saved_tensors
-        by_output, beside = gradients
-        if kernels_for(x):
-            from bigplan.kernels import rms_norm
-
-            by_x, by_weight = rms_norm.backward(
-                x.contiguous(), weight, rstd, by_output, beside, over=ctx.over
-            )
-            return by_x, by_weight, None, None
-        gradient = by_output.float()
-        normed = x.float() * rstd
-        by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
-        gradient = gradient * weight.float()
-        projection = (gradient * normed).mean(-1, keepdim=True)
-        by_x = rstd * (gradient - normed * projection)
-        if beside is not None:
-            by_x += beside
-            if ctx.over:
-                return beside.copy_(by_x), by_weight, None, None
-        return by_x.to(x.dtype), by_weight, None, None
-
-
-class _LayerNorm(Function):
-    """torch's layer norm over the last dimension; saves x, mean and rstd (fp32 [..., 1])."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
-        wide = _fp32_on_cpu(x, weight), None if bias is None else _fp32_on_cpu(x, bias)
-        output, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], *wide, epsilon)
-        ctx.save_for_backward(x, weight, bias, mean, rstd)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        x, weight, bias, mean, rstd = ctx.saved_tensors
-        by_x, by_weight, by_bias = torch.ops.aten.native_layer_norm_backward(
-            gradients[0].contiguous(),
-            x,
-            x.shape[-1:],
-            mean,
-            rstd,
-            _fp32_on_cpu(x, weight),
-            None if bias is None else _fp32_on_cpu(x, bias),
-            (True, True, bias is not None),
-        )
-        by_bias = None if bias is None else by_bias.to(bias.dtype)
-        return by_x, by_weight.to(weight.dtype), by_bias, None
-
-
-def _fp32_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
-    """The CPU's layer norm keeps its statistics in the weight's dtype, CUDA's always in fp32."""
-    return weight if x.is_cuda else weight.float()
-
-
-class _Rotary(Function):
-    """Rotates the pairs (i, i + d/2) of x [b, s, heads, d]; saves cos and sin only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        if kernels_for(x):
-            from bigplan.kernels import rotary
-
-            return rotary.rotate(x, cos, sin)
-        return _rotate(x, cos, sin)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        if kernels_for(gradients[0]):
-            from bigplan.kernels import rotary
-
-            return rotary.rotate(gradients[0], cos, sin, back=True), None, None
-        return _rotate(gradients[0], cos, -sin), None, None  # a rotation's transpose
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, without a graph."""
-    if kernels_for(gate):
-        from bigplan.kernels import swiglu
-
-        return swiglu.forward(gate, up)
-    return F.silu(gate).mul_(up)
-
-
-def gated_backward(
-    gate: Tensor, up: Tensor, gradient: Tensor, out: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Gradients by gate and up; gated(gate, up) goes to `out`, which may be `gradient`."""
-    if kernels_for(gate):
-        from bigplan.kernels import swiglu
-
-        return swiglu.backward(gate, up, gradient, out)
-    # torch's own derivative of silu, in fp32 inside for bf16
-    by_gate: Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
-    silu = F.silu(gate)
-    by_up = silu * gradient
-    if out is not None:
-        torch.mul(silu, up, out=out)
-    return by_gate, by_up
-
-
-class _SwiGlu(Function):
-    """silu(gate) * up; saves gate and up and computes silu again in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return gated(gate, up)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        return gated_backward(gate, up, gradients[0])
-
-
-class _CrossEntropy(Function):
-    """Loss of every row of logits [n, V], fp32 [n]; the backward overwrites the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        from bigplan.kernels import cross_entropy
-
-        losses, lse = cross_entropy.forward(logits, targets)
-        ctx.save_for_backward(logits, targets, lse)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        from bigplan.kernels import cross_entropy
-
-        logits, targets, lse = ctx.saved_tensors
-        return cross_entropy.backward_(logits, targets, lse, gradients[0]), None
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    return _RmsNorm.apply(x, weight, epsilon)[0]  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _layer_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, epsilon: float = 1e-5
-) -> Tensor:
-    return _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _rotary(x: Tensor, rope: Rope) -> Tensor:
-    return _Rotary.apply(x, *rope)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return _SwiGlu.apply(gate, up)  # type: ignore[no-any-return, no-untyped-call]
+def _normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return rms_norm(x, weight, epsilon)[0]

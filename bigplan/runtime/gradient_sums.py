@@ -27,8 +27,12 @@ def add(total: Tensor, part: Tensor, cores: Cores) -> None:
     if library and library.takes(total):
         library.add(total, part, cores.count)
         return
-    parts = zip(total.split(CHUNK), part.split(CHUNK), strict=True)
-    cores.run(partial(some.add_, other) for some, other in parts)
+    sums, others = torch.split(total, CHUNK), torch.split(part, CHUNK)
+
+    def add_one(number: int) -> None:
+        sums[number].add_(others[number])
+
+    cores.run(partial(add_one, number) for number in range(len(sums)))
 
 
 def square_sum(values: Tensor, cores: Cores) -> float:
@@ -39,7 +43,7 @@ def square_sum(values: Tensor, cores: Cores) -> float:
     library = native()
     if library and library.takes(values):
         return library.square_sum(values, cores.count)
-    parts = values.split(CHUNK)
+    parts = torch.split(values, CHUNK)
     norms = torch.empty(len(parts))
 
     def measure(number: int) -> None:

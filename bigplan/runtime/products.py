@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.runtime.blocks import gated as gated_activation
-from bigplan.runtime.blocks import gated_backward
 from bigplan.runtime.lookup import add_rows
+from bigplan.runtime.operators import gated as gated_activation
+from bigplan.runtime.operators import gated_backward
 
 # Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
 AddProduct = Callable[[Tensor, Tensor], None]

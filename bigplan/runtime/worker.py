@@ -20,7 +20,6 @@ from bigplan.lower import lower_stage
 from bigplan.placement import Tier
 from bigplan.plan import Plan, digest, graph_of
 from bigplan.program import Instruction
-from bigplan.runtime import blocks
 from bigplan.runtime.checkpoint import Manifest, check_same, checkpoint_path, latest, restore
 from bigplan.runtime.checkpoint.background import Background
 from bigplan.runtime.compute import Compute
@@ -31,6 +30,7 @@ from bigplan.runtime.first_values import first_values
 from bigplan.runtime.homes import fill_first, load
 from bigplan.runtime.memory import Memory, check_machine, static_sizes
 from bigplan.runtime.moves import mean_loss
+from bigplan.runtime.operators import has_triton
 from bigplan.runtime.result import Finished, StepResult
 from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
@@ -88,7 +88,7 @@ class Worker:
         self._source()
         if (validation := self._plan.training.validation) is not None:
             self._source(validation.data, validation.batches)
-        if self._device.type == "cuda" and not blocks.has_triton():
+        if self._device.type == "cuda" and not has_triton():
             raise PreflightError(
                 "the plan counts on fused kernels, which need Triton, and none is installed; "
                 "run: pip install 'bigplan[kernels]'"

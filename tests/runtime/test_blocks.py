@@ -67,24 +67,6 @@ def test_loss_and_gradients_equal_transformers(case: str) -> None:
             assert error < TOLERANCE, (tensor.name, error)
 
 
-def test_autograd_functions_have_the_right_derivative() -> None:
-    x = torch.randn(2, 5, 3, 8, dtype=torch.float64, requires_grad=True)
-    up = torch.randn(2, 5, 3, 8, dtype=torch.float64, requires_grad=True)
-    rope = blocks.rope_table(_model(head_dim=8), 5, "cpu", torch.float64)
-    assert torch.autograd.gradcheck(lambda x: blocks._rotary(x, rope), (x,))
-    assert torch.autograd.gradcheck(blocks._swiglu, (x, up))
-
-
-def test_rms_norm_gradient_equals_torch() -> None:
-    x = torch.randn(4, 33, requires_grad=True)
-    weight = torch.randn(33, requires_grad=True)
-    ours = torch.autograd.grad(blocks._rms_norm(x, weight, 1e-5).square().sum(), (x, weight))
-    plain = torch.nn.functional.rms_norm(x, (33,), weight, 1e-5)
-    theirs = torch.autograd.grad(plain.square().sum(), (x, weight))
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-
-
 def test_a_block_does_not_write_over_its_callers_gradient() -> None:
     model = _model(layers=1)
     p = {
@@ -98,18 +80,6 @@ def test_a_block_does_not_write_over_its_callers_gradient() -> None:
     assert torch.equal(given, before)
     assert x.grad is not None
     assert not torch.equal(x.grad, given)
-
-
-@pytest.mark.parametrize("biased", [True, False])
-def test_layer_norm_gradient_equals_torch(biased: bool) -> None:
-    x, weight = torch.randn(4, 33, requires_grad=True), torch.randn(33, requires_grad=True)
-    bias = torch.randn(33, requires_grad=True) if biased else None
-    leaves = [leaf for leaf in (x, weight, bias) if leaf is not None]
-    ours = torch.autograd.grad(blocks._layer_norm(x, weight, bias, 1e-5).square().sum(), leaves)
-    plain = torch.nn.functional.layer_norm(x, (33,), weight, bias, 1e-5)
-    theirs = torch.autograd.grad(plain.square().sum(), leaves)
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["qwen3", "gpt2", "opt"])

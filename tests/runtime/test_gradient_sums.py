@@ -13,6 +13,7 @@ import torch
 
 from bigplan.runtime import gradient_sums
 from bigplan.runtime.cores import Cores
+from bigplan.runtime.native import native
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -28,7 +29,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
         monkeypatch.setattr(gradient_sums, "native", lambda: None)
         monkeypatch.setattr(gradient_sums, "CHUNK", 1000)  # several parts and a rest
-    elif gradient_sums.native() is None:
+    elif native() is None:
         pytest.skip("needs a C++ compiler")
     return str(request.param)
 

@@ -1,0 +1,234 @@
+"""Norms, rotary, SwiGLU and the loss as autograd functions of plain torch operators.
+
+Written out, so that what autograd saves is known to the byte and the same on CPU and CUDA:
+bigplan/graph/activations.py holds the formula. On CUDA the fused kernels do the work.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the fused kernels can be compiled."""
+    return find_spec("triton") is not None
+
+
+def kernels_for(x: Tensor) -> bool:
+    """Whether the fused kernels run on this tensor: on CUDA, where Triton is installed."""
+    return x.is_cuda and has_triton()
+
+
+class _RmsNorm(Function):
+    """x * rstd * weight over the last dimension, in fp32, and x; saves x and rstd (fp32 [..., 1]).
+
+    The gradient by the second output, if any, is added to that by the first; with `over` the sum
+    is written over it. A new tensor amid a block's large ones would live on into the next block.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, epsilon: float, over: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.over = over
+        if kernels_for(x):
+            from bigplan.kernels import rms_norm as kernel
+
+            out, rstd = kernel.forward(x.contiguous(), weight, epsilon)
+        else:
+            wide = x.float()
+            rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+            out = (wide * rstd * weight.float()).to(x.dtype)
+        ctx.save_for_backward(x, weight, rstd)
+        return out, x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
+        x, weight, rstd = ctx.saved_tensors
+        by_output, beside = gradients
+        if kernels_for(x):
+            from bigplan.kernels import rms_norm as kernel
+
+            by_x, by_weight = kernel.backward(
+                x.contiguous(), weight, rstd, by_output, beside, over=ctx.over
+            )
+            return by_x, by_weight, None, None
+        gradient = by_output.float()
+        normed = x.float() * rstd
+        by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        gradient = gradient * weight.float()
+        projection = (gradient * normed).mean(-1, keepdim=True)
+        by_x = rstd * (gradient - normed * projection)
+        if beside is not None:
+            by_x += beside
+            if ctx.over:
+                return beside.copy_(by_x), by_weight, None, None
+        return by_x.to(x.dtype), by_weight, None, None
+
+
+class _LayerNorm(Function):
+    """torch's layer norm over the last dimension; saves x, mean and rstd (fp32 [..., 1])."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
+        wide = _fp32_on_cpu(x, weight), None if bias is None else _fp32_on_cpu(x, bias)
+        output, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], *wide, epsilon)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        by_x, by_weight, by_bias = torch.ops.aten.native_layer_norm_backward(
+            gradients[0].contiguous(),
+            x,
+            x.shape[-1:],
+            mean,
+            rstd,
+            _fp32_on_cpu(x, weight),
+            None if bias is None else _fp32_on_cpu(x, bias),
+            (True, True, bias is not None),
+        )
+        by_bias = None if bias is None else by_bias.to(bias.dtype)
+        return by_x, by_weight.to(weight.dtype), by_bias, None
+
+
+def _fp32_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
+    """The CPU's layer norm keeps its statistics in the weight's dtype, CUDA's always in fp32."""
+    return weight if x.is_cuda else weight.float()
+
+
+class _Rotary(Function):
+    """Rotates the pairs (i, i + d/2) of x [b, s, heads, d]; saves cos and sin only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        if kernels_for(x):
+            from bigplan.kernels import rotary as kernel
+
+            return kernel.rotate(x, cos, sin)
+        return rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        if kernels_for(gradients[0]):
+            from bigplan.kernels import rotary as kernel
+
+            return kernel.rotate(gradients[0], cos, sin, back=True), None, None
+        return rotate(gradients[0], cos, -sin), None, None  # a rotation's transpose
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """rotary() in plain torch, without a graph."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, without a graph."""
+    if kernels_for(gate):
+        from bigplan.kernels import swiglu as kernel
+
+        return kernel.forward(gate, up)
+    return F.silu(gate).mul_(up)
+
+
+def gated_backward(
+    gate: Tensor, up: Tensor, gradient: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Gradients by gate and up; gated(gate, up) goes to `out`, which may be `gradient`."""
+    if kernels_for(gate):
+        from bigplan.kernels import swiglu as kernel
+
+        return kernel.backward(gate, up, gradient, out)
+    # torch's own derivative of silu, in fp32 inside for bf16
+    by_gate: Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
+    silu = F.silu(gate)
+    by_up = silu * gradient
+    if out is not None:
+        torch.mul(silu, up, out=out)
+    return by_gate, by_up
+
+
+class _SwiGlu(Function):
+    """silu(gate) * up; saves gate and up and computes silu again in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return gated(gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        return gated_backward(gate, up, gradients[0])
+
+
+class _CrossEntropy(Function):
+    """Loss of every row of logits [n, V], fp32 [n]; the backward overwrites the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        from bigplan.kernels import cross_entropy as kernel
+
+        losses, lse = kernel.forward(logits, targets)
+        ctx.save_for_backward(logits, targets, lse)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        from bigplan.kernels import cross_entropy as kernel
+
+        logits, targets, lse = ctx.saved_tensors
+        return kernel.backward_(logits, targets, lse, gradients[0]), None
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, epsilon: float, *, over: bool = False
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of x [..., h], and x for all others to read.
+
+    What comes back to that x is added to the norm's gradient where that is computed; with `over`
+    it is written over.
+    """
+    return _RmsNorm.apply(x, weight, epsilon, over)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, epsilon: float = 1e-5
+) -> Tensor:
+    """Torch's layer norm of x [..., h], statistics in fp32."""
+    return _LayerNorm.apply(x, weight, bias, epsilon)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """X [b, s, heads, d], its pairs (i, i + d/2) turned by the angles of cos and sin [s, d/2]."""
+    return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return _SwiGlu.apply(gate, up)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum over rows of logits [n, V] by targets int64 [n]; -100 counts nothing. fp32.
+
+    With the fused kernels the backward writes over the logits.
+    """
+    if kernels_for(logits):
+        losses: Tensor = _CrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
+        return losses.sum()
+    return F.cross_entropy(logits.float(), targets, reduction="sum")
