@@ -32,11 +32,11 @@ class ErrorClass(StrEnum):
 
 # Predicted over measured of 385, 24, 54 and 13 rows left out, 2026-11-22. "Other GPU": the V100
 # tables with the A100's E and K0, nothing refitted. "Offload": of DeepSpeed alone, and wide for
-# two runs of many small tensors whose Python nobody predicted. "Offload, profiled": 90 runs on
+# two runs of many small tensors whose Python nobody predicted. "Offload, profiled": 98 runs on
 # fifteen or more H200 machines, benchmarks/results/2026-11-22-h200-one-at-a-time, -each-way,
-# -drive, -looked-up, -rows-apart, -in-turns, -less-again and -in-place, and 2026-11-23-h200-turns
-# and -threads; of the nineteen that are 13% or more off eight wait for a drive and ten for the
-# CPU's update, which were slower or faster in those minutes than in the profile, and one for what
+# -drive, -looked-up, -rows-apart, -in-turns, -less-again and -in-place, and 2026-11-23-h200-turns,
+# -threads and -sums; of the twenty that are 13% or more off eight wait for a drive and ten for the
+# CPU's update, which were slower or faster in those minutes than in the profile, and two for what
 # has been mended since. Most of the others are 3 to 8% too fast: in steps the GPU's power limit
 # holds its clock lower than in the profile.
 BANDS = {
