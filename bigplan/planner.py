@@ -25,10 +25,11 @@ from bigplan.plan import (
 )
 from bigplan.program import Lane, Program, counted, resource
 from bigplan.simulate import simulate
-from bigplan.solve.candidate import Candidate, Trial, Workload, problem_of
+from bigplan.solve.candidate import Candidate, Trial, Workload
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
 from bigplan.solve.pins import parse_pins
+from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.model import ModelSpec

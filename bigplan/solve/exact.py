@@ -16,18 +16,11 @@ from typing import TypeVar
 from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
-from bigplan.solve.candidate import (
-    Candidate,
-    Placed,
-    Trial,
-    Workload,
-    problem_of,
-    try_out,
-    verified,
-)
+from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, try_out, verified
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.linear import Linear, Rule
 from bigplan.solve.pins import Pin, pin_rules, rings_tried
+from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Choice, Found, Scope, Watch, unwatched
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes

@@ -25,27 +25,23 @@ from bigplan.graph.strategy import Family
 from bigplan.placement import Rings
 from bigplan.program import Lane
 from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
-from bigplan.solve.candidate import (
+from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
+from bigplan.solve.choice import Choice, Scope
+from bigplan.solve.cpu_to_spare import with_cpu_to_spare
+from bigplan.solve.decisions import decisions_of
+from bigplan.solve.pins import rings_tried
+from bigplan.solve.relaxation import relaxed_steps
+from bigplan.solve.resolve import (
     MORE_SURCHARGES,
     SURCHARGES,
-    Candidate,
-    Placed,
-    Trial,
-    Workload,
     bounding_problem,
     model_outlook,
     optimum,
     problem_of,
     resolve,
     unmoved,
-    verified,
-    with_cpu_to_spare,
     with_larger_chunks,
 )
-from bigplan.solve.choice import Choice, Scope
-from bigplan.solve.decisions import decisions_of
-from bigplan.solve.pins import rings_tried
-from bigplan.solve.relaxation import relaxed_steps
 from bigplan.solve.shortage import infeasible
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]

@@ -9,10 +9,11 @@ from math import ceil
 from bigplan.cost.price import ALLOCATOR_RESERVE
 from bigplan.errors import InfeasibleError
 from bigplan.placement import Tier
-from bigplan.solve.candidate import MARGIN, Candidate, Workload, problem_of
+from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.ilp import Shortage, shortages
 from bigplan.solve.linear import Capacity, Problem
 from bigplan.solve.pins import Pin, rings_tried
+from bigplan.solve.resolve import MARGIN, problem_of
 from bigplan.units import format_bytes
 
 TRIED = 24  # strategies asked; the most frugal come first

@@ -13,11 +13,12 @@ from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
-from bigplan.solve.candidate import Workload, bounding_problem, problem_of
+from bigplan.solve.candidate import Workload
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.formulation import formulate
 from bigplan.solve.ilp import shortages, solve
 from bigplan.solve.pins import parse_pins, rings_tried
+from bigplan.solve.resolve import bounding_problem, problem_of
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.toys import COSTS, ROOMY, enlarged, graphs, prices, quickened, toy_graph, with_capacity

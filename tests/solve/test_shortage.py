@@ -3,8 +3,9 @@ from __future__ import annotations
 import re
 
 from bigplan.graph.strategy import Strategy
-from bigplan.solve.candidate import SURCHARGES, Candidate, Workload, resolve
+from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.pins import parse_pins, rings_tried
+from bigplan.solve.resolve import SURCHARGES, resolve
 from bigplan.solve.shortage import infeasible
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster

@@ -1,4 +1,4 @@
-"""What becomes of a strategy's plan once it is found."""
+"""Plans that are made for a slower CPU, too."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ import pytest
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.solve.alike import ROOMY
-from bigplan.solve.candidate import (
+from bigplan.solve.candidate import Candidate, Trial, Workload, try_out
+from bigplan.solve.cpu_to_spare import (
     PREMIUM,
     REACHED,
-    SURCHARGES,
-    Candidate,
-    Trial,
-    Workload,
     _streaming_more,
     expected_seconds,
-    resolve,
-    try_out,
     with_cpu_to_spare,
 )
 from bigplan.solve.ilp import GAP
 from bigplan.solve.pins import parse_pins
+from bigplan.solve.resolve import SURCHARGES, resolve
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.toys import kind_placement
