@@ -60,7 +60,7 @@ def describe(
             texts.append(text)
     # Of a union's alternatives, the one that got furthest into the value is what was meant.
     return [
-        Problem(_line(root, path), " (or: ".join(texts) + ")" * (len(texts) - 1))
+        Problem(_line(root, path), _either(texts))
         for path, texts in found.items()
         if not any(other != path and other[: len(path)] == path for other in found)
         or not _is_type_clash(texts)
@@ -72,6 +72,14 @@ _TYPE_CLASH = "which must be"
 
 def _is_type_clash(texts: list[str]) -> bool:
     return all(_TYPE_CLASH in text for text in texts)
+
+
+def _either(texts: list[str]) -> str:
+    """What is wrong with one value by each of a union's alternatives."""
+    split = [text.partition(f"{_TYPE_CLASH} ") for text in texts]
+    if len({head for head, _, _ in split}) == 1 and _is_type_clash(texts):
+        return "".join(split[0][:2]) + " or ".join(tail for _, _, tail in split)
+    return " (or: ".join(texts) + ")" * (len(texts) - 1)
 
 
 def _locate(loc: KeyPath, data: Any, missing: bool) -> tuple[KeyPath, Any]:

@@ -110,6 +110,11 @@ def test_caps_above_what_there_is() -> None:
         ("model: a\ncluster: b\nengine: deepspeed", "must be one of any, native"),
         ("model: a\ncluster: b\nnodes: two", "`nodes` is 'two', which must be a whole number"),
         ("model: 3\ncluster: b", "`model` is 3, which must be text"),
+        (
+            "model: llama-3-8b\ncluster: dgx-h100\nset: {tp: [8]}",
+            "3: `set.tp` is a list, which must be text (put it in quotes) or a whole number or a "
+            "number",
+        ),
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
