@@ -43,6 +43,10 @@ _LIKE = {
 # AdamW in fp32 reads parameter, gradient and two moments and writes all but the gradient.
 _ADAM_BYTES = 30
 
+# A process that trains on a GPU takes more than its plan promises: libraries and what CUDA maps,
+# 3.3 GiB on an H200 machine (benchmarks/results/: max_rss beside memory.host).
+_PROCESS = 4 << 30
+
 
 class Fallback(Spec):
     """What is assumed where nothing is known (fallback.yaml)."""
@@ -84,8 +88,7 @@ def detect(
         gpus = ()
     elif gpus is None:
         gpus = find_gpus()
-    share = 0.9 if gpus else 0.5
-    host = _host(_whole_mib(int(memory * share)), cores, copy, today)
+    host = _host(_whole_mib(memory - _kept_free(memory, len(gpus))), cores, copy, today)
     nvme = _nvme(folder, today) if drive else None
     if gpus:
         group = _gpu_group(gpus, fallback, host, nvme, today)
@@ -95,6 +98,12 @@ def detect(
     return Cluster(
         name="this-machine", description=f"{what}, as bigplan detect saw it", node_groups=(group,)
     )
+
+
+def _kept_free(memory: int, gpus: int) -> int:
+    """Of the available memory, what no plan may use: for processes and what else is run here."""
+    half = memory // 2
+    return max(memory // 10, min(gpus * _PROCESS, half)) if gpus else half
 
 
 def _rounded(value: float) -> float:

@@ -78,6 +78,17 @@ def test_a_known_gpu_has_the_shipped_figures(monkeypatch: pytest.MonkeyPatch) ->
     assert parse_document(to_yaml(cluster), Cluster) == cluster
 
 
+@pytest.mark.parametrize(
+    ("available", "gpus", "planned"), [(200, 1, 180), (32, 1, 28), (6, 1, 3), (60, 4, 44)]
+)
+def test_host_memory_is_left_for_the_processes(
+    monkeypatch: pytest.MonkeyPatch, available: int, gpus: int, planned: int
+) -> None:
+    with_gpus(monkeypatch, *[FoundGpu("NVIDIA H200", 140 * GiB, 5, 16)] * gpus)
+    monkeypatch.setattr(module, "available_memory", lambda: available * GiB)
+    assert detect().group.host.memory == planned * GiB
+
+
 def test_a_gpu_type_that_no_cluster_describes(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, FoundGpu("NVIDIA RTX A5000", 24 * GiB, 4, 8))
     group = detect().group
