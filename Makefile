@@ -1,6 +1,8 @@
 # make demo and make test set the environment up first; nothing else is needed than Python 3.11 or 3.12.
 PYTHON ?= python3
 PYTEST_ARGS ?=
+ALONE := tests/cli tests/launcher tests/profile tests/runtime
+NONE := [ $$? -eq 5 ] # pytest's way to say that PYTEST_ARGS left no test of these
 VENV := .venv
 BIN := $(VENV)/bin
 SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
@@ -21,7 +23,11 @@ demo: venv
 
 test: venv
 	@echo "Tests: all of them; those that need a GPU skip themselves where there is none."
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@echo "First those that a core runs by itself, then those that start processes and take all cores."
+	@status=0; \
+	$(BIN)/python -m pytest -n auto $(addprefix --ignore=,$(ALONE)) $(PYTEST_ARGS) || $(NONE) || status=1; \
+	$(BIN)/python -m pytest $(ALONE) $(PYTEST_ARGS) || $(NONE) || status=1; \
+	exit $$status
 
 check: venv
 	@echo "Check: lint"
