@@ -127,7 +127,7 @@ class Action(NamedTuple):  # as is Ref: a dataclass takes three times as long to
     micro_batch: int = -1  # -1: the action belongs to no micro-batch
     recompute: Recompute = Recompute.NONE  # what BACKWARD runs again first
     share: Share | None = None  # the rows that an UPDATE, its moves or a CKPT are of
-    beside_update: bool = False  # the CPU has layers to update meanwhile
+    beside_update: bool = False  # the CPU has layers to update while activations leave
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,20 +141,15 @@ class Emitter:
             target = slot
             if sharded:
                 target = Ref(f"shard.{name}", f"w{layer}", slot.entry)
-            move, beside = ((source,), (target,)), self._beside_update
-            yield Action(Op.LOAD, Lane.H2D, layer, *move, amount=nbytes, beside_update=beside)
+            yield Action(Op.LOAD, Lane.H2D, layer, (source,), (target,), amount=nbytes)
             source = target
         if sharded:
             full = full_parameter_bytes(layout, layer)
             yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=full)
 
-    @property
-    def _beside_update(self) -> bool:
-        """Whether the CPU has layers to update still."""
-        return bool(self.pending) and self.pending[0] <= self.last_on_cpu
-
     def _forward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
-        keeps, beside = not self.evaluates, self._beside_update
+        keeps = not self.evaluates
+        beside = bool(self.pending) and self.pending[0] <= self.last_on_cpu
         body = [
             *micro_batch.data(self.refs, layer),
             *micro_batch.look_up(self.refs, layer),

@@ -26,8 +26,7 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
     rates, kind = costs.rates, costs.kinds[graph.layers[action.layer]]
     if action.lane in MOVES:
         rate = float(getattr(rates, MOVES[action.lane]))
-        if action.beside_update:
-            rate = min(rate, rates.state_in if action.lane is Lane.H2D else rates.state_out)
+        rate = min(rate, rates.state_out) if action.beside_update else rate
         return rates.latency + action.amount / rate
     on_gpu = action.lane in (Lane.COMPUTE, Lane.GPU_UPDATE)
     memory = rates.device_memory if on_gpu else rates.host_memory

@@ -170,22 +170,6 @@ def test_activations_that_leave_while_the_cpu_updates_say_so() -> None:
     assert beside(Tier.GPU) == beside(Tier.HOST, deferred=False) == []
 
 
-def test_layers_that_come_while_the_cpu_updates_say_so() -> None:
-    graph = toy_graph(blocks=6, units=2)
-    block = kind_placement(6, Tier.HOST, optimizer=Tier.HOST)
-
-    def beside(*, deferred: bool) -> list[int]:
-        of = replace(graph, deferred=deferred)
-        (program,) = lower(of, placed(of, slots=2, block=block))
-        loads = [action for action in expand(program.step) if action.op is Op.LOAD]
-        assert len(loads) == 6 + 4 + 4 + 4  # both units, forward and back: two layers are there
-        return [action.layer for action in loads if action.beside_update]
-
-    # A layer's update begins one layer ahead of its forward.
-    assert beside(deferred=True) == [1, 2, 3, 4, 5]
-    assert beside(deferred=False) == []
-
-
 def test_what_leads_to_nvme_leaves_its_ring() -> None:
     graph = toy_graph(blocks=2, units=1)
     ways = {Recompute.FULL: {Tier.HOST: 1, Tier.NVME: 1}}

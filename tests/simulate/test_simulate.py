@@ -86,21 +86,15 @@ def test_a_clipped_update_hides_behind_the_first_forward_alone() -> None:
     assert seconds == pytest.approx(4 + 2 + 16, abs=TINY)
 
 
-@pytest.mark.parametrize(
-    ("op", "lane", "rate", "beside_rate"),
-    [(Op.SAVE, Lane.D2H, "d2h", "state_out"), (Op.LOAD, Lane.H2D, "h2d", "state_in")],
-)
-def test_copies_are_slower_beside_the_update(
-    op: Op, lane: Lane, rate: str, beside_rate: str
-) -> None:
-    rates = replace(FAST, latency=0.5, **{rate: 8.0, beside_rate: 4.0})
+def test_activations_leave_slower_beside_the_update() -> None:
+    rates = replace(FAST, d2h=8.0, state_out=4.0, latency=0.5)
     costs, graph = replace(IDEAL, rates=rates), toy_graph()
-    alone = Action(op, lane, 1, amount=16)
-    beside = alone._replace(beside_update=True)
-    assert action_seconds(alone, graph, costs) == 0.5 + 16 / 8
+    save = Action(Op.SAVE, Lane.D2H, 1, amount=16)
+    beside = save._replace(beside_update=True)
+    assert action_seconds(save, graph, costs) == 0.5 + 16 / 8
     assert action_seconds(beside, graph, costs) == 0.5 + 16 / 4
-    # Nothing is known of both at once where state passes as fast as ever.
-    costs = replace(costs, rates=replace(rates, **{beside_rate: 9.0}))
+    # Nothing is known of both at once where state leaves as fast as ever.
+    costs = replace(costs, rates=replace(rates, state_out=9.0))
     assert action_seconds(beside, graph, costs) == 0.5 + 16 / 8
 
 
