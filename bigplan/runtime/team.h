@@ -24,8 +24,8 @@ struct Team {
 
 namespace {
 
-// Elements that a thread takes at a time: half a millisecond of a core's work on AdamW, so that all end
-// within that of each other.
+// Elements that a thread takes at a time: half a millisecond of a core's work on AdamW, so that all
+// end within that of each other.
 constexpr int64_t CHUNK = 1 << 17;
 
 int64_t chunks(int64_t elements) { return (elements + CHUNK - 1) / CHUNK; }
