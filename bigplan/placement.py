@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple, Self, TypeVar
+from typing import Annotated, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -53,6 +53,9 @@ ON_CPU = (Share.HOST, Share.NVME)  # what the CPU updates
 IN_CHUNKS = (Share.STREAMED, Share.NVME)  # what passes through elsewhere
 
 
+Layers = Annotated[int, Field(ge=0)]
+
+
 class KindPlacement(Spec):
     """The layers of one kind on one stage: how many keep what where.
 
@@ -61,9 +64,9 @@ class KindPlacement(Spec):
     """
 
     layers: int = Field(ge=1)
-    parameters: Mapping[Tier, int]
-    gradients: Mapping[Tier, int]
-    activations: Mapping[Recompute, Mapping[Tier, int]]
+    parameters: Mapping[Tier, Layers]
+    gradients: Mapping[Tier, Layers]
+    activations: Mapping[Recompute, Mapping[Tier, Layers]]
     optimizer: Mapping[Tier, float]
     streamed: float = Field(default=0.0, ge=0)
 

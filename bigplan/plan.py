@@ -15,11 +15,11 @@ from typing import Final, Literal
 from pydantic import Field
 
 from bigplan.errors import InputError
-from bigplan.graph.build import build_graph
+from bigplan.graph.build import build_graph, model_flops
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, Tier
-from bigplan.spec.cluster import Cluster
+from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.document import Spec, dump_document, parse_document, read_text, write_text
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -79,7 +79,7 @@ class Predicted(Spec):
     step_seconds_serial: float
     tokens_per_second: float
     mfu: float
-    lower_bound_seconds: float
+    lower_bound_seconds: float = Field(gt=0)
     model_gap: float
     simulated_gap: float
     bottleneck: str
@@ -130,6 +130,12 @@ def graph_of(plan: Plan) -> Graph:
     fused = plan.cluster.group.gpu.runs_kernels
     chunk = plan.placement.loss_chunk
     return build_graph(plan.model, plan.training, plan.strategy, chunk, fused=fused)
+
+
+def mfu(model: ModelSpec, training: Training, nodes: NodeGroup, seconds: float) -> float:
+    """The part of the GPUs' peak that a step of so many seconds uses on the model's own FLOPs."""
+    peak = nodes.gpus * nodes.gpu.peak(training.precision)
+    return model_flops(model, training) / seconds / peak
 
 
 def plan_text(plan: Plan) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from bigplan.cost.band import error_band
 from bigplan.engines import executable, native_refusal
 from bigplan.errors import RefusedError
-from bigplan.graph.build import model_flops
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.parts import Step, collective_seconds, step_parts
@@ -22,10 +22,11 @@ from bigplan.plan import (
     SearchRecord,
     StepParts,
     digest,
+    mfu,
 )
 from bigplan.program import Lane, Program, counted, resource
 from bigplan.simulate import simulate
-from bigplan.solve.candidate import Candidate, Trial, Workload
+from bigplan.solve.candidate import Candidate, Placed, Trial, Workload
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
 from bigplan.solve.pins import parse_pins
@@ -73,7 +74,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     best = found.best
     return Plan(
         inputs={name: digest(getattr(request, name)) for name in ("model", "training", "cluster")},
-        predicted=predict(found, workload),
+        predicted=predict(best, workload, found.bound, found.model_gap),
         strategy=best.candidate.strategy,
         placement=best.placement,
         executable=executable(
@@ -102,11 +103,9 @@ def _refuse_whatever_the_split(request: Request) -> None:
         raise RefusedError(f"{refusal}; change it, or plan with --engine any")
 
 
-def predict(found: Found, workload: Workload) -> Predicted:
-    """The promise of the best plan found."""
-    best, tokens = found.best, workload.training.tokens_per_step
-    seconds, flops = best.seconds, model_flops(workload.model, workload.training)
-    peak = workload.nodes.gpus * workload.nodes.gpu.peak(workload.training.precision)
+def predict(best: Placed, workload: Workload, bound: float, model_gap: float) -> Predicted:
+    """The promise of a plan; `bound` and `model_gap` are what its search found."""
+    tokens, seconds = workload.training.tokens_per_step, best.seconds
     candidate = best.candidate
     problem = problem_of(candidate, ())
     overlapped = problem.step_seconds(decisions_of(candidate.graph, best.placement))
@@ -128,10 +127,10 @@ def predict(found: Found, workload: Workload) -> Predicted:
         step_seconds_overlapped=min(overlapped, seconds),
         step_seconds_serial=max(seconds, best.totals.serial),
         tokens_per_second=tokens / seconds,
-        mfu=flops / seconds / peak,
-        lower_bound_seconds=found.bound,
-        model_gap=found.model_gap,
-        simulated_gap=found.simulated_gap,
+        mfu=mfu(workload.model, workload.training, workload.nodes, seconds),
+        lower_bound_seconds=bound,
+        model_gap=model_gap,
+        simulated_gap=seconds / bound - 1.0,
         bottleneck=max(busy, key=lambda lane: busy[lane]),
         busy_seconds=busy,
         op_seconds=best.totals.by_op,
@@ -197,10 +196,15 @@ def _alternative(rival: Trial, workload: Workload) -> Alternative:
     )
 
 
+def workload_of(plan: Plan) -> Workload:
+    """What the plan is for."""
+    return Workload(plan.model, plan.training, plan.cluster.group)
+
+
+@lru_cache(maxsize=2)  # one command asks for a plan's, and for those of a plan beside it, again
 def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:
     """The plan lowered again: graph and prices, and one program per stage."""
-    workload = Workload(plan.model, plan.training, plan.cluster.group)
-    candidate = Candidate.of(workload, plan.strategy).settled(plan.placement)
+    candidate = Candidate.of(workload_of(plan), plan.strategy).settled(plan.placement)
     return candidate, lower(candidate.graph, plan.placement)
 
 

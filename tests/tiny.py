@@ -44,3 +44,11 @@ def tiny_plan(devices: int = 2, engine: str = "native") -> Plan:
     training = Training(sequence_length=32, global_batch=4, precision="fp32", steps=3)
     model, cluster = find_model("tiny-llama-test"), small_cluster(devices)
     return make_plan(Request(model, training, cluster, engine=engine))
+
+
+@cache
+def capped_plan(host: int = 256) -> Plan:
+    """tiny-llama-demo on a device of 24 MiB: its blocks are in host memory of so many MiB."""
+    training = Training(sequence_length=64, global_batch=4, precision="fp32", steps=2)
+    cluster = small_cluster(1).with_caps(gpu=24 * MIB, host=host * MIB)
+    return make_plan(Request(find_model("tiny-llama-demo"), training, cluster, engine="native"))

@@ -16,11 +16,11 @@ def explain(
     ] = False,
 ) -> None:
     """Why a plan takes as long as it does: every operator and move, efficiency, and advice."""
-    from bigplan.plan import load_plan
+    from bigplan.cli.inputs import checked_plan
     from bigplan.report.explain import explain as explained
     from bigplan.report.explain import explain_json
 
-    found = explained(load_plan(plan))
+    found = explained(checked_plan(plan))
     if as_json:
         print(json.dumps(explain_json(found), indent=2))
         return

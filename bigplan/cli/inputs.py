@@ -10,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+
 from bigplan.errors import InputError
 from bigplan.spec.catalog import list_clusters, list_models
 from bigplan.spec.document import read_text
 
 if TYPE_CHECKING:
+    from bigplan.plan import Plan
     from bigplan.spec.experiment import Experiment
     from bigplan.spec.model import ModelSpec
     from bigplan.spec.training import Training
@@ -33,6 +36,22 @@ def require_there(path: Path, wanted: str) -> None:
 def is_plan(path: Path) -> bool:
     """Whether the file is a plan, not an experiment, which has no such key. Raises InputError."""
     return re.search("^placement:", read_text(path), re.MULTILINE) is not None
+
+
+def checked_plan(path: Path, plan: Plan | None = None) -> Plan:
+    """The plan in the file, or `plan`, which was read there, with promises that hold.
+
+    Those that were not what its decisions give are told on stderr. Raises InputError.
+    """
+    from bigplan.plan import load_plan
+    from bigplan.recheck import recheck
+
+    found = recheck(plan or load_plan(path), path)
+    if found.note:
+        Console(stderr=True).print(
+            f"warning: {found.note}", highlight=False, markup=False, soft_wrap=True
+        )
+    return found.plan
 
 
 def files_read(experiment: Experiment, path: Path | None) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from bigplan.cli.inputs import files_read, is_plan, warnings
+from bigplan.cli.inputs import checked_plan, files_read, is_plan, warnings
 from bigplan.cli.options import ExperimentOptions, experiment_of, takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.errors import InfeasibleError, InputError
@@ -187,7 +187,6 @@ def simulate(
     as_json: Annotated[bool, JSON_OUTPUT] = False,
 ) -> None:
     """Play a plan's steady step again: its time, and how busy each resource is."""
-    from bigplan.plan import load_plan
     from bigplan.planner import simulate_plan
     from bigplan.report.plan_json import timeline_json
     from bigplan.report.plan_report import timeline_report
@@ -195,7 +194,7 @@ def simulate(
 
     if trace is not None:
         require_target("--trace", trace, TRACE, (plan,))
-    timeline = simulate_plan(load_plan(plan))
+    timeline = simulate_plan(checked_plan(plan))
     if trace is not None:
         write_text(trace, json.dumps(timeline.to_chrome()), "trace")
     if as_json:

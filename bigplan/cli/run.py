@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from bigplan.cli.inputs import is_plan, require_inputs, require_there
+from bigplan.cli.inputs import checked_plan, is_plan, require_inputs, require_there
 from bigplan.cli.options import (
     ExperimentOptions,
     experiment_of,
@@ -18,7 +18,7 @@ from bigplan.cli.options import (
 )
 from bigplan.cli.plan import plan_experiment
 from bigplan.errors import InputError
-from bigplan.plan import Plan, load_plan
+from bigplan.plan import Plan
 from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, Launch
 from bigplan.units import format_bytes
@@ -78,6 +78,8 @@ def _wanted(
     what: Path | None, options: ExperimentOptions, run: Resumable | None, console: Console
 ) -> tuple[Plan, Launch]:
     """The plan to run and how: as the run did that goes on, as the file says, as options say."""
+    from bigplan.launcher.record import PLAN
+
     how = {} if run is None else run.how.model_dump()
     given, changed = plan_options_given(options), run_options_given(options)
     if what is not None and is_plan(what):
@@ -87,9 +89,9 @@ def _wanted(
                 f"{what} is a plan: its decisions are made, so {names} cannot change any more; "
                 "launch the experiment instead, or leave the option out"
             )
-        plan = load_plan(what)
+        plan = checked_plan(what)
     elif what is None and run is not None and not given:
-        plan = run.plan
+        plan = checked_plan(run.folder / PLAN, run.plan)
     else:
         experiment = _experiment(what, options, run)
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)

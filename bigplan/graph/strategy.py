@@ -162,7 +162,7 @@ class Space:
         dp, tp, pp, micro_batch = family
         micro_batches = self.training.global_batch // (dp * micro_batch)
         for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
-            if vpp > 1 and (pp == 1 or micro_batches % pp):
+            if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
                 continue
             for first, last in self._splits(pp * vpp, ends if vpp == 1 else None):
                 for group in self._tried("accumulation_group", _groups(micro_batches)):

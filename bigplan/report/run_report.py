@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bigplan.launcher.record import Record
+from bigplan.plan import mfu
 from bigplan.program import Lane, Op
 from bigplan.report.resources import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
@@ -60,12 +61,17 @@ def _headline(record: Record) -> Iterator[str]:
     )
     predicted, measured = summary.predicted_step_seconds, summary.measured_step_seconds
     if measured is not None:
-        tokens, promise = record.plan.training.tokens_per_step / measured, record.plan.predicted
-        mfu = promise.mfu * promise.step_seconds / measured
+        plan = record.plan
+        tokens = plan.training.tokens_per_step / measured
+        # Of the seconds on record: the plan's own promise may have been edited since.
+        before, reached = (
+            100 * mfu(plan.model, plan.training, plan.cluster.group, seconds)
+            for seconds in (predicted, measured)
+        )
         yield (
             f"median step {seconds_text(measured)} measured, {seconds_text(predicted)} predicted "
             f"(x{measured / predicted:.2f}); {format_count(float(f'{tokens:.3g}'))} tokens/s; "
-            f"MFU {100 * mfu:.3g}%, {100 * promise.mfu:.3g}% predicted"
+            f"MFU {reached:.3g}%, {before:.3g}% predicted"
         )
     yield from _training_lines(record)
 

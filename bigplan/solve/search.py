@@ -98,11 +98,6 @@ class Found:
         """How much slower the model's best is than the bound."""
         return self.model_seconds / self.bound - 1.0
 
-    @property
-    def simulated_gap(self) -> float:
-        """How much slower the simulated plan is than the bound."""
-        return self.best.seconds / self.bound - 1.0
-
 
 def search(workload: Workload, scope: Scope, watch: Watch = unwatched) -> Found:
     """The fastest plan in simulation of the strategies that look best in the model.

@@ -5,12 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bigplan.cli import run
+from bigplan.plan import plan_text, save_plan
 from bigplan.spec.catalog import find_model
 from tests.cli.conftest import Run
 from tests.launcher.fakes import without_ray
-from tests.tiny import write_cluster
+from tests.tiny import capped_plan, write_cluster
 
 __all__ = ["without_ray"]
 pytestmark = pytest.mark.usefixtures("without_ray")
@@ -109,3 +111,57 @@ def test_a_ray_cluster_may_have_what_this_machine_lacks(
     _write(experiment, {"data": "corpus"})
     with pytest.raises(AssertionError, match="planned"):
         bigplan("launch", experiment, "--address", "10.0.0.1:6379")
+
+
+def _edited(key: str, value: object) -> None:
+    """capped_plan() in plan.yaml with one value changed by hand."""
+    data = yaml.safe_load(plan_text(capped_plan()))
+    inner = data
+    *path, last = key.split("/")
+    for name in path:
+        inner = inner[int(name) if name.isdigit() else name]
+    assert inner[last] != value
+    inner[last] = value
+    Path("plan.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+BLOCK = "placement/stages/0/kinds/block"
+PLAN_READERS = pytest.mark.parametrize("command", ["simulate", "explain", "launch"])
+
+
+@PLAN_READERS
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (f"{BLOCK}/parameters", {"gpu": 8, "host": -2}, "parameters.host` is -2"),
+        ("strategy/dp", 4, "strategy.dp: 4 is no way to split tiny-llama-demo"),
+        ("strategy/micro_batch", 3, "strategy.micro_batch: 3 is no way to split"),
+        ("strategy/accumulation_group", 3, "strategy.accumulation_group: 3 is no way to split"),
+        (f"{BLOCK}/parameters", {"gpu": 6}, "gpu memory per GPU, .* more than the 23.28 MiB"),
+    ],
+)
+def test_an_edited_plan_that_cannot_be_is_refused(
+    bigplan: Run, command: str, key: str, value: object, message: str
+) -> None:
+    _edited(key, value)
+    code, out, err = bigplan(command, "plan.yaml")
+    assert (code, out) == (2, "")
+    assert re.search(message, err)
+    assert not Path("runs").exists()
+
+
+@PLAN_READERS
+def test_promises_that_were_edited_are_told_and_made_again(bigplan: Run, command: str) -> None:
+    save_plan(capped_plan(), Path("plan.yaml"))
+    code, out, err = bigplan(command, "plan.yaml")
+    assert (code, err) == (0, "")
+    _edited("predicted/memory/0/used_bytes", 1)
+    code, again, err = bigplan(command, "plan.yaml")
+    assert code == 0
+    assert "give the predicted.memory.0.used_bytes that it states" in err
+    if command == "launch":
+        assert (Path("runs") / "tiny-llama-demo-2" / "plan.yaml").read_text() == plan_text(
+            capped_plan()
+        )
+    else:
+        assert again == out

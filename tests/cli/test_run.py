@@ -43,6 +43,24 @@ def test_a_run_goes_on_as_it_was_launched(ran: Run) -> None:
     assert (how["steps"], how["checkpoint_every"], how["checkpoint_keep"]) == (7, 2, 2)
 
 
+def test_a_run_whose_plan_was_edited(ran: Run) -> None:
+    """It goes on with what the plan's decisions give; its report keeps what was promised."""
+    before = ran("report", RUN)
+    text = (RUN / "plan.yaml").read_text()
+    mfu = f"mfu: {tiny_plan().predicted.mfu!r}"
+    assert text.count(mfu) == 1
+    (RUN / "plan.yaml").write_text(text.replace(mfu, "mfu: 0.99"))
+    assert ran("report", RUN) == before
+    code, _, err = ran("launch", "--resume", RUN, "--steps", "4")
+    assert code == 0
+    assert "plan.yaml: its decisions do not give the predicted.mfu that it states" in err
+    assert read_record(RUN).plan == tiny_plan()
+    (RUN / "plan.yaml").write_text(text.replace("micro_batch: 2", "micro_batch: 3"))
+    code, _, err = ran("launch", "--resume", RUN, "--steps", "5")
+    assert code == 2
+    assert "strategy.micro_batch: 3 is no way to split" in err
+
+
 def test_a_plan_made_anew_for_the_run(ran: Run) -> None:
     capped = ("--cap", "gpu=2.3MiB")
     code, _, err = ran("launch", "--resume", RUN, "--steps", "5", *capped)

@@ -1,0 +1,111 @@
+"""Whether decisions that were read, not found, are ones that a search could have made.
+
+A plan file may have been edited. Its strategy must be in the space of strategies, and its placement
+must obey what the integer program holds constant. What KindPlacement and Strategy refuse by
+themselves is not repeated here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from bigplan.errors import InputError
+from bigplan.graph.build import loss_chunks
+from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
+from bigplan.graph.strategy import Space, Strategy
+from bigplan.placement import CHUNK, KindPlacement, Placement, StagePlacement, Tier
+from bigplan.solve.candidate import Workload
+from bigplan.solve.linear import Linear
+from bigplan.solve.stage import StageClass, stage_classes
+
+EXACT = 1e-5  # layers' worth of optimizer state that rounding may add or take
+
+
+def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
+    """Raise InputError that names the first value with which no strategy is left."""
+    model, training, nodes = workload.model, workload.training, workload.nodes
+    fixed: dict[str, int] = {}
+    for name, value in strategy.model_dump().items():
+        fixed[name] = int(value)
+        space = Space(model, training, nodes.gpus, nodes.gpus_per_node, fixed)
+        if next(space.strategies(), None) is None:
+            beside = ", ".join(f"{k} {v}" for k, v in fixed.items() if k != name)
+            raise InputError(
+                f"strategy.{name}: {value} is no way to split {model.name} "
+                f"({model.layers} blocks) with a global batch of {training.global_batch} sequences "
+                f"over {nodes.gpus} GPUs{f' beside {beside}' if beside else ''}; dp x tp x pp must "
+                "equal the GPUs, and dp x micro_batch x accumulation_group must divide the global "
+                "batch"
+            )
+
+
+def require_legal_placement(workload: Workload, graph: Graph, placement: Placement) -> None:
+    """Raise InputError that names the first value that the graph's layers do not allow."""
+    stages, pp = placement.stages, graph.strategy.pp
+    if len(stages) != pp:
+        raise InputError(f"placement.stages: {len(stages)} stages, but strategy.pp is {pp}")
+    if placement.chunk != CHUNK:
+        raise InputError(f"placement.chunk: {placement.chunk}; every plan has {CHUNK} bytes")
+    most = max(*loss_chunks(workload.model, workload.training, graph.strategy), LOSS_CHUNK_TOKENS)
+    if placement.loss_chunk > most:
+        raise InputError(
+            f"placement.loss_chunk: {placement.loss_chunk} tokens; with micro_batch "
+            f"{graph.strategy.micro_batch} the loss takes at most {most} at a time"
+        )
+    for alike in stage_classes(graph):
+        first = alike.stages[0]
+        for number in alike.stages:
+            _require_layers(graph, number, stages[number])
+            if stages[number] != stages[first]:
+                raise InputError(
+                    f"placement.stages.{number}: differs from stage {first}, which has the same "
+                    "layers; stages alike are placed alike"
+                )
+        for kind, _ in alike.kinds:
+            _require_choices(alike, kind, stages[first].kinds[kind.name])
+
+
+def _require_layers(graph: Graph, number: int, stage: StagePlacement) -> None:
+    have = Counter(graph.layers[layer] for layer in graph.stage_layers(number))
+    where = f"placement.stages.{number}.kinds"
+    if set(stage.kinds) != set(have):
+        raise InputError(f"{where}: {', '.join(stage.kinds)}; the stage has {', '.join(have)}")
+    for name, count in have.items():
+        if stage.kinds[name].layers != count:
+            cut = ("pp", "vpp", "first_blocks", "last_blocks")
+            how = ", ".join(f"{key} {getattr(graph.strategy, key)}" for key in cut)
+            raise InputError(
+                f"{where}.{name}.layers: {stage.kinds[name].layers}; with {how} the stage has "
+                f"{count}"
+            )
+
+
+def _require_choices(stage: StageClass, kind: LayerKind, placed: KindPlacement) -> None:
+    """What has no variable in the integer program is as its constant says."""
+    where = f"placement.stages.{stage.stages[0]}.kinds.{kind.name}"
+    for key, decision, layers in _choices(stage, kind, placed):
+        if not decision.terms and abs(layers - decision.constant) > EXACT:
+            strategy = stage.graph.strategy
+            raise InputError(
+                f"{where}.{key}: {layers:g} layers; with zero {strategy.zero} and vpp "
+                f"{strategy.vpp} it is {decision.constant:g} of {placed.layers}"
+            )
+
+
+def _choices(
+    stage: StageClass, kind: LayerKind, placed: KindPlacement
+) -> Iterator[tuple[str, Linear, float]]:
+    """Every count by its key, with the expression that stands for it."""
+    for tier in Tier:
+        for tensor, counts in (
+            ("parameters", placed.parameters),
+            ("gradients", placed.gradients),
+            ("optimizer", placed.optimizer),
+        ):
+            yield f"{tensor}.{tier}", stage.tensor(kind, tensor, tier), counts.get(tier, 0)
+        for recompute in Recompute:
+            layers = placed.activations.get(recompute, {}).get(tier, 0)
+            key = f"activations.{recompute}.{tier}"
+            yield key, stage.policy(kind, recompute, tier), layers
+    yield "streamed", stage.streamed(kind), placed.streamed
