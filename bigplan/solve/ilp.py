@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 
 from bigplan.importing import environment
@@ -24,7 +25,6 @@ GAP = 1e-3  # relative gap at which a placement counts as optimal; simulations d
 # These problems have less than a hundred variables. Presolving them anew in every search for better
 # points, and the searches in smaller problems, took two thirds of HiGHS's time and found nothing.
 PLAIN = {
-    "presolve": "off",
     "mip_heuristic_run_feasibility_jump": False,
     "mip_heuristic_run_rins": False,
     "mip_heuristic_run_rens": False,
@@ -54,12 +54,26 @@ def highs_available() -> bool:
     return bool(pulp.HiGHS(msg=False).available())
 
 
-def _solver(*, relaxed: bool, gap: float = GAP) -> pulp.LpSolver:
-    if not highs_available():
-        return pulp.PULP_CBC_CMD(msg=False, mip=not relaxed, gapRel=gap, threads=1)
-    # Without a surcharge many decisions are as good as others: there presolving halves the time.
-    options = PLAIN if gap < BOUND_GAP else {**PLAIN, "presolve": "on"}
-    return pulp.HiGHS(msg=False, mip=not relaxed, gapRel=gap, random_seed=0, threads=1, **options)
+def _solvers(*, relaxed: bool, gap: float) -> Iterator[pulp.LpSolver]:
+    """Solvers in the order in which they are asked: HiGHS, CBC, and both with presolve changed."""
+    common = {"msg": False, "mip": not relaxed, "gapRel": gap, "threads": 1}
+    cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)  # PuLP 4 has CBC in a package of its own
+    for changed in (False, True):
+        if highs_available():
+            # Without a surcharge many decisions are as good as others: presolving halves the time.
+            presolve = "on" if (gap >= BOUND_GAP) != changed else "off"
+            yield pulp.HiGHS(**common, random_seed=0, **PLAIN, presolve=presolve)
+        yield cbc(**common, presolve=not changed)
+
+
+def _solved(model: pulp.LpProblem, *, relaxed: bool, gap: float = GAP, sure: bool = True) -> bool:
+    """Whether there is an optimum; `sure`: that there is none is the finding of two solvers."""
+    available = (s for s in _solvers(relaxed=relaxed, gap=gap) if s.available())
+    for solver in islice(available, 2 if sure else 1):
+        model.solve(solver)
+        if model.status == pulp.LpStatusOptimal:
+            return True
+    return False
 
 
 def solve(
@@ -75,36 +89,43 @@ def solve(
 
     `relaxed` drops integrality, else the objective is within `gap` of the best; `margin` keeps a
     fraction of every capacity free, unless nothing fits then: pinned decisions may need the last
-    bytes.
+    bytes. That nothing fits at all is said only where two solvers agree.
     """
-    for spare in dict.fromkeys((margin, 0.0)):
-        built = _build(problem, rows(problem, spare), relaxed=relaxed)
+    excluded = problem.excluded
+    problem = problem.without(excluded)
+    for spare in sorted({margin, 0.0}, reverse=True):
+        model, variables = _build(problem, rows(problem, spare), relaxed=relaxed)
         if below < inf:
-            built[1]["step"].upBound = below / time_unit(problem)
-        solution = _minimise(problem, built, rho, _solver(relaxed=relaxed, gap=gap))
-        if solution is not None:
-            return solution
+            variables["step"].upBound = below / time_unit(problem)
+        model.setObjective(_objective(problem, variables, rho))
+        if _solved(model, relaxed=relaxed, gap=gap, sure=not spare and below == inf):
+            return _solution(problem, model, variables, excluded)
     return None
 
 
-def _minimise(
-    problem: Problem, built: _Built, rho: float, solver: pulp.LpSolver
-) -> Solution | None:
-    unit, (model, variables) = time_unit(problem), built
+def _objective(
+    problem: Problem, variables: Mapping[str, pulp.LpVariable], rho: float
+) -> pulp.LpAffineExpression:
     objective = variables["step"] * 1.0
     if rho:
-        surcharge = problem.serial * (rho / unit)
+        surcharge = problem.serial * (rho / time_unit(problem))
         objective += pulp.lpSum(c * variables[n] for n, c in surcharge.terms.items())
-    model.setObjective(objective)
-    model.solve(solver)
-    if model.status != pulp.LpStatusOptimal:
-        return None
+    return objective
+
+
+def _solution(
+    problem: Problem,
+    model: pulp.LpProblem,
+    variables: Mapping[str, pulp.LpVariable],
+    excluded: Iterable[str],
+) -> Solution:
     values = {name: float(v.value() or 0.0) for name, v in variables.items()}
-    times = {row.name for row in problem.times}
+    values.update(dict.fromkeys(excluded, 0.0))
+    times, unit = {row.name for row in problem.times}, time_unit(problem)
     return Solution(
         step_seconds=values["step"] * unit,
         objective=float(pulp.value(model.objective)) * unit,
-        values={name: value for name, value in values.items() if name not in times},
+        values={n: value for n, value in values.items() if n not in times},
     )
 
 
@@ -160,8 +181,7 @@ def shortages(
             for constraint in scaled(used, f"{row.stage} {row.tier}"):
                 _constrain(model, variables, constraint)
         model.setObjective(extra * 1.0)
-        model.solve(_solver(relaxed=relaxed))
-        if model.status == pulp.LpStatusOptimal:
+        if _solved(model, relaxed=relaxed):
             stage = _fullest(problem.capacities, tier, variables)
             found.append(Shortage(stage, tier, float(extra.value()) * unit))
     return found

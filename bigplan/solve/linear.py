@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from bigplan.placement import Tier
 
@@ -39,6 +39,10 @@ class Linear:
 
     def __sub__(self, other: Linear | float) -> Linear:
         return self + (-1.0 * other)
+
+    def without(self, names: Collection[str]) -> Linear:
+        """The expression where these variables are zero."""
+        return Linear({n: c for n, c in self.terms.items() if n not in names}, self.constant)
 
     def at(self, values: Mapping[str, float]) -> float:
         """The value where the variables are `values`."""
@@ -86,6 +90,14 @@ class Capacity:
     used: Linear
     limit: float
 
+    @property
+    def excluded(self) -> frozenset[str]:
+        """Decisions that are zero because the tier has no byte for them."""
+        used = self.used
+        if used.constant < self.limit or min(used.terms.values(), default=0.0) < 0:
+            return frozenset()
+        return frozenset(name for name, factor in used.terms.items() if factor)
+
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
@@ -104,6 +116,23 @@ class Problem:
     capacities: tuple[Capacity, ...]
     times: tuple[AtLeast, ...]
     serial: Linear
+
+    @property
+    def excluded(self) -> frozenset[str]:
+        """Decisions that are zero in every plan."""
+        return frozenset[str]().union(*(row.excluded for row in self.capacities))
+
+    def without(self, names: Collection[str]) -> Problem:
+        """The problem where these decisions are zero."""
+        if not names:
+            return self
+        return Problem(
+            variables=tuple(v for v in self.variables if v.name not in names),
+            rules=tuple(replace(r, expression=r.expression.without(names)) for r in self.rules),
+            capacities=tuple(replace(r, used=r.used.without(names)) for r in self.capacities),
+            times=tuple(replace(r, expression=r.expression.without(names)) for r in self.times),
+            serial=self.serial.without(names),
+        )
 
     def step_seconds(self, decisions: Mapping[str, float]) -> float:
         """The least `step` that the time rows allow for given decisions.

@@ -17,13 +17,13 @@ from bigplan.solve.rows import rows, time_unit
 
 def relaxed_steps(problem: Problem, surcharges: Iterable[float]) -> Iterator[float]:
     """The step of the best decisions at each surcharge; infinite where nothing fits."""
-    if not highs_available():
-        for rho in surcharges:
+    highs = _Relaxation(problem.without(problem.excluded)) if highs_available() else None
+    for rho in surcharges:
+        step = highs.step_seconds(rho) if highs else inf
+        if step == inf:  # that nothing fits is for two solvers to say
             solution = solve(problem, rho, relaxed=True)
-            yield inf if solution is None else solution.step_seconds
-        return
-    relaxation = _Relaxation(problem)
-    yield from map(relaxation.step_seconds, surcharges)
+            step = inf if solution is None else solution.step_seconds
+        yield step
 
 
 class _Relaxation:

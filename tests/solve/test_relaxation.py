@@ -40,3 +40,11 @@ def test_without_highs_another_solver_answers_the_same(monkeypatch: pytest.Monke
     ours = list(relaxed_steps(problem, [0.0]))
     monkeypatch.setattr(relaxation, "highs_available", lambda: False)
     assert list(relaxed_steps(problem, [0.0])) == pytest.approx(ours)
+
+
+def test_that_nothing_fits_is_for_two_solvers_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, never = (formulate(toy_graph(), with_capacity(COSTS, gpu=gpu)) for gpu in (3000, 10))
+    (expected,) = relaxed_steps(fits, [0.0])
+    monkeypatch.setattr(relaxation._Relaxation, "step_seconds", lambda self, rho: inf)
+    assert list(relaxed_steps(fits, [0.0])) == pytest.approx([expected])
+    assert list(relaxed_steps(never, [0.0])) == [inf]

@@ -181,3 +181,20 @@ def test_seventy_billion_parameters_on_one_consumer_gpu_live_on_its_drives() -> 
     assert used[Tier.NVME] + used[Tier.HOST] >= state
     assert used[Tier.NVME] > 0.8 * state > nodes.host.memory
     assert used[Tier.GPU] <= best.candidate.costs.capacity[Tier.GPU]
+
+
+@cache
+def _gpt2_xl(micro_batch: int, nvme: int | None) -> Found:
+    nodes = find_cluster("h200-1x").with_caps(nvme=nvme).group
+    workload = Workload(
+        find_model("gpt2-xl"), Training(sequence_length=1024, global_batch=32), nodes
+    )
+    return search(workload, Scope({"micro_batch": micro_batch}))
+
+
+@pytest.mark.parametrize("micro_batch", [4, 32])
+def test_taking_away_drives_that_a_plan_leaves_alone_changes_nothing(micro_batch: int) -> None:
+    """The time of a drive that is not there once made programs infeasible."""
+    ample, without = (_gpt2_xl(micro_batch, nvme) for nvme in (None, 0))
+    assert not any(p.bytes_by_tier()[Tier.NVME] for p in ample.best.programs)
+    assert without.best.seconds == pytest.approx(ample.best.seconds, rel=0.01)
