@@ -203,7 +203,7 @@ def run_plan(out: Path, name: str) -> None:
     worker = Worker(plan, 0, 1, SCRATCH)
     started = time.perf_counter()
     worker.preflight()
-    worker.start("")
+    worker.start(Path())
     ready = time.perf_counter() - started
     try:
         steps = measured_steps(worker, started + SECONDS)

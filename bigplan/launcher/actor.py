@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,9 +21,10 @@ class Worker(Protocol):
     def preflight(self) -> None:
         """Raise PreflightError where the machine has less than the plan promises."""
 
-    def start(self, init_method: str, resume: Path | None = None) -> int:
+    def start(self, meeting: Path, resume: Path | None = None) -> int:
         """Join the others, allocate, initialise or read a checkpoint; the steps done before.
 
+        `meeting`: a file that only the ranks may write, for their addresses; it need not exist.
         Raises CheckpointError where the checkpoint cannot be used.
         """
 
@@ -71,24 +71,15 @@ class RankActor:
         self._make = partial(_make, worker, plan, rank, world, self._scratch)
         self._made: Worker | None = None
 
-    def meeting_point(self, local: bool) -> str:
-        """Where the ranks meet; asked of rank 0 only."""
-        import ray
-
-        host = "127.0.0.1" if local else ray.util.get_node_ip_address()
-        with socket.socket() as free:
-            free.bind((host, 0))
-            return f"tcp://{host}:{free.getsockname()[1]}"
-
     def preflight(self) -> None:
         """Construct the worker once no earlier one of this rank is left, then see Worker."""
         self._lock = hold(self._lock_file)
         self._made = self._make()
         self._made.preflight()
 
-    def start(self, init_method: str, resume: Path | None) -> int:
+    def start(self, meeting: Path, resume: Path | None) -> int:
         """See Worker."""
-        return self._worker().start(init_method, resume)
+        return self._worker().start(meeting, resume)
 
     def step(self, checkpoint: Path | None) -> StepResult:
         """See Worker."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 from bigplan.errors import BigplanError, PreflightError, WorkerError
@@ -13,6 +16,8 @@ from bigplan.plan import Plan
 
 PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
+MEETING = ".meeting-"  # what the name of a folder where ranks meet begins with
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail first, for want of it
 
 
@@ -66,7 +71,8 @@ class Crew:
         """`meanwhile` is called a few times a second while the ranks are busy."""
         self._layout = Layout.of(plan)
         self._meanwhile = meanwhile
-        self._local = local
+        self._local, self._folders = local, folders
+        self._meeting: Path | None = None
         self._group = _place(self._layout)
         self._actors = [
             self._hire(rank).remote(plan, rank, self._layout.ranks, folders, worker)
@@ -84,7 +90,7 @@ class Crew:
             # H200 held to 15 GiB reserved and unusable; with it 0.1.
             variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         if self._local:
-            variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+            variables |= ON_LOOPBACK
         return ray.remote(RankActor).options(
             num_cpus=self._layout.cores,
             num_gpus=1 if self._layout.cuda else 0,
@@ -95,12 +101,11 @@ class Crew:
             ),
         )
 
-    def meeting_point(self) -> str:
-        """Address and port of rank 0 for the process group."""
-        point: str = self._collect([self._actors[0].meeting_point.remote(self._local)], "starting")[
-            0
-        ]
-        return point
+    def meeting_point(self) -> Path:
+        """A file for the ranks to meet at, in a folder that only this user may enter."""
+        shared = None if self._local else self._folders.run  # None: this machine's own
+        self._meeting = Path(mkdtemp(prefix=MEETING, dir=shared))
+        return self._meeting / "addresses"
 
     def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
         """Call a method of every rank; results by rank. Raises the most telling rank's error."""
@@ -138,6 +143,8 @@ class Crew:
 
         for actor in self._actors:
             ray.kill(actor)
+        if self._meeting is not None:
+            rmtree(self._meeting, ignore_errors=True)
         ray.util.remove_placement_group(self._group)
 
 

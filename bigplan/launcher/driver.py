@@ -33,7 +33,7 @@ from bigplan.launcher.checkpoints import (
     step_of,
     sweep,
 )
-from bigplan.launcher.crew import Crew, Layout
+from bigplan.launcher.crew import MEETING, Crew, Layout
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.lock import only_launch, wait_for_workers
 from bigplan.launcher.progress import Promise, progress
@@ -164,6 +164,8 @@ def _prepare(launched: _Launch, before: Plan) -> None:
     folders = launched.folders
     wait_for_workers(folders.run)
     sweep(folders.run)
+    for left in folders.run.glob(f"{MEETING}*"):
+        shutil.rmtree(left, ignore_errors=True)
     _drop_unrecorded(folders.run)
     shutil.rmtree(folders.scratch, ignore_errors=True)
     if (folders.run / SUMMARY).exists():

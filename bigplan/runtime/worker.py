@@ -100,9 +100,10 @@ class Worker:
         promised = max(sizes.device, self._program.bytes_by_tier()[Tier.GPU])
         check_machine(replace(sizes, device=promised), self._device, self._scratch, ranks)
 
-    def start(self, init_method: str, resume: Path | None = None) -> int:
+    def start(self, meeting: Path, resume: Path | None = None) -> int:
         """Join the other ranks, allocate everything, fill in the first weights; the steps done.
 
+        `meeting`: a file that only this run's ranks may write; it need not exist.
         `resume`: a checkpoint, or a folder of them, to go on from. Raises InputError where there
         is none or it is of another training, CheckpointError where it is damaged.
         """
@@ -117,7 +118,7 @@ class Worker:
         if self._device.type == "cuda":
             _limit_gpu(self._device, plan.cluster.group.gpu)
         if self._world > 1:
-            _join(self._device, init_method, self._rank, self._world)
+            _join(self._device, meeting, self._rank, self._world)
         memory = Memory(
             self._program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin"
         )
@@ -302,11 +303,16 @@ def _limit_gpu(device: torch.device, gpu: Gpu) -> None:
     torch.cuda.set_per_process_memory_fraction(allowed, device)
 
 
-def _join(device: torch.device, init_method: str, rank: int, world: int) -> None:
-    """Meet the other ranks."""
+def _join(device: torch.device, meeting: Path, rank: int, world: int) -> None:
+    """Meet the other ranks: each writes its address to the file, and reads those of the others.
+
+    No TCPStore: it listens on all interfaces, and whoever connects can read and set its keys.
+    """
+    store = dist.FileStore(str(meeting), world)  # type: ignore[attr-defined]
+    store.set_timeout(COLLECTIVE_TIMEOUT)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=init_method,
+        store=store,
         rank=rank,
         world_size=world,
         timeout=COLLECTIVE_TIMEOUT,

@@ -1,6 +1,7 @@
 """Workers and a crew for tests of the launcher: no Ray, no torch, milliseconds."""
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +33,9 @@ class Fake:
     def preflight(self) -> None:
         self.trouble("preflight")
 
-    def start(self, init_method: str, resume: Path | None = None) -> int:
-        assert init_method.startswith("tcp://127.0.0.1:")
+    def start(self, meeting: Path, resume: Path | None = None) -> int:
+        assert stat.S_IMODE(meeting.parent.stat().st_mode) == 0o700
+        assert not meeting.exists()
         if resume is not None:
             text = (resume / "state").read_text()
             if text == "damaged":
@@ -106,14 +108,16 @@ class LocalCrew:
         meanwhile: Callable[[], None],
     ) -> None:
         self.meanwhile = meanwhile
+        self.meeting = folders.scratch / "meeting"
+        self.meeting.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.workers: list[Worker] = []
         for rank in range(plan.strategy.ranks):
             scratch = folders.scratch / f"rank-{rank}"
             scratch.mkdir(parents=True, exist_ok=True)
             self.workers.append((worker or Fake)(plan, rank, plan.strategy.ranks, scratch))
 
-    def meeting_point(self) -> str:
-        return "tcp://127.0.0.1:1"
+    def meeting_point(self) -> Path:
+        return self.meeting / "addresses"
 
     def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
         results = [getattr(worker, method)(*arguments) for worker in self.workers]

@@ -35,14 +35,14 @@ class Course:
 
 @contextmanager
 def running(
-    plan: Plan, resume: Path | None = None, *, rank: int = 0, init_method: str = ""
+    plan: Plan, resume: Path | None = None, *, rank: int = 0, meeting: Path = Path()
 ) -> Iterator[tuple[Worker, int]]:
     """A started worker, and the steps it has behind it."""
     with tempfile.TemporaryDirectory() as scratch:
         worker = Worker(plan, rank, plan.strategy.dp, Path(scratch), poison=True)
         try:
             worker.preflight()
-            yield worker, worker.start(init_method, resume)
+            yield worker, worker.start(meeting, resume)
         finally:
             worker.close()
 
@@ -55,10 +55,10 @@ def course(
     at: int = -1,
     folder: Path | None = None,
     rank: int = 0,
-    init_method: str = "",
+    meeting: Path = Path(),
 ) -> Course:
     """Steps up to `until`; step number `at` (from 1) also writes a checkpoint into `folder`."""
-    with running(plan, resume, rank=rank, init_method=init_method) as (worker, first):
+    with running(plan, resume, rank=rank, meeting=meeting) as (worker, first):
         results = [worker.step(folder if n == at else None) for n in range(first + 1, until + 1)]
         worker.finish()
         saved = tuple(saved for result in results for saved in result.saved)

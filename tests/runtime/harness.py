@@ -39,22 +39,22 @@ class Run:
 
 @contextmanager
 def started(
-    plan: Plan, *, rank: int = 0, init_method: str = "", poison: bool = True
+    plan: Plan, *, rank: int = 0, meeting: Path = Path(), poison: bool = True
 ) -> Iterator[Worker]:
     """A worker ready for its first step."""
     with tempfile.TemporaryDirectory() as scratch:
         worker = Worker(plan, rank, plan.strategy.dp, Path(scratch), poison=poison)
         try:
             worker.preflight()
-            worker.start(init_method)
+            worker.start(meeting)
             yield worker
         finally:
             worker.close()
 
 
-def execute(plan: Plan, *, rank: int = 0, init_method: str = "", steps: int = STEPS) -> Run:
+def execute(plan: Plan, *, rank: int = 0, meeting: Path = Path(), steps: int = STEPS) -> Run:
     """All steps, freed slots filled with NaN."""
-    with started(plan, rank=rank, init_method=init_method) as worker:
+    with started(plan, rank=rank, meeting=meeting) as worker:
         states = [state_of(worker)]
         results = []
         for _ in range(steps):
@@ -69,9 +69,9 @@ def execute(plan: Plan, *, rank: int = 0, init_method: str = "", steps: int = ST
         return Run(tuple(results), tuple(states), finished)
 
 
-def evaluated(plan: Plan, *, rank: int = 0, init_method: str = "") -> float:
+def evaluated(plan: Plan, *, rank: int = 0, meeting: Path = Path()) -> float:
     """The validation's loss of the first weights."""
-    with started(plan, rank=rank, init_method=init_method) as worker:
+    with started(plan, rank=rank, meeting=meeting) as worker:
         return worker.evaluate()
 
 

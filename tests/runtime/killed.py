@@ -57,7 +57,7 @@ def train(folder: Path, name: str, kill: Kill | None) -> None:
         worker = Worker(plan_of(name), 0, 1, scratch)
         worker.preflight()
         saved = folder / "checkpoints"
-        done = worker.start("", saved if checkpoints(saved) else None)
+        done = worker.start(Path(), saved if checkpoints(saved) else None)
         for step in range(done + 1, STEPS + 1):
             result = worker.step(saved if step % EVERY == 0 else None)
             assert not any(one.error for one in result.saved), result.saved

@@ -208,7 +208,7 @@ def test_a_text_too_short_is_refused_before_anything_is_allocated(tmp_path: Path
     with pytest.raises(InputError, match="more text"):
         worker.preflight()
     with pytest.raises(InputError, match="more text"):
-        worker.start("")
+        worker.start(Path())
     worker.close()
     assert list(tmp_path.iterdir()) == [text]
 

@@ -100,12 +100,12 @@ def run_rank(rank: int, folder: str) -> None:
     """One process: execute every case and leave what it computed in the folder."""
     torch.set_num_threads(1)
     for name, plan in cases(str(masked_data(folder))).items():
-        meeting = (Path(folder) / f"{name}.meeting").as_uri()
-        run = execute(plan, rank=rank, init_method=meeting)
+        meeting = Path(folder) / f"{name}.meeting"
+        run = execute(plan, rank=rank, meeting=meeting)
         torch.save(run, _result(folder, name, rank))
         if name == MASKED:
-            meeting = (Path(folder) / "validation.meeting").as_uri()
-            loss = evaluated(plan, rank=rank, init_method=meeting)
+            meeting = Path(folder) / "validation.meeting"
+            loss = evaluated(plan, rank=rank, meeting=meeting)
             (Path(folder) / f"validation.{rank}").write_text(repr(loss))
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
+from torch import Tensor
 
 from bigplan.runtime.checkpoint.manifest import Manifest, StoredFile
 from bigplan.runtime.checkpoint.saver import Saver
@@ -19,6 +21,7 @@ from bigplan.runtime.executor import Executor
 from bigplan.runtime.result import Saved
 
 Share = tuple[str, list[StoredFile]]  # of a rank: what failed, what it has written
+_SHARE = TypeAdapter(Share)
 
 
 @dataclass(slots=True)
@@ -92,9 +95,20 @@ class Background:
     def _gathered(self, share: Share) -> list[Share]:
         if self.context.world == 1:
             return [share]
-        shares: list[Share] = [share] * self.context.world
-        dist.all_gather_object(shares, share)
-        return shares
+        # As JSON: what all_gather_object brings is unpickled, which can run anything.
+        text = torch.frombuffer(bytearray(_SHARE.dump_json(share)), dtype=torch.uint8)
+        sizes = self._of_all(torch.tensor([len(text)], device=self.context.device))
+        lengths = [int(size) for size in sizes]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.context.device)
+        padded[: len(text)] = text
+        each = zip(self._of_all(padded), lengths, strict=True)
+        return [_SHARE.validate_json(bytes(found[:size].tolist())) for found, size in each]
+
+    def _of_all(self, mine: Tensor) -> list[Tensor]:
+        """Every rank's tensor, all of one size."""
+        found = [torch.empty_like(mine) for _ in range(self.context.world)]
+        dist.all_gather(found, mine)
+        return [tensor.cpu() for tensor in found]
 
     def close(self) -> None:
         """Drop what is under way. The lanes are closed before."""
