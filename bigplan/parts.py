@@ -16,16 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigplan.cost import Costs
-from bigplan.cost.collective import tensor_group
-from bigplan.cost.compute import Device
-from bigplan.cost.framework import NATIVE
-from bigplan.cost.operators import Bound, operator_costs
 from bigplan.graph.graph import Graph
 from bigplan.placement import Placement, StagePlacement
 from bigplan.plan import StepParts
 from bigplan.program import Lane
-from bigplan.spec.cluster import NodeGroup
-from bigplan.spec.training import Training
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +43,10 @@ class _Passes:
         return self.compute + self.recompute + self.collectives
 
 
-def step_parts(
-    graph: Graph,
-    costs: Costs,
-    placement: Placement,
-    step: Step,
-    collectives: Mapping[str, float],
-) -> StepParts:
-    """The parts of `step`; `collectives`: seconds by layer kind, per layer and micro-batch."""
+def step_parts(graph: Graph, costs: Costs, placement: Placement, step: Step) -> StepParts:
+    """The parts of `step`."""
     passes = max(
-        (_passes(graph, costs, stage, collectives) for stage in placement.stages),
+        (_passes(graph, costs, stage) for stage in placement.stages),
         key=lambda found: found.total,
     )
     on_gpu = max(step.busy.get(Lane.COMPUTE, 0.0), passes.total)
@@ -77,27 +65,13 @@ def step_parts(
     )
 
 
-def collective_seconds(graph: Graph, training: Training, nodes: NodeGroup) -> dict[str, float]:
-    """Seconds of a layer's tensor-parallel collectives per micro-batch, by layer kind."""
-    group, device = tensor_group(graph.strategy, nodes), Device(nodes.gpu, training.precision)
-    return {
-        name: sum(
-            cost.seconds
-            for cost in operator_costs((*kind.forward, *kind.backward), device, group, NATIVE)
-            if cost.bound is Bound.COMMUNICATION
-        )
-        for name, kind in graph.kinds.items()
-    }
-
-
-def _passes(
-    graph: Graph, costs: Costs, stage: StagePlacement, collectives: Mapping[str, float]
-) -> _Passes:
+def _passes(graph: Graph, costs: Costs, stage: StagePlacement) -> _Passes:
     compute = recompute = waits = 0.0
     for name, kind in stage.kinds.items():
         cost, times = costs.kinds[name], kind.layers * graph.micro_batches
-        waits += times * collectives[name]
-        compute += times * (cost.forward + cost.backward - collectives[name])
+        collectives = cost.forward_waits.collectives + cost.backward_waits.collectives
+        waits += times * collectives
+        compute += times * (cost.forward + cost.backward - collectives)
         for policy, tiers in kind.activations.items():
             recompute += graph.micro_batches * sum(tiers.values()) * cost.again(policy)
     return _Passes(compute, recompute, waits)

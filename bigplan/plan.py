@@ -24,7 +24,7 @@ from bigplan.spec.document import Spec, dump_document, parse_document, read_text
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-FORMAT: Final = 4  # of plan files; one for every change that makes older ones unreadable
+FORMAT: Final = 5  # of plan files; one for every change that makes older ones unreadable
 
 
 class MemoryUse(Spec):
@@ -60,7 +60,6 @@ class Alternative(Spec):
 
     strategy: Strategy
     step_seconds: float
-    bottleneck: str
     parts: StepParts
 
 
@@ -69,7 +68,9 @@ class Predicted(Spec):
 
     Measured, four of five predictions of this kind lie between `step_seconds_low` and `high`
     (cost/band.py). `step_seconds_overlapped` is this plan with perfect overlap, `serial` with none.
-    Seconds and bytes by lane are those of the stage in which that lane has most to do, per GPU.
+    `critical_path` adds up to the step: the seconds of the chain of actions that leads to its end,
+    by resource; the `bottleneck` is the resource with most of them. Busy seconds and bytes by lane
+    are those of the stage in which that lane has most to do, per GPU.
     """
 
     step_seconds: float
@@ -83,6 +84,7 @@ class Predicted(Spec):
     model_gap: float
     simulated_gap: float
     bottleneck: str
+    critical_path: Mapping[str, float]
     busy_seconds: Mapping[str, float]
     op_seconds: Mapping[str, float]
     moved_bytes: Mapping[str, int]
@@ -106,7 +108,7 @@ class SearchRecord(Spec):
 class Plan(Spec):
     """Everything that launching, simulating and explaining need."""
 
-    format: Literal[4] = FORMAT
+    format: Literal[5] = FORMAT
     inputs: Mapping[str, str] = Field(description="SHA-256 of each input, canonically written")
     predicted: Predicted
     strategy: Strategy

@@ -12,20 +12,19 @@ from bigplan.engines import executable, native_refusal
 from bigplan.errors import RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
-from bigplan.parts import Step, collective_seconds, step_parts
-from bigplan.placement import Placement, Tier
+from bigplan.parts import Step, step_parts
+from bigplan.placement import Tier
 from bigplan.plan import (
     Alternative,
     MemoryUse,
     Plan,
     Predicted,
     SearchRecord,
-    StepParts,
     digest,
     mfu,
 )
 from bigplan.program import Lane, Program, counted, resource
-from bigplan.simulate import simulate
+from bigplan.simulate import busy_seconds, critical_path, simulate
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
@@ -89,7 +88,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
             programs=found.programs,
             stopped=found.stopped,
         ),
-        alternatives=tuple(_alternatives(found, workload)),
+        alternatives=tuple(_alternatives(found)),
         model=request.model,
         training=request.training,
         cluster=request.cluster,
@@ -106,10 +105,10 @@ def _refuse_whatever_the_split(request: Request) -> None:
 def predict(best: Placed, workload: Workload, bound: float, model_gap: float) -> Predicted:
     """The promise of a plan; `bound` and `model_gap` are what its search found."""
     tokens, seconds = workload.training.tokens_per_step, best.seconds
-    candidate = best.candidate
+    candidate, graph, costs = best.candidate, best.candidate.graph, best.candidate.costs
     problem = problem_of(candidate, ())
-    overlapped = problem.step_seconds(decisions_of(candidate.graph, best.placement))
-    busy = best.totals.by_lane
+    overlapped = problem.step_seconds(decisions_of(graph, best.placement))
+    path = critical_path(best.programs, graph, costs)
     memory = tuple(memory_use(best.programs, candidate))
     offloads = any(
         use.by_purpose.get(tensors)
@@ -131,11 +130,12 @@ def predict(best: Placed, workload: Workload, bound: float, model_gap: float) ->
         lower_bound_seconds=bound,
         model_gap=model_gap,
         simulated_gap=seconds / bound - 1.0,
-        bottleneck=max(busy, key=lambda lane: busy[lane]),
-        busy_seconds=busy,
+        bottleneck=max(path, key=lambda name: path[name]),
+        critical_path=path,
+        busy_seconds=busy_seconds(best.programs, graph, costs),
         op_seconds=best.totals.by_op,
         moved_bytes=moved_bytes(best.programs),
-        parts=_parts(workload, candidate, best.placement, Step(seconds, busy)),
+        parts=step_parts(graph, costs, best.placement, Step(seconds, best.busy)),
         memory=memory,
     )
 
@@ -171,28 +171,21 @@ def moved_bytes(programs: tuple[Program, ...]) -> dict[str, int]:
     return dict(sorted(most.items()))
 
 
-def _parts(workload: Workload, candidate: Candidate, placement: Placement, step: Step) -> StepParts:
-    graph, costs = candidate.graph, candidate.costs
-    collectives = collective_seconds(graph, workload.training, workload.nodes)
-    return step_parts(graph, costs, placement, step, collectives)
-
-
-def _alternatives(found: Found, workload: Workload) -> Iterator[Alternative]:
+def _alternatives(found: Found) -> Iterator[Alternative]:
     seen: set[Strategy] = {found.best.candidate.strategy}
     for rival in found.rivals:
         strategy = rival.candidate.strategy
         if strategy not in seen:
             seen.add(strategy)
-            yield _alternative(rival, workload)
+            yield _alternative(rival)
 
 
-def _alternative(rival: Trial, workload: Workload) -> Alternative:
-    step = Step(rival.seconds, rival.busy)
+def _alternative(rival: Trial) -> Alternative:
+    step, settled = Step(rival.seconds, rival.busy), rival.settled
     return Alternative(
         strategy=rival.candidate.strategy,
         step_seconds=rival.seconds,
-        bottleneck=max(rival.busy, key=lambda lane: rival.busy[lane]),
-        parts=_parts(workload, rival.settled, rival.placement, step),
+        parts=step_parts(settled.graph, settled.costs, rival.placement, step),
     )
 
 

@@ -24,7 +24,7 @@ HOST_MEMORY = 64 << 30  # bytes more per node: what a row of memory modules brin
 FULL = 0.9  # of a tier: more of it could be used
 FASTER = 1.01  # times: less is within what two searches of one problem differ by
 DOUBLINGS = 6  # of the nodes, tried where nothing fits
-BUSY = 0.25  # of the step: a lane this busy may hold the step up
+MATTERS = 0.05  # of the critical path: lanes with less of it hold the step up by no more
 
 NVME = (Lane.NVME_READ, Lane.NVME_WRITE)
 PCIE = (Lane.H2D, Lane.D2H)
@@ -129,7 +129,7 @@ def _worth_asking(cluster: Cluster, plan: Plan | None) -> Iterator[Iterable[Chan
 
 
 def _uses(plan: Plan | None, tier: Tier | None, lanes: Iterable[Lane]) -> bool:
-    """Whether the tier is nearly full, or one of the lanes is busy for much of the step.
+    """Whether the tier is nearly full, or the lanes have a part of the critical path that matters.
 
     Where nothing fits, every tier is full and speed is no question.
     """
@@ -140,8 +140,8 @@ def _uses(plan: Plan | None, tier: Tier | None, lanes: Iterable[Lane]) -> bool:
         use.tier is tier and use.used_bytes > FULL * use.capacity_bytes > 0
         for use in predicted.memory
     )
-    busiest = max((predicted.busy_seconds.get(lane, 0.0) for lane in lanes), default=0.0)
-    return full or busiest > BUSY * predicted.step_seconds
+    held_up = sum(predicted.critical_path.get(lane, 0.0) for lane in lanes)
+    return full or held_up > MATTERS * predicted.step_seconds
 
 
 def _more_gpus(cluster: Cluster) -> Iterator[Change]:

@@ -17,6 +17,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.plan import Plan, plan_text
 from bigplan.planner import Request, make_plan, programs_of, simulate_plan
+from bigplan.simulate import LAUNCHING
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training
@@ -71,8 +72,10 @@ def test_a_plan_keeps_its_promises(caps: tuple[int | None, ...]) -> None:
     tokens = TRAINING.sequence_length * TRAINING.global_batch
     assert predicted.tokens_per_second == pytest.approx(tokens / predicted.step_seconds)
     assert 0 < predicted.mfu < 1
-    busiest = max(predicted.busy_seconds.values())
-    assert predicted.busy_seconds[predicted.bottleneck] == busiest <= predicted.step_seconds
+    path = predicted.critical_path
+    assert sum(path.values()) == pytest.approx(seconds)
+    assert path[predicted.bottleneck] == max(path.values())
+    assert set(path) <= set(predicted.busy_seconds)
     for use in predicted.memory:
         program = programs[use.stage]
         ranks = 1 if use.scope == "gpu" else candidate.costs.ranks_per_node
@@ -87,7 +90,7 @@ def test_ample_memory_moves_nothing() -> None:
         assert rows.parameters == rows.gradients == rows.optimizer == everywhere
         assert rows.activations == {Recompute.NONE: everywhere}
     # The CPU computes the clip factor, from norms that the GPU computes beside the backward.
-    lanes = {"gpu compute", "gpu update", "cpu", "data"}
+    lanes = {"gpu compute", LAUNCHING, "gpu update", "cpu", "data"}
     assert set(_capped().predicted.busy_seconds) <= lanes
 
 

@@ -39,8 +39,8 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[Cluster]:
 PLAN = make_plan(request_on(find_cluster("dgx-h100")))
 
 
-def plan_with(busy: dict[Lane, float], used: dict[str, float]) -> Plan:
-    """A plan of one second whose lanes are busy and whose tiers are full as told."""
+def plan_with(path: dict[Lane, float], used: dict[str, float]) -> Plan:
+    """A plan of one second whose critical path and full tiers are as told."""
     memory = tuple(
         MemoryUse.model_validate(
             {
@@ -54,7 +54,7 @@ def plan_with(busy: dict[Lane, float], used: dict[str, float]) -> Plan:
         )
         for tier, share in used.items()
     )
-    update = {"step_seconds": 1.0, "busy_seconds": busy, "memory": memory}
+    update = {"step_seconds": 1.0, "critical_path": path, "memory": memory}
     return PLAN.model_copy(update={"predicted": PLAN.predicted.model_copy(update=update)})
 
 
@@ -67,7 +67,7 @@ NODES = ["one more node (24 GPUs)", "twice the nodes (32 GPUs)"]
 
 
 @pytest.mark.parametrize(
-    ("busy", "used", "changes"),
+    ("path", "used", "changes"),
     [
         ({Lane.COMPUTE: 0.9}, {"gpu": 0.99}, []),
         ({Lane.COMPUTE: 0.9}, {"host": 0.99}, ["64 GiB more host memory per node"]),
@@ -82,15 +82,16 @@ NODES = ["one more node (24 GPUs)", "twice the nodes (32 GPUs)"]
             ["one more NVMe drive per node", "twice the NVMe drives per node"],
         ),
         ({Lane.CPU: 0.9}, {}, ["twice the CPU cores and memory channels"]),
+        ({Lane.H2D: 0.04, Lane.D2H: 0.04}, {}, ["twice the PCIe bandwidth"]),
         ({Lane.H2D: 0.9}, {}, ["twice the PCIe bandwidth"]),
         ({Lane.COMM: 0.9}, {}, ["twice the network bandwidth between nodes"]),
-        ({Lane.COMM: 0.1, Lane.H2D: 0.1}, {"host": FULL - 0.01}, []),
+        ({Lane.COMM: 0.01, Lane.H2D: 0.01}, {"host": FULL - 0.01}, []),
     ],
 )
 def test_what_binds_decides_what_is_asked(
-    solved: list[Cluster], busy: dict[Lane, float], used: dict[str, float], changes: list[str]
+    solved: list[Cluster], path: dict[Lane, float], used: dict[str, float], changes: list[str]
 ) -> None:
-    assert asked(plan_with(busy, used)) == [*changes, *NODES]
+    assert asked(plan_with(path, used)) == [*changes, *NODES]
     assert len(solved) == len(changes) + 2
 
 

@@ -188,19 +188,19 @@ def simulate(
 ) -> None:
     """Play a plan's steady step again: its time, and how busy each resource is."""
     from bigplan.planner import simulate_plan
-    from bigplan.report.plan_json import timeline_json
-    from bigplan.report.plan_report import timeline_report
+    from bigplan.report.plan_json import step_json
+    from bigplan.report.plan_report import step_report
     from bigplan.spec.document import write_text
 
     if trace is not None:
         require_target("--trace", trace, TRACE, (plan,))
-    timeline = simulate_plan(checked_plan(plan))
+    checked = checked_plan(plan)  # which played it again
     if trace is not None:
-        write_text(trace, json.dumps(timeline.to_chrome()), "trace")
+        write_text(trace, json.dumps(simulate_plan(checked).to_chrome()), "trace")
     if as_json:
-        print(json.dumps(timeline_json(timeline), indent=2))
+        print(json.dumps(step_json(checked.predicted), indent=2))
         return
     console = Console()
-    console.print(timeline_report(timeline))
+    console.print(step_report(checked.predicted))
     if trace is not None:
         console.print(f"Trace written to {trace}; open it at ui.perfetto.dev", highlight=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
+from typing import NamedTuple
 
 from bigplan.cost.collective import (
     Group,
@@ -35,6 +36,16 @@ ALLOCATOR_RESERVE = 0.03
 ADAM_BYTES = 30
 
 
+class Waits(NamedTuple):
+    """Seconds of a pass in which the GPU computes nothing."""
+
+    collectives: float = 0.0  # tensor-parallel ones
+    launching: float = 0.0  # until the host has launched the kernels
+
+
+NO_WAITS = Waits()
+
+
 @dataclass(frozen=True, slots=True)
 class KindCost:
     """Seconds of one layer of a kind: per micro-batch, and per reduction or gathering."""
@@ -44,10 +55,17 @@ class KindCost:
     reduce: float = 0.0
     gather: float = 0.0
     reruns: Mapping[Recompute, float] = field(default_factory=dict)
+    forward_waits: Waits = NO_WAITS  # these seconds are among those above
+    backward_waits: Waits = NO_WAITS
+    rerun_waits: Mapping[Recompute, Waits] = field(default_factory=dict)
 
     def again(self, recompute: Recompute) -> float:
         """Seconds of what runs a second time before the backward."""
         return self.reruns.get(recompute, 0.0)
+
+    def waits_again(self, recompute: Recompute) -> Waits:
+        """Those of the same."""
+        return self.rerun_waits.get(recompute, NO_WAITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +137,11 @@ def _kind_cost(
     device = device_of(nodes, training, framework)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
 
-    def seconds(operators: tuple[Operator, ...]) -> float:
-        return pass_seconds(operators, device, group, framework, hooks)
+    def cost(operators: tuple[Operator, ...]) -> PassCost:
+        return pass_cost(operators, device, group, framework, hooks)
 
-    again = {recompute: seconds(rerun.operators) for recompute, rerun in kind.reruns.items()}
-    forward = seconds(kind.forward)
+    again = {recompute: cost(rerun.operators) for recompute, rerun in kind.reruns.items()}
+    forward, backward = cost(kind.forward), cost(kind.backward)
     if again and not framework.stops_early:
         again[Recompute.FULL] = forward
     replicas = data_group(strategy, nodes)
@@ -131,11 +149,14 @@ def _kind_cost(
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
     return KindCost(
-        forward=forward,
-        backward=seconds(kind.backward),
+        forward=forward.seconds,
+        backward=backward.seconds,
         reduce=reduce(kind.parameters * reduced, replicas),
         gather=reduce_scatter(kind.parameters * sizes.parameter, replicas),
-        reruns=again,
+        reruns={recompute: one.seconds for recompute, one in again.items()},
+        forward_waits=forward.waits,
+        backward_waits=backward.waits,
+        rerun_waits={recompute: one.waits for recompute, one in again.items()},
     )
 
 
@@ -152,6 +173,27 @@ def pass_seconds(
     host: float = 0.0,
 ) -> float:
     """Seconds of a layer's operators in a row: GPU, host launching, tensor-parallel collectives.
+
+    Arguments as of `pass_cost`.
+    """
+    return pass_cost(operators, device, group, framework, host).seconds
+
+
+class PassCost(NamedTuple):
+    """Seconds of a layer's operators in a row, and those of them in which the GPU waits."""
+
+    seconds: float
+    waits: Waits
+
+
+def pass_cost(
+    operators: tuple[Operator, ...],
+    device: Device,
+    group: Group,
+    framework: Framework,
+    host: float = 0.0,
+) -> PassCost:
+    """What a layer's operators take in a row.
 
     `host`: launches' worth of host work besides the operators' own.
     """
@@ -170,7 +212,8 @@ def pass_seconds(
                 gemms[operator.name] = seconds
     exposed = sum(exposed_seconds(one, group, framework, gemms) for one in collectives)
     host *= device.gpu.launch_overhead * framework.host
-    return norm(busy + exposed, host, OVERLAP_NORM)
+    whole = norm(busy + exposed, host, OVERLAP_NORM)
+    return PassCost(whole, Waits(exposed, whole - busy - exposed))
 
 
 # Bytes a second, of what a copy alone reaches, while state passes through the GPU and the CPU runs

@@ -10,9 +10,11 @@ from bigplan.program import Lane
 from bigplan.report.operators import LAUNCHES, PER_MICRO_BATCH, OperatorRow
 from bigplan.report.shapes import WORTH, Rounding, roundings
 from bigplan.report.text import seconds_text
+from bigplan.simulate import COLLECTIVES, LAUNCHING
 from bigplan.units import format_bandwidth, format_count
 
 MUCH = 0.05  # of the step: what costs less is not worth a word
+ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE, COLLECTIVES, LAUNCHING)  # has advice of its own
 DRIVES = {Lane.NVME_READ: "read", Lane.NVME_WRITE: "write"}
 
 # Widths of heads that FlashAttention-2 has kernels for (HEADDIM_SWITCH in its static_switch.h);
@@ -176,30 +178,34 @@ def _drives(plan: Plan) -> Iterator[Advice]:
     lane = predicted.bottleneck
     if nvme is None or lane not in DRIVES:
         return
+    held_up = predicted.critical_path[lane]
     busy, compute = predicted.busy_seconds[lane], predicted.busy_seconds.get(Lane.COMPUTE, 0.0)
     rate = nvme.node_read if lane == Lane.NVME_READ else nvme.node_write
     needed = rate * busy / compute if compute else rate
     yield Advice(
         "drives",
-        max(0.0, 1 - compute / predicted.step_seconds),
-        f"The drives are the bottleneck: they {DRIVES[Lane(lane)]} for {seconds_text(busy)} of a "
-        f"step of {seconds_text(predicted.step_seconds)} at {format_bandwidth(rate)}. "
+        held_up / predicted.step_seconds,
+        f"The drives are the bottleneck: the step is held up for {seconds_text(held_up)} of its "
+        f"{seconds_text(predicted.step_seconds)} while they {DRIVES[Lane(lane)]}, which they do "
+        f"for {seconds_text(busy)} at {format_bandwidth(rate)}. "
         f"{format_bandwidth(float(f'{needed:.2g}'))} would hide behind compute: more or faster "
         "drives (`bigplan plan --what-if` solves for one more), or more host memory.",
     )
 
 
 def _waiting(plan: Plan) -> Iterator[Advice]:
-    predicted, parts = plan.predicted, plan.predicted.parts
-    share = parts.waiting / predicted.step_seconds
-    if share > MUCH and predicted.bottleneck == Lane.COMPUTE and parts.waits_for:
-        busy = predicted.busy_seconds.get(parts.waits_for, 0.0) / predicted.step_seconds
+    predicted, step = plan.predicted, plan.predicted.step_seconds
+    others = {name: s for name, s in predicted.critical_path.items() if name not in ON_GPU}
+    name = max(others, key=lambda name: others[name], default="")
+    share = others.get(name, 0.0) / step
+    if share > MUCH and name != predicted.bottleneck:
+        busy = predicted.busy_seconds[name] / step
         yield Advice(
             "waiting",
             share,
-            f"The GPU waits for {share:.0%} of the step, although {parts.waits_for}, the busiest "
-            f"other resource, works for only {busy:.0%} of it: transfers come at the wrong time or "
-            "in too large pieces. `bigplan plan --what-if` solves for what makes them fewer.",
+            f"The GPU waits for {name} for {share:.0%} of the step, although {name} works for only "
+            f"{busy:.0%} of it: transfers come at the wrong time or in too large pieces. "
+            "`bigplan plan --what-if` solves for what makes them fewer.",
         )
 
 

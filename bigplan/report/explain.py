@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from bigplan.report.advice import Advice, advice_of, hiding_tokens, in_one_unit
 from bigplan.report.decision import decision
 from bigplan.report.efficiency import Efficiency, efficiency_of
 from bigplan.report.operators import OperatorRow, operator_rows
+from bigplan.report.seconds import bound_text
 from bigplan.report.stages import stages_of
 
 
@@ -24,6 +26,8 @@ class Explanation:
     """
 
     headline: str
+    bound_by: str
+    critical_path: Mapping[str, float]
     step_seconds: float
     tokens_per_step: int
     rows: tuple[OperatorRow, ...]
@@ -39,6 +43,8 @@ def explain(plan: Plan) -> Explanation:
     hidden = hiding_tokens(plan, rows if together == plan else operator_rows(together))
     return Explanation(
         headline=decision(plan, stages_of(plan)),
+        bound_by=bound_text(plan.predicted),
+        critical_path=plan.predicted.critical_path,
         step_seconds=plan.predicted.step_seconds,
         tokens_per_step=plan.training.tokens_per_step,
         rows=tuple(rows),

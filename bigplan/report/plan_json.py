@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from bigplan.plan import Plan
+from bigplan.plan import Plan, Predicted
 from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of
-from bigplan.report.resources import resource_seconds
 from bigplan.report.rivals import why_slower
 from bigplan.report.stages import stages_of
-from bigplan.timeline import Timeline
 from bigplan.whatif import Answer
 
 PREDICTED = (
@@ -36,7 +34,7 @@ def plan_json(plan: Plan, search_seconds: float, answer: Answer | None = None) -
     the stage's layers (embedding and head included); `homes` to layers, bytes and the fraction of
     them that is streamed through the GPU. `memory[].scope` says whether the bytes are those of one
     GPU or of one node. Lanes that share a link are one in `busy_seconds` and `moved_bytes`.
-    `step_parts` add up to the step.
+    `critical_path` (seconds by resource, most first) and `step_parts` add up to the step each.
     `drives` is null where nothing is written to NVMe, `what_if` where nothing was asked.
     """
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
@@ -49,6 +47,7 @@ def plan_json(plan: Plan, search_seconds: float, answer: Answer | None = None) -
         "stages": [asdict(stage) for stage in stages],
         "memory": [use.model_dump(mode="json") for use in predicted.memory],
         "bottleneck": predicted.bottleneck,
+        "critical_path": dict(predicted.critical_path),
         "busy_seconds": dict(predicted.busy_seconds),
         "step_parts": predicted.parts.model_dump(mode="json"),
         "moved_bytes": dict(predicted.moved_bytes),
@@ -67,10 +66,12 @@ def _what_if(answer: Answer) -> dict[str, Any]:
     return {"solved": outcomes, "unasked": list(answer.unasked)}
 
 
-def timeline_json(timeline: Timeline) -> dict[str, Any]:
-    """Step time and busy seconds, without the single events."""
+def step_json(predicted: Predicted) -> dict[str, Any]:
+    """Step time, and where it goes, without the single events."""
     return {
-        "step_seconds": timeline.seconds,
-        "busy_seconds": resource_seconds(timeline),
-        "op_seconds": timeline.total_by(lambda event: event.op),
+        "step_seconds": predicted.step_seconds,
+        "bottleneck": predicted.bottleneck,
+        "critical_path": dict(predicted.critical_path),
+        "busy_seconds": dict(predicted.busy_seconds),
+        "op_seconds": dict(predicted.op_seconds),
     }

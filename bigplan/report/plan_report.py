@@ -8,17 +8,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from bigplan.plan import Plan
+from bigplan.plan import Plan, Predicted
 from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of, wear_text
 from bigplan.report.homes import homes_table
 from bigplan.report.memory import memory_table
-from bigplan.report.resources import resource_seconds
 from bigplan.report.rivals import rivals_table
-from bigplan.report.seconds import busy_table, parts_table
+from bigplan.report.seconds import bound_text, busy_table, parts_table
 from bigplan.report.stages import stages_of
 from bigplan.report.text import seconds_text
-from bigplan.timeline import Timeline
 
 
 def plan_report(plan: Plan, search_seconds: float) -> RenderableType:
@@ -26,12 +24,13 @@ def plan_report(plan: Plan, search_seconds: float) -> RenderableType:
     stages, predicted = stages_of(plan), plan.predicted
     parts: list[RenderableType] = [
         Text(decision(plan, stages)),
+        Text(f"Bound by: {bound_text(predicted)}."),
         Text(""),
         _promise(plan),
         Text(""),
         memory_table(predicted.memory),
         homes_table(stages),
-        busy_table(predicted.busy_seconds, predicted.step_seconds),
+        busy_table(predicted.busy_seconds, predicted.critical_path, predicted.step_seconds),
         parts_table(predicted.parts),
     ]
     if plan.alternatives:
@@ -40,11 +39,12 @@ def plan_report(plan: Plan, search_seconds: float) -> RenderableType:
     return Group(*parts)
 
 
-def timeline_report(timeline: Timeline) -> RenderableType:
-    """Step time and busy resources."""
+def step_report(predicted: Predicted) -> RenderableType:
+    """Step time, and busy resources with their part of the critical path."""
     return Group(
-        Text(f"One step: {seconds_text(timeline.seconds)}"),
-        busy_table(resource_seconds(timeline), timeline.seconds),
+        Text(f"One step: {seconds_text(predicted.step_seconds)}"),
+        Text(f"Bound by: {bound_text(predicted)}"),
+        busy_table(predicted.busy_seconds, predicted.critical_path, predicted.step_seconds),
     )
 
 
@@ -59,12 +59,10 @@ def _promise(plan: Plan) -> RenderableType:
         f"{seconds_text(predicted.step_seconds_overlapped)} if everything overlapped, "
         f"{seconds_text(predicted.step_seconds_serial)} if nothing did"
     )
-    share = predicted.busy_seconds[predicted.bottleneck] / predicted.step_seconds
     table.add_row("step time", f"{seconds_text(predicted.step_seconds)}  ({band})")
     table.add_row("overlap", overlap)
     table.add_row("tokens/s", f"{predicted.tokens_per_second:,.0f}")
     table.add_row("MFU", f"{predicted.mfu:.1%} of the GPUs' peak, counting nothing twice")
-    table.add_row("bound by", f"{predicted.bottleneck}, busy {share:.0%} of the step")
     return table
 
 

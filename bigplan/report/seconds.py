@@ -6,18 +6,55 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from bigplan.plan import StepParts
-from bigplan.report.text import bar, seconds_text, table
+from bigplan.plan import Predicted, StepParts
+from bigplan.report.text import bar, percent, seconds_text, table
+
+TRIFLE = 1e-4  # of the step
+NAMED = 0.005  # of the step: a resource that holds it up for less is not named
+ALL = 0.995
 
 
-def busy_table(busy: Mapping[str, float], step_seconds: float) -> Table:
-    """Seconds each resource works during a step (of the busiest stage); the first one binds."""
-    rows = table("Time by resource", "resource", "busy", "share of the step", "", right=("busy",))
-    ordered = sorted(((s, lane) for lane, s in busy.items() if s > 0), reverse=True)
-    for rank, (seconds, lane) in enumerate(ordered):
+def bound_text(predicted: Predicted) -> str:
+    """What the step is bound by: resources on its critical path, with their seconds.
+
+    "nvme write, 14.2 of 19.6 s of the critical path (72%); gpu compute 5.1 s".
+    """
+    path, step = predicted.critical_path, predicted.step_seconds
+    most = path[predicted.bottleneck]
+    if most > ALL * step:
+        return f"{predicted.bottleneck}, all of the critical path"
+    others = [
+        f"{name} {seconds_text(seconds)}"
+        for name, seconds in path.items()
+        if name != predicted.bottleneck and seconds > NAMED * step
+    ]
+    first = (
+        f"{predicted.bottleneck}, {seconds_text(most)} of {seconds_text(step)} of the critical "
+        f"path ({percent(most / step)})"
+    )
+    return "; ".join([first, *others])
+
+
+def busy_table(busy: Mapping[str, float], path: Mapping[str, float], step_seconds: float) -> Table:
+    """Seconds each resource works during a step (of the busiest stage), and those of them on the
+    critical path; the resource with most of these binds.
+    """
+    columns = ("resource", "busy", "share of the step", "critical path", "")
+    rows = table("Time by resource", *columns, right=("busy", "critical path"))
+    binding = max(path, key=lambda name: path[name], default="")
+    least = TRIFLE * step_seconds
+    shown = {name: (path.get(name, 0.0), seconds) for name, seconds in busy.items()}
+    shown = {name: both for name, both in shown.items() if max(both) > least}
+    for name in sorted(shown, key=lambda name: shown[name], reverse=True):
+        on_path, seconds = shown[name]
         share = seconds / step_seconds if step_seconds else 0.0
-        shown = f"{bar(seconds, step_seconds)} {share:4.0%}"
-        rows.add_row(lane, seconds_text(seconds), shown, "" if rank else "binds")
+        rows.add_row(
+            name,
+            seconds_text(seconds),
+            f"{bar(seconds, step_seconds)} {share:4.0%}",
+            seconds_text(on_path) if on_path > least else "-",
+            "binds" if name == binding else "",
+        )
     return rows
 
 
@@ -40,7 +77,7 @@ def parts_table(parts: StepParts) -> Table:
     named = part_seconds(parts)
     whole = sum(named.values())
     for name, seconds in named.items():
-        if seconds > 1e-4 * whole:
+        if seconds > TRIFLE * whole:
             share = f"{bar(seconds, whole)} {seconds / whole:4.0%}"
             rows.add_row(name, seconds_text(seconds), share)
     return rows

@@ -4,7 +4,25 @@ Lanes run their actions in program order; an action starts when its lane is free
 depends on have ended. Nothing here knows how the solver estimated the plan.
 """
 
+from bigplan.simulate.critical import critical_path
 from bigplan.simulate.play import simulate, step_seconds
-from bigplan.simulate.seconds import Totals, action_seconds, total_seconds
+from bigplan.simulate.seconds import (
+    COLLECTIVES,
+    LAUNCHING,
+    Totals,
+    action_seconds,
+    busy_seconds,
+    total_seconds,
+)
 
-__all__ = ["Totals", "action_seconds", "simulate", "step_seconds", "total_seconds"]
+__all__ = [
+    "COLLECTIVES",
+    "LAUNCHING",
+    "Totals",
+    "action_seconds",
+    "busy_seconds",
+    "critical_path",
+    "simulate",
+    "step_seconds",
+    "total_seconds",
+]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph
 from bigplan.program import Program
-from bigplan.simulate.rank import ranks_of, run
+from bigplan.simulate.rank import Rank, ranks_of, run
 from bigplan.simulate.rounds import play_steady
 from bigplan.timeline import Event, Timeline
 
@@ -28,7 +28,11 @@ def step_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> flo
 
     Raises VerificationError where stages wait for each other for ever.
     """
-    ranks = ranks_of(programs, graph, costs, None)
+    return last_end(ranks_of(programs, graph, costs))
+
+
+def last_end(ranks: list[Rank]) -> float:
+    """The end of the step, played with its steady repetitions skipped."""
     play_steady(ranks)
     run(ranks)
     return max((clock for rank in ranks for clock in rank.clocks), default=0.0)

@@ -16,6 +16,7 @@ from bigplan.graph.graph import Graph
 from bigplan.placement import Share
 from bigplan.program import LINKS, PACED, Action, Lane, Op, Program, Ref, Repeat, walk
 from bigplan.simulate.link import Link
+from bigplan.simulate.moment import Moment
 from bigplan.simulate.seconds import action_seconds
 from bigplan.timeline import Event
 
@@ -71,7 +72,8 @@ class Rank:
     stage: int
     segments: list[Segment]
     mail: Mail  # shared by all ranks; what was received is taken out
-    events: list[Event] | None
+    events: list[Event] | None = None
+    traced: bool = False  # times are moments, which know how they came about
     main: int | None = None  # the segment that is played in rounds
     links: dict[int, Link] = field(default_factory=dict)  # by lane that shares one
     clocks: list[float] = field(default_factory=list)  # by lane
@@ -130,7 +132,8 @@ class Rank:
             link = links.get(lane)
             if action.op is Op.SAVE:
                 clocks[PACE] = max(written[entry] for entry in reads)
-            clocks[lane] = end = start + seconds if link is None else link.take(start, seconds)
+            end = start + seconds if link is None else link.take(start, seconds)
+            clocks[lane] = end = Moment.of(end, action, start) if self.traced else end
             for entry in reads:
                 used[entry] = max(used[entry], end)
             for entry in changes:
@@ -164,16 +167,22 @@ def run(ranks: Sequence[Rank]) -> None:
 
 
 def ranks_of(
-    programs: Sequence[Program], graph: Graph, costs: Costs, events: list[Event] | None
+    programs: Sequence[Program],
+    graph: Graph,
+    costs: Costs,
+    events: list[Event] | None = None,
+    *,
+    traced: bool = False,
 ) -> list[Rank]:
     """A rank per program, at the start of its step; events are added to `events`."""
     mail: Mail = {}
-    return [_rank(program, (graph, costs), mail, events) for program in programs]
+    ranks = [_rank(program, (graph, costs), mail) for program in programs]
+    for rank in ranks:
+        rank.events, rank.traced = events, traced
+    return ranks
 
 
-def _rank(
-    program: Program, prices: tuple[Graph, Costs], mail: Mail, events: list[Event] | None
-) -> Rank:
+def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
     first, rings = 0, dict[str, _Ring]()
     for name, buffer in program.buffers.items():
         within = (rings[buffer.within].first,) if buffer.within else ()
@@ -201,7 +210,6 @@ def _rank(
         stage=program.stage,
         segments=segments,
         mail=mail,
-        events=events,
         links=_links(segments),
         clocks=[0.0] * (len(LANES) + 1),
         written=[0.0] * first,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bigplan.program import Op
+from bigplan.simulate.moment import Skipped
 from bigplan.simulate.rank import PACE, Mail, Rank, run
 
 SAME = 1e-9  # two shifts this close, relative to the shift, are equal
@@ -43,11 +44,12 @@ class _Steady:
         steps = [step for step, _ in segment.steps]
         moving = {(a, n) for step in steps for a, _, n in (*step[3], *step[5])}
         ring = {a + i: (a, n) for a, n in moving for i in range(n)}
+        saves = any(step[-1].op is Op.SAVE for step in steps)  # else the pace's clock stands
         changed = {e for step in steps for e in step[4]} | set(ring)
         return cls(
             rank,
             segment.stride,
-            [*sorted({step[0] for step in steps}), PACE],
+            [*sorted({step[0] for step in steps}), *([PACE] if saves else [])],
             sorted(changed),
             sorted(changed | {e for step in steps for e in step[2]}),
             ring,
@@ -63,25 +65,32 @@ class _Steady:
     def times(self, rounds: int) -> list[float]:
         """All times that the coming repetitions depend on, in an order that follows the roles."""
         rank = self.rank
+        return [*[rank.clock(lane) for lane in self.lanes], *self._entries(rounds)]
+
+    def ends(self, rounds: int) -> list[float]:
+        """The same, but of lanes that share a link the end of their own last action."""
+        return [*[self.rank.clocks[lane] for lane in self.lanes], *self._entries(rounds)]
+
+    def _entries(self, rounds: int) -> list[float]:
+        rank = self.rank
         return [
-            *[rank.clock(lane) for lane in self.lanes],
             *[rank.written[self.moved(entry, rounds)] for entry in self.written],
             *[rank.used[self.moved(entry, rounds)] for entry in self.used],
         ]
 
-    def skip(self, rounds: int, seconds: float) -> None:
-        """Let so many repetitions pass, which together advance every time by `seconds`."""
+    def skip(self, skipped: Skipped) -> None:
+        """Let the repetitions pass, which together advance every time alike."""
         rank = self.rank
         written, used = rank.written[:], rank.used[:]
         for lane in self.lanes:
-            rank.clocks[lane] += seconds
+            rank.clocks[lane] = skipped.later(rank.clocks[lane])
         for link in {id(link): link for link in rank.links.values()}.values():
-            link.shift(seconds)
+            link.shift(skipped.seconds)
         for entry in self.written:
-            rank.written[self.moved(entry, rounds)] = written[entry] + seconds
+            rank.written[self.moved(entry, skipped.rounds)] = skipped.later(written[entry])
         for entry in self.used:
-            rank.used[self.moved(entry, rounds)] = used[entry] + seconds
-        rank.repetition += rounds
+            rank.used[self.moved(entry, skipped.rounds)] = skipped.later(used[entry])
+        rank.repetition += skipped.rounds
 
 
 def play_steady(ranks: list[Rank]) -> None:
@@ -109,16 +118,18 @@ def _run_rounds(ranks: list[Rank]) -> None:
     if any(steady.stride != stride for steady in every):
         return
     last: tuple[list[tuple[str, int]], list[float]] | None = None
-    last_shift = None
+    last_shift, before = None, list[float]()
     for done in range(count - 1):
         letters = sorted((content, number - done * stride) for content, number in mail)
         times = [mail[content, number + done * stride] for content, number in letters]
         now = letters, [*times, *(t for steady in every for t in steady.times(done))]
+        ends = [*times, *(t for steady in every for t in steady.ends(done))]
         shift = _shift(last, now)
         if shift is not None and last_shift is not None and abs(shift - last_shift) <= SAME * shift:
-            _skip(every, mail, count - 1 - done, shift)
+            rounds = count - 1 - done
+            _skip(every, mail, Skipped(rounds, rounds * shift, before, ends))
             return
-        last, last_shift = now, shift
+        last, last_shift, before = now, shift, ends
         for rank in ranks:
             rank.at_round = False
         run(ranks)
@@ -136,9 +147,10 @@ def _shift(
     return shift if same and shift > 0 else None
 
 
-def _skip(every: list[_Steady], mail: Mail, rounds: int, shift: float) -> None:
+def _skip(every: list[_Steady], mail: Mail, skipped: Skipped) -> None:
     for steady in every:
-        steady.skip(rounds, rounds * shift)
-    moved = {(c, n + rounds * every[0].stride): t + rounds * shift for (c, n), t in mail.items()}
+        steady.skip(skipped)
+    further = skipped.rounds * every[0].stride
+    moved = {(content, n + further): skipped.later(t) for (content, n), t in mail.items()}
     mail.clear()
     mail.update(moved)

@@ -20,6 +20,9 @@ MOVES = {
     Lane.CHECKPOINT: "nvme_write",  # as if the checkpoint went to the same drives
 }
 
+# What the GPU waits for within a forward or backward: resources beside the lanes.
+COLLECTIVES, LAUNCHING = "tensor-parallel collectives", "kernel launches"
+
 
 def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
     """Seconds an action holds its lane."""
@@ -52,6 +55,42 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
         case Op.SEND:
             seconds = costs.send
     return seconds
+
+
+def by_resource(action: Action, seconds: float, graph: Graph, costs: Costs) -> dict[str, float]:
+    """An action's seconds by what they keep busy.
+
+    That is its lane, but for what the GPU waits for within a forward or backward.
+    """
+    waits = _waits(action, graph, costs) if action.op in (Op.FORWARD, Op.BACKWARD) else {}
+    at_work = seconds - sum(waits.values())
+    return {resource(action.lane).value: at_work, **waits}
+
+
+def _waits(action: Action, graph: Graph, costs: Costs) -> dict[str, float]:
+    kind = costs.kinds[graph.layers[action.layer]]
+    passes = [kind.forward_waits]
+    if action.op is Op.BACKWARD:
+        passes = [kind.backward_waits, kind.waits_again(action.recompute)]
+    found = {
+        COLLECTIVES: sum(waits.collectives for waits in passes),
+        LAUNCHING: sum(waits.launching for waits in passes),
+    }
+    return {name: seconds for name, seconds in found.items() if seconds > 0}
+
+
+def busy_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> dict[str, float]:
+    """Seconds by resource in which it works in a step, of the stage where it works most."""
+    worst: dict[str, float] = {}
+    for program in programs:
+        busy: dict[str, float] = defaultdict(float)
+        for action, times in counted(program.step):
+            if action.op is not Op.FREE:
+                seconds = action_seconds(action, graph, costs)
+                for name, part in by_resource(action, seconds, graph, costs).items():
+                    busy[name] += times * part
+        worst.update({name: s for name, s in busy.items() if s > worst.get(name, -1.0)})
+    return worst
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ KEYS = {
     "stages",
     "memory",
     "bottleneck",
+    "critical_path",
     "busy_seconds",
     "step_parts",
     "moved_bytes",

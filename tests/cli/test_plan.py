@@ -32,7 +32,11 @@ def test_json_holds_what_the_terminal_shows(bigplan: Run, small: tuple[object, .
     words = " ".join(out.split())
     assert " ".join(data["decision"].split()) in words
     for lane, seconds in data["busy_seconds"].items():
-        assert seconds == 0 or lane in out
+        assert seconds < 1e-4 * data["step_seconds"] or lane in out
+    path = data["critical_path"]
+    assert f"Bound by: {data['bottleneck']}, " in words
+    assert data["bottleneck"] == max(path, key=path.__getitem__)
+    assert sum(path.values()) == pytest.approx(data["step_seconds"])
     for use in data["memory"]:
         assert sum(use["by_purpose"].values()) == use["used_bytes"]
     for other in data["alternatives"][:5]:

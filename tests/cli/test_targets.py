@@ -15,7 +15,7 @@ from bigplan.timeline import Event, Timeline
 from tests.cli.conftest import Run
 from tests.tiny import small_cluster, tiny_plan, write_cluster
 
-NOTES = "# Notes\nformat: 4\n"
+NOTES = "# Notes\nformat: 5\n"
 # Every command that writes a file which the user names; `profile` stands in test_profile.py.
 PLANS = ("plan", "e.yaml", "--no-what-if", "--out")
 DETECTS = ("detect", "--cpu-devices", "1", "--out")
@@ -140,8 +140,8 @@ def _trace() -> str:
     ("kind", "text", "replaced"),
     [
         (PLAN, "format: 1\ninputs:\n  model: abc\n", True),  # of an older bigplan: made anew
-        (PLAN, "format: 4\nname: mine\n", False),
-        (PLAN, "My plan\n\nformat: 4\ninputs:\n", False),
+        (PLAN, "format: 5\nname: mine\n", False),
+        (PLAN, "My plan\n\nformat: 5\ninputs:\n", False),
         (TRACE, _trace(), True),
         (TRACE, '{"events": [], "seconds": 1}', False),
         (TRACE, "\udcff", False),

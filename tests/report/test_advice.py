@@ -128,23 +128,29 @@ def test_in_one_unit_a_layer_is_moved_once_and_a_pipeline_stays_one() -> None:
 def test_drives_that_bind_are_told_with_the_rate_that_would_hide_them() -> None:
     plan = planned("llama-like-3.3b")
     busy = {Lane.NVME_READ: 8.0, Lane.COMPUTE: 4.0}
-    update = {"busy_seconds": busy, "bottleneck": Lane.NVME_READ, "step_seconds": 10.0}
+    path = {Lane.NVME_READ: 6.0, Lane.COMPUTE: 4.0}
+    update = {
+        "busy_seconds": busy,
+        "critical_path": path,
+        "bottleneck": Lane.NVME_READ,
+        "step_seconds": 10.0,
+    }
     bound = plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
     nvme = plan.cluster.group.nvme
     assert nvme is not None
     text = {a.about: a.text for a in advice_of(bound, [])}["drives"]
-    assert "they read for 8 s of a step of 10 s" in text
+    assert "held up for 6 s of its 10 s while they read, which they do for 8 s" in text
     assert f"{2 * nvme.node_read / 1e9:.2g} GB/s would hide" in text
     assert "drives" not in advised(plan)
 
 
 def test_waiting_beside_an_idle_resource_is_told() -> None:
     plan = planned("llama-like-3.3b")
-    parts = plan.predicted.parts.model_copy(update={"waiting": 2.0, "waits_for": "cpu"})
-    update = {"parts": parts, "step_seconds": 10.0, "busy_seconds": {"cpu": 4.0}}
+    path = {"gpu compute": 8.0, "cpu": 2.0}
+    update = {"critical_path": path, "step_seconds": 10.0, "busy_seconds": {"cpu": 4.0}}
     slow = plan.model_copy(update={"predicted": plan.predicted.model_copy(update=update)})
     text = {a.about: a.text for a in advice_of(slow, [])}["waiting"]
-    assert "waits for 20% of the step, although cpu" in text
+    assert "waits for cpu for 20% of the step, although cpu" in text
     assert "only 40%" in text
     assert "waiting" not in advised(plan)
 

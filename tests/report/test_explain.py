@@ -15,11 +15,13 @@ def test_the_terminal_and_the_json_say_the_same() -> None:
         assert row["seconds"] == 0 or row["name"] in text
         assert row["seconds"] == 0 or row["bound"] in text.replace("network", "communication")
     assert f"{data['efficiency']['mfu']:.1%}" in text
+    assert f"Bound by: {data['bound_by']}." in text
+    assert max(data["critical_path"], key=data["critical_path"].get) in data["bound_by"]
     assert "nvidia-smi would show" in text
     assert data["hidden_from"]["tokens"] > 0
     assert data["hidden_from"]["lane"] in text
     for advice in data["advice"]:
-        assert advice["text"] in text.replace("\n", " ")
+        assert advice["text"] in " ".join(text.split())
 
 
 def test_a_plan_that_moves_nothing_says_nothing_of_transfers() -> None:

@@ -11,7 +11,7 @@ from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
 from bigplan.report.decision import decision, strategy_text
-from bigplan.report.plan_report import plan_report, timeline_report
+from bigplan.report.plan_report import plan_report, step_report
 from bigplan.report.run_report import run_report
 from bigplan.report.stages import stages_of
 from bigplan.report.text import bar, seconds_text
@@ -149,7 +149,7 @@ def test_a_run_is_told_by_resource_on_both_sides() -> None:
     assert "state to" not in text
     assert "waiting for the forward's kernels" in " ".join(text.split())
     assert row(text, "state_in")[-1] == "1.00"  # by kind of action it is told apart
-    for told in (plan_report(plan, 0.25), timeline_report(simulate_plan(plan))):
+    for told in (plan_report(plan, 0.25), step_report(plan.predicted)):
         assert "host to device" in shown(told)
         assert "state to" not in shown(told)
 

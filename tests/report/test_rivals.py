@@ -16,9 +16,7 @@ def parts(**changes: float) -> StepParts:
 def rival(**changes: float) -> Alternative:
     found = parts(**changes)
     seconds = sum(value for value in found.model_dump(exclude={"waits_for"}).values())
-    return Alternative(
-        strategy=Strategy(dp=2), step_seconds=seconds, bottleneck="gpu compute", parts=found
-    )
+    return Alternative(strategy=Strategy(dp=2), step_seconds=seconds, parts=found)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from bigplan.plan import StepParts
-from bigplan.report.seconds import busy_table, part_seconds, parts_table
+from bigplan.report.seconds import bound_text, busy_table, part_seconds, parts_table
 from tests.report.shown import shown
+from tests.tiny import tiny_plan
 
 PARTS = StepParts(
     compute=6.0,
@@ -13,13 +14,30 @@ PARTS = StepParts(
 )
 
 
-def test_the_busiest_resource_binds_and_idle_ones_are_left_out() -> None:
-    text = shown(busy_table({"cpu": 2.0, "nvme read": 5.0, "gpu compute": 0.0}, 10.0))
+def test_the_longest_on_the_critical_path_binds_and_idle_ones_are_left_out() -> None:
+    busy = {"gpu compute": 8.0, "nvme read": 7.0, "nvme write": 5.0, "cpu": 0.0}
+    path = {"nvme read": 6.0, "gpu compute": 4.0}
+    text = shown(busy_table(busy, path, 10.0))
     lines = [line.split() for line in text.splitlines() if "█" in line]
-    assert [line[0] for line in lines] == ["nvme", "cpu"]
-    assert lines[0][-2:] == ["50%", "binds"]
-    assert "gpu compute" not in text
+    assert [line[:2] for line in lines] == [["nvme", "read"], ["gpu", "compute"], ["nvme", "write"]]
+    assert lines[0][-4:] == ["70%", "6", "s", "binds"]
+    assert lines[1][-3:] == ["80%", "4", "s"]
+    assert lines[2][-2:] == ["50%", "-"]
+    assert "cpu" not in text
     assert text.count("binds") == 1
+
+
+def test_the_bound_is_told_with_its_seconds_and_the_others_on_the_path() -> None:
+    predicted = tiny_plan(1).predicted
+
+    def told(path: dict[str, float]) -> str:
+        update = {"critical_path": path, "bottleneck": next(iter(path)), "step_seconds": 19.6}
+        return bound_text(predicted.model_copy(update=update))
+
+    assert told({"nvme write": 14.2, "gpu compute": 5.35, "cpu": 0.05}) == (
+        "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.35 s"
+    )
+    assert told({"gpu compute": 19.58, "cpu": 0.02}) == "gpu compute, all of the critical path"
 
 
 def test_parts_are_shares_of_the_step_and_nothing_is_left_out_that_counts() -> None:

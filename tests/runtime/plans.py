@@ -32,6 +32,7 @@ PREDICTED = Predicted(
     model_gap=0.0,
     simulated_gap=0.0,
     bottleneck="test",
+    critical_path={"test": 1.0},
     busy_seconds={},
     op_seconds={},
     moved_bytes={},

@@ -223,7 +223,7 @@ def test_lanes_are_queues_and_seconds_are_conserved(case: Case) -> None:
     assert timeline.seconds == max(event.end for event in timeline.events)
 
 
-def _unstreamed(placement: Placement) -> Placement:
+def unstreamed(placement: Placement) -> Placement:
     stages = []
     for stage in placement.stages:
         kinds = {k: rows.model_copy(update={"streamed": 0.0}) for k, rows in stage.kinds.items()}
@@ -235,7 +235,7 @@ def _unstreamed(placement: Placement) -> Placement:
 @given(cases(free=True), st.sampled_from([field.name for field in fields(Rates)]))
 def test_a_faster_link_never_slows_a_program_down(case: Case, name: str) -> None:
     # Who has a shared link first may come to be another, who was waited for less: nothing streams.
-    case = replace(case, placement=_unstreamed(case.placement))
+    case = replace(case, placement=unstreamed(case.placement))
     rates = case.costs.rates
     better = getattr(rates, name) * 2 if name != "latency" else 0.0
     costs = replace(case.costs, rates=replace(rates, **{name: better}))

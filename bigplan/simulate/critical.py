@@ -1,0 +1,60 @@
+"""The critical path of a step: the chain of actions that its seconds were spent on.
+
+An action begins when the last of what it waits for ends: the action before it in its lane, or one
+that it depends on. So a chain without gaps leads from the end of the step back to its beginning.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Sequence
+
+from bigplan.cost import Costs
+from bigplan.graph.graph import Graph
+from bigplan.program import Action, Program
+from bigplan.simulate.moment import Moment, Skipped
+from bigplan.simulate.play import last_end
+from bigplan.simulate.rank import ranks_of
+from bigplan.simulate.seconds import by_resource
+
+
+def critical_path(programs: Sequence[Program], graph: Graph, costs: Costs) -> dict[str, float]:
+    """Seconds on the critical path by resource, most first; they add up to the step.
+
+    What forwards and backwards wait for is told apart from the GPU's compute. Raises
+    VerificationError where stages wait for each other for ever.
+    """
+    spent: dict[str, float] = defaultdict(float)
+    for action, seconds in _walk_back(last_end(ranks_of(programs, graph, costs, traced=True))):
+        for name, part in by_resource(action, seconds, graph, costs).items():
+            spent[name] += part
+    ordered = sorted(spent.items(), key=lambda item: -item[1])
+    return {name: seconds for name, seconds in ordered if seconds > 0}
+
+
+def _walk_back(end: float) -> Iterator[tuple[Action, float]]:
+    """The actions that led to `end`, last first, and how long each of them took."""
+    moment = end
+    while isinstance(moment, Moment):
+        if isinstance(moment.cause, Skipped):
+            moment = yield from _walk_skipped(moment.cause, moment.before)
+        else:
+            yield moment.cause, moment - moment.before
+            moment = moment.before
+
+
+def _walk_skipped(skipped: Skipped, end: float) -> Generator[tuple[Action, float], None, float]:
+    """Walk back through repetitions that were not played, to the end of the one before them.
+
+    Every one of them is the last that was played over again, from a time that came out of the
+    repetition before: so the walk goes through that one again, from that time's successor.
+    """
+    moment = end
+    for _ in range(skipped.rounds):
+        while (successor := skipped.successor(moment)) is None:
+            assert isinstance(moment, Moment), "steady repetitions depend on each other alone"
+            assert isinstance(moment.cause, Action), "repetitions are skipped once"
+            yield moment.cause, moment - moment.before
+            moment = moment.before
+        moment = successor
+    return moment
