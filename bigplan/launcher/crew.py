@@ -16,7 +16,7 @@ from bigplan.plan import Plan
 
 PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
-MEETING = ".meeting-"  # what the name of a folder where ranks meet begins with
+MEETING = ".bigplan-meeting-"  # what the name of a folder where ranks meet begins with
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail first, for want of it
 

@@ -193,10 +193,10 @@ def test_what_a_kill_left_is_cleared_away(tmp_path: Path) -> None:
     (folder / "checkpoints" / "step-000005.partial").mkdir()
     (folder / "scratch" / "rank-0").mkdir(parents=True)
     (folder / "scratch" / "rank-0" / "huge.bin").write_text("x")
-    (folder / ".meeting-abc").mkdir()
+    (folder / ".bigplan-meeting-abc").mkdir()
     launch(tiny_plan(), again(folder), quiet(), Fake)
     assert not list(folder.glob("**/*.partial"))
-    assert not (folder / ".meeting-abc").exists()
+    assert not (folder / ".bigplan-meeting-abc").exists()
     assert not (folder / "scratch").exists()
 
 
