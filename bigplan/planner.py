@@ -57,8 +57,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     fixed, pins = parse_pins(request.settings)
     workload = Workload(request.model, request.training, request.cluster.group)
 
-    if request.engine == "native":
-        _refuse_whatever_the_split(request)
+    if request.engine == "native" and (refusal := refused_however_split(request)):
+        raise RefusedError(f"{refusal}; change it, or plan with --engine any")
 
     def allowed(strategy: Strategy) -> bool:
         refusal = native_refusal(request.model, request.training, strategy)
@@ -95,11 +95,12 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     )
 
 
-def _refuse_whatever_the_split(request: Request) -> None:
-    """Plain data parallelism is what the native engine surely splits by: other reasons remain."""
-    plain = Strategy(dp=request.cluster.gpus)
-    if refusal := native_refusal(request.model, request.training, plain):
-        raise RefusedError(f"{refusal}; change it, or plan with --engine any")
+def refused_however_split(request: Request) -> str | None:
+    """Why the native runtime executes no plan of the request; None: it may.
+
+    Plain data parallelism is what it surely splits by: other reasons remain.
+    """
+    return native_refusal(request.model, request.training, Strategy(dp=request.cluster.gpus))
 
 
 def predict(best: Placed, workload: Workload, bound: float, model_gap: float) -> Predicted:

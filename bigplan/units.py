@@ -208,6 +208,16 @@ def format_count(value: float) -> str:
     return _format(value, _SHOWN_COUNT)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: '1 sequence', '2 sequences', '1,024 sequences'."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def be(number: int) -> str:
+    """'is' or 'are', as the number wants it."""
+    return "is" if number == 1 else "are"
+
+
 def exact_text(quantity: Quantity, value: float) -> str:
     """Text that parses back to exactly `value`, in the unit that makes it shortest."""
     candidates = []

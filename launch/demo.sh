@@ -17,6 +17,8 @@ mkdir -p runs
 bigplan detect --cpu-devices 2 --folder runs --out runs/this-machine.yaml
 
 say "4/5  Train a small model here: two workers on a local Ray, tensors in host memory and on disk"
+echo "Steps take longer than predicted here, up to twice: a CPU stands in for the GPU, so copies, drive,"
+echo "sums and Ray itself take turns with compute on the same cores, and the plan counts on hardware for each."
 bigplan launch launch/demo.yaml
 
 say "5/5  Go on from its checkpoint, under another plan with more memory"

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from bigplan.engines.capabilities import NATIVE_TRAINING
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -16,6 +18,15 @@ def listed() -> set[str]:
             folders[depth:] = [name]
             paths.add("".join(folders))
     return paths
+
+
+def test_options_that_no_run_takes_are_said_to_be_for_plans() -> None:
+    text = (ROOT / "README.md").read_text()
+    told = "".join(part for part in text.split(". ") if "Planned only" in part)
+    for key in NATIVE_TRAINING:
+        flag = f"--{key.replace('_', '-')}"
+        assert flag in told
+        assert text.count(flag) == told.count(flag)
 
 
 def test_everything_listed_exists() -> None:

@@ -11,6 +11,16 @@ from bigplan.errors import InputError
 from bigplan.units import Bytes, Quantity
 
 
+def test_a_number_has_its_noun() -> None:
+    told = [units.counted(n, "sequence") for n in (0, 1, 2048)]
+    assert told == ["0 sequences", "1 sequence", "2,048 sequences"]
+    assert [units.counted(n, "strategy", "strategies") for n in (1, 2)] == [
+        "1 strategy",
+        "2 strategies",
+    ]
+    assert [units.be(n) for n in (0, 1, 2)] == ["are", "is", "are"]
+
+
 @pytest.mark.parametrize(
     ("parse", "text", "value"),
     [

@@ -16,6 +16,7 @@ from rich.console import Console
 from bigplan.cli.inputs import require_there
 from bigplan.cli.options import takes
 from bigplan.errors import InputError
+from bigplan.units import counted
 
 if TYPE_CHECKING:
     from bigplan.data.prepared import Index
@@ -115,7 +116,10 @@ def check(
     index = check_folder(folder)
     print(f"{folder}: {_described(index)}, checksums right")
     for source in index.sources:
-        print(f"  {source.path}: {source.documents:,} documents, {source.tokens:,} tokens")
+        print(
+            f"  {source.path}: {counted(source.documents, 'document')}, "
+            f"{counted(source.tokens, 'token')}"
+        )
 
 
 def _limit(model: str | None) -> tuple[str, int] | None:
@@ -146,10 +150,11 @@ def _fields(options: PrepareOptions) -> Fields | None:
 
 
 def _described(index: Index) -> str:
-    counted = f", loss on {index.targets:,}" if index.masked else ""
+    targets = f", loss on {index.targets:,}" if index.masked else ""
     name = index.tokenizer if index.tokenizer == "bytes" else f"tokenizer {index.tokenizer[:12]}"
     return (
-        f"{index.tokens:,} tokens{counted} in {index.documents:,} documents, {index.dtype}, "
+        f"{counted(index.tokens, 'token')}{targets} in {counted(index.documents, 'document')}, "
+        f"{index.dtype}, "
         f"{name}, largest id {index.largest}"
     )
 

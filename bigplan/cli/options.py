@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from bigplan.engines.capabilities import NATIVE_TRAINING
 from bigplan.errors import InputError
 from bigplan.spec.document import load_data, parse_scalar, read_text
 from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment
@@ -27,7 +28,14 @@ O = TypeVar("O")  # noqa: E741 -- the options of one command
 WHAT, STEP, ADAM, RUN = "What and where", "Training", "Optimizer", "Run"
 
 
+PLANNED_ONLY = "Planned only: `launch` refuses all but the default."
+
+
 def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any:
+    """`text` is the help, with a warning where the runtime does not execute what it offers."""
+    key = flag.partition("/")[0].removeprefix("--").replace("-", "_")
+    if key in NATIVE_TRAINING:
+        text = f"{text} {PLANNED_ONLY}"
     return typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar)
 
 
@@ -90,7 +98,8 @@ class ExperimentOptions:
         str | None,
         _option(
             "--reduce-precision",
-            "In which data-parallel ranks sum gradients (default: as they are stored).",
+            "In which data-parallel ranks sum gradients (default: as they are stored, and `launch` "
+            "refuses another).",
             STEP,
             "bf16|fp16|fp32",
         ),
@@ -101,7 +110,12 @@ class ExperimentOptions:
     ] = None
     attention: Annotated[
         str | None,
-        _option("--attention", "Attention kernel (default: flash).", STEP, "flash|materialised"),
+        _option(
+            "--attention",
+            "flash (default), or materialised: scores go through memory.",
+            STEP,
+            "flash|materialised",
+        ),
     ] = None
     dropout: Annotated[
         float | None, _option("--dropout", "Probability of dropout (default: 0).", STEP)

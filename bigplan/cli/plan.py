@@ -19,6 +19,7 @@ from bigplan.spec.experiment import Experiment
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
     from bigplan.planner import Request
+    from bigplan.runnable import Runnable
     from bigplan.whatif import Answer
 
 WHAT_IF = typer.Option(
@@ -72,10 +73,11 @@ def plan(
     if as_json:
         from bigplan.report.plan_json import plan_json
 
+        runnable = planned.best_runnable(time_limit)
         answer = planned.what_would_help() if what_if else None
-        print(json.dumps(plan_json(planned.plan, planned.seconds, answer), indent=2))
+        print(json.dumps(plan_json(planned.plan, planned.seconds, runnable, answer), indent=2))
     else:
-        _show(planned, what_if)
+        _show(planned, what_if, time_limit)
         if out is not None:
             Console().print(f"Plan written to {out}", highlight=False)
     for text in warnings(planned.plan.model, planned.plan.training):
@@ -96,13 +98,14 @@ def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> 
     return wanted
 
 
-def _show(planned: Planned, what_if: bool | None) -> None:
+def _show(planned: Planned, what_if: bool | None, time_limit: float | None) -> None:
     """The plan at once, then what would help: unasked, what takes next to no time."""
     from bigplan.report.help_report import help_report
     from bigplan.report.plan_report import plan_report
 
     console = Console()
-    console.print(plan_report(planned.plan, planned.seconds))
+    runnable = planned.best_runnable(time_limit)
+    console.print(plan_report(planned.plan, planned.seconds, runnable))
     if what_if is not False:
         console.print(help_report(planned.what_would_help(None if what_if else UNASKED)))
 
@@ -114,6 +117,15 @@ class Planned:
     request: Request
     plan: Plan
     seconds: float
+
+    def best_runnable(self, time_limit: float | None = None) -> Runnable:
+        """What of it runs today; where the plan does not, what is left of the limit is searched."""
+        from bigplan.cli.waiting import Waiting
+        from bigplan.runnable import best_runnable
+
+        left = None if time_limit is None else max(0.0, time_limit - self.seconds)
+        with Waiting("Planning what runs today", left) as waiting:
+            return best_runnable(self.request, self.plan, waiting.go_on)
 
     def what_would_help(self, seconds: float | None = None) -> Answer:
         """Changes solved again; those that would end later than `seconds` after the start of

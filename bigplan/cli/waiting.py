@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 
 from bigplan.report.text import seconds_text
+from bigplan.units import counted
 
 if TYPE_CHECKING:  # most plans are there before anything is shown
     from rich.status import Status
@@ -88,4 +89,4 @@ def progress_text(title: str, best: float | None, bound: float, left: int) -> st
     """One line: best so far, bound, strategies left."""
     found = "no plan yet" if best is None else f"best so far {seconds_text(best)}"
     least = f", none below {seconds_text(bound)}" if isfinite(bound) else ""
-    return f"{title}: {found}{least}, {left:,} strategies left"
+    return f"{title}: {found}{least}, {counted(left, 'strategy', 'strategies')} left"

@@ -16,6 +16,7 @@ NATIVE_BLOCKS: Mapping[str, tuple[object, ...]] = {
     "embedding_norm": (False,),
 }
 NATIVE_ROPE_SCALINGS = ("linear", "llama3")
+# Keys of a training, each with what the native runtime executes; other values can be planned only.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
     "fp8_gemms": (False,),
     "attention": ("flash",),

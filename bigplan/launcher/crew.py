@@ -13,6 +13,7 @@ from typing import Any
 from bigplan.errors import BigplanError, PreflightError, WorkerError
 from bigplan.launcher.actor import Folders, RankActor, WorkerType
 from bigplan.plan import Plan
+from bigplan.units import counted
 
 PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
@@ -165,8 +166,9 @@ def _place(layout: Layout) -> Any:
         )
         need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
         raise PreflightError(
-            f"the plan needs {layout.nodes} node(s) with {need} each, free; Ray has nodes with: "
-            f"{have}. Plan for the machines there are, or wait until they are free"
+            f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free; "
+            f"Ray has nodes with: {have}. Plan for the machines there are, or "
+            "wait until they are free"
         )
     return group
 

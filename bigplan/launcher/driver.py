@@ -60,6 +60,7 @@ from bigplan.launcher.stop import Stop
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
 from bigplan.spec.experiment import Launch
+from bigplan.units import be, counted
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,8 @@ def _refuse_done(folder: Path, target: int) -> None:
     closed = (folder / SUMMARY).exists() and read_summary(folder).status == "finished"
     if done > target or (done == target and closed):
         raise InputError(
-            f"{shown(folder)} has done {done} steps, and {target} are asked for; "
-            f"--steps N with N above {done} goes on"
+            f"{shown(folder)} has done {counted(done, 'step')}, and {target} {be(target)} "
+            f"asked for; --steps N with N above {done} goes on"
         )
 
 
@@ -316,11 +317,11 @@ def _announce(launched: _Launch) -> None:
     where = f"the Ray cluster at {launched.address}" if launched.address else "a local Ray"
     ranks, journal = launched.plan.strategy.ranks, launched.journal
     done = newest_step(journal.folder)
-    todo = f"steps {done + 1} to {journal.target}" if done else f"{journal.target} steps"
+    todo = f"steps {done + 1} to {journal.target}" if done else counted(journal.target, "step")
     if done == journal.target:
-        todo = f"all {done} steps are done, to close the record"
+        todo = f"{counted(done, 'step')} done, the record to close"
     _say(
         launched,
-        f"Launching {launched.plan.model.name}: {ranks} rank{'s' if ranks > 1 else ''} on {where}, "
+        f"Launching {launched.plan.model.name}: {counted(ranks, 'rank')} on {where}, "
         f"{todo}, record in {shown(journal.folder)}",
     )

@@ -13,6 +13,7 @@ from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.record import LAUNCH, PLAN, read_launch
 from bigplan.plan import Plan, digest, load_plan
 from bigplan.spec.experiment import Launch
+from bigplan.units import be, counted
 
 # Keys of a training that may change in a run: none of them enters the arithmetic of a step.
 _FREE = ("validation",)
@@ -71,8 +72,8 @@ def refuse_without_rate(plan: Plan, steps: int) -> None:
     training = plan.training
     if _steps_matter(plan) and steps > training.steps and not training.schedule.final_fraction:
         raise RefusedError(
-            f"{steps} steps are asked for, and the learning rate of this run has decayed to 0 "
-            f"after {training.steps}; launch a new run for more"
+            f"{counted(steps, 'step')} {be(steps)} asked for, and the learning rate of this run "
+            f"has decayed to 0 after {training.steps}; launch a new run for more"
         )
 
 

@@ -11,7 +11,7 @@ from bigplan.report.operators import LAUNCHES, PER_MICRO_BATCH, OperatorRow
 from bigplan.report.shapes import WORTH, Rounding, roundings
 from bigplan.report.text import seconds_text
 from bigplan.simulate import COLLECTIVES, LAUNCHING
-from bigplan.units import format_bandwidth, format_count
+from bigplan.units import counted, format_bandwidth, format_count
 
 MUCH = 0.05  # of the step: what costs less is not worth a word
 ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE, COLLECTIVES, LAUNCHING)  # has advice of its own
@@ -213,11 +213,12 @@ def _bubble(plan: Plan) -> Iterator[Advice]:
     parts, step = plan.predicted.parts, plan.predicted.step_seconds
     share = parts.bubble / step
     if share > MUCH:
-        units = plan.strategy.units(plan.training)
+        units = counted(plan.strategy.units(plan.training), "unit")
+        batch = counted(plan.training.global_batch, "sequence")
         yield Advice(
             "global_batch",
             share,
-            f"The pipeline's bubble takes {share:.0%} of the step: {units} units for "
+            f"The pipeline's bubble takes {share:.0%} of the step: {units} for "
             f"{plan.strategy.pp} stages. It shrinks in proportion to the global batch: twice "
-            f"{plan.training.global_batch} sequences would leave about {share / (2 - share):.0%}.",
+            f"{batch} would leave about {share / (2 - share):.0%}.",
         )

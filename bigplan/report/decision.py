@@ -8,12 +8,14 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
+from bigplan.report.drives import days_text, wear_of
 from bigplan.report.stages import TENSORS, Stage
 from bigplan.report.text import listed, percent
-from bigplan.units import format_count
+from bigplan.units import be, counted, format_count
 
 DEGREES = (("data parallel", "dp"), ("tensor parallel", "tp"), ("pipeline", "pp"))
 HARDLY = 1e-4  # of the optimizer state: too little to name
+SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
 
 
 def decision(plan: Plan, stages: Sequence[Stage]) -> str:
@@ -22,13 +24,23 @@ def decision(plan: Plan, stages: Sequence[Stage]) -> str:
     where = f"{group.gpus} x {group.gpu.name}"
     if group.nodes > 1:
         where += f" ({group.nodes} nodes)"
-    batch = f"{plan.training.global_batch} sequences of {plan.training.sequence_length} tokens"
+    sequences = counted(plan.training.global_batch, "sequence")
+    batch = f"{sequences} of {counted(plan.training.sequence_length, 'token')}"
     size = format_count(plan.model.parameter_count)
     return (
         f"Train {plan.model.name} ({size} parameters) on {where} "
         f"with {strategy_text(plan.strategy)}, {batch} a step in {plan.training.precision}; "
-        f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}."
+        f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}{_worn(plan)}."
     )
+
+
+def _worn(plan: Plan) -> str:
+    """What training without a break does to drives, where they do not survive it for long."""
+    wear = wear_of(plan)
+    if wear is None or wear.life_days is None or wear.life_days >= SOON:
+        return ""
+    whose = "its" if plan.cluster.group.nodes == 1 else "each node's"
+    return f"; {whose} {wear.named} would be worn out in {days_text(wear.life_days)} of training"
 
 
 def strategy_text(strategy: Strategy) -> str:
@@ -86,5 +98,5 @@ def _again(layers: int, stages: Sequence[Stage]) -> str:
     for policy, words in policies.items():
         again = sum(stage.recompute.get(policy, 0) for stage in stages)
         if again:
-            told.append(f"{again} of {layers} layers are {words}")
+            told.append(f"{again} of {counted(layers, 'layer')} {be(again)} {words}")
     return listed(told) if told else "nothing is recomputed"

@@ -21,6 +21,11 @@ class Wear:
     drives: int
     life_days: float | None
 
+    @property
+    def named(self) -> str:
+        """The drives in words."""
+        return "drive" if self.drives == 1 else f"{self.drives} drives"
+
 
 def wear_of(plan: Plan) -> Wear | None:
     """The wear of a node's drives; None: the plan writes next to nothing to them."""
@@ -37,17 +42,19 @@ def wear_of(plan: Plan) -> Wear | None:
 
 def wear_text(wear: Wear) -> str:
     """The wear in one sentence."""
-    drives = "its drive" if wear.drives == 1 else f"its {wear.drives} drives"
-    last = "" if wear.drives == 1 else "s"
+    last = "lasts" if wear.drives == 1 else "last"
     if wear.life_days is None:
-        life = f"how long {drives} last{'s' if not last else ''} is unknown: endurance not stated"
+        life = f"how long its {wear.named} {last} is unknown: endurance not stated"
     else:
-        life = f"{drives} last{'s' if not last else ''} {_days(wear.life_days)}"
+        life = f"its {wear.named} {last} {days_text(wear.life_days)}"
     return (
         f"Each node writes {bytes_text(wear.bytes_per_step)} to NVMe a step, "
         f"{bytes_text(wear.bytes_per_day)} a day of training; {life}."
     )
 
 
-def _days(days: float) -> str:
-    return f"{days:.3g} days" if days < 730 else f"{days / 365:.3g} years"
+def days_text(days: float) -> str:
+    """Days, or from two years on years."""
+    if days >= 730:
+        return f"{days / 365:.3g} years"
+    return "1 day" if f"{days:.3g}" == "1" else f"{days:.3g} days"

@@ -14,6 +14,7 @@ from bigplan.report.efficiency import Efficiency, efficiency_of
 from bigplan.report.operators import OperatorRow, operator_rows
 from bigplan.report.seconds import bound_text
 from bigplan.report.stages import stages_of
+from bigplan.report.today import engine_text
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Explanation:
     """
 
     headline: str
+    runs_today: str
     bound_by: str
     critical_path: Mapping[str, float]
     step_seconds: float
@@ -43,6 +45,7 @@ def explain(plan: Plan) -> Explanation:
     hidden = hiding_tokens(plan, rows if together == plan else operator_rows(together))
     return Explanation(
         headline=decision(plan, stages_of(plan)),
+        runs_today=engine_text(plan),
         bound_by=bound_text(plan.predicted),
         critical_path=plan.predicted.critical_path,
         step_seconds=plan.predicted.step_seconds,

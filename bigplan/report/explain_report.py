@@ -29,6 +29,7 @@ def explain_report(explanation: Explanation, width: int = 200) -> RenderableType
     rows = explanation.rows
     return Group(
         Text(explanation.headline),
+        Text(explanation.runs_today),
         Text(f"Bound by: {explanation.bound_by}."),
         Text(""),
         _operators([row for row in rows if row.of_layers], width),

@@ -10,6 +10,8 @@ from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of
 from bigplan.report.rivals import why_slower
 from bigplan.report.stages import stages_of
+from bigplan.report.today import today_json
+from bigplan.runnable import Runnable
 from bigplan.whatif import Answer
 
 PREDICTED = (
@@ -26,7 +28,9 @@ PREDICTED = (
 )
 
 
-def plan_json(plan: Plan, search_seconds: float, answer: Answer | None = None) -> dict[str, Any]:
+def plan_json(
+    plan: Plan, search_seconds: float, runnable: Runnable, answer: Answer | None = None
+) -> dict[str, Any]:
     """Sizes in bytes, times in seconds.
 
     `stages[].layers` and `recompute` count transformer blocks. `placement` maps parameters,
@@ -35,6 +39,7 @@ def plan_json(plan: Plan, search_seconds: float, answer: Answer | None = None) -
     them that is streamed through the GPU. `memory[].scope` says whether the bytes are those of one
     GPU or of one node. Lanes that share a link are one in `busy_seconds` and `moved_bytes`.
     `critical_path` (seconds by resource, most first) and `step_parts` add up to the step each.
+    `runs_today.strategy` is the best that can be run, null where nothing can.
     `drives` is null where nothing is written to NVMe, `what_if` where nothing was asked.
     """
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
@@ -53,6 +58,7 @@ def plan_json(plan: Plan, search_seconds: float, answer: Answer | None = None) -
         "moved_bytes": dict(predicted.moved_bytes),
         "drives": None if wear is None else asdict(wear),
         "executable": dict(plan.executable),
+        "runs_today": today_json(plan, runnable),
         "alternatives": [
             {**other.model_dump(mode="json"), "because": why_slower(plan, other)}
             for other in plan.alternatives

@@ -17,13 +17,17 @@ from bigplan.report.rivals import rivals_table
 from bigplan.report.seconds import bound_text, busy_table, parts_table
 from bigplan.report.stages import stages_of
 from bigplan.report.text import seconds_text
+from bigplan.report.today import today_text
+from bigplan.runnable import Runnable
+from bigplan.units import counted
 
 
-def plan_report(plan: Plan, search_seconds: float) -> RenderableType:
-    """The decision, what it promises, where everything lives, and what else was tried."""
+def plan_report(plan: Plan, search_seconds: float, runnable: Runnable) -> RenderableType:
+    """The decision, whether it runs, what it promises, where everything lives, the rivals."""
     stages, predicted = stages_of(plan), plan.predicted
     parts: list[RenderableType] = [
         Text(decision(plan, stages)),
+        Text(today_text(plan, runnable)),
         Text(f"Bound by: {bound_text(predicted)}."),
         Text(""),
         _promise(plan),
@@ -85,10 +89,8 @@ def _closing(plan: Plan, search_seconds: float) -> Iterator[str]:
     yield gap_text(plan)
     if record.stopped:
         yield "The search was stopped before its end: the gaps above say what may be missed."
+    strategies = counted(record.strategies, "strategy", "strategies")
     yield (
-        f"Searched {record.strategies} strategies ({record.relaxations} relaxed, "
+        f"Searched {strategies} ({record.relaxations} relaxed, "
         f"{record.programs} solved with {record.solver}) in {seconds_text(search_seconds)}."
     )
-    native = plan.executable["native"]
-    answer = "yes, with `bigplan launch`" if native is True else f"no: {native}"
-    yield f"Can run here and now: {answer}."

@@ -15,7 +15,7 @@ from bigplan.program import Lane, Op
 from bigplan.report.resources import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
 from bigplan.timeline import Timeline
-from bigplan.units import format_bytes, format_count
+from bigplan.units import counted, format_bytes, format_count
 
 
 def run_report(record: Record) -> RenderableType:
@@ -51,12 +51,13 @@ def _headline(record: Record) -> Iterator[str]:
     summary, metrics = record.summary, record.metrics
     versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
     state = "" if summary.status == "finished" else f", {_STATES.get(summary.status)}"
-    yield f"{record.folder.name}: {record.plan.model.name}, {summary.ranks} rank(s), {versions}"
+    ranks = counted(summary.ranks, "rank")
+    yield f"{record.folder.name}: {record.plan.model.name}, {ranks}, {versions}"
     if not metrics:
         yield f"No step ended{state}."
         return
     yield (
-        f"{len(metrics)}{_target(record)} steps in {seconds_text(_seconds_of(record))}{state}; "
+        f"{_steps(record)} in {seconds_text(_seconds_of(record))}{state}; "
         f"loss {_loss(metrics[0].loss)} to {_loss(metrics[-1].loss)}"
     )
     predicted, measured = summary.predicted_step_seconds, summary.measured_step_seconds
@@ -89,9 +90,10 @@ _STATES = {
 }
 
 
-def _target(record: Record) -> str:
-    target = record.summary.target_steps
-    return "" if target in (None, len(record.metrics)) else f" of {target}"
+def _steps(record: Record) -> str:
+    """'20 steps', or '3 of 20 steps' where not all were done."""
+    done, target = len(record.metrics), record.summary.target_steps
+    return counted(done, "step") if target in (None, done) else f"{done} of {target} steps"
 
 
 def _seconds_of(record: Record) -> float:
@@ -123,7 +125,9 @@ def _training_lines(record: Record) -> Iterator[str]:
         )
     skipped = sum(metric.skipped for metric in metrics)
     if skipped:
-        yield f"{skipped} of {len(metrics)} steps were skipped: a gradient overflowed"
+        were = "was" if skipped == 1 else "were"
+        steps = counted(len(metrics), "step")
+        yield f"{skipped} of {steps} {were} skipped: a gradient overflowed"
     if summary.checkpoint is not None:
         after = [str(step) for step in summary.resumed]
         resumed = f"; resumed after step {listed(after)}" if after else ""

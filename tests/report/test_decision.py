@@ -3,6 +3,7 @@ from dataclasses import replace
 from bigplan.graph.strategy import Strategy
 from bigplan.report.decision import decision, strategy_text
 from bigplan.report.stages import Home, stages_of
+from tests.report.test_drives import writing
 from tests.tiny import tiny_plan
 
 
@@ -12,8 +13,25 @@ def test_what_is_recomputed_is_counted_by_policy() -> None:
     assert decision(plan, stages).endswith("nothing is recomputed.")
     mixed = [replace(stages[0], recompute={"full": 1, "selective": 1})]
     assert decision(plan, mixed).endswith(
-        "1 of 2 layers are recomputed and 1 of 2 layers are recomputed selectively."
+        "1 of 2 layers is recomputed and 1 of 2 layers is recomputed selectively."
     )
+
+
+def test_drives_that_training_wears_out_within_three_years_are_told_at_once() -> None:
+    def told(days: float, drives: int = 1) -> str:
+        plan = writing(10**9, 86.4, endurance=round(days * 2e12 / drives), drives=drives)
+        return decision(plan, stages_of(plan))
+
+    assert told(280).endswith("; its drive would be worn out in 280 days of training.")
+    assert told(1000, 2).endswith("; its 2 drives would be worn out in 2.74 years of training.")
+    assert "worn out" not in told(1100)
+
+
+def test_one_of_a_kind_is_told_so() -> None:
+    plan = tiny_plan()
+    one = plan.training.model_copy(update={"global_batch": 1, "sequence_length": 4096})
+    text = decision(plan.model_copy(update={"training": one}), stages_of(plan))
+    assert "1 sequence of 4,096 tokens a step" in text
 
 
 def test_what_leaves_the_gpu_is_listed() -> None:

@@ -15,6 +15,7 @@ from bigplan.report.plan_report import plan_report, step_report
 from bigplan.report.run_report import run_report
 from bigplan.report.stages import stages_of
 from bigplan.report.text import bar, seconds_text
+from bigplan.runnable import Runnable
 from bigplan.timeline import Event, Timeline
 from tests.report.shown import shown
 from tests.report.test_operators import planned
@@ -38,7 +39,7 @@ def test_a_plan_is_told_in_one_sentence(plan: Plan) -> None:
 
 
 def test_the_summary_has_every_part(plan: Plan) -> None:
-    text = shown(plan_report(plan, 0.25))
+    text = shown(plan_report(plan, 0.25, Runnable(plan)))
     for part in (
         "step time",
         "tokens/s",
@@ -70,9 +71,9 @@ def test_equal_stages_share_a_row(plan: Plan) -> None:
             "executable": {"native": "not pp 2", "deepspeed": "no"},
         }
     )
-    text = shown(plan_report(piped, 1.0))
+    text = shown(plan_report(piped, 1.0, Runnable(None, "not pp 2", "none fits")))
     assert "pipeline 2" in text
-    assert "no: not pp 2" in text
+    assert "Runs today: no, not pp 2. Nothing that runs today was found: none fits." in text
     assert row(text, "0-1")[:3] == ["0-1", "parameters", "all:"]
     assert row(text, "activations")[:3] == ["activations", "1", "kept:"]
 
@@ -149,7 +150,7 @@ def test_a_run_is_told_by_resource_on_both_sides() -> None:
     assert "state to" not in text
     assert "waiting for the forward's kernels" in " ".join(text.split())
     assert row(text, "state_in")[-1] == "1.00"  # by kind of action it is told apart
-    for told in (plan_report(plan, 0.25), step_report(plan.predicted)):
+    for told in (plan_report(plan, 0.25, Runnable(plan)), step_report(plan.predicted)):
         assert "host to device" in shown(told)
         assert "state to" not in shown(told)
 
@@ -188,7 +189,7 @@ def test_a_run_shows_how_the_training_went(plan: Plan) -> None:
         "loss 5.5000 to not finite",
         "validation loss 4.1250 after step 3",
         "waiting for data: 250 ms a step, 25% of the time",
-        "1 of 3 steps were skipped",
+        "1 of 3 steps was skipped",
         "newest checkpoint: step 2; resumed after step 1 and 2",
         f"MFU {100 * plan.predicted.mfu * plan.predicted.step_seconds:.3g}%",
     ):

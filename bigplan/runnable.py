@@ -1,0 +1,40 @@
+"""What the runtime can execute of a request today: the best plan, or the best of those it can."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bigplan.errors import InfeasibleError, InputError
+from bigplan.plan import Plan
+from bigplan.planner import Request, make_plan, refused_however_split
+from bigplan.solve.search import Watch, unwatched
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """The best plan that can be run, if any.
+
+    `refusal` is why the planner's best cannot be run; empty: it can. `because` is why the search
+    for another found none; empty: none of the request can, for the same reason.
+    """
+
+    plan: Plan | None
+    refusal: str = ""
+    because: str = ""
+
+
+def best_runnable(request: Request, best: Plan, watch: Watch = unwatched) -> Runnable:
+    """The request's best plan where it can be run, else the best one searched among those that can.
+
+    `watch` sees that search.
+    """
+    refusal = best.executable["native"]
+    if refusal is True:
+        return Runnable(best)
+    if always := refused_however_split(request):
+        return Runnable(None, always)
+    try:
+        found = make_plan(replace(request, engine="native"), watch)
+    except (InfeasibleError, InputError) as error:
+        return Runnable(None, str(refusal), str(error))
+    return Runnable(found, str(refusal))

@@ -1,0 +1,77 @@
+"""What can be run today where the best plan cannot, and why where nothing can."""
+
+from dataclasses import replace
+
+import pytest
+
+from bigplan import runnable
+from bigplan.errors import InfeasibleError
+from bigplan.plan import Plan
+from bigplan.planner import Request, make_plan
+from bigplan.report.today import today_json, today_text
+from bigplan.runnable import Runnable, best_runnable
+from bigplan.solve.search import Watch, unwatched
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
+from tests.tiny import tiny_plan
+
+TRAINING = Training(sequence_length=256, global_batch=32)
+REQUEST = Request(find_model("tiny-llama-demo"), TRAINING, find_cluster("dgx-h100"), {})
+REFUSAL = "the native runtime executes data parallelism only, not "
+
+
+def test_a_plan_that_runs_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runnable, "make_plan", None)
+    plan = tiny_plan()
+    found = best_runnable(REQUEST, plan)
+    assert found == Runnable(plan)
+    assert today_text(plan, found) == "Runs today: yes, with `bigplan launch`."
+    assert today_json(plan, found)["best"] is True
+    assert today_json(plan, found)["slower_by"] == 0
+
+
+def test_beside_a_plan_that_does_not_run_stands_the_best_that_does() -> None:
+    split = make_plan(replace(REQUEST, settings={"tp": 2}))
+    found = best_runnable(REQUEST, split)
+    assert found.plan is not None
+    assert found.plan.strategy == make_plan(replace(REQUEST, engine="native")).strategy
+    assert found.plan.executable["native"] is True
+    slower = found.plan.predicted.step_seconds / split.predicted.step_seconds - 1
+    text = today_text(split, found)
+    assert text.startswith(f"Runs today: no, {REFUSAL}tp 2")
+    assert f"The best that runs today: data parallel {found.plan.strategy.dp}, " in text
+    assert text.endswith(f"a step ({slower:+.0%}); add --engine native.")
+    told = today_json(split, found)
+    assert told["best"] is False
+    assert told["strategy"]["tp"] == 1
+    assert told["slower_by"] == pytest.approx(slower)
+
+
+def test_decisions_that_rule_it_out_are_named() -> None:
+    request = replace(REQUEST, settings={"tp": 2})
+    plan = make_plan(request)
+    found = best_runnable(request, plan)
+    assert found.plan is None
+    assert "tp" in found.because
+    assert "Nothing that runs today was found: " in today_text(plan, found)
+
+
+def test_what_no_split_makes_run_is_said_once() -> None:
+    training = TRAINING.model_copy(update={"dropout": 0.1})
+    request = replace(REQUEST, training=training)
+    plan = make_plan(request)
+    found = best_runnable(request, plan)
+    assert today_text(plan, found) == (
+        "Runs today: no, the native runtime does not execute dropout 0.1."
+    )
+
+
+def test_nothing_that_runs_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_fits(request: Request, watch: Watch) -> Plan:
+        assert request.engine == "native"
+        raise InfeasibleError("gpu memory is 3 GiB short.")
+
+    plan = make_plan(replace(REQUEST, settings={"pp": 2}))
+    monkeypatch.setattr(runnable, "make_plan", none_fits)
+    text = today_text(plan, best_runnable(REQUEST, plan, unwatched))
+    assert text.endswith("Nothing that runs today was found: gpu memory is 3 GiB short.")
