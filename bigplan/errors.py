@@ -6,6 +6,23 @@ Messages hold the value, the rule that it breaks and what to do about it.
 
 from __future__ import annotations
 
+from math import log10
+from pathlib import PurePath
+
+_SHOWN = 120
+
+
+def quoted(value: object) -> str:
+    """The value as messages quote it: text in quotes, its middle left out where it is long."""
+    if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
+        # Python refuses to print long ones, whose digits are therefore estimated.
+        return f"an integer of about {round(value.bit_length() * log10(2))} digits"
+    text = str(value) if isinstance(value, PurePath) else repr(value)
+    if len(text) <= _SHOWN:
+        return text
+    half = _SHOWN // 2
+    return f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
+
 
 class BigplanError(Exception):
     """Root of the tree."""

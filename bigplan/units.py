@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted
 
 _PATTERN = re.compile(
     r"\s*(?P<number>[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(?P<unit>\D*?)\s*"
@@ -24,6 +24,8 @@ _PATTERN = re.compile(
 # In SI units, far beyond any machine: of larger ones products leave what a float holds, and a
 # limit would be none.
 _LARGEST = 10**30
+
+_LONGEST = 100  # characters: to match the pattern takes time that grows with their cube
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,14 @@ class Quantity:
         return number
 
     def _parse_text(self, text: str) -> Fraction:
-        match = _PATTERN.fullmatch(text)
+        match = _PATTERN.fullmatch(text) if len(text) <= _LONGEST else None
         if match is None:
             raise self._error(text, f"is not {self._article()}")
         unit = match["unit"].replace("µ", "u").replace("μ", "u")
         if not unit:
             raise self._error(text, "has no unit")
         if unit not in self.units:
-            raise self._error(text, f"has the unit {unit!r}, which is no unit of {self.name}")
+            raise self._error(text, f"has the unit {quoted(unit)}, which is no unit of {self.name}")
         return Fraction(match["number"].replace("_", "")) * self.units[unit]
 
     def _article(self) -> str:
@@ -64,7 +66,7 @@ class Quantity:
 
     def _error(self, value: object, problem: str) -> InputError:
         wanted = f"write {self._article()} in {self.si}, such as '{self.example}'"
-        return InputError(f"{value!r} {problem}; {wanted}")
+        return InputError(f"{quoted(value)} {problem}; {wanted}")
 
 
 def _scaled(base: str, prefixes: str, step: int, infix: str = "") -> dict[str, Fraction]:

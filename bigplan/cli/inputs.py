@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted
 from bigplan.spec.catalog import list_clusters, list_models
-from bigplan.spec.document import read_text
+from bigplan.spec.reading import read_text, user_path
 
 if TYPE_CHECKING:
     from bigplan.plan import Plan
@@ -28,9 +28,11 @@ def require_there(path: Path, wanted: str) -> None:
     try:
         there = path.exists()
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; name {wanted}") from None
+        raise InputError(f"{quoted(path)}: {error.strerror}; name {wanted}") from None
     if not there:
-        raise InputError(f"{path}: no such file or folder (seen from {Path.cwd()}); name {wanted}")
+        raise InputError(
+            f"{quoted(path)}: no such file or folder (seen from {Path.cwd()}); name {wanted}"
+        )
 
 
 def is_plan(path: Path) -> bool:
@@ -64,7 +66,7 @@ def files_read(experiment: Experiment, path: Path | None) -> Iterator[Path]:
     named = (experiment.model, experiment.cluster, training.data, validation, training.weights)
     for name in named:
         if isinstance(name, str) and name not in shipped:
-            yield Path(name).expanduser()
+            yield user_path(name)
 
 
 def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError]:
@@ -75,7 +77,7 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
             from bigplan.data.prepared import check_vocabulary, open_tokens
 
             try:
-                check_vocabulary(open_tokens(Path(data).expanduser()), model.vocab, model.name)
+                check_vocabulary(open_tokens(user_path(data)), model.vocab, model.name)
             except InputError as error:
                 yield error
 
@@ -90,7 +92,7 @@ def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> No
     if weights and training.weights is not None:
         from bigplan.runtime.hf_weights import HfFolder
 
-        HfFolder.open(Path(training.weights).expanduser(), model)
+        HfFolder.open(user_path(training.weights), model)
 
 
 def warnings(model: ModelSpec, training: Training) -> Iterator[str]:
@@ -101,7 +103,7 @@ def warnings(model: ModelSpec, training: Training) -> Iterator[str]:
     hint = "The plan stands; a launch where that is so would be refused"
     for error in unreadable_data(model, training):
         yield f"{error}. {hint}"
-    if training.weights is not None and not Path(training.weights).expanduser().is_dir():
+    if training.weights is not None and not user_path(training.weights).is_dir():
         yield (
             f"training.weights: {training.weights} is no folder here; name a Hugging Face folder "
             f"with config.json and safetensors, or leave weights out. {hint}"

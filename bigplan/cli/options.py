@@ -17,10 +17,11 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from bigplan.engines.capabilities import NATIVE_TRAINING
-from bigplan.errors import InputError
-from bigplan.spec.document import load_data, parse_scalar, read_text
+from bigplan.errors import InputError, quoted
+from bigplan.spec.document import load_data, parse_scalar
 from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment
 from bigplan.spec.problems import problem_at
+from bigplan.spec.reading import read_text
 from bigplan.units import format_bytes
 
 O = TypeVar("O")  # noqa: E741 -- the options of one command
@@ -343,7 +344,7 @@ def _pairs(flag: str, texts: list[str] | None, example: str) -> dict[str, str]:
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not key.strip() or not equals or not value.strip():
-            raise InputError(f"{flag} {text!r}: write KEY=VALUE, such as {flag} {example}")
+            raise InputError(f"{flag} {quoted(text)}: write KEY=VALUE, such as {flag} {example}")
         key, value = key.strip(), value.strip()
         if key in pairs:
             raise InputError(

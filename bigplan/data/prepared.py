@@ -10,7 +10,6 @@ tokenizer.json  a copy of the tokenizer; not for bytes
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigplan.errors import InputError
-from bigplan.spec.document import Spec, read_text, validate
+from bigplan.spec.document import Spec, validate
+from bigplan.spec.reading import read_json, require_regular
 
 VERSION = 1
 INDEX, TOKENS, MASK = "index.json", "tokens.bin", "mask.bin"
@@ -114,6 +114,8 @@ def open_tokens(path: Path) -> Tokens:
             f"training data {path} is {path.suffix[1:].upper()}, not text or a prepared folder: "
             f"run `bigplan data prepare {path} --out FOLDER` and name that folder"
         )
+    if path.exists():
+        require_regular(path)
     # All 256 may occur; to look would read the whole file.
     return Tokens(path, _mapped(path, "uint8"), None, BYTE_VOCABULARY - 1)
 
@@ -152,10 +154,7 @@ def read_index(folder: Path) -> Index:
             f"{folder} holds no {INDEX}, so `bigplan data prepare` did not write it"
             f"{hint or ': prepare the texts in it first'}"
         )
-    try:
-        data = json.loads(read_text(path))
-    except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}; prepare the data again") from None
+    data = read_json(path).data
     version = data.get("version") if isinstance(data, Mapping) else None
     if version != VERSION:
         raise InputError(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from bigplan.data.tokenizer import require
 from bigplan.errors import InputError
+from bigplan.spec.reading import require_regular
 
 Format = Literal["text", "jsonl", "parquet"]
 SUFFIXES: dict[str, Format] = {
@@ -83,10 +84,9 @@ def find_sources(paths: tuple[Path, ...]) -> list[Path]:
                     f"{path} holds no file that ends in {', '.join(SUFFIXES)}: name the files"
                 )
             found += [p for p in inside if p.is_file()]
-        elif path.exists():
-            found.append(path)
         else:
-            raise InputError(f"{path}: no such file; check the path")
+            require_regular(path)
+            found.append(path)
     seen: dict[Path, Path] = {}
     for path in found:
         first = seen.setdefault(path.resolve(), path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from bigplan.data.prepared import BYTE_VOCABULARY
 from bigplan.errors import InputError, RefusedError
+from bigplan.spec.reading import INDEX, read_bytes, read_json
 
 BYTE_END = 255  # no UTF-8 text has this byte
 # How published tokenizers call the token after a document, where nothing beside them says it.
@@ -112,11 +112,10 @@ def _read(file: Path) -> tuple[Any, bytes]:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
     try:
-        content = file.read_bytes()
-    except OSError as error:
+        content = read_bytes(file, INDEX)
+    except InputError as error:
         raise InputError(
-            f"tokenizer {file} cannot be read: {error.strerror}; "
-            "name a tokenizer.json, or a folder that holds one"
+            f"tokenizer {error}; name a tokenizer.json, or a folder that holds one"
         ) from None
     try:
         return HuggingFaceTokenizer.from_buffer(content), content
@@ -150,8 +149,8 @@ def _configured(file: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        token = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
-    except (ValueError, AttributeError, OSError) as error:
+        token = read_json(path).data.get("eos_token")
+    except (InputError, AttributeError) as error:
         raise InputError(
             f"{path} cannot be read ({error}): mend it, or add --end-of-document TOKEN"
         ) from None

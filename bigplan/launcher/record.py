@@ -24,8 +24,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from bigplan.errors import InputError
 from bigplan.plan import Plan, load_plan, plan_text
-from bigplan.spec.document import Spec, read_text, validate
+from bigplan.spec.document import Spec, validate
 from bigplan.spec.experiment import Launch
+from bigplan.spec.reading import RECORD, parse_json, read_json, read_text
 from bigplan.timeline import Timeline
 
 PLAN, METRICS, SUMMARY = "plan.yaml", "metrics.jsonl", "summary.json"
@@ -156,7 +157,7 @@ def settle_metrics(folder: Path) -> None:
 
 def read_launch(folder: Path) -> Launch:
     """How the run was launched. Raises InputError."""
-    return validate(_json(folder / LAUNCH), Launch, str(folder / LAUNCH))
+    return validate(read_json(folder / LAUNCH).data, Launch, str(folder / LAUNCH))
 
 
 def rewind_metrics(folder: Path, done: int) -> tuple[Metric, ...]:
@@ -208,7 +209,7 @@ def read_record(folder: Path) -> Record:
 
 def read_summary(folder: Path) -> Summary:
     """The totals. Raises InputError."""
-    return validate(_json(folder / SUMMARY), Summary, str(folder / SUMMARY))
+    return validate(read_json(folder / SUMMARY).data, Summary, str(folder / SUMMARY))
 
 
 def read_metrics(folder: Path) -> tuple[Metric, ...]:
@@ -217,32 +218,19 @@ def read_metrics(folder: Path) -> tuple[Metric, ...]:
     Raises InputError.
     """
     path = folder / METRICS
-    return tuple(_metrics_in(read_text(path), path)) if path.exists() else ()
+    return tuple(_metrics_in(read_text(path, RECORD), path)) if path.exists() else ()
 
 
 def _metrics_in(text: str, path: Path) -> Iterator[Metric]:
     whole, _, _ = text.rpartition("\n")  # every line is written with its end
     for number, line in enumerate(whole.splitlines(), start=1):
         where = f"{path}:{number}"
-        yield validate(_parsed(line, where), Metric, where)
+        yield validate(parse_json(line, str(path), number).data, Metric, where)
 
 
 def _read_timeline(path: Path) -> Timeline:
     try:
-        return _TIMELINE.validate_json(read_text(path))
+        return _TIMELINE.validate_json(read_text(path, RECORD))
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{path} is no timeline: {first['msg']} at {first['loc']}") from None
-
-
-def _json(path: Path) -> object:
-    return _parsed(read_text(path), str(path))
-
-
-def _parsed(text: str, where: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InputError(
-            f"{where}: not JSON: {error}; was the run cut off while writing?"
-        ) from None

@@ -24,6 +24,7 @@ from bigplan.runtime.hf_weights import CONFIG, INDEX, SINGLE
 from bigplan.spec.hf_names import HfTensor, hf_tensors
 from bigplan.spec.hf_write import to_hf_config
 from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.reading import read_json
 
 SHARD_BYTES = 5 * 10**9  # as transformers writes them
 # What a folder says of its tokenizer, if the run started from one: files, and keys of config.json.
@@ -108,8 +109,8 @@ def _tokenizer(origin: Path, folder: Path) -> dict[str, Any]:
         if (origin / name).is_file():
             shutil.copyfile(origin / name, folder / name)
     try:
-        config = json.loads((origin / CONFIG).read_text())
-    except (OSError, ValueError):  # gone or changed since the run started: its weights are not
+        config = read_json(origin / CONFIG).data
+    except InputError:  # gone or changed since the run started: its weights are not
         return {}
     return {key: config[key] for key in TOKENS if key in config}
 

@@ -6,7 +6,6 @@ are mapped, and unmapped again after each parameter.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bigplan.errors import InputError, RefusedError
-from bigplan.spec.document import read_text
 from bigplan.spec.hf import load_hf_config
 from bigplan.spec.hf_names import WEIGHT_FAMILIES, hf_tensors, stored
 from bigplan.spec.hf_write import differences
 from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.reading import INDEX as INDEX_BYTES
+from bigplan.spec.reading import read_json, require_regular
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -108,7 +108,7 @@ def _family(folder: Path, model: ModelSpec) -> str:
             f"{path} has {shown}: these weights are not those of {model.name}; plan with this "
             f"config.json as the model, or name the folder of {model.name}"
         )
-    family = str(json.loads(read_text(path))["model_type"])
+    family = str(read_json(path).data["model_type"])
     if family not in WEIGHT_FAMILIES:
         raise RefusedError(
             f"{path}: weights of model_type {family!r} are not read "
@@ -140,9 +140,9 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 
 def _indexed(index: Path) -> dict[str, Path]:
     try:
-        files = json.loads(read_text(index))["weight_map"]
+        files = read_json(index, INDEX_BYTES).data["weight_map"]
         found = {str(name): index.parent / str(file) for name, file in files.items()}
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         raise InputError(
             f"{index}: is no index of safetensors files (JSON with a `weight_map`); "
             "take a complete copy of the model"
@@ -164,6 +164,7 @@ def _indexed(index: Path) -> dict[str, Path]:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """A safetensors file, its header checked against its length."""
+    require_regular(path)
     try:
         file = safe_open(path, framework="pt", device="cpu")
     except FileNotFoundError:

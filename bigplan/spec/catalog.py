@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted
 from bigplan.spec import shipped
 from bigplan.spec.cluster import Cluster, find_gpu, find_link, list_gpus, list_links
 from bigplan.spec.document import load_document
 from bigplan.spec.hf import load_hf_config
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.reading import user_path
 
 __all__ = [
     "find_cluster",
@@ -79,9 +80,11 @@ def find_cluster(name: str) -> Cluster:
 
 
 def _existing(name: str, noun: str, known: tuple[str, ...]) -> Path:
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.exists() and name:
         return path
     if looks_like_path(name):
-        raise InputError(f"{noun} {name!r}: no such file; check the path (seen from {Path.cwd()})")
+        raise InputError(
+            f"{noun} {quoted(name)}: no such file; check the path (seen from {Path.cwd()})"
+        )
     raise shipped.unknown(noun, name, known, "or give a path")

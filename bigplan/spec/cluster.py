@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bigplan.errors import InputError, RefusedError
+from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec import shipped
 from bigplan.spec.document import Spec
 from bigplan.spec.plausible import left_out_units
@@ -18,6 +18,7 @@ from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
 # scaled_dot_product_attention where it is neither of them.
 FlashKernel = Literal["flash2", "flash3", "sdpa"]
 Peaked = Literal["bf16", "fp16", "fp32", "fp8"]
+MOST_NODES = 10**5  # as many GPUs as the largest clusters have
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
 
 
@@ -73,7 +74,7 @@ class Gpu(Block):
     """cuda, or cpu for a part of the host's cores and memory that stands in for a GPU"""
     memory: Bytes = Field(gt=0)
     """usable device memory, such as 80 GiB"""
-    multiprocessors: int = Field(gt=0)
+    multiprocessors: int = Field(gt=0, le=10**5)
     """streaming multiprocessors (cores, on a CPU): a GEMM's tiles fill them in waves"""
     peak_flops: dict[Peaked, Flops] = Field(min_length=1)
     """dense peak of each precision, such as {bf16: 989 TFLOP/s}"""
@@ -148,12 +149,12 @@ class Host(Block):
     """memory that training may use, such as 120 GiB"""
     memory_bandwidth: Bandwidth = Field(gt=0)
     """achieved DRAM bandwidth, reads and writes together"""
-    cores: int = Field(gt=0)
+    cores: int = Field(gt=0, le=10**5)
     adam_rate: Rate = Field(gt=0)
     """parameters per second of fp32 AdamW with all the node's cores, such as 4 G/s"""
     adam_rate_beside_copies: Rate | None = Field(default=None, gt=0)
     """the same while all the node's GPUs copy both ways: what plans count on where it is known"""
-    numa_domains: int = Field(default=1, gt=0)
+    numa_domains: int = Field(default=1, gt=0, le=10**5)
     """parts that memory_bandwidth divides into: a process that binds nothing gets one's share"""
 
 
@@ -190,7 +191,7 @@ class Nvme(Block):
     """sequential, per drive, such as 6.5 GB/s"""
     write: Bandwidth = Field(gt=0)
     """sequential and sustained, per drive"""
-    drives: int = Field(gt=0)
+    drives: int = Field(gt=0, le=10**5)
     latency: Seconds = Field(ge=0)
     """per request"""
     both_ways: Bandwidth | None = Field(default=None, gt=0)
@@ -268,8 +269,8 @@ class NodeGroup(Spec):
     """Equal nodes. A GPU or link may be written as a shipped name."""
 
     name: str
-    nodes: int = Field(default=1, gt=0)
-    gpus_per_node: int = Field(gt=0)
+    nodes: int = Field(default=1, gt=0, le=MOST_NODES)
+    gpus_per_node: int = Field(gt=0, le=1024)
     gpu: NamedGpu
     """a shipped type such as a100-sxm4-80gb, or all its figures"""
     host: Host
@@ -338,8 +339,10 @@ class Cluster(Spec):
 
     def with_nodes(self, nodes: int) -> Cluster:
         """This cluster with another number of equal nodes. Raises InputError, RefusedError."""
-        if nodes < 1:
-            raise InputError(f"nodes is {nodes}; a cluster has at least 1")
+        if not 1 <= nodes <= MOST_NODES:
+            raise InputError(
+                f"nodes is {quoted(nodes)}; a cluster has at least 1 and at most {MOST_NODES}"
+            )
         group = self.group
         if nodes > 1 and group.inter_node is None:
             raise InputError(

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from bigplan.errors import InputError
-from bigplan.spec.problems import KeyPath, Problem, describe, problem_at
+from bigplan.errors import InputError, quoted
+from bigplan.spec.problems import MOST_PROBLEMS, KeyPath, Problem, describe, problem_at
+from bigplan.spec.reading import DEEPEST, DESCRIPTION, TOO_DEEP, number_problem, read_text
 
 
 def _hashable(value: object) -> Hashable:
@@ -55,7 +56,18 @@ S = TypeVar("S", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML 1.2's core schema."""
+    """SafeLoader with the scalars of YAML 1.2's core schema, and an end to nesting."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """As SafeLoader's, which calls itself for every level."""
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=self.get_mark())
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -101,22 +113,6 @@ def validate(data: object, schema: type[S], where: str) -> S:
     return validate_nodes(data, None, schema, where)
 
 
-def read_text(path: Path) -> str:
-    """The file's text. Raises InputError where it cannot be read as UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file; check the path") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder, not a file; name the file in it") from None
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: byte {error.start} is not UTF-8 text; save the file as UTF-8"
-        ) from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-
-
 def write_text(path: Path, text: str, noun: str) -> None:
     """Write `noun`, which is that text, as UTF-8. Raises InputError where it cannot be written."""
     try:
@@ -142,41 +138,53 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
             f"{name}:{line}: not YAML: {error.problem or error.context}; "
             "check indentation, quotes and colons near this line"
         ) from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{name}: not YAML: {error}") from None
-    except RecursionError:
-        raise InputError(f"{name}: nested too deeply; no description needs that") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise InputError(
+            f"{name}:{line}: not YAML: it holds the character {chr(error.character)!r}, which is "
+            "no text; remove it"
+        ) from None
     if problems:
         raise _input_error(problems, name)
     return data, root
 
 
 class _Builder:
-    """Nodes to plain data; duplicate keys and odd constructs become problems."""
+    """Nodes to plain data; duplicate keys and odd constructs become problems.
+
+    Every alias is written out, as whoever reads the data would do: what that comes to is bounded.
+    """
 
     def __init__(self, loader: _Loader, problems: list[Problem]) -> None:
         self._loader = loader
         self._problems = problems
-        self._done: dict[int, Any] = {}
         self._open: set[int] = set()
+        self._left = DESCRIPTION
 
     def build(self, node: yaml.Node) -> Any:
-        # Aliases share one value: a tree of aliases must not unfold exponentially.
         key = id(node)
-        if key in self._done:
-            return self._done[key]
         if key in self._open:
             self._complain(node, "an alias that contains itself; write the value out")
             return None
         self._open.add(key)
+        self._count(node)
+        value: Any
         if isinstance(node, yaml.MappingNode):
-            self._done[key] = self._mapping(node)
+            value = self._mapping(node)
         elif isinstance(node, yaml.SequenceNode):
-            self._done[key] = [self.build(item) for item in node.value]
+            value = [self.build(item) for item in node.value]
         else:
-            self._done[key] = self._scalar(node)
+            value = self._scalar(node)
         self._open.discard(key)
-        return self._done[key]
+        return value
+
+    def _count(self, node: yaml.Node) -> None:
+        self._left -= 1 + len(node.value) if isinstance(node, yaml.ScalarNode) else 1
+        if self._left < 0 or len(self._open) > DEEPEST:
+            raise yaml.MarkedYAMLError(
+                problem="with its aliases written out the text is too large or nested too deeply",
+                problem_mark=node.start_mark,
+            )
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -189,7 +197,7 @@ class _Builder:
             if key in result:
                 self._complain(
                     key_node,
-                    f"duplicate key {key!r} (first on line {first_line[key]}); remove one",
+                    f"duplicate key {quoted(key)} (first on line {first_line[key]}); remove one",
                 )
                 continue
             first_line[key] = key_node.start_mark.line + 1
@@ -205,6 +213,9 @@ class _Builder:
             return text.lower() == "true"
         if kind == "str":
             return text
+        if kind in ("int", "float") and (problem := number_problem(text)):
+            self._complain(node, problem)
+            return None
         try:
             if kind == "int":
                 return int(text)
@@ -212,7 +223,7 @@ class _Builder:
                 return float(text.replace(".inf", "inf").replace(".nan", "nan"))
         except ValueError:
             pass  # An explicit tag such as `!!int abc`: reported below.
-        self._complain(node, f"{text!r} has the tag {node.tag!r}; write a plain value")
+        self._complain(node, f"{quoted(text)} has the tag {quoted(node.tag)}; write a plain value")
         return None
 
     def _complain(self, node: yaml.Node, text: str) -> None:
@@ -223,7 +234,7 @@ def validate_nodes(data: object, root: yaml.Node | None, schema: type[S], where:
     """Validate data, taking lines from `root`, the nodes that it was built from (if any)."""
     line = 1 if root is not None else None
     if not isinstance(data, Mapping):
-        got = "nothing" if data is None else repr(data)
+        got = "nothing" if data is None else quoted(data)
         keys = ", ".join(schema.model_fields)
         problem = Problem(line, f"expected keys and values, got {got}; keys: {keys}")
         raise _input_error([problem], where)
@@ -240,7 +251,10 @@ def validate_nodes(data: object, root: yaml.Node | None, schema: type[S], where:
 
 def _input_error(problems: list[Problem], where: str) -> InputError:
     ordered = sorted(problems, key=lambda problem: problem.line or 0)
-    return InputError("\n".join(f"{where}{problem}" for problem in ordered))
+    told = [f"{where}{problem}" for problem in ordered[:MOST_PROBLEMS]]
+    if len(ordered) > MOST_PROBLEMS:
+        told.append(f"{where}: more is wrong than these {MOST_PROBLEMS}; correct them first")
+    return InputError("\n".join(told))
 
 
 def parse_scalar(text: str) -> Any:
@@ -256,13 +270,15 @@ def set_path(data: Mapping[str, Any], path: str, value: object) -> dict[str, Any
     """
     first, _, rest = path.partition(".")
     if not first:
-        raise InputError(f"{path!r} is not a key; write names joined by dots, such as 'a.b'")
+        raise InputError(f"{quoted(path)} is not a key; write names joined by dots, such as 'a.b'")
     copy = dict(data)
     if not rest:
         copy[first] = parse_scalar(value) if isinstance(value, str) else value
         return copy
     inner = copy.get(first)
     if inner is not None and not isinstance(inner, Mapping):
-        raise InputError(f"{path!r}: {first!r} is {inner!r}, which holds no keys; set it whole")
+        raise InputError(
+            f"{path!r}: {first!r} is {quoted(inner)}, which holds no keys; set it whole"
+        )
     copy[first] = set_path(inner or {}, rest, value)
     return copy

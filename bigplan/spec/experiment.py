@@ -10,11 +10,13 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model, looks_like_path
-from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import Spec, load_data, read_text, set_path, validate, validate_nodes
+from bigplan.spec.cluster import MOST_NODES, Cluster
+from bigplan.spec.document import Spec, load_data, set_path, validate, validate_nodes
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.plausible import SMALLEST
 from bigplan.spec.problems import KeyPath
+from bigplan.spec.reading import read_text, user_path
+from bigplan.spec.schedule import MOST_STEPS
 from bigplan.spec.training import Training, TrainingRequest, resolve
 from bigplan.spec.unplanned import unplanned
 from bigplan.units import Bytes, format_bytes
@@ -25,15 +27,15 @@ Tier = Literal["gpu", "host", "nvme"]
 class Launch(Spec):
     """How a plan is run."""
 
-    steps: int | None = Field(default=None, gt=0)
+    steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     """optimizer steps to run; default: training.steps"""
     address: str | None = None
     """address of a running Ray cluster; absent: a local Ray is started"""
     run_dir: str = Field(default="runs", min_length=1)
     """folder for logs, timelines and checkpoints"""
-    checkpoint_every: int | None = Field(default=None, ge=0)
+    checkpoint_every: int | None = Field(default=None, ge=0, le=MOST_STEPS)
     """steps between checkpoints; default: 10 minutes; 0: only at the end and when interrupted"""
-    checkpoint_keep: int = Field(default=2, ge=0)
+    checkpoint_keep: int = Field(default=2, ge=0, le=MOST_STEPS)
     """checkpoints kept, the newest; 0: none is written"""
     tensorboard: bool = True
     """write TensorBoard event files"""
@@ -46,7 +48,7 @@ class Experiment(Spec):
     """a shipped name, a path (model YAML, config.json or its folder), or the model itself"""
     cluster: str | Cluster
     """a shipped name, a path of a cluster YAML, or the cluster itself"""
-    nodes: int | None = Field(default=None, gt=0)
+    nodes: int | None = Field(default=None, gt=0, le=MOST_NODES)
     """number of nodes; default: what the cluster says"""
     training: TrainingRequest = TrainingRequest()
     launch: Launch = Launch()
@@ -170,4 +172,4 @@ def _rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, objec
 
 
 def _from(folder: Path, text: str, is_path: bool) -> str:
-    return str(folder / Path(text).expanduser()) if is_path else text
+    return str(folder / user_path(text)) if is_path else text

@@ -7,55 +7,10 @@ GPT-NeoX's fused query_key_value is read as three matrices of the same sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from bigplan.errors import InputError, RefusedError
-
-_REQUIRED = object()
-
-Config = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """Looks keys up in a config, with the class's defaults and the file's name for messages."""
-
-    config: Config
-    defaults: Mapping[str, Any]
-    where: str
-
-    def get(self, key: str) -> Any:
-        """The key's value, or its default; InputError where neither exists."""
-        value = self.config.get(key, self.defaults.get(key, _REQUIRED))
-        if value is _REQUIRED:
-            raise InputError(
-                f"{self.where}: missing key {key!r}, which model_type "
-                f"{self.config['model_type']!r} needs; add it, or take the model's own config.json"
-            )
-        return value
-
-    def count(self, key: str) -> int:
-        """The key's value, which must be a whole number."""
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(
-                f"{self.where}: `{key}` is {value!r}, which must be a whole number of at least 1"
-            )
-        return value
-
-    def optional_count(self, key: str) -> int | None:
-        """As `count`, or None where the key is null or absent."""
-        missing = self.config.get(key, self.defaults.get(key)) is None
-        return None if missing else self.count(key)
-
-    def refuse(self, key: str, supported: str) -> None:
-        """Stop: `key` has a value that cannot be represented."""
-        raise RefusedError(
-            f"{self.where}: `{key}` is {self.get(key)!r}, which is not supported "
-            f"for model_type {self.config['model_type']!r}; supported: {supported}"
-        )
-
+from bigplan.spec.hf_reader import Reader
 
 # transformers' names; the tanh approximation goes by three
 _GELUS = {
@@ -71,9 +26,9 @@ _SCALINGS = (None, "default", "linear", "llama3", "dynamic", "yarn", "longrope")
 
 def _rope(reader: Reader) -> dict[str, Any]:
     """Base of the rotary angles, how they are scaled, and the part of a head that is rotated."""
-    key = "rope_parameters" if reader.config.get("rope_parameters") else "rope_scaling"
-    rope = reader.config.get(key) or {}
-    if not isinstance(rope, Mapping) or rope.get("rope_type", rope.get("type")) not in _SCALINGS:
+    key = "rope_parameters" if reader.mapping("rope_parameters") else "rope_scaling"
+    rope = reader.mapping(key)
+    if rope.get("rope_type", rope.get("type")) not in _SCALINGS:
         reader.refuse(key, f"rope_type {', '.join(s for s in _SCALINGS if s)}")
     part = rope.get("partial_rotary_factor", reader.get("partial_rotary_factor"))
     return {
@@ -103,7 +58,7 @@ def _rope_scaling(rope: Mapping[str, Any], reader: Reader) -> dict[str, Any] | N
 
 def _llama_like(reader: Reader) -> dict[str, Any]:
     """Fields that llama, mistral, qwen2 and qwen3 share."""
-    if reader.get("hidden_act") not in ("silu", "swish"):
+    if reader.text("hidden_act") not in ("silu", "swish"):
         reader.refuse("hidden_act", "silu")
     heads, hidden = reader.count("num_attention_heads"), reader.count("hidden_size")
     return {
@@ -119,17 +74,17 @@ def _llama_like(reader: Reader) -> dict[str, Any]:
         "norm_epsilon": reader.get("rms_norm_eps"),
         "mlp": "swiglu",
         "positions": "rope",
-        "tied_embeddings": bool(reader.get("tie_word_embeddings")),
+        "tied_embeddings": reader.flag("tie_word_embeddings"),
         **_rope(reader),
     }
 
 
 def _llama(reader: Reader) -> dict[str, Any]:
-    bias = bool(reader.get("attention_bias"))
+    bias = reader.flag("attention_bias")
     return _llama_like(reader) | {
         "qkv_bias": bias,
         "attention_output_bias": bias,
-        "mlp_bias": bool(reader.get("mlp_bias")),
+        "mlp_bias": reader.flag("mlp_bias"),
     }
 
 
@@ -139,14 +94,14 @@ def _mistral(reader: Reader) -> dict[str, Any]:
 
 def _qwen_window(reader: Reader) -> int | None:
     """Qwen slides in layers from max_window_layers on; ModelSpec can say only all or none."""
-    kinds = set(reader.config.get("layer_types") or ())
+    kinds = set(reader.texts("layer_types"))
     if len(kinds) > 1:
         reader.refuse("layer_types", "the same kind of attention in every layer")
     if kinds:
         slides = kinds == {"sliding_attention"}
     else:
-        slides = bool(reader.get("use_sliding_window"))
-        first = reader.get("max_window_layers")
+        slides = reader.flag("use_sliding_window")
+        first = reader.count("max_window_layers", least=0)
         if slides and first >= reader.count("num_hidden_layers"):
             slides = False
         elif slides and first > 0:
@@ -159,7 +114,7 @@ def _qwen2(reader: Reader) -> dict[str, Any]:
 
 
 def _qwen3(reader: Reader) -> dict[str, Any]:
-    bias = bool(reader.get("attention_bias"))
+    bias = reader.flag("attention_bias")
     return _llama_like(reader) | {
         "qkv_bias": bias,
         "attention_output_bias": bias,
@@ -169,9 +124,9 @@ def _qwen3(reader: Reader) -> dict[str, Any]:
 
 
 def _gpt2(reader: Reader) -> dict[str, Any]:
-    if reader.get("activation_function") not in _GELUS:
+    if reader.text("activation_function") not in _GELUS:
         reader.refuse("activation_function", ", ".join(_GELUS))
-    if not reader.get("scale_attn_weights"):
+    if not reader.flag("scale_attn_weights"):
         reader.refuse("scale_attn_weights", "true")
     hidden = reader.count("n_embd")
     return {
@@ -183,9 +138,9 @@ def _gpt2(reader: Reader) -> dict[str, Any]:
         "max_sequence_length": reader.count("n_positions"),
         "norm": "layernorm",
         "norm_epsilon": reader.get("layer_norm_epsilon"),
-        "mlp": _GELUS[reader.get("activation_function")],
+        "mlp": _GELUS[reader.text("activation_function")],
         "positions": "learned",
-        "tied_embeddings": bool(reader.get("tie_word_embeddings")),
+        "tied_embeddings": reader.flag("tie_word_embeddings"),
         "qkv_bias": True,
         "attention_output_bias": True,
         "mlp_bias": True,
@@ -193,13 +148,13 @@ def _gpt2(reader: Reader) -> dict[str, Any]:
 
 
 def _gpt_neox(reader: Reader) -> dict[str, Any]:
-    if reader.get("hidden_act") not in _GELUS:
+    if reader.text("hidden_act") not in _GELUS:
         reader.refuse("hidden_act", ", ".join(_GELUS))
     # Files written before transformers 5 name rotary_pct and rotary_emb_base.
     old = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
     renamed = {new: reader.config[name] for new, name in old.items() if name in reader.config}
-    rope = _rope(Reader({**renamed, **reader.config}, reader.defaults, reader.where))
-    bias = bool(reader.get("attention_bias"))
+    rope = _rope(replace(reader, config={**renamed, **reader.config}))
+    bias = reader.flag("attention_bias")
     return {
         "layers": reader.count("num_hidden_layers"),
         "hidden": reader.count("hidden_size"),
@@ -209,11 +164,11 @@ def _gpt_neox(reader: Reader) -> dict[str, Any]:
         "max_sequence_length": reader.count("max_position_embeddings"),
         "norm": "layernorm",
         "norm_epsilon": reader.get("layer_norm_eps"),
-        "mlp": _GELUS[reader.get("hidden_act")],
+        "mlp": _GELUS[reader.text("hidden_act")],
         "positions": "rope",
         **rope,
-        "parallel_residual": bool(reader.get("use_parallel_residual")),
-        "tied_embeddings": bool(reader.get("tie_word_embeddings")),
+        "parallel_residual": reader.flag("use_parallel_residual"),
+        "tied_embeddings": reader.flag("tie_word_embeddings"),
         "qkv_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": True,
@@ -221,15 +176,15 @@ def _gpt_neox(reader: Reader) -> dict[str, Any]:
 
 
 def _opt(reader: Reader) -> dict[str, Any]:
-    activation, hidden = reader.get("activation_function"), reader.count("hidden_size")
+    activation, hidden = reader.text("activation_function"), reader.count("hidden_size")
     if activation not in ("relu", *_GELUS):
         reader.refuse("activation_function", ", ".join(("relu", *_GELUS)))
     if (reader.optional_count("word_embed_proj_dim") or hidden) != hidden:
         reader.refuse("word_embed_proj_dim", f"hidden_size, which is {hidden}")
     for key, usual in _OPT_SHAPE.items():
-        if reader.get(key) is not usual:
+        if reader.flag(key) is not usual:
             reader.refuse(key, str(usual).lower())
-    bias = bool(reader.get("enable_bias"))
+    bias = reader.flag("enable_bias")
     return {
         "layers": reader.count("num_hidden_layers"),
         "hidden": hidden,
@@ -242,7 +197,7 @@ def _opt(reader: Reader) -> dict[str, Any]:
         "mlp": "relu" if activation == "relu" else _GELUS[activation],
         "positions": "learned",
         "position_offset": 2,
-        "tied_embeddings": bool(reader.get("tie_word_embeddings")),
+        "tied_embeddings": reader.flag("tie_word_embeddings"),
         "qkv_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": bias,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bigplan.errors import RefusedError
+from bigplan.errors import RefusedError, quoted
 from bigplan.spec.unplanned import ADAPTERS, EXPERTS
 
 # Values with which a key says that the model does not have the thing.
@@ -13,7 +13,7 @@ _OFF: tuple[Any, ...] = (None, False, 0, 0.0, [], {})
 
 
 def _shown(value: object) -> str:
-    return "set" if isinstance(value, dict | list) else repr(value)
+    return "set" if isinstance(value, dict | list) else quoted(value)
 
 
 def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
@@ -22,7 +22,7 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
     if key is None or config[key] in _OFF:
         return
     base = config.get("base_model_name_or_path")
-    named = f" ({base})" if base else ""
+    named = f" ({quoted(base)})" if isinstance(base, str) else ""
     raise RefusedError(
         f"{where}: `{key}` is {_shown(config[key])}: {ADAPTERS}; give the config.json of the base "
         f"model{named}, whose parameters are then all trained"

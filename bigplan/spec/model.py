@@ -26,7 +26,7 @@ class RopeScaling(Spec):
     factor: float | None = Field(default=None, gt=0)
     low_frequency_factor: float | None = Field(default=None, gt=0)
     high_frequency_factor: float | None = Field(default=None, gt=0)
-    original_length: int | None = Field(default=None, gt=0)
+    original_length: int | None = Field(default=None, gt=0, le=10**9)
     """tokens in a sequence of the pre-training"""
 
     @model_validator(mode="after")
@@ -85,15 +85,15 @@ class ModelSpec(Spec):
     """width of the residual stream"""
     ffn: int = Field(gt=0, le=10**7)
     """inner width of the MLP"""
-    heads: int = Field(gt=0)
+    heads: int = Field(gt=0, le=10**5)
     """query heads"""
-    kv_heads: int = Field(default_factory=_heads, gt=0)
+    kv_heads: int = Field(default_factory=_heads, gt=0, le=10**5)
     """key and value heads; default: heads"""
-    head_dim: int = Field(default_factory=_head_dim, gt=0)
+    head_dim: int = Field(default_factory=_head_dim, gt=0, le=10**6)
     """width of one head; default: hidden / heads"""
     vocab: int = Field(gt=0, le=10**8)
     """rows of the token table"""
-    max_sequence_length: int = Field(gt=0)
+    max_sequence_length: int = Field(gt=0, le=10**9)
     """longest sequence, in tokens, that its positions cover"""
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_epsilon: float = Field(default=1e-5, gt=0)
@@ -105,7 +105,7 @@ class ModelSpec(Spec):
     """gelu_tanh is GPT-2's approximation of gelu"""
     positions: Literal["rope", "learned", "alibi"] = "rope"
     """rope rotates queries and keys, learned adds a table, alibi biases scores by distance"""
-    position_offset: int = Field(default=0, ge=0)
+    position_offset: int = Field(default=0, ge=0, le=10**6)
     """rows of a learned table before the first position: OPT has 2"""
     rope_theta: float = Field(default=10000.0, gt=0)
     rope_scaling: RopeScaling | None = None
@@ -121,7 +121,7 @@ class ModelSpec(Spec):
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMSNorm on each head's queries and keys, as in Qwen3"""
-    sliding_window: int | None = Field(default=None, gt=0)
+    sliding_window: int | None = Field(default=None, gt=0, le=10**9)
     """attention reaches this many tokens back; null: all of them"""
     source: str = Field(min_length=1)
     """where the dimensions come from"""

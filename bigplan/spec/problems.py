@@ -12,10 +12,15 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from bigplan.errors import quoted
 from bigplan.spec.docstrings import docstrings
 from bigplan.spec.unplanned import unplanned
 
 KeyPath = tuple[str | int, ...]
+
+MOST_PROBLEMS = 20
+"""told of one document; nobody reads more at once"""
+_LONGEST_WORD = 100  # for which a likeness is looked for, in time that grows with its square
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Problem:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """ "; did you mean 'nodes'?" or nothing."""
+    if len(word) > _LONGEST_WORD:
+        return ""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -48,7 +55,8 @@ def describe(
 ) -> list[Problem]:
     """The problems in `error`, with lines where `root` (the YAML nodes of `data`) is given."""
     found: dict[KeyPath, list[str]] = {}
-    for details in error.errors(include_url=False):
+    # A union's alternatives may tell of the same value, so more are looked at than are told.
+    for details in error.errors(include_url=False)[: 5 * MOST_PROBLEMS]:
         if details["type"] == "default_factory_not_called":
             continue  # The field it depends on is reported already.
         path, value = _locate(details["loc"], data, details["type"] == "missing")
@@ -127,9 +135,8 @@ def _text(details: ErrorDetails, path: KeyPath, value: Any, schema: type[BaseMod
         known = _expected(details) if bad_dictionary_key else _fields_at(schema, path[:-1])
         allowed = list(known)
         hint = did_you_mean(str(path[-1]), allowed)
-        return (
-            f"unknown key {path[-1]!r}{_inside(path)}{hint or ';'} (allowed: {', '.join(allowed)})"
-        )
+        unknown = f"unknown key {quoted(path[-1])}{_inside(path)}{hint or ';'}"
+        return f"{unknown} (allowed: {', '.join(allowed)})"
     if kind == "missing":
         return f"missing key {path[-1]!r}{_inside(path)}; add `{path[-1]}: ...`" + _about(
             schema, path
@@ -137,13 +144,16 @@ def _text(details: ErrorDetails, path: KeyPath, value: Any, schema: type[BaseMod
     if kind == "value_error":
         rule = str(details["ctx"]["error"])
         return f"{_name(path)}: {rule}" if path else rule
-    shown = "a list" if isinstance(value, list) else repr(value)
+    shown = "a list" if isinstance(value, list) else quoted(value)
     shown = "a mapping" if isinstance(value, Mapping) else shown
     return f"{_name(path)} is {shown}, {_rule(details, value)}{_about(schema, path)}"
 
 
 def _name(path: KeyPath) -> str:
-    return f"`{'.'.join(map(str, path))}`" if path else "the document"
+    if not path:
+        return "the document"
+    name = ".".join(map(str, path))
+    return f"`{name}`" if len(name) <= _LONGEST_WORD else quoted(name)
 
 
 def _inside(path: KeyPath) -> str:

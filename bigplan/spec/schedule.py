@@ -13,14 +13,16 @@ from bigplan.spec.document import Spec
 if TYPE_CHECKING:
     from bigplan.spec.optimizer import Optimizer
 
+MOST_STEPS = 10**9  # optimizer steps; the longest trainings have some 10**7
+
 
 class Schedule(Spec):
     """How the learning rate changes over the steps of a run."""
 
     name: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     """steps in which the rate rises evenly, to the optimizer's rate at the last of them"""
-    decay_steps: int | None = Field(default=None, gt=0)
+    decay_steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     """steps until the decay ends, warm-up included; default: training.steps"""
     final_fraction: float = Field(default=0.0, ge=0, le=1)
     """part of the optimizer's rate that is left when the decay has ended"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted
 from bigplan.spec.document import S, load_document
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -35,5 +35,5 @@ def unknown(noun: str, name: str, known: tuple[str, ...], otherwise: str) -> Inp
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return InputError(
-        f"no {noun} is called {name!r}{hint} (shipped: {', '.join(known)}; {otherwise})"
+        f"no {noun} is called {quoted(name)}{hint} (shipped: {', '.join(known)}; {otherwise})"
     )

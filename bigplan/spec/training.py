@@ -10,7 +10,7 @@ from bigplan.errors import InputError
 from bigplan.spec.document import Spec, validate
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, check_groups
-from bigplan.spec.schedule import Schedule
+from bigplan.spec.schedule import MOST_STEPS, Schedule
 
 Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "materialised"]
@@ -19,6 +19,7 @@ DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 DEFAULT_MAX_SEQUENCE_LENGTH = 8192
 MOST_TOKENS = 10**9  # a step; published ones have up to 10**8
+_LARGEST_SEED = 2**63 - 1  # torch's
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 
 
@@ -27,7 +28,7 @@ class LossScale(Spec):
 
     initial: float = Field(default=65536.0, ge=1)
     """what the first step's loss is multiplied by"""
-    growth_interval: int = Field(default=2000, gt=0)
+    growth_interval: int = Field(default=2000, gt=0, le=MOST_STEPS)
     """steps in a row without overflow after which the scale grows"""
     factor: float = Field(default=2.0, gt=1)
     """by which it grows and shrinks"""
@@ -38,18 +39,18 @@ class Validation(Spec):
 
     data: str = Field(min_length=1)
     """prepared folder or text file"""
-    every: int = Field(default=100, gt=0)
+    every: int = Field(default=100, gt=0, le=MOST_STEPS)
     """training steps between two validations"""
-    batches: int = Field(default=8, gt=0)
+    batches: int = Field(default=8, gt=0, le=MOST_STEPS)
     """global batches of it that are used at most"""
 
 
 class Training(Spec):
     """Everything that decides the arithmetic of a step."""
 
-    sequence_length: int = Field(gt=0)
+    sequence_length: int = Field(gt=0, le=MOST_TOKENS)
     """tokens in a sequence"""
-    global_batch: int = Field(gt=0)
+    global_batch: int = Field(gt=0, le=MOST_TOKENS)
     """sequences per optimizer step, over all GPUs"""
     precision: Precision = "bf16"
     """dtype of compute; bf16 and fp16 keep fp32 master weights"""
@@ -70,8 +71,8 @@ class Training(Spec):
     """used with precision fp16 alone"""
     clip_norm: float | None = Field(default=1.0, gt=0)
     """clip the global gradient norm to this; null: no clipping"""
-    seed: int = Field(default=0, ge=0)
-    steps: int = Field(default=20, gt=0)
+    seed: int = Field(default=0, ge=0, le=_LARGEST_SEED)
+    steps: int = Field(default=20, gt=0, le=MOST_STEPS)
     """optimizer steps to run"""
     data: str = Field(default="bundled", min_length=1)
     """folder written by `bigplan data prepare`, text file (its bytes are tokens), or 'bundled'"""
@@ -133,9 +134,9 @@ def _either(key: str, precision: str) -> str:
 class TrainingRequest(Spec):
     """The `training:` part as the user writes it: everything is optional."""
 
-    sequence_length: int | None = Field(default=None, gt=0)
+    sequence_length: int | None = Field(default=None, gt=0, le=MOST_TOKENS)
     """tokens in a sequence; default: the model's longest, at most 8192"""
-    global_batch: int | None = Field(default=None, gt=0)
+    global_batch: int | None = Field(default=None, gt=0, le=MOST_TOKENS)
     """sequences per optimizer step; default: 4 Mi tokens' worth"""
     precision: Precision | None = None
     """dtype of compute; default bf16"""
@@ -157,9 +158,9 @@ class TrainingRequest(Spec):
     """dynamic loss scaling of precision fp16"""
     clip_norm: float | None = Field(default=None, gt=0)
     """clip the global gradient norm to this; default 1.0; null: no clipping"""
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=_LARGEST_SEED)
     """default 0"""
-    steps: int | None = Field(default=None, gt=0)
+    steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     """optimizer steps to run; default: launch.steps, or 20"""
     data: str | None = Field(default=None, min_length=1)
     """folder written by `bigplan data prepare`, text file, or 'bundled' (default)"""

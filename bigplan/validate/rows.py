@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted
+from bigplan.spec import shipped
 from bigplan.spec.problems import did_you_mean
+from bigplan.spec.reading import read_text
 
 # Zero says as little as a blank. The limit keeps a slip of the finger from running for hours.
 Count = Annotated[int, Field(ge=0, le=10**8)]
@@ -100,9 +101,9 @@ def read_rows(path: Path | None = None) -> list[Row]:
     """The rows of a CSV file, or the shipped ones. Raises InputError: file, line and rule."""
     name = str(path) if path else "the shipped rows"
     try:
-        text = (path or files("bigplan.validate") / "measured.csv").read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {name}: {error}; give a CSV file of measured rows") from None
+        text = read_text(path or shipped.PACKAGE / "validate" / "measured.csv")
+    except InputError as error:
+        raise InputError(f"cannot read rows: {error}; give a CSV file of measured rows") from None
     return list(_parsed(text, name))
 
 
@@ -159,6 +160,6 @@ def _row(record: dict[str | None, object], name: str, number: int) -> Row:
         first = error.errors()[0]
         column = ".".join(str(part) for part in first["loc"])
         raise InputError(
-            f"{place}, column {column}: {first['input']!r} is not valid "
+            f"{place}, column {column}: {quoted(first['input'])} is not valid "
             f"({first['msg']}); correct it or leave it blank"
         ) from None

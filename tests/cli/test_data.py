@@ -55,7 +55,7 @@ def test_prompts_and_a_split(bigplan: Run, tmp_path: Path) -> None:
         (("--field", "a", "--prompt-field", "p", "--response-field", "r"), "leave one out"),
         (("--validation-fraction", "1"), "--validation-fraction 1.0"),
         (("--end-of-document", "</s>"), "name a --tokenizer"),
-        (("--tokenizer", "none.json"), "tokenizer none.json cannot be read"),
+        (("--tokenizer", "none.json"), "tokenizer none.json: no such file"),
         (("--field", "body"), "a.jsonl:1: no field 'body'; it has text"),
         (("--model", "tiny-llama-tes"), "tiny-llama-test"),
     ],

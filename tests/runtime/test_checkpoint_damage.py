@@ -104,8 +104,8 @@ def _newer(path: Path, _: Random) -> None:
         (_flip, r"layer-.*: bytes from \d+ on .* CRC-32 differs.*resume from another"),
         (_truncate, r"layer-.* has \d+ bytes, not the \d+ that were written.*damaged"),
         (_remove, "layer-.* cannot be read .No such file.*damaged"),
-        (_remove_manifest, "manifest.json cannot be read .No such file.*resume from another"),
-        (_garble_manifest, "manifest.json .*(damaged|this version of bigplan reads)"),
+        (_remove_manifest, "manifest.json: no such file.*resume from another"),
+        (_garble_manifest, "manifest.json.*(damaged|this version of bigplan reads)"),
         (_newer, "has format 99, this version of bigplan reads 1: .*version that wrote it"),
     ],
 )

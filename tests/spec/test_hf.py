@@ -257,7 +257,7 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
     assert "`peft_type` is 'LORA': adapters (LoRA and the like) are not planned" in str(
         caught.value
     )
-    assert "base model (meta-llama/Llama-2-7b-hf)" in str(caught.value)
+    assert "base model ('meta-llama/Llama-2-7b-hf')" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -313,9 +313,11 @@ def test_rope_scaling(key: str) -> None:
     assert yarn is not None
     assert yarn.name == "yarn"
     assert from_hf_config(base | {key: {"rope_type": "default"}}).rope_scaling is None
-    for unknown in ({"rope_type": "mrope"}, "llama3", {"factor": 2.0, "type": 3}):
+    for unknown in ({"rope_type": "mrope"}, {"factor": 2.0, "type": 3}):
         with pytest.raises(RefusedError, match=f"`{key}` is .* supported: rope_type default"):
             from_hf_config(base | {key: unknown})
+    with pytest.raises(InputError, match=f"`{key}` is 'llama3', which must be an object"):
+        from_hf_config(base | {key: "llama3"})
     with pytest.raises(InputError, match="rope_scaling llama3 needs high_frequency_factor; add"):
         from_hf_config(base | {key: {k: v for k, v in _LLAMA3.items() if k != "high_freq_factor"}})
 

@@ -18,9 +18,10 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
-from bigplan.errors import CheckpointError
+from bigplan.errors import CheckpointError, InputError
 from bigplan.spec.document import Spec
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.reading import RECORD, read_json
 from bigplan.spec.training import Training
 
 FORMAT: Final = 1  # one for every change that makes older checkpoints unreadable
@@ -100,14 +101,12 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / NAME
     try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
+        data = read_json(path, RECORD).data
+    except InputError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}), and only a checkpoint with a manifest is "
-            "whole: resume from another one"
-        ) from error
-    except ValueError as error:
-        raise _damaged(path, f"is not JSON ({error})") from None
+            f"{error}; only a checkpoint with its manifest is whole, and this one is damaged: "
+            "resume from another one"
+        ) from None
     if not isinstance(data, dict) or not {"format", "sha256", "checkpoint"} <= data.keys():
         raise _damaged(path, "lacks format, sha256 or checkpoint")
     if data["format"] != FORMAT:
