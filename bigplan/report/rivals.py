@@ -26,7 +26,7 @@ def rivals_table(plan: Plan) -> Table:
         rows.add_row(
             strategy_text(other.strategy),
             seconds_text(other.step_seconds),
-            f"{max(0.0, other.step_seconds / plan.predicted.step_seconds - 1):.1%}",
+            f"{other.step_seconds / plan.predicted.step_seconds - 1:.1%}",
             why_slower(plan, other),
         )
     return rows
@@ -35,8 +35,10 @@ def rivals_table(plan: Plan) -> Table:
 def why_slower(plan: Plan, other: Alternative) -> str:
     """The parts of the step that grow most, and the one that shrinks most, in seconds."""
     lost = other.step_seconds - plan.predicted.step_seconds
-    if lost < EQUAL * plan.predicted.step_seconds:
+    if abs(lost) < EQUAL * plan.predicted.step_seconds:
         return "next to no difference"
+    if lost < 0:
+        return "about as fast, but not as simple"
     changes = _changes(plan.predicted.parts, other.parts)
     slower = [(s, name) for s, name in changes if s > max(0.0, WORTH * lost)][:TOLD]
     if not slower:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
 
-from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
+from bigplan.placement import Placement, Rings
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.bounds import Outlook
 from bigplan.solve.candidate import Candidate, Trial, try_out
 from bigplan.solve.formulation import formulate, placement_of
-from bigplan.solve.ilp import BOUND_GAP, GAP, solve
+from bigplan.solve.ilp import BOUND_GAP, solve
 from bigplan.solve.linear import Problem
 from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.relaxation import relaxed_steps
@@ -82,25 +82,6 @@ def with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
                 break
             trial = replace(found, candidate=candidate)
     return trial
-
-
-def unmoved(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
-    """The trial, or where it is as fast the plan of its strategy that leaves all on the GPU.
-
-    An integer program ends within GAP of its optimum, so it may move what need not be moved.
-    """
-    candidate, stages = trial.candidate, trial.placement.stages
-    graph, sizes = candidate.graph, candidate.graph.sizes
-    each = sizes.parameter + sizes.gradient + sizes.state
-    least = sum(graph.kinds[name].parameters for name in graph.layers) * each / len(stages)
-    if pins or not trial.moves or least > candidate.costs.capacity[Tier.GPU]:
-        return trial
-    still = tuple(
-        StagePlacement(kinds={name: KindPlacement.on_gpu(kind.layers) for name, kind in kinds})
-        for kinds in (stage.kinds.items() for stage in stages)
-    )
-    found = try_out(candidate, trial.placement.model_copy(update={"stages": still}))
-    return found if found and found.seconds <= trial.seconds * (1 + GAP) else trial
 
 
 def _same_but_loss(one: Placement, other: Placement) -> bool:

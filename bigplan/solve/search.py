@@ -23,7 +23,6 @@ from math import inf
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Family
 from bigplan.placement import Rings
-from bigplan.program import Lane
 from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
 from bigplan.solve.choice import Choice, Scope
@@ -39,10 +38,10 @@ from bigplan.solve.resolve import (
     optimum,
     problem_of,
     resolve,
-    unmoved,
     with_larger_chunks,
 )
 from bigplan.solve.shortage import infeasible
+from bigplan.solve.simplicity import complexity, simplest
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
@@ -117,7 +116,9 @@ def search(workload: Workload, scope: Scope, watch: Watch = unwatched) -> Found:
                 "of the search were left); give it more time, or pin decisions with --set"
             )
         raise infeasible(workload, state.choice.candidates(), scope.pins)
-    best, *rivals = sorted(state.trials, key=_preference)
+    trials = sorted(state.trials, key=_preference)
+    best = state.chosen or trials[0]
+    rivals = [t for t in trials if t.candidate.strategy != best.candidate.strategy]
     values = decisions_of(best.candidate.graph, best.placement)
     problem = problem_of(best.candidate, scope.pins, Rings.of(best.placement))
     modelled = problem.step_seconds(values)
@@ -158,6 +159,7 @@ class _State:
     def __init__(self, choice: Choice, watch: Watch) -> None:
         self.choice, self._watch = choice, watch
         self.trials: list[Trial] = []
+        self.chosen: Trial | None = None  # of those about as fast as the fastest
         self.optima: dict[int, float] = {}  # the model's optimum, where it was solved for
         self.strategies = self.relaxations = self.programs = 0
         self._entries: list[_Entry] = []  # an opened family's place is taken by its members
@@ -220,8 +222,10 @@ class _State:
             ways = [(rho, rings) for rho in MORE_SURCHARGES]
             better = resolve(trial.candidate, ways, pins, trial, self.best) or trial
             better = self._with_other_rings(better)
-            better = unmoved(with_larger_chunks(better, pins), pins)
-            self.trials[i] = with_cpu_to_spare(better, pins)
+            self.trials[i] = with_cpu_to_spare(with_larger_chunks(better, pins), pins)
+        self.trials.sort(key=_preference)
+        if self.trials:
+            self.chosen = simplest(self.trials, pins)
         return True
 
     def _with_other_rings(self, trial: Trial) -> Trial:
@@ -356,7 +360,6 @@ def _patience(expected: float, best: float) -> int:
     return PATIENCE if expected * PROMISING >= best else PATIENCE_PROMISING
 
 
-def _preference(trial: Trial) -> tuple[float, float, str]:
-    """Fastest first; among equals the one that moves least, then by name."""
-    moving = sum(seconds for lane, seconds in trial.busy.items() if lane != Lane.COMPUTE)
-    return round(trial.seconds, 9), moving, str(trial.candidate.strategy)
+def _preference(trial: Trial) -> tuple[float, tuple[bool, int, float, float], str]:
+    """Fastest first; among equals the simplest, then by name."""
+    return round(trial.seconds, 9), complexity(trial), str(trial.candidate.strategy)

@@ -39,6 +39,7 @@ def plan() -> Plan:
             "recomputation +3 s, but tensor-parallel collectives -1 s",
         ),
         ({"waiting": 0.001}, "next to no difference"),
+        ({"compute": 7.95}, "about as fast, but not as simple"),
     ],
 )
 def test_what_grows_most_is_why_it_lost(plan: Plan, changes: dict[str, float], why: str) -> None:

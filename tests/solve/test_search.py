@@ -16,13 +16,13 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.pins import parse_pins
 from bigplan.solve.search import Choice, Found, Scope, search
+from bigplan.solve.simplicity import WITHIN
 from bigplan.solve.stage import stage_classes
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import find_link
 from bigplan.spec.training import Training
 
 MIB = 2**20
-SOLVER = 1 + 1e-5  # HiGHS accepts rows broken by 1e-7 of their scale
 
 
 @cache
@@ -87,7 +87,8 @@ def test_a_stopped_search_answers_with_its_best(how: str) -> None:
 
     found, whole = search(_workload(), Scope(), watch), search(_workload(), Scope())
     assert found.stopped
-    assert found.bound <= whole.best.seconds <= found.best.seconds * SOLVER
+    # A search that ends takes the simplest plan of those about as fast.
+    assert found.bound <= whole.best.seconds <= found.best.seconds * (1 + WITHIN)
 
 
 def test_a_search_stopped_at_once_has_no_answer() -> None:

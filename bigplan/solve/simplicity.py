@@ -1,0 +1,83 @@
+"""What a plan does beside computing on the GPU, and plans of the same strategy that do less.
+
+Simulations tell plans apart to about a hundredth, and what moves may be late in ways that they do
+not know. So of plans that take at most a hundredth longer as a rule, the simplest is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bigplan.graph.graph import Recompute
+from bigplan.placement import KindPlacement, Placement, Rings, Tier
+from bigplan.program import Lane
+from bigplan.solve.candidate import Trial
+from bigplan.solve.cpu_to_spare import expected_seconds
+from bigplan.solve.pins import STREAMED, Pin
+from bigplan.solve.resolve import SURCHARGES, resolve
+
+WITHIN = 0.01  # of a step, that the simplest plan may take longer than the fastest
+MOVED = ("parameters", "gradients", "optimizer", "activations")
+DRIVE, RECOMPUTE = "drive", "recompute"
+
+
+def simplest(trials: Sequence[Trial], pins: tuple[Pin, ...]) -> Trial:
+    """The simplest of plans about as fast as the first: of its strategy, or a trial that is still.
+
+    Mechanisms are forbidden one after the other, all moves first, where that costs next to nothing.
+    """
+    chosen, forbidden = trials[0], pins
+    most = expected_seconds(chosen) * (1 + WITHIN)
+    for used, without in _ways(chosen):
+        if used & mechanisms(chosen.placement):
+            simpler = _resolved(chosen, (*forbidden, *without), most)
+            if simpler is not None and complexity(simpler) < complexity(chosen):
+                chosen, forbidden = simpler, (*forbidden, *without)
+    still = (trial for trial in trials if not trial.moves and trial.seconds <= most)
+    return next(still, chosen) if chosen.moves else chosen
+
+
+def complexity(trial: Trial) -> tuple[bool, int, float, float]:
+    """Whether a plan moves, its mechanisms, seconds of writing to drives and of all moves."""
+    moving = sum(seconds for lane, seconds in trial.busy.items() if lane != Lane.COMPUTE)
+    written = trial.busy.get(Lane.NVME_WRITE, 0.0)
+    return trial.moves, len(mechanisms(trial.placement)), written, moving
+
+
+def mechanisms(placement: Placement) -> frozenset[str]:
+    """What a plan does to fit: tensors that it moves, drives, streaming, recomputation."""
+    kinds = (kind for stage in placement.stages for kind in stage.kinds.values())
+    return frozenset(name for kind in kinds for name in _mechanisms(kind))
+
+
+def _mechanisms(kind: KindPlacement) -> Iterator[str]:
+    placed = (kind.parameters, kind.gradients, kind.optimizer, *kind.activations.values())
+    for name, tiers in zip((*MOVED, *MOVED[-1:] * len(placed)), placed, strict=False):
+        used = {tier for tier, layers in tiers.items() if layers}
+        if used - {Tier.GPU}:
+            yield name
+        if Tier.NVME in used:
+            yield DRIVE
+    if kind.streamed:
+        yield STREAMED
+    if set(kind.activations) - {Recompute.NONE}:
+        yield RECOMPUTE
+
+
+def _ways(trial: Trial) -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
+    """Mechanisms, and the pins that forbid them."""
+    still = {name: Pin(None, name, Tier.GPU, None) for name in MOVED}
+    kinds = trial.candidate.graph.kinds
+    yield frozenset(MOVED), tuple(still.values())
+    yield frozenset({DRIVE}), tuple(Pin(k, n, Tier.NVME, 0.0) for k in kinds for n in MOVED)
+    for name, pin in still.items():
+        yield frozenset({name}), (pin,)
+    yield frozenset({STREAMED}), (Pin(None, STREAMED, "", 0.0),)
+    yield frozenset({RECOMPUTE}), (Pin(None, RECOMPUTE, Recompute.NONE, None),)
+
+
+def _resolved(trial: Trial, pins: tuple[Pin, ...], most: float) -> Trial | None:
+    """A plan of the trial's strategy that keeps the pins and takes `most` seconds as a rule."""
+    ways = [(SURCHARGES[0], Rings.of(trial.placement))]
+    found = resolve(trial.candidate, ways, pins, below=most)
+    return found if found is not None and expected_seconds(found) <= most else None
