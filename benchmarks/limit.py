@@ -108,7 +108,7 @@ def planned(case: Path, cluster: str | None) -> tuple[Plan, dict[str, Any]]:
 
     Raises BigplanError.
     """
-    from bigplan.planner import Request, make_plan
+    from bigplan.planner import Request, make_plan, simulate_plan
     from bigplan.spec.experiment import load_experiment
 
     experiment = load_experiment(case, {"cluster": cluster} if cluster else {})
@@ -127,7 +127,7 @@ def planned(case: Path, cluster: str | None) -> tuple[Plan, dict[str, Any]]:
         "step_seconds": predicted.step_seconds,
         "overlapped_seconds": predicted.step_seconds_overlapped,
         "bound": bound_of(plan),
-        "busy_seconds": dict(predicted.busy_seconds),
+        "busy_seconds": simulate_plan(plan).total_by(lambda event: event.lane),
         "op_seconds": dict(predicted.op_seconds),
         "moved_bytes": dict(predicted.moved_bytes),
         "memory": {str(use.tier): use.used_bytes for use in predicted.memory},

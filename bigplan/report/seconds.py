@@ -12,27 +12,31 @@ from bigplan.report.text import bar, percent, seconds_text, table
 TRIFLE = 1e-4  # of the step
 NAMED = 0.005  # of the step: a resource that holds it up for less is not named
 ALL = 0.995
+NEARLY = 0.9  # of the binding resource's seconds on the path: who works so long would bind next,
+MUCH = 0.5  # unless this part of its own seconds is on the path already
 
 
 def bound_text(predicted: Predicted) -> str:
     """What the step is bound by: resources on its critical path, with their seconds.
 
-    "nvme write, 14.2 of 19.6 s of the critical path (72%); gpu compute 5.1 s".
+    "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.1 s". What works next to
+    as long beside it is named too: it would bind if the first were faster.
     """
     path, step = predicted.critical_path, predicted.step_seconds
     most = path[predicted.bottleneck]
-    if most > ALL * step:
-        return f"{predicted.bottleneck}, all of the critical path"
+    share = f"{seconds_text(most)} of {seconds_text(step)} of the critical path"
+    first = f"{share} ({percent(most / step)})" if most < ALL * step else "all of the critical path"
     others = [
         f"{name} {seconds_text(seconds)}"
         for name, seconds in path.items()
         if name != predicted.bottleneck and seconds > NAMED * step
     ]
-    first = (
-        f"{predicted.bottleneck}, {seconds_text(most)} of {seconds_text(step)} of the critical "
-        f"path ({percent(most / step)})"
-    )
-    return "; ".join([first, *others])
+    beside = [
+        f"{name} works nearly as long beside it ({seconds_text(seconds)})"
+        for name, seconds in predicted.busy_seconds.items()
+        if seconds > NEARLY * most and path.get(name, 0.0) < MUCH * seconds
+    ]
+    return "; ".join([f"{predicted.bottleneck}, {first}", *others, *beside])
 
 
 def busy_table(busy: Mapping[str, float], path: Mapping[str, float], step_seconds: float) -> Table:

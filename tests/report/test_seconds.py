@@ -30,13 +30,20 @@ def test_the_longest_on_the_critical_path_binds_and_idle_ones_are_left_out() -> 
 def test_the_bound_is_told_with_its_seconds_and_the_others_on_the_path() -> None:
     predicted = tiny_plan(1).predicted
 
-    def told(path: dict[str, float]) -> str:
-        update = {"critical_path": path, "bottleneck": next(iter(path)), "step_seconds": 19.6}
+    def told(path: dict[str, float], **busy: float) -> str:
+        update = {
+            "critical_path": path,
+            "busy_seconds": {**path, **busy},
+            "bottleneck": next(iter(path)),
+            "step_seconds": 19.6,
+        }
         return bound_text(predicted.model_copy(update=update))
 
     assert told({"nvme write": 14.2, "gpu compute": 5.35, "cpu": 0.05}) == (
         "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.35 s"
     )
+    other = "cpu works nearly as long beside it (14 s)"
+    assert told({"nvme write": 14.2, "gpu compute": 5.4}, cpu=14.0).endswith(f"5.4 s; {other}")
     assert told({"gpu compute": 19.58, "cpu": 0.02}) == "gpu compute, all of the critical path"
 
 
