@@ -48,11 +48,12 @@ def test_beside_a_plan_that_does_not_run_stands_the_best_that_does() -> None:
 
 
 def test_decisions_that_rule_it_out_are_named() -> None:
-    request = replace(REQUEST, settings={"tp": 2})
+    training = TRAINING.model_copy(update={"global_batch": 1})
+    request = replace(REQUEST, training=training, settings={"tp": 4, "pp": 2})
     plan = make_plan(request)
     found = best_runnable(request, plan)
     assert found.plan is None
-    assert "tp" in found.because
+    assert "a global batch of 1 sequence over 8 GPUs satisfies tp=4, pp=2" in found.because
     assert "Nothing that runs today was found: " in today_text(plan, found)
 
 

@@ -28,7 +28,7 @@ from bigplan.runtime.slab import (
     available_disk,
     available_host_memory,
 )
-from bigplan.units import format_bytes
+from bigplan.units import counted, format_bytes
 
 Key = tuple[str, int]
 POISON = 0xFF  # a NaN in bf16, fp16 and fp32, wherever it is read
@@ -97,8 +97,8 @@ def check_machine(sizes: Sizes, device: torch.device, scratch: Path, ranks: int)
 def _check(what: str, needed: int, available: int, ranks: int) -> None:
     if needed > available:
         raise PreflightError(
-            f"the plan needs {format_bytes(needed)} of {what} for {ranks} rank(s) here, and "
-            f"{format_bytes(available)} is available; free some, or plan again with a --cap"
+            f"the plan needs {format_bytes(needed)} of {what} for {counted(ranks, 'rank')} here, "
+            f"and {format_bytes(available)} is available; free some, or plan again with a --cap"
         )
 
 

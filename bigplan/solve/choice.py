@@ -9,6 +9,7 @@ from bigplan.errors import InputError
 from bigplan.graph.strategy import Family, Space, Strategy
 from bigplan.solve.candidate import Candidate, Pricing, Workload
 from bigplan.solve.pins import Pin
+from bigplan.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class Choice:
         fixed = ", ".join(f"{k}={v}" for k, v in self.scope.fixed.items()) or "the engine's limits"
         raise InputError(
             f"no way to split {self.workload.model.name} with a global batch of "
-            f"{training.global_batch} sequences over {nodes.gpus} GPUs satisfies {fixed}; "
+            f"{counted(training.global_batch, 'sequence')} over {counted(nodes.gpus, 'GPU')} "
+            f"satisfies {fixed}; "
             "dp x tp x pp must equal the GPUs, and dp x micro-batch must divide the global batch"
         )

@@ -18,6 +18,7 @@ from bigplan.placement import CHUNK, KindPlacement, Placement, StagePlacement, T
 from bigplan.solve.candidate import Workload
 from bigplan.solve.linear import Linear
 from bigplan.solve.stage import StageClass, stage_classes
+from bigplan.units import counted
 
 EXACT = 1e-5  # layers' worth of optimizer state that rounding may add or take
 
@@ -33,8 +34,9 @@ def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
             beside = ", ".join(f"{k} {v}" for k, v in fixed.items() if k != name)
             raise InputError(
                 f"strategy.{name}: {value} is no way to split {model.name} "
-                f"({model.layers} blocks) with a global batch of {training.global_batch} sequences "
-                f"over {nodes.gpus} GPUs{f' beside {beside}' if beside else ''}; dp x tp x pp must "
+                f"({counted(model.layers, 'block')}) with a global batch of "
+                f"{counted(training.global_batch, 'sequence')} over {counted(nodes.gpus, 'GPU')}"
+                f"{f' beside {beside}' if beside else ''}; dp x tp x pp must "
                 "equal the GPUs, and dp x micro_batch x accumulation_group must divide the global "
                 "batch"
             )
