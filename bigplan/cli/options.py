@@ -29,15 +29,11 @@ O = TypeVar("O")  # noqa: E741 -- the options of one command
 WHAT, STEP, ADAM, RUN = "What and where", "Training", "Optimizer", "Run"
 
 
-PLANNED_ONLY = "Planned only: `launch` refuses all but the default."
-
-
 def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any:
-    """`text` is the help, with a warning where the runtime does not execute what it offers."""
+    """An option whose help says where the runtime takes nothing but the default."""
     key = flag.partition("/")[0].removeprefix("--").replace("-", "_")
-    if key in NATIVE_TRAINING:
-        text = f"{text} {PLANNED_ONLY}"
-    return typer.Option(flag, help=text, rich_help_panel=panel, metavar=metavar)
+    planned = " Planned only: `launch` refuses all but the default." * (key in NATIVE_TRAINING)
+    return typer.Option(flag, help=text + planned, rich_help_panel=panel, metavar=metavar)
 
 
 @dataclass(frozen=True)
