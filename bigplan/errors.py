@@ -13,11 +13,15 @@ _SHOWN = 120
 
 
 def quoted(value: object) -> str:
-    """The value as messages quote it: text in quotes, its middle left out where it is long."""
+    """The value as messages quote it: text in quotes, and none of it long."""
     if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
         # Python refuses to print long ones, whose digits are therefore estimated.
         return f"an integer of about {round(value.bit_length() * log10(2))} digits"
-    text = str(value) if isinstance(value, PurePath) else repr(value)
+    return shortened(str(value) if isinstance(value, PurePath) else repr(value))
+
+
+def shortened(text: str) -> str:
+    """The text, its middle left out where it is long."""
     if len(text) <= _SHOWN:
         return text
     half = _SHOWN // 2

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from bigplan.errors import InputError, quoted
+from bigplan.errors import InputError, quoted, shortened
 from bigplan.spec.problems import MOST_PROBLEMS, KeyPath, Problem, describe, problem_at
 from bigplan.spec.reading import DEEPEST, DESCRIPTION, TOO_DEEP, number_problem, read_text
 
@@ -135,7 +135,7 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
         raise InputError(
-            f"{name}:{line}: not YAML: {error.problem or error.context}; "
+            f"{name}:{line}: not YAML: {shortened(error.problem or error.context or '')}; "
             "check indentation, quotes and colons near this line"
         ) from None
     except yaml.reader.ReaderError as error:
@@ -147,6 +147,9 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
     if problems:
         raise _input_error(problems, name)
     return data, root
+
+
+_VALUE = 16  # characters that a value is counted as, besides its own: key, indent, line
 
 
 class _Builder:
@@ -179,7 +182,7 @@ class _Builder:
         return value
 
     def _count(self, node: yaml.Node) -> None:
-        self._left -= 1 + len(node.value) if isinstance(node, yaml.ScalarNode) else 1
+        self._left -= _VALUE + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
         if self._left < 0 or len(self._open) > DEEPEST:
             raise yaml.MarkedYAMLError(
                 problem="with its aliases written out the text is too large or nested too deeply",

@@ -92,6 +92,7 @@ _BOMB = "a: &a [x, x]\n" + "".join(
         ("name: x\nlayers: " + "x" * 5_000, "m.yaml:2: `layers` is 'xxxx"),
         ("name: x\n" + "y" * 500 + ": 1", "m.yaml:2: unknown key 'yyyy"),
         ("".join(f"k{i}: 1\n" for i in range(1000)), "more is wrong than these 20"),
+        ("name: *" + "y" * 5_000, "m.yaml:1: not YAML: found undefined alias 'yyyy"),
         ("name: a\x00b", "m.yaml:1: not YAML: it holds the character"),
     ],
 )
