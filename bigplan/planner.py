@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from bigplan.cost import Costs
 from bigplan.cost.band import error_band
+from bigplan.cost.process import locked_bytes
 from bigplan.engines import executable, native_refusal
 from bigplan.errors import RefusedError
 from bigplan.graph.strategy import Strategy
@@ -31,7 +33,7 @@ from bigplan.solve.ilp import solver_name
 from bigplan.solve.pins import parse_pins
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
-from bigplan.spec.cluster import Cluster
+from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.timeline import Timeline
@@ -110,7 +112,7 @@ def predict(best: Placed, workload: Workload, bound: float, model_gap: float) ->
     problem = problem_of(candidate, ())
     overlapped = problem.step_seconds(decisions_of(graph, best.placement))
     path = critical_path(best.programs, graph, costs)
-    memory = tuple(memory_use(best.programs, candidate))
+    memory = tuple(memory_use(best.programs, costs, workload.nodes))
     offloads = any(
         use.by_purpose.get(tensors)
         for use in memory
@@ -141,21 +143,28 @@ def predict(best: Placed, workload: Workload, bound: float, model_gap: float) ->
     )
 
 
-def memory_use(programs: tuple[Program, ...], candidate: Candidate) -> Iterator[MemoryUse]:
-    """Bytes by stage and tier, as the program allocates them."""
+def memory_use(
+    programs: tuple[Program, ...], costs: Costs, nodes: NodeGroup
+) -> Iterator[MemoryUse]:
+    """Bytes by stage and tier, as the program allocates them, and of host memory processes'."""
     for program in programs:
         for tier in Tier:
-            scale = 1 if tier is Tier.GPU else candidate.costs.ranks_per_node
+            scale = 1 if tier is Tier.GPU else costs.ranks_per_node
+            capacity = costs.capacity[tier]
             purposes: dict[str, int] = defaultdict(int)
             for buffer in program.buffers.values():
                 if buffer.tier is tier:
                     purposes[buffer.purpose] += program.added_bytes(buffer) * scale
+            if tier is Tier.HOST:
+                placed = sum(purposes.values())
+                purposes["processes"] = costs.processes + locked_bytes(nodes, placed)
+                capacity += costs.processes + locked_bytes(nodes, capacity)
             yield MemoryUse(
                 stage=program.stage,
                 tier=tier,
                 scope="gpu" if tier is Tier.GPU else "node",
                 used_bytes=sum(purposes.values()),
-                capacity_bytes=candidate.costs.capacity[tier],
+                capacity_bytes=capacity,
                 by_purpose={name: n for name, n in sorted(purposes.items()) if n},
             )
 

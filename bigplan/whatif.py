@@ -178,7 +178,8 @@ def _drives(cluster: Cluster, drives: int, name: str) -> Change:
 
 def _host_memory(cluster: Cluster) -> Change:
     host = cluster.group.host
-    more = host.model_copy(update={"memory": host.memory + HOST_MEMORY})
+    fields = {"memory", "tensor_memory"} if host.tensor_memory else {"memory"}
+    more = host.model_copy(update={name: getattr(host, name) + HOST_MEMORY for name in fields})
     return _changed(cluster, "64 GiB more host memory per node", host=more)
 
 

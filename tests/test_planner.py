@@ -30,10 +30,16 @@ Settings = Mapping[str, str | int | float]
 
 
 def _machine(gpu: int | None = None, host: int | None = None, nvme: int | None = None) -> Cluster:
-    """One H200, capped: MiB usable beside what the CUDA context takes; nvme=0 takes the drive."""
+    """One H200, capped: MiB usable beside what the CUDA context takes; nvme=0 takes the drive.
+
+    Its host launches in no time: layers as small as these would take as long whatever moves.
+    """
     cluster = find_cluster("h200-1x")
-    context = cluster.group.gpu.context_memory
-    return cluster.with_caps(
+    at_once = {"operator_overhead": 0.0, "action_overhead": 0.0}
+    group = cluster.group
+    group = group.model_copy(update={"gpu": group.gpu.model_copy(update=at_once)})
+    context = group.gpu.context_memory
+    return cluster.model_copy(update={"node_groups": (group,)}).with_caps(
         gpu=None if gpu is None else gpu * MIB + context,
         host=None if host is None else host * MIB,
         nvme=None if nvme is None else nvme * MIB,
@@ -79,7 +85,9 @@ def test_a_plan_keeps_its_promises(caps: tuple[int | None, ...]) -> None:
     for use in predicted.memory:
         program = programs[use.stage]
         ranks = 1 if use.scope == "gpu" else candidate.costs.ranks_per_node
-        assert use.used_bytes == program.bytes_by_tier()[use.tier] * ranks
+        processes = use.by_purpose.get("processes", 0)
+        assert use.used_bytes == program.bytes_by_tier()[use.tier] * ranks + processes
+        assert (processes > 0) == (use.tier is Tier.HOST)
         assert use.used_bytes == sum(use.by_purpose.values()) <= use.capacity_bytes
 
 

@@ -37,7 +37,7 @@ def made(name: str) -> Plan:
     model, training = find_model("tiny-llama-demo"), Training(sequence_length=256, global_batch=16)
     pins = {
         "zero 3": {"zero": 3, "tp": 2},
-        "pipeline": {"pp": 4, "tp": 1},
+        "pipeline": {"pp": 4, "tp": 1, "zero": 0},
         "interleaved": {"pp": 2, "vpp": 2, "tp": 2},
     }[name]
     return make_plan(Request(model, training, find_cluster("dgx-h100"), pins))

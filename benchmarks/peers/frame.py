@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import AutoConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bigplan.errors import BigplanError
 from bigplan.spec.catalog import find_model
@@ -70,8 +70,8 @@ def micro_batches(args: argparse.Namespace) -> int:
     return int(args.tokens // (args.length * args.micro_batch))
 
 
-def build_model(args: argparse.Namespace, *, reentrant: bool = False) -> LlamaForCausalLM:
-    """Transformers' Llama in fp32 on the device, from seed 0.
+def build_model(args: argparse.Namespace, *, reentrant: bool = False) -> PreTrainedModel:
+    """Transformers' model of the kind in fp32 on the device, from seed 0.
 
     `reentrant` picks torch's older way to recompute, which runs without autograd's hooks on saved
     tensors.
@@ -80,14 +80,14 @@ def build_model(args: argparse.Namespace, *, reentrant: bool = False) -> LlamaFo
     config = AutoConfig.for_model(**dimensions, use_cache=False, attn_implementation="sdpa")
     torch.manual_seed(0)
     with torch.device(args.device):
-        model = LlamaForCausalLM(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     model.train()
     if args.recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     return model
 
 
-def compile_layers(model: LlamaForCausalLM) -> None:
+def compile_layers(model: PreTrainedModel) -> None:
     """Each block by torch.compile, in place; they are alike, so one is compiled."""
     for layer in model.model.layers:
         layer.compile()

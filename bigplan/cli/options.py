@@ -122,6 +122,10 @@ class ExperimentOptions:
         _option("--clip-norm", "Largest gradient norm, or none (default: 1.0).", STEP, "X|none"),
     ] = None
     seed: Annotated[int | None, _option("--seed", "Seed (default: 0).", STEP)] = None
+    deterministic: Annotated[
+        bool | None,
+        _option("--deterministic", "The same bits every time on a GPU too, slower.", STEP),
+    ] = None
     data: Annotated[
         str | None,
         _option("--data", "Prepared folder or text file (default: a bundled text).", STEP, "PATH"),
@@ -214,6 +218,7 @@ _KEYS = {
     "attention": "training.attention",
     "dropout": "training.dropout",
     "seed": "training.seed",
+    "deterministic": "training.deterministic",
     "data": "training.data",
     "weights": "training.weights",
     "optimizer": "training.optimizer.name",

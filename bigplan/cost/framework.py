@@ -21,7 +21,9 @@ class Framework:
     compiled_loss: bool = False  # one kernel from logits to their gradient
     attention: tuple[FlashKernel, ...] = ("flash3", "flash2")  # kernels it uses, best liked first
     stops_early: bool = False  # full recomputation ends where the last operator has its input
-    host: float = 1.0  # host seconds per launch, relative to the GPU's launch_overhead
+    # Host seconds per launch, relative to the GPU's launch_overhead; None: as the native runtime,
+    # by operator (operator_overhead, action_overhead).
+    host: float | None = 1.0
     tensor_exposed: float = 1.0  # of tensor-parallel collectives that GEMMs wait for
     tensor_exposed_async: float = 1.0  # the same with asynchronous tensor parallelism
     beside_weights: bool = False  # sums of input gradients run beside the weight's gradient
@@ -40,6 +42,7 @@ class Framework:
 
 NATIVE = Framework(
     "native",
+    host=None,
     stops_early=True,
     attention=("sdpa", "flash3", "flash2"),
     reduce_exposed=0.0,

@@ -64,7 +64,7 @@ def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> Op
     number = launches(operator, fused=fused)
     flops = operator.flops if isinstance(operator, Gemm | Attention) else 0.0
     nbytes = traffic(operator, device, framework)
-    if number * device.gpu.launch_overhead * framework.host > seconds:
+    if number * device.gpu.launch_overhead * (framework.host or 1.0) > seconds:
         bound = Bound.LATENCY
     elif nbytes / device.stream_rate >= seconds * (1 - 1e-9):
         bound = Bound.MEMORY

@@ -16,12 +16,14 @@ from bigplan.cost.collective import (
     send,
     tensor_group,
 )
-from bigplan.cost.compute import Device, launches, norm, operator_seconds
+from bigplan.cost.compute import Device, norm, operator_seconds
 from bigplan.cost.framework import NATIVE, Framework
+from bigplan.cost.host import host_seconds
+from bigplan.cost.process import process_bytes, room
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.placement import Tier
-from bigplan.spec.cluster import Host, NodeGroup, Nvme, Pcie
+from bigplan.spec.cluster import FlashKernel, Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.training import DTYPE_BYTES, Training
 
 # Of GPU memory: cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
@@ -95,6 +97,7 @@ class Costs:
     capacity: Mapping[Tier, int]  # bytes per GPU, per node, per node
     ranks_per_node: int
     reserve: int = 0  # bytes per GPU for torch's allocator, beside the capacity
+    processes: int = 0  # bytes per node of what is in host memory besides tensors
 
 
 def price(
@@ -102,6 +105,8 @@ def price(
 ) -> Costs:
     """Prices of `graph` on equal nodes. Raises InputError where the GPU lacks the precision."""
     strategy, available = graph.strategy, nodes.gpu.memory - nodes.gpu.context_memory
+    ranks = min(strategy.ranks, nodes.gpus_per_node)
+    layer = max(kind.parameters for kind in graph.kinds.values())
     boundary = max(kind.boundary for kind in graph.kinds.values())
     largest = max(kind.largest for kind in graph.kinds.values())
     reserve = max(ceil(available * ALLOCATOR_RESERVE), largest)
@@ -110,15 +115,16 @@ def price(
             name: _kind_cost(graph, kind, training, nodes, framework)
             for name, kind in graph.kinds.items()
         },
-        rates=_rates(nodes, min(strategy.ranks, nodes.gpus_per_node), graph.sizes),
+        rates=_rates(nodes, ranks, graph.sizes),
         send=send(boundary, strategy, nodes),
         capacity={
             Tier.GPU: max(0, available - reserve),
-            Tier.HOST: nodes.host.memory,
+            Tier.HOST: room(nodes, ranks, layer),
             Tier.NVME: nodes.nvme.node_capacity if nodes.nvme else 0,
         },
-        ranks_per_node=min(strategy.ranks, nodes.gpus_per_node),
+        ranks_per_node=ranks,
         reserve=reserve,
+        processes=process_bytes(nodes, ranks, layer),
     )
 
 
@@ -137,10 +143,12 @@ def _kind_cost(
     device = device_of(nodes, training, framework)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
 
-    def cost(operators: tuple[Operator, ...]) -> PassCost:
-        return pass_cost(operators, device, group, framework, hooks)
+    def cost(operators: tuple[Operator, ...], *, again: bool = False) -> PassCost:
+        return pass_cost(operators, device, group, framework, hooks, again=again)
 
-    again = {recompute: cost(rerun.operators) for recompute, rerun in kind.reruns.items()}
+    again = {
+        recompute: cost(rerun.operators, again=True) for recompute, rerun in kind.reruns.items()
+    }
     forward, backward = cost(kind.forward), cost(kind.backward)
     if again and not framework.stops_early:
         again[Recompute.FULL] = forward
@@ -161,8 +169,14 @@ def _kind_cost(
 
 
 def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Device:
-    """The GPU with the precision of the run and the attention kernel of the framework."""
-    return Device(nodes.gpu, training.precision, framework.attention)
+    """The GPU with the precision of the run and the attention kernel of the framework.
+
+    The kernel whose backward gives the same bits every time is FlashAttention-2, as torch has it.
+    """
+    attention: tuple[FlashKernel, ...] = framework.attention
+    if training.deterministic:
+        attention = ("flash2",)
+    return Device(nodes.gpu, training.precision, attention)
 
 
 def pass_seconds(
@@ -170,13 +184,15 @@ def pass_seconds(
     device: Device,
     group: Group,
     framework: Framework,
-    host: float = 0.0,
+    hooks: float = 0.0,
+    *,
+    again: bool = False,
 ) -> float:
     """Seconds of a layer's operators in a row: GPU, host launching, tensor-parallel collectives.
 
     Arguments as of `pass_cost`.
     """
-    return pass_cost(operators, device, group, framework, host).seconds
+    return pass_cost(operators, device, group, framework, hooks, again=again).seconds
 
 
 class PassCost(NamedTuple):
@@ -191,29 +207,30 @@ def pass_cost(
     device: Device,
     group: Group,
     framework: Framework,
-    host: float = 0.0,
+    hooks: float = 0.0,
+    *,
+    again: bool = False,
 ) -> PassCost:
     """What a layer's operators take in a row.
 
-    `host`: launches' worth of host work besides the operators' own.
+    `hooks`, `again`: see `host_seconds`. A CPU that stands in for a GPU launches and computes in
+    turn.
     """
-    busy = 0.0
-    collectives, gemms = [], {}
-    for operator in operators:
-        if isinstance(operator, Collective):
-            collectives.append(operator)
-            host += COLLECTIVE_LAUNCHES * operator.count * (group.size > 1)
-        else:
-            fused = framework.fused and device.gpu.runs_kernels
-            seconds = operator_seconds(operator, device, fused=fused)
-            busy += seconds
-            host += launches(operator, fused=fused)
-            if isinstance(operator, Gemm):
-                gemms[operator.name] = seconds
+    fused = framework.fused and device.gpu.runs_kernels
+    kernels = [one for one in operators if not isinstance(one, Collective)]
+    collectives = [one for one in operators if isinstance(one, Collective)]
+    seconds = [operator_seconds(one, device, fused=fused) for one in kernels]
+    gemms = {
+        one.name: took for one, took in zip(kernels, seconds, strict=True) if isinstance(one, Gemm)
+    }
     exposed = sum(exposed_seconds(one, group, framework, gemms) for one in collectives)
-    host *= device.gpu.launch_overhead * framework.host
-    whole = norm(busy + exposed, host, OVERLAP_NORM)
-    return PassCost(whole, Waits(exposed, whole - busy - exposed))
+    host = host_seconds(operators, device, framework, hooks, again=again)
+    if group.size > 1:
+        number = COLLECTIVE_LAUNCHES * sum(one.count for one in collectives)
+        host += number * device.gpu.launch_overhead * (framework.host or 1.0)
+    busy = sum(seconds) + exposed
+    whole = norm(busy, host, OVERLAP_NORM) if device.gpu.runs_kernels else busy + host
+    return PassCost(whole, Waits(exposed, whole - busy))
 
 
 # Bytes a second, of what a copy alone reaches, while state passes through the GPU and the CPU runs

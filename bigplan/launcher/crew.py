@@ -219,6 +219,11 @@ def _description(first: Failure, failures: Sequence[Failure], doing: str) -> str
             f"rank {first.rank} could not be created: {text.splitlines()[-1].strip()}. "
             "Every node needs the same version of bigplan[launch] installed"
         )
+    if "memory pressure" in text or "low on memory" in text:
+        return (
+            f"rank {first.rank} died while {doing}: Ray stopped it because its node's memory was "
+            "full; plan with less, such as --cap host=SIZE, or free memory on that machine"
+        )
     return (
         f"rank {first.rank} died while {doing}: its process ended without saying why. Most often "
         "the host ran out of memory (`dmesg` shows whether the kernel killed it): plan with less, "

@@ -16,6 +16,10 @@ CONNECT_SECONDS = 10.0
 # Ray replaces 127.0.0.1 by the machine's outward address; another loopback address it keeps.
 LOOPBACK = "127.0.0.2"
 
+# Of a node's memory, above which Ray kills workers. Its own is 0.95, and plans that fill what a
+# machine has free take 0.94 of it (an H200's machine: 118.7 of 125.9 GiB).
+KILLING = "0.98"
+
 
 def require_packages() -> None:
     """Raises RefusedError that names the extra to install where Ray or torch is missing."""
@@ -55,6 +59,7 @@ def _start_local(cpus: int, cuda: bool) -> None:
 
     # Ray's own defaults stay, token authentication among them; usage reports are not ours to send.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_memory_usage_threshold", KILLING)
     ray.init(
         address="local",
         num_cpus=max(cpus, os.cpu_count() or 1),

@@ -20,10 +20,11 @@ from bigplan.profile.gemm import measure_gemm
 from bigplan.profile.host import measure_cpu_update, measure_device_update, measure_host
 from bigplan.profile.load import Load, heat, tokens_of_round
 from bigplan.profile.memory import Use, busy, gpu_uses, measure_memory
+from bigplan.profile.narrow import measure_narrow
 from bigplan.profile.sensors import uuid_of
 from bigplan.profile.stream import measure_launch, measure_stream
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.detect import detect
+from bigplan.spec.detect import OVERHEADS, detect
 from bigplan.spec.machine import FoundGpu, available_cores, find_gpus
 from bigplan.units import format_bytes
 
@@ -52,6 +53,7 @@ class Probe:
 HEAT = Probe("sustained load", 8, heat, hot=True)
 COMPUTE = (
     Probe("kernel launches", 1, measure_launch),
+    Probe("narrow layers", 2, measure_narrow),
     HEAT,
     Probe("device memory", 2, measure_stream, hot=True),
     Probe("matrix products", 14, measure_gemm, hot=True),
@@ -148,11 +150,10 @@ def _crowded(group: NodeGroup, bench: Bench) -> NodeGroup:
     values = {
         "peak_flops": {name: rounded(part * rate) for name, rate in gpu.peak_flops.items()},
         "memory_bandwidth": rounded(part * gpu.memory_bandwidth),
-        "launch_overhead": rounded(gpu.launch_overhead / part),
-    }
+    } | {name: rounded(getattr(gpu, name) / part) for name in OVERHEADS}
     how = f"; for {devices} devices that take turns on {cores} core(s), "
     factors = dict.fromkeys(values, f"x {cores}/{devices}")
-    factors["launch_overhead"] = f"x {devices}/{cores}"
+    factors |= dict.fromkeys(OVERHEADS, f"x {devices}/{cores}")
     sources = {name: gpu.sources[name] + how + factors[name] for name in values}
     return group.model_copy(update={"gpu": gpu.replaced(values, sources)})
 

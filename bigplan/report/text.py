@@ -24,6 +24,7 @@ PURPOSES = {
     "slots": ("s", "cyan"),
     "staging": ("t", "cyan"),
     "workspace": ("w", "white"),
+    "processes": ("p", "white"),
 }
 
 

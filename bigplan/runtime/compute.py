@@ -16,7 +16,7 @@ from bigplan.runtime import blocks
 from bigplan.runtime.blocks import Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.data import Prefetcher
-from bigplan.runtime.kept import Kept
+from bigplan.runtime.kept import Kept, differentiate
 from bigplan.runtime.lookup import Entry, send_home
 from bigplan.runtime.products import Sums, accumulates_in_product, gated, unread
 
@@ -214,7 +214,7 @@ class Compute:
         with torch.enable_grad():
             loss = self._losses_of(parameters, x, targets, self._linears(sums))
         scale = torch.full_like(loss, self._share * self.loss_scale)
-        by_x, *gradients = torch.autograd.grad(loss, [x, *leaves.values()], grad_outputs=scale)
+        by_x, *gradients = differentiate([loss], [x, *leaves.values()], [scale])
         sums.add(dict(zip(leaves, gradients, strict=True)))
         return by_x
 

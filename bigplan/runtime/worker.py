@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bigplan.cost.process import locked_bytes, process_bytes
 from bigplan.data.prepared import check_vocabulary
 from bigplan.errors import CheckpointError, PreflightError
 from bigplan.lower import lower_stage
@@ -28,6 +30,7 @@ from bigplan.runtime.data import BatchSource, Prefetcher, data_path
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import first_values
 from bigplan.runtime.homes import fill_first, load
+from bigplan.runtime.host_memory import HostMemory
 from bigplan.runtime.memory import Memory, check_machine, static_sizes
 from bigplan.runtime.moves import mean_loss
 from bigplan.runtime.operators import has_triton
@@ -76,6 +79,7 @@ class Worker:
         self._program = lower_stage(self._graph, plan.placement, stage=0)
         gpu = plan.cluster.group.gpu
         self._device = torch.device(gpu.device, 0) if gpu.device == "cuda" else torch.device("cpu")
+        self._host = HostMemory()
         self._steps = 0
         self._pending = False  # updates that wait for the next step
         self._parts: _Parts | None = None
@@ -93,12 +97,25 @@ class Worker:
                 "the plan counts on fused kernels, which need Triton, and none is installed; "
                 "run: pip install 'bigplan[kernels]'"
             )
-        ranks = min(self._world, self._plan.cluster.group.gpus_per_node)
+        ranks = self._ranks_here
         self._scratch.mkdir(parents=True, exist_ok=True)
         sizes = static_sizes(self._program)
         # Hidden states, saved activations and workspace are torch's to allocate, but promised too.
         promised = max(sizes.device, self._program.bytes_by_tier()[Tier.GPU])
-        check_machine(replace(sizes, device=promised), self._device, self._scratch, ranks)
+        sizes = replace(sizes, device=promised, host=sizes.host + self._beside(sizes.host))
+        check_machine(sizes, self._device, self._scratch, ranks)
+
+    @property
+    def _ranks_here(self) -> int:
+        """Ranks of this node."""
+        return min(self._world, self._plan.cluster.group.gpus_per_node)
+
+    def _beside(self, placed: int) -> int:
+        """Host memory that this process will still take besides so many bytes."""
+        nodes = self._plan.cluster.group
+        layer = max(kind.parameters for kind in self._graph.kinds.values())
+        taken = process_bytes(nodes, 1, layer) - self._host.before
+        return max(0, taken) + locked_bytes(nodes, placed)
 
     def start(self, meeting: Path, resume: Path | None = None) -> int:
         """Join the other ranks, allocate everything, fill in the first weights; the steps done.
@@ -116,6 +133,7 @@ class Worker:
             self._steps = found.manifest.step
         sys.setswitchinterval(SWITCH_SECONDS)
         if self._device.type == "cuda":
+            same_bits(wanted=plan.training.deterministic)
             _limit_gpu(self._device, plan.cluster.group.gpu)
         if self._world > 1:
             _join(self._device, meeting, self._rank, self._world)
@@ -276,11 +294,12 @@ class Worker:
             yield layer, load(context, f"w{layer}", 0)[:nbytes].view(dtype)
 
     def _measured_memory(self, memory: Memory) -> dict[str, int]:
-        device = memory.arena.used
+        device, host = memory.arena.used, memory.slab.used
         if self._device.type == "cuda":
             device = torch.cuda.max_memory_allocated(self._device)
+            host = self._host.lost() // self._ranks_here
         disk = memory.disk.size if memory.disk else 0
-        return {Tier.GPU: device, Tier.HOST: memory.slab.used, Tier.NVME: disk}
+        return {Tier.GPU: device, Tier.HOST: host, Tier.NVME: disk}
 
     def _running(self) -> _Parts:
         assert self._parts is not None, "start() comes first"
@@ -293,6 +312,21 @@ class Worker:
             self._parts = None
         if self._world > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def same_bits(*, wanted: bool) -> None:
+    """Whether torch takes kernels alone that give the same bits every time.
+
+    Of what a step runs on an H200 only the backward of torch's attention does not, by cuDNN or by
+    flash attention, which add up the gradients by queries as their blocks come. The deterministic
+    one takes 2.4 times as long, a twelfth of a step of 3.3B at 4,096 tokens
+    (benchmarks/results/2026-11-23-h200-promises). On a CPU all bits are the same anyway.
+    """
+    if wanted:  # torch asks for it: of cuBLAS's workspaces each stream has its own here
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    # Memory that nothing was written to is not read: filling it would take time for nothing.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _limit_gpu(device: torch.device, gpu: Gpu) -> None:

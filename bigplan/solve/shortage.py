@@ -109,7 +109,8 @@ def _remedy(workload: Workload, shortage: Shortage) -> str:
     if shortage.tier is Tier.GPU:
         return f"{more} more memory per GPU (now {format_bytes(nodes.gpu.memory)})"
     if shortage.tier is Tier.HOST:
-        return f"{more} more host memory per node (now {format_bytes(nodes.host.memory)})"
+        now = format_bytes(nodes.host.tensor_memory or nodes.host.memory)
+        return f"{more} more host memory per node (now {now})"
     if nodes.nvme is None:
         return f"an NVMe drive with {more} per node (now none)"
     return f"{more} more NVMe per node (now {format_bytes(nodes.nvme.node_capacity)})"

@@ -98,6 +98,12 @@ class Gpu(Block):
     """by implementation: the same of the backward"""
     launch_overhead: Seconds = Field(ge=0)
     """time per kernel that no work hides, such as 4 us"""
+    operator_overhead: Seconds = Field(default=75e-6, ge=0)
+    """host time of an operator of a layer in the native runtime: Python, autograd, a launch"""
+    kernel_overhead: Seconds = Field(default=100e-6, ge=0)
+    """host time that an operator takes besides where it is a fused kernel, launched from Python"""
+    action_overhead: Seconds = Field(default=60e-6, ge=0)
+    """host time of an action of the native runtime besides its operators"""
     context_memory: Bytes = Field(ge=0)
     """device memory held by the context and libraries"""
     adam_rate: Rate = Field(gt=0)
@@ -146,7 +152,9 @@ class Host(Block):
     """The CPU side of one node."""
 
     memory: Bytes = Field(gt=0)
-    """memory that training may use, such as 120 GiB"""
+    """memory that training may use, tensors and processes together, such as 120 GiB"""
+    tensor_memory: Bytes | None = Field(default=None, gt=0)
+    """of it, what a plan may place there at most; absent: all that processes leave"""
     memory_bandwidth: Bandwidth = Field(gt=0)
     """achieved DRAM bandwidth, reads and writes together"""
     cores: int = Field(gt=0, le=10**5)
@@ -356,7 +364,8 @@ class Cluster(Spec):
     ) -> Cluster:
         """This cluster with less memory: bytes per GPU, and per node for host and nvme.
 
-        A cap above what a tier has changes nothing; nvme=0 takes the drives away.
+        A cap above what a tier has changes nothing; nvme=0 takes the drives away. That of the host
+        is of tensors: what processes take does not count.
         Raises InputError where nothing would be left.
         """
         for name, limit in (("gpu", gpu), ("host", host)):
@@ -366,13 +375,20 @@ class Cluster(Spec):
             group.model_copy(
                 update={
                     "gpu": group.gpu.limited("memory", gpu),
-                    "host": group.host.limited("memory", host),
+                    "host": _capped_host(group.host, host),
                     "nvme": _capped_drives(group.nvme, nvme),
                 }
             )
             for group in self.node_groups
         )
         return self.model_copy(update={"node_groups": groups})
+
+
+def _capped_host(host: Host, limit: int | None) -> Host:
+    if limit is None or limit >= (host.tensor_memory or host.memory):
+        return host
+    told = f"capped on request (of {format_bytes(host.memory)})"
+    return host.replaced({"tensor_memory": limit}, {"tensor_memory": told})
 
 
 def _capped_drives(drives: Nvme | None, limit: int | None) -> Nvme | None:

@@ -43,9 +43,9 @@ _LIKE = {
 # AdamW in fp32 reads parameter, gradient and two moments and writes all but the gradient.
 _ADAM_BYTES = 30
 
-# A process that trains on a GPU takes more than its plan promises: libraries and what CUDA maps,
-# 3.3 GiB on an H200 machine (benchmarks/results/: max_rss beside memory.host).
-_PROCESS = 4 << 30
+# Percent of the available memory: Ray stops workers where a node is fuller than 95%. What processes
+# take besides tensors every plan counts itself (cost/process.py).
+_KEPT_FREE = 6
 
 
 class Fallback(Spec):
@@ -88,7 +88,8 @@ def detect(
         gpus = ()
     elif gpus is None:
         gpus = find_gpus()
-    host = _host(_whole_mib(memory - _kept_free(memory, len(gpus))), cores, copy, today)
+    kept_free = memory * (_KEPT_FREE if gpus else 50) // 100
+    host = _host(_whole_mib(memory - kept_free), cores, copy, today)
     nvme = _nvme(folder, today) if drive else None
     if gpus:
         group = _gpu_group(gpus, fallback, host, nvme, today)
@@ -98,12 +99,6 @@ def detect(
     return Cluster(
         name="this-machine", description=f"{what}, as bigplan detect saw it", node_groups=(group,)
     )
-
-
-def _kept_free(memory: int, gpus: int) -> int:
-    """Of the available memory, what no plan may use: for processes and what else is run here."""
-    half = memory // 2
-    return max(memory // 10, min(gpus * _PROCESS, half)) if gpus else half
 
 
 def _rounded(value: float) -> float:
@@ -158,7 +153,8 @@ def _cpu_group(
     gemm = probe_gemm()
     peak = _rounded(gemm.peak / devices)
     shared = f"divided by {devices} devices" if devices > 1 else "all cores"
-    launch, launched = _launch(fallback.cpu, devices, host.cores)
+    overheads, told = _overheads(fallback.cpu, devices, host.cores)
+    launch, launched = overheads["launch_overhead"], told["launch_overhead"]
     gpu = fallback.cpu.replaced(
         {
             "name": cpu_name(),
@@ -169,16 +165,16 @@ def _cpu_group(
             "memory_bandwidth": _rounded(host.memory_bandwidth / devices),
             "gemm_half_k": _rounded(gemm.half_k),
             "adam_rate": _rounded(host.adam_rate / devices),
-            "launch_overhead": launch,
-        },
+        }
+        | overheads,
         {
             "memory": f"{today}: a quarter of the memory that is available, {shared}",
             "peak_flops": f"{today}: numpy's fp32 GEMM, {shared}; bf16 estimated as half of it",
             "multiprocessors": f"{today}: cores, {shared}",
             "memory_bandwidth": f"{today}: copy, {shared}",
             "gemm_half_k": f"{today}: numpy's fp32 GEMM at K 128 and K 1024",
-            "launch_overhead": launched,
-        },
+        }
+        | told,
     )
     rates = ("host_to_device", "device_to_host", "node_host_to_device", "node_device_to_host")
     pcie = fallback.pcie.replaced(
@@ -196,13 +192,15 @@ def _cpu_group(
     )
 
 
-def _launch(cpu: Gpu, devices: int, cores: int) -> tuple[float, str]:
-    """launch_overhead of CPU devices: those that outnumber the cores take turns on them."""
-    seconds, source = cpu.launch_overhead, cpu.sources["launch_overhead"]
-    if devices <= cores:
-        return seconds, source
-    how = f"{source}, x {devices}/{cores}: {devices} devices take turns on {cores} core(s)"
-    return _rounded(seconds * devices / cores), how
+OVERHEADS = ("launch_overhead", "operator_overhead", "action_overhead")
+
+
+def _overheads(cpu: Gpu, devices: int, cores: int) -> tuple[dict[str, float], dict[str, str]]:
+    """What launching takes on CPU devices: those that outnumber the cores take turns on them."""
+    times = max(1.0, devices / cores)
+    values = {name: _rounded(getattr(cpu, name) * times) for name in OVERHEADS}
+    how = f", x {devices}/{cores}: {devices} devices take turns on {cores} core(s)"
+    return values, {name: cpu.sources[name] + how * (times > 1) for name in OVERHEADS}
 
 
 def _gpu_group(

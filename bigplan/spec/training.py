@@ -72,6 +72,8 @@ class Training(Spec):
     clip_norm: float | None = Field(default=1.0, gt=0)
     """clip the global gradient norm to this; null: no clipping"""
     seed: int = Field(default=0, ge=0, le=_LARGEST_SEED)
+    deterministic: bool = False
+    """the same run twice has the same bits on a GPU too; attention's backward is slower"""
     steps: int = Field(default=20, gt=0, le=MOST_STEPS)
     """optimizer steps to run"""
     data: str = Field(default="bundled", min_length=1)
@@ -160,6 +162,8 @@ class TrainingRequest(Spec):
     """clip the global gradient norm to this; default 1.0; null: no clipping"""
     seed: int | None = Field(default=None, ge=0, le=_LARGEST_SEED)
     """default 0"""
+    deterministic: bool | None = None
+    """the same run twice has the same bits on a GPU too, more slowly; default false"""
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     """optimizer steps to run; default: launch.steps, or 20"""
     data: str | None = Field(default=None, min_length=1)

@@ -30,7 +30,7 @@ def _shares(framework: Framework) -> dict[str, float]:
 def test_shares_are_shares(framework: Framework) -> None:
     assert len(_shares(framework)) >= 6
     assert all(0 <= share <= 1 for share in _shares(framework).values())
-    assert framework.host > 0
+    assert framework.host is None or framework.host > 0
     assert framework.attention
 
 
@@ -53,7 +53,7 @@ def test_fsdp_hides_what_composers_prefetch_policy_does_not() -> None:
 def test_megatron_core_overlaps_what_megatron_did_not() -> None:
     assert MEGATRON_CORE.tensor_exposed < MEGATRON.tensor_exposed
     assert MEGATRON_CORE.reduce_exposed < MEGATRON.reduce_exposed
-    assert MEGATRON_CORE.host < MEGATRON.host
+    assert (MEGATRON_CORE.host or 0) < (MEGATRON.host or 0)
 
 
 def test_only_eager_frameworks_are_unfused() -> None:

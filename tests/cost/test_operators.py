@@ -90,7 +90,7 @@ def test_collectives_cost_what_the_framework_exposes() -> None:
 @pytest.mark.parametrize("tp", [1, 8])
 def test_operators_are_listed_in_order_and_sum_to_nearly_the_layer(tp: int) -> None:
     training = Training(sequence_length=4096, global_batch=8)
-    strategy = Strategy(dp=1, tp=tp)
+    strategy = Strategy(dp=1, tp=tp, micro_batch=tp)  # enough work that its host keeps up
     graph = build_graph(find_model("llama-3-8b"), training, strategy)
     group, cost = tensor_group(strategy, NODES), price(graph, training, NODES).kinds["block"]
     for operators, seconds in (

@@ -18,6 +18,7 @@ from bigplan.cost.price import (
     device_of,
     pass_seconds,
 )
+from bigplan.cost.process import locked_bytes
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
@@ -79,7 +80,9 @@ def test_capacities_leave_room_for_the_context() -> None:
     costs = _price(Strategy(dp=16))
     assert costs.ranks_per_node == 8
     assert 0 < costs.capacity[Tier.GPU] <= DGX.gpu.memory - DGX.gpu.context_memory
-    assert costs.capacity[Tier.HOST] == DGX.host.memory
+    tensors = costs.capacity[Tier.HOST]
+    whole = tensors + locked_bytes(DGX, tensors) + costs.processes
+    assert whole == pytest.approx(DGX.host.memory, rel=1e-3)
     assert DGX.nvme is not None
     assert costs.capacity[Tier.NVME] == DGX.nvme.node_capacity
     diskless = find_cluster("h200-1x").with_caps(nvme=0).group
@@ -167,7 +170,7 @@ def test_launching_costs_what_the_framework_makes_of_it() -> None:
     assert pass_seconds(tiny, DEVICE, ALONE, FUSED) == pytest.approx(7 * LAUNCH)
     slow = replace(FUSED, host=3.0)
     assert pass_seconds(tiny, DEVICE, ALONE, slow) == pytest.approx(3 * 7 * LAUNCH)
-    assert pass_seconds(tiny, DEVICE, ALONE, FUSED, host=5.0) == pytest.approx(12 * LAUNCH)
+    assert pass_seconds(tiny, DEVICE, ALONE, FUSED, hooks=5.0) == pytest.approx(12 * LAUNCH)
 
 
 def test_eager_frameworks_move_more_and_launch_more() -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -22,7 +23,7 @@ from bigplan.plan import Plan
 from bigplan.runtime.checkpoint.folder import checkpoints
 from bigplan.runtime.disk import PAGE
 from bigplan.runtime.worker import Worker
-from tests.runtime.checkpoints import away, resident
+from tests.runtime.checkpoints import away, on_device, resident
 
 STEPS, EVERY = 8, 2
 # Where a process can kill itself: a call, and the part of a path that it is about.
@@ -44,17 +45,22 @@ class Kill(NamedTuple):
     number: int
 
 
-def plan_of(name: str) -> Plan:
+def plan_of(name: str, device: str = "cpu") -> Plan:
     """Plans of one training: `nvme` moves state in several chunks, `gpu` moves nothing."""
-    return {"nvme": away(Tier.NVME, chunk=5_000), "host": away(), "gpu": resident()}[name]
+    makers: dict[str, Callable[..., Plan]] = {
+        "nvme": partial(away, Tier.NVME, chunk=5_000),
+        "host": away,
+        "gpu": resident,
+    }
+    return on_device(makers[name](deterministic=device == "cuda"), device)
 
 
-def train(folder: Path, name: str, kill: Kill | None) -> None:
+def train(folder: Path, name: str, kill: Kill | None, device: str = "cpu") -> None:
     """Go on from the newest checkpoint to the end."""
     torch.set_num_threads(1)
     with _killed(folder, kill):
         scratch = folder / "scratch"
-        worker = Worker(plan_of(name), 0, 1, scratch)
+        worker = Worker(plan_of(name, device), 0, 1, scratch)
         worker.preflight()
         saved = folder / "checkpoints"
         done = worker.start(Path(), saved if checkpoints(saved) else None)

@@ -50,9 +50,10 @@ def _run(
     name: str,
     kill: Kill | None = None,
     after: float | None = None,
+    device: str = "cpu",
 ) -> bool:
     """Whether the run came to its end; `after`: the seconds after which it is killed."""
-    process = processes.Process(target=train, args=(folder, name, kill))
+    process = processes.Process(target=train, args=(folder, name, kill, device))
     process.start()
     process.join(after)
     if process.is_alive():
@@ -78,6 +79,21 @@ def test_killed_in(processes: ForkServerContext, tmp_path: Path, whole: Whole, p
         _run(processes, tmp_path, "nvme", Kill(place, number))
     assert _run(processes, tmp_path, "gpu")
     assert place in (tmp_path / "kills").read_text()
+    _check(tmp_path, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_on_a_gpu(processes: ForkServerContext, tmp_path: Path, name: str) -> None:
+    """The CPU's update and the GPU's round otherwise, so a run goes on under its own plan."""
+    with running(plan_of(name, "cuda")) as (worker, _):
+        losses = [worker.step().loss for _ in range(STEPS)]
+        whole = Whole(losses, worker.finish().digest)
+    for number in (3, 20):
+        _run(processes, tmp_path, name, Kill("a file of a checkpoint", number), device="cuda")
+    assert _run(processes, tmp_path, name, device="cuda")
+    assert "a file of a checkpoint" in (tmp_path / "kills").read_text()
     _check(tmp_path, whole)
 
 

@@ -1,0 +1,263 @@
+"""What the host's Python takes of a step, action by action, beside the GPU's time and the plan's.
+
+    python benchmarks/h200_host_time.py OUT.json [CASE ...]
+
+Each case is a model, a training and pinned decisions (CASES); its plan runs for a few steps on the
+runtime's worker. Per action are kept: seconds of its lane's thread on a core (`cpu`, waits apart),
+seconds on the host's clock from its begin to its end (`host`), and seconds on the device.
+BIGPLAN_CLUSTER is a cluster file in place of h200-1x; what its host takes of layers is measured
+once more just before a case is planned, as a host's speed changes from minute to minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+STEPS = int(os.environ.get("HOST_TIME_STEPS", "8"))
+
+
+def small(name: str, **changes: Any) -> dict[str, Any]:
+    """A llama-style model of few or narrow layers."""
+    model = {
+        "name": name,
+        "layers": 16,
+        "hidden": 1024,
+        "heads": 16,
+        "kv_heads": 8,
+        "ffn": 2816,
+        "vocab": 32000,
+        "max_sequence_length": 4096,
+        "source": "made up for this measurement",
+    }
+    return model | changes
+
+
+GPT2 = {"sequence_length": 1024, "global_batch": 32}
+SMALL = {"sequence_length": 256, "global_batch": 4}
+ON_GPU = {"optimizer": "gpu"}
+ALONE = {"micro_batch": 1, "optimizer": "gpu"}
+AWAY = {"micro_batch": 1, "parameters": "host", "optimizer": "host", "gradients": "host"}
+QWEN = small(
+    "qwen-like-0.5b",
+    layers=24,
+    hidden=896,
+    heads=14,
+    kv_heads=2,
+    ffn=4864,
+    vocab=151936,
+    tied_embeddings=True,
+    qkv_bias=True,
+)
+GPT2_SMALL = small(
+    "gpt2-small",
+    layers=12,
+    hidden=768,
+    heads=12,
+    kv_heads=12,
+    ffn=3072,
+    vocab=50257,
+    norm="layernorm",
+    mlp="gelu_tanh",
+    positions="learned",
+    tied_embeddings=True,
+    qkv_bias=True,
+    attention_output_bias=True,
+    mlp_bias=True,
+)
+OPT = GPT2_SMALL | {
+    "name": "opt-like-350m",
+    "layers": 24,
+    "hidden": 1024,
+    "heads": 16,
+    "kv_heads": 16,
+    "ffn": 4096,
+    "mlp": "relu",
+}
+NARROW = small("narrow-48", layers=48, hidden=2048, heads=16, ffn=5632)
+Case = tuple[Any, dict[str, Any], dict[str, Any], dict[str, str]]
+CASES: dict[str, Case] = {  # model, training, decisions, caps
+    "gpt2-xl-free": ("gpt2-xl", GPT2, {}, {}),
+    "gpt2-xl-pinned": ("gpt2-xl", GPT2, ON_GPU, {}),
+    "gpt2-xl-no-drive": ("gpt2-xl", GPT2, {}, {"nvme": "0 B"}),
+    "gpt2-xl-mb4": ("gpt2-xl", GPT2, {"micro_batch": 4, "optimizer": "gpu"}, {}),
+    "narrow-48": (NARROW, {"sequence_length": 1024, "global_batch": 4}, {}, {}),
+    "qwen-0.5b": (QWEN, {"sequence_length": 1024, "global_batch": 8}, {}, {}),
+    "opt-350m": (OPT, {"sequence_length": 512, "global_batch": 4}, {}, {}),
+    "gpt2-small": (
+        GPT2_SMALL,
+        {"sequence_length": 512, "global_batch": 16},
+        {"micro_batch": 4},
+        {},
+    ),
+    "gpt2-xl-mb1": ("gpt2-xl", SMALL, {**ALONE, "block.recompute": "none"}, {}),
+    "gpt2-xl-mb1-full": ("gpt2-xl", SMALL, {**ALONE, "block.recompute": "full"}, {}),
+    "gpt2-xl-host": ("gpt2-xl", SMALL, AWAY, {}),
+    "llama-mb1": (small("tiny-16"), SMALL, {**ALONE, "block.recompute": "none"}, {}),
+    "llama-mb1-full": (small("tiny-16"), SMALL, {**ALONE, "block.recompute": "full"}, {}),
+    "llama-mb1-host": (small("tiny-16"), SMALL, AWAY, {}),
+    "mistral-12gib": (
+        "mistral-7b",
+        {"sequence_length": 4096, "global_batch": 16, "gradient_precision": "bf16"},
+        {},
+        {"gpu": "12 GiB"},
+    ),
+}
+
+
+def cluster_now() -> Any:
+    """BIGPLAN_CLUSTER with what the host takes of layers at this moment."""
+    from bigplan.spec.catalog import find_cluster
+
+    given = os.environ.get("BIGPLAN_CLUSTER")
+    if given is None:
+        return "h200-1x"
+    import torch
+
+    from bigplan.profile.bench import Bench
+    from bigplan.profile.narrow import measure_narrow
+    from bigplan.profile.stream import measure_launch
+
+    cluster = find_cluster(given)
+    bench = Bench((torch.device("cuda", 0),), os.cpu_count() or 1, 1)
+    group = measure_narrow(measure_launch(cluster.group, bench, 0.5), bench, 3.0)
+    names = ("launch_overhead", "operator_overhead", "kernel_overhead", "action_overhead")
+    told = ", ".join(f"{name} {1e6 * getattr(group.gpu, name):.1f}" for name in names)
+    print(f"  now: {told} us", flush=True)
+    return cluster.model_copy(update={"node_groups": (group,)})
+
+
+def plan_of(name: str) -> Any:
+    """The case's plan. Raises BigplanError."""
+    from bigplan.planner import Request, make_plan
+    from bigplan.spec.experiment import Experiment
+
+    model, training, decisions, caps = CASES[name]
+    experiment = Experiment.model_validate(
+        {
+            "model": model,
+            "cluster": cluster_now(),
+            "training": training,
+            "set": decisions,
+            "caps": caps,
+        }
+    )
+    return make_plan(
+        Request(
+            experiment.model_spec(),
+            experiment.resolved_training(),
+            experiment.cluster_spec(),
+            experiment.set,
+            experiment.engine,
+        )
+    )
+
+
+def run(name: str) -> dict[str, Any]:
+    """Plan the case, run it, and tell."""
+    import torch
+
+    from benchmarks.limit import alike
+    from bigplan.runtime import worker as module
+    from bigplan.runtime.lanes import Lanes
+    from bigplan.runtime.worker import Worker
+
+    module.first_values = alike  # type: ignore[attr-defined]
+    plan = plan_of(name)
+    log: list[tuple[Any, float]] = []
+    execute = Lanes._execute
+
+    def timed(self: Any, done: Any, stream: Any, earlier: Any) -> None:
+        began = time.thread_time()
+        execute(self, done, stream, earlier)
+        log.append((done, time.thread_time() - began))
+
+    Lanes._execute = timed  # type: ignore[method-assign]
+    torch.cuda.reset_peak_memory_stats()
+    worker = Worker(plan, 0, 1, Path(mkdtemp()))
+    steps = []
+    try:
+        worker.preflight()
+        worker.start("")
+        for _ in range(STEPS):
+            log.clear()
+            cpu = time.process_time()
+            result = worker.step()
+            steps.append(
+                {
+                    "seconds": result.seconds,
+                    "outside": result.seconds - result.timeline.seconds,
+                    "process_cpu": time.process_time() - cpu,
+                    "norm": result.gradient_norm,
+                    "loss": result.loss,
+                }
+            )
+        actions: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+        kinds = plan.model.layer_sequence()
+        free, total = torch.cuda.mem_get_info()
+        device_used = total - free
+        for done, seconds in log:
+            action = done.action
+            device = done.event.end - done.event.start if done.event else 0.0
+            key = f"{action.lane.value}/{action.op.value}/{kinds[action.layer]}/{action.recompute}"
+            actions[key].append((seconds, done.ended_at - done.started_at, device))
+    finally:
+        worker.close()
+        Lanes._execute = execute  # type: ignore[method-assign]
+        torch.cuda.empty_cache()
+    middle = {
+        key: [len(found), *(1e6 * statistics.median(column) for column in zip(*found, strict=True))]
+        for key, found in sorted(actions.items())
+    }
+    record = {
+        "strategy": plan.strategy.model_dump(exclude_defaults=True),
+        "placement": plan.placement.model_dump(exclude_defaults=True, mode="json"),
+        "predicted": plan.predicted.step_seconds,
+        "measured": statistics.median(step["seconds"] for step in steps[1:]),
+        "steps": steps,
+        "actions_us": middle,
+        "promised_memory": {str(u.tier): u.used_bytes for u in plan.predicted.memory},
+        "gpu_cap": plan.cluster.group.gpu.memory,
+        "peak_allocated": torch.cuda.max_memory_allocated(),
+        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "device_used": device_used,
+    }
+    print(
+        f"{name}: predicted {record['predicted']:.4f}, measured {record['measured']:.4f} s, "
+        f"process cpu {steps[-1]['process_cpu']:.3f}; {record['strategy']}",
+        flush=True,
+    )
+    allocated, reserved = record["peak_allocated"] / 2**30, record["peak_reserved"] / 2**30
+    print(
+        f"    GPU GiB: promised {record['promised_memory']['gpu'] / 2**30:.3f}, allocated "
+        f"{allocated:.3f}, reserved {reserved:.3f}, in use {device_used / 2**30:.3f} of "
+        f"{record['gpu_cap'] / 2**30:.3f}",
+        flush=True,
+    )
+    for key, (count, cpu_us, host, device) in middle.items():
+        print(f"    {key}: {count} x cpu {cpu_us:.0f} host {host:.0f} device {device:.0f} us")
+    return record
+
+
+def main() -> None:
+    """Read the command line."""
+    out = Path(sys.argv[1])
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    for name in sys.argv[2:] or CASES:
+        try:
+            found[name] = run(name)
+        except Exception as error:  # noqa: BLE001 - the next case may run
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            found[name] = {"error": str(error)}
+        out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Seconds in which the host launches what a GPU runs."""
+
+from __future__ import annotations
+
+from bigplan.cost.compute import Device, launches
+from bigplan.cost.framework import Framework
+from bigplan.graph.operators import Collective, Operator, Stream
+
+FUSED = 1.5  # times the bytes of a fused kernel: torch's own norms move 1.3 times as many
+
+
+def host_seconds(
+    operators: tuple[Operator, ...],
+    device: Device,
+    framework: Framework,
+    hooks: float = 0.0,
+    *,
+    again: bool = False,
+) -> float:
+    """Seconds in which the host launches a pass over a layer's operators, collectives apart.
+
+    The native runtime's Python takes about as long for every operator, and more where that is a
+    fused kernel or several of torch's. What runs `again` before a backward is no action, and has no
+    autograd graph, of its own: its launches count. `hooks`: launches' worth of work besides.
+    """
+    gpu, fused = device.gpu, framework.fused and device.gpu.runs_kernels
+    kernels = [one for one in operators if not isinstance(one, Collective)]
+    numbers = [launches(one, fused=fused) for one in kernels]
+    if framework.host is not None:
+        return (sum(numbers) + hooks) * gpu.launch_overhead * framework.host
+    if again or not numbers:
+        return sum(numbers) * gpu.launch_overhead
+    several = sum(number - 1 for number in numbers if number > 1)
+    python = gpu.action_overhead + len(numbers) * gpu.operator_overhead
+    python += fused * sum(map(is_kernel, kernels)) * gpu.kernel_overhead
+    return python + several * gpu.launch_overhead
+
+
+def is_kernel(operator: Operator) -> bool:
+    """Whether the operator is a fused kernel where there are some: plain torch moves far more."""
+    return isinstance(operator, Stream) and operator.launches > 0 and operator.eager > FUSED

@@ -1,0 +1,39 @@
+"""Host memory that a launch takes besides what its plan places there.
+
+Measured with CUDA on an H200's machine (benchmarks/results/2026-11-23-h200-promises). Page-locked
+memory has page tables, and the driver keeps a record of every page of it. A rank's process has
+Python, torch and its libraries, and what CUDA and the driver allocate for it; first weights pass
+through fp32, a layer at a time and once more by tensor. A node has Ray's processes and a launch's.
+"""
+
+from __future__ import annotations
+
+from bigplan.spec.cluster import NodeGroup
+
+LOCKED = 0.014  # of page-locked memory, 8 to 64 GiB: 1.2 to 1.4%
+RANK = int(2.4 * 2**30)
+NODE = int(0.65 * 2**30)
+FIRST_VALUES = 8  # bytes a parameter of the largest layer
+
+
+def process_bytes(nodes: NodeGroup, ranks: int, layer: int) -> int:
+    """Bytes of a node's host memory that `ranks` processes take, each with layers of so many
+    parameters at most.
+
+    0 on a CPU that stands in for a GPU: half of its machine is left out (spec/detect.py).
+    """
+    if nodes.gpu.device != "cuda":
+        return 0
+    return NODE + ranks * (RANK + FIRST_VALUES * layer)
+
+
+def locked_bytes(nodes: NodeGroup, placed: int) -> int:
+    """Bytes that page-locking takes besides the `placed` bytes themselves."""
+    return round(LOCKED * placed) if nodes.gpu.device == "cuda" else 0
+
+
+def room(nodes: NodeGroup, ranks: int, layer: int) -> int:
+    """Bytes of a node's host memory that are left for a plan's tensors; none where none is."""
+    free = max(0, nodes.host.memory - process_bytes(nodes, ranks, layer))
+    left = free - locked_bytes(nodes, free)
+    return min(left, nodes.host.tensor_memory or left)
