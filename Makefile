@@ -1,7 +1,9 @@
 # make demo and make test set the environment up first; nothing else is needed than Python 3.11 or 3.12.
 PYTHON ?= python3
 PYTEST_ARGS ?=
-ALONE := tests/cli tests/launcher tests/profile tests/runtime
+# What starts processes that wait for each other, or times itself: one at a time, with all cores.
+ALONE := tests/launcher tests/profile tests/cli/test_profile.py tests/cli/test_waiting.py \
+  $(addprefix tests/runtime/test_,cores.py lanes.py checkpoint_killed.py checkpoint_ranks.py strangers.py two_ranks.py)
 NONE := [ $$? -eq 5 ] # pytest's way to say that PYTEST_ARGS left no test of these
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +15,7 @@ SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
 
 help:
 	@echo "make demo    plan two models, train a small one on this machine, resume it (under 3 minutes)"
-	@echo "make test    run all tests (under 15 minutes on 2 cores)"
+	@echo "make test    run all tests (about 8 minutes on 2 cores)"
 	@echo "make check   lint, format, types, import rules, sizes"
 	@echo "make venv    only install, into $(VENV)"
 

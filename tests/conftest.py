@@ -3,8 +3,11 @@
 import pytest
 from hypothesis import settings
 
+from tests.examples import USUAL
+
 # Neighbours on a shared machine stretch single examples several times: no deadline per example.
-settings.register_profile("bigplan", deadline=None)
+for name, number in (("quick", USUAL // 5), ("bigplan", USUAL), ("thorough", 10 * USUAL)):
+    settings.register_profile(name, deadline=None, max_examples=number)
 settings.load_profile("bigplan")
 
 

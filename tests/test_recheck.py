@@ -19,6 +19,7 @@ from bigplan.recheck import Rechecked, recheck
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.document import dump_document
 from bigplan.spec.training import Training
+from tests.examples import examples
 from tests.tiny import capped_plan, tiny_plan
 
 Key = tuple[str | int, ...]
@@ -133,7 +134,7 @@ def edits(draw: st.DrawFn) -> tuple[str, Key, object]:
     return name, key, draw(st.sampled_from((*WRONG, *numbers)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(edit=edits())
 def test_every_edit_is_refused_by_name_or_its_promises_are_made_again(
     edit: tuple[str, Key, object], folder: Path

@@ -18,6 +18,7 @@ from bigplan.lower import lower
 from bigplan.placement import Placement, Share, Tier
 from bigplan.program import Action, Lane, Op, Program, Repeat, content, entry, expand
 from bigplan.verify import CHANGES, node_bytes, verify
+from tests.examples import examples
 from tests.toys import ROOMY, Case, cases, kind_placement, placed, toy_graph
 
 Actions = tuple[Action, ...]
@@ -384,7 +385,7 @@ def _already_there(program: Program, actions: Actions, index: int) -> bool:
     return last == target.content
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(free=True), st.sampled_from(PARTS), st.integers(0, 10**6))
 def test_no_action_can_be_left_out_or_doubled_unnoticed(case: Case, part: str, seed: int) -> None:
     programs = [_unrolled(program) for program in case.programs]
@@ -405,7 +406,7 @@ def test_no_action_can_be_left_out_or_doubled_unnoticed(case: Case, part: str, s
                 _rejected(case, programs, stage, _with(program, part, twice))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(free=True), st.sampled_from(("first", "step")), st.integers(0, 10**6))
 def test_blocks_are_judged_as_if_written_out(case: Case, part: str, seed: int) -> None:
     """The verifier skips repetitions that leave what they found."""

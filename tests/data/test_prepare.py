@@ -19,6 +19,7 @@ from bigplan.data.sources import Fields
 from bigplan.data.tokenizer import BYTE_END
 from bigplan.errors import InputError
 from tests.data.texts import documents, write_pairs, write_texts
+from tests.examples import examples
 
 TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=40), min_size=1, max_size=12)
 PAIRS = Fields(prompt="prompt", response="response")
@@ -37,7 +38,7 @@ def _prepared(source: Path, **changes: object) -> Path:
 
 
 @given(TEXTS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_documents_come_out_as_they_went_in(texts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         out = _prepared(write_texts(Path(name) / "a.jsonl", texts))
@@ -49,7 +50,7 @@ def test_documents_come_out_as_they_went_in(texts: list[str]) -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20)), min_size=1, max_size=9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_loss_counts_responses_and_their_ends(pairs: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         out = _prepared(write_pairs(Path(name) / "a.jsonl", pairs), fields=PAIRS)
@@ -71,7 +72,7 @@ def test_the_loss_counts_responses_and_their_ends(pairs: list[tuple[str, str]]) 
 )
 @example("\ufeffa", 1, 0.0)
 @example("\ufeff", 2, 0.3)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_text_is_whole_whatever_the_block(text: str, block: int, fraction: float) -> None:
     """Blocks of a few bytes cut characters and lines anywhere; a byte-order mark is no text."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:

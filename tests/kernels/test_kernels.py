@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bigplan.kernels import cross_entropy, rms_norm, rotary, swiglu
+from tests.examples import examples
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # fp32 results carry a rounding (6e-8) an operation and an approximate exp or root (2e-7 on a GPU);
 # sums over up to 300 terms keep their relative error far below this.
 FP32 = 3e-6
-runs = settings(max_examples=15, derandomize=True, deadline=None)
+runs = settings(max_examples=examples(15), derandomize=True, deadline=None)
 
 
 def _random(seed: int, *shape: int) -> Tensor:

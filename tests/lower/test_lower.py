@@ -14,6 +14,7 @@ from bigplan.lower.refs import BATCH
 from bigplan.placement import Share, Tier, piece_elements
 from bigplan.program import Action, Lane, Op, Repeat, expand
 from bigplan.verify import verify
+from tests.examples import examples
 from tests.toys import (
     ROOMY,
     Case,
@@ -34,7 +35,7 @@ def _ops(actions: tuple[Action | Repeat, ...]) -> list[str]:
     ]
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 @given(cases(free=True))
 def test_any_legal_placement_verifies_and_simulates(case: Case) -> None:
     programs = case.programs
@@ -45,7 +46,7 @@ def test_any_legal_placement_verifies_and_simulates(case: Case) -> None:
     assert timeline.seconds > 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(free=True))
 def test_every_row_is_updated_once_and_moves_match_the_layout(case: Case) -> None:
     graph, sizes = case.graph, case.graph.sizes

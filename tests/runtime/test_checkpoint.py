@@ -23,6 +23,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint import Reader, latest, writing
 from bigplan.runtime.checkpoint.manifest import read_manifest
+from tests.examples import examples
 from tests.runtime.checkpoints import away, course, pairs, passing, resident, running
 from tests.runtime.harness import same, state_of
 
@@ -36,7 +37,7 @@ def _one_thread() -> None:
 
 @given(pairs(), st.integers(1, STEPS - 1), st.booleans())
 @settings(
-    max_examples=12,
+    max_examples=examples(12),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

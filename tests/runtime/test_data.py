@@ -21,6 +21,7 @@ from bigplan.data.sources import Fields
 from bigplan.errors import InputError
 from bigplan.runtime.data import IGNORED, Batch, BatchSource, Prefetcher, bundled_text, data_path
 from tests.data.texts import documents, write_pairs
+from tests.examples import examples
 
 LENGTH = 7
 WINDOWS = 24
@@ -122,7 +123,7 @@ def test_each_pass_shows_every_window_once_in_another_order(text: Path) -> None:
 
 
 @given(st.integers(8, 60), st.integers(1, 5), st.integers(1, 7), st.integers(0, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_every_window_is_seen_once_a_pass(size: int, length: int, samples: int, seed: int) -> None:
     """Passes begin anywhere in a step."""
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +139,7 @@ def test_every_window_is_seen_once_a_pass(size: int, length: int, samples: int, 
 
 
 @given(st.integers(1, 30), st.integers(1, 40))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_validation_is_one_pass_at_most(text: Path, batches: int, samples: int) -> None:
     source = BatchSource(text, LENGTH, samples, 0, 1, 0, batches=batches)
     assert source.steps is not None

@@ -20,6 +20,7 @@ import torch
 from bigplan.errors import PreflightError
 from bigplan.runtime import disk
 from bigplan.runtime.disk import PAGE, DiskFile, TransferError, aligned_empty
+from tests.examples import examples
 
 PAGES = 64
 
@@ -46,7 +47,7 @@ EXTENT = st.tuples(st.integers(0, PAGES - 1), st.integers(0, PAGES)).map(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(writes=st.lists(EXTENT, max_size=5), read=EXTENT, seed=st.integers(0, 2**32))
 def test_reads_return_the_latest_writes(
     shared_file: DiskFile, writes: list[tuple[int, int]], read: tuple[int, int], seed: int

@@ -16,6 +16,7 @@ from bigplan.plan import Plan
 from bigplan.program import Action
 from bigplan.runtime import compute
 from bigplan.runtime.products import Sums
+from tests.examples import examples
 from tests.runtime.harness import STEPS, Run, check, execute, loop_of, same
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
 from tests.toys import kind_placement
@@ -38,7 +39,7 @@ def _away(*, tied: bool = False, clip_norm: float | None = None) -> Plan:
 
 @given(plans())
 @settings(
-    max_examples=40,
+    max_examples=examples(40),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

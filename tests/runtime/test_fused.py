@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.spec.optimizer import Optimizer
+from tests.examples import examples
 
 pytest.importorskip("torch")
 
@@ -88,7 +89,7 @@ def _assert_same_bits(a: Piece, b: Piece) -> None:
     assert all(torch.equal(one, two) for one, two in zip(a.state, b.state, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(sorted(OPTIMIZERS)),
     count=st.integers(1, 3000),

@@ -17,6 +17,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.spec.training import LossScale
+from tests.examples import examples
 from tests.runtime.harness import Run, execute, loop_of
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
 from tests.runtime.reference import State
@@ -68,7 +69,7 @@ def _check_step(before: State, after: State, plain: State) -> None:
 
 @given(plans(precisions=("fp32",), device="cuda"))
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -87,7 +88,7 @@ def test_an_fp32_plan_with_grouped_heads_keeps_what_was_counted() -> None:
 
 @given(plans(precisions=("bf16",), device="cuda"))
 @settings(
-    max_examples=20,
+    max_examples=examples(20),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -118,7 +119,7 @@ def test_fp16_losses_stay_near_the_plain_loops(gradients: str, clip_norm: float 
 
 
 @given(plans(device="cuda"))
-@settings(max_examples=5, derandomize=True, deadline=None)
+@settings(max_examples=examples(5), derandomize=True, deadline=None)
 def test_the_same_plan_gives_the_same_losses_again(plan: Plan) -> None:
     """Attention's backward and the embedding's add in any order, so not the same bits."""
     first, second = execute(plan), execute(plan)

@@ -23,6 +23,7 @@ from bigplan.runtime.kept import SMALL, Kept
 from bigplan.runtime.products import gated, unread
 from bigplan.runtime.slab import PAGE, align_up, aligned_empty
 from bigplan.spec.model import ModelSpec
+from tests.examples import examples
 from tests.runtime.plans import tiny_model, tiny_training
 
 GRAPHS = [Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP]  # which keep one from the forward on
@@ -114,7 +115,7 @@ def layers(draw: st.DrawFn) -> _Layer:
 
 
 @given(layers())
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=examples(25), derandomize=True, deadline=None)
 def test_a_layer_keeps_what_the_planner_counted(layer: _Layer) -> None:
     for recompute in GRAPHS:
         assert layer.record(recompute).nbytes == layer.kind.kept(recompute)
@@ -124,7 +125,7 @@ def test_a_layer_keeps_what_the_planner_counted(layer: _Layer) -> None:
 
 
 @given(layers(), st.sampled_from(GRAPHS))
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=examples(25), derandomize=True, deadline=None)
 def test_activations_come_back_in_the_pages_that_were_reserved(
     layer: _Layer, recompute: Recompute
 ) -> None:
@@ -138,7 +139,7 @@ def test_activations_come_back_in_the_pages_that_were_reserved(
 
 
 @given(layers(), st.sampled_from(GRAPHS))
-@settings(max_examples=10, derandomize=True, deadline=None)
+@settings(max_examples=examples(10), derandomize=True, deadline=None)
 def test_activations_that_stay_leave_their_storages_to_the_next(
     layer: _Layer, recompute: Recompute
 ) -> None:
@@ -185,7 +186,7 @@ def test_weights_are_looked_up_where_they_are_at_backward() -> None:
 
 
 @given(layers())
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=examples(25), derandomize=True, deadline=None)
 def test_gradients_do_not_need_the_output(layer: _Layer) -> None:
     again = layer.record(Recompute.FULL)
     activation = layer.x.numel() // layer.model.hidden * layer.model.ffn * layer.dtype.itemsize

@@ -20,6 +20,7 @@ from bigplan.program import Action, Dependencies, Lane, Op, expand
 from bigplan.runtime import lanes as lanes_module
 from bigplan.runtime.lanes import AHEAD, Clock, Done, Lanes, StoppedError, finish, read_ahead
 from bigplan.timeline import Timeline
+from tests.examples import examples
 from tests.runtime.harness import context_of, started
 from tests.runtime.plans import plans
 
@@ -45,7 +46,7 @@ def graphs(draw: st.DrawFn) -> list[tuple[Lane, list[int]]]:
 
 
 @given(graphs())
-@settings(max_examples=50, derandomize=True, deadline=None)
+@settings(max_examples=examples(50), derandomize=True, deadline=None)
 def test_actions_start_after_their_lane_and_their_waits(
     graph: list[tuple[Lane, list[int]]],
 ) -> None:
@@ -205,7 +206,7 @@ def test_closing_with_work_queued_does_not_wait_for_ever() -> None:
 
 
 @given(plans(precisions=("fp32",)))
-@settings(max_examples=6, derandomize=True, deadline=None)
+@settings(max_examples=examples(6), derandomize=True, deadline=None)
 def test_measured_events_keep_the_programs_order(plan: Plan) -> None:
     with started(plan) as worker:
         program = context_of(worker).program

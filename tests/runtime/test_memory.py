@@ -24,6 +24,7 @@ from bigplan.runtime.memory import Memory, Sizes, check_machine, is_dynamic, sta
 from bigplan.runtime.slab import DEVICE_ALIGNMENT, PAGE
 from bigplan.runtime.worker import Worker
 from bigplan.spec.training import Validation
+from tests.examples import examples
 from tests.runtime.harness import check, context_of, execute, started
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
 from tests.toys import kind_placement
@@ -39,7 +40,7 @@ def _program(plan: Plan) -> Program:
 
 
 @given(plans())
-@settings(max_examples=30, derandomize=True, deadline=None)
+@settings(max_examples=examples(30), derandomize=True, deadline=None)
 def test_memory_takes_exactly_the_static_sizes(plan: Plan) -> None:
     program = _program(plan)
     sizes = static_sizes(program)
@@ -59,7 +60,7 @@ def test_memory_takes_exactly_the_static_sizes(plan: Plan) -> None:
 
 
 @given(plans())
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=examples(8), derandomize=True, deadline=None)
 def test_a_step_takes_nothing_more(plan: Plan) -> None:
     with started(plan) as worker:
         store = context_of(worker).memory
@@ -77,7 +78,7 @@ def test_a_step_takes_nothing_more(plan: Plan) -> None:
 
 
 @given(plans())
-@settings(max_examples=8, derandomize=True, deadline=None)
+@settings(max_examples=examples(8), derandomize=True, deadline=None)
 def test_entries_do_not_overlap(plan: Plan) -> None:
     with started(plan) as worker:
         store = context_of(worker).memory

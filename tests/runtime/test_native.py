@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.spec.optimizer import Optimizer
+from tests.examples import examples
 
 pytest.importorskip("torch")
 
@@ -104,7 +105,7 @@ def test_torchs_kernels_give_the_same(
         torch.testing.assert_close(one, two, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(sorted(OPTIMIZERS)),
     count=st.integers(1, 3000),
@@ -216,7 +217,7 @@ def test_other_dtypes_are_left_to_torch(library: Native) -> None:
     dtype=st.sampled_from(DTYPES),
     threads=st.integers(1, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_sums_are_torchs(
     library: Native, count: int, offset: int, dtype: torch.dtype, threads: int
 ) -> None:

@@ -22,6 +22,7 @@ from bigplan.plan import Plan
 from bigplan.program import Action, Instruction, Lane, Op, Program, Ref, Repeat, expand
 from bigplan.runtime.worker import Worker
 from bigplan.verify import verify
+from tests.examples import examples
 from tests.runtime.harness import context_of, started
 from tests.runtime.plans import plans
 from tests.toys import ROOMY
@@ -87,7 +88,7 @@ def _is_stored(program: Program, action: Action, ref: Ref) -> bool:
 
 
 @given(plans(), st.randoms(use_true_random=False))
-@settings(max_examples=15, derandomize=True, deadline=None)
+@settings(max_examples=examples(15), derandomize=True, deadline=None)
 def test_reading_a_freed_slot_gives_nan(plan: Plan, random: Random) -> None:
     with started(plan) as worker:
         context = context_of(worker)
@@ -99,7 +100,7 @@ def test_reading_a_freed_slot_gives_nan(plan: Plan, random: Random) -> None:
 
 
 @given(plans())
-@settings(max_examples=5, derandomize=True, deadline=None)
+@settings(max_examples=examples(5), derandomize=True, deadline=None)
 def test_a_whole_program_never_shows_nan(plan: Plan) -> None:
     with started(plan) as worker:
         assert not _is_nan_after(worker, 2)

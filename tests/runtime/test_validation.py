@@ -21,6 +21,7 @@ from bigplan.program import Op, expand
 from bigplan.runtime.data import IGNORED, BatchSource
 from bigplan.runtime.worker import Worker
 from bigplan.spec.training import Validation
+from tests.examples import examples
 from tests.runtime.harness import check, evaluated, execute, loop_of, started, state_of
 from tests.runtime.masked import masked_training, prepare_masked
 from tests.runtime.plans import LENGTH, placed, plan_of, plans, tiny_model
@@ -133,7 +134,7 @@ def _validated(plan: Plan, data: Path, batches: int = 1000) -> Plan:
 
 @given(plan=plans())
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -18,13 +18,14 @@ from bigplan.simulate import COLLECTIVES, LAUNCHING, busy_seconds, critical_path
 from bigplan.simulate.rank import ranks_of, run
 from bigplan.simulate.rounds import play_steady
 from bigplan.timeline import Event
+from tests.examples import examples
 from tests.simulate.test_simulate import FAST, IDEAL, PASSES, TINY, unstreamed
 from tests.toys import Case, cases, kind_placement, placed, toy_graph
 
 ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(free=True), st.integers(0, 40))
 def test_the_seconds_add_up_to_the_step(case: Case, more: int) -> None:
     group = case.graph.strategy.accumulation_group
@@ -67,7 +68,7 @@ def _slower(costs: Costs, gpu: float, read: float, write: float, send: float) ->
     )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(cases(free=True), st.integers(0, 40), st.tuples(FACTORS, FACTORS, FACTORS, FACTORS))
 def test_it_is_a_path_of_the_same_step_at_other_prices(
     case: Case, more: int, factors: tuple[float, float, float, float]

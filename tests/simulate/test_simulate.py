@@ -18,6 +18,7 @@ from bigplan.lower import lower
 from bigplan.placement import Placement, Share, StagePlacement, Tier
 from bigplan.program import LINKS, Action, Dependencies, Lane, Op, Program, expand
 from bigplan.simulate import action_seconds, simulate, step_seconds, total_seconds
+from tests.examples import examples
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
 
 FAST = Rates(*[1e15] * 10)  # moves and updates that take no time
@@ -181,7 +182,7 @@ class _Player:
         return len(self.ends) > before
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(cases(free=True))
 def test_events_are_those_of_a_plain_player(case: Case) -> None:
     players, sent = [_Player(program) for program in case.programs], dict[tuple[str, int], float]()
@@ -200,7 +201,7 @@ def test_events_are_those_of_a_plain_player(case: Case) -> None:
         assert [e.end for e in events] == pytest.approx(ends, rel=rounding, abs=0.0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(free=True))
 def test_lanes_are_queues_and_seconds_are_conserved(case: Case) -> None:
     timeline, programs = case.timeline, case.programs
@@ -231,7 +232,7 @@ def unstreamed(placement: Placement) -> Placement:
     return placement.model_copy(update={"stages": tuple(stages)})
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(free=True), st.sampled_from([field.name for field in fields(Rates)]))
 def test_a_faster_link_never_slows_a_program_down(case: Case, name: str) -> None:
     # Who has a shared link first may come to be another, who was waited for less: nothing streams.
@@ -244,7 +245,7 @@ def test_a_faster_link_never_slows_a_program_down(case: Case, name: str) -> None
     assert faster.seconds <= case.timeline.seconds * (1 + 1e-12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), st.integers(1, 40))
 def test_seconds_without_events_are_the_same(case: Case, more: int) -> None:
     """`step_seconds` leaves out repetitions that shift every time alike."""

@@ -21,6 +21,7 @@ from bigplan.solve.pins import parse_pins, rings_tried
 from bigplan.solve.resolve import bounding_problem, problem_of
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
+from tests.examples import examples
 from tests.toys import COSTS, ROOMY, enlarged, graphs, prices, quickened, toy_graph, with_capacity
 
 MIB = 2**20
@@ -43,7 +44,7 @@ SETTINGS = st.dictionaries(
 ).map(lambda drawn: {key: VALUES[key][i % len(VALUES[key])] for key, i in drawn.items()})
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(graphs(), prices(), st.sampled_from(list(Tier)), st.integers(0, 12), SETTINGS)
 def test_whatever_is_pinned_the_bound_is_below_the_relaxation(
     toy: Graph, costs: Costs, tier: Tier, gib: int, chosen: dict[str, str | int | float]

@@ -16,6 +16,7 @@ from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate, placement_of, rounded
 from bigplan.solve.ilp import solve
 from bigplan.verify import verify
+from tests.examples import examples
 from tests.toys import (
     COSTS,
     ROOMY,
@@ -50,7 +51,7 @@ def _without_zeros(placement: Placement) -> Placement:
     return Placement.model_validate(data)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(cases())
 def test_decisions_keep_every_rule_and_lead_back(case: Case) -> None:
     problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))
@@ -76,7 +77,7 @@ def test_decisions_keep_every_rule_and_lead_back(case: Case) -> None:
             assert mine.kinds[name].streamed == pytest.approx(rows.streamed, abs=2e-6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases())
 def test_the_relaxation_is_below_every_plan(toy: Case) -> None:
     case = Case(enlarged(toy.graph), quickened(toy.costs), toy.placement)
@@ -92,7 +93,7 @@ def test_the_relaxation_is_below_every_plan(toy: Case) -> None:
     assert relaxed.step_seconds <= max(whole_rows, case.timeline.seconds) * SOLVER
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(graphs(), prices(), st.floats(0.1, 1.0))
 def test_solutions_are_legal_and_their_bound_holds(toy: Graph, prices: Costs, room: float) -> None:
     graph = enlarged(toy)

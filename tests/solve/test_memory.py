@@ -15,6 +15,7 @@ from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate
 from bigplan.solve.linear import Capacity
 from bigplan.solve.stage import StageClass, stage_classes
+from tests.examples import examples
 from tests.toys import (
     COSTS,
     Case,
@@ -27,7 +28,7 @@ from tests.toys import (
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(cases())
 def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
     values = decisions_of(case.graph, case.placement)

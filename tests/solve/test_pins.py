@@ -14,6 +14,7 @@ from bigplan.solve.formulation import formulate, placement_of
 from bigplan.solve.ilp import solve
 from bigplan.solve.pins import POSITIVE, SWITCHES, Pin, parse_pins, pin_rules
 from bigplan.solve.stage import stage_classes
+from tests.examples import examples
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
 
 
@@ -99,7 +100,7 @@ def test_counts_without_a_kind_speak_of_the_repeated_layers() -> None:
         assert block.optimizer[Tier.NVME] == pytest.approx(2.0)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(cases(stages=(1,)))
 def test_pinning_a_placement_gives_that_placement(case: Case) -> None:
     settings = {}

@@ -16,12 +16,13 @@ from bigplan.simulate import simulate
 from bigplan.solve.bounds import cheap_bound
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate
+from tests.examples import examples
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph, values_of
 
 ROUNDING = 1 + 1e-9  # sums of thousands of floats in another order
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(cases())
 def test_the_bound_is_below_the_simulated_step(case: Case) -> None:
     problem = formulate(case.graph, case.costs, (), Rings.of(case.placement))

@@ -19,6 +19,7 @@ from bigplan.validate.score import (
     score,
     spearman,
 )
+from tests.examples import examples
 from tests.validate.rows import PLAIN, row
 
 
@@ -123,7 +124,7 @@ def _accepted(columns: dict[str, object]) -> Row | None:
         return None
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.dictionaries(COLUMN, st.one_of(SMALL, SMALL, WORDS), max_size=8))
 def test_any_row_is_scored_or_skipped_with_a_reason(columns: dict[str, object]) -> None:
     one = _accepted({"n_gpus": "4096", **{key: str(value) for key, value in columns.items()}})
