@@ -27,7 +27,7 @@ test: venv
 	@echo "Tests: all of them; those that need a GPU skip themselves where there is none."
 	@echo "First those that a core runs by itself, then those that start processes and take all cores."
 	@status=0; \
-	$(BIN)/python -m pytest -n auto $(addprefix --ignore=,$(ALONE)) $(PYTEST_ARGS) || $(NONE) || status=1; \
+	$(BIN)/python -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(ALONE)) $(PYTEST_ARGS) || $(NONE) || status=1; \
 	$(BIN)/python -m pytest $(ALONE) $(PYTEST_ARGS) || $(NONE) || status=1; \
 	exit $$status
 
