@@ -229,21 +229,26 @@ def run(name: str) -> dict[str, Any]:
         "peak_reserved": torch.cuda.max_memory_reserved(),
         "device_used": device_used,
     }
+    tell(name, record)
+    return record
+
+
+def tell(name: str, record: dict[str, Any]) -> None:
+    """A case's seconds, memory and actions."""
     print(
         f"{name}: predicted {record['predicted']:.4f}, measured {record['measured']:.4f} s, "
-        f"process cpu {steps[-1]['process_cpu']:.3f}; {record['strategy']}",
+        f"process cpu {record['steps'][-1]['process_cpu']:.3f}; {record['strategy']}",
         flush=True,
     )
     allocated, reserved = record["peak_allocated"] / 2**30, record["peak_reserved"] / 2**30
     print(
         f"    GPU GiB: promised {record['promised_memory']['gpu'] / 2**30:.3f}, allocated "
-        f"{allocated:.3f}, reserved {reserved:.3f}, in use {device_used / 2**30:.3f} of "
+        f"{allocated:.3f}, reserved {reserved:.3f}, in use {record['device_used'] / 2**30:.3f} of "
         f"{record['gpu_cap'] / 2**30:.3f}",
         flush=True,
     )
-    for key, (count, cpu_us, host, device) in middle.items():
+    for key, (count, cpu_us, host, device) in record["actions_us"].items():
         print(f"    {key}: {count} x cpu {cpu_us:.0f} host {host:.0f} device {device:.0f} us")
-    return record
 
 
 def main() -> None:

@@ -179,22 +179,6 @@ def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Dev
     return Device(nodes.gpu, training.precision, attention)
 
 
-def pass_seconds(
-    operators: tuple[Operator, ...],
-    device: Device,
-    group: Group,
-    framework: Framework,
-    hooks: float = 0.0,
-    *,
-    again: bool = False,
-) -> float:
-    """Seconds of a layer's operators in a row: GPU, host launching, tensor-parallel collectives.
-
-    Arguments as of `pass_cost`.
-    """
-    return pass_cost(operators, device, group, framework, hooks, again=again).seconds
-
-
 class PassCost(NamedTuple):
     """Seconds of a layer's operators in a row, and those of them in which the GPU waits."""
 
@@ -211,7 +195,7 @@ def pass_cost(
     *,
     again: bool = False,
 ) -> PassCost:
-    """What a layer's operators take in a row.
+    """What a layer's operators take in a row: GPU, host launching, tensor-parallel collectives.
 
     `hooks`, `again`: see `host_seconds`. A CPU that stands in for a GPU launches and computes in
     turn.

@@ -13,7 +13,7 @@ from bigplan.cost.collective import tensor_group
 from bigplan.cost.compute import Device
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.operators import Bound, OperatorCost, operator_costs
-from bigplan.cost.price import device_of, pass_seconds
+from bigplan.cost.price import device_of, pass_cost
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.graph.operators import Attention, Gemm, Operator
 from bigplan.plan import Plan
@@ -115,7 +115,7 @@ def _pass_rows(
     nodes = plan.cluster.group
     device = device_of(nodes, plan.training, NATIVE)
     group = tensor_group(graph.strategy, nodes)
-    whole = pass_seconds(operators, device, group, NATIVE, again=phase == PASSES[2]) * times
+    whole = pass_cost(operators, device, group, NATIVE, again=phase == PASSES[2]).seconds * times
     costs = list(operator_costs(operators, device, group, NATIVE))
     for operator, cost in zip(operators, costs, strict=True):
         yield _row(device, operator, cost, (kind.name, phase, times))

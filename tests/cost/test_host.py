@@ -5,7 +5,7 @@ import pytest
 from bigplan.cost.collective import tensor_group
 from bigplan.cost.framework import FSDP, NATIVE
 from bigplan.cost.host import host_seconds
-from bigplan.cost.price import device_of, pass_seconds, price
+from bigplan.cost.price import device_of, pass_cost, price
 from bigplan.graph.build import build_graph
 from bigplan.graph.operators import Collective, Gemm, Stream
 from bigplan.graph.strategy import Strategy
@@ -59,10 +59,16 @@ def test_a_cpu_launches_and_computes_in_turn() -> None:
     alone = tensor_group(Strategy(dp=1), NODES)
     large = (Gemm("large", 4096, 4096, 4096),)
     host = host_seconds(large, cpu, NATIVE)
-    assert pass_seconds(large, cpu, alone, NATIVE) > pass_seconds(large, DEVICE, alone, NATIVE)
+    assert (
+        pass_cost(large, cpu, alone, NATIVE).seconds
+        > pass_cost(large, DEVICE, alone, NATIVE).seconds
+    )
     free = cpu.gpu.model_copy(update={"action_overhead": 0.0, "operator_overhead": 0.0})
     nothing = device_of(NODES.model_copy(update={"gpu": free}), TRAINING, NATIVE)
-    spared = pass_seconds(large, cpu, alone, NATIVE) - pass_seconds(large, nothing, alone, NATIVE)
+    spared = (
+        pass_cost(large, cpu, alone, NATIVE).seconds
+        - pass_cost(large, nothing, alone, NATIVE).seconds
+    )
     assert spared == pytest.approx(host)
 
 

@@ -16,7 +16,7 @@ from bigplan.cost.price import (
     OFF_BESIDE_UPDATE,
     OVERLAP_NORM,
     device_of,
-    pass_seconds,
+    pass_cost,
 )
 from bigplan.cost.process import locked_bytes
 from bigplan.errors import InputError
@@ -146,37 +146,40 @@ def test_a_pass_without_a_host_is_the_sum_of_its_operators() -> None:
     no_host = replace(FUSED, host=0.0)
     operators = (Gemm("w", 4096, 4096, 4096), Stream("norm", 1e9), Attention("attention", 1e12))
     busy = sum(operator_seconds(operator, DEVICE) for operator in operators)
-    assert pass_seconds(operators, DEVICE, ALONE, no_host) == pytest.approx(busy)
+    assert pass_cost(operators, DEVICE, ALONE, no_host).seconds == pytest.approx(busy)
 
 
 @given(st.integers(1, 3000), st.floats(1e3, 1e11))
 def test_a_pass_is_at_least_each_part_and_at_most_their_sum(number: int, nbytes: float) -> None:
     stream = Stream("norm", nbytes, launches=number)
     busy, host = nbytes / DEVICE.stream_rate, number * LAUNCH
-    found = pass_seconds((stream,), DEVICE, ALONE, FUSED)
+    found = pass_cost((stream,), DEVICE, ALONE, FUSED).seconds
     assert max(busy, host) * (1 - 1e-12) <= found <= (busy + host) * (1 + 1e-12)
 
 
 def test_the_host_and_the_gpu_wait_for_each_other_where_they_are_close() -> None:
     nbytes = 100 * LAUNCH * DEVICE.stream_rate
-    even = pass_seconds((Stream("norm", nbytes, launches=100),), DEVICE, ALONE, FUSED)
+    even = pass_cost((Stream("norm", nbytes, launches=100),), DEVICE, ALONE, FUSED).seconds
     assert even == pytest.approx(100 * LAUNCH * 2 ** (1 / OVERLAP_NORM))
-    idle = pass_seconds((Stream("norm", nbytes, launches=1),), DEVICE, ALONE, FUSED)
+    idle = pass_cost((Stream("norm", nbytes, launches=1),), DEVICE, ALONE, FUSED).seconds
     assert idle == pytest.approx(100 * LAUNCH)  # one launch in a hundred does not show
 
 
 def test_launching_costs_what_the_framework_makes_of_it() -> None:
     tiny = (Stream("norm", 1.0, launches=7),)
-    assert pass_seconds(tiny, DEVICE, ALONE, FUSED) == pytest.approx(7 * LAUNCH)
+    assert pass_cost(tiny, DEVICE, ALONE, FUSED).seconds == pytest.approx(7 * LAUNCH)
     slow = replace(FUSED, host=3.0)
-    assert pass_seconds(tiny, DEVICE, ALONE, slow) == pytest.approx(3 * 7 * LAUNCH)
-    assert pass_seconds(tiny, DEVICE, ALONE, FUSED, hooks=5.0) == pytest.approx(12 * LAUNCH)
+    assert pass_cost(tiny, DEVICE, ALONE, slow).seconds == pytest.approx(3 * 7 * LAUNCH)
+    assert pass_cost(tiny, DEVICE, ALONE, FUSED, hooks=5.0).seconds == pytest.approx(12 * LAUNCH)
 
 
 def test_eager_frameworks_move_more_and_launch_more() -> None:
     stream = (Stream("norm", 1e9, launches=2, eager=3.0),)
     eager = replace(FUSED, fused=False)
-    ratio = pass_seconds(stream, DEVICE, ALONE, eager) / pass_seconds(stream, DEVICE, ALONE, FUSED)
+    ratio = (
+        pass_cost(stream, DEVICE, ALONE, eager).seconds
+        / pass_cost(stream, DEVICE, ALONE, FUSED).seconds
+    )
     assert ratio == pytest.approx(3.0)
 
 
@@ -184,13 +187,13 @@ def test_collectives_are_waited_for_as_far_as_they_are_exposed() -> None:
     collective = Collective("sum", "all_reduce", 10**9)
     seconds = collective_seconds(collective, EIGHT)
     busy = (Stream("norm", 1e12),)
-    alone = pass_seconds(busy, DEVICE, EIGHT, FUSED)
+    alone = pass_cost(busy, DEVICE, EIGHT, FUSED).seconds
     for share in (0.0, 0.5, 1.0):
         framework = replace(FUSED, tensor_exposed=share)
-        found = pass_seconds((*busy, collective), DEVICE, EIGHT, framework)
+        found = pass_cost((*busy, collective), DEVICE, EIGHT, framework).seconds
         assert found - alone == pytest.approx(share * seconds)
     hidden = replace(collective, hidden=True)
-    assert pass_seconds((*busy, hidden), DEVICE, EIGHT, FUSED) == pytest.approx(alone)
+    assert pass_cost((*busy, hidden), DEVICE, EIGHT, FUSED).seconds == pytest.approx(alone)
 
 
 def test_a_product_hides_as_much_of_a_collective_as_it_takes_itself() -> None:
@@ -202,12 +205,12 @@ def test_a_product_hides_as_much_of_a_collective_as_it_takes_itself() -> None:
         seconds = collective_seconds(collective, EIGHT)
         assert (seconds < took) == (nbytes == 10**6)
         waits, hides = (
-            pass_seconds((collective, product), DEVICE, EIGHT, f) for f in (FUSED, beside)
+            pass_cost((collective, product), DEVICE, EIGHT, f).seconds for f in (FUSED, beside)
         )
         assert waits == pytest.approx(took + seconds)
         assert hides == pytest.approx(max(took, seconds))
         other = replace(product, name="down by weight")
-        assert pass_seconds((collective, other), DEVICE, EIGHT, beside) == pytest.approx(waits)
+        assert pass_cost((collective, other), DEVICE, EIGHT, beside).seconds == pytest.approx(waits)
 
 
 @pytest.mark.parametrize("sequence_parallel", [True, False])
@@ -228,10 +231,10 @@ def test_sums_of_input_gradients_run_beside_a_product_of_their_pass(
 def test_launching_a_collective_costs_less_than_a_kernel_and_nothing_alone() -> None:
     collective = Collective("sum", "all_reduce", 1, count=10)
     unexposed = replace(FUSED, tensor_exposed=0.0)
-    found = pass_seconds((collective,), DEVICE, EIGHT, unexposed)
+    found = pass_cost((collective,), DEVICE, EIGHT, unexposed).seconds
     assert found == pytest.approx(10 * COLLECTIVE_LAUNCHES * LAUNCH)
     assert COLLECTIVE_LAUNCHES < 1
-    assert pass_seconds((collective,), DEVICE, ALONE, FUSED) == 0.0
+    assert pass_cost((collective,), DEVICE, ALONE, FUSED).seconds == 0.0
 
 
 def test_gathered_layers_cost_host_work_per_tensor_in_zero_3_only() -> None:
