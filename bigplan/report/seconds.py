@@ -19,24 +19,30 @@ MUCH = 0.5  # unless this part of its own seconds is on the path already
 def bound_text(predicted: Predicted) -> str:
     """What the step is bound by: resources on its critical path, with their seconds.
 
-    "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.1 s". What works next to
-    as long beside it is named too: it would bind if the first were faster.
+    "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.1 s". A resource that
+    works about as long off the path, or longer, is told too: it would bind if the first were faster.
     """
     path, step = predicted.critical_path, predicted.step_seconds
     most = path[predicted.bottleneck]
     share = f"{seconds_text(most)} of {seconds_text(step)} of the critical path"
     first = f"{share} ({percent(most / step)})" if most < ALL * step else "all of the critical path"
-    others = [
-        f"{name} {seconds_text(seconds)}"
-        for name, seconds in path.items()
-        if name != predicted.bottleneck and seconds > NAMED * step
-    ]
-    beside = [
-        f"{name} works nearly as long beside it ({seconds_text(seconds)})"
+    busy = {
+        name: seconds
         for name, seconds in predicted.busy_seconds.items()
         if seconds > NEARLY * most and path.get(name, 0.0) < MUCH * seconds
-    ]
-    return "; ".join([f"{predicted.bottleneck}, {first}", *others, *beside])
+    }
+    others = {
+        name: f"{name} {seconds_text(seconds)}"
+        for name, seconds in path.items()
+        if name != predicted.bottleneck and seconds > NAMED * step
+    }
+    for name, seconds in busy.items():
+        how = "longer" if seconds > most else "nearly as long"
+        beside = f"{name} works {how} beside it ({seconds_text(seconds)})"
+        if name in others:
+            beside = f"{others[name]}, busy {seconds_text(seconds)} in all"
+        others[name] = beside
+    return "; ".join([f"{predicted.bottleneck}, {first}", *others.values()])
 
 
 def busy_table(busy: Mapping[str, float], path: Mapping[str, float], step_seconds: float) -> Table:

@@ -44,6 +44,10 @@ def test_the_bound_is_told_with_its_seconds_and_the_others_on_the_path() -> None
     )
     other = "cpu works nearly as long beside it (14 s)"
     assert told({"nvme write": 14.2, "gpu compute": 5.4}, cpu=14.0).endswith(f"5.4 s; {other}")
+    longer = told({"nvme write": 14.2, "gpu compute": 5.4}, cpu=15.0)
+    assert longer.endswith("cpu works longer beside it (15 s)")
+    both = told({"nvme write": 14.2, "gpu compute": 5.4}, **{"gpu compute": 15.0})
+    assert both.endswith("(72%); gpu compute 5.4 s, busy 15 s in all")
     assert told({"gpu compute": 19.58, "cpu": 0.02}) == "gpu compute, all of the critical path"
 
 
