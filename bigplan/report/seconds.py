@@ -20,7 +20,7 @@ def bound_text(predicted: Predicted) -> str:
     """What the step is bound by: resources on its critical path, with their seconds.
 
     "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.1 s". A resource that
-    works about as long off the path, or longer, is told too: it would bind if the first were faster.
+    works about as long off the path, or longer, is told too: it would bind if this one were less.
     """
     path, step = predicted.critical_path, predicted.step_seconds
     most = path[predicted.bottleneck]
