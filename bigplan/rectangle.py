@@ -1,0 +1,86 @@
+"""Rectangles: what is stored, read or made of a parameter, whoever holds it.
+
+A parameter is a matrix; a vector is one row. A rank's part of it is rows (ZeRO), columns (tensor
+parallelism) or both, so a rectangle of the whole parameter says what it is under any plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """Rows `first_row` up to `last_row` of a parameter, and columns alike; not empty."""
+
+    parameter: str
+    first_row: int
+    last_row: int
+    first_column: int
+    last_column: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.first_row < self.last_row, self
+        assert 0 <= self.first_column < self.last_column, self
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.last_row - self.first_row
+
+    @property
+    def columns(self) -> int:
+        """How many."""
+        return self.last_column - self.first_column
+
+    @property
+    def elements(self) -> int:
+        """How many."""
+        return self.rows * self.columns
+
+    @property
+    def in_matrix(self) -> tuple[slice, slice]:
+        """Index into the whole parameter as a matrix."""
+        return slice(self.first_row, self.last_row), slice(self.first_column, self.last_column)
+
+    def within(self, other: Rectangle) -> tuple[slice, slice]:
+        """Index into a matrix that holds `other`, which contains this one."""
+        rows = slice(self.first_row - other.first_row, self.last_row - other.first_row)
+        return rows, slice(
+            self.first_column - other.first_column, self.last_column - other.first_column
+        )
+
+    def shared(self, other: Rectangle) -> Rectangle | None:
+        """What both have; None: nothing."""
+        if self.parameter != other.parameter:
+            return None
+        rows = max(self.first_row, other.first_row), min(self.last_row, other.last_row)
+        columns = (
+            max(self.first_column, other.first_column),
+            min(self.last_column, other.last_column),
+        )
+        if rows[0] >= rows[1] or columns[0] >= columns[1]:
+            return None
+        return Rectangle(self.parameter, *rows, *columns)
+
+
+def whole(parameter: str, rows: int, columns: int) -> Rectangle:
+    """All of a parameter."""
+    return Rectangle(parameter, 0, rows, 0, columns)
+
+
+def cut(parameter: str, columns: int, start: int, stop: int) -> Iterator[Rectangle]:
+    """Elements `start` up to `stop` of a matrix of so many columns, row by row: at most three.
+
+    The rest of a row, whole rows, the beginning of a row.
+    """
+    while start < stop:
+        row, column = divmod(start, columns)
+        if column or stop - start < columns:
+            last = min(columns, column + stop - start)
+            found = Rectangle(parameter, row, row + 1, column, last)
+        else:
+            found = Rectangle(parameter, row, stop // columns, 0, columns)
+        yield found
+        start += found.elements

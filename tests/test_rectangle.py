@@ -1,0 +1,54 @@
+"""Rectangles of a parameter: what a range of its elements cuts it into."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigplan.rectangle import Rectangle, cut, whole
+
+sizes = st.integers(1, 7)
+
+
+@given(sizes, sizes, st.data())
+def test_a_range_is_at_most_three_rectangles_in_its_order(
+    rows: int, columns: int, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, rows * columns))
+    stop = data.draw(st.integers(start, rows * columns))
+    found = list(cut("w", columns, start, stop))
+    elements = [
+        row * columns + column
+        for one in found
+        for row in range(one.first_row, one.last_row)
+        for column in range(one.first_column, one.last_column)
+    ]
+    assert elements == list(range(start, stop))
+    assert len(found) <= 3
+
+
+def _cells(one: Rectangle | None) -> set[tuple[int, int]]:
+    if one is None:
+        return set()
+    rows, columns = range(one.first_row, one.last_row), range(one.first_column, one.last_column)
+    return {(row, column) for row in rows for column in columns}
+
+
+@st.composite
+def rectangles(draw: st.DrawFn) -> Rectangle:
+    ends = [sorted(draw(st.sets(st.integers(0, 6), min_size=2, max_size=2))) for _ in range(2)]
+    return Rectangle("w", *ends[0], *ends[1])
+
+
+@given(rectangles(), rectangles())
+def test_two_share_their_common_cells(one: Rectangle, other: Rectangle) -> None:
+    assert _cells(one.shared(other)) == _cells(one) & _cells(other)
+
+
+def test_another_parameter_shares_nothing() -> None:
+    assert whole("a", 2, 3).shared(whole("b", 2, 3)) is None
+
+
+def test_a_part_knows_its_place_in_what_contains_it() -> None:
+    outer = Rectangle("w", 2, 6, 1, 5)
+    assert Rectangle("w", 3, 5, 2, 5).within(outer) == (slice(1, 3), slice(1, 4))
