@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from bigplan.content import Content, Held
 from bigplan.graph.graph import Recompute
 from bigplan.placement import LayerPlacement, Share, Tier
 
@@ -94,6 +95,7 @@ class Buffer:
     count: int = 1
     shares: tuple[Share, ...] = ()  # whose rows of it are used apart, see Ref
     within: str = ""  # the buffer where it begins in memory: only one of both holds anything
+    home_of: Content | None = None  # what is at home here; of state, entries are its chunks
 
     @property
     def total(self) -> int:
@@ -108,7 +110,7 @@ class Ref(NamedTuple):
     """
 
     buffer: str
-    content: str
+    content: Content
     entry: int = 0
     moving: bool = False
     rows: Share | None = None
@@ -224,9 +226,9 @@ def entry(ref: Ref, buffers: Mapping[str, Buffer], micro_batch: int) -> tuple[st
     return ref.buffer, moved % buffers[ref.buffer].count
 
 
-def content(ref: Ref, micro_batch: int) -> str:
+def held(ref: Ref, micro_batch: int) -> Held:
     """What the entry holds, with the micro-batch where it belongs to one."""
-    return f"{ref.content}[{micro_batch}]" if ref.moving else ref.content
+    return Held(ref.content, micro_batch if ref.moving else None)
 
 
 # An entry of a buffer, or the rows of a share in it.

@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigplan.content import Content, Held, Holds
 from bigplan.placement import Share, Tier
 from bigplan.program import (
     Action,
@@ -15,13 +16,15 @@ from bigplan.program import (
     Program,
     Ref,
     Repeat,
-    content,
     counted,
     entry,
     expand,
+    held,
     order_of,
 )
 
+WEIGHTS, OTHERS = Content(Holds.PARAMETERS, 1), Content(Holds.PARAMETERS, 2)
+GRADIENTS, ACTIVATIONS = Content(Holds.GRADIENTS, 1), Content(Holds.ACTIVATIONS, 1)
 BUFFERS = {
     "ring": Buffer("ring", Tier.GPU, 10, "slots", 3),
     "home": Buffer("home", Tier.HOST, 7, "parameters"),
@@ -50,15 +53,15 @@ def test_a_repeat_is_its_body_written_out(count: int, stride: int, start: int) -
 
 
 def test_entries_and_contents_follow_the_micro_batch() -> None:
-    moving = Ref("ring", "a1", 2, moving=True)
+    moving = Ref("ring", ACTIVATIONS, 2, moving=True)
     assert [entry(moving, BUFFERS, m) for m in range(3)] == [("ring", 2), ("ring", 0), ("ring", 1)]
-    assert content(moving, 5) == "a1[5]"
-    still = Ref("ring", "w1", 4)
-    assert (entry(still, BUFFERS, 5), content(still, 5)) == (("ring", 1), "w1")
+    assert held(moving, 5) == Held(ACTIVATIONS, 5)
+    still = Ref("ring", WEIGHTS, 4)
+    assert (entry(still, BUFFERS, 5), held(still, 5)) == (("ring", 1), Held(WEIGHTS))
 
 
 def test_dependencies_are_reads_after_writes_and_writes_after_reads() -> None:
-    slot, home, other = Ref("ring", "w0"), Ref("home", "w0"), Ref("ring", "w1", 1)
+    slot, home, other = Ref("ring", WEIGHTS), Ref("home", WEIGHTS), Ref("ring", OTHERS, 1)
     order = Dependencies(BUFFERS)
     waits = [
         order.add(Action(Op.LOAD, Lane.H2D, 0, (home,), (slot,))),
@@ -75,7 +78,7 @@ def test_dependencies_are_reads_after_writes_and_writes_after_reads() -> None:
 def test_rows_of_other_shares_do_not_wait_for_each_other() -> None:
     shares = Share.STREAMED, Share.HOST
     buffers = {"w0": Buffer("w0", Tier.HOST, 8, "parameters", shares=shares)}
-    whole, streamed, by_cpu = (Ref("w0", "w0", rows=rows) for rows in (None, *shares))
+    whole, streamed, by_cpu = (Ref("w0", WEIGHTS, rows=rows) for rows in (None, *shares))
     order = Dependencies(buffers)
     waits = [
         order.add(Action(Op.STATE_OUT, Lane.STATE_OUT, 0, writes=(streamed,))),
@@ -93,7 +96,7 @@ def test_what_begins_in_the_memory_of_another_takes_turns_with_it() -> None:
     home = Buffer("g1", Tier.HOST, 10, "gradients")
     kept = Buffer("a1", Tier.HOST, 8, "activations", 2, within="g1")
     buffers = {"g1": home, "a1": kept, "w1": Buffer("w1", Tier.HOST, 5, "parameters")}
-    gradients, activations = Ref("g1", "g1"), Ref("a1", "a1", moving=True)
+    gradients, activations = Ref("g1", GRADIENTS), Ref("a1", ACTIVATIONS, moving=True)
     order = Dependencies(buffers)
     waits = [
         order.add(Action(Op.UPDATE, Lane.CPU, 1, (gradients,))),
@@ -112,7 +115,7 @@ def test_what_begins_in_the_memory_of_another_takes_turns_with_it() -> None:
 
 def test_chunks_of_state_go_no_further_ahead_of_the_forward_than_the_program_has_them() -> None:
     arrival = Action(Op.STATE_IN, Lane.STATE_IN, 5)
-    kept = Ref("ring", "a0", moving=True)
+    kept = Ref("ring", ACTIVATIONS, moving=True)
     forwards = [_forward(m)._replace(writes=(kept,)) for m in range(2)]
     save = Action(Op.SAVE, Lane.D2H, 0, (kept,), (), (kept,), micro_batch=1)
     order = Dependencies(BUFFERS)
@@ -122,8 +125,8 @@ def test_chunks_of_state_go_no_further_ahead_of_the_forward_than_the_program_has
 
 ROWS = st.sampled_from((None, Share.STREAMED, Share.HOST))
 ENTRIES = st.lists(
-    st.integers(0, 2).map(lambda number: Ref("ring", "w", number))
-    | ROWS.map(lambda rows: Ref("split", "w", rows=rows)),
+    st.integers(0, 2).map(lambda number: Ref("ring", WEIGHTS, number))
+    | ROWS.map(lambda rows: Ref("split", WEIGHTS, rows=rows)),
     max_size=2,
 )
 ACTIONS = st.builds(

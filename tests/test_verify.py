@@ -11,18 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigplan.content import Content, Held, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.placement import Placement, Share, Tier
-from bigplan.program import Action, Lane, Op, Program, Repeat, content, entry, expand
+from bigplan.program import Action, Lane, Op, Program, Repeat, entry, expand, held
 from bigplan.verify import CHANGES, node_bytes, verify
 from tests.examples import examples
 from tests.toys import ROOMY, Case, cases, kind_placement, placed, toy_graph
 
 Actions = tuple[Action, ...]
 Edit = Callable[[Actions], Actions]
+WEIGHTS = Content(Holds.PARAMETERS, 1)
 PARTS = ("first", "step", "flush", "evaluate")
 
 
@@ -101,7 +103,7 @@ def _load_before_update(actions: Actions) -> Actions:
 def _free_early(actions: Actions) -> Actions:
     """Free layer 1's slot right before its forward reads it."""
     forward = _find(actions, Op.FORWARD, 1)
-    weights = next(ref for ref in actions[forward].reads if ref.content == "w1")
+    weights = next(ref for ref in actions[forward].reads if ref.content == WEIGHTS)
     free = Action(Op.FREE, Lane.COMPUTE, 1, frees=(weights,))
     return (*actions[:forward], free, *actions[forward:])
 
@@ -146,12 +148,17 @@ class Broken:
 
 BROKEN = {
     "dropped send": Broken(
-        "sends 2 'h' messages to stage 1, which receives 3", _drop(Op.SEND), PIPELINE
+        "sends 2 messages of hidden states to stage 1, which receives 3", _drop(Op.SEND), PIPELINE
     ),
     "dropped send, first step": Broken(
-        "sends 2 'h' messages", _drop(Op.SEND), PIPELINE, part="first"
+        "sends 2 messages of hidden states", _drop(Op.SEND), PIPELINE, part="first"
     ),
-    "dropped receive": Broken("h[0] holds nothing, not h2[0]", _drop(Op.RECV), PIPELINE, stage=1),
+    "dropped receive": Broken(
+        "h[0] holds nothing, not hidden states of layer 2, micro-batch 0",
+        _drop(Op.RECV),
+        PIPELINE,
+        stage=1,
+    ),
     "repeated receive": Broken("which receives 4", _repeat(Op.RECV), PIPELINE, stage=1),
     "reordered messages": Broken("or in another order", _swapped_messages, PIPELINE, stage=1),
     "collective on another lane": Broken(
@@ -160,20 +167,31 @@ BROKEN = {
         PARALLEL,
     ),
     "gradients not reduced": Broken(
-        "gradients p1 are not reduced yet", _drop(Op.REDUCE, 1), PARALLEL
+        "partial gradients of layer 1 are not reduced yet", _drop(Op.REDUCE, 1), PARALLEL
     ),
-    "gradients reduced twice": Broken("p1 is reduced twice", _repeat(Op.REDUCE, 1), PARALLEL),
+    "gradients reduced twice": Broken(
+        "partial gradients of layer 1 are reduced twice", _repeat(Op.REDUCE, 1), PARALLEL
+    ),
     "parameters not gathered": Broken(
-        "parameters w1 are not gathered yet", _drop(Op.GATHER, 1), SHARDED
+        "parameters of layer 1 are not gathered yet", _drop(Op.GATHER, 1), SHARDED
     ),
     "parameters not gathered, flush": Broken(
-        "after the flush, w1 still waits for gather", _drop(Op.GATHER, 1), SHARDED, part="flush"
+        "after the flush, parameters of layer 1 still wait for gather",
+        _drop(Op.GATHER, 1),
+        SHARDED,
+        part="flush",
     ),
-    "use after free": Broken("holds nothing, not w1", _free_early),
-    "read before load": Broken("holds nothing, not w1", _drop(Op.LOAD, 1)),
-    "activation never saved": Broken("a1[0] holds nothing, not a1[0]", _drop(Op.SAVE, 1)),
-    "activation never fetched": Broken("holds nothing, not a1[0]", _drop(Op.FETCH, 1)),
-    "slot filled before the update": Broken("holds nothing, not w1", _load_before_update),
+    "use after free": Broken("holds nothing, not parameters of layer 1", _free_early),
+    "read before load": Broken("holds nothing, not parameters of layer 1", _drop(Op.LOAD, 1)),
+    "activation never saved": Broken(
+        "a1[0] holds nothing, not activations of layer 1, micro-batch 0", _drop(Op.SAVE, 1)
+    ),
+    "activation never fetched": Broken(
+        "holds nothing, not activations of layer 1, micro-batch 0", _drop(Op.FETCH, 1)
+    ),
+    "slot filled before the update": Broken(
+        "holds nothing, not parameters of layer 1", _load_before_update
+    ),
     "update dropped": Broken(
         "in the step, layer 3 updates 0 of its 36 elements, in 0 of 1", _drop(Op.UPDATE, 3)
     ),
@@ -188,23 +206,26 @@ BROKEN = {
         part="first",
     ),
     "updated state not written back": Broken(
-        "after the step, o1.nvme[0] lacks the newest o1.nvme.0", _drop(Op.WRITE, 1)
+        "after the step, o1.nvme[0] lacks the newest optimizer state of layer 1 (nvme, chunk 0)",
+        _drop(Op.WRITE, 1),
     ),
     "updated state not written back, flush": Broken(
-        "after the flush, o1.nvme[0] lacks the newest o1.nvme.0", _drop(Op.WRITE, 1), part="flush"
+        "after the flush, o1.nvme[0] lacks the newest optimizer state of layer 1 (nvme, chunk 0)",
+        _drop(Op.WRITE, 1),
+        part="flush",
     ),
     "streamed state not brought": Broken(
-        "stream[0] holds nothing, not o1.streamed.0",
+        "stream[0] holds nothing, not optimizer state of layer 1 (streamed, chunk 0)",
         _drop(Op.STATE_IN, 1),
         placement=_streamed(PLAIN),
     ),
     "streamed state not taken back": Broken(
-        "after the step, o1.streamed[0] lacks the newest o1.streamed.0",
+        "o1.streamed[0] lacks the newest optimizer state of layer 1 (streamed, chunk 0)",
         _drop(Op.STATE_OUT, 1),
         placement=_streamed(PLAIN),
     ),
     "streamed state taken back before its update": Broken(
-        "stream[0] holds nothing, not o1.streamed.0",
+        "stream[0] holds nothing, not optimizer state of layer 1 (streamed, chunk 0)",
         _swap(Op.UPDATE, Op.STATE_OUT, 1),
         placement=_streamed(PLAIN),
     ),
@@ -218,7 +239,9 @@ BROKEN = {
     "foreign layer": Broken(
         "missing, repeated or foreign work", lambda a: (*a, _foreign(a)), UNCLIPPED
     ),
-    "norm of a layer forgotten": Broken("n1[0] holds nothing, not n1", _drop(Op.NORM, 1)),
+    "norm of a layer forgotten": Broken(
+        "n1[0] holds nothing, not square sum of layer 1", _drop(Op.NORM, 1)
+    ),
     "no clip factor": Broken(
         "the first step computes 0 clip factors, not 1", _drop(Op.CLIP), part="first"
     ),
@@ -226,18 +249,20 @@ BROKEN = {
         "the step computes 0 clip factors, not 1", _drop(Op.CLIP)
     ),
     "a unit's gradients never added": Broken(
-        "overwrites gradients p1, never used", _drop(Op.ACCUMULATE, 1, 0)
+        "overwrites partial gradients of layer 1, never used", _drop(Op.ACCUMULATE, 1, 0)
     ),
     "the last unit's gradients never added": Broken(
-        "gradients p0 were never used",
+        "partial gradients of layer 0 were never used",
         _drop(Op.ACCUMULATE, 0, 1),
         UNCLIPPED,
         placed(UNCLIPPED, embedding=kind_placement(1, gradients=Tier.HOST, optimizer=Tier.HOST)),
     ),
     "the sum started again": Broken(
-        "overwrites gradients g3, never used", lambda a: _started_again(a, 3)
+        "overwrites gradients of layer 3, never used", lambda a: _started_again(a, 3)
     ),
-    "a batch never came": Broken("data[0] holds nothing, not data[0]", _drop(Op.DATA, 0)),
+    "a batch never came": Broken(
+        "data[0] holds nothing, not batch, micro-batch 0", _drop(Op.DATA, 0)
+    ),
     "a batch came twice": Broken("4 batches in this order: [0, 0, 1]", _repeat(Op.DATA, 0)),
     "batches in another order": Broken(
         "4 batches in this order: [1, 0, 2]",
@@ -275,7 +300,7 @@ def _with_rows(actions: Actions, share: Share) -> Actions:
 
 def _without_batch(actions: Actions, op: Op) -> Actions:
     return tuple(
-        a._replace(reads=tuple(ref for ref in a.reads if ref.content != "data"))
+        a._replace(reads=tuple(ref for ref in a.reads if ref.content.kind is not Holds.BATCH))
         if a.op is op
         else a
         for a in actions
@@ -289,7 +314,7 @@ def _foreign(actions: Actions) -> Action:
 
 def _started_again(actions: Actions, layer: int) -> Actions:
     i = _find(actions, Op.BACKWARD, layer, 1)
-    reads = tuple(ref for ref in actions[i].reads if ref.content != f"g{layer}")
+    reads = tuple(ref for ref in actions[i].reads if ref.content != Content(Holds.GRADIENTS, layer))
     return (*actions[:i], actions[i]._replace(reads=reads), *actions[i + 1 :])
 
 
@@ -379,10 +404,10 @@ def _already_there(program: Program, actions: Actions, index: int) -> bool:
     for action in actions[:index]:
         for ref in (*action.writes, *action.frees):
             if entry(ref, program.buffers, action.micro_batch) == place:
-                last = content(ref, action.micro_batch) if ref in action.writes else None
-            elif ref in action.writes and action.op in CHANGES and ref.content == last:
+                last = held(ref, action.micro_batch) if ref in action.writes else None
+            elif ref in action.writes and action.op in CHANGES and Held(ref.content) == last:
                 last = None  # a newer one is elsewhere
-    return last == target.content
+    return last == Held(target.content)
 
 
 @settings(max_examples=examples(60))
@@ -448,7 +473,10 @@ def test_activations_may_not_overwrite_gradients_that_are_still_needed() -> None
     assert programs[0].buffers["a1"].within == "g1"
     verify(programs, graph, ROOMY, 1)
     kept = tuple(a for a in expand(programs[0].step) if a.op is not Op.FREE or a.layer != 1)
-    with pytest.raises(VerificationError, match=r"a1\[0\] overwrites g1, whose place it shares"):
+    with pytest.raises(
+        VerificationError,
+        match="activations of layer 1, micro-batch 0 overwrite gradients of layer 1, whose place",
+    ):
         verify([replace(programs[0], step=kept)], graph, ROOMY, 1)
 
 

@@ -32,6 +32,7 @@ from bigplan.lower.entries import (
     streaming_entries,
 )
 from bigplan.lower.layout import Layout
+from bigplan.lower.refs import gradient_home, kept, parameter_home, state_home
 from bigplan.lower.sizes import (
     full_gradient_bytes,
     full_parameter_bytes,
@@ -61,8 +62,10 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
     state = layout.graph.sizes.state
     for layer, at in layout.table.items():
         nbytes, apart = parameter_bytes(layout, layer), updaters(layout, layer)
-        yield Buffer(f"w{layer}", at.parameters, nbytes, "parameters", shares=apart)
-        yield Buffer(f"g{layer}", at.gradients, gradient_bytes(layout, layer), "gradients")
+        home = parameter_home(layer).content
+        yield Buffer(f"w{layer}", at.parameters, nbytes, "parameters", shares=apart, home_of=home)
+        nbytes, home = gradient_bytes(layout, layer), gradient_home(layer).content
+        yield Buffer(f"g{layer}", at.gradients, nbytes, "gradients", home_of=home)
         for share in Share:
             elements, count = layout.pieces[layer, share], 1
             if share in IN_CHUNKS and elements:
@@ -73,12 +76,14 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
             if share is Share.NVME:
                 nbytes = -(-nbytes // PAGE) * PAGE
             if nbytes:
-                yield Buffer(f"o{layer}.{share}", share.tier, nbytes, "optimizer", count)
+                name, home = f"o{layer}.{share}", state_home(layer, share).content
+                yield Buffer(name, share.tier, nbytes, "optimizer", count, home_of=home)
         if layout.stays(layer):
             continue
         entries, nbytes = layout.position.held(layer), kept_bytes(layout, layer)
         within = f"g{layer}" if layout.kept_in_gradients(layer) else ""
-        yield Buffer(f"a{layer}", at.activations, nbytes, "activations", entries, within=within)
+        ring = (f"a{layer}", at.activations, nbytes, "activations", entries)
+        yield Buffer(*ring, within=within, home_of=kept(layer).content)
 
 
 def _rings(layout: Layout) -> Iterator[Buffer]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from bigplan.lower.entries import STAGING
 from bigplan.lower.layout import Layout
-from bigplan.lower.refs import parameter_home, state_home
+from bigplan.lower.refs import checkpoint_entry, parameter_home, state_home
 from bigplan.lower.sizes import chunk_elements
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Action, Lane, Op, Ref
@@ -38,7 +38,7 @@ def _write(
     layout: Layout, layer: int, source: Ref, nbytes: int, share: Share | None = None
 ) -> Action:
     at = share.tier if share else layout.table[layer].parameters
-    staged = tuple(Ref("stage.c", f"c{layer}", entry) for entry in range(STAGING))
+    staged = tuple(checkpoint_entry(layer, entry) for entry in range(STAGING))
     # Without ZeRO all ranks hold the same, and share the writing.
     writers = 1 if layout.graph.strategy.zero else layout.graph.strategy.dp
     return Action(

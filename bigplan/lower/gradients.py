@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bigplan.content import Content
 from bigplan.lower.layout import Layout
+from bigplan.lower.refs import gradient_home, partial_gradients, square_sum
 from bigplan.lower.sizes import full_gradient_bytes, gradient_bytes
 from bigplan.lower.unit import Unit
 from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Ref
 
 
-def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
+def bring_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
     """Actions after the unit's last backward of `layer`, whose gradients are summed in `total`.
 
     Gradients that leave the GPU, or are sharded (ZeRO-2, 3), are reduced in every unit; those that
@@ -21,7 +23,7 @@ def gradient_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterato
     if dp > 1 and (apart or unit.last):
         nbytes = full_gradient_bytes(layout, layer)
         yield Action(Op.REDUCE, Lane.COMM, layer, (total,), (total,), amount=nbytes)
-    home = Ref(f"g{layer}", f"g{layer}")
+    home = gradient_home(layer)
     at = layout.table[layer].gradients
     if layout.looked_up(layer):  # each micro-batch's rows went home by themselves
         yield from _norm(layout, layer, home, Lane.CPU, unit)
@@ -50,25 +52,24 @@ def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) ->
     On the GPU beside the next layer's backward: it reads memory while that computes.
     """
     if unit.last and layout.graph.deferred:
-        square_sum = Ref(f"n{layer}", f"n{layer}")
-        nbytes = gradient_bytes(layout, layer)
-        yield Action(Op.NORM, lane, layer, (gradients,), (square_sum,), amount=nbytes)
+        nbytes, target = gradient_bytes(layout, layer), square_sum(layer)
+        yield Action(Op.NORM, lane, layer, (gradients,), (target,), amount=nbytes)
 
 
-def staged_gradient(layout: Layout, layer: int, label: str, entry: int) -> Ref:
-    """A host staging entry for the layer's gradients."""
-    return Ref(f"stage.g.{layout.graph.layers[layer]}", label, entry)
+def staged_gradient(layout: Layout, layer: int, content: Content, entry: int) -> Ref:
+    """A host staging entry for the layer's gradients, or a unit's part of them."""
+    return Ref(f"stage.g.{layout.graph.layers[layer]}", content, entry)
 
 
 def _first_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
     """The first unit's gradients go straight home."""
-    nbytes, home = gradient_bytes(layout, layer), Ref(f"g{layer}", f"g{layer}")
+    nbytes, home = gradient_bytes(layout, layer), gradient_home(layer)
     yield from _norm(layout, layer, total, Lane.GPU_UPDATE, unit)
     on_host = layout.table[layer].gradients is Tier.HOST
     target = (
         home
         if on_host
-        else staged_gradient(layout, layer, f"g{layer}", layout.turns["stage.g"][layer])
+        else staged_gradient(layout, layer, home.content, layout.turns["stage.g"][layer])
     )
     yield Action(Op.GRAD_OUT, Lane.D2H, layer, (total,), (target,), (total,), amount=nbytes)
     if not on_host:
@@ -77,13 +78,13 @@ def _first_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[A
 
 def _add_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
     """Later units' gradients are added to their sum in host memory."""
-    nbytes, home = gradient_bytes(layout, layer), Ref(f"g{layer}", f"g{layer}")
+    nbytes, home = gradient_bytes(layout, layer), gradient_home(layer)
     at, index = layout.table[layer].gradients, layout.turns["stage.g"][layer]
-    part = staged_gradient(layout, layer, f"p{layer}", index)
+    part = staged_gradient(layout, layer, partial_gradients(layer), index)
     yield Action(Op.GRAD_OUT, Lane.D2H, layer, (total,), (part,), (total,), amount=nbytes)
     target = home
     if at is Tier.NVME:
-        target = staged_gradient(layout, layer, f"g{layer}", index + 1)
+        target = staged_gradient(layout, layer, home.content, index + 1)
         yield Action(Op.READ, Lane.NVME_READ, layer, (home,), (target,), amount=nbytes)
     yield Action(Op.ACCUMULATE, Lane.CPU, layer, (part, target), (target,), (part,), amount=nbytes)
     yield from _norm(layout, layer, target, Lane.CPU, unit)

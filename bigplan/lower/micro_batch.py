@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bigplan.lower.entries import looked_up_bytes, row_bytes
-from bigplan.lower.refs import BATCH, Refs, hidden, kept, parameter_home, rows
+from bigplan.lower.refs import (
+    BATCH,
+    Refs,
+    gradient_home,
+    hidden,
+    hidden_gradient,
+    kept,
+    parameter_home,
+    row_gradients,
+    rows,
+)
 from bigplan.lower.sizes import batch_bytes, gradient_bytes, hidden_bytes, kept_bytes
 from bigplan.placement import Tier
 from bigplan.program import ROWS, STAGED_ROWS, Action, Lane, Op, Ref
@@ -34,8 +44,8 @@ def look_up(refs: Refs, layer: int) -> Iterator[Action]:
 def rows_home(refs: Refs, layer: int, *, adds: bool) -> Iterator[Action]:
     """Gradients of those rows to their sum in host memory, which the first of a step clears."""
     if refs.layout.looked_up(layer):
-        nbytes, total = looked_up_bytes(refs.layout.graph), Ref(f"g{layer}", f"g{layer}")
-        there, staged = (rows(buffer, layer, gradient=True) for buffer in (ROWS, STAGED_ROWS))
+        nbytes, total = looked_up_bytes(refs.layout.graph), gradient_home(layer)
+        there, staged = row_gradients(ROWS, layer), row_gradients(STAGED_ROWS, layer)
         yield Action(Op.GRAD_OUT, Lane.D2H, layer, (there,), (staged,), (there,), nbytes, 0)
         # An accumulation takes three times its amount, clearing a sum its bytes once.
         added = row_bytes(refs.layout.kind(layer)) // 3
@@ -52,11 +62,11 @@ def forward(refs: Refs, layer: int, *, keeps: bool = True) -> Action:
     if keeps:
         writes.append(refs.passing(layer, forward=True))
     if layer > 0:
-        reads.append(hidden("h", layer - 1))
+        reads.append(hidden(layer - 1))
     if layer == 0 or (layer == refs.layout.position.loss and not keeps):
         reads.append(BATCH)
     if layer < len(refs.layout.graph.layers) - 1:
-        writes.append(hidden("h", layer))
+        writes.append(hidden(layer))
     move = (tuple(reads), tuple(writes), tuple(looked_up))
     return Action(Op.FORWARD, Lane.COMPUTE, layer, *move, micro_batch=0)
 
@@ -65,15 +75,15 @@ def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
     """The layer's backward; gradient sums that it does not add to, it starts."""
     layout, passing = refs.layout, refs.passing(layer, forward=False)
     if layout.looked_up(layer):
-        reads, writes = [passing], [rows(ROWS, layer, gradient=True)]
+        reads, writes = [passing], [row_gradients(ROWS, layer)]
     else:
         reads, writes = [*refs.tables(layer), passing, *adds_to], [*refs.sums(layer)]
     if layer == layout.position.loss:
         reads.append(BATCH)
     else:
-        reads.append(hidden(layout.position.gradient_ring, layer, gradient=True))
+        reads.append(hidden_gradient(layout.position.gradient_ring, layer))
     if layer > 0:
-        writes.append(hidden(layout.position.gradient_ring, layer - 1, gradient=True))
+        writes.append(hidden_gradient(layout.position.gradient_ring, layer - 1))
     return Action(
         Op.BACKWARD,
         Lane.COMPUTE,
@@ -118,7 +128,7 @@ def fetch(refs: Refs, layer: int) -> Iterator[Action]:
 def receive(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
     """The message that a chunk's first layer of a pass waits for."""
     if layer in (refs.layout.position.starts if forward else refs.layout.position.ends):
-        ref = hidden("h", layer - 1) if forward else hidden("d", layer, gradient=True)
+        ref = hidden(layer - 1) if forward else hidden_gradient("d", layer)
         nbytes = hidden_bytes(refs.layout)
         yield Action(Op.RECV, Lane.RECV, layer, writes=(ref,), amount=nbytes, micro_batch=0)
 
@@ -126,6 +136,6 @@ def receive(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
 def send(refs: Refs, layer: int, *, forward: bool) -> Iterator[Action]:
     """The message that a chunk's last layer of a pass sends on."""
     if layer in (refs.layout.position.ends if forward else refs.layout.position.starts):
-        ref = hidden("h", layer) if forward else hidden("d", layer - 1, gradient=True)
+        ref = hidden(layer) if forward else hidden_gradient("d", layer - 1)
         nbytes = hidden_bytes(refs.layout)
         yield Action(Op.SEND, Lane.SEND, layer, reads=(ref,), amount=nbytes, micro_batch=0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bigplan.lower import micro_batch
 from bigplan.lower.checkpoint import checkpoint_layer
-from bigplan.lower.gradients import gradient_home
+from bigplan.lower.gradients import bring_home
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import Refs, parameter_home
 from bigplan.lower.sizes import cpu_piece, full_parameter_bytes, parameter_bytes
@@ -134,13 +134,13 @@ class Emitter:
         at, source = layout.table[layer].parameters, parameter_home(layer)
         nbytes, sharded = parameter_bytes(layout, layer), layout.shards(layer, from_zero=3)
         if at is Tier.NVME:
-            staged = Ref(f"stage.w.{name}", f"w{layer}", layout.turns["stage.w"][layer])
+            staged = Ref(f"stage.w.{name}", source.content, layout.turns["stage.w"][layer])
             yield Action(Op.READ, Lane.NVME_READ, layer, (source,), (staged,), amount=nbytes)
             source = staged
         if at is not Tier.GPU:
             target = slot
             if sharded:
-                target = Ref(f"shard.{name}", f"w{layer}", slot.entry)
+                target = Ref(f"shard.{name}", source.content, slot.entry)
             yield Action(Op.LOAD, Lane.H2D, layer, (source,), (target,), amount=nbytes)
             source = target
         if sharded:
@@ -210,7 +210,7 @@ class Emitter:
         self, layer: int, before: list[Action], unit: Unit
     ) -> Iterator[Instruction]:
         yield from self._backward_each(layer, before, unit)
-        rest = list(gradient_home(self.layout, layer, self.refs.gradient_sum(layer), unit))
+        rest = list(bring_home(self.layout, layer, self.refs.gradient_sum(layer), unit))
         if unit.last and not self.layout.graph.deferred:
             yield from self._release(layer)  # the update makes the copy in the slot stale
             rest += [*update_layer(self.layout, layer), *self._save(layer)]

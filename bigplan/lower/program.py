@@ -9,10 +9,11 @@ from bigplan.lower.buffers import stage_buffers
 from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.layout import Layout
 from bigplan.lower.passes import Emitter
+from bigplan.lower.refs import CLIP, square_sum
 from bigplan.lower.schedule import forward_only, interleaved, one_forward_one_backward
 from bigplan.lower.update import update_layer
 from bigplan.placement import Placement
-from bigplan.program import Action, Instruction, Lane, Op, Program, Ref
+from bigplan.program import Action, Instruction, Lane, Op, Program
 
 
 def lower(graph: Graph, placement: Placement) -> tuple[Program, ...]:
@@ -68,5 +69,5 @@ def _step(layout: Layout, *, deferred: bool, saves: bool = False) -> Iterator[In
     yield from schedule(layout, emitter)
     yield from emitter.finish()
     if clipped:
-        squares = tuple(Ref(f"n{layer}", f"n{layer}") for layer in layout.table)
-        yield Action(Op.CLIP, Lane.CPU, max(layout.table), squares, (Ref("clip", "clip"),))
+        squares = tuple(square_sum(layer) for layer in layout.table)
+        yield Action(Op.CLIP, Lane.CPU, max(layout.table), squares, (CLIP,))

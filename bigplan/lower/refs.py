@@ -1,15 +1,21 @@
-"""Where compute finds a layer's parameters, gradient sums and activations."""
+"""Where compute finds a layer's parameters, gradient sums and activations.
+
+What does not depend on the layout is made once: a search lowers hundreds of programs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
+from bigplan.content import Content, Holds
 from bigplan.lower.layout import Layout
 from bigplan.placement import Share, Tier
 from bigplan.program import Ref
 
-BATCH = Ref("data", "data", moving=True)  # a micro-batch's tokens and targets
+BATCH = Ref("data", Content(Holds.BATCH), moving=True)  # a micro-batch's tokens and targets
+CLIP = Ref("clip", Content(Holds.CLIP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,8 @@ class Refs:
             return parameter_home(layer)
         name, turn = self.layout.graph.layers[layer], self.layout.turns["slot"][layer]
         ring = self.layout.shared(name)
-        return Ref(f"slot.{ring}", f"w{layer}", turn % self.layout.ring(name))
+        content = parameter_home(layer).content
+        return Ref(f"slot.{ring}", content, turn % self.layout.ring(name))
 
     def tables(self, layer: int) -> Iterator[Ref]:
         """All parameters the layer reads: its own, and the first layer's where they are tied."""
@@ -36,15 +43,15 @@ class Refs:
         """All gradient sums the layer's backward adds to."""
         yield self.gradient_sum(layer)
         if self._reads_table(layer):
-            yield Ref("g0", "g0")
+            yield gradient_home(0)
 
     def gradient_sum(self, layer: int) -> Ref:
         """Where the unit's gradients of the layer are summed."""
         if not self.layout.sums_apart(layer):
-            return Ref(f"g{layer}", f"g{layer}")
+            return gradient_home(layer)
         name, turn = self.layout.graph.layers[layer], self.layout.turns["sum"][layer]
         ring = self.layout.shared(name)
-        return Ref(f"sum.{ring}", f"p{layer}", turn % self.layout.sum_ring(name))
+        return Ref(f"sum.{ring}", partial_gradients(layer), turn % self.layout.sum_ring(name))
 
     def passing(self, layer: int, *, forward: bool) -> Ref:
         """Where compute leaves, or finds, what the layer keeps of a micro-batch."""
@@ -67,38 +74,74 @@ class Refs:
             last = layout.users[ring, name] - 1
             turn = last - turn + (last if ring == "act" and name in layout.staying else 0)
         start = turn * layout.graph.strategy.accumulation_group
-        return Ref(f"{ring}.{name}", f"a{layer}", start, moving=True)
+        return Ref(f"{ring}.{name}", kept(layer).content, start, moving=True)
 
     def _reads_table(self, layer: int) -> bool:
         graph = self.layout.graph
         return graph.tied and layer == len(graph.layers) - 1
 
 
-def rows(buffer: str, layer: int, *, gradient: bool = False) -> Ref:
-    """A micro-batch's rows of the layer's tables, or their gradients, on their way."""
-    return Ref(buffer, f"{'p' if gradient else 'x'}{layer}", moving=True)
+@cache
+def rows(buffer: str, layer: int) -> Ref:
+    """A micro-batch's rows of the layer's tables on their way."""
+    return Ref(buffer, Content(Holds.ROWS, layer), moving=True)
 
 
+@cache
+def row_gradients(buffer: str, layer: int) -> Ref:
+    """The gradients of those rows on their way."""
+    return Ref(buffer, Content(Holds.ROW_GRADIENTS, layer), moving=True)
+
+
+@cache
 def kept(layer: int) -> Ref:
     """The home of what the layer keeps of a micro-batch."""
-    return Ref(f"a{layer}", f"a{layer}", moving=True)
+    return Ref(f"a{layer}", Content(Holds.ACTIVATIONS, layer), moving=True)
 
 
+@cache
 def parameter_home(layer: int, rows: Share | None = None) -> Ref:
     """The home of the layer's parameters, or of the rows that a share's updater writes."""
-    return Ref(f"w{layer}", f"w{layer}", rows=rows)
+    return Ref(f"w{layer}", Content(Holds.PARAMETERS, layer), rows=rows)
 
 
+@cache
+def gradient_home(layer: int) -> Ref:
+    """The home of the layer's gradients."""
+    return Ref(f"g{layer}", Content(Holds.GRADIENTS, layer))
+
+
+@cache
+def partial_gradients(layer: int) -> Content:
+    """A unit's part of the layer's gradients."""
+    return Content(Holds.PARTIAL_GRADIENTS, layer)
+
+
+@cache
 def state_home(layer: int, share: Share, chunk: int = 0) -> Ref:
     """The home of the layer's optimizer state in a share, chunk by chunk where it has chunks."""
-    return Ref(f"o{layer}.{share}", state_content(layer, share, chunk), chunk)
+    return Ref(f"o{layer}.{share}", Content(Holds.STATE, layer, share, chunk), chunk)
 
 
-def state_content(layer: int, share: Share, chunk: int) -> str:
-    """What a chunk of state is called wherever it is."""
-    return f"o{layer}.{share}.{chunk}"
+@cache
+def square_sum(layer: int) -> Ref:
+    """The square sum of the layer's gradients."""
+    return Ref(f"n{layer}", Content(Holds.SQUARES, layer))
 
 
-def hidden(ring: str, layer: int, *, gradient: bool = False) -> Ref:
-    """The output of `layer`, or the loss's gradient by it."""
-    return Ref(ring, f"{'d' if gradient else 'h'}{layer}", moving=True)
+@cache
+def checkpoint_entry(layer: int, entry: int) -> Ref:
+    """A host staging entry that a checkpoint of the layer passes through."""
+    return Ref("stage.c", Content(Holds.CHECKPOINT, layer), entry)
+
+
+@cache
+def hidden(layer: int) -> Ref:
+    """The output of `layer`."""
+    return Ref("h", Content(Holds.HIDDEN, layer), moving=True)
+
+
+@cache
+def hidden_gradient(ring: str, layer: int) -> Ref:
+    """The loss's gradient by the output of `layer`."""
+    return Ref(ring, Content(Holds.HIDDEN_GRADIENT, layer), moving=True)

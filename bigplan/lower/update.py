@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from bigplan.lower.gradients import staged_gradient
 from bigplan.lower.layout import Layout
-from bigplan.lower.refs import parameter_home, state_content, state_home
+from bigplan.lower.refs import CLIP, gradient_home, parameter_home, state_home
 from bigplan.lower.sizes import (
     chunk_elements,
     cpu_piece,
@@ -50,11 +50,11 @@ def end_update(layout: Layout, layer: int) -> Iterator[Action]:
 
 
 def _clip(layout: Layout) -> tuple[Ref, ...]:
-    return (Ref("clip", "clip"),) if layout.graph.deferred else ()
+    return (CLIP,) if layout.graph.deferred else ()
 
 
 def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
-    weights, gradients = parameter_home(layer, Share.GPU), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = parameter_home(layer, Share.GPU), gradient_home(layer)
     if rows := layout.pieces[layer, Share.GPU]:
         kept = _kept(layout, layer, Share.GPU)
         reads = (weights, gradients, *kept, *_clip(layout))
@@ -62,7 +62,7 @@ def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
 
 
 def _end(layout: Layout, layer: int) -> Iterator[Action]:
-    weights, gradients = parameter_home(layer), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = parameter_home(layer), gradient_home(layer)
     # It waits for all updaters: on a lane of theirs it would hold up what comes next there.
     others = layout.pieces[layer, Share.STREAMED] or cpu_piece(layout, layer)
     lane = Lane.FREE if others else Lane.COMPUTE
@@ -96,10 +96,10 @@ def _streamed_updates(layout: Layout, layer: int) -> Iterator[Action]:
 def _streamed_update(layout: Layout, layer: int, chunk: int) -> Iterator[Action]:
     """Bring a chunk of state to the GPU with what else its update needs, and take it back."""
     at, sizes, share = layout.table[layer], layout.graph.sizes, Share.STREAMED
-    weights, gradients = parameter_home(layer, share), Ref(f"g{layer}", f"g{layer}")
+    weights, gradients = parameter_home(layer, share), gradient_home(layer)
     elements, home = chunk_elements(layout, layer, share), state_home(layer, share, chunk)
     entry = layout.first_chunks[layer, share] + chunk
-    visiting = Ref("stream", state_content(layer, share, chunk), entry)
+    visiting = Ref("stream", home.content, entry)
     on_gpu = [
         ref
         for ref, tier in ((weights, at.parameters), (gradients, at.gradients))
@@ -174,10 +174,10 @@ def _chunk_update(
 
 def _gradients_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     """Where the CPU finds the gradients, and the move that brings them there."""
-    at, home = layout.table[layer].gradients, Ref(f"g{layer}", f"g{layer}")
+    at, home = layout.table[layer].gradients, gradient_home(layer)
     if at is Tier.HOST:
         return home, []
-    staged = staged_gradient(layout, layer, f"g{layer}", layout.turns["stage.g"][layer])
+    staged = staged_gradient(layout, layer, home.content, layout.turns["stage.g"][layer])
     if at is Tier.NVME:
         nbytes = gradient_bytes(layout, layer)
         return staged, [Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes)]
@@ -191,7 +191,7 @@ def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     if at is Tier.HOST:
         return home, []
     name = layout.graph.layers[layer]
-    staged = Ref(f"stage.w.{name}", f"w{layer}", layout.turns["stage.w"][layer])
+    staged = Ref(f"stage.w.{name}", home.content, layout.turns["stage.w"][layer])
     if layout.graph.sizes.master:
         return staged, []
     if at is Tier.NVME:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from bigplan.content import Holds
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
-from bigplan.program import ROWS, Action, Ref
+from bigplan.program import ROWS, Action
 from bigplan.runtime import blocks
 from bigplan.runtime.blocks import Ways
-from bigplan.runtime.context import Context
+from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
 from bigplan.runtime.kept import Kept, differentiate
 from bigplan.runtime.lookup import Entry, send_home
 from bigplan.runtime.products import Sums, accumulates_in_product, gated, unread
 
 TABLE = "embed_tokens.weight"  # what the loss layer may share with the first
+SUMS = (Holds.GRADIENTS, Holds.PARTIAL_GRADIENTS)  # what a backward adds its gradients to
 
 
 class Compute:
@@ -67,7 +69,7 @@ class Compute:
         context, layer = self._context, action.layer
         for ref in action.writes:
             context.memory.storages.pop(context.key(ref, action), None)
-        if all(ref.content != f"a{layer}" for ref in action.writes):
+        if all(ref.content.kind is not Holds.ACTIVATIONS for ref in action.writes):
             self._forward_alone(action)
             return
         kept = Kept(weights=context.bytes_of(action.reads[0], action))
@@ -77,14 +79,14 @@ class Compute:
             kept.saved = [tokens]
             output = self._embedded(tokens, action)
         else:
-            x = self._hidden(action.reads, f"h{layer - 1}", action)
+            x = self._hidden(Holds.HIDDEN, action)
             if layer == len(context.graph.layers) - 1:
                 kept.saved = [x]  # the loss layer does all its work in its backward
                 return
             output = self._forward_block(kept, x, action)
             if self._stays(layer):
                 kept.stay()
-        self._leave(action.writes, f"h{layer}", action, output)
+        self._leave(Holds.HIDDEN, action, output)
 
     def _stays(self, layer: int) -> bool:
         """Whether what leaves the GPU elsewhere stays in the ring: then it has no home."""
@@ -118,31 +120,31 @@ class Compute:
         if layer == 0:
             output = self._embedded(self._tokens(action), action)
         else:
-            x = self._hidden(action.reads, f"h{layer - 1}", action)
+            x = self._hidden(Holds.HIDDEN, action)
             if layer == len(context.graph.layers) - 1:
                 targets, parameters = self._targets(action), self._head(action)
                 for start, stop in _chunks(targets.numel(), context.graph.loss_chunk):
                     self._losses_of(parameters, x.flatten(0, 1)[start:stop], targets[start:stop])
                 return
             output = self._block(self._parameters(action))(x)
-        self._leave(action.writes, f"h{layer}", action, output)
+        self._leave(Holds.HIDDEN, action, output)
 
     def backward(self, action: Action) -> None:
         """Run a layer backward; add to its gradients, leave the gradient by its input."""
         layer, last = action.layer, len(self._context.graph.layers) - 1
         kept = self.kept.pop((layer, action.micro_batch))
         if kept.fetched and not kept.foreign:
-            entry = next(ref for ref in action.frees if ref.content == f"a{layer}")
+            entry = find(action.frees, Holds.ACTIVATIONS)
             self._context.memory.storages[self._context.key(entry, action)] = kept.fetched
         if layer == last:
             by_input = self._loss(kept, action)
         else:
-            gradient = self._hidden(action.reads, f"d{layer}", action)
+            gradient = self._hidden(Holds.HIDDEN_GRADIENT, action)
             if layer == 0:
                 self._embedding_gradient(kept, gradient, action)
                 return
             by_input = self._backward_block(kept, gradient, action)
-        self._leave(action.writes, f"d{layer - 1}", action, by_input)
+        self._leave(Holds.HIDDEN_GRADIENT, action, by_input)
 
     def _forward_block(self, kept: Kept, x: Tensor, action: Action) -> Tensor:
         recompute = self._context.program.layers[action.layer].recompute
@@ -263,22 +265,20 @@ class Compute:
 
     def _open(self, sums: Sums, action: Action) -> None:
         """The sums of an action's layer, and of the first layer where the loss shares its table."""
-        context, layers = self._context, [action.layer]
-        if context.graph.tied and action.layer == len(context.graph.layers) - 1:
-            layers.append(0)
-        for total, layer in zip(action.writes, layers, strict=False):
-            flat = context.flat(total, action, context.gradient_dtype)
-            sums.open(context.views(flat, layer), fresh=total not in action.reads)
+        context = self._context
+        for total in action.writes:
+            if total.content.kind in SUMS:
+                flat = context.flat(total, action, context.gradient_dtype)
+                views = context.views(flat, total.content.layer)
+                sums.open(views, fresh=total not in action.reads)
 
-    def _hidden(self, refs: Sequence[Ref], content: str, action: Action) -> Tensor:
-        ref = next(ref for ref in refs if ref.content == content)
-        tensor = self.hidden[self._context.key(ref, action)]
+    def _hidden(self, kind: Holds, action: Action) -> Tensor:
+        tensor = self.hidden[self._context.key(find(action.reads, kind), action)]
         assert isinstance(tensor, Tensor)
         return tensor
 
-    def _leave(self, refs: Sequence[Ref], content: str, action: Action, output: Tensor) -> None:
-        ref = next(ref for ref in refs if ref.content == content)
-        self.hidden[self._context.key(ref, action)] = output
+    def _leave(self, kind: Holds, action: Action, output: Tensor) -> None:
+        self.hidden[self._context.key(find(action.writes, kind), action)] = output
 
 
 def _chunks(tokens: int, chunk: int) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bigplan.content import Holds
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import IN_CHUNKS
 from bigplan.program import Action, Program, Ref, entry
@@ -64,14 +65,12 @@ class Context:
 
     def flat(self, ref: Ref, action: Action, dtype: torch.dtype) -> Tensor:
         """A layer's flat parameters or gradients in the entry."""
-        elements = self.kind(action.layer).parameters
-        if ref.content in ("w0", "g0") and action.layer:
-            elements = self.kind(0).parameters  # the table that the last layer shares
+        elements = self.kind(ref.content.layer).parameters
         return self.memory.view(self.key(ref, action), dtype, elements)
 
     def batch(self, refs: Iterable[Ref], action: Action) -> Tensor:
         """Tokens and targets, int64 [2, micro_batch, sequence_length], in host memory."""
-        flat = self.bytes_of(find(refs, "data"), action).view(torch.int64)
+        flat = self.bytes_of(find(refs, Holds.BATCH), action).view(torch.int64)
         rows, length = self.graph.strategy.micro_batch, self.training.sequence_length
         return flat[: 2 * rows * length].view(2, rows, length)
 
@@ -85,9 +84,9 @@ class Context:
         }
 
 
-def find(refs: Iterable[Ref], content: str) -> Ref:
-    """The reference to some content."""
-    return next(ref for ref in refs if ref.content == content)
+def find(refs: Iterable[Ref], kind: Holds) -> Ref:
+    """The first reference to content of a kind."""
+    return next(ref for ref in refs if ref.content.kind is kind)
 
 
 def layer_rows(graph: Graph, program: Program) -> dict[int, LayerRows]:

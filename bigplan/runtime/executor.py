@@ -9,6 +9,7 @@ from itertools import chain
 
 import torch
 
+from bigplan.errors import RefusedError
 from bigplan.placement import Tier
 from bigplan.program import Action, Instruction, Op, Order, Ref, expand, order_of
 from bigplan.runtime.checkpoint import Saver
@@ -32,28 +33,43 @@ class Executor:
     ) -> None:
         self._context = context
         self._compute = compute
+        self._update = update
         self._poison = poison
-        turns = Turns()
-        self._move = partial(move, context, turns, self._kept)
         self.saver: Saver | None = None  # the checkpoint that CKPT actions write
-        self._does: Mapping[Op, Callable[[Action], None]] = {
+        self._does = self._table()
+        self._lanes = Lanes(context.device, self._run)
+        self._unfinished: list[Done] = []  # a checkpoint's actions that outlast their step
+        self._kept_order: tuple[tuple[Instruction, ...], Order] | None = None
+
+    def _table(self) -> Mapping[Op, Callable[[Action], None]]:
+        """What executes each op; none is left to a default."""
+        context, compute, update, turns = self._context, self._compute, self._update, Turns()
+        copy = partial(move, context, turns, self._kept)
+        return {
             Op.DATA: compute.data,
+            Op.READ: copy,
             Op.LOOK_UP: partial(look_up, context),
+            Op.LOAD: copy,
+            Op.GATHER: _refuse,
             Op.FORWARD: compute.forward,
+            Op.SAVE: copy,
+            Op.FETCH: copy,
             Op.BACKWARD: compute.backward,
+            Op.REDUCE: partial(reduce, context),
+            Op.GRAD_OUT: copy,
+            Op.PARAM_OUT: copy,
+            Op.ACCUMULATE: update.accumulate,
             Op.NORM: update.norm,
             Op.CLIP: lambda _: update.clip(),
             Op.STATE_IN: partial(state_in, context),
             Op.UPDATE: update.update,
             Op.STATE_OUT: partial(state_out, context, turns),
-            Op.ACCUMULATE: update.accumulate,
-            Op.REDUCE: partial(reduce, context),
-            Op.CKPT: self._write,
+            Op.WRITE: copy,
+            Op.SEND: _refuse,
+            Op.RECV: _refuse,
             Op.FREE: lambda _: None,
+            Op.CKPT: self._write,
         }
-        self._lanes = Lanes(context.device, self._run)
-        self._unfinished: list[Done] = []  # a checkpoint's actions that outlast their step
-        self._kept_order: tuple[tuple[Instruction, ...], Order] | None = None
 
     def play(self, instructions: tuple[Instruction, ...]) -> Timeline:
         """Run all actions to their end, but for those of a checkpoint, which may go on.
@@ -99,7 +115,7 @@ class Executor:
         self._lanes.close()
 
     def _run(self, action: Action) -> None:
-        self._does.get(action.op, self._move)(action)
+        self._does[action.op](action)
         if self._poison:
             for ref in action.frees:
                 self._spoil(action, ref)
@@ -125,3 +141,10 @@ class Executor:
 
     def _kept(self, action: Action) -> Kept:
         return self._compute.kept[action.layer, action.micro_batch]
+
+
+def _refuse(action: Action) -> None:
+    raise RefusedError(
+        f"{action.op} of layer {action.layer}: the native runtime executes neither ZeRO nor "
+        "pipelines yet, and this plan has one of them; plan with --engine native"
+    )

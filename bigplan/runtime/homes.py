@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from bigplan.content import Holds
 from bigplan.runtime.context import Context
 from bigplan.runtime.first_values import FirstValues
 from bigplan.runtime.memory import Key
@@ -70,7 +71,8 @@ def passage(context: Context, layer: int, key: Key) -> Key:
     """Where the entry is filled: in its place, or in the staging that leads to its disk."""
     if not context.memory.on_disk(key):
         return key
-    if key[0].startswith("w"):
+    home = context.memory.buffers[key[0]].home_of
+    if home is not None and home.kind is Holds.PARAMETERS:
         return f"stage.w.{context.graph.layers[layer]}", 0
     return "stage.o", 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from bigplan.content import Content
 from bigplan.graph.graph import LayerKind
 from bigplan.placement import IN_CHUNKS, ON_CPU, LayerPlacement, Share, split_rows
 
@@ -60,10 +61,10 @@ class LayerRows:
             chunks[share] = cut
         return cls(offsets, chunks)
 
-    def boxes(self, content: str) -> tuple[Box, ...]:
-        """Rows of state by the name of their content: share and chunk (lower.refs)."""
-        _, share, chunk = content.split(".")
-        return self.chunks[Share(share)][int(chunk)]
+    def boxes(self, state: Content) -> tuple[Box, ...]:
+        """Rows of some of the layer's optimizer state."""
+        assert state.share is not None, state
+        return self.chunks[state.share][state.chunk]
 
     @property
     def state(self) -> Iterator[tuple[Share, int, tuple[Box, ...]]]:

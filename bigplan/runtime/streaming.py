@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bigplan.content import Holds
 from bigplan.lower.entries import ALIGNMENT
 from bigplan.placement import Tier
 from bigplan.program import Action, Ref
@@ -76,10 +77,10 @@ def _sides(
     context: Context, action: Action, visit: Visit, refs: Iterable[Ref]
 ) -> Sequence[tuple[Tensor, Tensor]]:
     """Rows in the entry, with the layer's flat buffer in host memory that they are of."""
-    both = {"g": visit.gradients, "w": visit.weights}
+    both = {Holds.GRADIENTS: visit.gradients, Holds.PARAMETERS: visit.weights}
     return [
         (rows, context.flat(ref, action, rows.dtype))
         for ref in refs
-        for rows in (both[ref.content[0]],)
+        for rows in (both[ref.content.kind],)
         if context.program.buffers[ref.buffer].tier is Tier.HOST
     ]

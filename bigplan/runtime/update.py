@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bigplan.content import Holds
 from bigplan.placement import Share
 from bigplan.program import STAGED_ROWS, Action, Lane
 from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.context import Context
+from bigplan.runtime.context import Context, find
 from bigplan.runtime.cores import BESIDE_COPIES, Cores
 from bigplan.runtime.fused import Kernel, fused_step
 from bigplan.runtime.gradient_sums import add, square_sum
@@ -94,21 +95,24 @@ class Update:
         context, layer, share = self._context, action.layer, action.share
         assert share is not None
         visit = Visit.of(context, action) if share is Share.STREAMED else None
-        sides = {"g": context.gradient_dtype, "w": context.parameter_dtype}
-        rows: dict[str, Callable[[Box], Tensor]] = {}
+        gradients, weights = Holds.GRADIENTS, Holds.PARAMETERS
+        sides = {gradients: context.gradient_dtype, weights: context.parameter_dtype}
+        rows: dict[Holds, Callable[[Box], Tensor]] = {}
         if visit:
-            rows = {"g": _in_piece(visit.gradients), "w": _in_piece(visit.weights)}
+            rows = {gradients: _in_piece(visit.gradients), weights: _in_piece(visit.weights)}
         for ref in (*action.reads, *action.writes):
-            if (side := ref.content[0]) in sides and ref.content[1:] == str(layer):
+            if (side := ref.content.kind) in sides:
                 rows[side] = _in_layer(context.flat(ref, action, sides[side]))
         if not context.graph.sizes.state:
             boxes = context.rows[layer].chunks[share][0]
-            return _Operands(boxes, [], rows["g"], rows["w"])
-        ref = next(ref for ref in action.reads if ref.content.startswith(f"o{layer}."))
+            return _Operands(boxes, [], rows[gradients], rows[weights])
+        ref = find(action.reads, Holds.STATE)
         boxes, parts = context.rows[layer].boxes(ref.content), context.graph.sizes.state // 4
         elements = sum(box.count for box in boxes)
         state = context.memory.view(context.key(ref, action), torch.float32, parts * elements)
-        return _Operands(boxes, list(state.view(parts, elements).unbind()), rows["g"], rows["w"])
+        return _Operands(
+            boxes, list(state.view(parts, elements).unbind()), rows[gradients], rows[weights]
+        )
 
     def _apply(self, layer: int, operands: _Operands, verdict: Verdict) -> None:
         optimizer, state = self._context.training.optimizer, operands.state

@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bigplan.content import Content
 from bigplan.cost import Costs
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
@@ -29,10 +30,11 @@ Step = tuple[
     tuple[Moving, ...],
     tuple[int, ...],
     tuple[Moving, ...],
-    str,
+    Content | None,
     Action,
 ]
-Mail = dict[tuple[str, int], float]  # when a message of a micro-batch has arrived
+Message = tuple[Content, int]  # of a micro-batch
+Mail = dict[Message, float]  # when it has arrived
 LANES = {lane: index for index, lane in enumerate(Lane)}
 PACED_LANES = {LANES[lane] for lane in PACED}
 PACE = len(LANES)  # clocks tell the end of the last forward whose activations leave, too
@@ -80,7 +82,7 @@ class Rank:
     written: list[float] = field(default_factory=list)  # by entry: end of the last write
     used: list[float] = field(default_factory=list)  # by entry: end of the last read or write
     repetition: int = 0  # of the segment that is being played
-    waiting: tuple[str, int] | None = None  # for this message
+    waiting: Message | None = None  # for this message
     at_round: bool = False
     ended: bool = False
     playing: Iterator[None] = field(init=False)
@@ -146,7 +148,7 @@ class Rank:
                     Event(*at, number if action.micro_batch >= 0 else -1, start, end)
                 )
 
-    def _received(self, message: tuple[str, int]) -> Generator[None, None, float]:
+    def _received(self, message: Message) -> Generator[None, None, float]:
         """When the message has arrived."""
         while message not in self.mail:
             self.waiting = message
@@ -230,7 +232,7 @@ def _links(segments: Sequence[Segment]) -> dict[int, Link]:
 def _step(action: Action, rings: dict[str, _Ring], seconds: float) -> Step:
     reads, moving_reads = _places(action.reads, rings)
     changes, moving_changes = _places(action.writes + action.frees, rings)
-    message = ""
+    message = None
     if action.op in (Op.SEND, Op.RECV):
         message = (action.reads if action.op is Op.SEND else action.writes)[0].content
     return (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bigplan.program import Op
 from bigplan.simulate.moment import Skipped
-from bigplan.simulate.rank import PACE, Mail, Rank, run
+from bigplan.simulate.rank import PACE, Mail, Message, Rank, run
 
 SAME = 1e-9  # two shifts this close, relative to the shift, are equal
 ROUNDS = 8  # fewer repetitions are played one by one,
@@ -117,12 +117,12 @@ def _run_rounds(ranks: list[Rank]) -> None:
     mail, stride = ranks[0].mail, every[0].stride
     if any(steady.stride != stride for steady in every):
         return
-    last: tuple[list[tuple[str, int]], list[float]] | None = None
+    last: tuple[list[Message], list[float]] | None = None
     last_shift, before = None, list[float]()
     for done in range(count - 1):
-        letters = sorted((content, number - done * stride) for content, number in mail)
-        times = [mail[content, number + done * stride] for content, number in letters]
-        now = letters, [*times, *(t for steady in every for t in steady.times(done))]
+        messages = sorted((content, number - done * stride) for content, number in mail)
+        times = [mail[content, number + done * stride] for content, number in messages]
+        now = messages, [*times, *(t for steady in every for t in steady.times(done))]
         ends = [*times, *(t for steady in every for t in steady.ends(done))]
         shift = _shift(last, now)
         if shift is not None and last_shift is not None and abs(shift - last_shift) <= SAME * shift:
@@ -136,8 +136,8 @@ def _run_rounds(ranks: list[Rank]) -> None:
 
 
 def _shift(
-    last: tuple[list[tuple[str, int]], list[float]] | None,
-    now: tuple[list[tuple[str, int]], list[float]],
+    last: tuple[list[Message], list[float]] | None,
+    now: tuple[list[Message], list[float]],
 ) -> float | None:
     """By how much every time has advanced; None where not all by the same."""
     if last is None or last[0] != now[0]:

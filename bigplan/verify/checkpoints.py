@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from bigplan.content import Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
 from bigplan.program import Instruction, Op, Program, Repeat, entry, expand, only
-from bigplan.verify.contents import Key, fail, is_of
+from bigplan.verify.contents import Key, fail, is_home
 
 
 def check_checkpoints(program: Program, graph: Graph) -> None:
@@ -16,8 +17,9 @@ def check_checkpoints(program: Program, graph: Graph) -> None:
 
     Moments are state, and so are parameters where no master copy is among the moments.
     """
-    kinds, buffers = "o" if graph.sizes.master else "ow", program.buffers
-    homes = {(b.name, i) for b in buffers.values() if is_of(kinds, b.name) for i in range(b.count)}
+    kinds = {Holds.STATE} if graph.sizes.master else {Holds.STATE, Holds.PARAMETERS}
+    buffers = program.buffers
+    homes = {(b.name, i) for b in buffers.values() if is_home(b, kinds) for i in range(b.count)}
     for part, plain in (("checkpoint", program.step), ("save", ())):
         instructions: tuple[Instruction, ...] = getattr(program, part)
         if instructions and only(instructions, set(Op) - {Op.CKPT}) != plain:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 
+from bigplan.content import Content, Held, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
-from bigplan.program import Action, Op, Program, Ref, Repeat, content, counted, entry, expand
+from bigplan.program import Action, Buffer, Op, Program, Ref, Repeat, counted, entry, expand, held
 
 Key = tuple[str, int]
 
@@ -16,7 +17,10 @@ CHANGES = (
     Op.ACCUMULATE,
     Op.UPDATE,
     Op.STATE_OUT,
-)  # what they write is new, though it keeps its name
+)  # what they write is new, though it is the same content
+
+LASTING = {Holds.PARAMETERS, Holds.STATE}  # their homes hold them from one step to the next
+PARTS = {Holds.PARTIAL_GRADIENTS, Holds.ROW_GRADIENTS}  # of sums that they have to be added to
 
 
 def fail(program: Program, action: Action, rule: str) -> VerificationError:
@@ -47,9 +51,9 @@ def check_contents(program: Program, graph: Graph) -> None:
         contents.close(part, pending=graph.deferred and part in ("first step", "step"))
 
 
-def is_of(kinds: str, name: str) -> bool:
-    """Whether a buffer or content is one of `kinds`, by its letter, of some layer."""
-    return name[0] in kinds and name[1:2].isdigit()
+def is_home(buffer: Buffer, kinds: Set[Holds]) -> bool:
+    """Whether content of one of `kinds` is at home in the buffer."""
+    return buffer.home_of is not None and buffer.home_of.kind in kinds
 
 
 class _Contents:
@@ -57,28 +61,30 @@ class _Contents:
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self._program, self._graph = program, graph
-        self._held: dict[str, dict[int, str]] = defaultdict(dict)  # by buffer, then entry
-        self._copies: dict[str, set[Key]] = defaultdict(set)
-        self._awaits: dict[str, Op] = {}  # contents that are not whole before this collective
+        self._held: dict[str, dict[int, Held]] = defaultdict(dict)  # by buffer, then entry
+        self._copies: dict[Held, set[Key]] = defaultdict(set)
+        self._awaits: dict[Content, Op] = {}  # contents that are not whole before this collective
         self._beside: dict[str, list[str]] = defaultdict(list)  # buffers in one and the same memory
-        self._lasting: dict[Key, str] = {}
+        self._lasting: dict[Key, Held] = {}
+        self._sums = set[str]()  # homes of gradients
         for buffer in program.buffers.values():
             if buffer.within:
                 self._beside[buffer.name].append(buffer.within)
                 self._beside[buffer.within].append(buffer.name)
-            if is_of("wo", buffer.name):
+            if buffer.home_of and is_home(buffer, LASTING):
                 for i in range(buffer.count):
-                    name = f"{buffer.name}.{i}" if is_of("o", buffer.name) else buffer.name
-                    self._lasting[buffer.name, i] = name
-        for key, name in self._lasting.items():
-            self._put(key, name)
+                    self._lasting[buffer.name, i] = Held(buffer.home_of._replace(chunk=i))
+            elif is_home(buffer, {Holds.GRADIENTS}):
+                self._sums.add(buffer.name)
+        for key, found in self._lasting.items():
+            self._put(key, found)
 
     def play(self, action: Action) -> None:
         """Check what the action reads and frees, then hold what it writes."""
         read = dict(self._expect(action, ref) for ref in action.reads)
         freed = [self._expect(action, ref)[0] for ref in action.frees]
-        for name in read.values():
-            self._check_whole(action, name)
+        for found in read.values():
+            self._check_whole(action, found)
         for ref in action.writes:
             self._write(action, ref, read)
         self._collect(action)
@@ -106,49 +112,49 @@ class _Contents:
                 return
             found = left
 
-    def _in(self, buffers: Collection[str]) -> list[tuple[Key, str]]:
+    def _in(self, buffers: Collection[str]) -> list[tuple[Key, Held]]:
         """What the buffers hold."""
-        return [((b, i), name) for b in buffers for i, name in self._held[b].items()]
+        return [((b, i), found) for b in buffers for i, found in self._held[b].items()]
 
     def _relative(self, buffers: Collection[str], number: int) -> object:
         """What they hold, seen from micro-batch `number`."""
-        held = {self._later(key, name, -number) for key, name in self._in(buffers)}
-        return held, dict(self._awaits)
+        seen = {self._later(key, found, -number) for key, found in self._in(buffers)}
+        return seen, dict(self._awaits)
 
     def _move(self, buffers: Collection[str], by: int) -> None:
-        moved = [self._later(key, name, by) for key, name in self._in(buffers)]
+        moved = [self._later(key, found, by) for key, found in self._in(buffers)]
         for key, _ in self._in(buffers):
             self._drop(key)
-        for key, name in moved:
-            self._put(key, name)
+        for key, found in moved:
+            self._put(key, found)
 
-    def _later(self, key: Key, name: str, by: int) -> tuple[Key, str]:
-        """The same content so many micro-batches later: both the name and the entry move on."""
-        if not name.endswith("]"):
-            return key, name
-        start, number = name[:-1].split("[")
+    def _later(self, key: Key, found: Held, by: int) -> tuple[Key, Held]:
+        """The same so many micro-batches later: what belongs to one moves on, with its entry."""
+        if found.micro_batch is None:
+            return key, found
         (buffer, place), count = key, self._program.buffers[key[0]].count
-        return (buffer, (place + by) % count), f"{start}[{int(number) + by}]"
+        return (buffer, (place + by) % count), Held(found.content, found.micro_batch + by)
 
     def close(self, part: str, *, pending: bool) -> None:
         """End a part: parameters and state are home, gradients only where updates are `pending`."""
-        for key, name in self._lasting.items():
-            if self._at(key) != name:
-                raise self._unfinished(part, f"{key[0]}[{key[1]}] lacks the newest {name}")
-        for name, op in self._awaits.items():
-            raise self._unfinished(part, f"{name} still waits for {op}")
-        for key, name in self._in(list(self._held)):
-            if is_of("p", name) or (is_of("g", name) and is_of("g", key[0]) and not pending):
-                raise self._unfinished(part, f"gradients {name} were never used")
-            if not is_of("wog", key[0]) and name != "clip":
+        for key, newest in self._lasting.items():
+            if self._at(key) != newest:
+                raise self._unfinished(part, f"{key[0]}[{key[1]}] lacks the newest {newest}")
+        for content, op in self._awaits.items():
+            raise self._unfinished(part, f"{content} still wait for {op}")
+        for key, found in self._in(list(self._held)):
+            kind, is_sum = found.content.kind, key[0] in self._sums
+            if kind in PARTS or (kind is Holds.GRADIENTS and is_sum and not pending):
+                raise self._unfinished(part, f"{found} were never used")
+            if not is_sum and key not in self._lasting and kind is not Holds.CLIP:
                 self._drop(key)
 
     def _unfinished(self, part: str, rule: str) -> VerificationError:
         return VerificationError(f"stage {self._program.stage}: after the {part}, {rule}")
 
-    def _expect(self, action: Action, ref: Ref) -> tuple[Key, str]:
+    def _expect(self, action: Action, ref: Ref) -> tuple[Key, Held]:
         """The entry that the action finds, with what it holds as it should."""
-        key, expected = self._key(action, ref), content(ref, action.micro_batch)
+        key, expected = self._key(action, ref), held(ref, action.micro_batch)
         found = self._at(key)
         if found != expected:
             where = f"{key[0]}[{key[1]}]"
@@ -164,54 +170,63 @@ class _Contents:
             raise fail(self._program, action, f"rows of {ref.rows} in {ref.buffer} are not its own")
         return entry(ref, self._program.buffers, action.micro_batch)
 
-    def _check_whole(self, action: Action, name: str) -> None:
-        missing = self._awaits.get(name)
+    def _check_whole(self, action: Action, found: Held) -> None:
+        missing = self._awaits.get(found.content)
         if missing is Op.REDUCE and action.op not in (Op.BACKWARD, Op.REDUCE):
-            raise fail(self._program, action, f"gradients {name} are not reduced yet")
+            raise fail(self._program, action, f"{found} are not reduced yet")
         if missing is Op.GATHER and action.op in (Op.FORWARD, Op.BACKWARD):
-            raise fail(self._program, action, f"parameters {name} are not gathered yet")
+            raise fail(self._program, action, f"{found} are not gathered yet")
 
-    def _write(self, action: Action, ref: Ref, read: Mapping[Key, str]) -> None:
-        key, name = self._key(action, ref), content(ref, action.micro_batch)
+    def _write(self, action: Action, ref: Ref, read: Mapping[Key, Held]) -> None:
+        key, written = self._key(action, ref), held(ref, action.micro_batch)
         gone = {key}
-        if action.op in CHANGES or name not in read.values():
-            gone |= self._copies[name]
+        if action.op in CHANGES or written not in read.values():
+            gone |= self._copies[written]
         for stale in gone - set(read):
-            lost = self._at(stale) or "-"
-            sums = action.op is Op.BACKWARD and is_of("g", stale[0])
-            if is_of("p", lost) or (sums and is_of("g", lost)):
-                raise fail(self._program, action, f"overwrites gradients {lost}, never used")
+            if self._loses(action, stale):
+                lost = self._at(stale)
+                raise fail(self._program, action, f"overwrites {lost}, never used")
         for stale in gone:
             self._drop(stale)
         for _, other in self._in(self._beside.get(key[0], ())):
-            raise fail(self._program, action, f"{name} overwrites {other}, whose place it shares")
-        self._put(key, name)
+            rule = f"{written} overwrite {other}, whose place they share"
+            raise fail(self._program, action, rule)
+        self._put(key, written)
+
+    def _loses(self, action: Action, stale: Key) -> bool:
+        """Whether the entry that is overwritten has gradients that nobody has used."""
+        lost = self._at(stale)
+        if lost is None:
+            return False
+        starts = action.op is Op.BACKWARD and stale[0] in self._sums
+        return lost.content.kind in PARTS or (starts and lost.content.kind is Holds.GRADIENTS)
 
     def _collect(self, action: Action) -> None:
         """Note which contents a collective must still make whole, or just made so."""
         strategy = self._graph.strategy
         if action.op is Op.BACKWARD and strategy.dp > 1:
-            sums = (ref.content for ref in action.writes if is_of("pg", ref.content))
+            gradients = {Holds.GRADIENTS, *PARTS}
+            sums = (ref.content for ref in action.writes if ref.content.kind in gradients)
             self._awaits.update(dict.fromkeys(sums, Op.REDUCE))
         elif action.op is Op.UPDATE and strategy.zero:
             kind = self._graph.kinds[self._graph.layers[action.layer]]
             if strategy.zero < 3 or kind.pinned:  # state is split, parameters are not
-                self._awaits[f"w{action.layer}"] = Op.GATHER
+                self._awaits[Content(Holds.PARAMETERS, action.layer)] = Op.GATHER
         elif action.op in (Op.REDUCE, Op.GATHER):
             for ref in action.writes:
                 awaited = self._awaits.pop(ref.content, None)
                 if action.op is Op.REDUCE and awaited is not Op.REDUCE:
-                    raise fail(self._program, action, f"{ref.content} is reduced twice")
+                    raise fail(self._program, action, f"{ref.content} are reduced twice")
 
-    def _at(self, key: Key) -> str | None:
+    def _at(self, key: Key) -> Held | None:
         return self._held[key[0]].get(key[1])
 
-    def _put(self, key: Key, name: str) -> None:
+    def _put(self, key: Key, found: Held) -> None:
         self._drop(key)
-        self._held[key[0]][key[1]] = name
-        self._copies[name].add(key)
+        self._held[key[0]][key[1]] = found
+        self._copies[found].add(key)
 
     def _drop(self, key: Key) -> None:
-        name = self._held[key[0]].pop(key[1], None)
-        if name is not None:
-            self._copies[name].discard(key)
+        found = self._held[key[0]].pop(key[1], None)
+        if found is not None:
+            self._copies[found].discard(key)

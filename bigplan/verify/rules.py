@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from bigplan.content import Held, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
 from bigplan.placement import Tier
@@ -13,14 +14,14 @@ from bigplan.program import (
     Instruction,
     Op,
     Program,
-    content,
     counted,
     expand,
+    held,
     only,
     walk,
 )
 from bigplan.verify.checkpoints import check_checkpoints
-from bigplan.verify.contents import check_contents, fail, is_of
+from bigplan.verify.contents import check_contents, fail, is_home
 
 WORK = Op.FORWARD, Op.BACKWARD
 
@@ -96,7 +97,7 @@ def _check_batches(program: Program, graph: Graph) -> None:
             trains = action.op is Op.BACKWARD or part is evaluated
             needs = action.layer == loss if trains else False
             needs = needs or (action.layer == 0 and action.op is Op.FORWARD)
-            if needs and all(ref.content != "data" for ref in action.reads):
+            if needs and all(ref.content.kind is not Holds.BATCH for ref in action.reads):
                 raise fail(program, action, "does not read its batch")
     if evaluated and not _passes_forward(program, graph, only(evaluated, WORK)):
         raise VerificationError(
@@ -140,30 +141,26 @@ def _updates(instructions: tuple[Instruction, ...]) -> list[Action]:
 
 def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]) -> None:
     """Every piece and chunk of optimizer state is used once, and all rows have one."""
-    written = [ref.content for a in updates for ref in a.writes if is_of("o", ref.content)]
-    used, distinct = (Counter(map(_home, names)) for names in (written, set(written)))
-    pieces, rows = Counter[str](), Counter[int]()
+    contents = [ref.content for action in updates for ref in action.writes]
+    written = [content for content in contents if content.kind is Holds.STATE]
+    used, distinct = (Counter(c.layer for c in chunks) for chunks in (written, set(written)))
+    pieces, rows = Counter[int](), Counter[int]()
     for buffer in program.buffers.values():
-        pieces[_home(buffer.name)] += buffer.count
+        if buffer.home_of and is_home(buffer, {Holds.STATE}):
+            pieces[buffer.home_of.layer] += buffer.count
     times = Counter(action.layer for action in updates)
     for action in updates:
         rows[action.layer] += action.amount
     for layer in program.layers:
-        home = f"o{layer}"
         whole = graph.kinds[graph.layers[layer]].parameters
         owned = -(-whole // graph.strategy.dp) if graph.strategy.zero else whole
-        once = used[home] == distinct[home] == pieces[home]
+        once = used[layer] == distinct[layer] == pieces[layer]
         # A shard, and each chunk, rounds up to whole elements.
         if not once or not owned <= rows[layer] <= owned + times[layer]:
             raise VerificationError(
                 f"stage {program.stage}: in the {part}, layer {layer} updates {rows[layer]} of its "
-                f"{owned} elements, in {used[home]} of {pieces[home]} pieces"
+                f"{owned} elements, in {used[layer]} of {pieces[layer]} pieces"
             )
-
-
-def _home(name: str) -> str:
-    """'o5' of 'o5.streamed.3': the layer whose optimizer state it is."""
-    return name.partition(".")[0]
 
 
 def _check_messages(programs: Sequence[Program]) -> None:
@@ -178,22 +175,25 @@ def _check_messages(programs: Sequence[Program]) -> None:
         )
         for up in range(len(programs)):
             down = (up + 1) % len(programs)
-            for label, sender, receiver in (("h", up, down), ("d", down, up)):
-                out, come = sent[sender][label], received[receiver][label]
+            for kind, sender, receiver in (
+                (Holds.HIDDEN, up, down),
+                (Holds.HIDDEN_GRADIENT, down, up),
+            ):
+                out, come = sent[sender][kind], received[receiver][kind]
                 if out != come:
                     raise VerificationError(
-                        f"stage {programs[sender].stage} sends {len(out)} {label!r} messages to "
-                        f"stage {programs[receiver].stage}, which receives {len(come)}, or in "
-                        "another order"
+                        f"stage {programs[sender].stage} sends {len(out)} messages of "
+                        f"{kind} to stage {programs[receiver].stage}, which receives {len(come)}, "
+                        "or in another order"
                     )
 
 
-def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[str, list[str]]:
-    """What is sent, or received, in order, by its first letter: a hidden state or a gradient."""
-    found: dict[str, list[str]] = defaultdict(list)
+def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[Holds, list[Held]]:
+    """What is sent, or received, in order, by its kind: hidden states or gradients by them."""
+    found: dict[Holds, list[Held]] = defaultdict(list)
     for action, number in walk(only(instructions, (op,))):
         ref = (action.reads if op is Op.SEND else action.writes)[0]
-        found[ref.content[0]].append(content(ref, number))
+        found[ref.content.kind].append(held(ref, number))
     return found
 
 

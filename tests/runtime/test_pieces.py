@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigplan.content import Content, Holds
 from bigplan.graph.graph import LayerKind, Recompute, Tensor
 from bigplan.placement import IN_CHUNKS, LayerPlacement, Share, Tier, piece_elements
 from bigplan.runtime.pieces import Box, LayerRows
@@ -85,7 +86,7 @@ def test_chunks_are_about_equal_and_packed(layout: Layout) -> None:
         assert len(rows.chunks[share]) == chunks.get(share, 1)
         even = -(-piece_elements(kind, placement, share) // chunks.get(share, 1))
         for number, boxes in enumerate(rows.chunks[share]):
-            assert rows.boxes(f"o7.{share}.{number}") == boxes
+            assert rows.boxes(Content(Holds.STATE, 7, share, number)) == boxes
             assert _packed(boxes)
             # A boundary moves up to the next whole row: by less than a row of the widest tensor.
             assert sum(box.count for box in boxes) < even + widest

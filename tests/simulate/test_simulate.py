@@ -18,6 +18,7 @@ from bigplan.lower import lower
 from bigplan.placement import Placement, Share, StagePlacement, Tier
 from bigplan.program import LINKS, Action, Dependencies, Lane, Op, Program, expand
 from bigplan.simulate import action_seconds, simulate, step_seconds, total_seconds
+from bigplan.simulate.rank import Message
 from tests.examples import examples
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
 
@@ -160,7 +161,7 @@ class _Player:
         busy.append((start, time + left))
         return time + left
 
-    def play(self, sent: dict[tuple[str, int], float], case: Case) -> bool:
+    def play(self, sent: dict[Message, float], case: Case) -> bool:
         """Go on until a message is missing; whether anything was done."""
         before = len(self.ends)
         while len(self.ends) < len(self.actions):
@@ -185,7 +186,7 @@ class _Player:
 @settings(max_examples=examples(80))
 @given(cases(free=True))
 def test_events_are_those_of_a_plain_player(case: Case) -> None:
-    players, sent = [_Player(program) for program in case.programs], dict[tuple[str, int], float]()
+    players, sent = [_Player(program) for program in case.programs], dict[Message, float]()
     while sum(player.play(sent, case) for player in players):  # all of them get a turn
         pass
     for stage, player in enumerate(players):

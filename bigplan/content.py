@@ -1,0 +1,56 @@
+"""What an entry of a buffer holds, whichever buffer it is."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from bigplan.placement import Share
+
+
+class Holds(StrEnum):
+    """The kinds of content, as error messages name them."""
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"  # the sum over the units of the step so far
+    PARTIAL_GRADIENTS = "partial gradients"  # of one unit, on their way to that sum
+    STATE = "optimizer state"
+    ACTIVATIONS = "activations"  # what a layer keeps between its forward and its backward
+    HIDDEN = "hidden states"  # a layer's output
+    HIDDEN_GRADIENT = "hidden-state gradients"  # the gradient by a layer's output
+    ROWS = "looked-up rows"  # of the first layer's tables
+    ROW_GRADIENTS = "row gradients"  # of those rows
+    SQUARES = "square sum"  # of a layer's final gradients
+    CLIP = "clip factor"
+    BATCH = "batch"  # tokens and targets
+    CHECKPOINT = "checkpoint"  # a part of a layer's file
+
+
+class Content(NamedTuple):
+    """What is in an entry. `layer`: -1 for what belongs to none.
+
+    Optimizer state is cut into shares, and some shares into chunks: `chunk` counts those.
+    """
+
+    kind: Holds
+    layer: int = -1
+    share: Share | None = None
+    chunk: int = 0
+
+    def __str__(self) -> str:
+        """As error messages have it: 'optimizer state of layer 3 (nvme, chunk 0)'."""
+        of_layer = f" of layer {self.layer}" if self.layer >= 0 else ""
+        part = f" ({self.share}, chunk {self.chunk})" if self.share else ""
+        return f"{self.kind}{of_layer}{part}"
+
+
+class Held(NamedTuple):
+    """A content, of one micro-batch where micro-batches have one each."""
+
+    content: Content
+    micro_batch: int | None = None
+
+    def __str__(self) -> str:
+        """As error messages have it: 'activations of layer 1, micro-batch 0'."""
+        number = self.micro_batch
+        return str(self.content) if number is None else f"{self.content}, micro-batch {number}"
