@@ -64,6 +64,33 @@ class Rectangle:
             return None
         return Rectangle(self.parameter, *rows, *columns)
 
+    def without(self, other: Rectangle) -> Iterator[Rectangle]:
+        """What of it the other lacks, as at most four rectangles that share nothing."""
+        inner = self.shared(other)
+        if inner is None:
+            yield self
+            return
+        rows = inner.first_row, inner.last_row
+        columns = self.first_column, self.last_column
+        for first_row, last_row, first_column, last_column in (
+            (self.first_row, inner.first_row, *columns),
+            (*rows, self.first_column, inner.first_column),
+            (*rows, inner.last_column, self.last_column),
+            (inner.last_row, self.last_row, *columns),
+        ):
+            if first_row < last_row and first_column < last_column:
+                yield Rectangle(self.parameter, first_row, last_row, first_column, last_column)
+
+    def moved(self, rows: int, columns: int) -> Rectangle:
+        """As it lies so many rows further down and columns further right."""
+        return Rectangle(
+            self.parameter,
+            self.first_row + rows,
+            self.last_row + rows,
+            self.first_column + columns,
+            self.last_column + columns,
+        )
+
 
 def whole(parameter: str, rows: int, columns: int) -> Rectangle:
     """All of a parameter."""

@@ -45,6 +45,22 @@ def test_two_share_their_common_cells(one: Rectangle, other: Rectangle) -> None:
     assert _cells(one.shared(other)) == _cells(one) & _cells(other)
 
 
+@given(rectangles(), rectangles())
+def test_what_the_other_lacks_is_cut_into_parts_that_share_nothing(
+    one: Rectangle, other: Rectangle
+) -> None:
+    parts = list(one.without(other))
+    cells = [cell for part in parts for cell in _cells(part)]
+    assert len(parts) <= 4
+    assert len(set(cells)) == len(cells)
+    assert set(cells) == _cells(one) - _cells(other)
+
+
+@given(rectangles(), sizes, sizes)
+def test_moved_it_has_as_many_cells_elsewhere(one: Rectangle, rows: int, columns: int) -> None:
+    assert _cells(one.moved(rows, columns)) == {(r + rows, c + columns) for r, c in _cells(one)}
+
+
 def test_another_parameter_shares_nothing() -> None:
     assert whole("a", 2, 3).shared(whole("b", 2, 3)) is None
 

@@ -106,7 +106,7 @@ def _newer(path: Path, _: Random) -> None:
         (_remove, "layer-.* cannot be read .No such file.*damaged"),
         (_remove_manifest, "manifest.json: no such file.*resume from another"),
         (_garble_manifest, "manifest.json.*(damaged|this version of bigplan reads)"),
-        (_newer, "has format 99, this version of bigplan reads 1: .*version that wrote it"),
+        (_newer, "has format 99, this version of bigplan reads 2: .*version that wrote it"),
     ],
 )
 def test_damage_is_told_and_the_one_before_is_good(

@@ -1,7 +1,7 @@
-"""Which bytes of a rank's buffers are a layer's state, and how a layer's file is laid out.
+"""Which bytes of a rank's buffers are a layer's state, and how a file of it is laid out.
 
     8 bytes: length of the header; the header, JSON, padded with spaces to a whole page;
-    then image after image, each at a whole page and filled up to one
+    then image after image: the pages of a buffer entry that have state in them
 
 An image is a buffer entry as it is in memory: the moments (and master copy) of a piece one after
 the other, or fp32 parameters. So a piece in host memory is written from where it is, with O_DIRECT,
@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bigplan.rectangle import Rectangle, cut
 from bigplan.runtime.checkpoint.manifest import Kind, StoredTensor
 from bigplan.runtime.context import Context
 from bigplan.runtime.memory import Key
@@ -30,38 +31,49 @@ _MOMENTS: Mapping[str, tuple[Kind, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of one parameter in an image: `count` elements of one kind from element `start` on."""
+    """A rectangle of one kind in an image, row by row from element `start` of the image on."""
 
-    parameter: str
+    rectangle: Rectangle
     kind: Kind
-    shape: tuple[int, ...]
-    first_row: int
-    columns: int
+    shape: tuple[int, ...]  # of the whole parameter
     start: int
-    count: int
 
     @property
-    def last_row(self) -> int:
-        """The row after its last."""
-        return self.first_row + self.count // self.columns
+    def stop(self) -> int:
+        """The element after its last."""
+        return self.start + self.rectangle.elements
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A buffer entry with state in it."""
+    """State in a buffer entry, from byte `offset` of the entry on; its spans follow each other.
+
+    Files and transfers have the entry's whole pages, so up to a page before it is stored too.
+    """
 
     key: Key
     spans: tuple[Span, ...]
+    offset: int = 0
 
     @property
     def elements(self) -> int:
-        """Of all spans, which lie one after the other."""
-        return sum(span.count for span in self.spans)
+        """Of all spans."""
+        return sum(span.rectangle.elements for span in self.spans)
+
+    @property
+    def before(self) -> int:
+        """Bytes of its first page that are not its own."""
+        return self.offset % PAGE
+
+    @property
+    def first_page(self) -> int:
+        """The byte of the entry where what is stored of it begins."""
+        return self.offset - self.before
 
     @property
     def nbytes(self) -> int:
-        """What is stored of it."""
-        return self.elements * ELEMENT
+        """What is stored of the entry, with the bytes before."""
+        return self.before + self.elements * ELEMENT
 
 
 def state_kinds(context: Context) -> tuple[Kind, ...]:
@@ -74,24 +86,60 @@ def state_kinds(context: Context) -> tuple[Kind, ...]:
     return kinds
 
 
-def layer_images(context: Context, layer: int) -> tuple[Image, ...]:
-    """All state of a layer: its pieces and, where no piece has a master copy, its parameters."""
-    rows, images = context.rows[layer], []
-    if not context.graph.sizes.master:
-        images.append(parameter_image(context, layer, "weights"))
-    kinds = state_kinds(context)
-    for share, chunk, boxes in rows.state:
+def written_images(context: Context, layer: int) -> tuple[Image, ...]:
+    """What this rank has of the layer that belongs into a checkpoint.
+
+    Its pieces and, where no piece has a master copy, the parameters that it updates: the buffer may
+    hold those of other ranks too.
+    """
+    states = state_images(context, layer)
+    if context.graph.sizes.master:
+        return states
+    parameters = parameter_image(context, layer, "weights", _updated(context, layer))
+    return (parameters, *states) if parameters.spans else states
+
+
+def state_images(context: Context, layer: int) -> tuple[Image, ...]:
+    """The layer's optimizer state on this rank, piece by piece."""
+    images, kinds = [], state_kinds(context)
+    for share, chunk, boxes in context.rows[layer].state:
         spans = tuple(_spans(context, layer, boxes, kinds))
         if spans:
             images.append(Image((f"o{layer}.{share}", chunk), spans))
     return tuple(images)
 
 
-def parameter_image(context: Context, layer: int, kind: Kind) -> Image:
-    """A layer's parameters, all rows, as they are filled in from what is stored as `kind`."""
-    offsets = context.rows[layer].offsets.items()
-    boxes = [Box(name, start, rows * columns, start) for name, (start, rows, columns) in offsets]
-    return Image((f"w{layer}", 0), tuple(_spans(context, layer, boxes, (kind,))))
+def parameter_image(
+    context: Context, layer: int, kind: Kind, elements: range | None = None
+) -> Image:
+    """Elements of the layer's parameters in this rank's buffer, all by default, stored as `kind`.
+
+    Its offset is for parameters of fp32, the only ones that are stored as they are.
+    """
+    held = _held(context, layer)
+    wanted = held if elements is None else elements
+    boxes = []
+    for name, (start, rows, columns) in context.rows[layer].offsets.items():
+        first, last = max(start, wanted.start), min(start + rows * columns, wanted.stop)
+        if first < last:
+            boxes.append(Box(name, first, last - first, first - wanted.start))
+    spans = tuple(_spans(context, layer, boxes, (kind,)))
+    return Image((f"w{layer}", 0), spans, (wanted.start - held.start) * ELEMENT)
+
+
+def _held(context: Context, layer: int) -> range:
+    """Elements of the layer whose parameters this rank's buffer holds, from its beginning on."""
+    return range(context.kind(layer).parameters)
+
+
+def _updated(context: Context, layer: int) -> range:
+    """Elements of the layer that this rank updates, which are consecutive."""
+    boxes = [box for _, _, boxes in context.rows[layer].state for box in boxes]
+    if not boxes:  # it has nothing but padding
+        return range(0)
+    found = range(min(box.in_layer.start for box in boxes), max(box.in_layer.stop for box in boxes))
+    assert sum(box.count for box in boxes) == len(found), (layer, found, boxes)
+    return found
 
 
 def _spans(
@@ -101,73 +149,93 @@ def _spans(
     elements = sum(box.count for box in boxes)
     for number, kind in enumerate(kinds):
         for box in boxes:
-            start, _, columns = context.rows[layer].offsets[box.tensor]
-            yield Span(
-                box.tensor,
-                kind,
-                shapes[box.tensor],
-                (box.start - start) // columns,
-                columns,
-                number * elements + box.place,
-                box.count,
-            )
+            first, _, columns = context.rows[layer].offsets[box.tensor]
+            place = number * elements + box.place
+            within = box.start - first
+            for rectangle in cut(box.tensor, columns, within, within + box.count):
+                yield Span(rectangle, kind, shapes[box.tensor], place)
+                place += rectangle.elements
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFile:
-    """A layer's file, known before any of it is written."""
+    """A file of one layer, known before any of it is written."""
 
     name: str
     layer: int
     header: bytes
     images: tuple[Image, ...]
-    offsets: tuple[int, ...]  # of the images
+    offsets: tuple[int, ...]  # of the images' first pages
     nbytes: int
     tensors: tuple[StoredTensor, ...]
 
 
-def layer_file(context: Context, layer: int) -> LayerFile:
-    """Lay out the layer's file."""
-    images = layer_images(context, layer)
-    kind = context.graph.layers[layer]
+def layer_file(context: Context, layer: int, rank: int | None) -> LayerFile:
+    """Lay out the file of what this rank has of the layer; `rank`: None where others have the same.
+
+    Without images there is nothing to write.
+    """
+    part = "" if rank is None else f"-rank-{rank:04d}"
+    name = f"layer-{layer:04d}{part}.safetensors"
+    return laid_out(name, layer, context.graph.layers[layer], written_images(context, layer))
+
+
+def laid_out(name: str, layer: int, kind: str, images: Sequence[Image]) -> LayerFile:
+    """Lay out a file of these images of a layer of that kind."""
     starts, end = [], 0  # within the data
     entries: dict[str, object] = {}
     for number, image in enumerate(images):
         starts.append(end)
+        first, filled = end + image.before, end + image.nbytes
+        entries |= _padding(f"{number}.before", end, first)
         for span in image.spans:
-            entries[_title(full_name(kind, layer, span.parameter), span)] = _entry(span, end)
-        filled, end = end + image.nbytes, align_up(end + image.nbytes, PAGE)
-        if end > filled:
-            entries[f"padding.{number}"] = _described("U8", (end - filled,), (filled, end))
+            title = _title(full_name(kind, layer, span.rectangle.parameter), span)
+            entries[title] = _entry(span, first)
+        end = align_up(filled, PAGE)
+        entries |= _padding(f"{number}.after", filled, end)
     header = _header(entries)
+    offsets = tuple(len(header) + start for start in starts)
     tensors = tuple(
-        StoredTensor(
-            parameter=span.parameter,
-            kind=span.kind,
-            shape=span.shape,
-            first=span.first_row,
-            last=span.last_row,
-            columns=span.columns,
-            offset=len(header) + start + span.start * ELEMENT,
-        )
-        for start, image in zip(starts, images, strict=True)
+        _stored(span, offset + image.before)
+        for offset, image in zip(offsets, images, strict=True)
         for span in image.spans
     )
-    offsets = tuple(len(header) + start for start in starts)
-    name = f"layer-{layer:04d}.safetensors"
-    return LayerFile(name, layer, header, images, offsets, len(header) + end, tensors)
+    return LayerFile(name, layer, header, tuple(images), offsets, len(header) + end, tensors)
+
+
+def _stored(span: Span, offset: int) -> StoredTensor:
+    rectangle = span.rectangle
+    return StoredTensor(
+        parameter=rectangle.parameter,
+        kind=span.kind,
+        shape=span.shape,
+        first_row=rectangle.first_row,
+        last_row=rectangle.last_row,
+        first_column=rectangle.first_column,
+        last_column=rectangle.last_column,
+        offset=offset + span.start * ELEMENT,
+    )
 
 
 def _title(name: str, span: Span) -> str:
-    return f"{name}/{span.kind}/{span.first_row}:{span.last_row}"
+    """Name, kind, and rows and columns as an index of the whole parameter."""
+    found = span.rectangle
+    columns = f"{found.first_column}:{found.last_column}"
+    index = columns if len(span.shape) == 1 else f"{found.first_row}:{found.last_row},{columns}"
+    return f"{name}/{span.kind}/{index}"
 
 
 def _entry(span: Span, start: int) -> dict[str, object]:
-    shape = (span.last_row - span.first_row, *span.shape[1:])
+    shape: tuple[int, ...] = (span.rectangle.rows, span.rectangle.columns)
     if len(span.shape) == 1:
-        shape = span.shape
-    low = start + span.start * ELEMENT
-    return _described("F32", shape, (low, low + span.count * ELEMENT))
+        shape = (span.rectangle.columns,)
+    return _described("F32", shape, (start + span.start * ELEMENT, start + span.stop * ELEMENT))
+
+
+def _padding(name: str, start: int, stop: int) -> dict[str, object]:
+    if start == stop:
+        return {}
+    return {f"padding.{name}": _described("U8", (stop - start,), (start, stop))}
 
 
 def _described(dtype: str, shape: tuple[int, ...], at: tuple[int, int]) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """What a checkpoint says of itself: `manifest.json`, written last.
 
-    {"format": 1, "sha256": of the rest, "checkpoint": {step, specs, files -> tensors, checksums}}
+    {"format": 2, "sha256": of the rest, "checkpoint": {step, specs, files -> tensors, checksums}}
 
-The tensors are in safetensors files, one per layer, which other tools can read as well. A tensor
-is a box: whole rows of one parameter, of one kind. So the files say nothing of the plan they were
+The tensors are in safetensors files, each of one layer, which other tools can read as well. A
+tensor is a rectangle of one parameter, of one kind. So the files say nothing of the plan they were
 written under, and any plan can read them.
 """
 
@@ -19,33 +19,36 @@ from typing import Final, Literal
 from pydantic import ValidationError
 
 from bigplan.errors import CheckpointError, InputError
+from bigplan.rectangle import Rectangle
 from bigplan.spec.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.reading import RECORD, read_json
 from bigplan.spec.training import Training
 
-FORMAT: Final = 1  # one for every change that makes older checkpoints unreadable
+FORMAT: Final = 2  # one for every change that makes older checkpoints unreadable
 NAME: Final = "manifest.json"
 Kind = Literal["weights", "exp_avg", "exp_avg_sq", "momentum", "master"]
 
 
 class StoredTensor(Spec):
-    """Rows `first` up to `last` of one parameter, fp32, at `offset` in their file."""
+    """A rectangle of one parameter, fp32, row by row, at byte `offset` of its file."""
 
     parameter: str
     kind: Kind
     shape: tuple[int, ...]
     """of the whole parameter"""
-    first: int
-    last: int
-    """rows; a vector is one row"""
-    columns: int
+    first_row: int
+    last_row: int
+    first_column: int
+    last_column: int
+    """a vector is one row"""
     offset: int
 
     @property
-    def elements(self) -> int:
-        """Elements of these rows."""
-        return (self.last - self.first) * self.columns
+    def rectangle(self) -> Rectangle:
+        """What it holds of its parameter."""
+        rows = self.first_row, self.last_row
+        return Rectangle(self.parameter, *rows, self.first_column, self.last_column)
 
 
 class Extent(Spec):
@@ -57,7 +60,7 @@ class Extent(Spec):
 
 
 class StoredFile(Spec):
-    """One layer's tensors. The first extent is the file's header."""
+    """Tensors of one layer, whose others may be in other files. The first extent is the header."""
 
     name: str
     layer: int

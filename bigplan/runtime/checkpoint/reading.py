@@ -1,26 +1,57 @@
-"""Rows out of a checkpoint, whatever plan wrote it: only the blocks asked for, each one checked."""
+"""Rectangles out of a checkpoint, whatever plan wrote it: only their blocks, each one checked."""
 
 from __future__ import annotations
 
 import zlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bigplan.errors import CheckpointError
-from bigplan.runtime.checkpoint.layout import ELEMENT, Span
+from bigplan.rectangle import Rectangle, cut, whole
+from bigplan.runtime.checkpoint.layout import ELEMENT
 from bigplan.runtime.checkpoint.manifest import Extent, Kind, Manifest, StoredFile, StoredTensor
 from bigplan.runtime.checkpoint.writing import BLOCK, THREADS
 from bigplan.runtime.disk import CHUNK, PAGE, Pages, TransferError, aligned_empty
 from bigplan.runtime.slab import align_up
 
-Stored = tuple[StoredFile, StoredTensor]
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A rectangle and where it is."""
+
+    rectangle: Rectangle
+    file: StoredFile
+    tensor: StoredTensor
+
+
+class _Index:
+    """What is stored of one parameter in one kind."""
+
+    def __init__(self, stored: Iterable[_Stored]) -> None:
+        self._stored = sorted(
+            stored, key=lambda one: (one.rectangle.first_row, one.rectangle.first_column)
+        )
+        self._first = [one.rectangle.first_row for one in self._stored]
+        # The greatest of those so far: bisection finds the first that goes beyond some row.
+        self._last = list(accumulate((one.rectangle.last_row for one in self._stored), max))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole parameter."""
+        return self._stored[0].tensor.shape
+
+    def near(self, wanted: Rectangle) -> Iterator[_Stored]:
+        """What may share elements with it, from the first row on."""
+        first = bisect_right(self._last, wanted.first_row)
+        yield from self._stored[first : bisect_left(self._first, wanted.last_row)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +84,12 @@ class Reader:
         usable = buffer is not None and buffer.numel() >= BLOCK
         self._buffer = buffer if buffer is not None and usable else aligned_empty(BLOCK)
         self._path, self.manifest = path, manifest
-        self._index: dict[tuple[int, str, Kind], list[Stored]] = defaultdict(list)
+        found: dict[tuple[int, str, Kind], list[_Stored]] = defaultdict(list)
         for file in manifest.files:
             for tensor in file.tensors:
-                self._index[file.layer, tensor.parameter, tensor.kind].append((file, tensor))
+                stored = _Stored(tensor.rectangle, file, tensor)
+                found[file.layer, tensor.parameter, tensor.kind].append(stored)
+        self._index = {key: _Index(stored) for key, stored in found.items()}
         self._pages: Pages | None = None
         self._run: _Run | None = None
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint")
@@ -76,43 +109,76 @@ class Reader:
 
     def parameter(self, layer: int, name: str) -> Tensor:
         """A parameter's newest values, fp32, in its shape."""
-        master: Kind = "master"
-        kind = master if (layer, name, master) in self._index else "weights"
-        stored = self._index[layer, name, kind]
-        if not stored:
-            raise self._lacks(layer, name, kind, 0)
-        tensor = stored[0][1]
-        elements = torch.Size(tensor.shape).numel()
-        values = torch.empty(elements)
-        whole = Span(name, kind, tensor.shape, 0, tensor.columns, 0, elements)
-        self.read(layer, whole, values)
-        return values.view(tensor.shape)
+        kinds: tuple[Kind, ...] = ("master", "weights")
+        for kind in kinds:
+            if (layer, name, kind) in self._index:
+                shape = self._index[layer, name, kind].shape
+                values = torch.empty(shape)
+                rows, columns = values.shape if len(shape) > 1 else (1, values.numel())
+                self.read(layer, kind, whole(name, rows, columns), values.view(-1))
+                return values
+        raise self._lacks(layer, kinds[-1], f"all of {name}")
 
-    def read(self, layer: int, span: Span, into: Tensor) -> None:
-        """The rows of `span` into flat memory of any device and float type."""
-        row = span.first_row
-        for file, tensor in sorted(
-            self._index[layer, span.parameter, span.kind], key=lambda stored: stored[1].first
-        ):
-            if tensor.first <= row < min(tensor.last, span.last_row):
-                last = min(tensor.last, span.last_row)
-                low, high = (
-                    tensor.offset + (r - tensor.first) * tensor.columns * ELEMENT
-                    for r in (row, last)
-                )
-                done = (row - span.first_row) * span.columns
-                for values in self._values(file, low, high):
-                    into[done : done + values.numel()].copy_(values)
-                    done += values.numel()
-                row = last
-        if row < span.last_row:
-            raise self._lacks(layer, span.parameter, span.kind, row)
+    def read(self, layer: int, kind: Kind, wanted: Rectangle, into: Tensor) -> None:
+        """A rectangle's values, row by row, into flat memory of any device and float type."""
+        matrix = into.view(wanted.rows, wanted.columns)
+        missing = [wanted]
+        index = self._index.get((layer, wanted.parameter, kind))
+        for stored in index.near(wanted) if index is not None else ():
+            # Where stored rectangles overlap, the first that has an element gives it.
+            found = [part for one in missing if (part := one.shared(stored.rectangle))]
+            for part in found:
+                self._copy(stored, part, matrix[part.within(wanted)])
+            if found:
+                missing = [part for one in missing for part in one.without(stored.rectangle)]
+        if missing:
+            first = min(missing, key=lambda part: (part.first_row, part.first_column))
+            raise self._lacks(
+                layer,
+                kind,
+                f"{sum(part.elements for part in missing)} elements of {wanted.parameter}, the "
+                f"first in row {first.first_row}, column {first.first_column}",
+            )
 
-    def _lacks(self, layer: int, name: str, kind: Kind, row: int) -> CheckpointError:
+    def _lacks(self, layer: int, kind: Kind, what: str) -> CheckpointError:
         return CheckpointError(
-            f"{self._path} lacks {kind} of {name} in layer {layer} from row {row} on: the "
-            "checkpoint is damaged; resume from another one"
+            f"{self._path} lacks {kind} of layer {layer}: {what}; the checkpoint is damaged: "
+            "resume from another one"
         )
+
+    def _copy(self, stored: _Stored, wanted: Rectangle, into: Tensor) -> None:
+        """A part of a stored rectangle into a matrix of its size."""
+        origin = stored.rectangle
+        if (origin.columns - wanted.columns) * ELEMENT < BLOCK or wanted.rows == 1:
+            self._stream(stored, wanted, into)
+            return
+        for row in range(wanted.first_row, wanted.last_row):  # there are blocks without any of it
+            columns = wanted.first_column, wanted.last_column
+            part = Rectangle(wanted.parameter, row, row + 1, *columns)
+            self._stream(stored, part, into[part.within(wanted)])
+
+    def _stream(self, stored: _Stored, wanted: Rectangle, into: Tensor) -> None:
+        """The same, through all stored bytes from the part's first to its last.
+
+        What the buffer holds of them is a range of elements, so at most three rectangles. One copy
+        does for each, however many rows it has and however narrow they are.
+        """
+        origin = stored.rectangle
+        rows, columns = wanted.within(origin)
+        element = rows.start * origin.columns + columns.start
+        last = (rows.stop - 1) * origin.columns + columns.stop
+        low, high = (stored.tensor.offset + at * ELEMENT for at in (element, last))
+        for values in self._values(stored.file, low, high):
+            stop = element + values.numel()
+            parts = list(cut(wanted.parameter, origin.columns, element, stop))
+            sizes = [part.elements for part in parts]
+            for part, flat in zip(parts, torch.split(values, sizes), strict=True):
+                held = part.moved(origin.first_row, origin.first_column)
+                shared = held.shared(wanted)
+                if shared is not None:
+                    matrix = flat.view(held.rows, held.columns)
+                    into[shared.within(wanted)].copy_(matrix[shared.within(held)])
+            element = stop
 
     def _values(self, file: StoredFile, low: int, high: int) -> Iterator[Tensor]:
         """The fp32 values from byte `low` up to `high` of a file, as many at once as fit."""

@@ -7,7 +7,8 @@ import torch
 from bigplan.errors import InputError
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint.folder import Found
-from bigplan.runtime.checkpoint.layout import Image, layer_images, parameter_image
+from bigplan.runtime.checkpoint.layout import Image, parameter_image, state_images
+from bigplan.runtime.checkpoint.manifest import Kind
 from bigplan.runtime.checkpoint.reading import Reader
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import passage
@@ -40,20 +41,21 @@ def check_same(found: Found, plan: Plan) -> None:
 def restore(context: Context, found: Found) -> None:
     """Fill every layer's parameters and optimizer state. Raises CheckpointError."""
     stage = context.memory.place(("stage.c", 0))
+    kind: Kind = "master" if context.graph.sizes.master else "weights"
     with Reader(found.path, found.manifest, stage) as reader:
         for layer in context.program.layers:
-            for image in layer_images(context, layer):
+            for image in state_images(context, layer):
                 _fill(context, reader, layer, image, torch.float32)
-            if context.graph.sizes.master:
-                image = parameter_image(context, layer, "master")
-                _fill(context, reader, layer, image, context.parameter_dtype)
+            image = parameter_image(context, layer, kind)
+            _fill(context, reader, layer, image, context.parameter_dtype)
 
 
 def _fill(context: Context, reader: Reader, layer: int, image: Image, dtype: torch.dtype) -> None:
+    assert not image.offset, image  # entries are filled from their beginning
     memory = context.memory
     place = memory.place(passage(context, layer, image.key))
     values = place[: image.elements * dtype.itemsize].view(dtype)
     for span in image.spans:
-        reader.read(layer, span, values[span.start : span.start + span.count])
+        reader.read(layer, span.kind, span.rectangle, values[span.start : span.stop])
     if memory.on_disk(image.key):
         memory.write(image.key, place)

@@ -1,8 +1,8 @@
 """One checkpoint being written, action by action; `commit` makes it one.
 
-The ranks hold the same state and share the layers. What fails (a full disk, a folder that is gone)
-fails the checkpoint and not the training: it is noted, the rest is not written, and the caller is
-told.
+Ranks that hold the same state share the layers; where ZeRO shards it, each writes its own part of
+every layer. What fails (a full disk, a folder that is gone) fails the checkpoint and not the
+training: it is noted, the rest is not written, and the caller is told.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Saver:
         self.path = checkpoint_path(folder, manifest.step)
         self._partial = self.path.with_name(self.path.name + PARTIAL)
         self._started = time.perf_counter()
-        self._files = _share(context, rank)
+        sharded = context.graph.strategy.zero > 0
+        self._files = _own(context, rank) if sharded else _share(context, rank)
         self._left = {layer: {i.key for i in file.images} for layer, file in self._files.items()}
         self._open: dict[int, tuple[FileWriter, dict[Key, Extent]]] = {}
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint")
@@ -94,10 +95,11 @@ class Saver:
         return writer, {("header", 0): Extent(offset=0, nbytes=len(file.header), checksums=sums)}
 
     def _image(self, writer: FileWriter, image: Image, offset: int) -> list[int]:
-        """Write an image: from the slab as it is, or stage by stage, two at a time."""
+        """Write an image's pages: from the slab as they are, or stage by stage, two at a time."""
         memory, key = self._context.memory, image.key
         if self._context.program.buffers[key[0]].tier is Tier.HOST:
-            return list(wait_for(writer.write(offset, memory.place(key), image.nbytes)))
+            pages = memory.place(key)[image.first_page :]
+            return list(wait_for(writer.write(offset, pages, image.nbytes)))
         under_way: list[Written] = []
         sums: list[int] = []
         size = memory.place(STAGES[0]).numel()
@@ -106,7 +108,7 @@ class Saver:
                 sums += wait_for(under_way.pop(0))
             stage = memory.place(STAGES[number % len(STAGES)])
             nbytes = min(size, image.nbytes - start)
-            self._fill(stage[: align_up(nbytes, PAGE)], key, start, nbytes)
+            self._fill(stage[: align_up(nbytes, PAGE)], key, image.first_page + start, nbytes)
             under_way.append(writer.write(offset + start, stage, nbytes))
         for written in under_way:
             sums += wait_for(written)
@@ -145,7 +147,7 @@ class Saver:
 
     def commit(self, files: Iterable[StoredFile], error: str) -> Saved:
         """Make it a checkpoint of all ranks' files, on rank 0; `error`: what failed on any rank."""
-        ordered = tuple(sorted(files, key=lambda file: file.layer))
+        ordered = tuple(sorted(files, key=lambda file: (file.layer, file.name)))
         manifest = self._manifest.model_copy(update={"files": ordered})
         try:
             if not error:
@@ -167,9 +169,15 @@ class Saver:
             shutil.rmtree(self._partial, ignore_errors=True)
 
 
+def _own(context: Context, rank: int) -> dict[int, LayerFile]:
+    """A file of every layer of which this rank has more than padding."""
+    files = (layer_file(context, layer, rank) for layer in context.program.layers)
+    return {file.layer: file for file in files if file.images}
+
+
 def _share(context: Context, rank: int) -> dict[int, LayerFile]:
     """The files that this rank writes: layers dealt out, the largest first, to whom has least."""
-    files = [layer_file(context, layer) for layer in context.program.layers]
+    files = [layer_file(context, layer, None) for layer in context.program.layers]
     loads = [0] * context.world
     mine = {}
     for file in sorted(files, key=lambda file: (-file.nbytes, file.layer)):
