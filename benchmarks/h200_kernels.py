@@ -10,6 +10,7 @@ import mmap
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bigplan.kernels import rms_norm, rotary, swiglu
 from bigplan.runtime import blocks, operators
+from bigplan.runtime.first_values import random_values, whole_values
 from bigplan.runtime.products import add_product
 from bigplan.spec.catalog import find_model
 
@@ -213,8 +215,9 @@ def block(name: str) -> None:
     """A block of llama-like-3.3b, 8 sequences of 4096."""
     model = find_model("llama-like-3.3b")
     rope = blocks.rope_table(model, 4096, "cuda", torch.bfloat16)
+    first = partial(random_values, seed=0)
     p = {
-        q.name: blocks.initial_values("block", 1, q, 0).cuda().bfloat16().requires_grad_()
+        q.name: whole_values(first, "block", 1, q).cuda().bfloat16().requires_grad_()
         for q in model.kinds()["block"]
     }
     x = random(8, 4096, 4096).requires_grad_()

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from bigplan.plan import Plan
     from bigplan.profile.sensors import Reading
+    from bigplan.rectangle import Rectangle
     from bigplan.runtime.first_values import FirstValues
     from bigplan.runtime.worker import Worker
     from bigplan.spec.cluster import Cluster
@@ -277,14 +278,14 @@ def alike(model: ModelSpec, training: Training) -> FirstValues:
     from bigplan.runtime.first_values import first_values
 
     drawn = first_values(model, training)
-    kept: dict[str, Tensor] = {}
+    kept: dict[Rectangle, Tensor] = {}
 
-    def first(kind: str, layer: int, parameter: Parameter) -> Tensor:
+    def first(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
         if kind != "block":  # of the others there is one
-            return drawn(kind, layer, parameter)
-        if parameter.name not in kept:
-            kept[parameter.name] = drawn(kind, layer, parameter)
-        return kept[parameter.name]
+            return drawn(kind, layer, parameter, part)
+        if part not in kept:
+            kept[part] = drawn(kind, 1, parameter, part)
+        return kept[part]
 
     return first
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bigplan.profile.load import Load, tokens_of_round
 from bigplan.runtime import blocks
+from bigplan.runtime.first_values import STD
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.products import Sums
 from bigplan.spec.cluster import NodeGroup
@@ -41,7 +42,7 @@ class Layer:
         shapes = {parameter.name: parameter.shape for parameter in model.kinds()[kind]}
         sizes = [torch.Size(shape).numel() for shape in shapes.values()]
         flat = torch.empty(sum(sizes), dtype=torch.bfloat16, device=DEVICE)
-        flat.normal_(0.0, blocks.INITIAL_STD)
+        flat.normal_(0.0, STD)
         self.flat = flat.view(torch.uint8)
         sums = torch.zeros(sum(sizes), device=DEVICE)
         self.views, self.sums = (

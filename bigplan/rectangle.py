@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bigplan.spec.model import Parameter
+
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
@@ -91,10 +93,24 @@ class Rectangle:
             self.last_column + columns,
         )
 
+    def bands(self, rows: int) -> Iterator[Rectangle]:
+        """In order, cut below every multiple of so many rows of the parameter."""
+        first = self.first_row
+        while first < self.last_row:
+            last = min(self.last_row, (first // rows + 1) * rows)
+            yield Rectangle(self.parameter, first, last, self.first_column, self.last_column)
+            first = last
+
 
 def whole(parameter: str, rows: int, columns: int) -> Rectangle:
     """All of a parameter."""
     return Rectangle(parameter, 0, rows, 0, columns)
+
+
+def all_of(parameter: Parameter) -> Rectangle:
+    """The same of a model's parameter; a vector is one row."""
+    *rows, columns = parameter.shape
+    return whole(parameter.name, rows[0] if rows else 1, columns)
 
 
 def cut(parameter: str, columns: int, start: int, stop: int) -> Iterator[Rectangle]:

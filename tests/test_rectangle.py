@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.rectangle import Rectangle, cut, whole
+from bigplan.rectangle import Rectangle, all_of, cut, whole
+from bigplan.spec.model import Parameter
 
 sizes = st.integers(1, 7)
 
@@ -68,3 +69,17 @@ def test_another_parameter_shares_nothing() -> None:
 def test_a_part_knows_its_place_in_what_contains_it() -> None:
     outer = Rectangle("w", 2, 6, 1, 5)
     assert Rectangle("w", 3, 5, 2, 5).within(outer) == (slice(1, 3), slice(1, 4))
+
+
+@given(rectangles(), sizes)
+def test_bands_end_at_multiples_of_their_rows(one: Rectangle, rows: int) -> None:
+    bands = list(one.bands(rows))
+    assert [band.last_row for band in bands[:-1]] == [band.first_row for band in bands[1:]]
+    assert all(band.last_row % rows == 0 for band in bands[:-1])
+    assert len({band.first_row // rows for band in bands}) == len(bands)
+    assert set().union(*map(_cells, bands)) == _cells(one)
+
+
+def test_a_vector_is_one_row() -> None:
+    assert all_of(Parameter("w", (3, 5), "rows", True)) == whole("w", 3, 5)
+    assert all_of(Parameter("b", (5,), "rows", False)) == whole("b", 1, 5)

@@ -2,8 +2,10 @@
 
 Measured with CUDA on an H200's machine (benchmarks/results/2026-11-23-h200-promises). Page-locked
 memory has page tables, and the driver keeps a record of every page of it. A rank's process has
-Python, torch and its libraries, and what CUDA and the driver allocate for it; first weights pass
-through fp32, a layer at a time and once more by tensor. A node has Ray's processes and a launch's.
+Python, torch and its libraries, and what CUDA and the driver allocate for it. When this was
+measured, first weights passed through fp32 a layer at a time and once more by tensor; they are made
+in blocks of 4 MiB now, a few a core, so FIRST_VALUES is too much until it is measured again. A node
+has Ray's processes and a launch's.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ of a layer's buffer under the names of ModelSpec.kinds().
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.runtime.operators import cross_entropy, layer_norm, rms_norm, rotary, swiglu
-from bigplan.spec.model import ModelSpec, Parameter, RopeScaling
+from bigplan.spec.model import ModelSpec, RopeScaling
 
 Parameters = Mapping[str, Tensor]
 Rope = tuple[Tensor, Tensor]
@@ -27,8 +26,6 @@ Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
 # Adds a product to a tensor, as Ways.close does; the second that of silu(gate) * up.
 Closing = Callable[[Parameters, str, Tensor, Tensor], Tensor]
 Gated = Callable[[Parameters, str, Tensor, Tensor, Tensor], Tensor]
-
-INITIAL_STD = 0.02  # of every matrix, as in GPT-2 and Llama
 
 
 def embedding(p: Parameters, tokens: Tensor, model: ModelSpec) -> Tensor:
@@ -144,22 +141,6 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
     waves = scaling.original_length * frequencies / (2 * math.pi)
     stays = ((waves - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies * (stays + (1.0 - stays) / scaling.factor)
-
-
-def initial_values(kind_name: str, layer: int, parameter: Parameter, seed: int) -> Tensor:
-    """First fp32 CPU values: normal (std 0.02) matrices, norm weights one, biases zero.
-
-    They depend on the arguments alone, so every plan starts from the same model. `layer` is the
-    index in ModelSpec.layer_sequence().
-    """
-    if parameter.name.endswith(".bias"):
-        return torch.zeros(parameter.shape)
-    if len(parameter.shape) == 1:
-        return torch.ones(parameter.shape)
-    key = f"{seed}/{kind_name}/{layer}/{parameter.name}".encode()
-    digest = hashlib.blake2b(key, digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest) >> 1)
-    return torch.empty(parameter.shape).normal_(0.0, INITIAL_STD, generator=generator)
 
 
 def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linears: Linears) -> Tensor:

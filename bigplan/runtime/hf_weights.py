@@ -1,7 +1,7 @@
-"""First weights out of a Hugging Face folder: config.json and safetensors, one tensor at a time.
+"""First weights out of a Hugging Face folder: config.json and safetensors, rectangle by rectangle.
 
-Nothing is unpickled, and no more than a tensor is in memory beside what the caller keeps: files
-are mapped, and unmapped again after each parameter.
+Nothing is unpickled, and no more than a rectangle of a parameter is in memory beside what the
+caller keeps: files are mapped, and unmapped again after each.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bigplan.errors import InputError, RefusedError
+from bigplan.rectangle import Rectangle
 from bigplan.spec.hf import load_hf_config
 from bigplan.spec.hf_names import WEIGHT_FAMILIES, hf_tensors, stored
 from bigplan.spec.hf_write import differences
@@ -79,15 +80,24 @@ class HfFolder:
                             f"(read: {', '.join(FLOATS)}); take an unquantised copy of the model"
                         )
 
-    def values(self, layer: int, parameter: Parameter) -> Tensor:
-        """A parameter's values, fp32 on the CPU; `layer` is its index in layer_sequence()."""
+    def values(self, layer: int, parameter: Parameter, rectangle: Rectangle) -> Tensor:
+        """A rectangle of a parameter, fp32 on the CPU [rows, columns]; a vector is one row.
+
+        `layer` is its index in layer_sequence(). No more of the file is read.
+        """
         place = stored(self.family, layer, parameter.name)
+        before = place.part * parameter.shape[0]  # of other parameters in the tensor
         with _opened(self.files[place.tensor]) as file:
-            tensor: Tensor = file.get_tensor(self.names[place.tensor])
-            if place.transposed:
-                tensor = tensor.T
-            part = tensor.chunk(place.parts)[place.part]
-            return part.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+            tensor = file.get_slice(self.names[place.tensor])
+            if len(parameter.shape) == 1:
+                part = tensor[rectangle.moved(0, before).in_matrix[1]].unsqueeze(0)
+            else:
+                rows, columns = rectangle.moved(before, 0).in_matrix
+                part = tensor[columns, rows].T if place.transposed else tensor[rows, columns]
+            values: Tensor = part.to(
+                torch.float32, memory_format=torch.contiguous_format, copy=True
+            )
+            return values
 
 
 def _family(folder: Path, model: ModelSpec) -> str:

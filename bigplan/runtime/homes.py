@@ -2,67 +2,133 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from bigplan.content import Holds
+from bigplan.rectangle import Rectangle, cut
 from bigplan.runtime.context import Context
-from bigplan.runtime.first_values import FirstValues
+from bigplan.runtime.cores import Cores
+from bigplan.runtime.first_values import FirstValues, rows_at_once
 from bigplan.runtime.memory import Key
-from bigplan.runtime.pieces import Box
 from bigplan.runtime.slab import PAGE, align_up, aligned_empty
-from bigplan.spec.model import Parameter
+
+
+class _Kept(NamedTuple):
+    """Elements of a layer from `first` on, where they are kept: 1-D, in any precision."""
+
+    first: int
+    flat: Tensor
+
+    @property
+    def elements(self) -> range:
+        """Which they are."""
+        return range(self.first, self.first + len(self.flat))
+
+    def put(self, start: int, values: Tensor) -> None:
+        """Copy those of the layer's elements from `start` on that are kept here."""
+        low = max(start, self.first)
+        high = min(start + len(values), self.elements.stop)
+        if low < high:
+            place = self.flat[low - self.first : high - self.first]
+            place.copy_(values[low - start : high - start])
+
+
+_Fill = Callable[[Sequence[range], Sequence[_Kept]], None]
 
 
 def fill_first(context: Context, first: FirstValues) -> None:
     """First weights and empty moments at the home of every layer.
 
-    Beside what the plan promised, one layer's fp32 values and a tensor a thread are in memory.
+    Only elements that have a home are made, each once. Beside what the plan promised, a thread has
+    at most two blocks of them in memory (first_values.BLOCK), fp32, and one in another precision.
     """
-    for layer in context.program.layers:
-        values = _layer_values(context, layer, first)
-        _put(context, layer, (f"w{layer}", 0), values.to(context.parameter_dtype))
+    with Cores() as cores:
+        for layer in context.program.layers:
+            _fill_layer(context, layer, partial(_fill, context, layer, first, cores))
+
+
+def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
+    """Parameters together with the master copies of the same elements, then those without one."""
+    sizes, dtype = context.graph.sizes, context.parameter_dtype
+    count = context.kind(layer).parameters
+    left = [range(count)]
+    with _placed(context, layer, (f"w{layer}", 0)) as place:
+        parameters = _Kept(0, place[: count * dtype.itemsize].view(dtype))
         for share, chunk, boxes in context.rows[layer].state:
-            if boxes and context.graph.sizes.state:
-                _put_state(context, layer, (f"o{layer}.{share}", chunk), boxes, values)
+            if not boxes or not sizes.state:
+                continue
+            with _placed(context, layer, (f"o{layer}.{share}", chunk)) as state_place:
+                elements = sum(box.count for box in boxes)
+                state = state_place[: sizes.state * elements].view(torch.float32).view(-1, elements)
+                state.zero_()
+                if sizes.master:
+                    masters = [_Kept(box.start, state[-1][box.in_piece]) for box in boxes]
+                    made = [master.elements for master in masters]
+                    fill(made, [*masters, parameters])
+                    left = list(without(left, made))
+        fill(left, [parameters])
 
 
-def _layer_values(context: Context, layer: int, first: FirstValues) -> Tensor:
-    """A layer's first values, flat, fp32."""
-    kind, offsets = context.graph.layers[layer], context.rows[layer].offsets
-    values = torch.empty(context.kind(layer).parameters)
-
-    def make(parameter: Parameter) -> None:
-        start, rows, columns = offsets[parameter.name]
-        values[start : start + rows * columns].copy_(first(kind, layer, parameter).flatten())
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a generator uses one thread
-        list(pool.map(make, context.parameters(layer)))
-    return values
-
-
-def _put_state(
-    context: Context, layer: int, key: Key, boxes: Sequence[Box], values: Tensor
+def _fill(
+    context: Context,
+    layer: int,
+    first: FirstValues,
+    cores: Cores,
+    ranges: Sequence[range],
+    homes: Sequence[_Kept],
 ) -> None:
-    """Empty moments and, where the state has a master copy, the rows' first values."""
-    elements, sizes = sum(box.count for box in boxes), context.graph.sizes
-    place = context.memory.place(passage(context, layer, key))
-    state = place[: sizes.state * elements].view(torch.float32).view(-1, elements)
-    state.zero_()
-    if sizes.master:
-        for box in boxes:
-            state[-1][box.in_piece].copy_(values[box.in_layer])
-    if context.memory.on_disk(key):
-        context.memory.write(key, place)
+    """Make ranges of the layer's elements, and put them wherever some of them are kept."""
+    kind, offsets = context.graph.layers[layer], context.rows[layer].offsets
+    parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
+
+    def make(start: int, part: Rectangle) -> None:
+        values = first(kind, layer, parameters[part.parameter], part).flatten()
+        for home in homes:
+            home.put(start, values)
+
+    parts = [part for elements in ranges for part in _parts(offsets, elements)]
+    cores.run([partial(make, *part) for part in parts])
 
 
-def _put(context: Context, layer: int, key: Key, values: Tensor) -> None:
+def _parts(
+    offsets: Mapping[str, tuple[int, int, int]], elements: range
+) -> Iterator[tuple[int, Rectangle]]:
+    """A layer's elements as rectangles that a thread makes at once, each with its first element.
+
+    `offsets` as LayerRows has them.
+    """
+    for name, (before, rows, columns) in offsets.items():
+        start = max(elements.start - before, 0)
+        stop = min(elements.stop - before, rows * columns)
+        for together in cut(name, columns, start, stop):
+            for part in together.bands(rows_at_once(columns)):
+                yield before + part.first_row * columns + part.first_column, part
+
+
+def without(ranges: Iterable[range], others: Iterable[range]) -> Iterator[range]:
+    """What of the ranges is in none of the others."""
+    others = sorted(others, key=lambda other: other.start)
+    for one in ranges:
+        start = one.start
+        for other in others:
+            if start < min(other.start, one.stop):
+                yield range(start, min(other.start, one.stop))
+            start = max(start, other.stop)
+        if start < one.stop:
+            yield range(start, one.stop)
+
+
+@contextmanager
+def _placed(context: Context, layer: int, key: Key) -> Iterator[Tensor]:
+    """Where the entry is filled; what lives on disk is written there at the end."""
     place = context.memory.place(passage(context, layer, key))
-    place[: values.nbytes].copy_(values.view(torch.uint8))
+    yield place
     if context.memory.on_disk(key):
         context.memory.write(key, place)
 

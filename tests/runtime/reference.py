@@ -50,7 +50,7 @@ from bigplan.placement import LayerPlacement, Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime import blocks, products
 from bigplan.runtime.data import BatchSource, data_path
-from bigplan.runtime.first_values import first_values
+from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.spec.model import ModelSpec, Parameter
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
@@ -163,9 +163,10 @@ class PlainLoop:
     def _first_state(self) -> State:
         state = []
         first = first_values(self._plan.model, self._plan.training)
+        moments = self._plan.training.optimizer.moments
         for layer, name in enumerate(self._graph.layers):
-            values = [first(name, layer, p).flatten() for p in self._plan.model.kinds()[name]]
-            flat, moments = torch.cat(values), self._plan.training.optimizer.moments
+            values = [whole_values(first, name, layer, p) for p in self._plan.model.kinds()[name]]
+            flat = torch.cat([value.flatten() for value in values])
             empty = tuple(torch.zeros_like(flat) for _ in range(moments))
             state.append(LayerState(flat, empty))
         return tuple(state)

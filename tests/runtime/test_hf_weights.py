@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -18,10 +20,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from bigplan.errors import InputError, RefusedError
+from bigplan.rectangle import all_of
 from bigplan.runtime.hf_export import write_folder
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.spec.hf import load_hf_config
 from bigplan.spec.model import ModelSpec, Parameter
+from tests.examples import examples
+from tests.rectangles import parts_of
 from tests.runtime.hf_models import CASES, LENGTH, Layers, logits, ours_of, reference, spec_of
 
 # fp32 sums of a few hundred terms in another order, relative to the largest logit.
@@ -39,7 +44,7 @@ def _tokens(model: ModelSpec) -> torch.Tensor:
 def _read(folder: Path, model: ModelSpec) -> Layers:
     opened = HfFolder.open(folder, model)
     return [
-        {p.name: opened.values(layer, p) for p in model.kinds()[kind]}
+        {p.name: opened.values(layer, p, all_of(p)).view(p.shape) for p in model.kinds()[kind]}
         for layer, kind in enumerate(model.layer_sequence())
     ]
 
@@ -122,6 +127,28 @@ def test_shards_and_files_without_the_head_are_read(case: str, tmp_path: Path) -
     model = spec_of(tied)
     found = _read(tmp_path, model)
     assert torch.equal(found[0]["embed_tokens.weight"], tied.transformer.wte.weight)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_rectangle_is_that_of_the_whole(case: str, tmp_path: Path) -> None:
+    _saved(case, tmp_path)
+    model = load_hf_config(tmp_path / "config.json")
+    opened, layers = HfFolder.open(tmp_path, model), _read(tmp_path, model)
+    places = [
+        (layer, parameter)
+        for layer, kind in enumerate(model.layer_sequence())
+        for parameter in model.kinds()[kind]
+    ]
+
+    @settings(max_examples=examples(100))
+    @given(st.sampled_from(places), st.data())
+    def check(place: tuple[int, Parameter], data: st.DataObject) -> None:
+        layer, parameter = place
+        part = data.draw(parts_of(parameter))
+        expected = layers[layer][parameter.name].view(-1, parameter.shape[-1])[part.in_matrix]
+        assert torch.equal(opened.values(layer, parameter, part), expected)
+
+    check()
 
 
 def test_a_value_keeps_no_file_mapped(tmp_path: Path) -> None:

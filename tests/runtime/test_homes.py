@@ -1,0 +1,60 @@
+"""First values at their homes: every element made once, in parts of a block at most."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+import torch
+
+from bigplan.plan import Plan
+from bigplan.rectangle import Rectangle
+from bigplan.runtime import first_values as module
+from bigplan.runtime.homes import fill_first, without
+from bigplan.spec.model import Parameter
+from tests.examples import examples
+from tests.runtime.harness import context_of, started, state_of
+from tests.runtime.plans import plans
+
+BLOCK = 300  # elements: a few rows of most matrices, less than one of some
+
+
+@settings(max_examples=examples(20))
+@given(plans())
+def test_every_element_is_made_once_and_no_more_than_a_block_at_a_time(plan: Plan) -> None:
+    """Each has its own place as its value: so it is also seen where it went."""
+    asked: list[tuple[int, Rectangle]] = []
+
+    def first(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> torch.Tensor:
+        asked.append((layer, part))
+        everything = torch.arange(parameter.count, dtype=torch.float32)
+        return everything.view(-1, parameter.shape[-1])[part.in_matrix] / 2**16
+
+    with started(plan) as worker:
+        context = context_of(worker)
+        with patch.object(module, "BLOCK", BLOCK):
+            fill_first(context, first)
+        for layer, state in enumerate(state_of(worker)):
+            parameters = context.parameters(layer)
+            parts = [part for number, part in asked if number == layer]
+            assert sum(part.elements for part in parts) == sum(p.count for p in parameters)
+            every = [torch.arange(p.count, dtype=torch.float32) / 2**16 for p in parameters]
+            kept = state.weights.dtype
+            assert torch.equal(state.weights, torch.cat(every).to(kept))
+            assert all(bool((moment == 0).all()) for moment in state.moments)
+    assert all(part.rows == 1 or part.elements <= BLOCK for _, part in asked)
+
+
+ranges = st.builds(lambda start, count: range(start, start + count), *[st.integers(0, 20)] * 2)
+
+
+@given(st.lists(ranges, max_size=4), st.lists(ranges, max_size=4))
+def test_what_is_left_of_ranges(some: list[range], others: list[range]) -> None:
+    taken = {i for other in others for i in other}
+    left = [i for one in without(some, others) for i in one]
+    assert left == [i for one in some for i in one if i not in taken]
