@@ -16,7 +16,8 @@ from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
 from bigplan.program import Lane
 from bigplan.solve.search import Watch, unwatched
-from bigplan.spec.cluster import Block, Cluster, NodeGroup
+from bigplan.spec.block import Block
+from bigplan.spec.cluster import Cluster, NodeGroup
 
 B = TypeVar("B", bound=Block)
 

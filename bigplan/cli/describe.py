@@ -45,10 +45,11 @@ def detect(
         require_target("--out", out, CLUSTER)
     cluster = detect_machine(cpu_devices, folder)
     if cluster.group.gpu.device == "cpu" and find_spec("torch") is not None:
-        # The rates of what will train here: numpy's products may be several times off.
-        from bigplan.profile.machine import measure_cpu_compute
+        # The rates of what will train here: numpy's products may be several times off, and all
+        # devices compute at once there.
+        from bigplan.profile.machine import measure_cpu_devices
 
-        cluster = measure_cpu_compute(cluster)
+        cluster = measure_cpu_devices(cluster)
     text = to_yaml(cluster)
     if out is None:
         print(text, end="")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
 
 from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
-from bigplan.spec.cluster import Link, NodeGroup
+from bigplan.spec.cluster import Link, NodeGroup, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,11 @@ class Group:
         """Whether the ranks are on several nodes."""
         return self.size > self.per_node
 
+    @property
+    def slowest(self) -> Link:
+        """The link between nodes where the ranks are on several, else that inside one."""
+        return self.inter if self.crosses_nodes and self.inter else self.intra
+
 
 def tensor_group(strategy: Strategy, nodes: NodeGroup) -> Group:
     """Tensor-parallel ranks: neighbours within a node, and whole nodes beyond that."""
@@ -43,7 +48,7 @@ def data_group(strategy: Strategy, nodes: NodeGroup) -> Group:
 
 def collective_seconds(collective: Collective, group: Group) -> float:
     """Seconds of a tensor-parallel collective."""
-    once = all_reduce if collective.pattern == "all_reduce" else reduce_scatter
+    once = PATTERNS[collective.pattern]
     return collective.count * once(collective.nbytes, group)
 
 
@@ -70,25 +75,52 @@ def all_reduce(nbytes: int, group: Group) -> float:
     """
     if group.size == 1:
         return 0.0
-    slowest = group.inter if group.crosses_nodes and group.inter else group.intra
-    tree = 2 * log2(group.size) * slowest.latency
-    return 2 * _transfer(nbytes, group) + min(tree, 2 * _ring_latency(group))
+    tree = 2 * log2(group.size) * group.slowest.latency
+    moved = 2 * _transfer(nbytes, group, "all_reduce")
+    return moved + min(tree, 2 * _ring_latency(group))
 
 
 def reduce_scatter(nbytes: int, group: Group) -> float:
-    """Ring reduce-scatter or all-gather of a message of `nbytes` in whole."""
+    """Ring reduce-scatter of a message of `nbytes` in whole."""
+    return _once_around(nbytes, group, "reduce_scatter")
+
+
+def all_gather(nbytes: int, group: Group) -> float:
+    """Ring all-gather of a message of `nbytes` in whole."""
+    return _once_around(nbytes, group, "all_gather")
+
+
+PATTERNS: Mapping[Traffic, Callable[[int, Group], float]] = {
+    "all_reduce": all_reduce,
+    "reduce_scatter": reduce_scatter,
+    "all_gather": all_gather,
+}
+
+
+def beside_compute(seconds: float, group: Group) -> float:
+    """A collective's seconds while the GPUs compute."""
+    return seconds / (group.slowest.beside_compute or 1.0)
+
+
+def taken_from_compute(seconds: float, group: Group) -> float:
+    """Seconds that compute takes longer beside so many of a collective."""
+    return seconds * (1.0 - (group.slowest.compute_beside or 1.0))
+
+
+def _once_around(nbytes: int, group: Group, traffic: Traffic) -> float:
     if group.size == 1:
         return 0.0
-    return _transfer(nbytes, group) + _ring_latency(group)
+    return _transfer(nbytes, group, traffic) + _ring_latency(group)
 
 
-def _transfer(nbytes: int, group: Group) -> float:
+def _transfer(nbytes: int, group: Group, traffic: Traffic) -> float:
     """Seconds of a ring's bytes: as slow as its slowest link."""
     sent = nbytes * (group.size - 1) / group.size
-    seconds = sent / _rate(nbytes, group.intra, 1.0)
+    seconds = sent / _rate(nbytes, group.intra, traffic)
     if group.crosses_nodes:
         assert group.inter is not None, "a cluster of several nodes describes its network"
-        seconds = max(seconds, sent / _rate(nbytes, group.inter, group.inter_share))
+        rate = group.inter_share * _rate(nbytes, group.inter, traffic)
+        seconds = max(seconds, sent / rate)
     return seconds
 
 
@@ -108,11 +140,15 @@ def send(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
         return 0.0
     share = nbytes if strategy.sequence_parallel else nbytes // strategy.tp
     if strategy.dp * strategy.tp < nodes.gpus_per_node or nodes.inter_node is None:
-        return share / _rate(share, nodes.intra_node, 1.0) + nodes.intra_node.latency
-    network = nodes.inter_node
-    return share / _rate(share, network, 1.0 / nodes.gpus_per_node) + network.latency
+        return message(share, nodes.intra_node)
+    return message(share, nodes.inter_node, 1.0 / nodes.gpus_per_node)
 
 
-def _rate(nbytes: int, link: Link, share: float) -> float:
+def message(nbytes: int, link: Link, share: float = 1.0) -> float:
+    """Seconds of a message from one GPU to another, over so much of the link."""
+    return nbytes / (share * _rate(nbytes, link, "send")) + link.latency
+
+
+def _rate(nbytes: int, link: Link, traffic: Traffic) -> float:
     """Bytes/s of a message: half the bandwidth at `half_size`, all of it far above."""
-    return link.bandwidth * share * nbytes / (nbytes + link.half_size)
+    return link.reached(traffic) * nbytes / (nbytes + link.half_size)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import NamedTuple
 
 from bigplan.cost.collective import (
     Group,
+    all_gather,
     all_reduce,
+    beside_compute,
     data_group,
     exposed_seconds,
     reduce_scatter,
     send,
+    taken_from_compute,
     tensor_group,
 )
 from bigplan.cost.compute import Device, norm, operator_seconds
@@ -60,6 +63,7 @@ class KindCost:
     forward_waits: Waits = NO_WAITS  # these seconds are among those above
     backward_waits: Waits = NO_WAITS
     rerun_waits: Mapping[Recompute, Waits] = field(default_factory=dict)
+    slowed: float = 0.0  # of compute a micro-batch, by reducing the step's gradients beside it
 
     def again(self, recompute: Recompute) -> float:
         """Seconds of what runs a second time before the backward."""
@@ -68,6 +72,10 @@ class KindCost:
     def waits_again(self, recompute: Recompute) -> Waits:
         """Those of the same."""
         return self.rerun_waits.get(recompute, NO_WAITS)
+
+    def exchanging(self, other: KindCost) -> KindCost:
+        """This computation with what another's ranks exchange."""
+        return replace(self, reduce=other.reduce, gather=other.gather, slowed=other.slowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +164,14 @@ def _kind_cost(
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
+    reducing = beside_compute(reduce(kind.parameters * reduced, replicas), replicas)
+    gathering = beside_compute(all_gather(kind.parameters * sizes.parameter, replicas), replicas)
     return KindCost(
         forward=forward.seconds,
         backward=backward.seconds,
-        reduce=reduce(kind.parameters * reduced, replicas),
-        gather=reduce_scatter(kind.parameters * sizes.parameter, replicas),
+        reduce=reducing,
+        gather=gathering,
+        slowed=taken_from_compute(reducing, replicas) / graph.micro_batches,
         reruns={recompute: one.seconds for recompute, one in again.items()},
         forward_waits=forward.waits,
         backward_waits=backward.waits,

@@ -19,6 +19,7 @@ from bigplan.spec.cluster import Gpu
 
 if TYPE_CHECKING:
     from bigplan.profile.load import Load
+    from bigplan.profile.peers import Peers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -33,7 +34,8 @@ READ_EVERY = 0.2  # seconds between looks at the GPU's clock and power
 class Bench:
     """The machine under measurement. `threads` are one device's share of the `cores`, on a CPU.
 
-    With a `load`, which is hot by then, what a GPU does is measured between rounds of it.
+    With a `load`, which is hot by then, what a GPU does is measured between rounds of it. `peers`
+    are the processes of several CPU devices.
     """
 
     devices: tuple[torch.device, ...]
@@ -43,6 +45,7 @@ class Bench:
     quick: bool = True
     clock: Clock = time.perf_counter
     load: Load | None = None
+    peers: Peers | None = None
 
     @property
     def device(self) -> torch.device:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bigplan.cost.collective import PATTERNS, Group, message
 from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
 from bigplan.graph.operators import Attention, Gemm
-from bigplan.spec.cluster import Gpu
+from bigplan.spec.cluster import Gpu, Link, Traffic
 
 Values = NDArray[np.float64]
 
@@ -183,3 +185,72 @@ def fit_transfer(sizes: Sequence[int], seconds: Sequence[float]) -> TransferFit:
     fit = fit_log(lambda at: at[1] / 1e6 + nbytes / (at[0] * 1e9), seconds, (start, 5.0), most)
     rate, latency = fit.parameters
     return TransferFit(rate * 1e9, 0.0 if latency <= 10 * SMALLEST else latency / 1e6, fit.error)
+
+
+class Exchange(NamedTuple):
+    """So many bytes among so many GPUs of a node; of a send, from one to another."""
+
+    traffic: Traffic
+    ranks: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class LinkFit:
+    """Bandwidth of each kind (bytes/s), latency (s), half size (bytes); the mean error left."""
+
+    bandwidths: dict[Traffic, float]
+    latency: float
+    half_size: float
+    error: float
+
+
+def fit_link(exchanges: Sequence[Exchange], seconds: Sequence[float]) -> LinkFit:
+    """A link's figures as `cost.collective` has them; at least two sizes of each kind.
+
+    Where all groups have two ranks, a latency and a half size add the same to every message:
+    then it is all latency.
+    """
+    kinds = list(dict.fromkeys(exchange.traffic for exchange in exchanges))
+    several = len({exchange.ranks for exchange in exchanges}) > 1
+
+    def parts(at: Values) -> tuple[dict[Traffic, float], float, float]:
+        # Latencies are microseconds, half sizes MB: searched near 1, as GB/s are.
+        half = float(at[1]) * 1e6 if several else 0.0
+        rates = {kind: float(at[2 + n]) * 1e9 for n, kind in enumerate(kinds)}
+        return rates, float(at[0]) / 1e6, half
+
+    def predicted(at: Values) -> Values:
+        link = _link(*parts(at))
+        return np.array([exchange_seconds(exchange, link) for exchange in exchanges])
+
+    sent = max(e.nbytes / time for e, time in zip(exchanges, seconds, strict=True)) / 1e9
+    start = (1e6 * min(seconds), 0.1, *([sent] * len(kinds)))
+    most = (
+        2e6 * min(seconds),
+        max(e.nbytes for e in exchanges) / 1e6,
+        *([100 * sent] * len(kinds)),
+    )
+    fit = fit_log(predicted, seconds, start, most)
+    return LinkFit(*parts(np.asarray(fit.parameters)), fit.error)
+
+
+def exchange_seconds(exchange: Exchange, link: Link) -> float:
+    """What the cost model says that it takes inside a node."""
+    if exchange.traffic == "send":
+        return message(exchange.nbytes, link)
+    group = Group(exchange.ranks, exchange.ranks, link, None, 1.0)
+    return PATTERNS[exchange.traffic](exchange.nbytes, group)
+
+
+def _link(rates: dict[Traffic, float], latency: float, half_size: float) -> Link:
+    """For pricing only."""
+    link = Link(
+        name="fitted",
+        bandwidth=rates["all_reduce"],
+        latency=latency,
+        half_size=0,
+        sources=dict.fromkeys(("bandwidth", "latency", "half_size"), "fitted"),
+    )
+    own = {f"{kind}_bandwidth": rate for kind, rate in rates.items() if kind != "all_reduce"}
+    return link.model_copy(update={"half_size": half_size} | own)

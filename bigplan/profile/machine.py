@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from bigplan.errors import InputError, PreflightError
+from bigplan.errors import InputError, PreflightError, WorkerError
 from bigplan.profile.attention import measure_attention
 from bigplan.profile.bench import DTYPES, Bench, rounded
 from bigplan.profile.budget import Budget, Clock
+from bigplan.profile.collectives import measure_collectives, start_peers
 from bigplan.profile.copies import measure_copies
 from bigplan.profile.drive import measure_drive
+from bigplan.profile.exchange import begin, end, multiplying
 from bigplan.profile.gemm import measure_gemm
 from bigplan.profile.host import measure_cpu_update, measure_device_update, measure_host
 from bigplan.profile.load import Load, heat, tokens_of_round
@@ -40,25 +43,28 @@ class Probe:
 
     `measure` returns the node group with the figures that it replaced, each with its source. It
     may read those that earlier probes replaced. `hot`: measured on a GPU between rounds of load.
+    `together`: on a CPU while the other devices compute.
     """
 
     name: str
     weight: float
     measure: Measure
     hot: bool = False
+    together: bool = False
 
 
 # Products need the rate of memory and the launch overhead, attention needs the peak. Launches leave
 # the GPU idle, so they are timed before it is heated.
 HEAT = Probe("sustained load", 8, heat, hot=True)
 COMPUTE = (
-    Probe("kernel launches", 1, measure_launch),
-    Probe("narrow layers", 2, measure_narrow),
+    Probe("kernel launches", 1, measure_launch, together=True),
+    Probe("narrow layers", 2, measure_narrow, together=True),
     HEAT,
-    Probe("device memory", 2, measure_stream, hot=True),
-    Probe("matrix products", 14, measure_gemm, hot=True),
-    Probe("attention", 6, measure_attention, hot=True),
+    Probe("device memory", 2, measure_stream, hot=True, together=True),
+    Probe("matrix products", 14, measure_gemm, hot=True, together=True),
+    Probe("attention", 6, measure_attention, hot=True, together=True),
 )
+COLLECTIVES = Probe("collectives", 6, measure_collectives)
 PROBES = (
     *COMPUTE,
     Probe("copies", 6, measure_copies),
@@ -115,10 +121,10 @@ def profile_machine(
     for warning in _warnings(bench, uses):
         warn(warning)
     group = before.group
-    probes = (*PROBES, DRIVE) if group.nvme is not None else PROBES
-    for step in _measured(probes, group, bench, wish.seconds):
-        tell(step)
-        group = step.after
+    with _accompanied(bench, group) as bench:
+        for step in _measured(_probes(group, warn), group, bench, wish.seconds):
+            tell(step)
+            group = step.after
     group = measure_memory(_crowded(group, bench), bench, uses[0])
     after = before.model_copy(
         update={"node_groups": (group,), "description": f"{_what(group)}, measured"}
@@ -126,22 +132,66 @@ def profile_machine(
     return Profile(before, after)
 
 
-def measure_cpu_compute(cluster: Cluster, seconds: float = 4.0) -> Cluster:
-    """A cluster of CPU devices with what torch reaches on one: products, attention, launches."""
+def measure_cpu_devices(cluster: Cluster, seconds: float = 8.0) -> Cluster:
+    """A cluster of CPU devices with what torch reaches on them: compute and collectives."""
     group = cluster.group
     bench = _bench(group, (torch.device("cpu"),), Wish(seconds=seconds), time.perf_counter)
-    for step in _measured(COMPUTE, group, bench, seconds):
-        group = step.after
+    probes = (*COMPUTE, COLLECTIVES) if group.gpus_per_node > 1 else COMPUTE
+    with _accompanied(bench, group) as bench:
+        for step in _measured(probes, group, bench, seconds):
+            group = step.after
     return cluster.model_copy(update={"node_groups": (_crowded(group, bench),)})
+
+
+def _probes(group: NodeGroup, warn: Callable[[str], None]) -> Iterator[Probe]:
+    """Those for what the machine has."""
+
+    def collectives(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
+        try:
+            return COLLECTIVES.measure(group, bench, seconds)
+        except WorkerError as error:
+            warn(f"collectives were not measured, their figures stay as they were: {error}")
+            return group
+
+    yield from PROBES
+    if group.gpus_per_node > 1:
+        yield replace(COLLECTIVES, measure=collectives)
+    if group.nvme is not None:
+        yield DRIVE
+
+
+@contextmanager
+def _accompanied(bench: Bench, group: NodeGroup) -> Iterator[Bench]:
+    """The bench with processes for the devices where these are several of one CPU."""
+    if bench.cuda or group.gpus_per_node == 1:
+        yield bench
+        return
+    with start_peers(group, bench) as peers:
+        yield replace(bench, peers=peers)
+
+
+@contextmanager
+def _computing(bench: Bench) -> Iterator[None]:
+    """All devices but the one that is measured compute, on the cores that are left.
+
+    They share caches, memory, clocks and often cores, as two threads of one.
+    """
+    ranks = range(1, min(len(bench.peers), bench.cores // bench.threads)) if bench.peers else ()
+    if not bench.peers or not ranks:
+        yield
+        return
+    bench.peers.call_some(ranks, begin, multiplying)
+    try:
+        yield
+    finally:
+        bench.peers.call_some(ranks, end)
 
 
 def _crowded(group: NodeGroup, bench: Bench) -> NodeGroup:
     """What a device on the CPU has where devices outnumber the cores, and take turns on them.
 
-    Each was measured alone on a core that it has in truth for a part of the time. Up to a device a
-    core they compute apart, and their sums stay in caches, which cores have of their own: then
-    what one reaches alone all reach at once. (Copies and the host's update, which meet in memory,
-    have rates of the whole node beside.)
+    Each was measured on a core that it has in truth for a part of the time, while others computed
+    on the other cores. (Copies and the host's update have rates of the whole node beside.)
     """
     devices, cores, gpu = group.gpus_per_node, bench.cores, group.gpu
     if bench.cuda or devices <= cores:
@@ -170,7 +220,7 @@ def _bench(group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, cloc
 
 
 def _measured(
-    probes: Sequence[Probe], group: NodeGroup, bench: Bench, seconds: float
+    probes: Iterable[Probe], group: NodeGroup, bench: Bench, seconds: float
 ) -> Iterator[Progress]:
     probes = [probe for probe in probes if bench.cuda or probe is not HEAT]
     cold = replace(bench, load=None)
@@ -189,7 +239,8 @@ def _measure(probe: Probe, group: NodeGroup, bench: Bench, seconds: float) -> No
     if bench.cuda:
         torch.cuda.empty_cache()  # probes ask the device what is free
     try:
-        return probe.measure(group, bench, seconds)
+        with _computing(bench) if probe.together else nullcontext():
+            return probe.measure(group, bench, seconds)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(bench.device)
         raise PreflightError(

@@ -38,7 +38,7 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
         case Op.FORWARD:
             seconds = kind.forward
         case Op.BACKWARD:
-            seconds = kind.backward + kind.again(action.recompute)
+            seconds = kind.backward + kind.again(action.recompute) + kind.slowed
         case Op.UPDATE:
             rate = rates.cpu_update if action.lane is Lane.CPU else rates.gpu_update
             seconds = action.amount / rate

@@ -134,8 +134,7 @@ class Pricing:
             workload, (_, compute) = self._workload, self.alike(strategy)
             costs = price(idle(graph), workload.training, workload.nodes)
             kinds = {
-                name: replace(compute.kinds[name], reduce=cost.reduce, gather=cost.gather)
-                for name, cost in costs.kinds.items()
+                name: compute.kinds[name].exchanging(cost) for name, cost in costs.kinds.items()
             }
             self._costs[key] = replace(costs, kinds=kinds)
         return self._costs[key]

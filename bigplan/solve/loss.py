@@ -90,7 +90,7 @@ class LossLayer:
             busy = replace(alike, kinds={**alike.kinds, name: kind})
             self._costs[chunk] = price(busy, self.training, self.nodes)
         found, before = self._costs[chunk], costs.kinds[name]
-        cost = replace(found.kinds[name], reduce=before.reduce, gather=before.gather)
+        cost = found.kinds[name].exchanging(before)
         # More logits at once want more of the GPU kept free for the allocator.
         kinds, room = {**costs.kinds, name: cost}, found.capacity
         return exact, replace(costs, kinds=kinds, capacity=room, reserve=found.reserve)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec import shipped
+from bigplan.spec.block import Block
 from bigplan.spec.document import Spec
 from bigplan.spec.plausible import left_out_units
-from bigplan.spec.problems import KeyPath, did_you_mean
+from bigplan.spec.problems import KeyPath
 from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
 
 # FlashAttention-2; FlashAttention-3 and what Transformer Engine uses, on Hopper and later; torch's
@@ -19,51 +20,9 @@ from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
 FlashKernel = Literal["flash2", "flash3", "sdpa"]
 Peaked = Literal["bf16", "fp16", "fp32", "fp8"]
 MOST_NODES = 10**5  # as many GPUs as the largest clusters have
+Traffic = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]  # what a link carries
+Share = Annotated[float, Field(gt=0, le=1)]
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
-
-
-class Block(Spec):
-    """Part of a machine. `sources` says of every number where it comes from."""
-
-    sources: dict[str, str]
-    """for every number of this block, where it comes from"""
-
-    @model_validator(mode="after")
-    def _every_number_has_a_source(self) -> Block:
-        numbers = [
-            name
-            for name in type(self).model_fields
-            if name != "sources" and isinstance(getattr(self, name), int | float | dict)
-        ]
-        stated = [n for n in numbers if getattr(self, n) != type(self).model_fields[n].default]
-        missing = [name for name in stated if not self.sources.get(name, "").strip()]
-        if missing:
-            raise InputError(
-                f"no source for {', '.join(missing)}; add under `sources` where each number "
-                "comes from (datasheet, 'measured ... DATE', or 'estimate: ...')"
-            )
-        for name in self.sources:
-            if name not in numbers:
-                raise InputError(
-                    f"`sources` names {name!r}, which is no number of this block"
-                    f"{did_you_mean(name, numbers)} (numbers: {', '.join(numbers)})"
-                )
-        return self
-
-    def replaced(self, values: Mapping[str, object], sources: Mapping[str, str]) -> Self:
-        """This block with some values and their sources replaced, checked again."""
-        data = self.model_dump() | dict(values)
-        data["sources"] = self.sources | dict(sources)
-        return type(self).model_validate(data)
-
-    def limited(self, field: str, limit: int | None) -> Any:
-        """This block with `field` (bytes) at most `limit`; its source says so."""
-        before = getattr(self, field)
-        if limit is None or limit >= before:
-            return self
-        told = f"capped at {format_bytes(limit)} on request (of {format_bytes(before)}: "
-        sources = self.sources | {field: told + self.sources[field] + ")"}
-        return self.model_copy(update={field: limit, "sources": sources})
 
 
 class Gpu(Block):
@@ -235,6 +194,28 @@ class Link(Block):
     """per step of a collective (n - 1 steps around a ring of n) or per point-to-point message"""
     half_size: Bytes = Field(ge=0)
     """message size at which half the bandwidth is reached, such as 27 MB"""
+    reduce_scatter_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """bus bandwidth of reduce-scatters; absent: as `bandwidth`, which is that of all-reduces"""
+    all_gather_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """bus bandwidth of all-gathers; absent: as `bandwidth`"""
+    send_bandwidth: Bandwidth | None = Field(default=None, gt=0)
+    """of messages from one GPU to another; absent: as `bandwidth`"""
+    beside_compute: Share | None = None
+    """of their speed, what collectives keep while all GPUs compute; absent: all"""
+    compute_beside: Share | None = None
+    """of its speed, what compute keeps while collectives run; absent: all"""
+    beside_copies: Share | None = None
+    """of their speed, what collectives keep while all GPUs copy both ways; not used in plans"""
+
+    def reached(self, traffic: Traffic) -> float:
+        """Bytes/s of large messages of a kind."""
+        own: dict[Traffic, float | None] = {
+            "all_reduce": self.bandwidth,
+            "reduce_scatter": self.reduce_scatter_bandwidth,
+            "all_gather": self.all_gather_bandwidth,
+            "send": self.send_bandwidth,
+        }
+        return own[traffic] or self.bandwidth
 
 
 _GPUS = shipped.PACKAGE / "hardware"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from bigplan.errors import InputError
+from bigplan.spec.block import Block
 from bigplan.spec.catalog import find_cluster, find_gpu, list_gpus
-from bigplan.spec.cluster import Block, Cluster, Gpu, Host, Link, NodeGroup, Nvme, Pcie
+from bigplan.spec.cluster import Cluster, Gpu, Host, Link, NodeGroup, Nvme, Pcie
 from bigplan.spec.document import Spec, load_document
 from bigplan.spec.machine import (
     FoundGpu,

@@ -8,12 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.cost.collective import (
+    PATTERNS,
     Group,
+    all_gather,
     all_reduce,
+    beside_compute,
     collective_seconds,
     data_group,
     reduce_scatter,
     send,
+    taken_from_compute,
     tensor_group,
 )
 from bigplan.graph.operators import Collective
@@ -151,3 +155,26 @@ def test_stages_of_one_node_send_over_its_link() -> None:
     seconds = send(10**8, Strategy(dp=1, tp=2, pp=4), NODES.model_copy(update={"nodes": 1}))
     rate = link.bandwidth * 1e8 / (1e8 + link.half_size)
     assert seconds == pytest.approx(1e8 / rate + link.latency)
+
+
+def test_each_kind_at_its_own_bandwidth() -> None:
+    """Gloo's reduce-scatter is an all-reduce of which a part is kept."""
+    own = {"reduce_scatter_bandwidth": 50.0, "all_gather_bandwidth": 150.0, "send_bandwidth": 25.0}
+    group = replace(INSIDE, intra=_without_latency(FAST.model_copy(update=own)))
+    # Three quarters of 400 bytes.
+    assert reduce_scatter(400, group) == pytest.approx(300 / 50)
+    assert all_gather(400, group) == pytest.approx(300 / 150)
+    assert all_reduce(400, group) == pytest.approx(600 / 100)
+    nodes = NODES.model_copy(update={"nodes": 1, "intra_node": group.intra})
+    assert send(400, Strategy(dp=1, tp=2, pp=4), nodes) == pytest.approx(400 / 25)
+    plain = replace(INSIDE, intra=FAST)
+    assert PATTERNS["all_gather"](400, plain) == PATTERNS["reduce_scatter"](400, plain)
+
+
+def test_collectives_and_compute_slow_each_other() -> None:
+    shares = {"beside_compute": 0.5, "compute_beside": 0.8}
+    inside = replace(INSIDE, intra=FAST.model_copy(update=shares))
+    assert beside_compute(3.0, inside) == pytest.approx(6.0)
+    assert taken_from_compute(6.0, inside) == pytest.approx(1.2)  # a fifth
+    across = replace(inside, size=8, inter=SLOW)  # what the network leaves counts
+    assert (beside_compute(3.0, across), taken_from_compute(6.0, across)) == (3.0, 0.0)

@@ -283,3 +283,17 @@ def test_a_gpu_that_lacks_the_precision_is_refused() -> None:
             nodes.model_copy(update={"gpu": bf16_only}),
             TRAINING.model_copy(update={"precision": "fp32"}),
         )
+
+
+def test_what_is_reduced_beside_compute_takes_longer_and_slows_it() -> None:
+    """Half of the speed is twice the seconds; of those compute loses a tenth, once a step."""
+    shares = {"beside_compute": 0.5, "compute_beside": 0.9}
+    link = DGX.intra_node.model_copy(update=shares)
+    slower = DGX.model_copy(update={"nodes": 1, "intra_node": link})
+    strategy = Strategy(dp=8, micro_batch=2)  # 4 micro-batches a step
+    usual = _price(strategy, DGX.model_copy(update={"nodes": 1})).kinds["block"]
+    beside = _price(strategy, slower).kinds["block"]
+    assert (beside.reduce, beside.gather) == (2 * usual.reduce, 2 * usual.gather)
+    assert usual.slowed == 0
+    assert beside.slowed == pytest.approx(0.1 * beside.reduce / 4)
+    assert (beside.forward, beside.backward) == (usual.forward, usual.backward)

@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
 from bigplan.graph.operators import Attention, Gemm
 from bigplan.profile.fit import (
+    Exchange,
+    exchange_seconds,
     fit_attention,
     fit_gemm,
+    fit_link,
     fit_transfer,
     gemm_rate,
     with_attention,
     with_gemm_rate,
 )
-from bigplan.spec.cluster import find_gpu, list_gpus
+from bigplan.spec.cluster import Traffic, find_gpu, find_link, list_gpus
 
 MiB = 2**20
 SHAPES = [
@@ -151,3 +154,38 @@ def test_rate_and_latency_of_transfers_come_back(rate: float, latency: float) ->
 def test_transfers_without_latency() -> None:
     sizes = (MiB, 16 * MiB)
     assert fit_transfer(sizes, [size / 5e10 for size in sizes]).latency < 1e-7
+
+
+KINDS: tuple[Traffic, ...] = ("all_reduce", "reduce_scatter", "all_gather", "send")
+BANDWIDTHS = st.floats(1e9, 5e11)
+
+
+@given(st.tuples(*[BANDWIDTHS] * 4), st.floats(2e-6, 1e-3), st.floats(1e5, 1e7))
+def test_a_links_figures_come_back(
+    rates: tuple[float, ...], latency: float, half_size: float
+) -> None:
+    own = {f"{kind}_bandwidth": rate for kind, rate in zip(KINDS, rates, strict=True)}
+    own["bandwidth"] = own.pop("all_reduce_bandwidth")
+    figures = own | {"latency": latency, "half_size": half_size}
+    link = find_link("nvlink3").model_copy(update=figures)
+    exchanges = [
+        Exchange(kind, ranks, nbytes)
+        for nbytes in (2**16, 2**21, 2**25, 2**28)
+        for kind in KINDS
+        for ranks in ((2,) if kind == "send" else (2, 4, 8))
+    ]
+    times = [exchange_seconds(exchange, link) for exchange in exchanges]
+    fit = fit_link(exchanges, times)
+    assert fit.error < 0.01
+    for kind, rate in zip(KINDS, rates, strict=True):
+        assert fit.bandwidths[kind] == pytest.approx(rate, rel=0.1)
+
+
+def test_two_ranks_tell_no_half_size() -> None:
+    """It adds as much to each message as a latency does."""
+    link = find_link("nvlink4-h200")
+    exchanges = [Exchange(kind, 2, nbytes) for nbytes in (2**16, 2**25) for kind in KINDS]
+    fit = fit_link(exchanges, [exchange_seconds(one, link) for one in exchanges])
+    assert fit.half_size == 0
+    assert link.latency < fit.latency < 1e-4
+    assert fit.error < 0.15  # a send of two ranks has twice as much of a half size as a collective

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.profile.load import Load
-from bigplan.profile.machine import HEAT, Wish
+from bigplan.profile.machine import COLLECTIVES, HEAT, Wish
 from bigplan.profile.sensors import reader, watching
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.document import parse_document
@@ -59,3 +59,13 @@ def test_the_state_under_load_is_read_where_the_driver_tells_it() -> None:
     assert state is not None
     assert 1e8 < state.clock < 1e10
     assert 10 < state.power < 5000
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_collectives_between_gpus() -> None:
+    found, told = profiled(Wish(seconds=20.0))
+    link = found.after.group.intra_node
+    assert COLLECTIVES.name in [step.name for step in told]
+    assert 1e9 < link.bandwidth < 2e12
+    assert link.beside_copies is not None
+    assert "NCCL" in link.sources["bandwidth"]

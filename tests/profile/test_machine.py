@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +20,9 @@ from bigplan.profile import bench as bench_module
 from bigplan.profile.bench import Bench
 from bigplan.profile.host import measure_device_update
 from bigplan.profile.load import Load
-from bigplan.profile.machine import COMPUTE, DRIVE, HEAT, PROBES, Probe, Wish
+from bigplan.profile.machine import COLLECTIVES, COMPUTE, DRIVE, HEAT, PROBES, Probe, Wish
 from bigplan.profile.memory import Use
+from bigplan.profile.peers import Peers
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.detect import detect
@@ -30,13 +33,14 @@ from bigplan.spec.training import Training
 from tests.profile.clock import FakeClock
 from tests.profile.small import bench, profiled, shrink
 
-BLOCKS = ("gpu", "host", "pcie", "nvme")
+BLOCKS = ("gpu", "host", "pcie", "nvme", "intra_node")
 # What only names, counts, or stands for itself on a CPU.
 UNMEASURED = {
     "gpu": {"memory", "multiprocessors", "context_memory"},
     "host": {"memory"},
     "pcie": set[str](),
     "nvme": {"capacity", "drives"},
+    "intra_node": set[str](),
 }
 
 
@@ -45,7 +49,7 @@ def test_a_cpu_profile_measures_everything_and_plans(
 ) -> None:
     shrink(monkeypatch)
     found, told = profiled(Wish("mine", tmp_path, cpu_devices=2, seconds=0.5))
-    probes = [probe for probe in (*PROBES, DRIVE) if probe is not HEAT]  # which is for GPUs
+    probes = [probe for probe in (*PROBES, COLLECTIVES, DRIVE) if probe is not HEAT]
     assert [step.name for step in told] == [probe.name for probe in probes]
     assert list(tmp_path.iterdir()) == []  # the drive's file is gone
     group = found.after.group
@@ -195,10 +199,41 @@ def _tensors() -> int:
 def test_compute_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shrink(monkeypatch)
     before = detect(cpu_devices=2, folder=tmp_path, drive=False)
-    group = machine.measure_cpu_compute(before, 0.2).group
+    group = machine.measure_cpu_devices(before, 0.2).group
     for name in ("peak_flops", "attention_forward_efficiency", "launch_overhead"):
         assert "by bigplan profile" in group.gpu.sources[name]
+    assert "gloo" in group.intra_node.sources["bandwidth"]
     assert (group.host, group.pcie) == (before.group.host, before.group.pcie)
+
+
+def test_a_device_is_measured_while_the_others_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in training; on the cores that are left, and not by the first, which is measured."""
+    told: list[tuple[str, tuple[int, ...]]] = []
+
+    class Recorded(Peers):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __len__(self) -> int:
+            return self.number
+
+        def call_some(self, ranks: Sequence[int], work: Any, *_: Any, **__: Any) -> list[Any]:
+            told.append((work.__name__, tuple(ranks)))
+            return []
+
+    def probe(group: NodeGroup, _: Bench, __: float) -> NodeGroup:
+        told.append(("probe", ()))
+        return group
+
+    group = find_cluster("h200-1x").group
+    for number, threads, others in ((2, 2, (1,)), (8, 1, (1, 2, 3)), (8, 4, ())):
+        told.clear()
+        given = bench(cores=4, threads=threads, peers=Recorded(number))
+        probes = [Probe("a", 1, probe, together=True), Probe("b", 1, probe)]
+        list(machine._measured(probes, group, given, 1.0))
+        around = [("begin", others), ("probe", ()), ("end", others)] if others else [("probe", ())]
+        assert told == [*around, ("probe", ())]
+    assert {p.name for p in COMPUTE if not p.together} == {HEAT.name}
 
 
 @pytest.mark.parametrize(("devices", "part"), [(1, 1.0), (4, 1.0), (5, 0.8), (16, 0.25)])
@@ -217,8 +252,10 @@ def test_devices_that_outnumber_the_cores_take_turns(
     monkeypatch.setattr(machine, "available_cores", lambda: 4)
     for name in ("COMPUTE", "PROBES"):
         monkeypatch.setattr(machine, name, (Probe("all", 1, probe),))
+    nothing = Probe("collectives", 1, lambda group, given, seconds: group)
+    monkeypatch.setattr(machine, "COLLECTIVES", nothing)
     before = detect(cpu_devices=devices, folder=tmp_path, drive=False)
-    detected = machine.measure_cpu_compute(before).group.gpu
+    detected = machine.measure_cpu_devices(before).group.gpu
     profiled_, _ = profiled(Wish(cpu_devices=devices))
     for gpu in (detected, profiled_.after.group.gpu):
         assert gpu.peak("fp32") == pytest.approx(1e11 * part)

@@ -110,6 +110,16 @@ def test_reductions_overlap_the_backward_of_earlier_layers() -> None:
     assert timeline.busy()[Lane.COMM.value] == pytest.approx(6 * 1.5)
 
 
+def test_compute_that_reductions_slow_takes_longer_backward() -> None:
+    graph = toy_graph(Strategy(dp=2), blocks=4, units=3)
+    kinds = PASSES | {"block": replace(BLOCK, slowed=0.25)}
+    programs = lower(graph, placed(graph))
+    usual, slower = (
+        simulate(programs, graph, replace(IDEAL, kinds=found)).seconds for found in (PASSES, kinds)
+    )
+    assert slower == pytest.approx(usual + 4 * 3 * 0.25, abs=TINY)
+
+
 def test_a_deadlock_is_reported() -> None:
     graph = toy_graph(Strategy(dp=1, pp=2), units=2)
     first, last = lower(graph, placed(graph))

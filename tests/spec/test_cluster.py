@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from bigplan.cost.compute import Device, gemm_seconds
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.operators import Gemm
+from bigplan.spec.block import Block
 from bigplan.spec.catalog import (
     find_cluster,
     find_gpu,
@@ -15,7 +16,7 @@ from bigplan.spec.catalog import (
     list_gpus,
     list_links,
 )
-from bigplan.spec.cluster import Block, Cluster, Link
+from bigplan.spec.cluster import Cluster, Link
 from bigplan.spec.document import parse_document
 from bigplan.spec.dump import to_yaml
 

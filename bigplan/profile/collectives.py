@@ -1,0 +1,149 @@
+"""Collectives and messages between this machine's devices: the figures of the link inside a node.
+
+Every device has a process, as in training. Several sizes of messages and of groups are timed and
+fitted to the formulas of `cost.collective`. All-reduces of a layer's size are timed once more while
+all devices compute, and while all copy, for what each leaves of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import ceil
+from statistics import mean
+from typing import NamedTuple
+
+from bigplan.profile.bench import Bench, rounded, source
+from bigplan.profile.budget import Budget, median_seconds
+from bigplan.profile.exchange import (
+    Work,
+    begin,
+    copying,
+    end,
+    form_groups,
+    multiplying,
+    rate_of_company,
+    timed,
+    timed_beside,
+)
+from bigplan.profile.fit import Exchange, fit_link
+from bigplan.profile.peers import Peer, Peers
+from bigplan.spec.cluster import NodeGroup, Traffic
+from bigplan.units import format_bytes, format_seconds
+
+KiB, MiB = 2**10, 2**20
+TRAFFIC: tuple[Traffic, ...] = ("all_reduce", "reduce_scatter", "all_gather")
+GPU_SIZES = (64 * KiB, 2 * MiB, 32 * MiB, 256 * MiB)
+CPU_SIZES = (16 * KiB, 256 * KiB, 2 * MiB, 8 * MiB)
+# A layer's gradients, which are reduced while the layer before is computed.
+GPU_LAYER, CPU_LAYER = 256 * MiB, 2 * MiB
+MOST_PROCESSES = 8  # of CPU devices; GPUs have one each
+SHARE_BESIDE = 1 / 3  # of the time, for exchanges beside something else
+LEAST_SECONDS = 0.1  # of work beside exchanges: some tens of products
+LEAST_SHARE = 0.01  # of a speed: of a short measurement nothing may be left
+BACKENDS = {"cuda": "NCCL", "cpu": "gloo"}
+
+
+def start_peers(group: NodeGroup, bench: Bench) -> Peers:
+    """A process for each device, of CPU devices for the first eight."""
+    devices = bench.devices
+    if not bench.cuda:
+        devices = devices * min(group.gpus_per_node, MOST_PROCESSES)
+    return Peers(devices, bench.threads)
+
+
+def measure_collectives(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
+    """The figures of `intra_node`; nothing where there is one device. Raises WorkerError."""
+    if group.gpus_per_node == 1:
+        return group
+    if bench.peers is not None:
+        return _measured(group, bench, bench.peers, seconds)
+    with start_peers(group, bench) as peers:
+        return _measured(group, bench, peers, seconds)
+
+
+def _measured(group: NodeGroup, bench: Bench, peers: Peers, seconds: float) -> NodeGroup:
+    start, sizes = bench.clock(), group_sizes(len(peers))
+    peers.call(form_groups, sizes)  # once they have started
+    budget = Budget(max(seconds / 2, seconds - (bench.clock() - start)), bench.clock)
+    messages = _messages(bench)
+    exchanges = list(_exchanges(sizes, messages))
+    each = budget.left * (1 - SHARE_BESIDE) / len(exchanges)
+    fit = fit_link(exchanges, [_seconds(one, peers, bench, each) for one in exchanges])
+    rates = {kind: rounded(rate) for kind, rate in fit.bandwidths.items()}
+    figures = {
+        "bandwidth": rates.pop("all_reduce"),
+        "latency": rounded(fit.latency),
+        "half_size": float(round(fit.half_size)),
+    } | {f"{kind}_bandwidth": rate for kind, rate in rates.items()}
+    backend = BACKENDS[bench.device.type]
+    tried = f"groups of {', '.join(map(str, sizes))}, {format_bytes(messages[0])} to "
+    how = f"{backend}, {tried}{format_bytes(messages[-1])}, met to {fit.error:.0%} in the mean"
+    told = dict.fromkeys(figures, source(how))
+    layer = Exchange("all_reduce", len(peers), GPU_LAYER if bench.cuda else CPU_LAYER)
+    beside = _beside(layer, multiplying, peers, budget.left / (2 if bench.cuda else 1))
+    how = source(f"{backend}, all-reduces of {format_bytes(layer.nbytes)}, {beside}")
+    for name, kept in (("beside_compute", beside.exchange), ("compute_beside", beside.work)):
+        figures[name], told[name] = kept, how
+    if bench.cuda:
+        beside = _beside(layer, copying, peers, budget.left)
+        figures["beside_copies"] = beside.exchange
+        told["beside_copies"] = source(f"{backend}, copies of 64 MiB both ways, {beside}")
+    link = group.intra_node.replaced(figures | {"name": f"{backend} inside the node"}, told)
+    return group.model_copy(update={"intra_node": link})
+
+
+def group_sizes(world: int) -> tuple[int, ...]:
+    """Powers of two, and all."""
+    return tuple(sorted({2**n for n in range(1, world.bit_length())} | {world}))
+
+
+def _messages(bench: Bench) -> Sequence[int]:
+    """Bytes, smallest first; no more than there is room for, twice, beside everything else."""
+    room = bench.device_memory() // 4
+    sizes = GPU_SIZES if bench.cuda else CPU_SIZES
+    return [nbytes for nbytes in sizes if nbytes <= max(room, sizes[1])]
+
+
+def _exchanges(sizes: Sequence[int], messages: Sequence[int]) -> Iterator[Exchange]:
+    """All kinds among all devices, all-reduces also in smaller groups, messages between two."""
+    for nbytes in messages:
+        for kind in TRAFFIC:
+            yield Exchange(kind, sizes[-1], nbytes)
+        for size in sizes[:-1]:
+            yield Exchange("all_reduce", size, nbytes)
+        yield Exchange("send", 2, nbytes)
+
+
+def _seconds(exchange: Exchange, peers: Peers, bench: Bench, seconds: float) -> float:
+    """Median seconds of one; those of the peer that takes longest."""
+    return median_seconds(lambda runs: max(peers.call(timed, exchange, runs)), seconds, bench.clock)
+
+
+class Kept(NamedTuple):
+    """Of their speed alone, what exchanges and work keep of it beside each other."""
+
+    exchange: float
+    work: float
+    alone: float  # seconds of an exchange
+
+    def __str__(self) -> str:
+        return f"{format_seconds(rounded(self.alone))} alone; both at once, processes together"
+
+
+def _beside(exchange: Exchange, make: Callable[[Peer], Work], peers: Peers, seconds: float) -> Kept:
+    """Exchanges and work, each alone and then together, for about so many seconds in all."""
+    part = max(seconds / 4, LEAST_SECONDS)
+    alone = max(peers.call(timed, exchange, 3)) / 3
+    runs = max(3, ceil(part / alone))
+    alone = max(peers.call(timed, exchange, runs)) / runs
+    peers.call(begin, make)
+    usual = mean(peers.call(rate_of_company, part))
+    both = peers.call(timed_beside, exchange, runs)
+    peers.call(end)
+    slower = max(one.exchange for one in both) / runs
+    rate = mean(one.work for one in both)
+    return Kept(_share(alone / slower), _share(rate / usual if usual else 1.0), rounded(alone))
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(LEAST_SHARE, rounded(value)))

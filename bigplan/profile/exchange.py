@@ -1,0 +1,147 @@
+"""What a peer does when collectives are measured: exchanges, and work beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bigplan.profile.fit import Exchange
+from bigplan.profile.peers import Company, Peer
+
+GPU_PRODUCT, CPU_PRODUCT = 8192, 512  # rows and columns: 2 ms on an H200, 3 ms on a core
+COPIED = 64 * 2**20  # bytes each way
+
+Work = Callable[[], object]
+
+
+def form_groups(peer: Peer, sizes: tuple[int, ...]) -> None:
+    """Communicators of the first so many peers."""
+    for size in sizes:
+        group = dist.new_group(list(range(size)))  # all peers call it, also those outside
+        if peer.rank < size:
+            assert isinstance(group, dist.ProcessGroup)
+            peer.groups[size] = group
+
+
+def timed(peer: Peer, exchange: Exchange, runs: int) -> float:
+    """Seconds of so many exchanges, one after the other; 0 for a peer that takes no part."""
+    if peer.rank >= exchange.ranks:
+        return 0.0
+    once = _exchanging(peer, exchange)
+    once()  # the peers meet, and a communicator is made on its first use
+    peer.wait()
+    start = time.perf_counter()
+    for _ in range(runs):
+        once()
+    peer.wait()
+    return time.perf_counter() - start
+
+
+def _exchanging(peer: Peer, exchange: Exchange) -> Work:
+    """What exchanges once. Zeros: sums of them stay small."""
+    traffic, ranks, nbytes = exchange
+    elements = max(1, nbytes // 4 // ranks)
+    whole = torch.zeros(elements * ranks, device=peer.device)
+    part = torch.zeros(elements, device=peer.device)
+    group = peer.groups[ranks]
+    if traffic == "all_reduce":
+        return lambda: dist.all_reduce(whole, group=group)
+    if traffic == "reduce_scatter":
+        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+    if traffic == "all_gather":
+        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+    if peer.rank == 0:
+        return lambda: dist.send(whole, 1, group=group)
+    return lambda: dist.recv(whole, 0, group=group)
+
+
+def multiplying(peer: Peer) -> Work:
+    """A product as in training, in the precision of training."""
+    cuda = peer.device.type == "cuda"
+    size = GPU_PRODUCT if cuda else CPU_PRODUCT
+    dtype = torch.bfloat16 if cuda else torch.float32
+    a, b, c = (torch.zeros(size, size, dtype=dtype, device=peer.device) for _ in range(3))
+    for tensor in (a, b):
+        tensor.normal_()  # a GPU multiplies zeros faster
+    return _on_stream(peer, lambda: torch.mm(a, b, out=c))
+
+
+def copying(peer: Peer) -> Work:
+    """Copies between page-locked memory and the GPU, both ways at the same time."""
+    ways = []
+    for _ in range(2):
+        host = torch.zeros(COPIED, dtype=torch.uint8, pin_memory=peer.device.type == "cuda")
+        ways.append((host, torch.zeros(COPIED, dtype=torch.uint8, device=peer.device)))
+    (into, there), (back, off) = ways
+    one = _on_stream(peer, lambda: there.copy_(into, non_blocking=True), wait=False)
+    other = _on_stream(peer, lambda: back.copy_(off, non_blocking=True))
+
+    def both() -> None:
+        one()
+        other()
+
+    return both
+
+
+def _on_stream(peer: Peer, work: Callable[[], Tensor], *, wait: bool = True) -> Work:
+    """On CUDA the work on a stream of its own, and the wait for its end."""
+    if peer.device.type != "cuda":
+        return work
+    stream = torch.cuda.Stream(peer.device)  # type: ignore[no-untyped-call]
+
+    def once() -> None:
+        with torch.cuda.stream(stream):
+            work()
+        if wait:
+            stream.synchronize()
+
+    return once
+
+
+def begin(peer: Peer, make: Callable[[Peer], Work]) -> None:
+    """Work in a thread until `end`."""
+    assert peer.company is None, "one at a time"
+    peer.company = Company(make(peer), peer.threads)
+
+
+def end(peer: Peer) -> None:
+    """Stop what `begin` began."""
+    assert peer.company is not None, "begin comes first"
+    peer.company.stop()
+    peer.company = None
+
+
+class Beside(NamedTuple):
+    """Seconds of exchanges, and runs a second of the work beside them."""
+
+    exchange: float
+    work: float
+
+
+def rate_of_company(peer: Peer, seconds: float) -> float:
+    """Runs a second of the work that goes on, with nothing beside it."""
+    return _counted(peer, lambda: time.sleep(seconds))
+
+
+def timed_beside(peer: Peer, exchange: Exchange, runs: int) -> Beside:
+    """Exchanges while the work goes on."""
+    took = 0.0
+
+    def exchanging() -> None:
+        nonlocal took
+        took = timed(peer, exchange, runs)
+
+    rate = _counted(peer, exchanging)
+    return Beside(took, rate)
+
+
+def _counted(peer: Peer, meanwhile: Callable[[], None]) -> float:
+    assert peer.company is not None, "begin comes first"
+    before, start = peer.company.runs, time.perf_counter()
+    meanwhile()
+    return (peer.company.runs - before) / (time.perf_counter() - start)

@@ -1,0 +1,191 @@
+"""Processes of this machine, a device each, that do the same at the same time.
+
+They meet as a run's ranks do: over a file that only this user may read, by NCCL between GPUs and by
+gloo between CPU devices, on loopback alone. What they do is a function of a module, called with the
+`Peer` whose process it runs in.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import connection, get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from bigplan.errors import WorkerError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+TIMEOUT = timedelta(seconds=60)  # of a collective whose other side is gone
+START_SECONDS = 120.0  # in which a process imports torch and meets the others, on a busy machine
+END_SECONDS = 5.0  # in which it ends by itself
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+@dataclass(slots=True)
+class Peer:
+    """One of the processes, as the functions that it is told to call see it."""
+
+    rank: int
+    world: int
+    device: torch.device
+    threads: int
+    groups: dict[int, dist.ProcessGroup] = field(default_factory=dict)  # by size, from rank 0 on
+    company: Company | None = None
+
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Company:
+    """Work that a thread does over and over beside everything else; `runs` counts it."""
+
+    def __init__(self, work: Callable[[], object], threads: int) -> None:
+        self.runs = 0
+        self._work, self._threads = work, threads
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._threads)  # a new thread's products would take all cores
+        while not self._stop.is_set():
+            self._work()
+            self.runs += 1
+
+    def stop(self) -> None:
+        """Let the run end that is under way."""
+        self._stop.set()
+        self._thread.join()
+
+
+class _Answer(NamedTuple):
+    result: Any
+    error: str = ""
+
+
+class Peers:
+    """Starts a process for each device, and ends them. Raises WorkerError where one fails."""
+
+    def __init__(self, devices: Sequence[torch.device], threads: int) -> None:
+        self._folder = TemporaryDirectory(prefix="bigplan-profile-")  # nobody else may enter
+        self._ends: list[Connection] = []
+        self._processes = []
+        context = get_context("spawn")  # a process that has used CUDA cannot be forked
+        meeting = Path(self._folder.name) / "addresses"
+        for rank, device in enumerate(devices):
+            ours, theirs = context.Pipe()
+            given = rank, len(devices), str(device), threads
+            process = context.Process(target=_serve, args=(theirs, meeting, *given), daemon=True)
+            process.start()
+            theirs.close()
+            self._ends.append(ours)
+            self._processes.append(process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def call(
+        self, work: Callable[Concatenate[Peer, P], T], *args: P.args, **named: P.kwargs
+    ) -> list[T]:
+        """What `work` returns in each process, in the order of their devices.
+
+        Raises WorkerError as soon as one of them fails: the others may wait for it.
+        """
+        return self.call_some(range(len(self)), work, *args, **named)
+
+    def call_some(
+        self,
+        ranks: Sequence[int],
+        work: Callable[Concatenate[Peer, P], T],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> list[T]:
+        """The same in some of the processes."""
+        waiting = {self._ends[rank]: rank for rank in ranks}
+        results: dict[int, T] = {}
+        try:
+            for end in waiting:
+                end.send((work, args, named))
+            while waiting:
+                ready = connection.wait(list(waiting), START_SECONDS)
+                if not ready:
+                    raise WorkerError(
+                        f"no answer for {START_SECONDS:.0f} s: {sorted(waiting.values())}"
+                    )
+                for end in [end for end in waiting if end in ready]:
+                    answer: _Answer = end.recv()
+                    if answer.error:
+                        raise WorkerError(answer.error)
+                    results[waiting.pop(end)] = answer.result
+        except (EOFError, OSError) as error:
+            raise WorkerError("a process that measures collectives ended early") from error
+        return [results[rank] for rank in ranks]
+
+    def close(self) -> None:
+        """End all processes, also those that wait for another."""
+        for end in self._ends:
+            end.close()  # who waits for orders ends now
+        for process in self._processes:
+            process.join(END_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+
+def _serve(
+    orders: Connection, meeting: Path, rank: int, world: int, device: str, threads: int
+) -> None:
+    """The life of a process: meet the others, then do as told until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    warnings.simplefilter("ignore")
+    try:
+        peer = _meet(meeting, rank, world, torch.device(device), threads)
+        while True:
+            work, args, named = orders.recv()
+            orders.send(_Answer(work(peer, *args, **named)))
+    except (EOFError, BrokenPipeError):
+        pass  # nobody gives orders any more
+    except Exception as error:  # noqa: BLE001 - told to whoever gives the orders
+        orders.send(_Answer(None, f"process {rank} of {world}: {error}"))
+    os._exit(0)  # a communicator whose other side is gone may not end by itself
+
+
+def _meet(meeting: Path, rank: int, world: int, device: torch.device, threads: int) -> Peer:
+    """Join the others: see runtime/worker.py, `_join`."""
+    os.environ.update(LOOPBACK)
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = dist.FileStore(str(meeting), world)  # type: ignore[attr-defined]
+    store.set_timeout(TIMEOUT)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    return Peer(rank, world, device, threads)
