@@ -1,14 +1,14 @@
 """The program: what one rank of a role does in one optimizer step, as a static list of actions.
 
 The simulator prices the list, the verifier checks it and the runtime executes it. Actions name the
-buffers they read, write and free, so all three derive the same order from the same data: an action
-may start when its lane is free, what it reads has been written, and what it overwrites is no longer
+buffers they read, write and free, from which their order follows (bigplan/order.py): an action may
+start when its lane is free, what it reads has been written, and what it overwrites is no longer
 read. Micro-batches are repeat blocks, so a thousand of them are not a thousand copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -71,12 +71,6 @@ class Lane(StrEnum):
 
 # Lanes that use another's link.
 LINKS = {Lane.STATE_IN: Lane.H2D, Lane.STATE_OUT: Lane.D2H}
-
-
-# Lanes that go no further ahead of forwards whose activations leave than the program has them.
-# Copies of one link take turns: chunks of state that ran ten layers ahead kept those from leaving,
-# and the forward waited for them, 0.28 s of a step of 4.85 (5.5B on 24 GiB, an H200).
-PACED = (Lane.STATE_IN,)
 
 
 def resource(lane: Lane) -> Lane:
@@ -229,77 +223,3 @@ def entry(ref: Ref, buffers: Mapping[str, Buffer], micro_batch: int) -> tuple[st
 def held(ref: Ref, micro_batch: int) -> Held:
     """What the entry holds, with the micro-batch where it belongs to one."""
     return Held(ref.content, micro_batch if ref.moving else None)
-
-
-# An entry of a buffer, or the rows of a share in it.
-Place = tuple[str, int, Share | None]
-
-
-def places(refs: Iterable[Ref], buffers: Mapping[str, Buffer], micro_batch: int) -> Iterator[Place]:
-    """What refs use: actions that change the same place, or one that another reads, take turns."""
-    for ref in refs:
-        name, number = entry(ref, buffers, micro_batch)
-        for share in (ref.rows,) if ref.rows else buffers[name].shares or (None,):
-            yield name, number, share
-        if buffers[name].within:
-            yield buffers[name].within, 0, None
-
-
-class Dependencies:
-    """Order between the actions of one rank, derived from what they read and write.
-
-    Feed the actions in program order: `add` returns the numbers of the earlier actions that must
-    end before this one starts (beyond the order within its lane, which is not repeated here). Those
-    of PACED lanes wait for the last forward before them whose activations leave, too.
-    """
-
-    def __init__(self, buffers: Mapping[str, Buffer]) -> None:
-        self._buffers = buffers
-        self._writer: dict[Place, int] = {}
-        self._readers: dict[Place, list[int]] = {}
-        self._pace: int | None = None  # what the last to leave were computed by
-        self._count = 0
-
-    def add(self, action: Action) -> set[int]:
-        """Register the next action; return the actions it waits for."""
-        number, waits = self._count, set[int]()
-        self._count += 1
-        reads = list(places(action.reads, self._buffers, action.micro_batch))
-        changed = action.writes + action.frees
-        changes = list(places(changed, self._buffers, action.micro_batch))
-        for key in reads:
-            if key in self._writer:
-                waits.add(self._writer[key])
-        if action.lane in PACED and self._pace is not None:
-            waits.add(self._pace)
-        if action.op is Op.SAVE:
-            self._pace = max(waits, default=None)
-        for key in changes:
-            if key in self._writer:
-                waits.add(self._writer[key])
-            waits.update(self._readers.get(key, ()))
-        for key in reads:
-            self._readers.setdefault(key, []).append(number)
-        for key in changes:
-            self._writer[key] = number
-            self._readers[key] = []
-        waits.discard(number)
-        return waits
-
-
-# Actions, each with the numbers of those that it waits for.
-Order = tuple[tuple[Action, tuple[int, ...]], ...]
-
-
-def order_of(buffers: Mapping[str, Buffer], actions: Iterable[Action]) -> Order:
-    """What every action waits for beyond its own lane: of each other lane the last suffices."""
-    dependencies, lanes = Dependencies(buffers), list[Lane]()
-    found: list[tuple[Action, tuple[int, ...]]] = []
-    for action in actions:
-        last: dict[Lane, int] = {}
-        for number in sorted(dependencies.add(action)):
-            last[lanes[number]] = number
-        last.pop(action.lane, None)
-        lanes.append(action.lane)
-        found.append((action, tuple(last.values())))
-    return tuple(found)

@@ -10,8 +10,9 @@ from itertools import chain
 import torch
 
 from bigplan.errors import RefusedError
+from bigplan.order import Order, order_of
 from bigplan.placement import Tier
-from bigplan.program import Action, Instruction, Op, Order, Ref, expand, order_of
+from bigplan.program import Action, Instruction, Op, Ref, expand
 from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bigplan.program import Op
 from bigplan.simulate.moment import Skipped
-from bigplan.simulate.rank import PACE, Mail, Message, Rank, run
+from bigplan.simulate.rank import Mail, Message, Rank, run
 
 SAME = 1e-9  # two shifts this close, relative to the shift, are equal
 ROUNDS = 8  # fewer repetitions are played one by one,
@@ -27,69 +27,73 @@ def _main_segment(rank: Rank) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Steady:
-    """What a repetition of a rank's main segment uses; `pairs`: where an entry's role goes next."""
+    """The lanes and places that a repetition of a rank's main segment uses."""
 
     rank: Rank
     stride: int
     lanes: list[int]
-    written: list[int]
+    paces: bool  # else the pace stands
+    changed: list[int]
     used: list[int]
-    ring: dict[int, tuple[int, int]]  # by entry of a ring that moves
+    ring: dict[int, tuple[int, int]]  # by place of a ring that moves
 
     @classmethod
     def of(cls, rank: Rank) -> _Steady:
-        """The lanes and entries that the main segment's steps name."""
+        """The lanes and places that the main segment's steps name."""
         assert rank.main is not None
         segment = rank.segments[rank.main]
-        steps = [step for step, _ in segment.steps]
-        moving = {(a, n) for step in steps for a, _, n in (*step[3], *step[5])}
+        every = [uses for (_, _, uses, _, _), _ in segment.steps]
+        moving = {(a, n) for uses in every for a, _, n in uses.moving_reads + uses.moving_changes}
         ring = {a + i: (a, n) for a, n in moving for i in range(n)}
-        saves = any(step[-1].op is Op.SAVE for step in steps)  # else the pace's clock stands
-        changed = {e for step in steps for e in step[4]} | set(ring)
+        changed = {place for uses in every for place in uses.changes} | set(ring)
         return cls(
             rank,
             segment.stride,
-            [*sorted({step[0] for step in steps}), *([PACE] if saves else [])],
+            sorted({step[0] for step, _ in segment.steps}),
+            any(uses.sets_pace for uses in every),
             sorted(changed),
-            sorted(changed | {e for step in steps for e in step[2]}),
+            sorted(changed | {place for uses in every for place in uses.reads}),
             ring,
         )
 
-    def moved(self, entry: int, rounds: int) -> int:
-        """The entry that plays `entry`'s part so many rounds later."""
-        if entry not in self.ring:
-            return entry
-        first, count = self.ring[entry]
-        return first + (entry - first + rounds * self.stride) % count
+    def moved(self, place: int, rounds: int) -> int:
+        """The place that plays `place`'s part so many rounds later."""
+        if place not in self.ring:
+            return place
+        first, count = self.ring[place]
+        return first + (place - first + rounds * self.stride) % count
 
     def times(self, rounds: int) -> list[float]:
         """All times that the coming repetitions depend on, in an order that follows the roles."""
         rank = self.rank
-        return [*[rank.clock(lane) for lane in self.lanes], *self._entries(rounds)]
+        return [*[rank.clock(lane) for lane in self.lanes], *self._of_places(rounds)]
 
     def ends(self, rounds: int) -> list[float]:
         """The same, but of lanes that share a link the end of their own last action."""
-        return [*[self.rank.clocks[lane] for lane in self.lanes], *self._entries(rounds)]
+        return [*[self.rank.clocks[lane] for lane in self.lanes], *self._of_places(rounds)]
 
-    def _entries(self, rounds: int) -> list[float]:
-        rank = self.rank
+    def _of_places(self, rounds: int) -> list[float]:
+        waits = self.rank.waits
         return [
-            *[rank.written[self.moved(entry, rounds)] for entry in self.written],
-            *[rank.used[self.moved(entry, rounds)] for entry in self.used],
+            *([waits.pace] if self.paces else []),
+            *[waits.changed[self.moved(place, rounds)] for place in self.changed],
+            *[waits.used[self.moved(place, rounds)] for place in self.used],
         ]
 
     def skip(self, skipped: Skipped) -> None:
         """Let the repetitions pass, which together advance every time alike."""
-        rank = self.rank
-        written, used = rank.written[:], rank.used[:]
+        rank, waits = self.rank, self.rank.waits
+        changed, used = waits.changed[:], waits.used[:]
         for lane in self.lanes:
             rank.clocks[lane] = skipped.later(rank.clocks[lane])
         for link in {id(link): link for link in rank.links.values()}.values():
             link.shift(skipped.seconds)
-        for entry in self.written:
-            rank.written[self.moved(entry, skipped.rounds)] = skipped.later(written[entry])
-        for entry in self.used:
-            rank.used[self.moved(entry, skipped.rounds)] = skipped.later(used[entry])
+        if self.paces:
+            waits.pace = skipped.later(waits.pace)
+        for place in self.changed:
+            waits.changed[self.moved(place, skipped.rounds)] = skipped.later(changed[place])
+        for place in self.used:
+            waits.used[self.moved(place, skipped.rounds)] = skipped.later(used[place])
         rank.repetition += skipped.rounds
 
 

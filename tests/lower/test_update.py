@@ -10,8 +10,9 @@ import pytest
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.lower import lower
 from bigplan.lower.refs import state_home
+from bigplan.order import order_of
 from bigplan.placement import KindPlacement, Share, Tier
-from bigplan.program import Action, Dependencies, Lane, Op, Program, Ref, entry, expand
+from bigplan.program import Action, Lane, Op, Program, Ref, entry, expand
 from bigplan.verify import verify
 from tests.toys import ROOMY, kind_placement, placed, toy_graph
 
@@ -32,10 +33,9 @@ class Order:
     def of(cls, program: Program, *parts: str) -> Order:
         """Parts of a program one after the other, as if the first had not ended."""
         actions = tuple(a for part in parts for a in expand(getattr(program, part)))
-        waits, last = Dependencies(program.buffers), dict[Lane, int]()
-        before = list[int]()
-        for number, action in enumerate(actions):
-            direct = waits.add(action) | ({last[action.lane]} if action.lane in last else set())
+        before, last = list[int](), dict[Lane, int]()
+        for number, (action, waits) in enumerate(order_of(program.buffers, actions)):
+            direct = {*waits, *([last[action.lane]] if action.lane in last else [])}
             last[action.lane] = number
             known = 0
             for other in direct:

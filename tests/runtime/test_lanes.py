@@ -15,8 +15,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.order import Order, order_of
 from bigplan.plan import Plan
-from bigplan.program import Action, Dependencies, Lane, Op, expand
+from bigplan.program import Action, Lane, Op, expand
 from bigplan.runtime import lanes as lanes_module
 from bigplan.runtime.lanes import AHEAD, Clock, Done, Lanes, StoppedError, finish, read_ahead
 from bigplan.timeline import Timeline
@@ -212,16 +213,16 @@ def test_measured_events_keep_the_programs_order(plan: Plan) -> None:
         program = context_of(worker).program
         for instructions in (program.first, program.step):
             timeline = worker.step().timeline
-            _check_order(timeline, list(expand(instructions)), Dependencies(program.buffers))
+            _check_order(timeline, order_of(program.buffers, expand(instructions)))
 
 
-def _check_order(timeline: Timeline, actions: list[Action], waits: Dependencies) -> None:
-    assert len(timeline.events) == len(actions)
+def _check_order(timeline: Timeline, order: Order) -> None:
+    assert len(timeline.events) == len(order)
     last: dict[Lane, float] = {}
-    for event, action in zip(timeline.events, actions, strict=True):
+    for event, (action, waits) in zip(timeline.events, order, strict=True):
         assert (event.op, event.lane) == (action.op.value, action.lane.value)
         assert (event.layer, event.micro_batch) == (action.layer, action.micro_batch)
-        before = [timeline.events[number].end for number in waits.add(action)]
+        before = [timeline.events[number].end for number in waits]
         assert event.start >= max([last.get(action.lane, 0.0), *before])
         last[action.lane] = event.end
     assert timeline.seconds == max(event.end for event in timeline.events)

@@ -15,8 +15,9 @@ from bigplan.errors import VerificationError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
+from bigplan.order import order_of
 from bigplan.placement import Placement, Share, StagePlacement, Tier
-from bigplan.program import LINKS, Action, Dependencies, Lane, Op, Program, expand
+from bigplan.program import LINKS, Action, Lane, Op, Program, expand
 from bigplan.simulate import action_seconds, simulate, step_seconds, total_seconds
 from bigplan.simulate.rank import Message
 from tests.examples import examples
@@ -149,11 +150,11 @@ def _shared(program: Program) -> set[Lane]:
 
 
 class _Player:
-    """The rules read literally: program order in a lane, what is read written, nothing else."""
+    """The graph that `order_of` gives, played: each lane a queue, nothing else waited for."""
 
     def __init__(self, program: Program) -> None:
-        self.actions = list(expand(program.step))
-        self.waits = Dependencies(program.buffers)
+        self.order = order_of(program.buffers, expand(program.step))
+        self.starts: list[float] = []
         self.ends: list[float] = []
         self.lanes: dict[Lane, float] = defaultdict(float)
         self.busy: dict[Lane, list[tuple[float, float]]] = defaultdict(list)
@@ -174,18 +175,18 @@ class _Player:
     def play(self, sent: dict[Message, float], case: Case) -> bool:
         """Go on until a message is missing; whether anything was done."""
         before = len(self.ends)
-        while len(self.ends) < len(self.actions):
-            action = self.actions[len(self.ends)]
+        for action, waits in self.order[before:]:
             start = self.lanes[action.lane]
             if action.op is Op.RECV:
                 key = action.writes[0].content, action.micro_batch
                 if key not in sent:
                     break
                 start = max(start, sent[key])
-            start = max([start, *(self.ends[i] for i in self.waits.add(action))])
+            start = max([start, *(self.ends[number] for number in waits)])
             seconds = action_seconds(action, case.graph, case.costs)
             alone = action.lane not in self.shared
             end = start + seconds if alone else self._copied(action.lane, start, seconds)
+            self.starts.append(start)
             self.ends.append(end)
             self.lanes[action.lane] = end
             if action.op is Op.SEND:
@@ -201,15 +202,18 @@ def test_events_are_those_of_a_plain_player(case: Case) -> None:
         pass
     for stage, player in enumerate(players):
         expected = [
-            (action.op, action.layer, action.micro_batch, end)
-            for action, end in zip(player.actions, player.ends, strict=True)
+            (action.op, action.layer, action.micro_batch, start, end)
+            for (action, _), start, end in zip(
+                player.order, player.starts, player.ends, strict=True
+            )
             if action.op is not Op.FREE
         ]
         events = [e for e in case.timeline.events if e.stage == stage]
         assert [(e.op, e.layer, e.micro_batch) for e in events] == [e[:3] for e in expected]
-        ends = [end for *_, end in expected]
+        times = [time for *_, start, end in expected for time in (start, end)]
         rounding = 1e-9 if player.shared else 0.0  # the same gaps, added up in another order
-        assert [e.end for e in events] == pytest.approx(ends, rel=rounding, abs=0.0)
+        found = [time for event in events for time in (event.start, event.end)]
+        assert found == pytest.approx(times, rel=rounding, abs=0.0)
 
 
 @settings(max_examples=examples(60))
