@@ -181,7 +181,7 @@ def run(name: str) -> dict[str, Any]:
 
     Lanes._execute = timed  # type: ignore[method-assign]
     torch.cuda.reset_peak_memory_stats()
-    worker = Worker(plan, 0, 1, Path(mkdtemp()))
+    worker = Worker(plan, 0, Path(mkdtemp()))
     steps = []
     try:
         worker.preflight()

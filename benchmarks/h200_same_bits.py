@@ -184,7 +184,7 @@ def run(model: str, *settings: str) -> None:
     print(model, settings, plan.strategy.model_dump(exclude_defaults=True))
     runs = []
     for _ in range(2):
-        worker = Worker(plan, 0, 1, Path(mkdtemp()))
+        worker = Worker(plan, 0, Path(mkdtemp()))
         worker.preflight()
         worker.start("")
         steps = [worker.step() for _ in range(5)]

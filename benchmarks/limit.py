@@ -201,7 +201,7 @@ def run_plan(out: Path, name: str) -> None:
     module.first_values = alike  # type: ignore[attr-defined]
     plan = load_plan(out / f"{name}.plan.yaml")
     torch.cuda.reset_peak_memory_stats()
-    worker = Worker(plan, 0, 1, SCRATCH)
+    worker = Worker(plan, 0, SCRATCH)
     started = time.perf_counter()
     worker.preflight()
     worker.start(Path())

@@ -31,7 +31,7 @@ class Tier(StrEnum):
 
 
 class Share(StrEnum):
-    """A part of a layer's rows, by where their optimizer state lives and who updates them."""
+    """A part of a layer, by where its optimizer state lives and who updates it."""
 
     GPU = "gpu"
     STREAMED = "streamed"  # in host memory; it passes through the GPU, which updates it
@@ -174,7 +174,7 @@ class LayerPlacement:
     gradients: Tier
     recompute: Recompute
     activations: Tier
-    rows: Mapping[Share, float]  # fractions of the layer's rows
+    rows: Mapping[Share, float]  # fractions of what a rank owns of the layer
 
     @property
     def visits(self) -> bool:
@@ -272,24 +272,18 @@ def spread_order(count: int) -> list[int]:
     return [i for i in reversed_all if i < count]
 
 
-def split_rows(rows: int, fractions: Mapping[Share, float]) -> dict[Share, range]:
-    """A tensor's rows by share, whole rows, contiguous, in order. A single row is never split."""
+def pieces(kind: LayerKind, placement: LayerPlacement, ranks: int) -> dict[Share, range]:
+    """By share: elements of what one of `ranks` owns of the flat layer, in order, whole units."""
+    owned, fractions = kind.owned(ranks), placement.rows
     last = next(share for share in reversed(Share) if fractions.get(share, 0.0) > 0.0)
     parts, start, reached = {}, 0, 0.0
     for share in Share:
         reached += fractions.get(share, 0.0)
-        end = rows if share is last else max(start, int(reached * rows + 1e-9))
-        parts[share] = range(start, min(end, rows))
+        units = int(reached * owned / kind.unit + 1e-9)
+        end = owned if share is last else max(start, units * kind.unit)
+        parts[share] = range(start, min(end, owned))
         start = parts[share].stop
     return parts
-
-
-def piece_elements(kind: LayerKind, placement: LayerPlacement, share: Share) -> int:
-    """Elements of the layer's rows in the share."""
-    return sum(
-        len(split_rows(tensor.rows, placement.rows)[share]) * tensor.columns
-        for tensor in kind.tensors
-    )
 
 
 def stage_table(graph: Graph, placement: Placement, stage: int) -> dict[int, LayerPlacement]:

@@ -90,6 +90,7 @@ class Buffer:
     shares: tuple[Share, ...] = ()  # whose rows of it are used apart, see Ref
     within: str = ""  # the buffer where it begins in memory: only one of both holds anything
     home_of: Content | None = None  # what is at home here; of state, entries are its chunks
+    whole: bool = False  # an entry holds a layer with the parts of all ranks, not one rank's alone
 
     @property
     def total(self) -> int:

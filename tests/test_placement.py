@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bigplan.graph.graph import Recompute
+from bigplan.graph.graph import Recompute, Tensor
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import (
     KindPlacement,
+    LayerPlacement,
     Share,
     Tier,
     layer_table,
-    piece_elements,
-    split_rows,
+    pieces,
     spread_order,
     stage_table,
 )
@@ -66,32 +67,26 @@ def test_the_table_has_the_counts_and_nests_what_is_on_the_gpu(data: st.DataObje
 
 
 @given(
-    st.integers(1, 300), st.lists(st.integers(0, 12), min_size=4, max_size=4).filter(sum), st.data()
+    st.integers(1, 300),
+    st.integers(1, 5),
+    st.lists(st.integers(0, 12), min_size=4, max_size=4).filter(sum),
 )
-def test_rows_are_split_whole_and_in_order(
-    rows: int, parts: list[int], data: st.DataObject
+def test_what_a_rank_owns_is_cut_at_whole_units_and_in_order(
+    rows: int, ranks: int, parts: list[int]
 ) -> None:
-    fractions = {tier: part / sum(parts) for tier, part in zip(Share, parts, strict=True)}
-    split = split_rows(rows, fractions)
-    assert [row for share in Share for row in split[share]] == list(range(rows))
+    fractions = {share: part / sum(parts) for share, part in zip(Share, parts, strict=True)}
+    at = LayerPlacement(Tier.GPU, Tier.GPU, Recompute.NONE, Tier.GPU, fractions)
+    kind = replace(toy_kind("block"), tensors=(Tensor("w", rows, 12),))
+    owned = kind.owned(ranks)
+    assert kind.unit == 4
+    assert kind.parameters <= ranks * owned < kind.parameters + (4 * ranks if ranks > 1 else 1)
+    cut = pieces(kind, at, ranks)
+    assert [element for share in Share for element in cut[share]] == list(range(owned))
     for share in Share:
-        assert abs(len(split[share]) - fractions[share] * rows) <= 1 + 1e-6
+        assert cut[share].start % 4 == 0
+        assert abs(len(cut[share]) - fractions[share] * owned) <= 4 + 1e-6
         if fractions[share] == 0:
-            assert len(split[share]) == 0
-
-
-def test_a_vector_is_never_split() -> None:
-    kind = toy_kind("block")
-    half = KindPlacement(
-        layers=1,
-        parameters={Tier.GPU: 1},
-        gradients={Tier.GPU: 1},
-        activations={Recompute.NONE: {Tier.GPU: 1}},
-        optimizer={Tier.GPU: 0.5, Tier.HOST: 0.25, Tier.NVME: 0.25},
-    )
-    (at,) = layer_table(half)
-    # Four, two and two of the matrix's rows of four; the vector is one row, on the last tier.
-    assert [piece_elements(kind, at, share) for share in Share] == [16, 0, 8, 8 + 4]
+            assert len(cut[share]) == 0
 
 
 @given(cases())
@@ -101,7 +96,7 @@ def test_pieces_are_the_layer(case: Case) -> None:
         assert list(table) == list(case.graph.stage_layers(stage))
         for layer, at in table.items():
             kind = case.graph.kinds[case.graph.layers[layer]]
-            assert sum(piece_elements(kind, at, share) for share in Share) == kind.parameters
+            assert sum(map(len, pieces(kind, at, 1).values())) == kind.parameters
 
 
 def test_stage_table_takes_each_stage_from_its_own_row() -> None:

@@ -19,7 +19,7 @@ from bigplan.placement import (
     StagePlacement,
     Tier,
     layer_table,
-    piece_elements,
+    pieces,
 )
 from bigplan.program import Action, Program, Repeat
 from bigplan.simulate import simulate
@@ -40,7 +40,7 @@ def toy_kind(
     saved: int = 64,
     looked_up: int = 0,
 ) -> LayerKind:
-    """A matrix of eight rows and a vector, which is one row and so is never split."""
+    """A matrix of eight rows and a vector: nine units of four elements."""
     return LayerKind(
         name=name,
         tensors=(Tensor("w", 8, 4), Tensor("n", 1, 4)),
@@ -274,7 +274,7 @@ def kind_placements(draw: st.DrawFn, graph: Graph, name: str, layers: int) -> Ki
     on_gpu = (layers, 0, 0)
     chunked = graph.strategy.vpp > 1  # then only recomputation and the optimizer vary
     parameters = on_gpu if kind.pinned or chunked or zero in (1, 2) else draw(everywhere)
-    gradients = on_gpu if kind.pinned or chunked else draw(everywhere)
+    gradients = on_gpu if kind.pinned or chunked or zero == 1 else draw(everywhere)
     policies: tuple[int, ...] = (layers, 0, 0)
     if kind.stores_activations and chunked:
         each = draw(compositions(layers, len(graph.recomputes)))
@@ -344,37 +344,37 @@ def with_capacity(costs: Costs, **limits: int) -> Costs:
 
 
 def values_of(case: Case) -> dict[str, float]:
-    """The model's decisions for the placement, optimizer shares as the whole rows have them."""
+    """The model's decisions for the placement, optimizer shares as the whole units have them."""
     graph, values = case.graph, decisions_of(case.graph, case.placement)
-    split = graph.strategy.dp if graph.strategy.zero else 1
     for stage in stage_classes(graph):
         kinds = case.placement.stages[stage.stages[0]].kinds
         for kind, _ in stage.kinds:
-            owned = -(-kind.parameters // split)
+            owned = kind.owned(stage.sharded(kind, 1))
             where, rows = f"{stage.name}.{kind.name}", kinds[kind.name]
             for tier in Tier:
-                pieces = _pieces(graph, rows, kind, [s for s in Share if s.tier is tier])
-                values[f"{where}.optimizer.{tier}"] = sum(-(-p // split) for p in pieces) / owned
-            pieces = _pieces(graph, rows, kind, [Share.STREAMED])
-            values[f"{where}.streamed"] = sum(-(-p // split) for p in pieces) / owned
+                each = _pieces(graph, rows, kind, [s for s in Share if s.tier is tier])
+                values[f"{where}.optimizer.{tier}"] = sum(each) / owned
+            values[f"{where}.streamed"] = sum(_pieces(graph, rows, kind, [Share.STREAMED])) / owned
     return values
 
 
 def rows_moved(case: Case, stage: int, tier: Tier) -> float:
-    """Elements by which whole rows, split over the ranks, differ from the placement's shares."""
+    """Elements by which a rank's whole units differ from the placement's shares."""
     moved = 0.0
     for name, rows in case.placement.stages[stage].kinds.items():
         kind = case.graph.kinds[name]
-        share = rows.optimizer.get(tier, 0.0) * kind.parameters
-        split = case.graph.strategy.dp if case.graph.strategy.zero else 1
-        pieces = _pieces(case.graph, rows, kind, [s for s in Share if s.tier is tier])
-        moved += sum(-(-piece // split) for piece in pieces) - share / split
+        ranks = case.graph.strategy.dp if case.graph.strategy.zero else 1
+        share = rows.optimizer.get(tier, 0.0) * kind.owned(ranks)
+        each = _pieces(case.graph, rows, kind, [s for s in Share if s.tier is tier])
+        moved += sum(each) - share
     return moved
 
 
 def _pieces(
     graph: Graph, rows: KindPlacement, kind: LayerKind, shares: Sequence[Share]
 ) -> list[int]:
-    """Elements of every layer in each of the shares."""
+    """Elements that a rank owns of every layer in each of the shares."""
     table = layer_table(rows, frugal_first=graph.strategy.vpp > 1)
-    return [piece_elements(kind, at, share) for at in table for share in shares]
+    ranks = graph.strategy.dp if graph.strategy.zero else 1
+    each = [pieces(kind, at, ranks) for at in table]
+    return [len(cut[share]) for cut in each for share in shares]

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, pairwise
+from math import gcd
 from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Strategy, chunk_blocks
 
+WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
 LOOKED_UP_ROWS = 2048  # whose gradients are added at a time, by a square of ones and zeros
 LOSS_CHUNK_TOKENS = 1024  # the loss takes no fewer at a time: 1.3 GB of logits for 128,256 words
 
@@ -67,10 +69,24 @@ class LayerKind:
     stores_activations: bool = True  # False: nothing worth moving or recomputing is kept
     looked_up: int = 0  # elements of the rows that it reads; not 0: its tables may stay on the host
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
+    unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
 
     def __post_init__(self) -> None:
         elements = sum(tensor.elements for tensor in self.tensors)
         object.__setattr__(self, "parameters", elements)
+        # What divides every row: then no cut is amid what a kernel loads at once.
+        unit = gcd(WIDEST_CUT, *(tensor.columns for tensor in self.tensors))
+        object.__setattr__(self, "unit", unit)
+
+    def owned(self, ranks: int) -> int:
+        """Elements of the flat layer that each of `ranks` has of it: equal parts, whole units."""
+        if ranks == 1:
+            return self.parameters
+        return -(-self.parameters // (ranks * self.unit)) * self.unit
+
+    def padded(self, ranks: int) -> int:
+        """Elements of the parts of all ranks together."""
+        return ranks * self.owned(ranks)
 
     def kept(self, recompute: Recompute) -> int:
         """Bytes kept between forward and backward of one micro-batch."""

@@ -47,8 +47,8 @@ class Worker(Protocol):
 class WorkerType(Protocol):
     """The worker's constructor; it allocates nothing."""
 
-    def __call__(self, plan: Plan, rank: int, world: int, scratch: Path) -> Worker:
-        """A worker for one rank of `world`; `scratch` is its own folder for offloaded tensors."""
+    def __call__(self, plan: Plan, rank: int, scratch: Path) -> Worker:
+        """A worker for one rank; `scratch` is its own folder for offloaded tensors."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,11 @@ class Folders:
 class RankActor:
     """Owns one worker, its process and its scratch folder."""
 
-    def __init__(
-        self, plan: Plan, rank: int, world: int, folders: Folders, worker: WorkerType | None
-    ) -> None:
+    def __init__(self, plan: Plan, rank: int, folders: Folders, worker: WorkerType | None) -> None:
         # Nothing that can fail: Ray tells little about an actor that was never created.
         self._lock_file = rank_lock(folders.run, rank)
         self._scratch = folders.scratch / f"rank-{rank}"
-        self._make = partial(_make, worker, plan, rank, world, self._scratch)
+        self._make = partial(_make, worker, plan, rank, self._scratch)
         self._made: Worker | None = None
 
     def preflight(self) -> None:
@@ -108,11 +106,11 @@ class RankActor:
         return self._made
 
 
-def _make(worker: WorkerType | None, plan: Plan, rank: int, world: int, scratch: Path) -> Worker:
+def _make(worker: WorkerType | None, plan: Plan, rank: int, scratch: Path) -> Worker:
     if worker is None:
         from bigplan.runtime.worker import Worker as NativeWorker
 
         worker = NativeWorker
     shutil.rmtree(scratch, ignore_errors=True)  # what a killed run left there
     scratch.mkdir(parents=True)
-    return worker(plan, rank, world, scratch)
+    return worker(plan, rank, scratch)

@@ -76,7 +76,7 @@ class Crew:
         self._meeting: Path | None = None
         self._group = _place(self._layout)
         self._actors = [
-            self._hire(rank).remote(plan, rank, self._layout.ranks, folders, worker)
+            self._hire(rank).remote(plan, rank, folders, worker)
             for rank in range(self._layout.ranks)
         ]
 

@@ -39,6 +39,8 @@ from bigplan.lower.sizes import (
     gradient_bytes,
     hidden_bytes,
     kept_bytes,
+    owned_gradient_bytes,
+    owned_parameter_bytes,
     parameter_bytes,
     updaters,
 )
@@ -62,16 +64,18 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
     state = layout.graph.sizes.state
     for layer, at in layout.table.items():
         nbytes, apart = parameter_bytes(layout, layer), updaters(layout, layer)
-        home = parameter_home(layer).content
-        yield Buffer(f"w{layer}", at.parameters, nbytes, "parameters", shares=apart, home_of=home)
+        home, whole = parameter_home(layer).content, not layout.shards(layer, from_zero=3)
+        yield Buffer(
+            f"w{layer}", at.parameters, nbytes, "parameters", 1, apart, home_of=home, whole=whole
+        )
         nbytes, home = gradient_bytes(layout, layer), gradient_home(layer).content
-        yield Buffer(f"g{layer}", at.gradients, nbytes, "gradients", home_of=home)
+        whole = not layout.shards(layer, from_zero=2)
+        yield Buffer(f"g{layer}", at.gradients, nbytes, "gradients", home_of=home, whole=whole)
         for share in Share:
             elements, count = layout.pieces[layer, share], 1
             if share in IN_CHUNKS and elements:
                 count = layout.chunks(layer, share)
-                widest = max(tensor.columns for tensor in layout.kind(layer).tensors)
-                elements = min(elements, -(-elements // count) + widest)
+                elements = min(elements, -(-elements // count) + layout.kind(layer).unit)
             nbytes = elements * state
             if share is Share.NVME:
                 nbytes = -(-nbytes // PAGE) * PAGE
@@ -115,11 +119,11 @@ def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buff
     count, table = layout.ring(name), layout.table
     if any(layout.visits(layer) for layer in layers):
         nbytes = full_parameter_bytes(layout, layers[0])
-        yield Buffer(f"slot.{layout.shared(name)}", Tier.GPU, nbytes, "slots", count)
+        yield Buffer(f"slot.{layout.shared(name)}", Tier.GPU, nbytes, "slots", count, whole=True)
     if any(table[layer].visits and layout.shards(layer, from_zero=3) for layer in layers):
         yield Buffer(f"shard.{name}", Tier.GPU, parameter_bytes(layout, layers[0]), "slots", count)
     if any(layout.stages_weights(layer) for layer in layers):
-        nbytes = parameter_bytes(layout, layers[0])
+        nbytes = owned_parameter_bytes(layout, layers[0])
         yield Buffer(f"stage.w.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 
@@ -127,9 +131,9 @@ def _gradient_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Bu
     if any(layout.sums_apart(layer) for layer in layers):
         nbytes = full_gradient_bytes(layout, layers[0])
         ring, count = layout.shared(name), layout.sum_ring(name)
-        yield Buffer(f"sum.{ring}", Tier.GPU, nbytes, "slots", count)
+        yield Buffer(f"sum.{ring}", Tier.GPU, nbytes, "slots", count, whole=True)
     if any(layout.stages_gradients(layer) for layer in layers):
-        nbytes = gradient_bytes(layout, layers[0])
+        nbytes = owned_gradient_bytes(layout, layers[0])
         yield Buffer(f"stage.g.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from bigplan.lower.entries import STAGING
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import checkpoint_entry, parameter_home, state_home
-from bigplan.lower.sizes import chunk_elements
+from bigplan.lower.sizes import chunk_elements, owned_parameter_bytes
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Action, Lane, Op, Ref
 
@@ -20,8 +20,7 @@ def checkpoint_layer(layout: Layout, layer: int) -> Iterator[Action]:
     """Write the layer as it is now; what updates it next waits until it is written."""
     sizes = layout.graph.sizes
     if not sizes.master:
-        elements = layout.owned(layer, layout.kind(layer).parameters, from_zero=1)
-        yield _write(layout, layer, parameter_home(layer), elements * sizes.parameter)
+        yield _write(layout, layer, parameter_home(layer), owned_parameter_bytes(layout, layer))
     for share in Share:
         if not layout.pieces[layer, share]:
             continue

@@ -36,9 +36,9 @@ def checkpoint_staging(graph: Graph) -> int:
 def staged_chunk_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     """Bytes reserved per staged chunk of NVMe optimizer state, whole pages.
 
-    Rows are not split, so a chunk may exceed the wanted size by one row of the widest tensor.
+    A chunk is whole units, so it may exceed the wanted size by one.
     """
-    return -(-(chunk + widest_row(graph) * graph.sizes.state) // PAGE) * PAGE
+    return -(-(chunk + largest_unit(graph) * graph.sizes.state) // PAGE) * PAGE
 
 
 def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
@@ -47,7 +47,7 @@ def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     Each of the three begins at a multiple of ALIGNMENT. No entry is larger than a layer.
     """
     sizes, most = graph.sizes, max(kind.parameters for kind in graph.kinds.values())
-    elements = min(most, streamed_chunk(chunk) // max(1, sizes.state) + widest_row(graph) + 1)
+    elements = min(most, streamed_chunk(chunk) // max(1, sizes.state) + largest_unit(graph) + 1)
     parts = (sizes.state, sizes.gradient, sizes.parameter)
     return sum(-(-elements * size // ALIGNMENT) * ALIGNMENT for size in parts)
 
@@ -90,9 +90,9 @@ def row_bytes(kind: LayerKind) -> int:
     return 34 * kind.looked_up // 3 * 3
 
 
-def widest_row(graph: Graph) -> int:
-    """Elements by which a chunk may exceed its share, as rows are not split."""
-    return max(tensor.columns for kind in graph.kinds.values() for tensor in kind.tensors)
+def largest_unit(graph: Graph) -> int:
+    """Elements by which a chunk may exceed an equal part, as it is whole units."""
+    return max(kind.unit for kind in graph.kinds.values())
 
 
 def data_staging(graph: Graph) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bigplan.content import Content
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import gradient_home, partial_gradients, square_sum
-from bigplan.lower.sizes import full_gradient_bytes, gradient_bytes
+from bigplan.lower.sizes import full_gradient_bytes, gradient_bytes, owned_gradient_bytes
 from bigplan.lower.unit import Unit
 from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Ref
@@ -52,7 +52,7 @@ def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) ->
     On the GPU beside the next layer's backward: it reads memory while that computes.
     """
     if unit.last and layout.graph.deferred:
-        nbytes, target = gradient_bytes(layout, layer), square_sum(layer)
+        nbytes, target = owned_gradient_bytes(layout, layer), square_sum(layer)
         yield Action(Op.NORM, lane, layer, (gradients,), (target,), amount=nbytes)
 
 

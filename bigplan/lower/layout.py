@@ -17,7 +17,7 @@ from bigplan.placement import (
     Rings,
     Share,
     Tier,
-    piece_elements,
+    pieces,
     stage_table,
 )
 
@@ -68,14 +68,15 @@ class Layout:
         object.__setattr__(self, "staying", self._staying())
 
     def _pieces(self) -> dict[tuple[int, Share], int]:
-        elements: dict[tuple[object, ...], int] = {}
-        pieces = {}
+        elements: dict[tuple[object, ...], dict[Share, int]] = {}
+        found = {}
         for (layer, at), share in product(self.table.items(), Share):
-            alike = (self.graph.layers[layer], share, *at.rows.items())
+            alike = (self.graph.layers[layer], *at.rows.items())
             if alike not in elements:
-                elements[alike] = piece_elements(self.kind(layer), at, share)
-            pieces[layer, share] = self.owned(layer, elements[alike], from_zero=1)
-        return pieces
+                cut = pieces(self.kind(layer), at, self.ranks(layer, from_zero=1))
+                elements[alike] = {share: len(part) for share, part in cut.items()}
+            found[layer, share] = elements[alike][share]
+        return found
 
     def _first_chunks(self) -> dict[tuple[int, Share], int]:
         """Chunks of the layers before: entries of a ring follow each other over all layers."""
@@ -206,7 +207,14 @@ class Layout:
         whole = self.kind(layer).pinned and from_zero > 1
         return self.graph.strategy.zero >= from_zero and not whole
 
-    def owned(self, layer: int, elements: int, *, from_zero: int) -> int:
-        """Elements of the layer that are this rank's where ZeRO shards from that stage on."""
-        split = self.graph.strategy.dp if self.shards(layer, from_zero=from_zero) else 1
-        return -(-elements // split)
+    def ranks(self, layer: int, *, from_zero: int) -> int:
+        """Ranks that share the layer where ZeRO shards from that stage on."""
+        return self.graph.strategy.dp if self.shards(layer, from_zero=from_zero) else 1
+
+    def owned(self, layer: int) -> int:
+        """Elements of the layer that this rank updates."""
+        return self.kind(layer).owned(self.ranks(layer, from_zero=1))
+
+    def whole(self, layer: int) -> int:
+        """Elements of the layer as all ranks have it, those that fill up the last part too."""
+        return self.kind(layer).padded(self.ranks(layer, from_zero=1))

@@ -9,24 +9,36 @@ from bigplan.placement import ON_CPU, Share
 
 def parameter_bytes(layout: Layout, layer: int) -> int:
     """Bytes of the layer's parameters at home (a shard under ZeRO-3)."""
-    elements = layout.owned(layer, layout.kind(layer).parameters, from_zero=3)
+    sharded = layout.shards(layer, from_zero=3)
+    elements = layout.owned(layer) if sharded else layout.whole(layer)
     return elements * layout.graph.sizes.parameter
 
 
 def full_parameter_bytes(layout: Layout, layer: int) -> int:
     """Bytes of the layer's parameters in use."""
-    return layout.kind(layer).parameters * layout.graph.sizes.parameter
+    return layout.whole(layer) * layout.graph.sizes.parameter
+
+
+def owned_parameter_bytes(layout: Layout, layer: int) -> int:
+    """Bytes of the parameters that this rank updates, which is all that leaves the GPU."""
+    return layout.owned(layer) * layout.graph.sizes.parameter
 
 
 def gradient_bytes(layout: Layout, layer: int) -> int:
     """Bytes of the layer's gradients at home (a shard under ZeRO-2 and 3)."""
-    elements = layout.owned(layer, layout.kind(layer).parameters, from_zero=2)
+    sharded = layout.shards(layer, from_zero=2)
+    elements = layout.owned(layer) if sharded else layout.whole(layer)
     return elements * layout.graph.sizes.gradient
+
+
+def owned_gradient_bytes(layout: Layout, layer: int) -> int:
+    """Bytes of the gradients of what this rank updates, which is all that leaves the GPU."""
+    return layout.owned(layer) * layout.graph.sizes.gradient
 
 
 def full_gradient_bytes(layout: Layout, layer: int) -> int:
     """Bytes of the layer's gradients while they are summed."""
-    return layout.kind(layer).parameters * layout.graph.sizes.gradient
+    return layout.whole(layer) * layout.graph.sizes.gradient
 
 
 def cpu_piece(layout: Layout, layer: int) -> int:

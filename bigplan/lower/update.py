@@ -182,7 +182,9 @@ def _gradients_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
         nbytes = gradient_bytes(layout, layer)
         return staged, [Action(Op.READ, Lane.NVME_READ, layer, (home,), (staged,), amount=nbytes)]
     nbytes = cpu_piece(layout, layer) * layout.graph.sizes.gradient
-    return staged, [Action(Op.GRAD_OUT, Lane.D2H, layer, (home,), (staged,), amount=nbytes)]
+    share = Share.HOST
+    moved = Action(Op.GRAD_OUT, Lane.D2H, layer, (home,), (staged,), amount=nbytes, share=share)
+    return staged, [moved]
 
 
 def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:

@@ -33,6 +33,7 @@ from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher, data_path
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import first_values
+from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import fill_first
 from bigplan.runtime.memory import Memory
 from bigplan.runtime.update import Update
@@ -128,7 +129,9 @@ def _player(
         memory = Memory(program, device, scratch / "narrow.bin")
         stack.callback(memory.close)
         rows = layer_rows(graph, program)
-        context = Context(model, training, graph, program, memory, rows, world=1)
+        context = Context(
+            model, training, graph, program, memory, rows, Groups.alone(graph.strategy)
+        )
         fill_first(context, first_values(model, training))
         batches, update = Prefetcher(source), Update(context)
         compute = Compute(context, batches)

@@ -12,6 +12,7 @@ from bigplan.content import Holds
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import IN_CHUNKS
 from bigplan.program import Action, Program, Ref, entry
+from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
 from bigplan.runtime.pieces import LayerRows
 from bigplan.spec.model import ModelSpec, Parameter
@@ -30,7 +31,7 @@ class Context:
     program: Program
     memory: Memory
     rows: Mapping[int, LayerRows]
-    world: int
+    groups: Groups
 
     @property
     def device(self) -> torch.device:
@@ -68,6 +69,29 @@ class Context:
         elements = self.kind(ref.content.layer).parameters
         return self.memory.view(self.key(ref, action), dtype, elements)
 
+    def owned(self, ref: Ref, action: Action, dtype: torch.dtype) -> Tensor:
+        """What this rank owns of a layer's parameters or gradients in the entry, with filling."""
+        part = self.rows[action.layer].part
+        start = part.first * dtype.itemsize if self.program.buffers[ref.buffer].whole else 0
+        return self.memory.view(self.key(ref, action), dtype, part.elements, start)
+
+    def held(self, layer: int) -> range:
+        """Elements of the layer whose parameters this rank has at home, from the first byte on."""
+        if self.program.buffers[f"w{layer}"].whole:
+            return range(self.kind(layer).parameters)
+        return self.rows[layer].part.tensors
+
+    def shared_out(self, ref: Ref, action: Action, dtype: torch.dtype) -> Tensor:
+        """The parts of all ranks, one behind the other, in an entry that holds them."""
+        assert self.program.buffers[ref.buffer].whole, ref
+        elements = self.rows[action.layer].part.elements * self.sharers
+        return self.memory.view(self.key(ref, action), dtype, elements)
+
+    @property
+    def sharers(self) -> int:
+        """Ranks that a layer's state is shared out to."""
+        return self.graph.strategy.dp if self.graph.strategy.zero else 1
+
     def batch(self, refs: Iterable[Ref], action: Action) -> Tensor:
         """Tokens and targets, int64 [2, micro_batch, sequence_length], in host memory."""
         flat = self.bytes_of(find(refs, Holds.BATCH), action).view(torch.int64)
@@ -89,11 +113,13 @@ def find(refs: Iterable[Ref], kind: Holds) -> Ref:
     return next(ref for ref in refs if ref.content.kind is kind)
 
 
-def layer_rows(graph: Graph, program: Program) -> dict[int, LayerRows]:
-    """Rows of every layer, chunks as the program has them."""
+def layer_rows(graph: Graph, program: Program, rank: int = 0) -> dict[int, LayerRows]:
+    """What data-parallel rank number `rank` owns of every layer, chunks as the program has them."""
+    ranks = graph.strategy.dp if graph.strategy.zero else 1
     rows = {}
     for layer, placement in program.layers.items():
         homes = {share: program.buffers.get(f"o{layer}.{share}") for share in IN_CHUNKS}
         counts = {share: home.count if home else 0 for share, home in homes.items()}
-        rows[layer] = LayerRows.of(graph.kinds[graph.layers[layer]], placement, counts)
+        kind = graph.kinds[graph.layers[layer]]
+        rows[layer] = LayerRows.of(kind, placement, counts, ranks, rank if ranks > 1 else 0)
     return rows

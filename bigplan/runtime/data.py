@@ -56,10 +56,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchSource:
-    """The batches of one data-parallel rank: a pure function of step and micro-batch.
+    """The batches of one of the replicas of the model: a pure function of step and micro-batch.
 
-    A global batch is `global_batch` samples; micro-batch i of rank r holds its samples
-    (i * world + r) * micro_batch and following. `global_batch` defaults to one micro-batch a
+    A global batch is `global_batch` samples; micro-batch i of replica r holds its samples
+    (i * replicas + r) * micro_batch and following. `global_batch` defaults to one micro-batch a
     rank. Without `batches` there is a step after any other and the loss is a step's mean. With it
     there are so many steps at most, one pass over the windows in order at most, and the loss is
     the mean of them all; samples after the last window are there but not counted.
@@ -70,15 +70,15 @@ class BatchSource:
     path: Path
     sequence_length: int
     micro_batch: int
-    rank: int
-    world: int
+    replica: int
+    replicas: int
     seed: int
     global_batch: int | None = None
     batches: int | None = None
 
     def __post_init__(self) -> None:
-        assert 0 <= self.rank < self.world and self.micro_batch > 0, self
-        assert self.samples % (self.micro_batch * self.world) == 0, self
+        assert 0 <= self.replica < self.replicas and self.micro_batch > 0, self
+        assert self.samples % (self.micro_batch * self.replicas) == 0, self
         if self.windows < 1:
             raise InputError(
                 f"training data {self.path} has {len(self.data)} tokens, sequence_length "
@@ -99,12 +99,12 @@ class BatchSource:
     @property
     def samples(self) -> int:
         """Samples a step over all ranks."""
-        return self.micro_batch * self.world if self.global_batch is None else self.global_batch
+        return self.micro_batch * self.replicas if self.global_batch is None else self.global_batch
 
     @property
     def micro_batches(self) -> int:
         """Micro-batches a step on every rank."""
-        return self.samples // (self.micro_batch * self.world)
+        return self.samples // (self.micro_batch * self.replicas)
 
     @property
     def nbytes(self) -> int:
@@ -119,7 +119,7 @@ class BatchSource:
     def batch(self, step: int, micro_batch_index: int) -> Batch:
         """The micro-batch of a step; both count from 0."""
         assert step >= 0 and 0 <= micro_batch_index < self.micro_batches, (step, micro_batch_index)
-        position = (micro_batch_index * self.world + self.rank) * self.micro_batch
+        position = (micro_batch_index * self.replicas + self.replica) * self.micro_batch
         first = step * self.samples + position
         shape = self.micro_batch, self.sequence_length
         tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)

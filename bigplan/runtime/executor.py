@@ -19,7 +19,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, read_ahead
 from bigplan.runtime.lookup import look_up
-from bigplan.runtime.moves import move, reduce
+from bigplan.runtime.moves import gather, move, reduce
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.turns import Turns
 from bigplan.runtime.update import Update
@@ -51,7 +51,7 @@ class Executor:
             Op.READ: copy,
             Op.LOOK_UP: partial(look_up, context),
             Op.LOAD: copy,
-            Op.GATHER: _refuse,
+            Op.GATHER: partial(gather, context),
             Op.FORWARD: compute.forward,
             Op.SAVE: copy,
             Op.FETCH: copy,

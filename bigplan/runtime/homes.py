@@ -56,10 +56,10 @@ def fill_first(context: Context, first: FirstValues) -> None:
 def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
     """Parameters together with the master copies of the same elements, then those without one."""
     sizes, dtype = context.graph.sizes, context.parameter_dtype
-    count = context.kind(layer).parameters
-    left = [range(count)]
+    held = context.held(layer)
+    left = [held] if held else []
     with _placed(context, layer, (f"w{layer}", 0)) as place:
-        parameters = _Kept(0, place[: count * dtype.itemsize].view(dtype))
+        parameters = _Kept(held.start, place[: len(held) * dtype.itemsize].view(dtype))
         for share, chunk, boxes in context.rows[layer].state:
             if not boxes or not sizes.state:
                 continue

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from bigplan.program import ROWS, Action, Op
 from bigplan.runtime.context import Context
+from bigplan.runtime.groups import Groups
 from bigplan.runtime.kept import Kept, queue_copy
 from bigplan.runtime.turns import Turns
 
@@ -32,32 +32,39 @@ def move(context: Context, turns: Turns, kept: Callable[[Action], Kept], action:
         rows = slice(action.amount)  # without padding, which differs
         memory.place(target)[rows].copy_(memory.place(source)[rows], non_blocking=True)
     else:
-        _copy(context, action, memory.place(source), memory.place(target))
+        _copy(context, action)
 
 
-def _copy(context: Context, action: Action, source: Tensor, target: Tensor) -> None:
-    """Parameters or gradients: a whole layer, or the rows that the CPU updates."""
+def _copy(context: Context, action: Action) -> None:
+    """Parameters or gradients that this rank owns: of the whole layer, or what an updater needs."""
     is_gradient = action.op is Op.GRAD_OUT
     dtype = context.gradient_dtype if is_gradient else context.parameter_dtype
-    elements = context.kind(action.layer).parameters
-    boxes = context.rows[action.layer].cpu_boxes
-    by_rows = action.amount < elements * dtype.itemsize
-    assert not by_rows or action.amount == sum(b.count for b in boxes) * dtype.itemsize
-    spans = [(b.start, b.count) for b in boxes] if by_rows else [(0, elements)]
-    for start, count in spans:
-        low, high = start * dtype.itemsize, (start + count) * dtype.itemsize
-        target[low:high].copy_(source[low:high], non_blocking=True)
+    part = context.rows[action.layer].moved(action.share)
+    source, target = (
+        context.owned(refs[0], action, dtype)[part] for refs in (action.reads, action.writes)
+    )
+    target.copy_(source, non_blocking=True)
+
+
+def mean_loss(losses: list[Tensor], groups: Groups) -> float:
+    """The step's loss: every rank holds its micro-batches' shares."""
+    return float(groups.sum_of_all(torch.stack(losses).sum().cpu()))
 
 
 def reduce(context: Context, action: Action) -> None:
-    """Sum a layer's gradients over the ranks."""
-    gradients = context.flat(action.reads[0], action, context.gradient_dtype)
-    dist.all_reduce(gradients)
+    """Sum a layer's gradients over the ranks; where ZeRO shards state, each gets its own part."""
+    total = context.shared_out(action.reads[0], action, context.gradient_dtype)
+    if context.graph.strategy.zero:
+        context.groups.reduce_scatter(total)
+    else:
+        context.groups.all_reduce(total)
 
 
-def mean_loss(losses: list[Tensor], world: int) -> float:
-    """The step's loss: every rank holds its micro-batches' shares."""
-    total = torch.stack(losses).sum()
-    if world > 1:
-        dist.all_reduce(total)
-    return float(total)
+def gather(context: Context, action: Action) -> None:
+    """Every rank's part of a layer's parameters to all ranks."""
+    (source,), (target,) = action.reads, action.writes
+    dtype = context.parameter_dtype
+    whole = context.shared_out(target, action, dtype)
+    if context.key(source, action) != context.key(target, action):
+        context.groups.own(whole).copy_(context.owned(source, action, dtype), non_blocking=True)
+    context.groups.all_gather(whole)

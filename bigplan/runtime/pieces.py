@@ -1,32 +1,65 @@
-"""Rows of a layer's tensors: where each tensor, piece and chunk lies in the layer's flat buffers.
+"""What a rank owns of a layer: where its tensors, pieces and chunks lie in flat buffers.
 
-Parameters and gradients of a layer are flat buffers of its tensors in order. The optimizer state
-of a piece is one flat buffer per moment, of the piece's rows in the same order.
+Parameters and gradients of a layer are flat buffers of its tensors in order, filled up so that the
+ranks that share it own equal parts, one behind the other. A rank's part is cut in order into the
+shares of its placement. The optimizer state of a piece is one flat buffer per moment, of the
+piece's elements in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from bigplan.content import Content
 from bigplan.graph.graph import LayerKind
-from bigplan.placement import IN_CHUNKS, ON_CPU, LayerPlacement, Share, split_rows
+from bigplan.placement import IN_CHUNKS, ON_CPU, LayerPlacement, Share, pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a rank owns of a layer: `elements` from element `first` on, `real` of them tensors'."""
+
+    first: int
+    elements: int
+    real: int
+
+    @property
+    def tensors(self) -> range:
+        """Elements of the layer's tensors that it has."""
+        return range(self.first, self.first + self.real)
+
+    @classmethod
+    def of(cls, kind: LayerKind, ranks: int, rank: int) -> Part:
+        """The part of rank number `rank` of those that share the layer."""
+        elements = kind.owned(ranks)
+        first = rank * elements
+        return cls(first, elements, min(elements, max(0, kind.parameters - first)))
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Rows of one tensor: `count` elements at `start` in the layer, at `place` in its piece."""
+    """Elements of one tensor: `count` at `start` in the layer, at `place` in their piece.
+
+    `owned`: where they begin in the rank's part of the layer.
+    """
 
     tensor: str
     start: int
     count: int
     place: int
+    owned: int
 
     @property
     def in_layer(self) -> slice:
         """Elements within the layer's flat buffer."""
         return slice(self.start, self.start + self.count)
+
+    @property
+    def in_part(self) -> slice:
+        """Elements within the rank's part of it."""
+        return slice(self.owned, self.owned + self.count)
 
     @property
     def in_piece(self) -> slice:
@@ -36,33 +69,40 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """A layer's tensors with their offsets, and its boxes by share and chunk.
+    """A layer's tensors with their offsets, and what a rank owns, by share and chunk.
 
     A share that is not updated in chunks is one chunk.
     """
 
     offsets: Mapping[str, tuple[int, int, int]]  # name -> first element, rows, columns
+    part: Part
+    pieces: Mapping[Share, range]  # of the part
     chunks: Mapping[Share, tuple[tuple[Box, ...], ...]]
 
     @classmethod
     def of(
-        cls, kind: LayerKind, placement: LayerPlacement, counts: Mapping[Share, int]
+        cls,
+        kind: LayerKind,
+        placement: LayerPlacement,
+        counts: Mapping[Share, int],
+        ranks: int = 1,
+        rank: int = 0,
     ) -> LayerRows:
         """Lay out one layer; `counts`: chunks of the shares that have some."""
         offsets, start = {}, 0
         for tensor in kind.tensors:
             offsets[tensor.name] = (start, tensor.rows, tensor.columns)
             start += tensor.elements
-        columns = {tensor.name: tensor.columns for tensor in kind.tensors}
+        part, cut = Part.of(kind, ranks, rank), pieces(kind, placement, ranks)
         chunks = {}
-        for share in Share:
-            boxes = tuple(_boxes(kind, placement, share))
-            cut = _chunked(boxes, columns, counts[share]) if share in IN_CHUNKS else (boxes,)
-            chunks[share] = cut
-        return cls(offsets, chunks)
+        for share, piece in cut.items():
+            number = counts[share] if share in IN_CHUNKS else 1
+            bounds = _bounds(piece, number, kind.unit)
+            chunks[share] = tuple(tuple(_boxes(kind, part, elements)) for elements in bounds)
+        return cls(offsets, part, cut, chunks)
 
     def boxes(self, state: Content) -> tuple[Box, ...]:
-        """Rows of some of the layer's optimizer state."""
+        """Elements of some of the layer's optimizer state."""
         assert state.share is not None, state
         return self.chunks[state.share][state.chunk]
 
@@ -73,49 +113,42 @@ class LayerRows:
             for number, boxes in enumerate(chunks):
                 yield share, number, boxes
 
-    @property
-    def cpu_boxes(self) -> tuple[Box, ...]:
-        """Rows that the CPU updates."""
-        return tuple(box for share in ON_CPU for boxes in self.chunks[share] for box in boxes)
+    def boxes_of(self, elements: range) -> Iterator[Box]:
+        """Elements of the layer, whoever owns them, as a piece of their own."""
+        for name, (start, rows, columns) in self.offsets.items():
+            low, high = max(start, elements.start), min(start + rows * columns, elements.stop)
+            if low < high:
+                yield Box(name, low, high - low, low - elements.start, low - self.part.first)
+
+    def moved(self, share: Share | None) -> slice:
+        """Elements of the part that a move for an updater takes along; without one, all."""
+        if share is None:
+            return slice(0, self.part.elements)
+        together = ON_CPU if share in ON_CPU else (share,)
+        ranges = [self.pieces[one] for one in together if self.pieces[one]]
+        return slice(ranges[0].start, ranges[-1].stop)
 
 
-def _boxes(kind: LayerKind, placement: LayerPlacement, share: Share) -> Iterator[Box]:
-    start = place = 0
-    for tensor in kind.tensors:
-        rows = split_rows(tensor.rows, placement.rows)[share]
-        count = len(rows) * tensor.columns
-        if count:
-            yield Box(tensor.name, start + rows.start * tensor.columns, count, place)
-            place += count
-        start += tensor.elements
+def _bounds(piece: range, chunks: int, unit: int) -> Iterator[range]:
+    """The piece in equal chunks, each bound moved up to a whole unit.
 
-
-def _chunked(
-    boxes: tuple[Box, ...], columns: Mapping[str, int], chunks: int
-) -> tuple[tuple[Box, ...], ...]:
-    """Equal shares of the piece, each boundary moved up to the next whole row.
-
-    Places are counted from the start of each chunk. A chunk has at most one row of the widest
-    tensor more than an equal share.
+    A chunk has at most one unit more than an equal part.
     """
-    total = sum(box.count for box in boxes)
-    parts: list[tuple[Box, ...]] = []
-    for chunk in range(chunks):
-        low, high = (-(-total * i // chunks) for i in (chunk, chunk + 1))
-        part, place = [], 0
-        for box in boxes:
-            first, last = (_to_row(box, columns[box.tensor], bound) for bound in (low, high))
-            if last > first:
-                part.append(Box(box.tensor, box.start + first, last - first, place))
-                place += last - first
-        parts.append(tuple(part))
-    return tuple(parts)
+    total = len(piece)
+    ends = [min(total, -(-total * i // (chunks * unit)) * unit) for i in range(1, chunks)]
+    for low, high in pairwise((0, *ends, total) if chunks else ()):
+        yield range(piece.start + low, piece.start + high)
 
 
-def _to_row(box: Box, columns: int, bound: int) -> int:
-    """Elements of the box before `bound` in its piece, up to a whole row."""
-    inside = min(max(bound - box.place, 0), box.count)
-    return min(-(-inside // columns) * columns, box.count)
+def _boxes(kind: LayerKind, part: Part, elements: range) -> Iterator[Box]:
+    """Elements of the rank's part, tensor by tensor."""
+    first, last = part.first + elements.start, part.first + elements.stop
+    start = 0
+    for tensor in kind.tensors:
+        low, high = max(start, first), min(start + tensor.elements, last)
+        if low < high:
+            yield Box(tensor.name, low, high - low, low - first, low - part.first)
+        start += tensor.elements
 
 
 def merged(boxes: Sequence[Box]) -> Iterator[Box]:

@@ -53,18 +53,18 @@ def state_in(context: Context, action: Action) -> None:
     """Copy a chunk to the GPU, with what its update needs of gradients and parameters."""
     visit, (home, *others) = Visit.of(context, action), action.reads
     visit.state.copy_(_at_home(context, action, visit, home), non_blocking=True)
-    for rows, flat in _sides(context, action, visit, others):
+    for rows, owned in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
-            rows[box.in_piece].copy_(flat[box.in_layer], non_blocking=True)
+            rows[box.in_piece].copy_(owned[box.in_part], non_blocking=True)
 
 
 def state_out(context: Context, turns: Turns, action: Action) -> None:
     """Copy a chunk home, and its new parameters to theirs."""
     visit, (home, *others) = Visit.of(context, action), action.writes
     _at_home(context, action, visit, home).copy_(visit.state, non_blocking=True)
-    for rows, flat in _sides(context, action, visit, others):
+    for rows, owned in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
-            flat[box.in_layer].copy_(rows[box.in_piece], non_blocking=True)
+            owned[box.in_part].copy_(rows[box.in_piece], non_blocking=True)
     if context.device.type == "cuda":
         turns.chunk_queued()
 
@@ -76,10 +76,10 @@ def _at_home(context: Context, action: Action, visit: Visit, home: Ref) -> Tenso
 def _sides(
     context: Context, action: Action, visit: Visit, refs: Iterable[Ref]
 ) -> Sequence[tuple[Tensor, Tensor]]:
-    """Rows in the entry, with the layer's flat buffer in host memory that they are of."""
+    """Rows in the entry, with what the rank owns in host memory, which they are of."""
     both = {Holds.GRADIENTS: visit.gradients, Holds.PARAMETERS: visit.weights}
     return [
-        (rows, context.flat(ref, action, rows.dtype))
+        (rows, context.owned(ref, action, rows.dtype))
         for ref in refs
         for rows in (both[ref.content.kind],)
         if context.program.buffers[ref.buffer].tier is Tier.HOST

@@ -54,8 +54,9 @@ class Update:
         return self.scaling.scale
 
     def norm(self, action: Action) -> None:
-        """Square sum of a layer's final gradients, in fp32."""
-        gradients = self._context.flat(action.reads[0], action, self._context.gradient_dtype)
+        """Square sum of what this rank owns of a layer's final gradients, in fp32."""
+        context, real = self._context, self._context.rows[action.layer].part.real
+        gradients = context.owned(action.reads[0], action, context.gradient_dtype)[:real]
         if gradients.is_cuda:  # adds in a tree, which loses nothing to length
             norm = torch.linalg.vector_norm(gradients, dtype=torch.float32)
             self._squares[action.layer] = norm.double().square()
@@ -74,7 +75,10 @@ class Update:
             if layers:
                 squares = torch.stack([self._squares[layer] for layer in layers])
                 found |= zip(layers, squares.tolist(), strict=True)
-        norm = sum(found[layer] for layer in sorted(found)) ** 0.5
+        squares = torch.tensor([found[layer] for layer in sorted(found)], dtype=torch.float64)
+        if self._context.graph.strategy.zero:  # else every rank has all gradients
+            self._context.groups.sum_of_all(squares)
+        norm = sum(squares.tolist()) ** 0.5
         self._squares.clear()
         self.verdict = self.scaling.judge(self._step, norm)
 
@@ -102,7 +106,7 @@ class Update:
             rows = {gradients: _in_piece(visit.gradients), weights: _in_piece(visit.weights)}
         for ref in (*action.reads, *action.writes):
             if (side := ref.content.kind) in sides:
-                rows[side] = _in_layer(context.flat(ref, action, sides[side]))
+                rows[side] = _in_part(context.owned(ref, action, sides[side]))
         if not context.graph.sizes.state:
             boxes = context.rows[layer].chunks[share][0]
             return _Operands(boxes, [], rows[gradients], rows[weights])
@@ -134,16 +138,20 @@ class Update:
         self._cores.close()
 
     def accumulate(self, action: Action) -> None:
-        """Add a unit's gradients, or a micro-batch's of rows, to their sum in host memory."""
-        assert action.lane is Lane.CPU, "sharded gradients are not executed"
+        """Add a unit's gradients to their sum, or a micro-batch's of rows, where the sum is."""
         if action.reads[0].buffer == STAGED_ROWS:
             add_up(self._context, action)
             return
         part, total = (
-            self._context.flat(ref, action, self._context.gradient_dtype)
-            for ref in action.reads[:2]
+            self._context.owned(ref, action, self._context.gradient_dtype)
+            for ref in (action.reads[0], action.writes[0])
         )
-        add(total, part, self._cores)
+        if len(action.reads) == 1:  # the first of a step
+            total.copy_(part)
+        elif action.lane is Lane.CPU:
+            add(total, part, self._cores)
+        else:
+            total += part
 
 
 class _Operands(NamedTuple):
@@ -158,8 +166,8 @@ class _Operands(NamedTuple):
     weights: Callable[[Box], Tensor]
 
 
-def _in_layer(flat: Tensor) -> Callable[[Box], Tensor]:
-    return lambda box: flat[box.in_layer]
+def _in_part(owned: Tensor) -> Callable[[Box], Tensor]:
+    return lambda box: owned[box.in_part]
 
 
 def _in_piece(rows: Tensor) -> Callable[[Box], Tensor]:

@@ -8,11 +8,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from bigplan.cost.process import locked_bytes, process_bytes
@@ -22,6 +20,7 @@ from bigplan.lower import lower_stage
 from bigplan.placement import Tier
 from bigplan.plan import Plan, digest, graph_of
 from bigplan.program import Instruction
+from bigplan.ranks import Coordinates
 from bigplan.runtime.checkpoint import Manifest, check_same, checkpoint_path, latest, restore
 from bigplan.runtime.checkpoint.background import Background
 from bigplan.runtime.compute import Compute
@@ -29,6 +28,7 @@ from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher, data_path
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import first_values
+from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import fill_first, load
 from bigplan.runtime.host_memory import HostMemory
 from bigplan.runtime.memory import Memory, check_machine, static_sizes
@@ -39,7 +39,6 @@ from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
 from bigplan.spec.cluster import Gpu
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 # A thread that asks for the interpreter gets it after so long at most. Python's 5 ms are three
 # times what a chunk of streamed state (64 MiB) takes to copy.
 SWITCH_SECONDS = 0.0005
@@ -69,14 +68,12 @@ class _Parts:
 class Worker:
     """The runtime of one rank. Call preflight, start, step as often as wanted, finish, close."""
 
-    def __init__(
-        self, plan: Plan, rank: int, world: int, scratch: Path, *, poison: bool = False
-    ) -> None:
-        self._plan, self._rank, self._world = plan, rank, world
-        self._scratch = scratch
+    def __init__(self, plan: Plan, rank: int, scratch: Path, *, poison: bool = False) -> None:
+        self._plan, self._rank, self._scratch = plan, rank, scratch
+        self._at = Coordinates.of(rank, plan.strategy)
         self._poison = poison
         self._graph = graph_of(plan)
-        self._program = lower_stage(self._graph, plan.placement, stage=0)
+        self._program = lower_stage(self._graph, plan.placement, self._at.stage)
         gpu = plan.cluster.group.gpu
         self._device = torch.device(gpu.device, 0) if gpu.device == "cuda" else torch.device("cpu")
         self._host = HostMemory()
@@ -108,7 +105,7 @@ class Worker:
     @property
     def _ranks_here(self) -> int:
         """Ranks of this node."""
-        return min(self._world, self._plan.cluster.group.gpus_per_node)
+        return min(self._plan.strategy.ranks, self._plan.cluster.group.gpus_per_node)
 
     def _beside(self, placed: int) -> int:
         """Host memory that this process will still take besides so many bytes."""
@@ -135,21 +132,22 @@ class Worker:
         if self._device.type == "cuda":
             same_bits(wanted=plan.training.deterministic)
             _limit_gpu(self._device, plan.cluster.group.gpu)
-        if self._world > 1:
-            _join(self._device, meeting, self._rank, self._world)
+        groups = Groups.alone(plan.strategy)
+        if plan.strategy.ranks > 1:
+            groups = Groups.join(self._rank, plan.strategy, self._device, meeting)
         memory = Memory(
             self._program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin"
         )
         if self._poison:
             memory.poison_all()
-        rows = layer_rows(self._graph, self._program)
+        rows = layer_rows(self._graph, self._program, self._at.data)
         context = Context(
-            plan.model, plan.training, self._graph, self._program, memory, rows, self._world
+            plan.model, plan.training, self._graph, self._program, memory, rows, groups
         )
         batches = Prefetcher(source, self._steps)
         compute, update = Compute(context, batches), Update(context)
         executor = Executor(context, compute, update, poison=self._poison)
-        background = Background(context, executor, self._rank)
+        background = Background(context, executor)
         self._parts = _Parts(context, compute, update, executor, batches, background)
         if resume is None:
             fill_first(context, values)
@@ -166,8 +164,8 @@ class Worker:
             data_path(data or training.data),
             training.sequence_length,
             strategy.micro_batch,
-            self._rank,
-            self._world,
+            self._at.data,
+            strategy.dp,
             training.seed,
             training.global_batch,
             batches,
@@ -189,7 +187,7 @@ class Worker:
         start = time.perf_counter()
         timeline = parts.executor.play(self._instructions(checkpoint))
         seconds = time.perf_counter() - start
-        loss = mean_loss(compute.losses, self._world)
+        loss = mean_loss(compute.losses, parts.context.groups)
         compute.losses.clear()
         self._steps += 1
         self._pending = self._graph.deferred
@@ -266,7 +264,7 @@ class Worker:
             with parts.compute.evaluating(batches):
                 for parts.compute.step in range(source.steps or 0):
                     parts.executor.play(self._program.evaluate)
-            return mean_loss(parts.compute.losses, self._world)
+            return mean_loss(parts.compute.losses, parts.context.groups)
         finally:
             parts.compute.losses.clear()
             batches.close()
@@ -290,8 +288,12 @@ class Worker:
         context = self._running().context
         dtype = context.parameter_dtype
         for layer in self._program.layers:
-            nbytes = context.kind(layer).parameters * dtype.itemsize
-            yield layer, load(context, f"w{layer}", 0)[:nbytes].view(dtype)
+            elements = context.kind(layer).parameters
+            values = load(context, f"w{layer}", 0)
+            if not context.program.buffers[f"w{layer}"].whole:
+                owned = values[: context.rows[layer].part.elements * dtype.itemsize]
+                values = torch.cat(context.groups.of_all(owned))
+            yield layer, values[: elements * dtype.itemsize].view(dtype)
 
     def _measured_memory(self, memory: Memory) -> dict[str, int]:
         device, host = memory.arena.used, memory.slab.used
@@ -309,9 +311,8 @@ class Worker:
         """Stop the lanes, give memory back, leave the group. May be called at any time."""
         if self._parts is not None:
             self._parts.close()
+            self._parts.context.groups.close()
             self._parts = None
-        if self._world > 1 and dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def same_bits(*, wanted: bool) -> None:
@@ -335,24 +336,6 @@ def _limit_gpu(device: torch.device, gpu: Gpu) -> None:
     _, total = torch.cuda.mem_get_info(device)
     allowed = min(1.0, (gpu.memory - gpu.context_memory) / total)
     torch.cuda.set_per_process_memory_fraction(allowed, device)
-
-
-def _join(device: torch.device, meeting: Path, rank: int, world: int) -> None:
-    """Meet the other ranks: each writes its address to the file, and reads those of the others.
-
-    No TCPStore: it listens on all interfaces, and whoever connects can read and set its keys.
-    """
-    store = dist.FileStore(str(meeting), world)  # type: ignore[attr-defined]
-    store.set_timeout(COLLECTIVE_TIMEOUT)
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=store,
-        rank=rank,
-        world_size=world,
-        timeout=COLLECTIVE_TIMEOUT,
-    )
-    # Create the communicator, and NCCL's buffers, before the arena takes its memory.
-    dist.all_reduce(torch.zeros(1, device=device))
 
 
 def _notes(device: torch.device) -> tuple[str, ...]:

@@ -86,9 +86,11 @@ class AlikeStages:
     def resident(self, kind: LayerKind, tensor: str) -> bool:
         """Whether the tensors cannot leave the GPU.
 
-        Another layer reads them, ZeRO shards gradients alone, or chunks visit in turn.
+        Another layer reads them, chunks visit in turn, or ZeRO does not shard them: off the GPU
+        ranks of a node never hold the same twice.
         """
-        if tensor == "parameters" and self.graph.strategy.zero in (1, 2):
+        zero = self.graph.strategy.zero
+        if (tensor == "parameters" and zero in (1, 2)) or (tensor == "gradients" and zero == 1):
             return True
         return (kind.pinned or self.interleaved) and tensor != "optimizer"
 

@@ -16,7 +16,7 @@ from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.interleaved import opening_seconds
-from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes
+from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes, whole
 from bigplan.solve.pinned import Kept, Pinned
 from bigplan.solve.pins import Pin
 from bigplan.solve.stage import StageClass, stage_classes
@@ -225,10 +225,10 @@ def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
     rings = 0.0
     if stage.sharded(kind, 3) > 1:
         slots = 0 if stage.shares(kind) else min(stage.least.slots, count)
-        rings += slots * kind.parameters * stage.graph.sizes.parameter
+        rings += slots * whole(stage, kind) * stage.graph.sizes.parameter
     if stage.sharded(kind, 2) > 1:
         sums = 0 if stage.shares(kind) else min(stage.least.sums, count)
-        rings += sums * kind.parameters * stage.graph.sizes.gradient
+        rings += sums * whole(stage, kind) * stage.graph.sizes.gradient
     return count * home + rings
 
 

@@ -39,7 +39,7 @@ def size_variables(stage: StageClass) -> Iterator[Variable]:
             )
     shared = [kind for kind, _ in stage.kinds if stage.shares(kind)]
     if shared:
-        widest = max(kind.parameters for kind in shared)
+        widest = max(whole(stage, kind) for kind in shared)
         for name, element in zip(SHARED, (sizes.parameter, sizes.gradient), strict=True):
             yield Variable(f"{stage.name}.stage.gib.{name}", widest * element / GIB, False)
     largest = max(kind.workspace(r) for kind, _ in stage.kinds for r in (Recompute.NONE, *RERUN))
@@ -64,7 +64,7 @@ def _shared_gib(stage: StageClass, name: str) -> Linear:
 def _shared_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
     sizes = stage.graph.sizes
     for name, element in zip(SHARED, (sizes.parameter, sizes.gradient), strict=True):
-        used = (kind.parameters * element / GIB) * stage.switch(kind, name)
+        used = (whole(stage, kind) * element / GIB) * stage.switch(kind, name)
         yield Rule(f"{stage.name}: shared {name} hold {kind.name}", used - _shared_gib(stage, name))
 
 
@@ -132,21 +132,26 @@ def capacities(
 
 def weight_bytes(stage: StageClass, kind: LayerKind) -> int:
     """A layer's parameters at home."""
-    return _share(kind.parameters, stage.sharded(kind, 3)) * stage.graph.sizes.parameter
+    sharded = stage.sharded(kind, 3) > 1
+    elements = owned(stage, kind) if sharded else whole(stage, kind)
+    return elements * stage.graph.sizes.parameter
 
 
 def gradient_bytes(stage: StageClass, kind: LayerKind) -> int:
     """A layer's gradients at home."""
-    return _share(kind.parameters, stage.sharded(kind, 2)) * stage.graph.sizes.gradient
+    sharded = stage.sharded(kind, 2) > 1
+    elements = owned(stage, kind) if sharded else whole(stage, kind)
+    return elements * stage.graph.sizes.gradient
 
 
 def owned(stage: StageClass, kind: LayerKind) -> int:
     """Elements of a layer that one rank updates."""
-    return _share(kind.parameters, stage.sharded(kind, 1))
+    return kind.owned(stage.sharded(kind, 1))
 
 
-def _share(elements: int, ranks: int) -> int:
-    return -(-elements // ranks)
+def whole(stage: StageClass, kind: LayerKind) -> int:
+    """Elements of a layer as all ranks have it, those that fill up the last part too."""
+    return kind.padded(stage.sharded(kind, 1))
 
 
 def _home_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
@@ -182,8 +187,8 @@ def _kept_bytes(stage: StageClass, kind: LayerKind, tier: Tier) -> Linear:
 
 
 def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
-    whole_weights = kind.parameters * stage.graph.sizes.parameter
-    whole_gradients = kind.parameters * stage.graph.sizes.gradient
+    whole_weights = whole(stage, kind) * stage.graph.sizes.parameter
+    whole_gradients = whole(stage, kind) * stage.graph.sizes.gradient
     ring = min(stage.least.slots, count)
     rings = [stage.least.slots * ring_bytes(stage, kind, "passing")]
     if not stage.shares(kind):
@@ -197,8 +202,9 @@ def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
 
 
 def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
-    weights = weight_bytes(stage, kind) * stage.switch(kind, "staged_weights")
-    gradients = gradient_bytes(stage, kind) * stage.switch(kind, "staged_gradients")
+    sizes = stage.graph.sizes
+    weights = owned(stage, kind) * sizes.parameter * stage.switch(kind, "staged_weights")
+    gradients = owned(stage, kind) * sizes.gradient * stage.switch(kind, "staged_gradients")
     on_disk = ring_bytes(stage, kind, "on_disk")
     rows = looked_up_bytes(stage.graph) * stage.looked_up(kind)
     staged = weights + gradients + on_disk + rows

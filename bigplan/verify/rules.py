@@ -152,8 +152,8 @@ def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]
     for action in updates:
         rows[action.layer] += action.amount
     for layer in program.layers:
-        whole = graph.kinds[graph.layers[layer]].parameters
-        owned = -(-whole // graph.strategy.dp) if graph.strategy.zero else whole
+        ranks = graph.strategy.dp if graph.strategy.zero else 1
+        owned = graph.kinds[graph.layers[layer]].owned(ranks)
         once = used[layer] == distinct[layer] == pieces[layer]
         # A shard, and each chunk, rounds up to whole elements.
         if not once or not owned <= rows[layer] <= owned + times[layer]:

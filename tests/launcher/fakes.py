@@ -25,8 +25,8 @@ class Fake:
 
     trouble_in = ""
 
-    def __init__(self, plan: Plan, rank: int, world: int, scratch: Path) -> None:
-        self.rank, self.world, self.steps = rank, world, 0
+    def __init__(self, plan: Plan, rank: int, scratch: Path) -> None:
+        self.rank, self.steps = rank, 0
         self.deferred = plan.training.deferred_updates
         (scratch / "offloaded.bin").write_bytes(b"x")
 
@@ -114,7 +114,7 @@ class LocalCrew:
         for rank in range(plan.strategy.ranks):
             scratch = folders.scratch / f"rank-{rank}"
             scratch.mkdir(parents=True, exist_ok=True)
-            self.workers.append((worker or Fake)(plan, rank, plan.strategy.ranks, scratch))
+            self.workers.append((worker or Fake)(plan, rank, scratch))
 
     def meeting_point(self) -> Path:
         return self.meeting / "addresses"

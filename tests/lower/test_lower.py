@@ -12,7 +12,7 @@ from bigplan.graph.graph import ElementSizes, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower, lower_stage
 from bigplan.lower.refs import BATCH
-from bigplan.placement import Share, Tier, piece_elements
+from bigplan.placement import Share, Tier, pieces
 from bigplan.program import Action, Lane, Op, Repeat, expand
 from bigplan.verify import verify
 from tests.examples import examples
@@ -70,7 +70,7 @@ def test_every_row_is_updated_once_and_moves_match_the_layout(case: Case) -> Non
         for layer, at in program.layers.items():
             kind = graph.kinds[graph.layers[layer]]
             for share in Share:
-                piece = -(-piece_elements(kind, at, share) // split)
+                piece = len(pieces(kind, at, split)[share])
                 chunks = program.buffers[f"o{layer}.{share}"].count if piece else 1
                 # Chunks are of equal size, so all but one may round up by an element.
                 assert piece <= updated[layer, share] <= piece + chunks - 1

@@ -39,7 +39,7 @@ def running(
 ) -> Iterator[tuple[Worker, int]]:
     """A started worker, and the steps it has behind it."""
     with tempfile.TemporaryDirectory() as scratch:
-        worker = Worker(plan, rank, plan.strategy.dp, Path(scratch), poison=True)
+        worker = Worker(plan, rank, Path(scratch), poison=True)
         try:
             worker.preflight()
             yield worker, worker.start(meeting, resume)

@@ -60,7 +60,7 @@ def train(folder: Path, name: str, kill: Kill | None, device: str = "cpu") -> No
     torch.set_num_threads(1)
     with _killed(folder, kill):
         scratch = folder / "scratch"
-        worker = Worker(plan_of(name, device), 0, 1, scratch)
+        worker = Worker(plan_of(name, device), 0, scratch)
         worker.preflight()
         saved = folder / "checkpoints"
         done = worker.start(Path(), saved if checkpoints(saved) else None)

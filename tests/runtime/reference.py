@@ -111,8 +111,9 @@ def same_order(graph: Graph, layer: int, placement: LayerPlacement) -> bool:
     """Whether the runtime adds the layer's gradients in the plain loop's order.
 
     On the GPU it adds micro-batch after micro-batch and reduces over the ranks once, as the loop
-    does. Elsewhere it does so within an accumulation group, and then adds the groups' sums: the
-    same order with one group, and with groups of one micro-batch unless ranks are reduced in each.
+    does. Elsewhere, and where ZeRO shares gradients out, it does so within an accumulation group,
+    and then adds the groups' sums: the same order with one group, and with groups of one
+    micro-batch unless ranks are reduced in each.
     A tied table also collects the head's part of a whole group before the embedding's; the loop
     adds both of one micro-batch first. One micro-batch: two terms, and a + b = b + a. More than two
     ranks' sums are added in an order that the collective chooses.
@@ -121,7 +122,8 @@ def same_order(graph: Graph, layer: int, placement: LayerPlacement) -> bool:
         return False
     if graph.tied and layer == 0:
         return graph.micro_batches == 1
-    if placement.gradients is Tier.GPU or graph.units == 1:
+    shared_out = graph.strategy.zero >= 2 and not graph.kinds[graph.layers[layer]].pinned
+    if graph.units == 1 or (placement.gradients is Tier.GPU and not shared_out):
         return True
     return graph.strategy.accumulation_group == 1 and graph.strategy.dp == 1
 

@@ -16,10 +16,11 @@ import torch
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.program import Op, expand
+from bigplan.ranks import Coordinates
 from bigplan.runtime.checkpoint import Manifest, Saver, latest, restore
 from bigplan.runtime.checkpoint.layout import ELEMENT
 from bigplan.runtime.context import Context
-from bigplan.runtime.pieces import Box, LayerRows
+from bigplan.runtime.pieces import Box, LayerRows, Part
 from bigplan.runtime.slab import PAGE
 from bigplan.runtime.worker import Worker
 from tests.runtime.checkpoints import away, passing, resident, running
@@ -54,14 +55,14 @@ def _part(rows: LayerRows, low: int, high: int) -> LayerRows:
         for box in boxes:
             start, stop = max(low, box.in_layer.start), min(high, box.in_layer.stop)
             if start < stop:
-                yield Box(box.tensor, start, stop - start, place)
+                yield Box(box.tensor, start, stop - start, place, start - low)
                 place += stop - start
 
     chunks = {
         share: tuple(tuple(clipped(boxes)) for boxes in chunks)
         for share, chunks in rows.chunks.items()
     }
-    return replace(rows, chunks=chunks)
+    return replace(rows, part=Part(low, high - low, high - low), chunks=chunks)
 
 
 def _as_rank(context: Context, rank: int, bounds: Bounds) -> Context:
@@ -70,7 +71,9 @@ def _as_rank(context: Context, rank: int, bounds: Bounds) -> Context:
     rows = {
         layer: _part(rows, *bounds[layer][rank : rank + 2]) for layer, rows in context.rows.items()
     }
-    return replace(context, graph=replace(context.graph, strategy=strategy), rows=rows)
+    groups = replace(context.groups, at=Coordinates(0, rank, 0), strategy=strategy)
+    graph = replace(context.graph, strategy=strategy)
+    return replace(context, graph=graph, rows=rows, groups=groups)
 
 
 def _written_by_ranks(worker: Worker, path: Path, folder: Path, bounds: Bounds) -> Manifest:
@@ -81,7 +84,7 @@ def _written_by_ranks(worker: Worker, path: Path, folder: Path, bounds: Bounds) 
         part = _as_rank(context, rank, bounds)
         part.memory.poison_all()
         restore(part, found)
-        saver = Saver(part, folder, found.manifest, rank)
+        saver = Saver(part, folder, found.manifest)
         if rank == 0:
             saver.prepare()
         for action in expand(worker._program.save):

@@ -62,7 +62,7 @@ def _samples(source: BatchSource, step: int) -> list[Sample]:
 
 
 def test_tokens_are_the_bytes_of_the_file(text: Path) -> None:
-    source = BatchSource(text, LENGTH, micro_batch=3, rank=0, world=1, seed=0)
+    source = BatchSource(text, LENGTH, micro_batch=3, replica=0, replicas=1, seed=0)
     batch = source.batch(0, 0)
     assert batch.tokens.shape == batch.targets.shape == (3, LENGTH)
     assert batch.tokens.dtype == batch.targets.dtype == torch.int64
@@ -81,14 +81,14 @@ def test_a_global_batch_does_not_depend_on_its_split(
 ) -> None:
     world, micro_batch = split
     for path in (text, pairs):
-        whole = BatchSource(path, LENGTH, 12, rank=0, world=1, seed=seed)
+        whole = BatchSource(path, LENGTH, 12, replica=0, replicas=1, seed=seed)
         source = BatchSource(path, LENGTH, micro_batch, 0, world, seed, global_batch=12)
-        parts = [_samples(replace(source, rank=rank), step) for rank in range(world)]
+        parts = [_samples(replace(source, replica=rank), step) for rank in range(world)]
         union = [sample for part in parts for sample in part]
         assert sorted(union) == sorted(_samples(whole, step))
         targets = [target for _, targets in union for target in targets]
         for rank in range(world):
-            counted = replace(source, rank=rank).batch(step, 0).counted
+            counted = replace(source, replica=rank).batch(step, 0).counted
             assert counted == sum(target != IGNORED for target in targets)
 
 
@@ -111,7 +111,7 @@ def test_targets_without_loss_are_masked(pairs: Path) -> None:
 
 
 def test_each_pass_shows_every_window_once_in_another_order(text: Path) -> None:
-    source = BatchSource(text, LENGTH, micro_batch=8, rank=0, world=1, seed=1)
+    source = BatchSource(text, LENGTH, micro_batch=8, replica=0, replicas=1, seed=1)
     passes = [
         [sample for step in range(first, first + 3) for sample in _samples(source, step)]
         for first in (0, 3)

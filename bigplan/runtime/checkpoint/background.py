@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from bigplan.runtime.checkpoint.manifest import Manifest, StoredFile
 from bigplan.runtime.checkpoint.saver import Saver
@@ -30,22 +27,20 @@ class Background:
 
     context: Context
     executor: Executor
-    rank: int
     newest: Path | None = None  # the checkpoint that this run wrote or read last
     _ended: list[Saved] = field(default_factory=list)
 
     def holds(self, path: Path) -> bool:
         """Whether this run wrote or read that checkpoint last, and nobody removed it since."""
-        return self.newest == path and self._all(path.is_dir())
+        return self.newest == path and self.context.groups.all_true(path.is_dir())
 
     def begin(self, folder: Path, manifest: Manifest) -> None:
         """Let the CKPT actions of the next program write here; one under way is waited for."""
         self.settle()
-        saver = Saver(self.context, folder, manifest, self.rank)
-        if self.rank == 0:
+        saver = Saver(self.context, folder, manifest)
+        if self.context.groups.first:
             saver.prepare()
-        if self.context.world > 1:
-            dist.all_reduce(torch.zeros(1, device=self.context.device))  # there is a folder now
+        self.context.groups.all_true(flag=True)  # there is a folder now
         self.executor.saver = saver
 
     def ended(self, *, wait: bool = False) -> tuple[Saved, ...]:
@@ -71,44 +66,26 @@ class Background:
     def _commit(self) -> None:
         """Commit the checkpoint under way once all ranks have written their shares of it."""
         saver = self.executor.saver
-        if saver is None or not self._all(saver.ended):
+        if saver is None or not self.context.groups.all_true(saver.ended):
             return
         self.executor.settle()  # what is left has nothing to write, but would ask for the saver
         self.executor.saver = None
         shares = self._gathered((saver.error, saver.stored))
         error = "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
-        if self.rank == 0:
+        if self.context.groups.first:
             self._ended.append(saver.commit((file for _, files in shares for file in files), error))
             error = self._ended[-1].error
         else:
             saver.close()
-        if self._all(not error):  # the first rank may have failed at the end, alone
+        if self.context.groups.all_true(
+            not error
+        ):  # the first rank may have failed at the end, alone
             self.newest = saver.path
 
-    def _all(self, flag: bool) -> bool:
-        if self.context.world == 1:
-            return flag
-        flags = torch.tensor(float(flag), device=self.context.device)
-        dist.all_reduce(flags, op=dist.ReduceOp.MIN)
-        return bool(flags)
-
     def _gathered(self, share: Share) -> list[Share]:
-        if self.context.world == 1:
-            return [share]
         # As JSON: what all_gather_object brings is unpickled, which can run anything.
-        text = torch.frombuffer(bytearray(_SHARE.dump_json(share)), dtype=torch.uint8)
-        sizes = self._of_all(torch.tensor([len(text)], device=self.context.device))
-        lengths = [int(size) for size in sizes]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.context.device)
-        padded[: len(text)] = text
-        each = zip(self._of_all(padded), lengths, strict=True)
-        return [_SHARE.validate_json(bytes(found[:size].tolist())) for found, size in each]
-
-    def _of_all(self, mine: Tensor) -> list[Tensor]:
-        """Every rank's tensor, all of one size."""
-        found = [torch.empty_like(mine) for _ in range(self.context.world)]
-        dist.all_gather(found, mine)
-        return [tensor.cpu() for tensor in found]
+        texts = self.context.groups.texts_of_all(_SHARE.dump_json(share))
+        return [_SHARE.validate_json(text) for text in texts]
 
     def close(self) -> None:
         """Drop what is under way. The lanes are closed before."""

@@ -95,7 +95,7 @@ def written_images(context: Context, layer: int) -> tuple[Image, ...]:
     states = state_images(context, layer)
     if context.graph.sizes.master:
         return states
-    parameters = parameter_image(context, layer, "weights", _updated(context, layer))
+    parameters = parameter_image(context, layer, "weights", context.rows[layer].part.tensors)
     return (parameters, *states) if parameters.spans else states
 
 
@@ -116,30 +116,11 @@ def parameter_image(
 
     Its offset is for parameters of fp32, the only ones that are stored as they are.
     """
-    held = _held(context, layer)
+    held = context.held(layer)
     wanted = held if elements is None else elements
-    boxes = []
-    for name, (start, rows, columns) in context.rows[layer].offsets.items():
-        first, last = max(start, wanted.start), min(start + rows * columns, wanted.stop)
-        if first < last:
-            boxes.append(Box(name, first, last - first, first - wanted.start))
+    boxes = tuple(context.rows[layer].boxes_of(wanted))
     spans = tuple(_spans(context, layer, boxes, (kind,)))
     return Image((f"w{layer}", 0), spans, (wanted.start - held.start) * ELEMENT)
-
-
-def _held(context: Context, layer: int) -> range:
-    """Elements of the layer whose parameters this rank's buffer holds, from its beginning on."""
-    return range(context.kind(layer).parameters)
-
-
-def _updated(context: Context, layer: int) -> range:
-    """Elements of the layer that this rank updates, which are consecutive."""
-    boxes = [box for _, _, boxes in context.rows[layer].state for box in boxes]
-    if not boxes:  # it has nothing but padding
-        return range(0)
-    found = range(min(box.in_layer.start for box in boxes), max(box.in_layer.stop for box in boxes))
-    assert sum(box.count for box in boxes) == len(found), (layer, found, boxes)
-    return found
 
 
 def _spans(

@@ -34,13 +34,13 @@ STAGES = (("stage.c", 0), ("stage.c", 1))
 class Saver:
     """Writes this rank's share of a checkpoint of the state after `manifest.step` steps."""
 
-    def __init__(self, context: Context, folder: Path, manifest: Manifest, rank: int) -> None:
-        self._context, self._manifest, self._rank = context, manifest, rank
+    def __init__(self, context: Context, folder: Path, manifest: Manifest) -> None:
+        self._context, self._manifest = context, manifest
         self.path = checkpoint_path(folder, manifest.step)
         self._partial = self.path.with_name(self.path.name + PARTIAL)
         self._started = time.perf_counter()
         sharded = context.graph.strategy.zero > 0
-        self._files = _own(context, rank) if sharded else _share(context, rank)
+        self._files = _own(context) if sharded else _share(context)
         self._left = {layer: {i.key for i in file.images} for layer, file in self._files.items()}
         self._open: dict[int, tuple[FileWriter, dict[Key, Extent]]] = {}
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint")
@@ -165,20 +165,22 @@ class Saver:
         for writer, _ in self._open.values():
             writer.abandon()
         self._open.clear()
-        if self._rank == 0:
+        if self._context.groups.first:
             shutil.rmtree(self._partial, ignore_errors=True)
 
 
-def _own(context: Context, rank: int) -> dict[int, LayerFile]:
+def _own(context: Context) -> dict[int, LayerFile]:
     """A file of every layer of which this rank has more than padding."""
+    rank = context.groups.at.rank(context.graph.strategy)
     files = (layer_file(context, layer, rank) for layer in context.program.layers)
     return {file.layer: file for file in files if file.images}
 
 
-def _share(context: Context, rank: int) -> dict[int, LayerFile]:
+def _share(context: Context) -> dict[int, LayerFile]:
     """The files that this rank writes: layers dealt out, the largest first, to whom has least."""
     files = [layer_file(context, layer, None) for layer in context.program.layers]
-    loads = [0] * context.world
+    strategy = context.graph.strategy
+    rank, loads = context.groups.at.rank(strategy), [0] * strategy.ranks
     mine = {}
     for file in sorted(files, key=lambda file: (-file.nbytes, file.layer)):
         writer = loads.index(min(loads))

@@ -1,0 +1,55 @@
+"""Who a rank is: its coordinates, and the groups that it belongs to.
+
+Tensor-parallel ranks are neighbours, since they exchange the most; then come the data-parallel
+ones, and pipeline stages are outermost: rank = (stage * dp + data) * tp + tensor.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from bigplan.graph.strategy import Strategy
+
+
+class GroupName(StrEnum):
+    """Ranks that communicate, by what they share out."""
+
+    ALL = "all"
+    DATA = "data-parallel"  # same stage and tensor coordinate: they share out samples and state
+    TENSOR = "tensor-parallel"
+    PIPELINE = "pipeline"
+
+
+class Coordinates(NamedTuple):
+    """A rank's pipeline stage, data-parallel and tensor-parallel place; all count from 0."""
+
+    stage: int
+    data: int
+    tensor: int
+
+    @classmethod
+    def of(cls, rank: int, strategy: Strategy) -> Coordinates:
+        """The coordinates of rank number `rank`."""
+        assert 0 <= rank < strategy.ranks, (rank, strategy.ranks)
+        rest, tensor = divmod(rank, strategy.tp)
+        stage, data = divmod(rest, strategy.dp)
+        return cls(stage, data, tensor)
+
+    def rank(self, strategy: Strategy) -> int:
+        """The number of the rank."""
+        return (self.stage * strategy.dp + self.data) * strategy.tp + self.tensor
+
+
+def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, ...]:
+    """The ranks of the group of that name that the rank at `at` belongs to, in order."""
+    match name:
+        case GroupName.ALL:
+            return tuple(range(strategy.ranks))
+        case GroupName.DATA:
+            each = [at._replace(data=i) for i in range(strategy.dp)]
+        case GroupName.TENSOR:
+            each = [at._replace(tensor=i) for i in range(strategy.tp)]
+        case GroupName.PIPELINE:
+            each = [at._replace(stage=i) for i in range(strategy.pp)]
+    return tuple(one.rank(strategy) for one in each)

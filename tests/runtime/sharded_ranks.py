@@ -1,0 +1,191 @@
+"""Plans of ranks that share out state (ZeRO 1, 2, 3), and the processes that execute them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from bigplan.graph.build import build_graph
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import KindPlacement, Placement, Tier
+from bigplan.plan import Plan
+from bigplan.spec.optimizer import Optimizer
+from bigplan.spec.training import LossScale
+from tests.runtime.harness import Run, evaluated, execute
+from tests.runtime.masked import masked_data, masked_training
+from tests.runtime.plans import (
+    CHUNK,
+    loss_scales,
+    models,
+    optimizers,
+    placed,
+    plan_of,
+    schedules,
+    tiny_model,
+    tiny_training,
+)
+from tests.runtime.reference import INACTIVE
+from tests.runtime.streamed import streamed_kind
+from tests.toys import kind_placement, placements
+
+MASKED = "masked"
+
+
+@st.composite
+def sharded_plans(draw: st.DrawFn, ranks: int) -> Plan:
+    """Any model, precision and placement, under any ZeRO stage."""
+    model = draw(models())
+    strategy = Strategy(
+        dp=ranks,
+        zero=draw(st.integers(1, 3)),
+        micro_batch=draw(st.integers(1, 2)),
+        accumulation_group=draw(st.integers(1, 2)),
+    )
+    units = draw(st.integers(1, 2))
+    precision = draw(st.sampled_from(("fp32", "bf16", "fp16")))
+    narrow = precision != "fp32" and draw(st.booleans())
+    training = tiny_training(
+        ranks * strategy.micro_batch * strategy.accumulation_group * units,
+        precision=precision,
+        gradient_precision=precision if narrow else "fp32",
+        clip_norm=draw(st.sampled_from((None, INACTIVE, 0.5))),
+        optimizer=draw(optimizers()),
+        schedule=draw(schedules()),
+        loss_scale=LossScale(initial=1024) if narrow else draw(loss_scales()),
+        seed=draw(st.integers(0, 3)),
+    )
+    placement = draw(placements(build_graph(model, training, strategy), free=True))
+    chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
+    return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))
+
+
+def random_plans(ranks: int, number: int) -> dict[str, Plan]:
+    """So many of them, the same in every run."""
+    found: list[Plan] = []
+
+    @settings(
+        max_examples=number,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(sharded_plans(ranks))
+    def collect(plan: Plan) -> None:
+        found.append(plan)
+
+    collect()
+    return {f"random-{i}": plan for i, plan in enumerate(found)}
+
+
+def _spread(layers: int, zero: int) -> KindPlacement:
+    """Blocks with whatever may leave the GPU on every tier, state on all three."""
+    away = {Tier.GPU: 1, Tier.HOST: layers - 2, Tier.NVME: 1}
+    here = {Tier.GPU: layers}
+    return KindPlacement(
+        layers=layers,
+        parameters=away if zero == 3 else here,
+        gradients=away if zero >= 2 else here,
+        activations={
+            Recompute.NONE: {Tier.NVME: 1, Tier.HOST: layers - 2},
+            Recompute.FULL: {Tier.HOST: 1},
+        },
+        optimizer={Tier.GPU: 0.5, Tier.HOST: 0.75, Tier.NVME: layers - 1.25},
+    )
+
+
+def _everywhere(zero: int, chunk: int = CHUNK, *, tied: bool = False) -> Placement:
+    parameters = Tier.HOST if zero == 3 else Tier.GPU
+    gradients = Tier.HOST if zero >= 2 else Tier.GPU
+    end = kind_placement(1, parameters, gradients, optimizer=Tier.HOST)
+    return placed(
+        chunk=chunk,
+        embedding=kind_placement(1, optimizer=Tier.HOST) if tied else end,
+        block=_spread(3, zero),
+        head=kind_placement(1, parameters, gradients, optimizer=Tier.NVME),
+    )
+
+
+def _streaming(zero: int) -> Placement:
+    """State passes through the GPU, beside the CPU's and alone."""
+    gradients = Tier.HOST if zero >= 2 else Tier.GPU
+    return placed(
+        chunk=5_000,
+        embedding=streamed_kind(Tier.GPU, Tier.GPU, 0.6),
+        block=_spread(3, zero).model_copy(update={"streamed": 0.5}),
+        head=streamed_kind(Tier.GPU, gradients, 1.0),
+    )
+
+
+def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
+    """By name. Sums of `same` ones have the plain loop's order on two ranks."""
+    group = Strategy(dp=ranks, zero=zero, accumulation_group=2)
+    one = Strategy(dp=ranks, zero=zero, micro_batch=2)
+    resident = placed(embedding=kind_placement(1), block=kind_placement(3), head=kind_placement(1))
+    model = tiny_model(layers=3)
+    tied = tiny_model(layers=3, tied_embeddings=True)
+    mixed = {"precision": "bf16", "clip_norm": INACTIVE}
+    scaled = {  # the first steps overflow
+        "precision": "fp16",
+        "gradient_precision": "fp16",
+        "loss_scale": LossScale(initial=2.0**20),
+        "optimizer": Optimizer(name="sgd", learning_rate=0.5),
+    }
+    everywhere, streaming = _everywhere(zero, 5_000), _streaming(zero)
+    return {
+        "same-resident": plan_of(model, tiny_training(2 * ranks), group, resident),
+        "same-everywhere": plan_of(model, tiny_training(2 * ranks), group, everywhere),
+        "same-streamed": plan_of(model, tiny_training(2 * ranks), group, streaming),
+        "same-bf16": plan_of(model, tiny_training(2 * ranks, **mixed), one, everywhere),
+        "clipped": plan_of(model, tiny_training(4 * ranks, clip_norm=0.5), one, everywhere),
+        "fp16": plan_of(model, tiny_training(4 * ranks, **scaled), group, streaming),
+        "tied": plan_of(
+            tied,
+            tiny_training(4 * ranks, **mixed, seed=1),
+            group,
+            _everywhere(zero, tied=True),
+        ),
+        MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
+    }
+
+
+def write_plans(folder: Path, plans: dict[str, Plan]) -> None:
+    """For the processes to read."""
+    (folder / "plans").write_bytes(pickle.dumps(plans))
+
+
+def run_rank(rank: int, folder: str) -> None:
+    """One process: execute every plan and leave what it computed in the folder."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    path = Path(folder)
+    plans: dict[str, Plan] = pickle.loads((path / "plans").read_bytes())
+    for name, plan in plans.items():
+        run = execute(plan, rank=rank, meeting=path / f"{name}.meeting")
+        torch.save(run, path / f"{name}.{rank}.pt")
+        if name.startswith(MASKED):
+            loss = evaluated(plan, rank=rank, meeting=path / f"{name}.validation.meeting")
+            (path / f"{name}.validation.{rank}").write_text(repr(loss))
+
+
+def results(folder: Path, name: str, ranks: int) -> list[Run]:
+    """What the ranks left."""
+    return [torch.load(folder / f"{name}.{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def every_plan(folder: Path, ranks: int, number: int) -> dict[str, Plan]:
+    """Fixed ones of every stage, and so many random ones."""
+    data = str(masked_data(str(folder)))
+    fixed = {
+        f"{name}-z{zero}": plan
+        for zero in (1, 2, 3)
+        for name, plan in cases(ranks, zero, data).items()
+    }
+    return fixed | random_plans(ranks, number)

@@ -1,0 +1,65 @@
+"""Processes that share out state (ZeRO 1, 2, 3) compute what one plain loop does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.multiprocessing.spawn import spawn
+
+from bigplan.plan import Plan
+from tests.runtime.harness import STEPS, check, evaluated, together
+from tests.runtime.masked import prepare_masked
+from tests.runtime.sharded_ranks import MASKED, every_plan, results, run_rank, write_plans
+
+Ran = tuple[int, Path, dict[str, Plan]]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Ranks, and a folder with what they computed: each set of processes starts once."""
+    ranks: int = request.param
+    folder = tmp_path_factory.mktemp(f"sharded-{ranks}")
+    torch.set_num_threads(1)
+    prepare_masked(str(folder))
+    plans = every_plan(folder, ranks, 12 if ranks == 2 else 4)
+    write_plans(folder, plans)
+    spawn(run_rank, (str(folder),), nprocs=ranks)  # type: ignore[no-untyped-call]
+    return ranks, folder, plans
+
+
+def test_they_train_as_a_plain_loop_does(ran: Ran, subtests: pytest.Subtests) -> None:
+    ranks, folder, plans = ran
+    for name, plan in plans.items():
+        with subtests.test(name):
+            runs = results(folder, name, ranks)
+            exact = check(plan, together(runs))
+            if ranks == 2 and name.startswith("same"):
+                assert exact == STEPS * len(runs[0].states[0])
+
+
+def test_they_end_with_the_same_model(ran: Ran, subtests: pytest.Subtests) -> None:
+    ranks, folder, plans = ran
+    for name in plans:
+        with subtests.test(name):
+            first, *others = results(folder, name, ranks)
+            assert first.finished.digest
+            for other in others:
+                assert first.finished.digest == other.finished.digest
+                assert first.losses == other.losses
+
+
+def test_they_validate_as_one_does(ran: Ran) -> None:
+    ranks, folder, plans = ran
+    for zero in (1, 2, 3):
+        name = f"{MASKED}-z{zero}"
+        alone = plans[name].model_copy(
+            update={"strategy": plans[name].strategy.model_copy(update={"dp": 1, "zero": 0})}
+        )
+        losses = [float((folder / f"{name}.validation.{r}").read_text()) for r in range(ranks)]
+        assert len(set(losses)) == 1
+        assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)

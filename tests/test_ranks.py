@@ -1,0 +1,43 @@
+"""Coordinates of ranks and their groups."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigplan.graph.strategy import Strategy
+from bigplan.ranks import Coordinates, GroupName, members
+
+sizes = st.integers(1, 4)
+
+
+@given(sizes, sizes, sizes)
+def test_every_rank_has_its_coordinates(dp: int, tp: int, pp: int) -> None:
+    strategy = Strategy(dp=dp, tp=tp, pp=pp)
+    every = [Coordinates.of(rank, strategy) for rank in range(strategy.ranks)]
+    assert every == sorted(every)  # stages outermost, tensor-parallel ranks are neighbours
+    assert [at.rank(strategy) for at in every] == list(range(strategy.ranks))
+    assert set(every) == {
+        Coordinates(s, d, t) for s in range(pp) for d in range(dp) for t in range(tp)
+    }
+
+
+@given(sizes, sizes, sizes)
+def test_groups_of_a_name_share_out_the_ranks(dp: int, tp: int, pp: int) -> None:
+    strategy = Strategy(dp=dp, tp=tp, pp=pp)
+    every = [Coordinates.of(rank, strategy) for rank in range(strategy.ranks)]
+    expected = {GroupName.ALL: dp * tp * pp, GroupName.DATA: dp, GroupName.TENSOR: tp}
+    for name, size in (expected | {GroupName.PIPELINE: pp}).items():
+        groups = {members(name, at, strategy) for at in every}
+        assert all(len(group) == size for group in groups)
+        assert sorted(rank for group in groups for rank in group) == list(range(strategy.ranks))
+        for at in every:
+            assert at.rank(strategy) in members(name, at, strategy)
+
+
+def test_tensor_parallel_ranks_are_neighbours() -> None:
+    strategy = Strategy(dp=2, tp=2, pp=2)
+    at = Coordinates(stage=1, data=0, tensor=1)
+    assert members(GroupName.TENSOR, at, strategy) == (4, 5)
+    assert members(GroupName.DATA, at, strategy) == (5, 7)
+    assert members(GroupName.PIPELINE, at, strategy) == (1, 5)
