@@ -17,7 +17,7 @@ from tests.tiny import tiny_plan
 
 TRAINING = Training(sequence_length=256, global_batch=32)
 REQUEST = Request(find_model("tiny-llama-demo"), TRAINING, find_cluster("dgx-h100"), {})
-REFUSAL = "the native runtime executes data parallelism only, not "
+REFUSAL = "the native runtime executes data parallelism and ZeRO only, not "
 
 
 def test_a_plan_that_runs_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:

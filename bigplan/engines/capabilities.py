@@ -8,7 +8,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-NATIVE_STRATEGY = {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1, "zero": 0}
+NATIVE_STRATEGY = {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1}
 NATIVE_BLOCKS: Mapping[str, tuple[object, ...]] = {
     "positions": ("rope", "learned"),
     "rotary_fraction": (1.0,),
@@ -32,7 +32,7 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
         if getattr(strategy, name) > limit
     ]
     if over:
-        return f"the native runtime executes data parallelism only, not {', '.join(over)}"
+        return f"the native runtime executes data parallelism and ZeRO only, not {', '.join(over)}"
     if unlike := _unlike(model, NATIVE_BLOCKS):
         return f"the native runtime executes llama-style and GPT-2 style blocks only, not {unlike}"
     scaling = model.rope_scaling

@@ -63,12 +63,16 @@ def test_other_architectures_are_named(changes: dict[str, object], words: str) -
     [
         (Strategy(dp=1, tp=2), "tp 2"),
         (Strategy(dp=1, pp=2), "pp 2"),
-        (Strategy(dp=2, zero=3), "zero 3"),
-        (Strategy(dp=2, tp=2, zero=1), "tp 2, zero 1"),
+        (Strategy(dp=2, tp=2, pp=2, zero=1), "tp 2, pp 2"),
     ],
 )
 def test_other_strategies_are_named(strategy: Strategy, words: str) -> None:
     assert words in (native_refusal(_model(), TRAINING, strategy) or "")
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_every_zero_stage_is_executed(zero: int) -> None:
+    assert native_refusal(_model(), TRAINING, Strategy(dp=2, zero=zero)) is None
 
 
 def test_a_window_as_long_as_the_sequence_is_executed() -> None:
