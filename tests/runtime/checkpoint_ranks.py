@@ -1,4 +1,4 @@
-"""Two processes that write one checkpoint, and go on from one of a single process."""
+"""Two processes that write checkpoints under any ZeRO stage, and go on from any other's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from bigplan.placement import KindPlacement, Placement, Tier
 from bigplan.plan import Plan
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.reference import INACTIVE
 from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement
 
@@ -31,28 +32,47 @@ def _rows_everywhere(layers: int) -> KindPlacement:
     )
 
 
-def plan_for(ranks: int) -> Plan:
-    """The same two micro-batches a step on one rank or two: either way their sum is a + b."""
+def _shared_out(zero: int, layers: int) -> KindPlacement:
+    """What ZeRO shares out leaves the GPU; state is everywhere."""
+    here, away = {Tier.GPU: layers}, {Tier.GPU: 1, Tier.HOST: 1, Tier.NVME: layers - 2}
+    changes = {
+        "parameters": away if zero == 3 else here,
+        "gradients": away if zero >= 2 else here,
+        "optimizer": {Tier.GPU: 0.5, Tier.HOST: 1.25, Tier.NVME: layers - 1.75},
+        "streamed": 0.25,
+    }
+    return kind_placement(layers).model_copy(update=changes)
+
+
+def plan_for(ranks: int, zero: int = 0, clip_norm: float = 0.5) -> Plan:
+    """The same two micro-batches a step on one rank or two: either way their sum is a + b.
+
+    Under ZeRO the norm is summed in another order, so bits are the same where nothing is clipped.
+    """
     streamed = streamed_kind(Tier.GPU, Tier.GPU, 1.5, layers=3)
     spread = _rows_everywhere(3) if ranks == 1 else streamed
+    if zero:
+        spread = _shared_out(zero, 3)
     placement: Placement = placed(
         chunk=5_000,
         embedding=kind_placement(1, optimizer=Tier.NVME),
         block=spread,
         head=kind_placement(1, optimizer=Tier.HOST),
     )
-    training = tiny_training(2, clip_norm=0.5, precision="bf16")
-    return plan_of(tiny_model(layers=3), training, Strategy(dp=ranks), placement)
+    # In fp32 there is no master copy: ranks that have all parameters write a part of them each.
+    precision = "fp32" if clip_norm == INACTIVE else "bf16"
+    training = tiny_training(2, clip_norm=clip_norm, precision=precision)
+    return plan_of(tiny_model(layers=3), training, Strategy(dp=ranks, zero=zero), placement)
 
 
 def run_rank(rank: int, folder: str) -> None:
     """One process: all courses, each left in the folder as a file."""
     torch.set_num_threads(1)
-    path, plan = Path(folder), plan_for(WORLD)
+    path = Path(folder)
 
-    def play(name: str, **how: Any) -> None:
+    def play(name: str, plan: Plan | None = None, **how: Any) -> None:
         meeting = path / f"{name}.meeting"
-        played = course(plan, STEPS, rank=rank, meeting=meeting, **how)
+        played = course(plan or plan_for(WORLD), STEPS, rank=rank, meeting=meeting, **how)
         torch.save(played, _result(path, name, rank))
 
     def unpickled(*arguments: Any) -> None:
@@ -61,6 +81,11 @@ def run_rank(rank: int, folder: str) -> None:
     with mock.patch("torch.distributed.distributed_c10d._tensor_to_object", unpickled):
         play("whole", at=AT, folder=path / "two")
     play("rest", resume=path / "one")
+    before = "unclipped"
+    for zero in (1, 2, 3, 0):  # each goes on from the stage before, and the first from one process
+        name, plan = f"z{zero}", plan_for(WORLD, zero, INACTIVE)
+        play(name, plan, resume=path / before, at=AT, folder=path / name)
+        before = name
     real = os.pwritev
 
     def full(descriptor: int, *given: Any) -> int:

@@ -111,13 +111,13 @@ def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
 def together(runs: Sequence[Run]) -> Run:
     """What the ranks computed as one: each has the state that it owns."""
     states = tuple(
-        tuple(_joined(layers) for layers in zip(*each, strict=True))
+        tuple(joined(layers) for layers in zip(*each, strict=True))
         for each in zip(*(run.states for run in runs), strict=True)
     )
     return replace(runs[0], states=states)
 
 
-def _joined(layers: Sequence[LayerState]) -> LayerState:
+def joined(layers: Sequence[LayerState]) -> LayerState:
     """Every element once, from the rank that has it; those that several have are the same."""
     joined = layers[0].clone()
     for other in layers[1:]:

@@ -14,7 +14,8 @@ from torch.multiprocessing.spawn import spawn
 from bigplan.runtime.checkpoint import latest
 from tests.runtime.checkpoint_ranks import AT, STEPS, WORLD, plan_for, played, run_rank
 from tests.runtime.checkpoints import Course, course
-from tests.runtime.harness import same
+from tests.runtime.harness import joined, same
+from tests.runtime.reference import INACTIVE
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("ranks")
     course(plan_for(1), STEPS, at=AT, folder=path / "one")
+    course(plan_for(1, clip_norm=INACTIVE), STEPS, at=AT, folder=path / "unclipped")
     spawn(run_rank, (str(path),), nprocs=WORLD)  # type: ignore[no-untyped-call]
     return path
 
@@ -38,6 +40,12 @@ def test_two_ranks_alone_do_what_one_does(folder: Path, whole: Course) -> None:
         assert played(folder, "whole", rank).losses == whole.losses
 
 
+@pytest.fixture(scope="module")
+def unclipped() -> Course:
+    """The same, with norms that are computed and clip nothing."""
+    return course(plan_for(1, clip_norm=INACTIVE), STEPS)
+
+
 @pytest.mark.parametrize("rank", range(WORLD))
 def test_two_go_on_where_one_stopped(folder: Path, whole: Course, rank: int) -> None:
     rest = played(folder, "rest", rank)
@@ -49,6 +57,38 @@ def test_one_goes_on_where_two_stopped(folder: Path, whole: Course) -> None:
     rest = course(plan_for(1), STEPS, folder / "two")
     assert (rest.first, rest.losses) == (AT - 1, whole.losses[AT - 1 :])
     same("last state", whole.state, rest.state)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3, 0])
+def test_any_zero_stage_goes_on_where_another_stopped(
+    folder: Path, unclipped: Course, zero: int
+) -> None:
+    first, second = (played(folder, f"z{zero}", rank) for rank in range(WORLD))
+    assert (first.first, first.losses) == (AT - 1, unclipped.losses[AT - 1 :])
+    assert second.losses == first.losses
+    state = tuple(joined(layers) for layers in zip(first.state, second.state, strict=True))
+    same("last state", unclipped.state, state)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_one_goes_on_where_sharded_ranks_stopped(
+    folder: Path, unclipped: Course, zero: int
+) -> None:
+    rest = course(plan_for(1, clip_norm=INACTIVE), STEPS, folder / f"z{zero}")
+    assert (rest.first, rest.losses) == (AT - 1, unclipped.losses[AT - 1 :])
+    same("last state", unclipped.state, rest.state)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_no_rank_wrote_more_than_its_part(folder: Path, zero: int) -> None:
+    manifest = latest(folder / f"z{zero}").manifest
+    parameters = plan_for(1).model.parameter_count
+    written = [
+        sum(t.rectangle.elements for f in manifest.files if rank in f.name for t in f.tensors)
+        for rank in ("rank-0000", "rank-0001")
+    ]
+    assert sum(written) == 3 * parameters  # two moments, and parameters in fp32
+    assert max(written) - min(written) < 3 * 64 * 5  # of each layer the last part is not filled
 
 
 def test_the_ranks_shared_the_writing(folder: Path) -> None:
