@@ -7,7 +7,8 @@ it is asked from other threads, and no CPU value should have to pass a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigplan.graph.strategy import Strategy
-from bigplan.ranks import Coordinates
+from bigplan.ranks import Coordinates, GroupName, members
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 # torch 2.13 has other names for them, and warns of those that 2.11 has.
@@ -31,6 +32,7 @@ class Groups:
 
     at: Coordinates
     strategy: Strategy
+    _data: dist.ProcessGroup | None = field(default=None, repr=False)
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
 
     @classmethod
@@ -39,32 +41,31 @@ class Groups:
         return cls(Coordinates.of(0, strategy), strategy)
 
     @classmethod
-    def join(cls, rank: int, strategy: Strategy, device: torch.device, meeting: Path) -> Groups:
+    def join(cls, rank: int, strategy: Strategy, backend: str, meeting: Path) -> Groups:
         """Meet the other ranks: each writes its address to the file, and reads those of the others.
 
-        No TCPStore: it listens on all interfaces, and whoever connects can read and set its keys.
-        Communicators, and NCCL's buffers, are made before anybody takes memory, in one order.
+        `backend`: of torch.distributed, for tensors; through gloo those of a GPU go by way of host
+        memory, which is what ranks that share a GPU need. No TCPStore: it listens on all
+        interfaces, and whoever connects can read and set its keys.
         """
         at = Coordinates.of(rank, strategy)
         store = dist.FileStore(str(meeting), strategy.ranks)  # type: ignore[attr-defined]
         store.set_timeout(COLLECTIVE_TIMEOUT)
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            "gloo",
             store=store,
             rank=rank,
             world_size=strategy.ranks,
             timeout=COLLECTIVE_TIMEOUT,
         )
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        groups = cls(at, strategy, _control=control)
-        groups.all_reduce(torch.zeros(strategy.dp, device=device))
-        groups.sum_of_all(torch.zeros(1))
-        return groups
+        return cls(at, strategy, _communicator(GroupName.DATA, at, strategy, backend), control)
 
-    @property
-    def size(self) -> int:
-        """Ranks of the data-parallel group."""
-        return self.strategy.dp
+    def warm(self, device: torch.device) -> None:
+        """Let communicators connect, and take their buffers, before anybody takes memory."""
+        if self._data is not None:
+            self.all_reduce(torch.zeros(self.strategy.dp, device=device))
+            self.all_true(flag=True)
 
     @property
     def first(self) -> bool:
@@ -73,24 +74,42 @@ class Groups:
 
     def all_reduce(self, values: Tensor) -> None:
         """Sum over the data-parallel ranks, in place."""
-        dist.all_reduce(values)
+        with self._reachable(values) as reached:
+            dist.all_reduce(reached, group=self._data)
 
     def reduce_scatter(self, values: Tensor) -> None:
         """Sum equal parts of [n] over the ranks; only this rank's own part is meaningful after."""
-        if dist.get_backend() == "gloo":
+        if self._is_gloo:
             # Its reduce-scatter took 14 times as long as its all-reduce of 64 MiB.
-            dist.all_reduce(values)
+            self.all_reduce(values)
             return
-        _reduce_scatter(self.own(values), values)
+        _reduce_scatter(self.own(values), values, group=self._data)
 
-    def all_gather(self, values: Tensor) -> None:
-        """Equal parts of [n], of which each rank has its own, to all ranks, in place."""
-        _all_gather(values, self.own(values))
+    def all_gather(self, values: Tensor, mine: Tensor) -> None:
+        """Equal parts of [n], one from each rank, to all; `mine` may be in its place already."""
+        with self._reachable(values) as reached:
+            if reached is not values:
+                mine = mine.cpu()
+            _all_gather(reached, mine, group=self._data)
 
     def own(self, values: Tensor) -> Tensor:
         """This rank's of as many equal parts of [n] as there are data-parallel ranks."""
-        part = values.numel() // self.size
+        part = values.numel() // self.strategy.dp
         return values[self.at.data * part : (self.at.data + 1) * part]
+
+    @property
+    def _is_gloo(self) -> bool:
+        return self._data is not None and dist.get_backend(self._data) == "gloo"
+
+    @contextmanager
+    def _reachable(self, values: Tensor) -> Iterator[Tensor]:
+        """The values where the backend takes them: gloo does not on a GPU."""
+        if not (values.is_cuda and self._is_gloo):
+            yield values
+            return
+        on_host = values.cpu()
+        yield on_host
+        values.copy_(on_host)
 
     def sum_of_all(self, values: Tensor) -> Tensor:
         """The sum of [n] on the CPU over all ranks: the same bits on each."""
@@ -123,3 +142,16 @@ class Groups:
         """Leave."""
         if self._control is not None and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _communicator(
+    name: GroupName, at: Coordinates, strategy: Strategy, backend: str
+) -> dist.ProcessGroup | None:
+    """This rank's of the groups of that name. Every rank makes all of them, in one order."""
+    every = (Coordinates.of(rank, strategy) for rank in range(strategy.ranks))
+    mine = members(name, at, strategy)
+    found = None
+    for each in dict.fromkeys(members(name, one, strategy) for one in every):
+        made = dist.new_group(list(each), timeout=COLLECTIVE_TIMEOUT, backend=backend)
+        found = made if each == mine else found
+    return found

@@ -64,7 +64,5 @@ def gather(context: Context, action: Action) -> None:
     """Every rank's part of a layer's parameters to all ranks."""
     (source,), (target,) = action.reads, action.writes
     dtype = context.parameter_dtype
-    whole = context.shared_out(target, action, dtype)
-    if context.key(source, action) != context.key(target, action):
-        context.groups.own(whole).copy_(context.owned(source, action, dtype), non_blocking=True)
-    context.groups.all_gather(whole)
+    mine = context.owned(source, action, dtype)
+    context.groups.all_gather(context.shared_out(target, action, dtype), mine)

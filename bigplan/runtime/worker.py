@@ -68,7 +68,16 @@ class _Parts:
 class Worker:
     """The runtime of one rank. Call preflight, start, step as often as wanted, finish, close."""
 
-    def __init__(self, plan: Plan, rank: int, scratch: Path, *, poison: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        scratch: Path,
+        *,
+        poison: bool = False,
+        backend: str | None = None,
+    ) -> None:
+        """`backend`: of torch.distributed; NCCL on GPUs and gloo elsewhere if not told."""
         self._plan, self._rank, self._scratch = plan, rank, scratch
         self._at = Coordinates.of(rank, plan.strategy)
         self._poison = poison
@@ -76,6 +85,7 @@ class Worker:
         self._program = lower_stage(self._graph, plan.placement, self._at.stage)
         gpu = plan.cluster.group.gpu
         self._device = torch.device(gpu.device, 0) if gpu.device == "cuda" else torch.device("cpu")
+        self._backend = backend or ("nccl" if gpu.device == "cuda" else "gloo")
         self._host = HostMemory()
         self._steps = 0
         self._pending = False  # updates that wait for the next step
@@ -134,7 +144,8 @@ class Worker:
             _limit_gpu(self._device, plan.cluster.group.gpu)
         groups = Groups.alone(plan.strategy)
         if plan.strategy.ranks > 1:
-            groups = Groups.join(self._rank, plan.strategy, self._device, meeting)
+            groups = Groups.join(self._rank, plan.strategy, self._backend, meeting)
+            groups.warm(self._device)
         memory = Memory(
             self._program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin"
         )

@@ -39,11 +39,16 @@ class Run:
 
 @contextmanager
 def started(
-    plan: Plan, *, rank: int = 0, meeting: Path = Path(), poison: bool = True
+    plan: Plan,
+    *,
+    rank: int = 0,
+    meeting: Path = Path(),
+    poison: bool = True,
+    backend: str | None = None,
 ) -> Iterator[Worker]:
     """A worker ready for its first step."""
     with tempfile.TemporaryDirectory() as scratch:
-        worker = Worker(plan, rank, Path(scratch), poison=poison)
+        worker = Worker(plan, rank, Path(scratch), poison=poison, backend=backend)
         try:
             worker.preflight()
             worker.start(meeting)
@@ -52,9 +57,16 @@ def started(
             worker.close()
 
 
-def execute(plan: Plan, *, rank: int = 0, meeting: Path = Path(), steps: int = STEPS) -> Run:
+def execute(
+    plan: Plan,
+    *,
+    rank: int = 0,
+    meeting: Path = Path(),
+    steps: int = STEPS,
+    backend: str | None = None,
+) -> Run:
     """All steps, freed slots filled with NaN."""
-    with started(plan, rank=rank, meeting=meeting) as worker:
+    with started(plan, rank=rank, meeting=meeting, backend=backend) as worker:
         states = [state_of(worker)]
         results = []
         for _ in range(steps):

@@ -17,7 +17,7 @@ from bigplan.placement import KindPlacement, Placement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import LossScale
-from tests.runtime.harness import Run, evaluated, execute
+from tests.runtime.harness import STEPS, Run, evaluated, execute
 from tests.runtime.masked import masked_data, masked_training
 from tests.runtime.plans import (
     CHUNK,
@@ -35,10 +35,12 @@ from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement, placements
 
 MASKED = "masked"
+LONG = 10  # steps of
+LONGER = [f"{name}-z{zero}" for name in ("same-everywhere", "clipped") for zero in (1, 2, 3)]
 
 
 @st.composite
-def sharded_plans(draw: st.DrawFn, ranks: int) -> Plan:
+def sharded_plans(draw: st.DrawFn, ranks: int, precisions: tuple[str, ...], device: str) -> Plan:
     """Any model, precision and placement, under any ZeRO stage."""
     model = draw(models())
     strategy = Strategy(
@@ -48,7 +50,7 @@ def sharded_plans(draw: st.DrawFn, ranks: int) -> Plan:
         accumulation_group=draw(st.integers(1, 2)),
     )
     units = draw(st.integers(1, 2))
-    precision = draw(st.sampled_from(("fp32", "bf16", "fp16")))
+    precision = draw(st.sampled_from(precisions))
     narrow = precision != "fp32" and draw(st.booleans())
     training = tiny_training(
         ranks * strategy.micro_batch * strategy.accumulation_group * units,
@@ -62,10 +64,16 @@ def sharded_plans(draw: st.DrawFn, ranks: int) -> Plan:
     )
     placement = draw(placements(build_graph(model, training, strategy), free=True))
     chunk = draw(st.sampled_from((5_000, 30_000, CHUNK)))
-    return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))
+    placement = placement.model_copy(update={"chunk": chunk})
+    return plan_of(model, training, strategy, placement, device)
 
 
-def random_plans(ranks: int, number: int) -> dict[str, Plan]:
+def random_plans(
+    ranks: int,
+    number: int,
+    precisions: tuple[str, ...] = ("fp32", "bf16", "fp16"),
+    device: str = "cpu",
+) -> dict[str, Plan]:
     """So many of them, the same in every run."""
     found: list[Plan] = []
 
@@ -77,12 +85,12 @@ def random_plans(ranks: int, number: int) -> dict[str, Plan]:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(sharded_plans(ranks))
+    @given(sharded_plans(ranks, precisions, device))
     def collect(plan: Plan) -> None:
         found.append(plan)
 
     collect()
-    return {f"random-{i}": plan for i, plan in enumerate(found)}
+    return {f"random-{'-'.join(precisions)}-{i}": plan for i, plan in enumerate(found)}
 
 
 def _spread(layers: int, zero: int) -> KindPlacement:
@@ -161,14 +169,15 @@ def write_plans(folder: Path, plans: dict[str, Plan]) -> None:
     (folder / "plans").write_bytes(pickle.dumps(plans))
 
 
-def run_rank(rank: int, folder: str) -> None:
+def run_rank(rank: int, folder: str, backend: str | None = None) -> None:
     """One process: execute every plan and leave what it computed in the folder."""
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     path = Path(folder)
     plans: dict[str, Plan] = pickle.loads((path / "plans").read_bytes())
     for name, plan in plans.items():
-        run = execute(plan, rank=rank, meeting=path / f"{name}.meeting")
+        meeting, steps = path / f"{name}.meeting", LONG if name in LONGER else STEPS
+        run = execute(plan, rank=rank, meeting=meeting, steps=steps, backend=backend)
         torch.save(run, path / f"{name}.{rank}.pt")
         if name.startswith(MASKED):
             loss = evaluated(plan, rank=rank, meeting=path / f"{name}.validation.meeting")

@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 pytest.importorskip("torch")
 
 import torch
-from torch import Tensor
 
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
@@ -18,21 +17,12 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.spec.training import LossScale
 from tests.examples import examples
-from tests.runtime.harness import Run, execute, loop_of
+from tests.runtime.harness import execute, loop_of
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
-from tests.runtime.reference import State
+from tests.runtime.rounding import BF16_LOSS, check_within_rounding
 from tests.toys import kind_placement
 
 pytestmark = pytest.mark.gpu
-
-# GEMMs, norms and attention add up to 256 terms in another order than the CPU, through a few
-# layers: 1e-5 is some 170 unit roundoffs of fp32.
-GRADIENT = 1e-5
-# AdamW divides by the gradient's size, so that elements near zero carry larger relative errors
-# into the weights; of a whole layer's move they are a small part.
-MOVE = 1e-3
-# bf16 has 8 bits: 0.4% a rounding, averaged over the tokens of a batch.
-BF16_LOSS = 0.01
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,30 +33,6 @@ def _plain_fp32() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def _apart(ours: Tensor, plain: Tensor) -> float:
-    """Relative distance of whole tensors."""
-    return float((ours - plain).norm() / plain.norm().clamp_min(1e-30))
-
-
-def _check(plan: Plan, run: Run) -> None:
-    """Every step from the run's own state, as on the CPU (tests/runtime/harness.py)."""
-    loop = loop_of(plan)
-    for result, before, after in zip(run.results, run.states[:-1], run.states[1:], strict=True):
-        loop.state = before
-        plain = loop.step()
-        assert result.loss == pytest.approx(plain.loss, rel=GRADIENT)
-        _check_step(before, after, plain.state)
-
-
-def _check_step(before: State, after: State, plain: State) -> None:
-    for old, ours, expected in zip(before, after, plain, strict=True):
-        for number, (mine, plain_one) in enumerate(
-            zip(ours.moments, expected.moments, strict=True)
-        ):
-            assert _apart(mine, plain_one) < GRADIENT * (number + 1)  # the second is of squares
-        assert _apart(ours.weights - old.weights, expected.weights - old.weights) < MOVE
-
-
 @given(plans(precisions=("fp32",), device="cuda"))
 @settings(
     max_examples=examples(25),
@@ -75,7 +41,7 @@ def _check_step(before: State, after: State, plain: State) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_any_fp32_plan_trains_as_a_plain_loop_does(plan: Plan) -> None:
-    _check(plan, execute(plan))
+    check_within_rounding(plan, execute(plan))
 
 
 def test_an_fp32_plan_with_grouped_heads_keeps_what_was_counted() -> None:
@@ -83,7 +49,7 @@ def test_an_fp32_plan_with_grouped_heads_keeps_what_was_counted() -> None:
     block = kind_placement(2, activations=(Recompute.NONE, Tier.HOST))
     placement = placed(embedding=kind_placement(1), block=block, head=kind_placement(1))
     plan = plan_of(model, training, Strategy(dp=1), placement, "cuda")
-    _check(plan, execute(plan))
+    check_within_rounding(plan, execute(plan))
 
 
 @given(plans(precisions=("bf16",), device="cuda"))
