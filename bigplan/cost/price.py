@@ -25,8 +25,9 @@ from bigplan.cost.host import host_seconds
 from bigplan.cost.process import process_bytes, room
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
+from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
-from bigplan.spec.cluster import FlashKernel, Host, NodeGroup, Nvme, Pcie
+from bigplan.spec.cluster import FlashKernel, Gpu, Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.training import DTYPE_BYTES, Training
 
 # Of GPU memory: cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
@@ -112,7 +113,7 @@ def price(
     graph: Graph, training: Training, nodes: NodeGroup, framework: Framework = NATIVE
 ) -> Costs:
     """Prices of `graph` on equal nodes. Raises InputError where the GPU lacks the precision."""
-    strategy, available = graph.strategy, nodes.gpu.memory - nodes.gpu.context_memory
+    strategy, available = graph.strategy, memory_of_torch(nodes.gpu, graph.strategy)
     ranks = min(strategy.ranks, nodes.gpus_per_node)
     layer = max(kind.parameters for kind in graph.kinds.values())
     boundary = max(kind.boundary for kind in graph.kinds.values())
@@ -134,6 +135,25 @@ def price(
         reserve=reserve,
         processes=process_bytes(nodes, ranks, layer),
     )
+
+
+# Bytes of a GPU that a communicator of NCCL takes for its buffers: of two ranks, and of more
+# (A100s with NVLink, https://github.com/NVIDIA/nccl/issues/964).
+COMMUNICATOR_OF_TWO, COMMUNICATOR = 544 << 20, 688 << 20
+
+
+def memory_of_torch(gpu: Gpu, strategy: Strategy) -> int:
+    """Bytes of a GPU that are torch's to allocate: beside its context and communicators.
+
+    Pipeline stages have one for each neighbour and direction.
+    """
+    if gpu.device != "cuda":
+        return gpu.memory - gpu.context_memory
+    taken = 2 * min(2, strategy.pp - 1) * COMMUNICATOR_OF_TWO
+    for size in (strategy.dp, strategy.tp):
+        if size > 1:
+            taken += COMMUNICATOR if size > 2 else COMMUNICATOR_OF_TWO
+    return gpu.memory - gpu.context_memory - taken
 
 
 # Host and GPU work at the same time, so a pass takes about as long as the slower of the two; where

@@ -90,6 +90,10 @@ class Crew:
             # Read when torch is imported. Without it layers of changing sizes left 1.1 GiB of an
             # H200 held to 15 GiB reserved and unusable; with it 0.1.
             variables["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+            if self._layout.ranks > 1:
+                # Read when CUDA is initialised: queues that streams share, 8 of them by default.
+                # Two streams in one queue wait for each other, and with NCCL's there are ten.
+                variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
         if self._local:
             variables |= ON_LOOPBACK
         return ray.remote(RankActor).options(

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bigplan.cost.price import memory_of_torch
 from bigplan.cost.process import locked_bytes, process_bytes
 from bigplan.data.prepared import check_vocabulary
 from bigplan.errors import CheckpointError, PreflightError
@@ -37,7 +38,6 @@ from bigplan.runtime.operators import has_triton
 from bigplan.runtime.result import Finished, StepResult
 from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
-from bigplan.spec.cluster import Gpu
 
 # A thread that asks for the interpreter gets it after so long at most. Python's 5 ms are three
 # times what a chunk of streamed state (64 MiB) takes to copy.
@@ -141,7 +141,7 @@ class Worker:
         sys.setswitchinterval(SWITCH_SECONDS)
         if self._device.type == "cuda":
             same_bits(wanted=plan.training.deterministic)
-            _limit_gpu(self._device, plan.cluster.group.gpu)
+            _limit_gpu(self._device, memory_of_torch(plan.cluster.group.gpu, plan.strategy))
         groups = Groups.alone(plan.strategy)
         if plan.strategy.ranks > 1:
             groups = Groups.join(self._rank, plan.strategy, self._backend, meeting)
@@ -341,11 +341,11 @@ def same_bits(*, wanted: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _limit_gpu(device: torch.device, gpu: Gpu) -> None:
+def _limit_gpu(device: torch.device, nbytes: int) -> None:
     """Hold torch to the plan's GPU memory, so that a broken promise fails and is seen."""
     torch.cuda.set_device(device)
     _, total = torch.cuda.mem_get_info(device)
-    allowed = min(1.0, (gpu.memory - gpu.context_memory) / total)
+    allowed = min(1.0, nbytes / total)
     torch.cuda.set_per_process_memory_fraction(allowed, device)
 
 
