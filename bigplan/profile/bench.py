@@ -59,7 +59,7 @@ class Bench:
 
     def median(self, work: Callable[[], object], seconds: float) -> float:
         """Median seconds of `work` on the device, measured for about `seconds`."""
-        timed = self._on_gpu(work) if self.cuda else self._on_cpu(work)
+        timed = self._on_gpu(work) if self.cuda else self._on_cpu(work, self._core_clock)
         if self.load is not None:
             work()  # while its kernels are loaded and its plans are made the GPU waits
             for _ in range(ROUNDS_BEFORE):
@@ -80,18 +80,26 @@ class Bench:
 
         return timed
 
-    def _on_cpu(self, work: Callable[[], object]) -> Callable[[int], float]:
+    @property
+    def _core_clock(self) -> Clock:
+        """Of a device that is one core, that core's time: what others take of it does not count.
+
+        Of work of several threads the wall's.
+        """
+        return time.thread_time if self.threads == 1 else self.clock
+
+    def _on_cpu(self, work: Callable[[], object], clock: Clock) -> Callable[[int], float]:
         def timed(runs: int) -> float:
-            start = self.clock()
+            start = clock()
             for _ in range(runs):
                 work()
-            return self.clock() - start
+            return clock() - start
 
         return timed
 
     def median_on_host(self, work: Callable[[], object], seconds: float) -> float:
         """Median seconds of `work` by the host's clock; on a GPU, of work that waits for itself."""
-        return median_seconds(self._on_cpu(work), seconds, self.clock)
+        return median_seconds(self._on_cpu(work, self.clock), seconds, self.clock)
 
     @contextmanager
     def conditions(self) -> Iterator[Conditions]:

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
+from bigplan.cost.compute import Device
+from bigplan.cost.framework import NATIVE
+from bigplan.cost.host import host_seconds
+from bigplan.graph.build import build_graph
+from bigplan.graph.operators import Stream
+from bigplan.graph.strategy import Strategy
 from bigplan.profile.bench import Bench, rounded, source, threads
+from bigplan.runtime.operators import rms_norm, rotary, swiglu
 from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
 from bigplan.units import format_bandwidth, format_bytes, format_seconds
 
 GPU_BYTES = 2**30  # of a copied tensor: far beyond any L2 cache
-# On a CPU the device stands in for a GPU in models that are small enough to run here: hidden states
-# of so many bytes stay in caches, and a rate from DRAM would be several times too low.
-CPU_BYTES = (2**18, 2**20, 2**22)
+# On a CPU: a llama-style layer whose tensors of 1 and 2.75 MiB stay in caches. A copy from DRAM
+# would say several times too little, one within caches several times too much.
+TOKENS = 512
+LAYER = ModelSpec(
+    name="streams",
+    layers=1,
+    hidden=512,
+    heads=8,
+    kv_heads=4,
+    ffn=1408,
+    vocab=256,
+    max_sequence_length=TOKENS,
+    source="made for measuring",
+)
+TRAINING = Training(sequence_length=TOKENS, global_batch=1, precision="fp32")
+STREAMED = ("input norm", "rotary embedding", "activation")
 CHAIN = 50  # rounds of four operators whose launching is timed
 
 
 def measure_stream(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
     """memory_bandwidth and memory_efficiency of the device."""
     if not bench.cuda:
-        return _of_caches(group, bench, seconds)
+        return _of_layers(group, bench, seconds)
     nbytes = min(GPU_BYTES, bench.device_memory() // 4)
     a, b = torch.empty(2, nbytes, dtype=torch.uint8, device=bench.device).unbind()
     with bench.conditions() as conditions:
@@ -34,20 +59,58 @@ def measure_stream(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
     return group.model_copy(update={"gpu": gpu.replaced(values, sources)})
 
 
-def _of_caches(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    rates = []
+def _of_layers(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
+    """A CPU's rate in what layers stream: their norm, rotary embedding and activation.
+
+    Their tensors stay in caches, as in models that train on a CPU. Torch's operators are far from
+    a copy's rate there: an activation computes exponentials, a rotation reads every other column.
+    """
+    one = build_graph(LAYER, TRAINING, Strategy(dp=1)).kinds["block"]
+    streams = [
+        operator
+        for operator in (*one.forward, *one.backward)
+        if isinstance(operator, Stream) and operator.name in STREAMED
+    ]
+    device = Device(group.gpu, TRAINING.precision)
     with threads(bench.threads):
-        for nbytes in CPU_BYTES:
-            a, b, c = (torch.ones(nbytes // 4) for _ in range(3))
-            once = bench.median(lambda a=a, b=b, c=c: torch.add(a, b, out=c), seconds / 3)  # type: ignore[misc]
-            rates.append(3 * nbytes / once)
-    rate = sorted(rates)[1]
+        once = bench.median(_streaming(), seconds)
+    python = host_seconds(tuple(streams), device, NATIVE) - group.gpu.action_overhead
+    moved = sum(stream.nbytes * stream.eager for stream in streams)
+    rate = moved / max(once - python, once / 2)
+    what = ", ".join(STREAMED)
     how = source(
-        f"sums of tensors of 256 KiB to 4 MiB, which stay in caches, {bench.threads} thread(s)"
+        f"{what} of {TOKENS} tokens x {LAYER.hidden}, both ways, {bench.threads} thread(s)"
     )
     values = {"memory_bandwidth": rounded(rate), "memory_efficiency": 1.0}
     gpu = group.gpu.replaced(values, dict.fromkeys(values, how))
     return group.model_copy(update={"gpu": gpu})
+
+
+def _streaming() -> Callable[[], object]:
+    """What those operators of LAYER do forward and backward, as the runtime does it."""
+    length, hidden, ffn = TRAINING.sequence_length, LAYER.hidden, LAYER.ffn
+
+    def tensor(*shape: int) -> Tensor:
+        return torch.randn(*shape, requires_grad=True)
+
+    x, gate, up = (tensor(1, length, width) for width in (hidden, ffn, ffn))
+    weight = tensor(hidden)
+    q, k = (tensor(1, length, heads, LAYER.head_dim) for heads in (LAYER.heads, LAYER.kv_heads))
+    angles = torch.randn(length, LAYER.head_dim // 2)
+    cos, sin = angles.cos(), angles.sin()
+    inputs = (x, weight, gate, up, q, k)
+
+    def run() -> None:
+        outputs = (
+            *rms_norm(x, weight, LAYER.norm_epsilon),
+            rotary(q, cos, sin),
+            rotary(k, cos, sin),
+            swiglu(gate, up),
+        )
+        gradients = [output.detach() for output in outputs]
+        torch.autograd.grad(outputs, inputs, gradients)
+
+    return run
 
 
 def measure_launch(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
@@ -63,7 +126,8 @@ def measure_launch(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
             torch.cuda.synchronize(bench.device)
 
     with threads(1):
-        once = bench.median_on_host(chain, seconds) / (4 * CHAIN)
+        median = bench.median_on_host if bench.cuda else bench.median
+        once = median(chain, seconds) / (4 * CHAIN)
     how = source(f"{4 * CHAIN} small operators with autograd, {format_seconds(rounded(once))} each")
     gpu = group.gpu.replaced({"launch_overhead": rounded(once)}, {"launch_overhead": how})
     return group.model_copy(update={"gpu": gpu})

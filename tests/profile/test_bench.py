@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 pytest.importorskip("torch")
@@ -92,3 +94,12 @@ def test_attention_knows_grouped_heads_where_torch_has_a_fused_kernel_for_them(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert grouped_heads(torch.device("cuda"), dtype) is grouped
     assert not grouped_heads(torch.device("cpu"), dtype)
+
+
+@pytest.mark.parametrize(("threads", "others_count"), [(1, False), (2, True)])
+def test_a_device_of_one_core_is_timed_by_that_core(threads: int, others_count: bool) -> None:
+    """Waiting, for others as for sleep, is no work of its own."""
+    cpu = bench(threads=threads)
+    slept = cpu.median(lambda: time.sleep(0.02), 0.1)
+    assert (slept >= 0.02) == others_count
+    assert cpu.median_on_host(lambda: time.sleep(0.02), 0.1) >= 0.02

@@ -87,3 +87,9 @@ def test_a_run_longer_than_the_time_is_its_own_median() -> None:
     timed = timed_with(clock, [40.0, 30.0])
     assert median_seconds(timed, 10.0, clock) == 30.0
     assert clock.now == 70.0
+
+
+def test_the_least_of_several_times_in_place_of_the_median() -> None:
+    clock = FakeClock()
+    timed = timed_with(clock, [9.0, 1.0, 1.0, 5.0, 1.0, 0.5, 1.0])
+    assert median_seconds(timed, 20.0, clock, min) == 0.5

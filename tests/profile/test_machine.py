@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,7 @@ def test_devices_that_outnumber_the_cores_take_turns(
         monkeypatch.setattr(machine, name, (Probe("all", 1, probe),))
     nothing = Probe("collectives", 1, lambda group, given, seconds: group)
     monkeypatch.setattr(machine, "COLLECTIVES", nothing)
+    monkeypatch.setattr(machine, "start_peers", lambda *_: nullcontext())
     before = detect(cpu_devices=devices, folder=tmp_path, drive=False)
     detected = machine.measure_cpu_devices(before).group.gpu
     profiled_, _ = profiled(Wish(cpu_devices=devices))
