@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+busy=$(python -c 'import os; print(f"{os.getloadavg()[0]:.1f} of {len(os.sched_getaffinity(0))}")')
 say() { printf '\n== %s\n' "$*"; }
 
 say "1/5  Plan Llama 3 70B on four DGX H100 nodes (no GPU needed)"
@@ -17,8 +18,8 @@ mkdir -p runs
 bigplan detect --cpu-devices 2 --folder runs --out runs/this-machine.yaml
 
 say "4/5  Train a small model here: two workers on a local Ray, tensors in host memory and on disk"
-echo "Steps take longer than predicted here, up to twice: a CPU stands in for the GPU, so copies, drive,"
-echo "sums and Ray itself take turns with compute on the same cores, and the plan counts on hardware for each."
+echo "A CPU stands in for the GPU: copies, drive and Ray take turns with compute on the same cores. Steps take"
+echo "longer than predicted by as much as other programs hold these: $busy were busy before this demo began."
 bigplan launch launch/demo.yaml
 
 say "5/5  Go on from its checkpoint, under another plan with more memory"
