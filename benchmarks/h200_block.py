@@ -3,7 +3,7 @@ cost model.
 
     python -m benchmarks.h200_block [CLUSTER.yaml] [--loss-chunk TOKENS]
 
-Runs llama-like-5.5b's block, and its loss in chunks, as the runtime does (runtime/compute.py: saved
+Runs llama-like-5.5b's block, and its loss in chunks, as the runtime does (runtime/layers.py: saved
 tensors packed, weights' gradients added to fp32 sums in the products), again and again, once the
 GPU's clock has settled. Prints what each pass takes with and without the gaps between its kernels;
 then torch.profiler's kernels by class of operator and one by one, beside what the cost model says
@@ -49,7 +49,7 @@ from bigplan.graph.graph import LOSS_CHUNK_TOKENS, LayerKind
 from bigplan.graph.operators import Attention, Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.profile.sensors import watching
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, layers
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.training import Training
@@ -288,7 +288,8 @@ def main() -> None:
     print(f"{name}, torch {torch.__version__}, {spec.name}, {BATCH} x {LENGTH} tokens")
     x = torch.randn(BATCH, LENGTH, spec.hidden, device=DEVICE).bfloat16()
     rope = blocks.rope_table(spec, LENGTH, DEVICE, torch.bfloat16)
-    block = Block(spec, Layer(spec, "block"), rope, x, torch.randn_like(x))
+    native = layers.Block(spec, rope, in_product=True)
+    block = Block(native, Layer(spec, "block"), x, torch.randn_like(x))
     targets = torch.randint(spec.vocab, (BATCH * LENGTH,), device=DEVICE)
     head = Head(spec, Layer(spec, "head"), x.flatten(0, 1), targets, graph.loss_chunk)
     of_block = {"forward": block.forward, "backward": block.backward}

@@ -1,6 +1,6 @@
 """A native block and its loss to run again and again, and how long their passes take.
 
-As the runtime runs them (runtime/compute.py): saved tensors packed, weights' gradients added to
+As the runtime runs them (runtime/layers.py): saved tensors packed, weights' gradients added to
 fp32 sums in the products. h200_block.py and h200_clock.py set this beside the cost model.
 """
 
@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bigplan.graph.graph import Recompute
 from bigplan.profile.load import Load, tokens_of_round
-from bigplan.runtime import blocks
+from bigplan.runtime import blocks, layers
 from bigplan.runtime.first_values import STD
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.products import Sums
@@ -65,21 +66,16 @@ class Layer:
 class Block:
     """FORWARD and BACKWARD of a block that keeps its activations."""
 
-    model: ModelSpec
+    block: layers.Block
     layer: Layer
-    rope: blocks.Rope
     x: Tensor
     gradient: Tensor
     kept: Kept = field(default_factory=Kept)
 
     def forward(self) -> None:
         """Record the graph."""
-        leaves, kept = self.layer.leaves(), Kept(weights=self.layer.flat)
-        kept.parameters = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-        kept.constants = frozenset(t.untyped_storage().data_ptr() for t in self.rope)
-        ways = blocks.Ways(kept.sums.linears)
-        kept.record(lambda x: blocks.block(leaves, x, self.model, self.rope, ways), self.x)
-        self.kept = kept
+        self.kept = Kept(weights=self.layer.flat)
+        self.block.record(self.layer.views, self.x, self.kept, Recompute.NONE)
 
     def backward(self) -> None:
         """Use it up."""

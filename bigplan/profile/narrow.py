@@ -140,9 +140,9 @@ def _player(
             stack.callback(part.close)
 
         def step() -> Timeline:
-            compute.loss_scale = update.begin(compute.step + 1)
+            compute.losses.scale = update.begin(compute.step + 1)
             timeline = executor.play(program.step if compute.step else program.first)
-            compute.losses.clear()
+            compute.losses.parts.clear()
             compute.step += 1
             return timeline
 

@@ -194,12 +194,12 @@ class Worker:
         parts = self._running()
         compute, update = parts.compute, parts.update
         compute.step = self._steps
-        compute.loss_scale = update.begin(self._steps + 1)
+        compute.losses.scale = update.begin(self._steps + 1)
         start = time.perf_counter()
         timeline = parts.executor.play(self._instructions(checkpoint))
         seconds = time.perf_counter() - start
-        loss = mean_loss(compute.losses, parts.context.groups)
-        compute.losses.clear()
+        loss = mean_loss(compute.losses.parts, parts.context.groups)
+        compute.losses.parts.clear()
         self._steps += 1
         self._pending = self._graph.deferred
         verdict = update.verdict
@@ -275,9 +275,9 @@ class Worker:
             with parts.compute.evaluating(batches):
                 for parts.compute.step in range(source.steps or 0):
                     parts.executor.play(self._program.evaluate)
-            return mean_loss(parts.compute.losses, parts.context.groups)
+            return mean_loss(parts.compute.losses.parts, parts.context.groups)
         finally:
-            parts.compute.losses.clear()
+            parts.compute.losses.parts.clear()
             batches.close()
 
     def finish(self) -> Finished:

@@ -13,9 +13,8 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.program import Action
-from bigplan.runtime import compute
 from bigplan.runtime.products import Sums
+from bigplan.runtime.visit import Visit
 from tests.examples import examples
 from tests.runtime.harness import STEPS, Run, check, execute, loop_of, same
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
@@ -78,14 +77,14 @@ def test_bounds_are_a_small_part_of_what_a_step_changes(
 
 def test_losing_a_micro_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _away()
-    plain = compute.Compute._open
+    plain = Visit.open
 
-    def forgetful(self: compute.Compute, sums: Sums, action: Action) -> None:
-        plain(self, sums, action)
-        if action.layer == 1 and action.micro_batch == 3:
+    def forgetful(self: Visit, sums: Sums) -> None:
+        plain(self, sums)
+        if self.action.layer == 1 and self.action.micro_batch == 3:
             sums.totals = {name: total.clone() for name, total in sums.totals.items()}
 
-    monkeypatch.setattr(compute.Compute, "_open", forgetful)
+    monkeypatch.setattr(Visit, "open", forgetful)
     with pytest.raises(AssertionError, match="step 1, layer 1: weights"):
         check(plan, execute(plan))
 

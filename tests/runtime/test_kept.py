@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +15,9 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime import blocks
-from bigplan.runtime.blocks import Ways
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.kept import SMALL, Kept
-from bigplan.runtime.products import gated, unread
+from bigplan.runtime.layers import Block
 from bigplan.runtime.slab import PAGE, align_up, aligned_empty
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
@@ -35,18 +32,16 @@ def _one_thread() -> None:
 
 
 class _Layer:
-    """A block's flat weights in a buffer of their own, and one micro-batch.
-
-    `in_product`: the products of the backward add the weights' gradients to their sums.
-    """
+    """A block's flat weights in a buffer of their own, and one micro-batch."""
 
     def __init__(
         self, model: ModelSpec, length: int, precision: str, *, in_product: bool = True
     ) -> None:
-        self.model, self.dtype, self.in_product = model, DTYPES[precision], in_product
+        self.model, self.dtype = model, DTYPES[precision]
         training = tiny_training(1, sequence_length=length, precision=precision)
         self.kind: LayerKind = build_graph(model, training, Strategy(dp=1)).kinds["block"]
-        self.rope = blocks.rope_table(model, length, "cpu", self.dtype)
+        rope = blocks.rope_table(model, length, "cpu", self.dtype)
+        self.block = Block(model, rope, in_product=in_product)
         generator = torch.Generator().manual_seed(length)
         flat = torch.randn(self.kind.parameters, generator=generator) * 0.1
         self.weights = flat.to(self.dtype).view(torch.uint8)
@@ -54,25 +49,9 @@ class _Layer:
         self.gradient = torch.randn(1, length, model.hidden, generator=generator).to(self.dtype)
 
     def record(self, recompute: Recompute = Recompute.NONE) -> Kept:
-        constants = frozenset(t.untyped_storage().data_ptr() for t in self.rope)
-        kept = Kept(weights=self.weights, constants=constants)
-        p = self.views(self.weights.view(self.dtype))
-        for name, view in p.items():
-            if view.dim() == 1 or not self.in_product:
-                kept.parameters[name] = view.detach().requires_grad_()
-        p |= kept.parameters
-        linears = kept.sums.linears if self.in_product else blocks.plain_linears
-        ways = Ways(linears)
-        if recompute is not Recompute.NONE:
-            product = kept.sums.gated if self.in_product else gated
-            ways = ways._replace(forget=kept.forget, gated=product)
-        if recompute is Recompute.MLP:
-            ways = ways._replace(widening=kept.products_again(linears))
-        if recompute is Recompute.FULL:  # what it records before its backward
-            closing = kept.sums.unread if self.in_product else unread
-            product = partial(kept.sums.gated if self.in_product else gated, unread=True)
-            ways = Ways(linears, closing=closing, gated=product)
-        kept.record(lambda x: blocks.block(p, x, self.model, self.rope, ways), self.x)
+        """What a forward keeps; FULL: what is recorded just before the backward."""
+        kept = Kept(weights=self.weights)
+        self.block.record(self.views(self.weights.view(self.dtype)), self.x, kept, recompute)
         return kept
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

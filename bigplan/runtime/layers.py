@@ -1,0 +1,257 @@
+"""The kinds of layers behind one interface: forward, forward alone, backward of a micro-batch.
+
+A layer owns no memory: parameters, gradients and what passes between layers come and go, and a
+visit says where they are. So one object serves all layers of its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bigplan.graph.graph import Recompute
+from bigplan.runtime import blocks
+from bigplan.runtime.blocks import Linears, Rope, Ways
+from bigplan.runtime.context import Context
+from bigplan.runtime.kept import Kept, differentiate
+from bigplan.runtime.products import Sums, accumulates_in_product, gated, unread
+from bigplan.runtime.visit import Batches, Visit
+from bigplan.spec.model import ModelSpec
+
+TABLE = "embed_tokens.weight"  # what the head may share with the embedding
+
+
+class Layer(Protocol):
+    """What the runtime asks of a layer."""
+
+    def forward(self, visit: Visit, kept: Kept) -> Tensor | None:
+        """The output [b, s, h]; `kept` gets what the backward needs. None: it leads nowhere."""
+
+    def evaluate(self, visit: Visit) -> Tensor | None:
+        """The same output, with nothing kept."""
+
+    def backward(self, visit: Visit, kept: Kept) -> Tensor | None:
+        """Add to the gradients; the one by the input [b, s, h]. None: no layer is before."""
+
+
+@dataclass(slots=True)
+class Losses:
+    """The loss of a step, in parts, and what its gradients are multiplied by."""
+
+    parts: list[Tensor] = field(default_factory=list)  # whose sum is the mean over the targets
+    share: float = 0.0  # of one target in the mean over the step's, of all ranks
+    scale: float = 1.0  # of gradients, not of the losses reported
+
+
+def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
+    """The objects for all layers of the model, first to last."""
+    graph, training = context.graph, context.training
+    in_product = accumulates_in_product(context.gradient_dtype)
+    rope = blocks.rope_table(
+        context.model, training.sequence_length, context.device, context.parameter_dtype
+    )
+    batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
+    kinds: dict[str, Layer] = {
+        "embedding": Embedding(context.model, batches),
+        "block": Block(context.model, rope, in_product=in_product),
+        "head": Head(context, batches, losses, in_product=in_product),
+    }
+    return tuple(kinds[kind] for kind in graph.layers)
+
+
+class Embedding:
+    """Rows of tables, by token and place."""
+
+    def __init__(self, model: ModelSpec, batches: Batches) -> None:
+        self._model, self._batches = model, batches
+
+    def forward(self, visit: Visit, kept: Kept) -> Tensor:
+        """Keeps the tokens."""
+        tokens = self._batches.tokens(visit)
+        kept.saved = [tokens]
+        return self._embedded(visit, tokens)
+
+    def evaluate(self, visit: Visit) -> Tensor:
+        """As the forward."""
+        return self._embedded(visit, self._batches.tokens(visit))
+
+    @torch.no_grad()
+    def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
+        if visit.by_rows:
+            return visit.embedded_rows()
+        return blocks.embedding(visit.parameters(), tokens, self._model)
+
+    def backward(self, visit: Visit, kept: Kept) -> None:
+        """Adds rows to the tables' sums, or leaves them for sums in host memory."""
+        gradient, tokens = visit.gradient(), kept.kept_input()
+        if visit.by_rows:
+            visit.send_rows_home(gradient, tokens)
+            return
+        visit.open(kept.sums)
+        for name, rows in blocks.looked_up(tokens, self._model).items():
+            kept.sums.add_rows(name, rows, gradient.flatten(0, 1))
+
+
+class Block:
+    """Attention and MLP, recomputed as the plan has it."""
+
+    def __init__(self, model: ModelSpec, rope: Rope, *, in_product: bool) -> None:
+        """`in_product`: the products of the backward add the weights' gradients to their sums."""
+        self._model, self._rope, self._in_product = model, rope, in_product
+        self._constants = frozenset(t.untyped_storage().data_ptr() for t in rope)
+
+    def forward(self, visit: Visit, kept: Kept) -> Tensor:
+        """Keeps the input where all is recomputed, else a graph."""
+        x, recompute = visit.hidden(), visit.recompute
+        if recompute is Recompute.FULL:
+            kept.keep_input(x)
+            return self._alone(visit, x)
+        return self.record(visit.parameters(), x, kept, recompute)
+
+    def evaluate(self, visit: Visit) -> Tensor:
+        """Without a graph."""
+        return self._alone(visit, visit.hidden())
+
+    def _alone(self, visit: Visit, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return blocks.block(visit.parameters(), x, self._model, self._rope)
+
+    def backward(self, visit: Visit, kept: Kept) -> Tensor:
+        """Through the graph, which is recorded first where the input alone was kept."""
+        gradient = visit.gradient()
+        kept.weights = visit.weights()
+        if visit.recompute is Recompute.FULL:
+            again = Kept(weights=kept.weights)
+            self.record(visit.parameters(), kept.fetched_input(), again, Recompute.FULL)
+            kept = again
+        visit.open(kept.sums)
+        by_input, gradients = kept.gradients(gradient)
+        kept.sums.add(gradients)
+        return by_input
+
+    def record(
+        self, parameters: Mapping[str, Tensor], x: Tensor, kept: Kept, recompute: Recompute
+    ) -> Tensor:
+        """Run x [b, s, h] forward with its graph in `kept`; FULL: just before its backward.
+
+        The value of a FULL one is never computed: nothing in the backward reads it.
+        """
+        leaves = _leaves(parameters, in_product=self._in_product)
+        kept.parameters = _differentiated(leaves)
+        kept.constants = self._constants
+        model, rope, ways = self._model, self._rope, self._ways(kept, recompute)
+        return kept.record(lambda x: blocks.block(leaves, x, model, rope, ways), x)
+
+    def _ways(self, kept: Kept, recompute: Recompute) -> Ways:
+        sums = kept.sums
+        ways = Ways(_linears(sums, in_product=self._in_product))
+        product = sums.gated if self._in_product else gated
+        if recompute is Recompute.FULL:
+            closing = sums.unread if self._in_product else unread
+            return ways._replace(closing=closing, gated=partial(product, unread=True))
+        if recompute is not Recompute.NONE:
+            ways = ways._replace(forget=kept.forget, gated=product)
+        if recompute is Recompute.MLP:
+            ways = ways._replace(widening=kept.products_again(ways.linears))
+        return ways
+
+
+class Head:
+    """Final norm, scores of all words and loss. It does all its work in its backward."""
+
+    def __init__(
+        self, context: Context, batches: Batches, losses: Losses, *, in_product: bool
+    ) -> None:
+        """As in Block."""
+        self._model, self._batches, self._losses = context.model, batches, losses
+        self._chunk, self._tied = context.graph.loss_chunk, context.graph.tied
+        self._in_product = in_product
+
+    def forward(self, visit: Visit, kept: Kept) -> None:
+        """Keeps the input."""
+        kept.saved = [visit.hidden()]
+
+    @torch.no_grad()
+    def evaluate(self, visit: Visit) -> None:
+        """The loss alone."""
+        x, targets, parameters = visit.hidden(), self._batches.targets(visit), self._tables(visit)
+        for start, stop in self._chunks(targets):
+            self._loss(parameters, x.flatten(0, 1)[start:stop], targets[start:stop])
+
+    def backward(self, visit: Visit, kept: Kept) -> Tensor:
+        """Loss and its gradients, a chunk of tokens at a time: never all logits at once."""
+        x, targets = kept.kept_input(), self._batches.targets(visit)
+        parameters = _leaves(self._tables(visit), in_product=self._in_product)
+        visit.open(kept.sums)
+        by_input = torch.empty_like(x)
+        for start, stop in self._chunks(targets):
+            piece = x.flatten(0, 1)[start:stop]
+            by_input.flatten(0, 1)[start:stop] = self._piece(
+                parameters, piece, targets[start:stop], kept.sums
+            )
+        kept.sums.close()  # positions get no gradient here
+        return by_input
+
+    def _chunks(self, targets: Tensor) -> Iterator[tuple[int, int]]:
+        tokens = targets.numel()
+        for start in range(0, tokens, self._chunk):
+            yield start, min(start + self._chunk, tokens)
+
+    def _piece(
+        self, parameters: dict[str, Tensor], x: Tensor, targets: Tensor, sums: Sums
+    ) -> Tensor:
+        """The gradient by one chunk; those by the parameters are added up and gone at its end."""
+        x, leaves = _leaf(x), _differentiated(parameters)
+        linears = _linears(sums, in_product=self._in_product)
+        with torch.enable_grad():
+            loss = self._loss(parameters, x, targets, linears)
+        scale = torch.full_like(loss, self._losses.share * self._losses.scale)
+        by_x, *gradients = differentiate([loss], [x, *leaves.values()], [scale])
+        sums.add(dict(zip(leaves, gradients, strict=True)))
+        return by_x
+
+    def _loss(
+        self,
+        parameters: dict[str, Tensor],
+        x: Tensor,
+        targets: Tensor,
+        linears: Linears = blocks.plain_linears,
+    ) -> Tensor:
+        """Sum of the losses of x [tokens, h]; their part of the mean goes to the step's."""
+        loss = blocks.head_loss(parameters, x[None], targets[None], self._model, linears)
+        self._losses.parts.append(loss.detach() * self._losses.share)
+        return loss
+
+    def _tables(self, visit: Visit) -> dict[str, Tensor]:
+        """The layer's parameters, with the embedding's table where they share it."""
+        parameters = visit.parameters()
+        if self._tied:
+            parameters[TABLE] = visit.parameters(1)[TABLE]
+        return parameters
+
+
+def _linears(sums: Sums, *, in_product: bool) -> Linears:
+    return sums.linears if in_product else blocks.plain_linears
+
+
+def _leaves(views: Mapping[str, Tensor], *, in_product: bool) -> dict[str, Tensor]:
+    """Parameters for autograd to differentiate by, but for matrices that products add up."""
+    return {
+        name: view if in_product and view.dim() == 2 else _leaf(view)
+        for name, view in views.items()
+    }
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    """The same memory, for autograd to differentiate by."""
+    return tensor.detach().requires_grad_()
+
+
+def _differentiated(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that autograd gives gradients of."""
+    return {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}

@@ -1,0 +1,116 @@
+"""What a layer's FORWARD or BACKWARD finds in memory, and where it leaves what it makes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from bigplan.content import Holds
+from bigplan.graph.graph import Recompute
+from bigplan.program import ROWS, Action
+from bigplan.runtime.context import Context, find
+from bigplan.runtime.lookup import Entry, send_home
+from bigplan.runtime.products import Sums
+
+SUMS = (Holds.GRADIENTS, Holds.PARTIAL_GRADIENTS)  # what a backward adds its gradients to
+
+
+class Visit(NamedTuple):  # one for every action: a dataclass takes three times as long to make
+    """One layer's turn on one micro-batch."""
+
+    context: Context
+    action: Action
+
+    @property
+    def recompute(self) -> Recompute:
+        """What the layer does between its forward and its backward."""
+        return self.context.program.layers[self.action.layer].recompute
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a backward follows: an evaluation's forward is alone."""
+        return any(ref.content.kind is Holds.ACTIVATIONS for ref in self.action.writes)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether rows come, and their gradients leave, in place of tables in host memory."""
+        action = self.action
+        return action.reads[0].buffer == ROWS or action.writes[0].buffer == ROWS
+
+    def weights(self) -> Tensor:
+        """The layer's flat parameters as bytes (uint8), where they are now."""
+        return self.context.bytes_of(self.action.reads[0], self.action)
+
+    def parameters(self, number: int = 0) -> dict[str, Tensor]:
+        """The layer's tensors by name; number 1: those of the layer whose table it shares."""
+        context, source = self.context, self.action.reads[number]
+        flat = context.flat(source, self.action, context.parameter_dtype)
+        return context.views(flat, source.content.layer)
+
+    def open(self, sums: Sums) -> None:
+        """Let `sums` add to those of the layer, and of the one whose table it shares."""
+        context, action = self.context, self.action
+        for total in action.writes:
+            if total.content.kind in SUMS:
+                flat = context.flat(total, action, context.gradient_dtype)
+                views = context.views(flat, total.content.layer)
+                sums.open(views, fresh=total not in action.reads)
+
+    def embedded_rows(self) -> Tensor:
+        """The output [b, s, h] of tables in host memory, whose rows have come."""
+        return Entry.of(self.context, self.action.reads[0], self.action).embedded()
+
+    def send_rows_home(self, gradient: Tensor, tokens: Tensor) -> None:
+        """Leave the gradients [b, s, h] of those rows for the tables' sums in host memory."""
+        send_home(self.context, self.action, gradient, tokens)
+
+    def hidden(self) -> Tensor:
+        """The output of the layer before, [b, s, h]."""
+        return self._dynamic(Holds.HIDDEN)
+
+    def gradient(self) -> Tensor:
+        """The gradient by the layer's output, [b, s, h]."""
+        return self._dynamic(Holds.HIDDEN_GRADIENT)
+
+    def leave(self, kind: Holds, tensor: Tensor) -> None:
+        """Leave the layer's output, or the gradient by its input."""
+        context, action = self.context, self.action
+        context.memory.dynamic[context.key(find(action.writes, kind), action)] = tensor
+
+    def _dynamic(self, kind: Holds) -> Tensor:
+        context, action = self.context, self.action
+        tensor = context.memory.dynamic[context.key(find(action.reads, kind), action)]
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+
+class Batches:
+    """Tokens and targets of micro-batches on the device."""
+
+    def __init__(self, *, with_targets: bool) -> None:
+        """`with_targets`: the rank has the loss, too."""
+        self._with_targets = with_targets
+        self._arrived: dict[int, Tensor] = {}  # targets by micro-batch, ahead of the loss
+
+    def tokens(self, visit: Visit) -> Tensor:
+        """int64 [b, s], in memory of the device's; the targets come with them.
+
+        At the loss, activations are on their way back, and one copy goes at a time: its targets
+        came 40 ms late behind them (5.5B on 24 GiB, an H200).
+        """
+        context, action = visit
+        wanted = context.batch(action.reads, action)[: 1 + self._with_targets]
+        copied = wanted.to(context.device, non_blocking=True, copy=True)
+        if self._with_targets:
+            self._arrived[action.micro_batch] = copied[1]
+        return copied[0]
+
+    def targets(self, visit: Visit) -> Tensor:
+        """int64 [b * s]."""
+        context, action = visit
+        targets = self._arrived.pop(action.micro_batch, None)
+        if targets is None:  # another rank has the first layer
+            targets = context.batch(action.reads, action)[1]
+            targets = targets.to(context.device, non_blocking=True)
+        return targets.flatten()
