@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,12 @@ class Run:
     def losses(self) -> list[float]:
         """Of every step."""
         return [result.loss for result in self.results]
+
+
+def take_gpu(rank: int) -> None:
+    """Of the GPUs that this process sees, let it see the one of its rank, before CUDA starts."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[rank] if seen else str(rank)
 
 
 @contextmanager

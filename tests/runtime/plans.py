@@ -87,10 +87,10 @@ def plan_of(
     placement: Placement,
     device: str = "cpu",
 ) -> Plan:
-    """A plan for `strategy.dp` devices of one machine; nothing is predicted."""
+    """A plan for `strategy.ranks` devices of one machine; nothing is predicted."""
     cluster = find_cluster("h200-1x")
     gpu = cluster.group.gpu.model_copy(update={"device": device})
-    group = cluster.group.model_copy(update={"gpu": gpu, "gpus_per_node": strategy.dp})
+    group = cluster.group.model_copy(update={"gpu": gpu, "gpus_per_node": strategy.ranks})
     return Plan(
         inputs={},
         predicted=PREDICTED,
