@@ -1,4 +1,4 @@
-"""Who a rank is: its coordinates, and the groups that it belongs to.
+"""Who a rank is: its coordinates, the groups that it belongs to, and whom it sends messages.
 
 Tensor-parallel ranks are neighbours, since they exchange the most; then come the data-parallel
 ones, and pipeline stages are outermost: rank = (stage * dp + data) * tp + tensor.
@@ -6,9 +6,11 @@ ones, and pipeline stages are outermost: rank = (stage * dp + data) * tp + tenso
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
+from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
 
 
@@ -18,7 +20,6 @@ class GroupName(StrEnum):
     ALL = "all"
     DATA = "data-parallel"  # same stage and tensor coordinate: they share out samples and state
     TENSOR = "tensor-parallel"
-    PIPELINE = "pipeline"
 
 
 class Coordinates(NamedTuple):
@@ -50,6 +51,30 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
             each = [at._replace(data=i) for i in range(strategy.dp)]
         case GroupName.TENSOR:
             each = [at._replace(tensor=i) for i in range(strategy.tp)]
-        case GroupName.PIPELINE:
-            each = [at._replace(stage=i) for i in range(strategy.pp)]
     return tuple(one.rank(strategy) for one in each)
+
+
+# Stages by which a kind of message moves on.
+ONWARD = {Holds.HIDDEN: 1, Holds.HIDDEN_GRADIENT: -1}
+
+
+class Channel(NamedTuple):
+    """The way of one kind of message from one rank to another."""
+
+    kind: Holds
+    sender: int
+    receiver: int
+
+
+def channels(strategy: Strategy) -> Iterator[Channel]:
+    """All of a run: between neighbouring stages; virtual ones go from the last to the first too.
+
+    One for each pair, direction and kind: messages of one keep their order and wait for no other's.
+    """
+    for kind, step in ONWARD.items():
+        for rank in range(strategy.ranks):
+            at = Coordinates.of(rank, strategy)
+            stage = at.stage + step
+            if strategy.pp > 1 and (strategy.vpp > 1 or 0 <= stage < strategy.pp):
+                receiver = at._replace(stage=stage % strategy.pp)
+                yield Channel(kind, rank, receiver.rank(strategy))

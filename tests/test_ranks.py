@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
-from bigplan.ranks import Coordinates, GroupName, members
+from bigplan.ranks import Coordinates, GroupName, channels, members
 
 sizes = st.integers(1, 4)
 
@@ -27,7 +28,7 @@ def test_groups_of_a_name_share_out_the_ranks(dp: int, tp: int, pp: int) -> None
     strategy = Strategy(dp=dp, tp=tp, pp=pp)
     every = [Coordinates.of(rank, strategy) for rank in range(strategy.ranks)]
     expected = {GroupName.ALL: dp * tp * pp, GroupName.DATA: dp, GroupName.TENSOR: tp}
-    for name, size in (expected | {GroupName.PIPELINE: pp}).items():
+    for name, size in expected.items():
         groups = {members(name, at, strategy) for at in every}
         assert all(len(group) == size for group in groups)
         assert sorted(rank for group in groups for rank in group) == list(range(strategy.ranks))
@@ -40,4 +41,20 @@ def test_tensor_parallel_ranks_are_neighbours() -> None:
     at = Coordinates(stage=1, data=0, tensor=1)
     assert members(GroupName.TENSOR, at, strategy) == (4, 5)
     assert members(GroupName.DATA, at, strategy) == (5, 7)
-    assert members(GroupName.PIPELINE, at, strategy) == (1, 5)
+
+
+def test_messages_go_to_the_same_place_of_the_next_stage() -> None:
+    found = list(channels(Strategy(dp=2, pp=3)))
+    hidden = [(one.sender, one.receiver) for one in found if one.kind is Holds.HIDDEN]
+    assert hidden == [(0, 2), (1, 3), (2, 4), (3, 5)]
+    gradients = {(one.receiver, one.sender) for one in found if one.kind is not Holds.HIDDEN}
+    assert gradients == set(hidden)
+
+
+def test_chunks_of_virtual_stages_go_around() -> None:
+    found = list(channels(Strategy(dp=1, pp=2, vpp=2)))
+    assert [(one.sender, one.receiver) for one in found] == [(0, 1), (1, 0), (0, 1), (1, 0)]
+
+
+def test_without_a_pipeline_there_are_no_messages() -> None:
+    assert not list(channels(Strategy(dp=4)))

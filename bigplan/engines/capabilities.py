@@ -8,7 +8,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-NATIVE_STRATEGY = {"tp": 1, "pp": 1, "vpp": 1, "cp": 1, "ep": 1}
+NATIVE_STRATEGY = {"tp": 1, "cp": 1, "ep": 1}
 NATIVE_BLOCKS: Mapping[str, tuple[object, ...]] = {
     "positions": ("rope", "learned"),
     "rotary_fraction": (1.0,),

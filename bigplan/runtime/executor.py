@@ -9,17 +9,16 @@ from itertools import chain
 
 import torch
 
-from bigplan.errors import RefusedError
 from bigplan.order import Order, order_of
 from bigplan.placement import Tier
-from bigplan.program import Action, Instruction, Op, Ref, expand
+from bigplan.program import Action, Instruction, Lane, Op, Ref, expand
 from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, read_ahead
 from bigplan.runtime.lookup import look_up
-from bigplan.runtime.moves import gather, move, reduce
+from bigplan.runtime.moves import gather, move, receive, reduce, send
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.turns import Turns
 from bigplan.runtime.update import Update
@@ -66,8 +65,8 @@ class Executor:
             Op.UPDATE: update.update,
             Op.STATE_OUT: partial(state_out, context, turns),
             Op.WRITE: copy,
-            Op.SEND: _refuse,
-            Op.RECV: _refuse,
+            Op.SEND: partial(send, context),
+            Op.RECV: self._receive,
             Op.FREE: lambda _: None,
             Op.CKPT: self._write,
         }
@@ -143,9 +142,5 @@ class Executor:
     def _kept(self, action: Action) -> Kept:
         return self._compute.kept[action.layer, action.micro_batch]
 
-
-def _refuse(action: Action) -> None:
-    raise RefusedError(
-        f"{action.op} of layer {action.layer}: the native runtime executes neither ZeRO nor "
-        "pipelines yet, and this plan has one of them; plan with --engine native"
-    )
+    def _receive(self, action: Action) -> None:
+        receive(self._context, self._lanes.streams.get(Lane.COMPUTE), action)

@@ -1,13 +1,13 @@
-"""Communicators between ranks: one for tensors, and one that needs no GPU for what ranks agree on.
+"""Communicators between ranks: for tensors, for messages, and for what ranks agree on.
 
 A rank's collectives of a group run in one order, on one thread at a time, as its program has them.
-What ranks agree on (the gradients' norm, losses, commits of checkpoints) has a group of its own:
-it is asked from other threads, and no CPU value should have to pass a GPU.
+What ranks agree on (the gradients' norm, losses, commits of checkpoints) has a group of its own
+that needs no GPU: it is asked from other threads, and no CPU value should have to pass a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
-from bigplan.ranks import Coordinates, GroupName, members
+from bigplan.ranks import Channel, Coordinates, GroupName, channels, members
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 # torch 2.13 has other names for them, and warns of those that 2.11 has.
@@ -34,6 +35,12 @@ class Groups:
     strategy: Strategy
     _data: dist.ProcessGroup | None = field(default=None, repr=False)
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
+    _out: Mapping[Holds, tuple[Channel, dist.ProcessGroup]] = field(
+        default_factory=dict, repr=False
+    )
+    _into: Mapping[Holds, tuple[Channel, dist.ProcessGroup]] = field(
+        default_factory=dict, repr=False
+    )
 
     @classmethod
     def alone(cls, strategy: Strategy) -> Groups:
@@ -59,13 +66,21 @@ class Groups:
             timeout=COLLECTIVE_TIMEOUT,
         )
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        return cls(at, strategy, _communicator(GroupName.DATA, at, strategy, backend), control)
+        data = _communicator(GroupName.DATA, at, strategy, backend)
+        out, into = _channels(rank, strategy, backend)
+        return cls(at, strategy, data, control, out, into)
 
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
+        self.all_true(flag=True)
         if self._data is not None:
             self.all_reduce(torch.zeros(self.strategy.dp, device=device))
-            self.all_true(flag=True)
+        rank, first = self.at.rank(self.strategy), torch.zeros(1, device=device)
+        for channel in channels(self.strategy):  # in one order, so nobody waits in a circle
+            if channel.sender == rank:
+                self.send(channel.kind, first)
+            elif channel.receiver == rank:
+                self.receive(channel.kind, first)
 
     @property
     def first(self) -> bool:
@@ -91,6 +106,21 @@ class Groups:
             if reached is not values:
                 mine = mine.cpu()
             _all_gather(reached, mine, group=self._data)
+
+    def send(self, kind: Holds, values: Tensor) -> None:
+        """To the neighbour that takes messages of this kind."""
+        channel, group = self._out[kind]
+        host = values.is_cuda and dist.get_backend(group) == "gloo"
+        dist.send(values.cpu() if host else values, channel.receiver, group=group)
+
+    def receive(self, kind: Holds, values: Tensor) -> None:
+        """Fill `values` with the next message of this kind."""
+        channel, group = self._into[kind]
+        host = values.is_cuda and dist.get_backend(group) == "gloo"
+        into = torch.empty_like(values, device="cpu") if host else values
+        dist.recv(into, channel.sender, group=group)
+        if host:
+            values.copy_(into)
 
     def own(self, values: Tensor) -> Tensor:
         """This rank's of as many equal parts of [n] as there are data-parallel ranks."""
@@ -155,3 +185,19 @@ def _communicator(
         made = dist.new_group(list(each), timeout=COLLECTIVE_TIMEOUT, backend=backend)
         found = made if each == mine else found
     return found
+
+
+_Ends = dict[Holds, tuple[Channel, dist.ProcessGroup]]
+
+
+def _channels(rank: int, strategy: Strategy, backend: str) -> tuple[_Ends, _Ends]:
+    """By kind: where this rank sends messages, and where it receives them."""
+    out: _Ends = {}
+    into: _Ends = {}
+    for channel in channels(strategy):
+        pair = [channel.sender, channel.receiver]
+        made = dist.new_group(sorted(pair), timeout=COLLECTIVE_TIMEOUT, backend=backend)
+        if rank in pair:
+            ends = out if rank == channel.sender else into
+            ends[channel.kind] = channel, made
+    return out, into

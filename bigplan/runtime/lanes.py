@@ -40,6 +40,8 @@ ON_STREAMS = (
     Lane.STATE_IN,
     Lane.STATE_OUT,
     Lane.COMM,
+    Lane.SEND,
+    Lane.RECV,
 )
 
 # Actions that a lane queues ahead of the device: 13 ms where chunks of state pass through.

@@ -46,9 +46,29 @@ def _copy(context: Context, action: Action) -> None:
     target.copy_(source, non_blocking=True)
 
 
+def send(context: Context, action: Action) -> None:
+    """A hidden state to the next stage, or the gradient by one to the stage before."""
+    (ref,) = action.reads
+    values = context.memory.dynamic[context.key(ref, action)]
+    assert isinstance(values, Tensor)
+    context.groups.send(ref.content.kind, values.detach().contiguous())
+
+
+def receive(context: Context, compute: torch.cuda.Stream | None, action: Action) -> None:
+    """The message that the action writes; `compute`: the stream that will read it, if any."""
+    (ref,), model = action.writes, context.model
+    shape = context.graph.strategy.micro_batch, context.training.sequence_length, model.hidden
+    values = torch.empty(shape, dtype=context.parameter_dtype, device=context.device)
+    if compute is not None:  # who lets go of it does not wait until it is read
+        values.record_stream(compute)
+    context.groups.receive(ref.content.kind, values)
+    context.memory.dynamic[context.key(ref, action)] = values
+
+
 def mean_loss(losses: list[Tensor], groups: Groups) -> float:
-    """The step's loss: every rank holds its micro-batches' shares."""
-    return float(groups.sum_of_all(torch.stack(losses).sum().cpu()))
+    """The step's loss: ranks with the last layer hold their micro-batches' shares."""
+    mine = torch.stack(losses).sum().cpu() if losses else torch.zeros(())
+    return float(groups.sum_of_all(mine))
 
 
 def reduce(context: Context, action: Action) -> None:

@@ -75,12 +75,20 @@ class Update:
             if layers:
                 squares = torch.stack([self._squares[layer] for layer in layers])
                 found |= zip(layers, squares.tolist(), strict=True)
-        squares = torch.tensor([found[layer] for layer in sorted(found)], dtype=torch.float64)
-        if self._context.graph.strategy.zero:  # else every rank has all gradients
-            self._context.groups.sum_of_all(squares)
-        norm = sum(squares.tolist()) ** 0.5
+        norm = sum(self._of_all(found).tolist()) ** 0.5
         self._squares.clear()
         self.verdict = self.scaling.judge(self._step, norm)
+
+    def _of_all(self, found: Mapping[int, float]) -> Tensor:
+        """Every layer's square sum, fp64, in the order of layers: of all stages and their parts.
+
+        Where ranks have the same gradients, those of the first count.
+        """
+        context, squares = self._context, torch.zeros(len(self._context.graph.layers)).double()
+        if context.graph.strategy.zero or context.groups.at.data == 0:
+            for layer, square in found.items():
+                squares[layer] = square
+        return context.groups.sum_of_all(squares)
 
     def update(self, action: Action) -> None:
         """One share of a layer, or one chunk of it."""

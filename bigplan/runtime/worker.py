@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
@@ -30,7 +29,7 @@ from bigplan.runtime.data import BatchSource, Prefetcher, data_path
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import first_values
 from bigplan.runtime.groups import Groups
-from bigplan.runtime.homes import fill_first, load
+from bigplan.runtime.homes import fill_first
 from bigplan.runtime.host_memory import HostMemory
 from bigplan.runtime.memory import Memory, check_machine, static_sizes
 from bigplan.runtime.moves import mean_loss
@@ -38,6 +37,7 @@ from bigplan.runtime.operators import has_triton
 from bigplan.runtime.result import Finished, StepResult
 from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
+from bigplan.runtime.weights import weights, weights_digest
 
 # A thread that asks for the interpreter gets it after so long at most. Python's 5 ms are three
 # times what a chunk of streamed state (64 MiB) takes to copy.
@@ -285,26 +285,14 @@ class Worker:
         parts = self._running()
         self._flush()
         ended = parts.background.ended(wait=True)
-        sha256 = ""
-        if self._plan.model.parameter_count <= DIGEST_LIMIT:
-            total = hashlib.sha256()
-            for _, weights in self.weights():
-                total.update(weights.contiguous().view(torch.uint8).numpy().data)
-            sha256 = total.hexdigest()
+        small = self._plan.model.parameter_count <= DIGEST_LIMIT
+        sha256 = weights_digest(parts.context) if small else ""
         notes = (*_notes(self._device), *(saved.message for saved in ended if saved.error))
         return Finished(self._measured_memory(parts.context.memory), notes, sha256)
 
     def weights(self) -> Iterator[tuple[int, Tensor]]:
-        """Every layer's flat parameters, on the CPU, in layer order."""
-        context = self._running().context
-        dtype = context.parameter_dtype
-        for layer in self._program.layers:
-            elements = context.kind(layer).parameters
-            values = load(context, f"w{layer}", 0)
-            if not context.program.buffers[f"w{layer}"].whole:
-                owned = values[: context.rows[layer].part.elements * dtype.itemsize]
-                values = torch.cat(context.groups.of_all(owned))
-            yield layer, values[: elements * dtype.itemsize].view(dtype)
+        """As `weights.weights`: the parameters of this rank's layers."""
+        return weights(self._running().context)
 
     def _measured_memory(self, memory: Memory) -> dict[str, int]:
         device, host = memory.arena.used, memory.slab.used

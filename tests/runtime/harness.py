@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bigplan.placement import stage_table
+from bigplan.placement import LayerPlacement, stage_table
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import load
@@ -100,11 +100,21 @@ def context_of(worker: Worker) -> Context:
 
 
 def state_of(worker: Worker) -> State:
-    """Weights and moments, wherever they live."""
+    """Weights and moments, wherever they live; NaN where another rank has them."""
     context = context_of(worker)
+    mine = {
+        layer: _layer_state(context, layer, weights.clone()) for layer, weights in worker.weights()
+    }
     return tuple(
-        _layer_state(context, layer, weights.clone()) for layer, weights in worker.weights()
+        mine[layer] if layer in mine else _missing(context, layer)
+        for layer in range(len(context.graph.layers))
     )
+
+
+def _missing(context: Context, layer: int) -> LayerState:
+    """Of a layer on another stage."""
+    nothing = torch.full((context.kind(layer).parameters,), torch.nan)
+    return LayerState(nothing, (nothing,) * context.training.optimizer.moments)
 
 
 def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
@@ -149,8 +159,10 @@ def joined(layers: Sequence[LayerState]) -> LayerState:
 
 def loop_of(plan: Plan) -> PlainLoop:
     """The plain loop that does the plan's work."""
-    graph = graph_of(plan)
-    return PlainLoop(plan, stage_table(graph, plan.placement, 0))
+    graph, layers = graph_of(plan), dict[int, LayerPlacement]()
+    for stage in range(plan.strategy.pp):
+        layers |= stage_table(graph, plan.placement, stage)
+    return PlainLoop(plan, layers)
 
 
 def check(plan: Plan, run: Run) -> int:

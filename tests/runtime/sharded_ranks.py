@@ -1,9 +1,10 @@
-"""Plans of ranks that share out state (ZeRO 1, 2, 3), and the processes that execute them."""
+"""Plans of ranks that share out state or layers, and the processes that execute them."""
 
 from __future__ import annotations
 
 import os
 import pickle
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import KindPlacement, Placement, Tier
+from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import LossScale
@@ -39,21 +40,34 @@ LONG = 10  # steps of
 LONGER = [f"{name}-z{zero}" for name in ("same-everywhere", "clipped") for zero in (1, 2, 3)]
 
 
+def layouts(ranks: int) -> list[Strategy]:
+    """The ways to split a step over so many ranks."""
+    sharded = [Strategy(dp=ranks, zero=zero) for zero in (1, 2, 3)]
+    pipelines = [Strategy(dp=1, pp=ranks), Strategy(dp=1, pp=2, vpp=ranks)][: 4 // ranks]
+    if ranks > 2:
+        both = [Strategy(dp=ranks // 2, pp=2, zero=zero) for zero in range(4)]
+        uneven = Strategy(dp=1, pp=ranks, first_blocks=2)
+        pipelines += [*both, uneven, Strategy(dp=ranks // 2, pp=2, vpp=2, zero=1)]
+    return [*sharded, *pipelines]
+
+
 @st.composite
 def sharded_plans(draw: st.DrawFn, ranks: int, precisions: tuple[str, ...], device: str) -> Plan:
-    """Any model, precision and placement, under any ZeRO stage."""
-    model = draw(models())
-    strategy = Strategy(
-        dp=ranks,
-        zero=draw(st.integers(1, 3)),
-        micro_batch=draw(st.integers(1, 2)),
-        accumulation_group=draw(st.integers(1, 2)),
-    )
-    units = draw(st.integers(1, 2))
+    """Any model, precision and placement, under any layout."""
+    model, layout = draw(models()), draw(st.sampled_from(layouts(ranks)))
+    chunks = layout.pp * layout.vpp
+    if layout.pp > 1:
+        more = layout.first_blocks or draw(st.integers(0, 1)) * (layout.vpp == 1)
+        model = model.model_copy(update={"layers": chunks + more, "tied_embeddings": False})
+    changes = {"micro_batch": draw(st.integers(1, 2))}
+    if layout.vpp == 1:
+        changes["accumulation_group"] = draw(st.integers(1, 2))
+    strategy = layout.model_copy(update=changes)
+    units = draw(st.integers(1, 3)) * (layout.pp if layout.vpp > 1 else 1)
     precision = draw(st.sampled_from(precisions))
     narrow = precision != "fp32" and draw(st.booleans())
     training = tiny_training(
-        ranks * strategy.micro_batch * strategy.accumulation_group * units,
+        strategy.dp * strategy.micro_batch * strategy.accumulation_group * units,
         precision=precision,
         gradient_precision=precision if narrow else "fp32",
         clip_norm=draw(st.sampled_from((None, INACTIVE, 0.5))),
@@ -164,6 +178,35 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
     }
 
 
+def pipelines(ranks: int) -> dict[str, Plan]:
+    """By name. Sums of `same` ones have the plain loop's order: those of one process."""
+    found = {}
+    for layout in layouts(ranks):
+        if layout.pp == 1:
+            continue
+        blocks = layout.pp * layout.vpp + (layout.first_blocks or (layout.vpp == 1))
+        model = tiny_model(layers=blocks)
+        changed = {
+            k: v for k, v in layout.model_dump().items() if v != Strategy(dp=1).model_dump()[k]
+        }
+        name = "-".join(f"{key}{value}" for key, value in changed.items())
+        exact = "same-" if layout.dp == 1 else ""
+        training = tiny_training(4 * ranks, clip_norm=INACTIVE)
+        graph = build_graph(model, training, layout)
+        stages = [Counter(graph.layers[i] for i in graph.stage_layers(s)) for s in range(layout.pp)]
+        resident = Placement(
+            stages=tuple(
+                StagePlacement(kinds={k: kind_placement(n) for k, n in stage.items()})
+                for stage in stages
+            ),
+            chunk=CHUNK,
+        )
+        found[f"{exact}{name}"] = plan_of(model, training, layout, resident)
+        clipped = tiny_training(4 * ranks, clip_norm=0.5, precision="bf16")
+        found[f"clipped-{name}"] = plan_of(model, clipped, layout, resident)
+    return found
+
+
 def write_plans(folder: Path, plans: dict[str, Plan]) -> None:
     """For the processes to read."""
     (folder / "plans").write_bytes(pickle.dumps(plans))
@@ -197,4 +240,4 @@ def every_plan(folder: Path, ranks: int, number: int) -> dict[str, Plan]:
         for zero in (1, 2, 3)
         for name, plan in cases(ranks, zero, data).items()
     }
-    return fixed | random_plans(ranks, number)
+    return fixed | pipelines(ranks) | random_plans(ranks, number)

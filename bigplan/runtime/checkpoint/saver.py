@@ -179,8 +179,7 @@ def _own(context: Context) -> dict[int, LayerFile]:
 def _share(context: Context) -> dict[int, LayerFile]:
     """The files that this rank writes: layers dealt out, the largest first, to whom has least."""
     files = [layer_file(context, layer, None) for layer in context.program.layers]
-    strategy = context.graph.strategy
-    rank, loads = context.groups.at.rank(strategy), [0] * strategy.ranks
+    rank, loads = context.groups.at.data, [0] * context.graph.strategy.dp
     mine = {}
     for file in sorted(files, key=lambda file: (-file.nbytes, file.layer)):
         writer = loads.index(min(loads))

@@ -1,0 +1,51 @@
+"""What a rank's layers have learnt, whole: small models' digests, and what tests look at."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from bigplan.runtime.context import Context
+from bigplan.runtime.homes import load
+
+
+def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
+    """The flat parameters of every layer of this rank's stage, on the CPU, in layer order.
+
+    Where ranks share them out, a layer is brought together on the device: all of them ask.
+    """
+    dtype = context.parameter_dtype
+    for layer in context.program.layers:
+        elements, values = context.kind(layer).parameters, load(context, f"w{layer}", 0)
+        if not context.program.buffers[f"w{layer}"].whole:
+            part = context.rows[layer].part.elements * dtype.itemsize
+            values = _together(context, values[:part])
+        yield layer, values[: elements * dtype.itemsize].view(dtype)
+
+
+def _together(context: Context, mine: Tensor) -> Tensor:
+    """The parts of all data-parallel ranks, uint8 [n], on the CPU."""
+    size = mine.numel() * context.graph.strategy.dp
+    whole = torch.empty(size, dtype=torch.uint8, device=context.device)
+    context.groups.all_gather(whole, mine.to(context.device))
+    return whole.cpu()
+
+
+def weights_digest(context: Context) -> str:
+    """SHA-256 of the SHA-256 of every layer, in order, whichever stage has it.
+
+    Of layers that several ranks have, a rank's own count: ranks that differ are to be seen.
+    """
+    mine = {
+        layer: hashlib.sha256(flat.contiguous().view(torch.uint8).numpy().data).hexdigest()
+        for layer, flat in weights(context)
+    }
+    every: dict[int, str] = {}
+    for text in context.groups.texts_of_all(json.dumps(mine).encode()):
+        every |= {int(layer): found for layer, found in json.loads(text).items()}
+    every |= mine
+    return hashlib.sha256("".join(every[layer] for layer in sorted(every)).encode()).hexdigest()
