@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,13 @@ class Timeline:
 
     events: tuple[Event, ...]
     seconds: float  # the whole step
+
+    @classmethod
+    def together(cls, stages: Iterable[Timeline]) -> Timeline:
+        """Of one step, as each stage measured it."""
+        each = tuple(stages)
+        events = tuple(event for one in each for event in one.events)
+        return cls(events, max(one.seconds for one in each))
 
     def total_by(self, key: Callable[[Event], str]) -> dict[str, float]:
         """Seconds of events added up by `key`, over all stages."""

@@ -17,7 +17,7 @@ from tests.tiny import tiny_plan
 
 TRAINING = Training(sequence_length=256, global_batch=32)
 REQUEST = Request(find_model("tiny-llama-demo"), TRAINING, find_cluster("dgx-h100"), {})
-REFUSAL = "the native runtime executes data parallelism and ZeRO only, not "
+REFUSAL = "the native runtime executes data and pipeline parallelism and ZeRO only, not "
 
 
 def test_a_plan_that_runs_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_nothing_that_runs_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert request.engine == "native"
         raise InfeasibleError("gpu memory is 3 GiB short.")
 
-    plan = make_plan(replace(REQUEST, settings={"pp": 2}))
+    plan = make_plan(replace(REQUEST, settings={"tp": 2}))
     monkeypatch.setattr(runnable, "make_plan", none_fits)
     text = today_text(plan, best_runnable(REQUEST, plan, unwatched))
     assert text.endswith("Nothing that runs today was found: gpu memory is 3 GiB short.")

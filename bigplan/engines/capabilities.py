@@ -32,7 +32,13 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
         if getattr(strategy, name) > limit
     ]
     if over:
-        return f"the native runtime executes data parallelism and ZeRO only, not {', '.join(over)}"
+        done = "data and pipeline parallelism and ZeRO"
+        return f"the native runtime executes {done} only, not {', '.join(over)}"
+    if model.tied_embeddings and strategy.pp > 1:
+        return (
+            f"the native runtime executes a table that the first and the last layer share on one "
+            f"stage only, not with pp {strategy.pp}"
+        )
     if unlike := _unlike(model, NATIVE_BLOCKS):
         return f"the native runtime executes llama-style and GPT-2 style blocks only, not {unlike}"
     scaling = model.rope_scaling

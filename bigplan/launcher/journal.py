@@ -86,7 +86,9 @@ class Journal:
         if len(self._seconds) == 1:
             self._steady.clear()  # the first step is not steady: it stands in only while alone
         self._seconds.append(metric.seconds)
-        self._steady.append((results[0].seconds, results[0].timeline))
+        strategy = self.plan.strategy
+        first = results[:: strategy.dp * strategy.tp]  # of each stage
+        self._steady.append((results[0].seconds, Timeline.together(r.timeline for r in first)))
         return metric
 
     def _metric(

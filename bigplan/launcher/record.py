@@ -4,7 +4,7 @@ plan.yaml       the plan that ran last
 launch.json     how it was launched: steps, checkpoints
 metrics.jsonl   one line a step (Metric)
 predicted.json  timeline of one steady step, as simulated
-measured.json   timeline of the median steady step, as rank 0 measured it
+measured.json   timeline of the median steady step, as each stage's first rank measured it
 summary.json    totals, memory, versions, notes
 checkpoints/    step-000123: the state after step 123
 tensorboard/    event files

@@ -62,8 +62,7 @@ def test_other_architectures_are_named(changes: dict[str, object], words: str) -
     ("strategy", "words"),
     [
         (Strategy(dp=1, tp=2), "tp 2"),
-        (Strategy(dp=1, pp=2), "pp 2"),
-        (Strategy(dp=2, tp=2, pp=2, zero=1), "tp 2, pp 2"),
+        (Strategy(dp=2, tp=2, pp=2, zero=1), "only, not tp 2"),
     ],
 )
 def test_other_strategies_are_named(strategy: Strategy, words: str) -> None:
@@ -73,6 +72,12 @@ def test_other_strategies_are_named(strategy: Strategy, words: str) -> None:
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_every_zero_stage_is_executed(zero: int) -> None:
     assert native_refusal(_model(), TRAINING, Strategy(dp=2, zero=zero)) is None
+
+
+@pytest.mark.parametrize("strategy", [Strategy(dp=2, pp=2, zero=3), Strategy(dp=1, pp=2, vpp=2)])
+def test_pipelines_are_executed(strategy: Strategy) -> None:
+    assert native_refusal(_model(), TRAINING, strategy) is None
+    assert "pp 2" in (native_refusal(_model(tied_embeddings=True), TRAINING, strategy) or "")
 
 
 def test_a_window_as_long_as_the_sequence_is_executed() -> None:

@@ -103,7 +103,7 @@ def test_plans_that_cannot_run_are_refused_before_anything_starts(tmp_path: Path
     split = plan.model_copy(
         update={"strategy": plan.strategy.model_copy(update={"dp": 1, "tp": 2})}
     )
-    with pytest.raises(RefusedError, match="data parallelism and ZeRO only, not tp 2"):
+    with pytest.raises(RefusedError, match="data and pipeline parallelism and ZeRO only, not tp 2"):
         launch(split, told(tmp_path), quiet())
     assert not list(tmp_path.iterdir())
 

@@ -1,4 +1,4 @@
-"""Processes that share out state (ZeRO 1, 2, 3) compute what one plain loop does."""
+"""Processes that share out state (ZeRO) or layers (pipelines) compute what a plain loop does."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from bigplan.plan import Plan
 from tests.runtime.harness import check, evaluated, together
 from tests.runtime.masked import prepare_masked
 from tests.runtime.sharded_ranks import MASKED, every_plan, results, run_rank, write_plans
+
+pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
 
 Ran = tuple[int, Path, dict[str, Plan]]
 
