@@ -164,7 +164,7 @@ def run(name: str) -> dict[str, Any]:
     """Plan the case, run it, and tell."""
     import torch
 
-    from benchmarks.limit import alike
+    from benchmarks.limit_run import alike
     from bigplan.runtime import worker as module
     from bigplan.runtime.lanes import Lanes
     from bigplan.runtime.worker import Worker

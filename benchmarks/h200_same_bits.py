@@ -153,7 +153,7 @@ def others() -> None:
 
 def run(model: str, *settings: str) -> None:
     """Two runs of a few steps in one process."""
-    from benchmarks.limit import alike
+    from benchmarks.limit_run import alike
     from bigplan.planner import Request, make_plan
     from bigplan.runtime import worker as module
     from bigplan.runtime.worker import Worker

@@ -33,8 +33,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import statistics
 import subprocess
 import sys
 import time
@@ -48,14 +46,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bigplan.plan import Plan
-    from bigplan.profile.sensors import Reading
-    from bigplan.rectangle import Rectangle
-    from bigplan.runtime.first_values import FirstValues
-    from bigplan.runtime.worker import Worker
     from bigplan.spec.cluster import Cluster
-    from bigplan.spec.model import ModelSpec, Parameter
-    from bigplan.spec.training import Training
-    from bigplan.timeline import Timeline
+    from bigplan.spec.experiment import Experiment
 
 CASES = Path(__file__).parent / "limit"
 CLUSTER = os.environ.get("LIMIT_CLUSTER")
@@ -64,7 +56,6 @@ SECONDS = float(os.environ.get("LIMIT_SECONDS", "200"))
 MINUTES = float(os.environ.get("LIMIT_MINUTES", "inf"))
 SCRATCH = Path(os.environ.get("LIMIT_SCRATCH", "/tmp/limit-scratch"))
 GRACE = 90.0  # seconds besides its time in which a case measures the machine, starts and ends
-READ_EVERY = 0.25  # seconds between looks at the GPU's clock and power
 START = 45.0  # seconds from a process's start to its first step, about
 CLOSING = 25.0  # and from its last step to its end
 CHUNK = 4 << 30  # bytes touched at a time: the kernel refuses more than it counts at that moment
@@ -93,26 +84,31 @@ def predict(out: Path, names: list[str]) -> None:
 
 def promise(out: Path, case: Path, cluster: str | None) -> dict[str, Any]:
     """Plan a case, into OUT/CASE.plan.yaml, and tell what is promised. Raises BigplanError."""
+    from bigplan.spec.experiment import load_experiment
+
+    return promised(out, case.stem, load_experiment(case, {"cluster": cluster} if cluster else {}))
+
+
+def promised(out: Path, name: str, experiment: Experiment) -> dict[str, Any]:
+    """Plan it, into OUT/NAME.plan.yaml, and tell what is promised. Raises BigplanError."""
     from bigplan.plan import load_plan, save_plan
 
-    plan, told = planned(case, cluster)
-    save_plan(plan, out / f"{case.stem}.plan.yaml")
-    load_plan(out / f"{case.stem}.plan.yaml")  # a run must be able to read it
+    plan, told = planned(experiment)
+    save_plan(plan, out / f"{name}.plan.yaml")
+    load_plan(out / f"{name}.plan.yaml")  # a run must be able to read it
     bound = told["bound"]
     seconds = f"{told['step_seconds']:.3f} s, bound {bound['seconds']:.3f} s ({bound['by']})"
-    print(f"{case.stem}: {seconds}", flush=True)
+    print(f"{name}: {seconds}", flush=True)
     return told
 
 
-def planned(case: Path, cluster: str | None) -> tuple[Plan, dict[str, Any]]:
-    """The plan that `bigplan plan` makes of an experiment file, and what is told of it.
+def planned(experiment: Experiment) -> tuple[Plan, dict[str, Any]]:
+    """The plan that `bigplan plan` makes of an experiment, and what is told of it.
 
     Raises BigplanError.
     """
     from bigplan.planner import Request, make_plan, simulate_plan
-    from bigplan.spec.experiment import load_experiment
 
-    experiment = load_experiment(case, {"cluster": cluster} if cluster else {})
     training = experiment.resolved_training()
     plan = make_plan(
         Request(
@@ -192,33 +188,12 @@ def one(out: Path, name: str) -> None:
 
 def run_plan(out: Path, name: str) -> None:
     """Run OUT/NAME.plan.yaml here; its steps, actions and memory to OUT/NAME.json."""
-    import torch
-
+    from benchmarks.limit_run import Amount, keep, tell, trained
     from bigplan.plan import load_plan
-    from bigplan.runtime import worker as module
-    from bigplan.runtime.worker import Worker
 
-    module.first_values = alike  # type: ignore[attr-defined]
     plan = load_plan(out / f"{name}.plan.yaml")
-    torch.cuda.reset_peak_memory_stats()
-    worker = Worker(plan, 0, SCRATCH)
-    started = time.perf_counter()
-    worker.preflight()
-    worker.start(Path())
-    ready = time.perf_counter() - started
-    try:
-        steps = measured_steps(worker, started + SECONDS)
-        record = recorded(steps) | {"start_seconds": ready}
-        # No finish(): it applies the last update, with state on a drive for 20 s more.
-        (out / f"{name}.json").write_text(json.dumps(record, indent=1))
-    finally:
-        worker.close()
-    if os.environ.get("LIMIT_TRACE"):
-        events = [
-            [e.lane, e.op, e.layer, e.micro_batch, round(e.start, 5), round(e.end, 5)]
-            for e in median_of(steps)["timeline"].events
-        ]
-        (out / f"{name}.trace.json").write_text(json.dumps(events))
+    with trained(plan, SCRATCH, Amount(STEPS, SECONDS)) as (steps, record):
+        keep(out / name, steps, record)
     tell(name, promises(out)[name], record)
 
 
@@ -245,117 +220,6 @@ def machine_now(*, drive: bool) -> tuple[Cluster, dict[str, float]]:
     told = ", ".join(f"{name} {rate / 1e9:.2f}" for name, rate in rates.items())
     print(f"  now: {told} G/s", flush=True)
     return cluster, rates
-
-
-def median_of(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """The step of median seconds; the first, which warms up, is left out."""
-    ordered = sorted(steps[1:], key=lambda step: step["seconds"])
-    return ordered[(len(ordered) - 1) // 2]
-
-
-def recorded(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """What of a case's steps is kept: each one's figures, and the actions of the median one."""
-    import torch
-
-    timeline: Timeline = median_of(steps)["timeline"]
-    return {
-        "seconds": [step["seconds"] for step in steps],
-        "losses": [step["loss"] for step in steps],
-        "outside_seconds": [step["outside_seconds"] for step in steps],
-        "retries": [step["retries"] for step in steps],
-        "device_allocs": [step["device_allocs"] for step in steps],
-        "gpu_state": state_of(steps[1:]),
-        "memory": {str(tier): used for tier, used in steps[-1]["memory"].items()},
-        "max_reserved": torch.cuda.max_memory_reserved(),
-        "max_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "op_seconds": timeline.total_by(lambda event: event.op),
-        "busy_seconds": timeline.total_by(lambda event: event.lane),
-    }
-
-
-def alike(model: ModelSpec, training: Training) -> FirstValues:
-    """The runtime's seeded first values, but every layer of a kind has those of the first."""
-    from bigplan.runtime.first_values import first_values
-
-    drawn = first_values(model, training)
-    kept: dict[Rectangle, Tensor] = {}
-
-    def first(kind: str, layer: int, parameter: Parameter, part: Rectangle) -> Tensor:
-        if kind != "block":  # of the others there is one
-            return drawn(kind, layer, parameter, part)
-        if part not in kept:
-            kept[part] = drawn(kind, 1, parameter, part)
-        return kept[part]
-
-    return first
-
-
-def measured_steps(worker: Worker, end: float) -> list[dict[str, Any]]:
-    """STEPS steps, or as many as end by `end`, of which two are run in any case."""
-    steps: list[dict[str, Any]] = []
-    while len(steps) < max(2, STEPS):
-        if len(steps) >= 2 and time.perf_counter() + steps[-1]["seconds"] > end:
-            print(f"  time is over after {len(steps)} steps", flush=True)
-            break
-        steps.append(measured_step(worker))
-    return steps
-
-
-def state_of(steps: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Mean SM clock in Hz and power in W over these steps, and what limited the clock."""
-    from bigplan.profile.sensors import mean, told
-
-    readings: list[Reading] = [reading for step in steps for reading in step["readings"]]
-    found = mean(readings)
-    if found is None:
-        return None
-    return {"clock_hertz": found.clock, "power_watts": found.power, "told": told(found)}
-
-
-def measured_step(worker: Worker) -> dict[str, Any]:
-    """One step: seconds, loss, timeline, and what device and allocator did in it."""
-    import torch
-
-    from bigplan.profile.sensors import watching
-
-    before = torch.cuda.memory_stats()
-    with watching(torch.device("cuda", torch.cuda.current_device()), READ_EVERY) as watch:
-        result = worker.step()
-    after = torch.cuda.memory_stats()
-    outside = result.seconds - result.timeline.seconds
-    step = f"step {result.step}: {result.seconds:.3f} s, loss {result.loss:.4f}"
-    times = f"{1e3 * outside:.0f} ms outside of actions"
-    print(f"  {step}; {times}; {str(watch) or 'clock not known'}", flush=True)
-    return {
-        "seconds": result.seconds,
-        "loss": result.loss,
-        "outside_seconds": outside,
-        "retries": after["num_alloc_retries"] - before["num_alloc_retries"],
-        "device_allocs": after["num_device_alloc"] - before["num_device_alloc"],
-        "readings": watch.readings,
-        "memory": result.memory,
-        "timeline": result.timeline,
-    }
-
-
-def tell(name: str, predicted: dict[str, Any], record: dict[str, Any]) -> None:
-    """A run's step, its seconds by lane and by operation, and its memory: predicted / measured."""
-    measured = statistics.median(record["seconds"][1:])
-    print(
-        f"  {name}: measured {measured:.3f} predicted {predicted['step_seconds']:.3f} "
-        f"x{measured / predicted['step_seconds']:.3f}; start {record['start_seconds']:.0f} s; "
-        f"retries {record['retries']} allocs {record['device_allocs']}"
-    )
-    for kind in ("busy_seconds", "op_seconds"):
-        promised, found = predicted[kind], record[kind]
-        both = (
-            f"{key} {promised.get(key, 0.0):.3f}/{found.get(key, 0.0):.3f}"
-            for key in promised | found
-        )
-        print("   ", ", ".join(both))
-    for tier, used in record["memory"].items():
-        nbytes = predicted["memory"].get(tier, 0)
-        print(f"    {tier}: promised {nbytes / 2**30:.2f} measured {used / 2**30:.2f} GiB")
 
 
 def touch(gibibytes: int) -> None:

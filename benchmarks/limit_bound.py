@@ -37,10 +37,12 @@ def bound_of(plan: Plan) -> dict[str, Any]:
         T >= (work_gpu - first) + max_r update_r     first = update_gpu: that forward, GPU updates
 
     `gpu` is what the plan has the GPU compute, recomputation included, at the profile's
-    efficiencies. All other rates are `best_rates`. One GPU; latencies are left out.
+    efficiencies, and so are collectives. All other rates are `best_rates`, where the GPUs of one
+    machine have equal parts of what they share. No pipeline; latencies are left out.
     """
     candidate, (program,) = programs_of(plan)
-    graph, rates = candidate.graph, best_rates(plan.cluster.group, candidate.graph.sizes)
+    graph, nodes = candidate.graph, plan.cluster.group
+    rates = best_rates(nodes, graph.sizes, min(plan.strategy.ranks, nodes.gpus_per_node))
     step: dict[str, float] = defaultdict(float)
     update: dict[str, float] = defaultdict(float)
     for action, times in counted(program.step):
@@ -51,6 +53,8 @@ def bound_of(plan: Plan) -> dict[str, Any]:
                 update["gpu"] += seconds / graph.units
             elif action.op is Op.UPDATE:
                 update["gpu"] += seconds
+        elif action.lane is Lane.COMM:
+            step["collectives"] += times * action_seconds(action, graph, candidate.costs)
         for resource, amount in used(action, graph.sizes):
             step[resource] += times * amount / rates[resource]
             if action.share is not None:  # the update's: its rows
@@ -76,8 +80,10 @@ def _leave_out_rings(
                     update[resource] = max(0.0, update[resource] - less)
 
 
-def best_rates(nodes: NodeGroup, sizes: ElementSizes) -> dict[str, float]:
+def best_rates(nodes: NodeGroup, sizes: ElementSizes, gpus: int = 1) -> dict[str, float]:
     """The best that each resource reached in the profile: bytes, and elements updated, a second.
+
+    For each of so many GPUs that use them at once.
 
     host to device, device to host, nvme read, nvme write    each alone
     pcie, drive     both directions together; the sum of both where that was not measured
@@ -91,17 +97,20 @@ def best_rates(nodes: NodeGroup, sizes: ElementSizes) -> dict[str, float]:
     part = sizes.update_bytes / ADAM_BYTES
     beside = ADAM_BYTES * (host.adam_rate_beside_copies or 0.0)
     beside += 2 * (pcie.node_host_to_device_beside_update or 0.0)  # as much leaves as comes
+    there = min(pcie.host_to_device, pcie.node_host_to_device / gpus)
+    back = min(pcie.device_to_host, pcie.node_device_to_host / gpus)
     rates = {
-        "host to device": pcie.host_to_device,
-        "device to host": pcie.device_to_host,
-        "pcie": pcie.both_ways or pcie.host_to_device + pcie.device_to_host,
-        "cpu": host.adam_rate / part,
+        "host to device": there,
+        "device to host": back,
+        "pcie": min(pcie.both_ways or there + back, there + back),
+        "cpu": host.adam_rate / part / gpus,
         "gpu update": nodes.gpu.adam_rate / part,
-        HOST_MEMORY: max(host.memory_bandwidth, ADAM_BYTES * host.adam_rate, beside),
+        HOST_MEMORY: max(host.memory_bandwidth, ADAM_BYTES * host.adam_rate, beside) / gpus,
     }
     if nvme is not None:
         both = nvme.both_ways * nvme.drives if nvme.both_ways else nvme.node_read + nvme.node_write
-        rates |= {"nvme read": nvme.node_read, "nvme write": nvme.node_write, "drive": both}
+        drives = {"nvme read": nvme.node_read, "nvme write": nvme.node_write, "drive": both}
+        rates |= {name: rate / gpus for name, rate in drives.items()}
     return rates
 
 

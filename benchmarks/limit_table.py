@@ -11,6 +11,11 @@ from typing import Any
 
 Record = dict[str, Any]
 TIERS = ("gpu", "host", "nvme")
+HEADING = (
+    f"{'case':24s} {'bound':>8s} {'predict':>8s} {'measured':>8s} {'error':>7s} "
+    f"{'of bound':>8s} {'GHz':>5s}  {'GPU GiB':>15s}  {'host GiB':>15s}  {'drive GiB':>13s}"
+    "  bound by"
+)
 TOKENS, LENGTH = 65536, 4096  # of a step and of a sequence, where a peer is not told: peers.frame
 
 
@@ -21,28 +26,24 @@ def table(folders: Sequence[Path]) -> None:
     peers that ran on the same machine.
     """
     errors: dict[str, dict[str, float]] = {what: {} for what in ("step", *TIERS)}
-    print(
-        f"{'case':24s} {'bound':>8s} {'predict':>8s} {'measured':>8s} {'error':>7s} "
-        f"{'of bound':>8s} {'GHz':>5s}  {'GPU GiB':>15s}  {'host GiB':>15s}  {'drive GiB':>13s}"
-        "  bound by"
-    )
-    ran = promised = 0
+    print(HEADING)
+    ran = count = 0
     for folder in folders:
         peers = _read(folder / "peers.json")
         for name, predicted in sorted(_read(folder / "predictions.json").items()):
-            promised += 1
+            count += 1
             record = _read(folder / f"{name}.json")
             if "seconds" not in record:
-                print(f"{name:24s} {_promise(predicted)}  {record.get('error', 'not run')}")
+                print(f"{name:24s} {promise(predicted)}  {record.get('error', 'not run')}")
                 continue
             ran += 1
-            print(f"{name:24s} {_measured(predicted, record)}")
+            print(f"{name:24s} {measured(predicted, record)}")
             for what, error in errors_of(predicted, record).items():
                 errors[what][f"{folder.name}/{name}"] = error
             for peer, told in peers.items():
                 if alike(predicted, told):
-                    print(f"    {peer:32s} {_beside(told, seconds_of(record))}")
-    print(f"{ran} of {promised} cases ran; sizes are predicted/measured, x is of our step")
+                    print(f"    {peer:32s} {beside(told, seconds_of(record))}")
+    print(f"{ran} of {count} cases ran; sizes are predicted/measured, x is of our step")
     for what, by_case in errors.items():
         summary(what, by_case)
 
@@ -97,23 +98,25 @@ def asked(command: str) -> Record:
     }
 
 
-def _promise(predicted: Record) -> str:
+def promise(predicted: Record) -> str:
+    """The bound and the predicted step."""
     return f"{predicted['bound']['seconds']:8.3f} {predicted['step_seconds']:8.3f}"
 
 
-def _measured(predicted: Record, record: Record) -> str:
+def measured(predicted: Record, record: Record) -> str:
+    """All that a table tells of a case that ran."""
     seconds, bound = seconds_of(record), predicted["bound"]
     clock = (record["gpu_state"] or {}).get("clock_hertz", float("nan")) / 1e9
     both = [[told["memory"].get(tier, 0) / 2**30 for told in (predicted, record)] for tier in TIERS]
     memory = [f"{here:.2f}/{there:.2f}" for here, there in both]
     return (
-        f"{_promise(predicted)} {seconds:8.3f} {predicted['step_seconds'] / seconds - 1:+7.1%} "
+        f"{promise(predicted)} {seconds:8.3f} {predicted['step_seconds'] / seconds - 1:+7.1%} "
         f"{bound['seconds'] / seconds:8.1%} {clock:5.2f}  {memory[0]:>15s}  {memory[1]:>15s}  "
         f"{memory[2]:>13s}  {bound['by']}"
     )
 
 
-def _beside(peer: Record, ours: float) -> str:
+def beside(peer: Record, ours: float) -> str:
     """A peer's step over ours, or why it has none."""
     host = f"host {peer['host_peak_taken_bytes'] / 2**30:.1f} GiB"
     gpu = peer.get("gpu_peak_allocated_bytes")

@@ -3,6 +3,10 @@
 A peer prepares whatever it trains with and hands over a function that trains one step; the frame
 times it. The tokens of a step and the first weights come from fixed seeds, so on one machine the
 losses of all peers can be compared.
+
+Several ranks (peers.ranks starts them) share a step's micro-batches out. A step's seconds and the
+record are those of the first rank, from when all are idle to when all are; losses are means over
+all ranks.
 """
 
 from __future__ import annotations
@@ -17,12 +21,15 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from bigplan.errors import BigplanError
 from bigplan.spec.catalog import find_model
@@ -43,6 +50,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--steps", type=int, default=4, help="the first is not in the median")
     made.add_argument("--recompute", choices=["none", "full"], default="full")
     made.add_argument("--gpu-limit", type=float, help="GiB of the GPU, from the first step on")
+    made.add_argument("--loss-chunk", type=int, help="tokens whose logits exist at a time")
     made.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     return made
 
@@ -54,37 +62,73 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
         to_hf_config(find_model(args.model))
     except BigplanError as error:
         parser.error(str(error))
-    group = args.length * args.micro_batch
+    group = args.length * args.micro_batch * place().ranks
     if args.tokens % group:
         parser.error(
-            f"--tokens {args.tokens} is not a multiple of --length x --micro-batch = {group}; "
-            "change one of them"
+            f"--tokens {args.tokens} is not a multiple of --length x --micro-batch x ranks = "
+            f"{group}; change one of them"
         )
     if args.steps < 2:
         parser.error(f"--steps {args.steps} leaves none to measure, as the first warms up; use 2")
     return args
 
 
+class Place(NamedTuple):
+    """Which of how many ranks this process is."""
+
+    rank: int
+    ranks: int
+
+
+def place() -> Place:
+    """As peers.ranks tells its processes; alone without it."""
+    return Place(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
 def micro_batches(args: argparse.Namespace) -> int:
-    """How many a step has."""
-    return int(args.tokens // (args.length * args.micro_batch))
+    """How many a step has on each rank."""
+    return int(args.tokens // (args.length * args.micro_batch * place().ranks))
 
 
-def build_model(args: argparse.Namespace, *, reentrant: bool = False) -> PreTrainedModel:
+def build_model(
+    args: argparse.Namespace, *, reentrant: bool = False, device: str | None = None
+) -> PreTrainedModel:
     """Transformers' model of the kind in fp32 on the device, from seed 0.
 
     `reentrant` picks torch's older way to recompute, which runs without autograd's hooks on saved
-    tensors.
+    tensors. `device`: another than the command line's, such as "meta".
     """
     dimensions = to_hf_config(find_model(args.model))
     config = AutoConfig.for_model(**dimensions, use_cache=False, attn_implementation="sdpa")
     torch.manual_seed(0)
-    with torch.device(args.device):
+    with torch.device(device or args.device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     model.train()
     if args.recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if args.loss_chunk:
+        chunk_loss(model, args.loss_chunk, reentrant=reentrant)
     return model
+
+
+def chunk_loss(model: PreTrainedModel, tokens: int, *, reentrant: bool) -> None:
+    """Let the model make logits of so many tokens at a time, and again in the backward.
+
+    Those of 131,072 tokens of Llama 3's vocabulary take 31 GiB in bf16, and as many gradients.
+    """
+
+    def part(hidden: Tensor, words: Tensor) -> Tensor:
+        logits = model.lm_head(hidden).float()
+        return functional.cross_entropy(logits, words, reduction="sum")
+
+    def forward(input_ids: Tensor, labels: Tensor) -> CausalLMOutputWithPast:
+        hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1].flatten(0, 1)
+        words = labels[:, 1:].flatten()
+        parts = zip(hidden.split(tokens), words.split(tokens), strict=True)
+        sums = [checkpoint(part, *each, use_reentrant=reentrant) for each in parts]
+        return CausalLMOutputWithPast(loss=torch.stack(sums).sum() / words.numel())
+
+    model.forward = forward
 
 
 def compile_layers(model: PreTrainedModel) -> None:
@@ -94,10 +138,13 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 
 def token_batches(args: argparse.Namespace, step: int) -> list[Tensor]:
-    """The step's micro-batches on the device: [micro-batch, length] of tokens below 256."""
-    source = torch.Generator().manual_seed(step)
-    shape = (micro_batches(args), args.micro_batch, args.length)
-    return list(torch.randint(256, shape, generator=source).to(args.device))
+    """This rank's micro-batches of the step: [micro-batch, length] of tokens below 256.
+
+    They are on the device; those of all ranks together are the same whatever their number.
+    """
+    source, (rank, ranks) = torch.Generator().manual_seed(step), place()
+    shape = (micro_batches(args) * ranks, args.micro_batch, args.length)
+    return list(torch.randint(256, shape, generator=source)[rank::ranks].to(args.device))
 
 
 def loss_of(model: nn.Module, words: Tensor) -> Tensor:
@@ -106,11 +153,23 @@ def loss_of(model: nn.Module, words: Tensor) -> Tensor:
     return loss
 
 
-def join_alone(backend: str) -> None:
-    """A process group of this process only."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+def join(backend: str) -> None:
+    """A process group of all ranks, which meet over a file."""
+    rank, ranks = place()
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo")
+    store: Any = dist.HashStore()  # type: ignore[attr-defined]
+    if ranks > 1:
+        store = dist.FileStore(os.environ["PEERS_MEETING"], ranks)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+
+
+def mean_of_ranks(value: Tensor) -> Tensor:
+    """Of a number on the device; all ranks wait for each other here."""
+    if place().ranks > 1:
+        value = value.clone()
+        dist.all_reduce(value)
+    return value / place().ranks
 
 
 def measure(
@@ -122,6 +181,7 @@ def measure(
     loss. An exception is recorded and raised again, for its traceback.
     """
     record: dict[str, Any] = {"peer": peer, "settings": vars(args), "seconds": [], "losses": []}
+    first, record["ranks"] = place().rank == 0, place().ranks
     try:
         begun = time.perf_counter()
         train = prepare()
@@ -132,7 +192,9 @@ def measure(
             seconds, loss = timed(train, token_batches(args, step), args.device)
             record["seconds"].append(seconds)
             record["losses"].append(loss)
-            print(f"step {step + 1}: {seconds:.3f} s, loss {loss:.4f}", file=sys.stderr, flush=True)
+            if first:
+                told = f"step {step + 1}: {seconds:.3f} s, loss {loss:.4f}"
+                print(told, file=sys.stderr, flush=True)
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         record["error"] = f"{type(error).__name__}: {lines[0]}"
@@ -142,7 +204,8 @@ def measure(
         record |= {"median_seconds": median, "tokens_per_second": args.tokens / median}
     finally:
         record |= memory(args.device) | {"versions": versions()}
-        print(json.dumps(record, default=str), flush=True)
+        if first or "error" in record:
+            print(json.dumps(record, default=str), flush=True)
 
 
 def hold_gpu(limit: float | None) -> None:
@@ -157,16 +220,14 @@ def hold_gpu(limit: float | None) -> None:
 def timed(
     train: Callable[[list[Tensor]], Tensor], batches: list[Tensor], device: str
 ) -> tuple[float, float]:
-    """Seconds of one step, from an idle device to an idle device, and its loss."""
-
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    wait()
+    """Seconds of one step, from idle devices to idle devices, and its loss."""
+    float(mean_of_ranks(torch.zeros((), device=device)))
+    if device == "cuda":
+        torch.cuda.synchronize()
     start = time.perf_counter()
-    loss = train(batches)
-    wait()
+    loss = mean_of_ranks(train(batches))
+    if device == "cuda":
+        torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     return seconds, float(loss)
 

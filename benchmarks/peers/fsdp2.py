@@ -1,11 +1,13 @@
-"""FSDP2 on one GPU, with parameters, gradients and optimizer state in host memory.
+"""FSDP2 on one GPU or several, with parameters, gradients and optimizer state in host memory.
 
     python -m benchmarks.peers.fsdp2 llama-like-5.5b --micro-batch 4
 
 fully_shard of each block and of the rest, bf16 compute, fp32 gradients, torch's fused AdamW on the
 CPU, clipping. Page-locked memory unless --pageable. --resident leaves a step's bf16 weights and
 fp32 sums of gradients on the GPU between its micro-batches (6 bytes a parameter there): weights are
-fetched and gradients brought home once a step instead of once a micro-batch.
+fetched and gradients brought home once a step instead of once a micro-batch. --state gpu leaves
+everything on the GPUs. --meta makes first weights of parts, rank by rank: for models that one GPU
+does not hold.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM
 
 from benchmarks.peers import frame
@@ -24,7 +33,9 @@ from benchmarks.peers import frame
 def shard(model: LlamaForCausalLM, args: argparse.Namespace) -> FSDPModule:
     """Each block a group of its own, the embedding, last norm and head another."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    offload = CPUOffloadPolicy(pin_memory=not args.pageable)
+    offload = OffloadPolicy()
+    if args.state == "cpu":
+        offload = CPUOffloadPolicy(pin_memory=not args.pageable)
     for layer in model.model.layers:
         fully_shard(
             layer,
@@ -36,14 +47,29 @@ def shard(model: LlamaForCausalLM, args: argparse.Namespace) -> FSDPModule:
     return sharded
 
 
+def fill(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
+    """First weights for a sharded model without any: matrices drawn, vectors of norms one."""
+    model.to_empty(device="cpu" if args.state == "cpu" else args.device)
+    torch.manual_seed(frame.place().rank)
+    with torch.no_grad():
+        for weight in model.parameters():
+            part = weight.to_local() if isinstance(weight, DTensor) else weight
+            part.normal_(std=0.02) if weight.dim() > 1 else part.fill_(1.0)
+    rotary = model.model.rotary_emb  # its frequencies are no weights, and are empty, too
+    with torch.device(args.device):
+        model.model.rotary_emb = type(rotary)(model.config)
+
+
 def prepare(args: argparse.Namespace) -> Callable[[list[Tensor]], Tensor]:
     """The model sharded, and the function that trains one step."""
     # The norm of gradients in host memory goes through gloo.
-    frame.join_alone("cpu:gloo,cuda:nccl" if args.device == "cuda" else "gloo")
-    model = frame.build_model(args)
+    frame.join("cpu:gloo,cuda:nccl" if args.device == "cuda" else "gloo")
+    model = frame.build_model(args, device="meta" if args.meta else None)
     if args.compile == "layers":
         frame.compile_layers(model)
     sharded = shard(model, args)
+    if args.meta:
+        fill(model, args)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=frame.LEARNING_RATE, weight_decay=frame.WEIGHT_DECAY, fused=True
     )
@@ -71,6 +97,8 @@ def main() -> None:
     parser = frame.parser(__doc__)
     parser.add_argument("--pageable", action="store_true", help="host memory is not page-locked")
     parser.add_argument("--resident", action="store_true", help="see above")
+    parser.add_argument("--state", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--meta", action="store_true", help="see above")
     parser.add_argument("--compile", choices=["none", "layers"], default="none")
     args = frame.parse(parser)
     frame.measure("fsdp2", args, lambda: prepare(args))

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO-Offload and ZeRO-Infinity on one GPU.
+"""DeepSpeed's ZeRO, ZeRO-Offload and ZeRO-Infinity on one GPU or several.
 
     python -m benchmarks.peers.zero llama-like-5.5b --stage 2 --pin native
     python -m benchmarks.peers.zero llama-like-3.3b --stage 3 --state nvme --parameters nvme
@@ -10,7 +10,8 @@ default: less exact than the other peers, and fewer bytes to move.
 --pin says how its host buffers are page-locked: "torch" through torch's allocator, which rounds
 each up to a power of two, "native" in their own size by DeepSpeed itself, "none" not at all.
 --ratio is the share of ZeRO-3's update that stays on the CPU (Twin-Flow), --superoffload updates
-in a process of its own.
+in a process of its own. --state gpu leaves it on the GPUs, by torch's fused AdamW. --meta shares
+parameters out as they are made, under ZeRO-3: for models that one GPU does not hold.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +31,7 @@ from benchmarks.peers import frame
 
 # Elements of a part of the optimizer step. In host memory the default of 1e9 is fine; parts that
 # are read from a drive want STATE_BUFFERS of this size each, in fp32.
-GROUP = {"cpu": int(1e9), "nvme": int(1e8)}
+GROUP = {"gpu": int(1e9), "cpu": int(1e9), "nvme": int(1e8)}
 # A part's weights, gradients and two moments, while the next is read and the last is written.
 STATE_BUFFERS = 16
 # Requests of 1 MiB, 32 at once.
@@ -60,6 +62,8 @@ def sizes_of(model: LlamaForCausalLM) -> Sizes:
 
 def offload_config(args: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
     """Where optimizer state and parameters live."""
+    if args.state == "gpu":
+        return {}
     pinned = args.pin != "none"
     state: dict[str, Any] = {"device": args.state, "pin_memory": pinned}
     if args.state == "nvme":
@@ -121,7 +125,8 @@ def environment(device: str, pin: str) -> None:
     """What DeepSpeed reads from it while it is imported and built."""
     os.environ["DS_ACCELERATOR"] = device
     os.environ["DS_PIN_MEMORY_BACKEND"] = "native" if pin == "native" else "torch"
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ.setdefault(name, alone)
     if device == "cuda":  # "9.0a", as images for the H200 set it, it cannot parse
         major, minor = torch.cuda.get_device_capability()
         os.environ["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}"
@@ -133,12 +138,19 @@ def prepare(args: argparse.Namespace) -> Callable[[list[Tensor]], Tensor]:
     import deepspeed
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    frame.join_alone("nccl" if args.device == "cuda" else "gloo")
-    model = frame.build_model(args, reentrant=True)
-    config = ds_config(args, sizes_of(model))
-    optimizer = DeepSpeedCPUAdam(
-        model.parameters(), lr=frame.LEARNING_RATE, weight_decay=frame.WEIGHT_DECAY
-    )
+    frame.join("nccl" if args.device == "cuda" else "gloo")
+    config = ds_config(args, sizes_of(frame.build_model(args, device="meta")))
+    shared: AbstractContextManager[Any] = nullcontext()
+    if args.meta:
+        deepspeed.init_distributed()
+        shared = deepspeed.zero.Init(config_dict_or_path=config)
+    with shared:
+        model = frame.build_model(args, reentrant=True)
+    rates = {"lr": frame.LEARNING_RATE, "weight_decay": frame.WEIGHT_DECAY}
+    if args.state == "gpu":
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True, **rates)
+    else:
+        optimizer = DeepSpeedCPUAdam(model.parameters(), **rates)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     def train(batches: list[Tensor]) -> Tensor:
@@ -157,16 +169,19 @@ def main() -> None:
     """Read the command line and measure."""
     parser = frame.parser(__doc__)
     parser.add_argument("--stage", type=int, choices=[2, 3], required=True)
-    parser.add_argument("--state", choices=["cpu", "nvme"], default="cpu")
+    parser.add_argument("--state", choices=["gpu", "cpu", "nvme"], default="cpu")
     parser.add_argument("--parameters", choices=["gpu", "cpu", "nvme"], default="gpu")
     parser.add_argument("--pin", choices=["native", "torch", "none"], default="native")
     parser.add_argument("--nvme", type=Path, help="a folder on the drive")
     parser.add_argument("--ratio", type=float, default=1.0)
     parser.add_argument("--superoffload", action="store_true")
+    parser.add_argument("--meta", action="store_true", help="see above")
     parser.add_argument("--sub-group", type=int, help="elements of a part of ZeRO-3's update")
     args = frame.parse(parser)
     if args.stage == 2 and (args.state == "nvme" or args.parameters != "gpu"):
         parser.error("--stage 2 keeps parameters on the GPU and state in memory; use --stage 3")
+    if args.meta and args.stage == 2:
+        parser.error("--meta shares parameters out, which --stage 2 does not; use --stage 3")
     if "nvme" in (args.state, args.parameters) and args.nvme is None:
         parser.error("--state nvme and --parameters nvme need --nvme FOLDER")
     frame.measure("zero", args, lambda: prepare(args))

@@ -18,7 +18,7 @@ from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import LossScale
-from tests.runtime.harness import STEPS, Run, evaluated, execute
+from tests.runtime.harness import STEPS, Run, evaluated, execute, take_gpu
 from tests.runtime.masked import masked_data, masked_training
 from tests.runtime.plans import (
     CHUNK,
@@ -213,8 +213,10 @@ def write_plans(folder: Path, plans: dict[str, Plan]) -> None:
     (folder / "plans").write_bytes(pickle.dumps(plans))
 
 
-def run_rank(rank: int, folder: str, backend: str | None = None) -> None:
+def run_rank(rank: int, folder: str, backend: str | None = None, own_gpu: bool = False) -> None:
     """One process: execute every plan and leave what it computed in the folder."""
+    if own_gpu:
+        take_gpu(rank)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     path = Path(folder)

@@ -1,7 +1,8 @@
-"""Two processes that share a GPU and share out state compute what a plain loop on the CPU does.
+"""Processes on GPUs that share out state compute what a plain loop on the CPU does.
 
-NCCL takes no two ranks of one GPU, so their collectives go through host memory; streams, slots and
-parts are those of any CUDA run.
+Where there are GPUs enough each has one and they communicate over NCCL. NCCL takes no two ranks of
+one GPU, so on a machine with one GPU two share it and their collectives go through host memory;
+streams, slots and parts are those of any CUDA run.
 """
 
 from __future__ import annotations
@@ -22,25 +23,30 @@ from tests.runtime.sharded_ranks import cases, random_plans, results, run_rank, 
 
 pytestmark = pytest.mark.gpu
 
-RANKS = 2
-Ran = tuple[Path, dict[str, Plan]]
+Ran = tuple[int, Path, dict[str, Plan]]
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Both have executed every plan."""
-    folder = tmp_path_factory.mktemp("sharded-gpu")
+@pytest.fixture(scope="module", params=[2, 4, 8])
+def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Ranks, and a folder with what they computed of every plan."""
+    ranks: int = request.param
+    gpus = torch.cuda.device_count()
+    if ranks > max(2, gpus):
+        pytest.skip(f"{ranks} ranks want as many GPUs; here are {gpus}")
+    own_gpu = gpus >= ranks
+    folder = tmp_path_factory.mktemp(f"sharded-gpu-{ranks}")
     plans = {
         f"{name}-z{zero}": on_gpu(plan)
         for zero in (1, 2, 3)
-        for name, plan in cases(RANKS, zero).items()
+        for name, plan in cases(ranks, zero).items()
         if plan.training.precision == "fp32"
     }
-    plans |= random_plans(RANKS, 12, ("fp32",), "cuda") | random_plans(RANKS, 6, ("bf16",), "cuda")
+    plans |= random_plans(ranks, 12, ("fp32",), "cuda") | random_plans(ranks, 6, ("bf16",), "cuda")
     write_plans(folder, plans)
-    spawn(run_rank, (str(folder), "gloo"), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    given = str(folder), None if own_gpu else "gloo", own_gpu
+    spawn(run_rank, given, nprocs=ranks)  # type: ignore[no-untyped-call]
     torch.set_float32_matmul_precision("highest")
-    return folder, plans
+    return ranks, folder, plans
 
 
 def on_gpu(plan: Plan) -> Plan:
@@ -54,10 +60,10 @@ def on_gpu(plan: Plan) -> Plan:
 
 
 def test_they_train_as_a_plain_loop_does(ran: Ran, subtests: pytest.Subtests) -> None:
-    folder, plans = ran
+    ranks, folder, plans = ran
     for name, plan in plans.items():
         with subtests.test(name):
-            run = together(results(folder, name, RANKS))
+            run = together(results(folder, name, ranks))
             if plan.training.precision == "fp32":
                 check_within_rounding(plan, run)
                 continue
@@ -67,9 +73,10 @@ def test_they_train_as_a_plain_loop_does(ran: Ran, subtests: pytest.Subtests) ->
 
 
 def test_they_end_with_the_same_model(ran: Ran, subtests: pytest.Subtests) -> None:
-    folder, plans = ran
+    ranks, folder, plans = ran
     for name in plans:
         with subtests.test(name):
-            first, second = results(folder, name, RANKS)
-            assert first.finished.digest == second.finished.digest
-            assert first.losses == second.losses
+            first, *others = results(folder, name, ranks)
+            for other in others:
+                assert first.finished.digest == other.finished.digest
+                assert first.losses == other.losses
