@@ -42,3 +42,11 @@ def test_chrome_trace() -> None:
     }
     lanes = {e["tid"]: e["args"]["name"] for e in trace if e["name"] == "thread_name"}
     assert lanes == {0: "gpu compute", 1: "host to device"}
+
+
+def test_stages_of_a_step_are_one_timeline() -> None:
+    first = Timeline((Event(0, "gpu compute", "forward", 0, 0, 0.0, 1.0),), 1.5)
+    second = Timeline((Event(1, "gpu compute", "forward", 1, 0, 1.0, 2.0),), 2.5)
+    together = Timeline.together([first, second])
+    assert [event.stage for event in together.events] == [0, 1]
+    assert together.seconds == 2.5

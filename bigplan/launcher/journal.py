@@ -28,7 +28,7 @@ from bigplan.launcher.record import (
     write_timeline,
 )
 from bigplan.launcher.tensorboard import EventFile
-from bigplan.plan import Plan
+from bigplan.plan import MemoryUse, Plan
 from bigplan.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -114,16 +114,20 @@ class Journal:
         )
 
     def _by_tier(self, ranks: list[Mapping[str, int]]) -> dict[str, int]:
-        """The worst GPU, and the first node's ranks together."""
-        node = ranks[: Layout.of(self.plan).per_node]
+        """Of the stage that takes most."""
         measured: dict[str, int] = {}
         for use in self.plan.predicted.memory:
             tier = str(use.tier)
-            if use.scope == "gpu":
-                measured[tier] = max(rank.get(tier, 0) for rank in ranks)
-            else:
-                measured[tier] = sum(rank.get(tier, 0) for rank in node)
+            measured[tier] = max(measured.get(tier, 0), self._measured(use, ranks))
         return measured
+
+    def _measured(self, use: MemoryUse, ranks: list[Mapping[str, int]]) -> int:
+        """Of a stage's rank that takes most, or of a node full of such ranks."""
+        strategy = self.plan.strategy
+        each = strategy.dp * strategy.tp
+        stage = ranks[use.stage * each : (use.stage + 1) * each]
+        most = max((rank.get(str(use.tier), 0) for rank in stage), default=0)
+        return most if use.scope == "gpu" else most * Layout.of(self.plan).per_node
 
     def write(self, status: Status) -> None:
         """The totals so far."""
@@ -166,13 +170,14 @@ class Journal:
         return notes
 
     def _memory(self) -> tuple[MemoryRow, ...]:
-        measured = self._by_tier([finished.memory for finished in self.finished] or [{}])
+        ranks = [finished.memory for finished in self.finished]
         return tuple(
             MemoryRow(
+                stage=use.stage,
                 tier=str(use.tier),
                 scope=use.scope,
                 predicted=use.used_bytes,
-                measured=measured[str(use.tier)] if self.finished else None,
+                measured=self._measured(use, ranks) if ranks else None,
                 capacity=use.capacity_bytes,
             )
             for use in self.plan.predicted.memory

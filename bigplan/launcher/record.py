@@ -69,6 +69,7 @@ class MemoryRow(Spec):
     `measured` is None where the run ended before it was known.
     """
 
+    stage: int = 0
     tier: str
     scope: Literal["gpu", "node"]
     predicted: int

@@ -43,8 +43,9 @@ def run_report(record: Record) -> RenderableType:
 
 
 def _work(timeline: Timeline) -> Timeline:
-    """Without FREE, at which nothing runs and which no simulation shows."""
-    return replace(timeline, events=tuple(e for e in timeline.events if e.op != Op.FREE))
+    """Without what no simulation shows: FREE runs nothing, and RECV waits for what is sent."""
+    idle = (Op.FREE, Op.RECV)
+    return replace(timeline, events=tuple(e for e in timeline.events if e.op not in idle))
 
 
 def _headline(record: Record) -> Iterator[str]:
@@ -151,10 +152,12 @@ def comparison(title: str, predicted: Mapping[str, float], measured: Mapping[str
 def _memory_table(record: Record) -> Table:
     figures = ("promised", "measured", "ratio", "capacity")
     rows = table("Memory at most", "tier", *figures, right=figures)
+    several = any(use.stage for use in record.summary.memory)
     for use in record.summary.memory:
         if use.predicted or use.measured:
+            where = f"{TIER_NAMES[use.tier]} per {'GPU' if use.scope == 'gpu' else 'node'}"
             rows.add_row(
-                f"{TIER_NAMES[use.tier]} per {'GPU' if use.scope == 'gpu' else 'node'}",
+                f"{where}, stage {use.stage}" if several else where,
                 format_bytes(use.predicted),
                 "-" if use.measured is None else format_bytes(use.measured),
                 _ratio(use.measured, use.predicted),

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from bigplan.graph.strategy import Strategy
-from bigplan.placement import KindPlacement, Placement, Tier
+from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
@@ -20,6 +20,8 @@ from tests.runtime.streamed import streamed_kind
 from tests.toys import kind_placement
 
 WORLD, STEPS, AT = 2, 5, 3
+# Name, ZeRO stage and pipeline stages.
+LAYOUTS = (("z1", 1, 1), ("z2", 2, 1), ("pp2", 0, 2), ("z3", 3, 1), ("z0", 0, 1))
 
 
 def _rows_everywhere(layers: int) -> KindPlacement:
@@ -35,16 +37,18 @@ def _rows_everywhere(layers: int) -> KindPlacement:
 def _shared_out(zero: int, layers: int) -> KindPlacement:
     """What ZeRO shares out leaves the GPU; state is everywhere."""
     here, away = {Tier.GPU: layers}, {Tier.GPU: 1, Tier.HOST: 1, Tier.NVME: layers - 2}
+    if layers < 3:
+        away = here
     changes = {
         "parameters": away if zero == 3 else here,
         "gradients": away if zero >= 2 else here,
-        "optimizer": {Tier.GPU: 0.5, Tier.HOST: 1.25, Tier.NVME: layers - 1.75},
+        "optimizer": {Tier.GPU: 0.25, Tier.HOST: 0.5, Tier.NVME: layers - 0.75},
         "streamed": 0.25,
     }
     return kind_placement(layers).model_copy(update=changes)
 
 
-def plan_for(ranks: int, zero: int = 0, clip_norm: float = 0.5) -> Plan:
+def plan_for(ranks: int, zero: int = 0, clip_norm: float = 0.5, pp: int = 1) -> Plan:
     """The same two micro-batches a step on one rank or two: either way their sum is a + b.
 
     Under ZeRO the norm is summed in another order, so bits are the same where nothing is clipped.
@@ -62,7 +66,20 @@ def plan_for(ranks: int, zero: int = 0, clip_norm: float = 0.5) -> Plan:
     # In fp32 there is no master copy: ranks that have all parameters write a part of them each.
     precision = "fp32" if clip_norm == INACTIVE else "bf16"
     training = tiny_training(2, clip_norm=clip_norm, precision=precision)
-    return plan_of(tiny_model(layers=3), training, Strategy(dp=ranks, zero=zero), placement)
+    strategy = Strategy(dp=ranks // pp, zero=zero, pp=pp)
+    if pp > 1:
+        first, last = (
+            StagePlacement(kinds={**placement.stages[0].kinds, "block": _shared_out(0, blocks)})
+            for blocks in (2, 1)
+        )
+        placement = placement.model_copy(
+            update={"stages": (_without(first, "head"), _without(last, "embedding"))}
+        )
+    return plan_of(tiny_model(layers=3), training, strategy, placement)
+
+
+def _without(stage: StagePlacement, kind: str) -> StagePlacement:
+    return StagePlacement(kinds={name: at for name, at in stage.kinds.items() if name != kind})
 
 
 def run_rank(rank: int, folder: str) -> None:
@@ -82,8 +99,9 @@ def run_rank(rank: int, folder: str) -> None:
         play("whole", at=AT, folder=path / "two")
     play("rest", resume=path / "one")
     before = "unclipped"
-    for zero in (1, 2, 3, 0):  # each goes on from the stage before, and the first from one process
-        name, plan = f"z{zero}", plan_for(WORLD, zero, INACTIVE)
+    # Each goes on from the layout before, and the first from one process.
+    for name, zero, pp in LAYOUTS:
+        plan = plan_for(WORLD, zero, INACTIVE, pp)
         play(name, plan, resume=path / before, at=AT, folder=path / name)
         before = name
     real = os.pwritev

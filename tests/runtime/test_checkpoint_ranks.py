@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from bigplan.runtime.checkpoint import latest
-from tests.runtime.checkpoint_ranks import AT, STEPS, WORLD, plan_for, played, run_rank
+from tests.runtime.checkpoint_ranks import AT, LAYOUTS, STEPS, WORLD, plan_for, played, run_rank
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.harness import joined, same
 from tests.runtime.reference import INACTIVE
@@ -59,22 +59,20 @@ def test_one_goes_on_where_two_stopped(folder: Path, whole: Course) -> None:
     same("last state", whole.state, rest.state)
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3, 0])
-def test_any_zero_stage_goes_on_where_another_stopped(
-    folder: Path, unclipped: Course, zero: int
+@pytest.mark.parametrize("name", [name for name, *_ in LAYOUTS])
+def test_any_layout_goes_on_where_another_stopped(
+    folder: Path, unclipped: Course, name: str
 ) -> None:
-    first, second = (played(folder, f"z{zero}", rank) for rank in range(WORLD))
+    first, second = (played(folder, name, rank) for rank in range(WORLD))
     assert (first.first, first.losses) == (AT - 1, unclipped.losses[AT - 1 :])
     assert second.losses == first.losses
     state = tuple(joined(layers) for layers in zip(first.state, second.state, strict=True))
     same("last state", unclipped.state, state)
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
-def test_one_goes_on_where_sharded_ranks_stopped(
-    folder: Path, unclipped: Course, zero: int
-) -> None:
-    rest = course(plan_for(1, clip_norm=INACTIVE), STEPS, folder / f"z{zero}")
+@pytest.mark.parametrize("name", [name for name, *_ in LAYOUTS])
+def test_one_goes_on_where_any_layout_stopped(folder: Path, unclipped: Course, name: str) -> None:
+    rest = course(plan_for(1, clip_norm=INACTIVE), STEPS, folder / name)
     assert (rest.first, rest.losses) == (AT - 1, unclipped.losses[AT - 1 :])
     same("last state", unclipped.state, rest.state)
 
