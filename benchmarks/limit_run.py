@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from bigplan.rectangle import Rectangle
     from bigplan.runtime.first_values import FirstValues
     from bigplan.runtime.worker import Worker
-    from bigplan.spec.model import ModelSpec, Parameter
+    from bigplan.spec.model import ModelSpec
+    from bigplan.spec.step import Parameter
     from bigplan.spec.training import Training
     from bigplan.timeline import Timeline
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bigplan.spec.model import Parameter
+from bigplan.spec.step import Parameter
 
 
 @dataclass(frozen=True, slots=True)

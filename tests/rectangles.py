@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from bigplan.rectangle import Rectangle, all_of
-from bigplan.spec.model import Parameter
+from bigplan.spec.step import Parameter
 
 
 @st.composite

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.rectangle import Rectangle, all_of, cut, whole
-from bigplan.spec.model import Parameter
+from bigplan.spec.step import Parameter
 
 sizes = st.integers(1, 7)
 

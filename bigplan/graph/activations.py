@@ -1,16 +1,17 @@
 """Bytes of activations that one rank keeps between a layer's forward and its backward.
 
-The runtime's blocks are written so that these formulas are exact (bigplan/runtime/blocks.py);
-tests/graph/test_activations.py measures what autograd saves and compares to the byte.
+They follow from the steps of a layer (bigplan/spec/layers.py) and are exact:
+tests/runtime/test_layers.py compares them with what autograd saves, value by value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Op, Value
 
-MLP_WIDTHS = {"swiglu": 3, "gelu": 2, "gelu_tanh": 2, "relu": 1}  # tensors of width ffn saved
 STATISTIC = 4  # norm and softmax statistics are fp32 in every precision
 
 
@@ -38,6 +39,12 @@ class BlockShape:
     def __post_init__(self) -> None:
         assert self.tokens % self.sequence_length == 0, (self.tokens, self.sequence_length)
 
+    def nbytes(self, value: Value, element_size: int = 0) -> int:
+        """Bytes of a value, in the compute dtype unless it has an element size of its own."""
+        size = self.tokens * value.columns(self.tensor_parallel)
+        ways = self.tensor_parallel if self.sequence_parallel and not value.split else 1
+        return size * (element_size or self.element_size) // ways
+
 
 def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
     """Bytes saved of materialised attention scores: a s per token; 0 for flash attention.
@@ -52,46 +59,30 @@ def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
     return shape.tokens * shape.sequence_length * heads * per_score
 
 
-def block_saved_bytes(model: ModelSpec, shape: BlockShape) -> int:
-    """Bytes that autograd saves for one block and `tokens` tokens, each storage counted once.
+def saved_values(model: ModelSpec, shape: BlockShape) -> Mapping[Value, int]:
+    """Bytes of every value that autograd saves for one block and `tokens` tokens.
 
-    Parameters and the rope tables, which all blocks share, are not counted. The block's input is
-    (its first norm saves it); its output is not, which is the next layer's input. So the sum over
-    layers counts each once. With T tokens, hidden h, heads a, kv heads k, head width d, MLP width
-    f, e bytes an element, t-way tensor parallelism and p = t with sequence parallelism, else 1:
-
-        saved by              tensor                    bytes
-        input norm            block input [T, h]        T h e / p    (= boundary_bytes)
-        input norm            rstd [T, 1]               4 T / p      (LayerNorm: mean too, 8 T)
-        q, k, v projections   normed input [T, h]       T h e / p
-        q, k norm (qk_norm)   projections               T (a + k) d e / t
-        q, k norm (qk_norm)   rstd                      4 T (a + k) / t
-        attention             rotated q, k, and v       T (a + 2 k) d e / t
-        attention, o_proj     attention output [T, a d] T a d e / t  (one storage, saved by both)
-        attention             logsumexp [T, a]          4 T a / t    (materialised: score_bytes)
-        post norm             residual stream [T, h]    T h e / p
-        post norm             rstd [T, 1]               4 T / p      (LayerNorm: 8 T)
-        gate, up projections  normed [T, h]             T h e / p
-        SwiGLU                gate, up [T, f]           2 T f e / t  (GELU: its input, T f e / t)
-        down projection       SwiGLU's output [T, f]    T f e / t    (ReLU saves nothing but this)
-        dropout, twice        masks [T, h]              2 T h / p
-
-    Kv heads that t does not divide are replicated.
+    However many steps save a value, it is there once. Parameters and the rope tables, which all
+    blocks share, are not counted. The block's input is (its first norm saves it); its output is
+    not, which is the next layer's input: so the sum over layers counts each once.
     """
-    ways = shape.tensor_parallel
-    sequence_ways = ways if shape.sequence_parallel else 1
-    heads = model.heads // ways
-    kv_heads = heads if shape.expanded_kv else -(-model.kv_heads // ways)
-    attention = (2 * heads + 2 * kv_heads) * model.head_dim
-    elements = attention + MLP_WIDTHS[model.mlp] * (model.ffn // ways)
-    statistics = 0 if shape.materialised else heads
-    if model.qk_norm:
-        normed_heads = heads + -(-model.kv_heads // ways)
-        elements += normed_heads * model.head_dim
-        statistics += normed_heads
-    norms = 2 * (2 if model.norm == "layernorm" else 1) * STATISTIC
-    split = 4 * model.hidden * shape.element_size + norms + (2 * model.hidden * shape.dropout)
-    per_token = elements * shape.element_size + statistics * STATISTIC
-    return (
-        shape.tokens * per_token + shape.tokens * split // sequence_ways + score_bytes(model, shape)
-    )
+    found = {}
+    for step in model.steps("block"):
+        saves, statistics = step.saves, step.statistics
+        if step.op is Op.ATTENTION:
+            queries, *keys_values, mixed = saves
+            if shape.expanded_kv:
+                keys_values = [value._replace(parts=queries.parts) for value in keys_values]
+            saves = (queries, *keys_values, mixed)
+            statistics = () if shape.materialised else statistics
+        found.update({value: shape.nbytes(value) for value in saves})
+        found.update({value: shape.nbytes(value, STATISTIC) for value in statistics})
+    return found
+
+
+def block_saved_bytes(model: ModelSpec, shape: BlockShape) -> int:
+    """Bytes of all of them, with those of materialised scores and of dropout's masks."""
+    masks = sum(step.op is Op.SUM for step in model.steps("block")) if shape.dropout else 0
+    mask = shape.nbytes(Value("mask", model.hidden, split=False), element_size=1)
+    saved = sum(saved_values(model, shape).values())
+    return saved + masks * mask + score_bytes(model, shape)

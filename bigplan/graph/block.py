@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bigplan.graph.activations import BlockShape, block_saved_bytes, boundary_bytes, score_bytes
+from bigplan.graph.activations import (
+    BlockShape,
+    block_saved_bytes,
+    boundary_bytes,
+    saved_values,
+    score_bytes,
+)
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Pattern, Stream
 from bigplan.graph.strategy import Strategy
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Op, Parameter, Step
 from bigplan.spec.training import Training
 
 # What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
@@ -24,8 +31,6 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
-# The block's output is made of these, and nothing in its backward reads it.
-LAST = ("mlp down", "mlp residual")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,10 @@ class Shape:
     def hidden(self) -> int:
         """Bytes of the part of a hidden state that a rank keeps and norms."""
         return self.whole_hidden // (self.tp if self.sequence_parallel else 1)
+
+    def steps(self, op: Op) -> tuple[Step, ...]:
+        """Those of a block that do this."""
+        return tuple(step for step in self.model.steps("block") if step.op is op)
 
     @property
     def activation_shape(self) -> BlockShape:
@@ -204,19 +213,40 @@ def _reruns(
     Selective recomputation runs the core again where its scores are materialised, as Korthikanti
     et al. do (arXiv 2205.05198, section 5); else norms and activation.
     """
+    steps, kept = shape.model.steps("block"), saved_values(shape.model, shape.activation_shape)
     scores = score_bytes(shape.model, shape.activation_shape)
     core = inner if scores else ()
     streams = tuple(_run_again(shape, stream) for stream in streams)
-    cheap = tuple(op for op in streams if op.name.endswith(("norm", "activation")))
-    selective = Rerun(saved - (scores or _cheap_bytes(shape)), core or cheap)
+    cheap = tuple(step for step in steps if step.cheap)
+    cheap_bytes = sum(kept[value] for step in cheap for value in step.gives)
+    cheap_streams = _of(cheap, streams)
+    selective = Rerun(saved - (scores or cheap_bytes), core or cheap_streams)
+    # Of products before the activation: where it saves their results, they give them again.
+    wanted = {v for step in steps if step.op is Op.ACTIVATION for v in step.saves}
+    widening = tuple(step for step in steps if step.op is Op.PRODUCT and wanted & {*step.gives})
+    widened = sum(kept[value] for step in widening for value in step.gives)
     gathered = shape.into_matrix("mlp input")
-    first = tuple(op for op in linear if op.name.startswith("mlp up") and _keeps_input(shape))
-    spared = scores + _cheap_bytes(shape) + _widened_bytes(shape)
-    mlp = Rerun(saved - spared, (*core, *cheap, *gathered, *first))
-    whole = (op for op in (*linear, *inner, *streams) if not op.name.startswith(LAST))
+    mlp = Rerun(
+        saved - scores - cheap_bytes - widened,
+        (*core, *cheap_streams, *gathered, *_of(widening, linear)),
+    )
+    left_out = _of(_unread(steps), (*linear, *streams))
+    whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
     attention = (*shape.into_matrix("attention input"), *shape.out_of_matrix("attention output"))
     full = Rerun(shape.hidden, (*whole, *attention, *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
+
+
+def _of(steps: Sequence[Step], operators: Sequence[Operator]) -> tuple[Operator, ...]:
+    """The operators that run these steps, casts to fp8 included."""
+    names = {name for step in steps for name in (step.name, _cast(step.name))}
+    return tuple(operator for operator in operators if operator.name in names)
+
+
+def _unread(steps: Sequence[Step]) -> Sequence[Step]:
+    """What makes the block's output alone, which nothing in its backward reads."""
+    last = max(i for i, step in enumerate(steps) if step.op is Op.PRODUCT)
+    return steps[last:]
 
 
 def _run_again(shape: Shape, stream: Stream) -> Stream:
@@ -227,35 +257,35 @@ def _run_again(shape: Shape, stream: Stream) -> Stream:
 
 
 def _linear(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """The four matrix products, queries, keys and values as one, and their backward."""
-    model, tokens, fp8 = shape.model, shape.tokens, shape.training.fp8_gemms
-    width = model.heads * model.head_dim // shape.tp
-    key_values = -(-model.kv_heads // shape.tp) * model.head_dim
-    ffn = model.ffn // shape.tp
-    gated = 2 if model.mlp == "swiglu" else 1
-    gemms = (
-        Gemm("query, key, value", tokens, width + 2 * key_values, model.hidden, fp8=fp8),
-        Gemm("attention output", tokens, model.hidden, width, fp8=fp8),
-        Gemm("mlp up", tokens, gated * ffn, model.hidden, fp8=fp8),
-        Gemm("mlp down", tokens, model.hidden, ffn, fp8=fp8),
+    """The matrix products, those of one input as one, and their backward."""
+    fp8, products = shape.training.fp8_gemms, shape.steps(Op.PRODUCT)
+    gemms = tuple(
+        Gemm(
+            step.name,
+            shape.tokens,
+            sum(value.columns(shape.tp) for value in step.gives),
+            step.reads[0].columns(shape.tp),
+            fp8=fp8,
+        )
+        for step in products
     )
-    biased = {
-        "query, key, value": model.qkv_bias,
-        "attention output": model.attention_output_bias,
-        "mlp up": model.mlp_bias,
-        "mlp down": model.mlp_bias,
-    }
     biases = tuple(
-        Stream(f"{g.name} bias", g.m * g.n * shape.element) for g in gemms if biased[g.name]
+        Stream(f"{gemm.name} bias", gemm.m * gemm.n * shape.element)
+        for gemm, step in zip(gemms, products, strict=True)
+        if step.biased
     )
     quantised, quantised_back = _quantisation(gemms) if fp8 else ((), ())
     return (*gemms, *quantised), (*by_input_and_weight(gemms), *biases, *quantised_back)
 
 
+def _cast(product: str) -> str:
+    return f"{product} to fp8"
+
+
 def _quantisation(gemms: tuple[Gemm, ...]) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Casts of a GEMM's operands to fp8, each with its transpose: 2 bytes read, 1 + 1 written."""
-    forward = (Stream(f"{g.name} to fp8", 4 * (g.m * g.k + g.n * g.k), 2) for g in gemms)
-    backward = (Stream(f"{g.name} to fp8", 4 * g.m * g.n, 1) for g in gemms)
+    forward = (Stream(_cast(g.name), 4 * (g.m * g.k + g.n * g.k), 2) for g in gemms)
+    backward = (Stream(_cast(g.name), 4 * g.m * g.n, 1) for g in gemms)
     return tuple(forward), tuple(backward)
 
 
@@ -290,37 +320,50 @@ def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]
 
 def _streams(shape: Shape) -> tuple[tuple[Stream, Stream], ...]:
     """Memory-bound operators, forward and backward."""
-    model, hidden = shape.model, shape.hidden
-    heads, key_values = model.heads // shape.tp, -(-model.kv_heads // shape.tp)
-    turned = 2 * shape.tokens * (heads + key_values) * model.head_dim * shape.element
-    width = shape.tokens * (model.ffn // shape.tp) * shape.element
-    passes = 2 if model.mlp == "swiglu" else 1
-    masks = hidden // shape.element if shape.training.dropout else 0
-    norm, norm_back = EAGER_NORM[model.norm]
-    act, act_back = EAGER_ACTIVATION[model.mlp]
-    dropped = 2 * hidden + masks if shape.training.dropout else 0
+    found = []
+    for step in shape.model.steps("block"):
+        match step.op:
+            case Op.NORM:
+                found.append(_norm(shape, step))
+            case Op.ROTARY:
+                found.append((_rotary(shape, step),) * 2)
+            case Op.ACTIVATION:
+                found.append(_activation(shape, step))
+            case Op.SUM:
+                found.append(_residual(shape, step))
+    return tuple(found)
 
-    def norm_pair(name: str) -> tuple[Stream, Stream]:
-        return Stream(name, 2 * hidden, 1, norm), Stream(name, 3 * hidden, 2, norm_back)
 
-    def residual_pair(name: str) -> tuple[Stream, Stream]:
-        forward = Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0)
-        if shape.fused and model.norm == "rmsnorm":
-            return forward, Stream(name, hidden, 0, 3.0)  # which the norm's backward adds
-        return forward, Stream(name, 3 * hidden + dropped, 1 + bool(dropped))
+def _norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+    of_heads = step.reads[0].split  # always RMSNorms
+    forward, backward = EAGER_NORM["rmsnorm" if of_heads else shape.model.norm]
+    moved = shape.activation_shape.nbytes(step.reads[0])
+    return Stream(step.name, 2 * moved, 1, forward), Stream(step.name, 3 * moved, 2, backward)
 
-    rotary = ((Stream("rotary embedding", turned, 1, EAGER_ROTARY),) * 2,)
+
+def _rotary(shape: Shape, step: Step) -> Stream:
+    moved = 2 * sum(map(shape.activation_shape.nbytes, step.reads))
+    return Stream(step.name, moved, 1, EAGER_ROTARY)
+
+
+def _activation(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+    forward, backward = EAGER_ACTIVATION[shape.model.mlp]
+    width, passes = shape.activation_shape.nbytes(step.gives[0]), len(step.reads)
     return (
-        norm_pair("input norm"),
-        *(rotary if model.positions == "rope" else ()),
-        residual_pair("attention residual"),
-        norm_pair("post norm"),
-        (
-            Stream("activation", (passes + 1) * width, 1, act),
-            Stream("activation", (2 * passes + 1) * width, 1, act_back),
-        ),
-        residual_pair("mlp residual"),
+        Stream(step.name, (passes + 1) * width, 1, forward),
+        Stream(step.name, (2 * passes + 1) * width, 1, backward),
     )
+
+
+def _residual(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+    """A sum of the residual stream, with dropout of what is added to it."""
+    name, hidden = step.name, shape.hidden
+    masks = hidden // shape.element if shape.training.dropout else 0
+    dropped = 2 * hidden + masks if shape.training.dropout else 0
+    forward = Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0)
+    if shape.fused and shape.model.norm == "rmsnorm":
+        return forward, Stream(name, hidden, 0, 3.0)  # which the norm's backward adds
+    return forward, Stream(name, 3 * hidden + dropped, 1 + bool(dropped))
 
 
 def _gathered_again(shape: Shape) -> tuple[Collective, ...]:
@@ -333,23 +376,6 @@ def _gathered_again(shape: Shape) -> tuple[Collective, ...]:
         for name in ("attention input again", "mlp input again")
         for operator in shape.into_matrix(name)
     )
-
-
-def _keeps_input(shape: Shape) -> bool:
-    """Whether the activation's derivative is computed from its input: ReLU's is from its output."""
-    return shape.model.mlp != "relu"
-
-
-def _cheap_bytes(shape: Shape) -> int:
-    """Bytes that selective recomputation spares: normed inputs and the activation's output."""
-    inner = _keeps_input(shape) * shape.model.ffn // shape.tp
-    return 2 * shape.hidden + shape.tokens * inner * shape.element
-
-
-def _widened_bytes(shape: Shape) -> int:
-    """Bytes of the activation's inputs, which the MLP's first products give."""
-    inputs = _keeps_input(shape) * (2 if shape.model.mlp == "swiglu" else 1)
-    return inputs * shape.tokens * (shape.model.ffn // shape.tp) * shape.element
 
 
 def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -> int:

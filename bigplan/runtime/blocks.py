@@ -165,7 +165,7 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linears: 
 
 
 def needs_expanded_kv(model: ModelSpec, dtype: torch.dtype) -> bool:
-    """Whether k and v are repeated for each query head (block_saved_bytes' `expanded_kv`).
+    """Whether k and v are repeated for each query head (BlockShape's `expanded_kv`).
 
     CUDA's flash and cuDNN kernels are for half precisions; its fp32 kernel has no grouped heads,
     and torch would take the unfused path, which saves s x s probabilities. The CPU does the same,

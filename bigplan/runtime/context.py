@@ -15,7 +15,8 @@ from bigplan.program import Action, Program, Ref, entry
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
 from bigplan.runtime.pieces import LayerRows
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

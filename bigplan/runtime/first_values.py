@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bigplan.rectangle import Rectangle, all_of
 from bigplan.runtime.hf_weights import HfFolder
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
 
 # Of a kind, layer (index in layer_sequence()), parameter and rectangle of it: fp32 values on the

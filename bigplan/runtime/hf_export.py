@@ -23,8 +23,9 @@ from bigplan.runtime.checkpoint import Found, Reader
 from bigplan.runtime.hf_weights import CONFIG, INDEX, SINGLE
 from bigplan.spec.hf_names import HfTensor, hf_tensors
 from bigplan.spec.hf_write import to_hf_config
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.reading import read_json
+from bigplan.spec.step import Parameter
 
 SHARD_BYTES = 5 * 10**9  # as transformers writes them
 # What a folder says of its tokenizer, if the run started from one: files, and keys of config.json.

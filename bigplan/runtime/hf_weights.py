@@ -21,9 +21,10 @@ from bigplan.rectangle import Rectangle
 from bigplan.spec.hf import load_hf_config
 from bigplan.spec.hf_names import WEIGHT_FAMILIES, hf_tensors, stored
 from bigplan.spec.hf_write import differences
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.reading import INDEX as INDEX_BYTES
 from bigplan.spec.reading import read_json, require_regular
+from bigplan.spec.step import Parameter
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"

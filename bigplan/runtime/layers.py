@@ -21,9 +21,8 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept, differentiate
 from bigplan.runtime.products import Sums, accumulates_in_product, gated, unread
 from bigplan.runtime.visit import Batches, Visit
+from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
-
-TABLE = "embed_tokens.weight"  # what the head may share with the embedding
 
 
 class Layer(Protocol):

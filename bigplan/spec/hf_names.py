@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
 
 _LLAMA = {
     "embed_tokens": "model.embed_tokens",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.document import Spec
-
-Split = Literal["rows", "columns", "replicated"]
+from bigplan.spec.layers import described
+from bigplan.spec.step import Parameter, Step
 
 
 class RopeScaling(Spec):
@@ -42,28 +42,6 @@ class RopeScaling(Spec):
                 f"{high:g}, but waves between the two are blended; exchange them"
             )
         return self
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One tensor of a layer, stored [out, in] as torch.nn.Linear does.
-
-    `tp` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or
-    not at all. `decay` says whether weight decay applies.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    tp: Split
-    decay: bool
-
-    @property
-    def count(self) -> int:
-        """Elements."""
-        product = 1
-        for size in self.shape:
-            product *= size
-        return product
 
 
 def _heads(data: dict[str, int]) -> int:
@@ -164,8 +142,19 @@ class ModelSpec(Spec):
         return self.kv_heads * self.head_dim
 
     @cached_property
+    def _steps(self) -> Mapping[str, tuple[Step, ...]]:
+        return described(self)
+
+    def steps(self, kind: str) -> tuple[Step, ...]:
+        """What one layer of a kind ("embedding", "block", "head") does."""
+        return self._steps[kind]
+
+    @cached_property
     def _kinds(self) -> dict[str, tuple[Parameter, ...]]:
-        return {"embedding": _embedding(self), "block": _block(self), "head": _head(self)}
+        return {
+            kind: tuple(parameter for step in steps for parameter in step.parameters)
+            for kind, steps in self._steps.items()
+        }
 
     def kinds(self) -> dict[str, tuple[Parameter, ...]]:
         """Parameters of each kind of layer: "embedding", "block", "head"."""
@@ -184,70 +173,3 @@ class ModelSpec(Spec):
         """Elements in the whole model; a tied table counts once."""
         blocks = self.layers * self.kind_parameter_count("block")
         return self.kind_parameter_count("embedding") + blocks + self.kind_parameter_count("head")
-
-
-def _norm(model: ModelSpec, name: str) -> list[Parameter]:
-    biased = model.norm == "layernorm" and model.norm_bias
-    names = ("weight", "bias") if biased else ("weight",)
-    return [Parameter(f"{name}.{part}", (model.hidden,), "replicated", False) for part in names]
-
-
-def _linear(name: str, shape: tuple[int, int], tp: Split, bias: bool) -> list[Parameter]:
-    """A linear layer; the bias of a column-split one is added after the reduction, by all."""
-    parameters = [Parameter(f"{name}.weight", shape, tp, True)]
-    if bias:
-        split: Split = "rows" if tp == "rows" else "replicated"
-        parameters.append(Parameter(f"{name}.bias", shape[:1], split, False))
-    return parameters
-
-
-def _embedding(model: ModelSpec) -> tuple[Parameter, ...]:
-    parameters = [Parameter("embed_tokens.weight", (model.vocab, model.hidden), "rows", True)]
-    if model.positions == "learned":
-        shape = (model.max_sequence_length + model.position_offset, model.hidden)
-        parameters.append(Parameter("embed_positions.weight", shape, "replicated", True))
-    if model.embedding_norm:
-        parameters += _norm(model, "embed_norm")
-    return tuple(parameters)
-
-
-def _block(model: ModelSpec) -> tuple[Parameter, ...]:
-    return (
-        *_norm(model, "input_norm"),
-        *_attention(model),
-        *_norm(model, "post_norm"),
-        *_mlp(model),
-    )
-
-
-def _attention(model: ModelSpec) -> list[Parameter]:
-    hidden, width, kv_width = model.hidden, model.attention_width, model.kv_width
-    parameters = [
-        *_linear("q_proj", (width, hidden), "rows", model.qkv_bias),
-        *_linear("k_proj", (kv_width, hidden), "rows", model.qkv_bias),
-        *_linear("v_proj", (kv_width, hidden), "rows", model.qkv_bias),
-        *_linear("o_proj", (hidden, width), "columns", model.attention_output_bias),
-    ]
-    if model.qk_norm:
-        parameters += [
-            Parameter(f"{name}.weight", (model.head_dim,), "replicated", False)
-            for name in ("q_norm", "k_norm")
-        ]
-    return parameters
-
-
-def _mlp(model: ModelSpec) -> list[Parameter]:
-    names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
-    inward = [
-        parameter
-        for name in names
-        for parameter in _linear(name, (model.ffn, model.hidden), "rows", model.mlp_bias)
-    ]
-    return inward + _linear("down_proj", (model.hidden, model.ffn), "columns", model.mlp_bias)
-
-
-def _head(model: ModelSpec) -> tuple[Parameter, ...]:
-    parameters = _norm(model, "norm")
-    if not model.tied_embeddings:
-        parameters += _linear("lm_head", (model.vocab, model.hidden), "rows", bias=False)
-    return tuple(parameters)

@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.document import Spec
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.problems import did_you_mean
+from bigplan.spec.step import Parameter
 
 
 class ParameterGroup(Spec):

@@ -1,42 +1,11 @@
-"""The formula for saved activations against what autograd saves, to the byte."""
+"""Saved activations against published formulas; tests/runtime/test_layers.py against autograd."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from bigplan.graph.activations import BlockShape, block_saved_bytes, boundary_bytes
 from bigplan.spec.model import ModelSpec
-
-pytest.importorskip("torch")
-
-import torch
-
-from bigplan.runtime import blocks
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-# Flash attention on CUDA saves its random state (dropout is off): at most four 8-byte numbers.
-RANDOM_STATE = {"cpu": 0, "cuda": 32}
-
-MODELS: dict[str, dict[str, object]] = {
-    "gqa": {"heads": 8, "kv_heads": 2},
-    "mha": {"heads": 4},
-    "bias": {"heads": 4, "kv_heads": 2, "qkv_bias": True},
-    "all-bias": {"heads": 4, "qkv_bias": True, "attention_output_bias": True, "mlp_bias": True},
-    "qk-norm": {"heads": 8, "kv_heads": 4, "qk_norm": True},
-    "wide-heads": {"heads": 4, "kv_heads": 1, "head_dim": 32, "qk_norm": True},
-    "gpt2": {
-        "norm": "layernorm",
-        "mlp": "gelu_tanh",
-        "positions": "learned",
-        "qkv_bias": True,
-        "attention_output_bias": True,
-        "mlp_bias": True,
-    },
-    "opt": {"norm": "layernorm", "mlp": "relu", "positions": "learned", "position_offset": 2},
-    "no-bias": {"norm": "layernorm", "norm_bias": False, "mlp": "gelu", "kv_heads": 2},
-}
 
 
 def _model(**changes: object) -> ModelSpec:
@@ -51,56 +20,6 @@ def _model(**changes: object) -> ModelSpec:
         "source": "test",
     }
     return ModelSpec.model_validate(fields | changes)
-
-
-def measured(model: ModelSpec, batch: int, length: int, dtype: torch.dtype, device: str) -> int:
-    """Bytes of the distinct storages that one block's autograd graph holds on to."""
-    p = {
-        parameter.name: torch.randn(parameter.shape, dtype=dtype, device=device, requires_grad=True)
-        for parameter in model.kinds()["block"]
-    }
-    rope = blocks.rope_table(model, length, device, dtype)
-    x = torch.randn(batch, length, model.hidden, dtype=dtype, device=device, requires_grad=True)
-    shared = {t.untyped_storage().data_ptr() for t in (*p.values(), *rope)}
-    saved: dict[int, torch.UntypedStorage] = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = blocks.block(p, x, model, rope)
-    torch.autograd.backward(y.sum())  # the graph, and so every storage, was alive until here
-    return sum(s.nbytes() for address, s in saved.items() if address not in shared)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("batch", "length"), [(1, 1), (2, 17), (3, 64), (1, 520)])
-def test_formula_is_exact(
-    name: str, batch: int, length: int, dtype: torch.dtype, device: str
-) -> None:
-    model = _model(**MODELS[name])
-    if device == "cuda" and (model.head_dim % 8 or length % 32):
-        pytest.skip("CUDA kernels pad odd heads, and statistics to 32 positions")
-    expected = block_saved_bytes(
-        model,
-        BlockShape(
-            batch * length,
-            length,
-            dtype.itemsize,
-            expanded_kv=blocks.needs_expanded_kv(model, dtype),
-        ),
-    )
-    surplus = measured(model, batch, length, dtype, device) - expected
-    assert 0 <= surplus <= RANDOM_STATE[device]
-
-
-def test_nothing_grows_with_the_square_of_the_length() -> None:
-    model = _model()
-    short, long = (measured(model, 1, s, torch.float32, "cpu") for s in (512, 2048))
-    assert long == 4 * short
 
 
 def test_boundary_is_the_input() -> None:

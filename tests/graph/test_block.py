@@ -12,7 +12,8 @@ from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model, list_models
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
 
 LLAMA, GPT = find_model("llama-3-8b"), find_model("gpt3-175b")

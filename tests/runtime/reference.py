@@ -51,9 +51,10 @@ from bigplan.plan import Plan, graph_of
 from bigplan.runtime import blocks, products
 from bigplan.runtime.data import BatchSource, data_path
 from bigplan.runtime.first_values import first_values, whole_values
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
+from bigplan.spec.step import Parameter
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 UNIT = 2.0**-24  # unit roundoff of fp32

@@ -16,7 +16,7 @@ import torch
 from bigplan.rectangle import Rectangle, all_of
 from bigplan.runtime import first_values as module
 from bigplan.runtime.first_values import random_values, whole_values
-from bigplan.spec.model import Parameter
+from bigplan.spec.step import Parameter
 from tests.rectangles import parts_of
 
 ROWS, COLUMNS = 13, 24

@@ -24,7 +24,8 @@ from bigplan.rectangle import all_of
 from bigplan.runtime.hf_export import write_folder
 from bigplan.runtime.hf_weights import HfFolder
 from bigplan.spec.hf import load_hf_config
-from bigplan.spec.model import ModelSpec, Parameter
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
 from tests.examples import examples
 from tests.rectangles import parts_of
 from tests.runtime.hf_models import CASES, LENGTH, Layers, logits, ours_of, reference, spec_of

@@ -16,7 +16,7 @@ from bigplan.plan import Plan
 from bigplan.rectangle import Rectangle
 from bigplan.runtime import first_values as module
 from bigplan.runtime.homes import fill_first, without
-from bigplan.spec.model import Parameter
+from bigplan.spec.step import Parameter
 from tests.examples import examples
 from tests.runtime.harness import context_of, started, state_of
 from tests.runtime.plans import plans

@@ -1,4 +1,4 @@
-"""What a layer keeps is what the planner counted, and comes back from host memory as it was."""
+"""What a layer keeps comes back from host memory as it was, in the bytes that were reserved."""
 
 from __future__ import annotations
 
@@ -91,16 +91,6 @@ def layers(draw: st.DrawFn) -> _Layer:
     length = draw(st.integers(SMALL // 4, SMALL // 4 + 300) | st.sampled_from((511, 513, 1023)))
     precision = draw(st.sampled_from(("fp32", "bf16")))
     return _Layer(model, length, precision, in_product=draw(flag))
-
-
-@given(layers())
-@settings(max_examples=examples(25), derandomize=True, deadline=None)
-def test_a_layer_keeps_what_the_planner_counted(layer: _Layer) -> None:
-    for recompute in GRAPHS:
-        assert layer.record(recompute).nbytes == layer.kind.kept(recompute)
-    boundary = Kept()
-    boundary.keep_input(layer.x)
-    assert boundary.nbytes == layer.kind.kept(Recompute.FULL)
 
 
 @given(layers(), st.sampled_from(GRAPHS))

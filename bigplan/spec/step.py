@@ -1,0 +1,117 @@
+"""What a layer is described by: steps from named values to named values, without any numbers' type.
+
+Whoever must agree on a layer reads the same steps: its parameters (ModelSpec.kinds), its operators
+and the bytes it keeps (bigplan/graph). The runtime's functions (runtime/blocks.py) are written out,
+and tests/runtime/test_layers.py compares what they use, keep and compute with the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+Split = Literal["rows", "columns", "replicated"]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor of a layer, stored [out, in] as torch.nn.Linear does.
+
+    `tp` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or
+    not at all. `decay` says whether weight decay applies.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tp: Split
+    decay: bool
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        product = 1
+        for size in self.shape:
+            product *= size
+        return product
+
+
+class Value(NamedTuple):
+    """What passes between steps, [tokens, parts * each].
+
+    `split`: tensor-parallel ranks share out the parts (heads, say), each at least one. Otherwise
+    it belongs to the residual stream: every rank has all of it, or with sequence parallelism its
+    part of the tokens.
+    """
+
+    name: str
+    parts: int
+    each: int = 1
+    split: bool = True
+
+    def columns(self, ranks: int = 1) -> int:
+        """Elements a token on one of so many tensor-parallel ranks."""
+        return (-(-self.parts // ranks) if self.split else self.parts) * self.each
+
+
+class Op(StrEnum):
+    """What a step does."""
+
+    LOOK_UP = "look-up"  # rows of a table, added to what it reads
+    NORM = "norm"
+    PRODUCT = "product"  # of one value with a matrix for each value given
+    ROTARY = "rotary"  # turns what it reads by position
+    ATTENTION = "attention"  # of queries, keys and values, in this order
+    ACTIVATION = "activation"
+    SUM = "sum"
+    LOSS = "loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One function of a layer."""
+
+    op: Op
+    name: str  # as operators are called
+    reads: tuple[Value, ...]
+    gives: tuple[Value, ...]
+    parameters: tuple[Parameter, ...] = ()
+    shared: str = ""  # the parameter of the model's first layer that it reads in place of its own
+    saves: tuple[Value, ...] = ()  # for its backward, in the compute dtype
+    statistics: tuple[Value, ...] = ()  # which it saves besides, always fp32
+    cheap: bool = False  # to run again, beside its bytes: selective recomputation does
+
+    @property
+    def biased(self) -> bool:
+        """Whether a vector is added to what it gives."""
+        return any(parameter.name.endswith(".bias") for parameter in self.parameters)
+
+
+def linear(module: str, outputs: int, inputs: int, tp: Split, *, bias: bool) -> list[Parameter]:
+    """A matrix; the bias of a column-split one is added after the reduction, by all."""
+    parameters = [Parameter(f"{module}.weight", (outputs, inputs), tp, True)]
+    if bias:
+        split: Split = "rows" if tp == "rows" else "replicated"
+        parameters.append(Parameter(f"{module}.bias", (outputs,), split, False))
+    return parameters
+
+
+def product(name: str, x: Value, modules: Mapping[str, Value], *, bias: bool) -> Step:
+    """Products of x with a matrix each, all in one kernel where that is faster.
+
+    Matrices that give split values are split by rows, those that read one by columns.
+    """
+    parameters = [
+        parameter
+        for module, given in modules.items()
+        for parameter in linear(
+            module,
+            given.columns(),
+            x.columns(),
+            "rows" if given.split else "columns",
+            bias=bias,
+        )
+    ]
+    given = tuple(modules.values())
+    return Step(Op.PRODUCT, name, (x,), given, tuple(parameters), saves=(x,))
