@@ -9,7 +9,7 @@ read. Micro-batches are repeat blocks, so a thousand of them are not a thousand 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -91,6 +91,7 @@ class Buffer:
     within: str = ""  # the buffer where it begins in memory: only one of both holds anything
     home_of: Content | None = None  # what is at home here; of state, entries are its chunks
     whole: bool = False  # an entry holds a layer with the parts of all ranks, not one rank's alone
+    dynamic: bool = False  # entries are tensors that compute makes, in memory of its allocator
 
     @property
     def total(self) -> int:
@@ -160,6 +161,15 @@ class Program:
     evaluate: tuple[Instruction, ...] = ()
     checkpoint: tuple[Instruction, ...] = ()
     save: tuple[Instruction, ...] = ()
+    _homes: Mapping[Content, Buffer] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        homes = {buffer.home_of: buffer for buffer in self.buffers.values() if buffer.home_of}
+        object.__setattr__(self, "_homes", homes)
+
+    def home(self, content: Content) -> Buffer | None:
+        """Where the content is at home, if anywhere; entries of state are its chunks."""
+        return self._homes.get(content._replace(chunk=0))
 
     def bytes_by_tier(self) -> dict[Tier, int]:
         """Bytes a rank allocates on each tier."""

@@ -74,3 +74,17 @@ def test_what_begins_in_the_memory_of_another_takes_what_it_has_more() -> None:
     assert program.bytes_by_tier()[Tier.HOST] == 21
     less = Program(0, buffers | {"a1": replace(kept, count=1)}, {}, (), (), ())
     assert less.bytes_by_tier()[Tier.HOST] == 15
+
+
+def test_what_is_at_home_is_found_by_content() -> None:
+    state = Content(Holds.STATE, 1, Share.NVME)
+    home = Buffer("home", Tier.HOST, 7, "parameters", home_of=WEIGHTS)
+    chunks = Buffer("chunks", Tier.NVME, 7, "optimizer", 3, home_of=state)
+    passing = Buffer("ring", Tier.GPU, 7, "slots", 3)
+    buffers = {buffer.name: buffer for buffer in (home, chunks, passing)}
+    program = Program(0, buffers, {}, (), (), ())
+    assert program.home(WEIGHTS) is home
+    assert program.home(ACTIVATIONS) is None
+    assert [program.home(state._replace(chunk=i)) for i in range(3)] == [chunks] * 3
+    assert program.home(state._replace(share=Share.HOST)) is None
+    assert replace(program, buffers={}).home(WEIGHTS) is None

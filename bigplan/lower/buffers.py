@@ -86,8 +86,16 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
             continue
         entries, nbytes = layout.position.held(layer), kept_bytes(layout, layer)
         within = f"g{layer}" if layout.kept_in_gradients(layer) else ""
-        ring = (f"a{layer}", at.activations, nbytes, "activations", entries)
-        yield Buffer(*ring, within=within, home_of=kept(layer).content)
+        yield Buffer(
+            f"a{layer}",
+            at.activations,
+            nbytes,
+            "activations",
+            entries,
+            within=within,
+            home_of=kept(layer).content,
+            dynamic=at.activations is Tier.GPU,
+        )
 
 
 def _rings(layout: Layout) -> Iterator[Buffer]:
@@ -142,7 +150,7 @@ def _activation_rings(layout: Layout, layers: list[int]) -> Iterator[Buffer]:
     for layer in layers:
         name, nbytes = layout.keeps(layer), kept_bytes(layout, layer)
         if layout.table[layer].activations is not Tier.GPU:
-            yield Buffer(f"act.{name}", Tier.GPU, nbytes, "slots", layout.slots)
+            yield Buffer(f"act.{name}", Tier.GPU, nbytes, "slots", layout.slots, dynamic=True)
         if layout.table[layer].activations is Tier.NVME:
             yield Buffer(f"stage.a.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
@@ -152,15 +160,15 @@ def _hidden(layout: Layout) -> Iterator[Buffer]:
     nbytes = hidden_bytes(layout)
     # A pipeline stage receives the next unit's micro-batches while it works on this one's.
     count = strategy.accumulation_group * (1 if strategy.pp == 1 else 2)
-    yield Buffer("h", Tier.GPU, nbytes, "activations", count)
+    yield Buffer("h", Tier.GPU, nbytes, "activations", count, dynamic=True)
     if strategy.pp > 1:
-        yield Buffer("d", Tier.GPU, nbytes, "activations", count)
+        yield Buffer("d", Tier.GPU, nbytes, "activations", count, dynamic=True)
     if layout.position.takes_batch is not None:
         yield Buffer("data", Tier.HOST, data_staging(layout.graph)[0], "staging", count)
     workspace = max(
         layout.kind(layer).workspace(at.recompute) for layer, at in layout.table.items()
     )
-    yield Buffer("workspace", Tier.GPU, workspace, "workspace")
+    yield Buffer("workspace", Tier.GPU, workspace, "workspace", dynamic=True)
     for layer in layout.table:
         yield Buffer(f"n{layer}", Tier.HOST, 8, "staging")
     yield Buffer("clip", Tier.HOST, 8, "staging")

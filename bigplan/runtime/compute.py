@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bigplan.content import Holds
+from bigplan.content import Content, Holds
 from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.runtime.context import Context, find
@@ -79,4 +79,5 @@ def _staying(context: Context) -> frozenset[int]:
     """Layers whose activations stay in the ring that they would leave through: without a home."""
     program = context.program
     away = (n for n, placement in program.layers.items() if placement.activations is not Tier.GPU)
-    return frozenset(number for number in away if f"a{number}" not in program.buffers)
+    homes = {number: program.home(Content(Holds.ACTIVATIONS, number)) for number in away}
+    return frozenset(number for number, home in homes.items() if home is None)

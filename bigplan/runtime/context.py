@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bigplan.content import Holds
+from bigplan.content import Content, Holds
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import IN_CHUNKS
-from bigplan.program import Action, Program, Ref, entry
+from bigplan.program import Action, Buffer, Program, Ref, entry
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
 from bigplan.runtime.pieces import LayerRows
@@ -61,6 +61,15 @@ class Context:
         """The entry that `ref` names for the action's micro-batch."""
         return entry(ref, self.program.buffers, action.micro_batch)
 
+    def home(self, content: Content) -> Key:
+        """The entry where the content is at home."""
+        return self._home(content).name, content.chunk
+
+    def _home(self, content: Content) -> Buffer:
+        home = self.program.home(content)
+        assert home is not None, f"{content} has no home"
+        return home
+
     def bytes_of(self, ref: Ref, action: Action) -> Tensor:
         """The entry's bytes."""
         return self.memory.place(self.key(ref, action))
@@ -76,9 +85,13 @@ class Context:
         start = part.first * dtype.itemsize if self.program.buffers[ref.buffer].whole else 0
         return self.memory.view(self.key(ref, action), dtype, part.elements, start)
 
+    def has_whole(self, layer: int) -> bool:
+        """Whether all of the layer's parameters are at home on this rank, not its part alone."""
+        return self._home(Content(Holds.PARAMETERS, layer)).whole
+
     def held(self, layer: int) -> range:
         """Elements of the layer whose parameters this rank has at home, from the first byte on."""
-        if self.program.buffers[f"w{layer}"].whole:
+        if self.has_whole(layer):
             return range(self.kind(layer).parameters)
         return self.rows[layer].part.tensors
 
@@ -119,7 +132,7 @@ def layer_rows(graph: Graph, program: Program, rank: int = 0) -> dict[int, Layer
     ranks = graph.strategy.dp if graph.strategy.zero else 1
     rows = {}
     for layer, placement in program.layers.items():
-        homes = {share: program.buffers.get(f"o{layer}.{share}") for share in IN_CHUNKS}
+        homes = {share: program.home(Content(Holds.STATE, layer, share)) for share in IN_CHUNKS}
         counts = {share: home.count if home else 0 for share, home in homes.items()}
         kind = graph.kinds[graph.layers[layer]]
         rows[layer] = LayerRows.of(kind, placement, counts, ranks, rank if ranks > 1 else 0)

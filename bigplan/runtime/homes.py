@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigplan.content import Holds
+from bigplan.content import Content, Holds
 from bigplan.rectangle import Rectangle, cut
 from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
@@ -58,12 +58,13 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
     sizes, dtype = context.graph.sizes, context.parameter_dtype
     held = context.held(layer)
     left = [held] if held else []
-    with _placed(context, layer, (f"w{layer}", 0)) as place:
+    with _placed(context, layer, Content(Holds.PARAMETERS, layer)) as place:
         parameters = _Kept(held.start, place[: len(held) * dtype.itemsize].view(dtype))
         for share, chunk, boxes in context.rows[layer].state:
             if not boxes or not sizes.state:
                 continue
-            with _placed(context, layer, (f"o{layer}.{share}", chunk)) as state_place:
+            home = Content(Holds.STATE, layer, share, chunk)
+            with _placed(context, layer, home) as state_place:
                 elements = sum(box.count for box in boxes)
                 state = state_place[: sizes.state * elements].view(torch.float32).view(-1, elements)
                 state.zero_()
@@ -125,8 +126,9 @@ def without(ranges: Iterable[range], others: Iterable[range]) -> Iterator[range]
 
 
 @contextmanager
-def _placed(context: Context, layer: int, key: Key) -> Iterator[Tensor]:
-    """Where the entry is filled; what lives on disk is written there at the end."""
+def _placed(context: Context, layer: int, content: Content) -> Iterator[Tensor]:
+    """Where its home is filled; what lives on disk is written there at the end."""
+    key = context.home(content)
     place = context.memory.place(passage(context, layer, key))
     yield place
     if context.memory.on_disk(key):
@@ -143,11 +145,11 @@ def passage(context: Context, layer: int, key: Key) -> Key:
     return "stage.o", 0
 
 
-def load(context: Context, name: str, entry: int) -> Tensor:
-    """A buffer's bytes in host memory, padding included."""
-    key = (name, entry)
+def load(context: Context, content: Content) -> Tensor:
+    """The bytes at the content's home, in host memory, padding included."""
+    key = context.home(content)
     if context.memory.on_disk(key):
-        pages = aligned_empty(align_up(context.memory.buffers[name].nbytes, PAGE))
+        pages = aligned_empty(align_up(context.memory.buffers[key[0]].nbytes, PAGE))
         context.memory.read(key, pages)
         return pages
     return context.memory.place(key).cpu()

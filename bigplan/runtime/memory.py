@@ -43,13 +43,6 @@ class Sizes:
     disk: int
 
 
-def is_dynamic(buffer: Buffer) -> bool:
-    """Whether torch's allocator, not the arena, holds the buffer's entries."""
-    if buffer.tier is not Tier.GPU:
-        return False
-    return buffer.purpose in ("activations", "workspace") or buffer.name.startswith("act.")
-
-
 def static_sizes(program: Program) -> Sizes:
     """What `Memory` allocates for a program."""
     sizes = {Tier.GPU: 0, Tier.HOST: 0, Tier.NVME: 0}
@@ -62,7 +55,7 @@ def _regions(buffers: Mapping[str, Buffer]) -> Iterable[list[Buffer]]:
     """The static buffers, each with those that begin where it does."""
     regions: dict[str, list[Buffer]] = {}
     for buffer in buffers.values():
-        if not is_dynamic(buffer):
+        if not buffer.dynamic:
             regions.setdefault(buffer.within or buffer.name, []).append(buffer)
     return regions.values()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from bigplan.content import Content, Holds
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import load
 
@@ -20,8 +21,9 @@ def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
     """
     dtype = context.parameter_dtype
     for layer in context.program.layers:
-        elements, values = context.kind(layer).parameters, load(context, f"w{layer}", 0)
-        if not context.program.buffers[f"w{layer}"].whole:
+        elements = context.kind(layer).parameters
+        values = load(context, Content(Holds.PARAMETERS, layer))
+        if not context.has_whole(layer):
             part = context.rows[layer].part.elements * dtype.itemsize
             values = _together(context, values[:part])
         yield layer, values[: elements * dtype.itemsize].view(dtype)

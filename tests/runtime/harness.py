@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigplan.content import Content, Holds
 from bigplan.placement import LayerPlacement, stage_table
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
@@ -124,9 +125,8 @@ def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
     for share, number, boxes in context.rows[layer].state:
         elements = sum(box.count for box in boxes)
         if elements and parts:
-            flat = load(context, f"o{layer}.{share}", number)[: 4 * parts * elements].view(
-                torch.float32
-            )
+            home = load(context, Content(Holds.STATE, layer, share, number))
+            flat = home[: 4 * parts * elements].view(torch.float32)
             for box in boxes:
                 whole[:, box.in_layer] = flat.view(parts, elements)[:, box.in_piece]
     if master:

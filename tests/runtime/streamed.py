@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bigplan.content import Content, Holds
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import KindPlacement, Placement, Share, StagePlacement, Tier
@@ -133,7 +134,8 @@ def expected_state(worker: Worker) -> State:
 def _expected(context: Context, layer: int, old: LayerState, verdict: Verdict) -> LayerState:
     new = [torch.full_like(tensor, torch.nan) for tensor in (old.weights, *old.moments)]
     dtype = context.gradient_dtype
-    gradients = load(context, f"g{layer}", 0)[: old.weights.numel() * dtype.itemsize].view(dtype)
+    home = load(context, Content(Holds.GRADIENTS, layer))
+    gradients = home[: old.weights.numel() * dtype.itemsize].view(dtype)
     by_device = {
         device: _updated(context, layer, old, gradients, verdict, device)
         for device in ("cpu", context.device.type)

@@ -20,7 +20,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Op, Program, expand
 from bigplan.runtime import memory
-from bigplan.runtime.memory import Memory, Sizes, check_machine, is_dynamic, static_sizes
+from bigplan.runtime.memory import Memory, Sizes, check_machine, static_sizes
 from bigplan.runtime.slab import DEVICE_ALIGNMENT, PAGE
 from bigplan.runtime.worker import Worker
 from bigplan.spec.training import Validation
@@ -46,7 +46,7 @@ def test_memory_takes_exactly_the_static_sizes(plan: Plan) -> None:
     sizes = static_sizes(program)
     promised = program.bytes_by_tier()
     for buffer in program.buffers.values():
-        if is_dynamic(buffer):
+        if buffer.dynamic:
             assert buffer.tier is Tier.GPU
             promised[Tier.GPU] -= buffer.total
     count = sum(buffer.count for buffer in program.buffers.values())

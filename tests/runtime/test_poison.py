@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.content import Holds
 from bigplan.errors import VerificationError, WorkerError
 from bigplan.placement import Tier
 from bigplan.plan import Plan
@@ -82,9 +83,9 @@ def _is_stored(program: Program, action: Action, ref: Ref) -> bool:
         return False
     if ref.buffer == "data":
         return False
-    if ref.buffer.startswith(("a", "stage.a")) or ref.buffer in ("h", "workspace"):
-        return buffer.tier is Tier.HOST and action.op is not Op.READ
-    return True
+    if ref.content.kind is Holds.ACTIVATIONS and action.op is Op.READ:
+        return False
+    return not buffer.dynamic
 
 
 @given(plans(), st.randoms(use_true_random=False))

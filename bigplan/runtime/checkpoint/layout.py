@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bigplan.content import Content, Holds
 from bigplan.rectangle import Rectangle, cut
 from bigplan.runtime.checkpoint.manifest import Kind, StoredTensor
 from bigplan.runtime.context import Context
@@ -105,7 +106,8 @@ def state_images(context: Context, layer: int) -> tuple[Image, ...]:
     for share, chunk, boxes in context.rows[layer].state:
         spans = tuple(_spans(context, layer, boxes, kinds))
         if spans:
-            images.append(Image((f"o{layer}.{share}", chunk), spans))
+            home = context.home(Content(Holds.STATE, layer, share, chunk))
+            images.append(Image(home, spans))
     return tuple(images)
 
 
@@ -120,7 +122,8 @@ def parameter_image(
     wanted = held if elements is None else elements
     boxes = tuple(context.rows[layer].boxes_of(wanted))
     spans = tuple(_spans(context, layer, boxes, (kind,)))
-    return Image((f"w{layer}", 0), spans, (wanted.start - held.start) * ELEMENT)
+    home = context.home(Content(Holds.PARAMETERS, layer))
+    return Image(home, spans, (wanted.start - held.start) * ELEMENT)
 
 
 def _spans(
