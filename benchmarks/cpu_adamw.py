@@ -53,9 +53,9 @@ class Buffers:
 
     def multiplied(self) -> None:
         """The clip factor multiplied into a buffer that stays in cache."""
-        piece, scratch = self.piece(torch.float32), torch.empty(fused.CPU_CHUNK)
-        for start in range(0, self.count, fused.CPU_CHUNK):
-            part = piece.part(start, min(start + fused.CPU_CHUNK, self.count))
+        piece, scratch = self.piece(torch.float32), torch.empty(fused.UPDATED_ELEMENTS)
+        for start in range(0, self.count, fused.UPDATED_ELEMENTS):
+            part = piece.part(start, min(start + fused.UPDATED_ELEMENTS, self.count))
             gradient = torch.mul(part.gradient, 1 / DIVISOR, out=scratch[: part.elements])
             ADAMW.fused([part._replace(gradient=gradient)], None)
 
@@ -139,7 +139,7 @@ def main() -> None:
     buffers = Buffers(options.millions * 1_000_000)
     print(f"torch {torch.__version__}, {cores} cores, {options.millions} M parameters, G/s")
     for power in options.chunks.split(","):
-        fused.CPU_CHUNK = 2 ** int(power)
+        fused.UPDATED_ELEMENTS = 2 ** int(power)
         print(f"\n{f'16-bit gradients 2^{power} at a time; threads':<44}", *map(_cell, threads))
         for name, (count, work) in variants(buffers).items():
             rates = []

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.cpu_update import ADAMW, USED, beside, compiled, copies, layers_in, seconds
-from bigplan.runtime.cores import BESIDE_COPIES
+from bigplan.mechanics import CORES_BESIDE_COPIES
 from bigplan.runtime.native import FLAGS, HEADERS, SOURCES, Native, Piece
 
 VARIANTS = [(0, 2), *((ahead, 2) for ahead in (1024, 2048, 4096, 8192)), (2048, 3), (4096, 3)]
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--millions", type=float, default=218.112, help="parameters a layer")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=ceil(BESIDE_COPIES * cores))
+    parser.add_argument("--threads", type=int, default=ceil(CORES_BESIDE_COPIES * cores))
     options = parser.parse_args()
     count = int(options.millions * 1e6) // 64 * 64
     cuda = torch.cuda.is_available()

@@ -39,11 +39,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bigplan.mechanics import PAGE
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import VECTOR, Piece
 from bigplan.runtime.native import Native, native
-from bigplan.runtime.slab import PAGE, touch
+from bigplan.runtime.slab import touch
 from bigplan.spec.optimizer import Optimizer
 
 BYTES = 18  # of state a parameter

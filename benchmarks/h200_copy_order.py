@@ -8,7 +8,7 @@ wait for a layer's parameters or a batch's tokens, over the same engine. Here on
 queued:
 
     all at once      as fast as the host can
-    AHEAD at a time  the host waits for the one so many before (bigplan/runtime/lanes.py)
+    8 at a time      the host waits for the one so many before, as in training (ACTIONS_AHEAD)
     one at a time    the host queues the next when the one before has arrived
     with a hop       all at once, but each waits for an event that an idle stream records once the
                      one before has arrived, so that the engine finds nothing to do between them
@@ -26,7 +26,7 @@ from threading import Thread
 
 import torch
 
-from bigplan.runtime.lanes import AHEAD
+from bigplan.mechanics import ACTIONS_AHEAD
 
 EVERY = 0.01  # seconds between small copies
 SMALL = 64 << 10  # bytes: the tokens and targets of a sequence of 4096
@@ -111,7 +111,7 @@ def main() -> None:
     for direction, copy in copies_of(nbytes).items():
         ways = {
             "all at once": partial(queue, copy, count, count),
-            f"{AHEAD} at a time": partial(queue, copy, count, AHEAD),
+            f"{ACTIONS_AHEAD} at a time": partial(queue, copy, count, ACTIONS_AHEAD),
             "one at a time": partial(queue, copy, count, 1),
             "with a hop": partial(queue_with_hops, copy, count),
         }

@@ -3,7 +3,7 @@
     python -m benchmarks.host_rows
 
 4,096 tokens of a table of 128,256 words of 4096, as Llama 3 8B has it; gradients are added with
-parts of several sizes, of which runtime/lookup.py takes HOST_ELEMENTS.
+parts of several sizes, of which runtime/lookup.py takes ROW_ELEMENTS.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def main() -> None:
     gradients, found = torch.ones(TOKENS, COLUMNS).bfloat16(), table[:TOKENS].clone()
     took = milliseconds(lambda: torch.index_select(table, 0, rows, out=found))
     print(f"look-up of {TOKENS} rows: {took:.1f} ms")
-    total, chosen = torch.zeros(WORDS, COLUMNS), lookup.HOST_ELEMENTS
+    total, chosen = torch.zeros(WORDS, COLUMNS), lookup.ROW_ELEMENTS
     for part in (2048, 1024, 512, 256, 128):
-        lookup.HOST_ELEMENTS = part * COLUMNS
+        lookup.ROW_ELEMENTS = part * COLUMNS
         took = milliseconds(lambda: lookup.add_rows(total, rows, gradients))
-        mark = ", the runtime's" if chosen == lookup.HOST_ELEMENTS else ""
+        mark = ", the runtime's" if chosen == lookup.ROW_ELEMENTS else ""
         print(f"gradients added {part} at a time: {took:.1f} ms{mark}", flush=True)
 
 

@@ -4,7 +4,7 @@
 
 FROM is a folder of `benchmarks.limit` with the case's plan and promise; OUT gets a record and a
 trace for each number, CASE-N-threads. Each runs in a process of its own, as the case did. The
-runtime takes BESIDE_COPIES of the cores (runtime/cores.py). Needs the case's GPU.
+runtime takes CORES_BESIDE_COPIES of the cores (mechanics.py). Needs the case's GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def one(origin: Path, out: Path, case: str, threads: int) -> None:
     name = f"{case}-{threads}-threads"
     shutil.copy(origin / f"{case}.plan.yaml", out / f"{name}.plan.yaml")
     limit.note(out, name, limit.promises(origin)[case])
-    update.BESIDE_COPIES = Fraction(threads, os.cpu_count() or 1)
+    update.CORES_BESIDE_COPIES = Fraction(threads, os.cpu_count() or 1)
     print(f"{threads} threads", flush=True)
     limit.run_plan(out, name)
 

@@ -17,9 +17,6 @@ Choice = TypeVar("Choice")
 SLOTS = 3  # GPU slots per streamed layer kind: one in use, one arriving, one to absorb jitter
 SUMS = 2  # GPU sums per kind of layer whose gradients leave: one is added to, one leaves
 CHUNK = 256 << 20  # bytes: large enough for full disk speed, small beside a layer's 2-6 GB of state
-# Of state that passes through the GPU a chunk is so many times smaller: PCIe is as fast with
-# 64 MiB, and a ring of them takes less of the GPU.
-STREAMED_CHUNKS = 4
 
 
 class Tier(StrEnum):

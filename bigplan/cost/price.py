@@ -26,6 +26,7 @@ from bigplan.cost.process import process_bytes, room
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.graph.strategy import Strategy
+from bigplan.mechanics import WIDENED_ELEMENTS
 from bigplan.placement import Tier
 from bigplan.spec.cluster import FlashKernel, Gpu, Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.training import DTYPE_BYTES, Training
@@ -117,8 +118,7 @@ def price(
     ranks = min(strategy.ranks, nodes.gpus_per_node)
     layer = max(kind.parameters for kind in graph.kinds.values())
     boundary = max(kind.boundary for kind in graph.kinds.values())
-    largest = max(kind.largest for kind in graph.kinds.values())
-    reserve = max(ceil(available * ALLOCATOR_RESERVE), largest)
+    reserve = max(ceil(available * ALLOCATOR_RESERVE), _largest_tensor(graph, nodes.gpu))
     return Costs(
         kinds={
             name: _kind_cost(graph, kind, training, nodes, framework)
@@ -135,6 +135,14 @@ def price(
         reserve=reserve,
         processes=process_bytes(nodes, ranks, layer),
     )
+
+
+def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
+    """Bytes of the largest tensor that comes and goes: a layer's, or of gradients to be widened."""
+    layers, widened = graph.kinds.values(), 0
+    if graph.sizes.gradient < 4 and gpu.runs_kernels:
+        widened = 4 * min(WIDENED_ELEMENTS, max(kind.parameters for kind in layers))
+    return max(widened, *(kind.largest for kind in layers))
 
 
 # Bytes of a GPU that a communicator of NCCL takes for its buffers: of two ranks, and of more

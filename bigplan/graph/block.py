@@ -15,6 +15,7 @@ from bigplan.graph.activations import (
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Pattern, Stream
 from bigplan.graph.strategy import Strategy
+from bigplan.mechanics import repeats_heads, sums_in_products
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Op, Parameter, Step
 from bigplan.spec.training import Training
@@ -54,13 +55,15 @@ class Shape:
         """Bytes of an element in the compute dtype."""
         return self.training.compute_bytes
 
-    def new_gradients(self, tensors: tuple[Tensor, ...]) -> int:
-        """Bytes of gradients by parameters that live before they are added to their sums.
+    @property
+    def sums_in_products(self) -> bool:
+        """Whether the native runtime's products add matrices' gradients to the sums themselves."""
+        return self.fused and sums_in_products(self.training.gradient_bytes)
 
-        The native runtime's products add those of matrices to fp32 sums themselves.
-        """
-        summed = self.fused and self.training.gradient_precision == "fp32"
-        return self.element * sum(t.elements for t in tensors if not summed or t.rows == 1)
+    def new_gradients(self, tensors: tuple[Tensor, ...]) -> int:
+        """Bytes of gradients by parameters that live before they are added to their sums."""
+        made = (t for t in tensors if not self.sums_in_products or t.rows == 1)
+        return self.element * sum(t.elements for t in made)
 
     @property
     def tp(self) -> int:
@@ -89,15 +92,13 @@ class Shape:
     @property
     def activation_shape(self) -> BlockShape:
         """The same as activations.py has it."""
-        # fp32 attention kernels know no grouped heads: k and v are repeated for every query head.
-        expanded = self.element == 4 and self.model.heads != self.model.kv_heads
         return BlockShape(
             tokens=self.tokens,
             sequence_length=self.training.sequence_length // self.context_parallel,
             element_size=self.element,
             tensor_parallel=self.tp,
             sequence_parallel=self.sequence_parallel,
-            expanded_kv=expanded,
+            expanded_kv=repeats_heads(self.element, self.model.heads, self.model.kv_heads),
             materialised=self.training.attention == "materialised",
             dropout=self.training.dropout > 0,
         )
@@ -137,12 +138,15 @@ def local_tensors(shape: Shape, kind: str) -> tuple[Tensor, ...]:
 def gradient_sum(shape: Shape, tensors: tuple[Tensor, ...]) -> Stream:
     """Adding a micro-batch's gradient to its sum.
 
-    Fused into the GEMM it reads and writes the sum; apart it also reads what the GEMM wrote.
+    Fused into the GEMM it reads and writes the sum; apart it also reads what the GEMM wrote. The
+    native kernels fuse it into products that take its precision.
     """
-    gradient = shape.training.gradient_bytes
+    gradient, launches = shape.training.gradient_bytes, len(tensors)
     elements = sum(tensor.elements for tensor in tensors)
+    if shape.fused and not shape.sums_in_products:
+        return Stream("gradient sum", (2 * gradient + shape.element) * elements, launches)
     apart = 1 + shape.element / (2 * gradient)
-    return Stream("gradient sum", 2 * gradient * elements, len(tensors), eager=apart)
+    return Stream("gradient sum", 2 * gradient * elements, launches, eager=apart)
 
 
 def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:

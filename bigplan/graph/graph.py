@@ -17,7 +17,6 @@ from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Strategy, chunk_blocks
 
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
-LOOKED_UP_ROWS = 2048  # whose gradients are added at a time, by a square of ones and zeros
 LOSS_CHUNK_TOKENS = 1024  # the loss takes no fewer at a time: 1.3 GB of logits for 128,256 words
 
 

@@ -21,9 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.lower.entries import (
-    CHUNK_STAGING,
-    PAGE,
-    STAGING,
     checkpoint_staging,
     data_staging,
     looked_up_bytes,
@@ -44,6 +41,7 @@ from bigplan.lower.sizes import (
     parameter_bytes,
     updaters,
 )
+from bigplan.mechanics import CHUNK_STAGING, PAGE, STAGING
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import ROWS, STAGED_ROWS, Buffer
 

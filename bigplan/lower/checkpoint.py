@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.lower.entries import STAGING
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import checkpoint_entry, parameter_home, state_home
 from bigplan.lower.sizes import chunk_elements, owned_parameter_bytes
+from bigplan.mechanics import STAGING
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Action, Lane, Op, Ref
 

@@ -9,20 +9,16 @@ from math import ceil
 
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.graph.operators import Attention, Gemm
-from bigplan.placement import CHUNK, STREAMED_CHUNKS
-
-STAGING = 2  # host staging entries: one moves while the other is used
-CHUNK_STAGING = 3  # state chunks in host memory: one arrives, one is updated, one leaves
-# State chunks that pass through the GPU: one arrives, one is updated, one leaves, one for jitter. A
-# kernel of products has all of a GPU until it ends, whatever the priority of what waits, and chunks
-# arrive meanwhile: with four entries their way stood still for 0.39 s of 8.9 (8B at 32k tokens).
-STREAMING, MOST_STREAMING = 4, 12
-# Operations in the time of a byte to the GPU: 700 TFLOP/s beside 50 GB/s (H200), more than others.
-OPERATIONS_A_BYTE = 14_000
-ALIGNMENT = 256  # bytes: as wide as any load of a GPU
-PAGE = 4096  # O_DIRECT moves whole pages
-# Bytes of an entry that checkpoints pass through: four threads with 8 MiB each under way.
-CHECKPOINT_STAGING = 32 << 20
+from bigplan.mechanics import (
+    ALIGNMENT,
+    CHECKPOINT_STAGING,
+    MOST_STREAMING,
+    OPERATIONS_A_BYTE,
+    PAGE,
+    STREAMED_CHUNKS,
+    STREAMING,
+)
+from bigplan.placement import CHUNK
 
 
 def checkpoint_staging(graph: Graph) -> int:

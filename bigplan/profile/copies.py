@@ -12,10 +12,11 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
+from bigplan.mechanics import PAGE
 from bigplan.profile.bench import Bench, event, rounded, source, threads
 from bigplan.profile.budget import Clock
 from bigplan.profile.fit import fit_transfer
-from bigplan.runtime.slab import PAGE, Arena, Slab
+from bigplan.runtime.slab import Arena, Slab
 from bigplan.spec.cluster import NodeGroup
 from bigplan.units import format_bandwidth, format_bytes
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from torch import Tensor
 
 from bigplan.errors import InputError
+from bigplan.mechanics import PAGE
 from bigplan.profile.bench import Bench, rounded, source
 from bigplan.runtime.disk import DiskFile
-from bigplan.runtime.slab import PAGE, Slab, available_disk
+from bigplan.runtime.slab import Slab, available_disk
 from bigplan.spec.cluster import NodeGroup
 from bigplan.units import format_bytes
 

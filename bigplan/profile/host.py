@@ -12,10 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bigplan.mechanics import CORES_BESIDE_COPIES
 from bigplan.profile.bench import Bench, rounded, source, threads
 from bigplan.profile.copies import Copier, Reached, by_way, copiers_of, copying
 from bigplan.runtime.adamw import adamw_kernel
-from bigplan.runtime.cores import BESIDE_COPIES, Cores
+from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import fused_step
 from bigplan.runtime.native import Piece
 from bigplan.runtime.slab import Slab, typed
@@ -145,7 +146,7 @@ def _beside(
     """
     with (
         threads(bench.cores),
-        Cores(BESIDE_COPIES) if bench.cuda else Cores() as cores,
+        Cores(CORES_BESIDE_COPIES) if bench.cuda else Cores() as cores,
         copying(copiers, bench.clock, passing=bench.cuda) as reached,
     ):
         once = bench.median_on_host(step(cores), seconds)

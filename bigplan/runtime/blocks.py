@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bigplan.mechanics import repeats_heads
 from bigplan.runtime.operators import cross_entropy, layer_norm, rms_norm, rotary, swiglu
 from bigplan.spec.model import ModelSpec, RopeScaling
 
@@ -153,7 +154,7 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linears: 
         k = _normed(k, p["k_norm.weight"], model.norm_epsilon)
     if model.positions == "rope":
         q, k = rotary(q, *rope), rotary(k, *rope)
-    if needs_expanded_kv(model, x.dtype):
+    if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = model.heads // model.kv_heads
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     # The transposes stay views: the kernels answer in q's layout, [b, s, heads, d] in memory, so
@@ -162,16 +163,6 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linears: 
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
     )
     return linears(p, ("o_proj",), out.transpose(1, 2).flatten(2))[0]
-
-
-def needs_expanded_kv(model: ModelSpec, dtype: torch.dtype) -> bool:
-    """Whether k and v are repeated for each query head (BlockShape's `expanded_kv`).
-
-    CUDA's flash and cuDNN kernels are for half precisions; its fp32 kernel has no grouped heads,
-    and torch would take the unfused path, which saves s x s probabilities. The CPU does the same,
-    so that a plan counts one number of bytes on every device.
-    """
-    return dtype == torch.float32 and model.heads != model.kv_heads
 
 
 def _heads(x: Tensor, head_dim: int) -> Tensor:

@@ -21,15 +21,7 @@ from threading import Barrier, get_native_id
 
 import torch
 
-# Below the threads that queue copies and kernels, which take a core for microseconds at a time and
-# hold up the GPU for as long as they wait for one.
-NICE = 10
-
-# Of the cores, beside copies of a GPU. With all of 16 AdamW is no faster, as memory is at its end,
-# but copies to the host wait longer for theirs, and lanes for a core: of a step's forward the GPU
-# waited 0.10 and 0.13 s, with 14 threads 0.08, with 12 0.06 (5.5B on 24 GiB, an H200;
-# benchmarks/LOG.md).
-BESIDE_COPIES = Fraction(3, 4)
+from bigplan.mechanics import NICE
 
 
 class Cores:

@@ -25,9 +25,8 @@ from torch import Tensor
 from bigplan.data.prepared import Tokens, open_tokens
 from bigplan.data.shuffle import shuffled
 from bigplan.errors import InputError
+from bigplan.mechanics import MOST_READ_AHEAD, READ_AHEAD_BYTES
 
-AHEAD = 4 << 20  # bytes of batches read before their turn,
-MOST_AHEAD = 64  # and how many of them
 IGNORED = -100  # a target that the loss does not count, as torch's cross_entropy has it
 
 
@@ -174,14 +173,14 @@ class BatchSource:
 class Prefetcher:
     """Prepares the batches of a `source` in a background thread, step by step, in order.
 
-    `depth` batches wait or are being made; default: as many as fill AHEAD bytes, of ordinary
+    `depth` batches wait or are being made; default: as many as fill READ_AHEAD_BYTES, of ordinary
     memory. DATA copies a batch from there into the plan's page-locked buffer.
     """
 
     def __init__(self, source: BatchSource, first_step: int = 0, depth: int | None = None) -> None:
         self._source = source
         if depth is None:
-            depth = min(MOST_AHEAD, max(2, AHEAD // source.nbytes))
+            depth = min(MOST_READ_AHEAD, max(2, READ_AHEAD_BYTES // source.nbytes))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._order = _order(source, first_step)
         self._ahead: deque[tuple[tuple[int, int], Future[Batch]]] = deque()

@@ -18,13 +18,8 @@ import torch
 from torch import Tensor
 
 from bigplan.errors import BigplanError, PreflightError
-from bigplan.runtime.slab import PAGE, aligned_empty, available_disk
-
-__all__ = ["CHUNK", "PAGE", "DiskFile", "Pages", "TransferError", "aligned_empty"]
-
-# Large enough that a drive's per-request cost (about 100 us) is lost in the transfer (4 ms at
-# 2 GB/s), small enough that a 100 MB extent keeps all the threads busy.
-CHUNK = 8 * 2**20
+from bigplan.mechanics import DISK_THREADS, PAGE, TRANSFER_BYTES
+from bigplan.runtime.slab import available_disk
 
 
 class TransferError(BigplanError, OSError):
@@ -101,7 +96,7 @@ class DiskFile:
     Raises PreflightError when the disk has less than `size` bytes left.
     """
 
-    def __init__(self, path: Path, size: int, threads: int = 4) -> None:
+    def __init__(self, path: Path, size: int, threads: int = DISK_THREADS) -> None:
         assert size % PAGE == 0 and threads > 0, (size, threads)
         self.path = path
         self.size = size
@@ -148,9 +143,9 @@ class DiskFile:
         view = tensor.detach().numpy().data
         chunks = [
             self._pool.submit(
-                self._pages.move, offset + start, view[start : start + CHUNK], write=write
+                self._pages.move, offset + start, view[start : start + TRANSFER_BYTES], write=write
             )
-            for start in range(0, len(view), CHUNK)
+            for start in range(0, len(view), TRANSFER_BYTES)
         ]
         _finish(chunks)
 

@@ -29,19 +29,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bigplan.mechanics import UPDATED_ELEMENTS, WIDENED_ELEMENTS
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.native import Native, Piece, Step, native
 
 # Elements in the widest vector (AVX-512, one cache line) of the fused CPU kernels.
 VECTOR = 16
-
-# Elements that a core updates at once through torch's kernels: on an H200 machine 2^19 / 20 / 21
-# gave 1.8 / 2.6 / 2.8 G/s on 16 cores; small ones wait for the interpreter (measured as in
-# runtime/cores.py).
-CPU_CHUNK = 2**21
-# Elements of 16-bit gradients that a GPU casts at once: an H200 updated 18 / 66 / 99 G/s for
-# 2^20 / 22 / 24.
-CUDA_CHUNK = 2**24
 
 
 class Kernel(NamedTuple):
@@ -74,12 +67,14 @@ def fused_step(
         pieces, tails = _split(pieces)
         if tails:
             _tail_step(tails, kernel, scale)
-        jobs = [partial(_update, kernel, scale, batch) for batch in _batches(pieces, CPU_CHUNK)]
+        batches = _batches(pieces, UPDATED_ELEMENTS)
+        jobs = [partial(_update, kernel, scale, batch) for batch in batches]
         (cores.run if cores else _one_by_one)(jobs)
         return
     if whole := [piece for piece in pieces if piece.gradient.dtype == torch.float32]:
         _update(kernel, scale, whole)
-    for batch in _batches([p for p in pieces if p.gradient.dtype != torch.float32], CUDA_CHUNK):
+    narrow = [piece for piece in pieces if piece.gradient.dtype != torch.float32]
+    for batch in _batches(narrow, WIDENED_ELEMENTS):
         _update(kernel, scale, batch)
 
 

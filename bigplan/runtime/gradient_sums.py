@@ -13,12 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from bigplan.mechanics import SUMMED_ELEMENTS
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.native import native
-
-# Elements that a core takes at once through torch's kernels. Their squares are added in fp32, and
-# these sums in fp64.
-CHUNK = 2**22
 
 
 def add(total: Tensor, part: Tensor, cores: Cores) -> None:
@@ -27,7 +24,7 @@ def add(total: Tensor, part: Tensor, cores: Cores) -> None:
     if library and library.takes(total):
         library.add(total, part, cores.count)
         return
-    sums, others = torch.split(total, CHUNK), torch.split(part, CHUNK)
+    sums, others = (torch.split(tensor, SUMMED_ELEMENTS) for tensor in (total, part))
 
     def add_one(number: int) -> None:
         sums[number].add_(others[number])
@@ -43,7 +40,7 @@ def square_sum(values: Tensor, cores: Cores) -> float:
     library = native()
     if library and library.takes(values):
         return library.square_sum(values, cores.count)
-    parts = torch.split(values, CHUNK)
+    parts = torch.split(values, SUMMED_ELEMENTS)
     norms = torch.empty(len(parts))
 
     def measure(number: int) -> None:

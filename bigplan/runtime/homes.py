@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from bigplan.content import Content, Holds
+from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle, cut
 from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.first_values import FirstValues, rows_at_once
 from bigplan.runtime.memory import Key
-from bigplan.runtime.slab import PAGE, align_up, aligned_empty
+from bigplan.runtime.slab import align_up, aligned_empty
 
 
 class _Kept(NamedTuple):

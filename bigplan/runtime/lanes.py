@@ -9,10 +9,10 @@ Threads share the interpreter, and copies of one direction the GPU's engine for 
 take more of either than it needs:
 
 1. Lanes that could would queue a whole step at its start, and keep the interpreter from those that
-   everybody waits for. Queues are AHEAD actions long.
+   everybody waits for. Queues are ACTIONS_AHEAD actions long.
 2. The engine goes on with the copies of one stream as long as there are some: others wait until all
-   are done, 0.4 s in a step of 5.5B on an H200. The next chunk is queued when the one before has
-   arrived, which takes 0.1 ms more a chunk (benchmarks/results/2026-11-22-h200-one-at-a-time).
+   are done, 0.4 s in a step of 5.5B on an H200. So CHUNKS_AHEAD of them are queued at a time
+   (benchmarks/results/2026-11-22-h200-one-at-a-time).
 3. What hands a chunk on from lane to lane is one thread.
 """
 
@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from bigplan.mechanics import ACTIONS_AHEAD, CHUNKS_AHEAD
 from bigplan.program import Action, Lane
 from bigplan.timeline import Event, Timeline
 
@@ -44,9 +45,6 @@ ON_STREAMS = (
     Lane.RECV,
 )
 
-# Actions that a lane queues ahead of the device: 13 ms where chunks of state pass through.
-AHEAD = 8
-ONE_AT_A_TIME = (Lane.STATE_IN,)
 SHARED = {Lane.GPU_UPDATE: Lane.STATE_IN, Lane.STATE_OUT: Lane.STATE_IN}  # the thread of another
 
 
@@ -180,7 +178,8 @@ class Lanes:
         recent: dict[Lane, deque[Done]] = {}
         for done in queue:
             lane = done.action.lane
-            before = recent.setdefault(lane, deque(maxlen=1 if lane in ONE_AT_A_TIME else AHEAD))
+            ahead = CHUNKS_AHEAD if lane is Lane.STATE_IN else ACTIONS_AHEAD
+            before = recent.setdefault(lane, deque(maxlen=ahead))
             earlier = before[0] if len(before) == before.maxlen else None
             before.append(done)
             self._execute(done, self.streams.get(lane), earlier)

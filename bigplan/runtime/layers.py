@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
+from bigplan.mechanics import sums_in_products
 from bigplan.runtime import blocks
 from bigplan.runtime.blocks import Linears, Rope, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept, differentiate
-from bigplan.runtime.products import Sums, accumulates_in_product, gated, unread
+from bigplan.runtime.products import Sums, gated, unread
 from bigplan.runtime.visit import Batches, Visit
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
@@ -50,7 +51,7 @@ class Losses:
 def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     """The objects for all layers of the model, first to last."""
     graph, training = context.graph, context.training
-    in_product = accumulates_in_product(context.gradient_dtype)
+    in_product = sums_in_products(graph.sizes.gradient)
     rope = blocks.rope_table(
         context.model, training.sequence_length, context.device, context.parameter_dtype
     )

@@ -17,15 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigplan.graph.graph import LOOKED_UP_ROWS
+from bigplan.mechanics import LOOKED_UP_ROWS, ROW_ELEMENTS
 from bigplan.program import Action, Ref
 from bigplan.runtime import blocks
 from bigplan.runtime.context import Context
-
-# Added up at a time in host memory: 4 MB in fp32, which the C library keeps. 17 MB and more were
-# mapped anew every time: 96 to 210 ms for 4,096 rows of 4096 on two cores, in place of 18 to 21
-# (benchmarks/host_rows.py).
-HOST_ELEMENTS = 2**20
 
 
 class Entry(NamedTuple):
@@ -91,12 +86,12 @@ def add_rows(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
     """Add gradients[i] to row rows[i] of `total`, for all i.
 
     total [V, h], rows int64 [n], gradients [n, h], on one device. Sorted by row, so that equal ones
-    lie together, they are taken LOOKED_UP_ROWS at a time, in host memory HOST_ELEMENTS. Of these
+    lie together, they are taken LOOKED_UP_ROWS at a time, in host memory ROW_ELEMENTS. Of these
     those of equal rows are added in fp32 and then to `total` once, so that a result never depends
     on the order in which a device's threads come. No value is looked at from the host, which would
     have to wait for the device.
     """
-    some_rows = LOOKED_UP_ROWS if total.is_cuda else max(1, HOST_ELEMENTS // total.shape[1])
+    some_rows = LOOKED_UP_ROWS if total.is_cuda else max(1, ROW_ELEMENTS // total.shape[1])
     ranked, order = rows.sort(stable=True)
     for some, places in zip(*(torch.split(t, some_rows) for t in (ranked, order)), strict=True):
         _add(total, some, gradients[places])

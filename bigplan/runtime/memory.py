@@ -15,19 +15,11 @@ import torch
 from torch import Tensor
 
 from bigplan.errors import PreflightError
+from bigplan.mechanics import ALIGNMENT, PAGE
 from bigplan.placement import Tier
 from bigplan.program import Buffer, Program
 from bigplan.runtime.disk import DiskFile
-from bigplan.runtime.slab import (
-    DEVICE_ALIGNMENT,
-    PAGE,
-    Arena,
-    Slab,
-    align_up,
-    apart,
-    available_disk,
-    available_host_memory,
-)
+from bigplan.runtime.slab import Arena, Slab, align_up, apart, available_disk, available_host_memory
 from bigplan.units import counted, format_bytes
 
 Key = tuple[str, int]
@@ -73,7 +65,7 @@ def _entries(region: Iterable[Buffer]) -> Iterator[tuple[Key, int]]:
 
 def _entry_bytes(buffer: Buffer) -> int:
     """Bytes from one entry to the next."""
-    return align_up(buffer.nbytes, DEVICE_ALIGNMENT if buffer.tier is Tier.GPU else PAGE)
+    return align_up(buffer.nbytes, ALIGNMENT if buffer.tier is Tier.GPU else PAGE)
 
 
 def check_machine(sizes: Sizes, device: torch.device, scratch: Path, ranks: int) -> None:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bigplan.runtime.cores import NICE
+from bigplan.mechanics import NICE
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.cpp", "sums.cpp"))
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("elements.h", "team.h"))

@@ -31,14 +31,6 @@ from bigplan.runtime.operators import gated_backward
 AddProduct = Callable[[Tensor, Tensor], None]
 
 
-def accumulates_in_product(gradient_dtype: torch.dtype) -> bool:
-    """Whether products add weights' gradients to sums of this dtype: fp32 ones.
-
-    A sum in 16 bits takes the gradients that autograd makes.
-    """
-    return gradient_dtype == torch.float32
-
-
 def add_product(total: Tensor, gradient: Tensor, x: Tensor, *, fresh: bool) -> None:
     """Add gradient^T x to `total`, fp32 [out, in], or overwrite it where it is fresh.
 

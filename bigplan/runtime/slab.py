@@ -20,11 +20,8 @@ import torch
 from torch import Tensor
 
 from bigplan.errors import PreflightError
+from bigplan.mechanics import ALIGNMENT, PAGE
 
-PAGE = 4096
-# torch's own CUDA allocator hands out multiples of 512; 256 is what vectorised kernels and
-# cuBLAS need at most, and matches cudaMalloc's guarantee.
-DEVICE_ALIGNMENT = 256
 TOUCHED_AT_ONCE = 64 << 20
 
 
@@ -153,7 +150,7 @@ class Arena(_Bump):
         self.device = torch.device(device)
         super().__init__(_device_buffer(nbytes, self.device), f"arena on {self.device}")
 
-    def take(self, nbytes: int, align: int = DEVICE_ALIGNMENT) -> Tensor:
+    def take(self, nbytes: int, align: int = ALIGNMENT) -> Tensor:
         """uint8 [nbytes] at the next multiple of `align`; AssertionError past the end."""
         return super().take(nbytes, align)
 

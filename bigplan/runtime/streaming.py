@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bigplan.content import Holds
-from bigplan.lower.entries import ALIGNMENT
+from bigplan.mechanics import ALIGNMENT
 from bigplan.placement import Tier
 from bigplan.program import Action, Ref
 from bigplan.runtime.context import Context

@@ -15,10 +15,8 @@ from collections import deque
 import torch
 from torch import Tensor
 
+from bigplan.mechanics import PIECE_BYTES, PIECES_AHEAD
 from bigplan.runtime.kept import queue_copy
-
-PIECE = 128 << 20  # bytes, 2.5 ms of the engine
-QUEUED = 2  # pieces
 
 
 class Turns:
@@ -34,8 +32,8 @@ class Turns:
 
         Small copies make a piece together, also with those of later calls.
         """
-        for start in range(0, source.numel(), PIECE):
-            part = source[start : start + PIECE]
+        for start in range(0, source.numel(), PIECE_BYTES):
+            part = source[start : start + PIECE_BYTES]
             if source.is_cuda and not self._open:
                 self._wait()
             queue_copy(target[start : start + part.numel()], part)
@@ -47,7 +45,7 @@ class Turns:
         self._chunk = _end()
 
     def _wait(self) -> None:
-        while len(self._pieces) > (0 if self._chunk_waits() else QUEUED - 1):
+        while len(self._pieces) > (0 if self._chunk_waits() else PIECES_AHEAD - 1):
             self._pieces.popleft().synchronize()
 
     def _chunk_waits(self) -> bool:
@@ -55,7 +53,7 @@ class Turns:
 
     def _count(self, nbytes: int) -> None:
         self._open += nbytes
-        if self._open >= PIECE:
+        if self._open >= PIECE_BYTES:
             self._pieces.append(_end())
             self._open = 0
 

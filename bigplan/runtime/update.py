@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from bigplan.content import Holds
+from bigplan.mechanics import CORES_BESIDE_COPIES
 from bigplan.placement import Share
 from bigplan.program import STAGED_ROWS, Action, Lane
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.context import Context, find
-from bigplan.runtime.cores import BESIDE_COPIES, Cores
+from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import Kernel, fused_step
 from bigplan.runtime.gradient_sums import add, square_sum
 from bigplan.runtime.lookup import add_up
@@ -41,7 +42,7 @@ class Update:
             layer: rules(context.training.optimizer, context.model, layer)
             for layer in context.program.layers
         }
-        self._cores = Cores(BESIDE_COPIES) if context.device.type == "cuda" else Cores()
+        self._cores = Cores(CORES_BESIDE_COPIES) if context.device.type == "cuda" else Cores()
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
         self.verdict: Verdict | None = None

@@ -17,6 +17,7 @@ from bigplan.cost.process import locked_bytes, process_bytes
 from bigplan.data.prepared import check_vocabulary
 from bigplan.errors import CheckpointError, PreflightError
 from bigplan.lower import lower_stage
+from bigplan.mechanics import SWITCH_SECONDS
 from bigplan.placement import Tier
 from bigplan.plan import Plan, digest, graph_of
 from bigplan.program import Instruction
@@ -39,9 +40,6 @@ from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
 from bigplan.runtime.weights import weights, weights_digest
 
-# A thread that asks for the interpreter gets it after so long at most. Python's 5 ms are three
-# times what a chunk of streamed state (64 MiB) takes to copy.
-SWITCH_SECONDS = 0.0005
 DIGEST_LIMIT = 100_000_000  # parameters: hashing more would take longer than a step
 
 

@@ -10,8 +10,6 @@ from itertools import pairwise
 
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.lower.entries import (
-    CHUNK_STAGING,
-    STAGING,
     checkpoint_staging,
     data_staging,
     looked_up_bytes,
@@ -19,6 +17,7 @@ from bigplan.lower.entries import (
     streaming_bytes,
     streaming_entries,
 )
+from bigplan.mechanics import CHUNK_STAGING, STAGING
 from bigplan.placement import Tier
 from bigplan.solve.linear import Capacity, Linear, Rule, Variable, total, var
 from bigplan.solve.stage import RERUN, StageClass

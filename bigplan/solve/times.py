@@ -26,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from bigplan.graph.graph import LayerKind
-from bigplan.lower.entries import STAGING, looked_up_bytes, row_bytes
+from bigplan.lower.entries import looked_up_bytes, row_bytes
+from bigplan.mechanics import STAGING
 from bigplan.placement import Tier
 from bigplan.solve.linear import AtLeast, Linear, total, var
 from bigplan.solve.memory import gradient_bytes, owned

@@ -11,13 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.graph.graph import LayerKind
-from bigplan.lower.entries import (
-    CHUNK_STAGING,
-    STAGING,
-    staged_chunk_bytes,
-    streaming_bytes,
-    streaming_entries,
-)
+from bigplan.lower.entries import staged_chunk_bytes, streaming_bytes, streaming_entries
+from bigplan.mechanics import CHUNK_STAGING, STAGING
 from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import Linear, total
 from bigplan.solve.memory import gradient_bytes, owned, weight_bytes

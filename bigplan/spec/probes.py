@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-_CHUNK = 4 * 2**20
-_WORKERS = 4
+from bigplan.mechanics import DISK_THREADS, TRANSFER_BYTES
 
 
 @dataclass(frozen=True)
@@ -121,16 +120,16 @@ def _transfer(
 
     def work(worker: int) -> int:
         moved = 0
-        with mmap.mmap(-1, _CHUNK) as buffer:  # Page-aligned, as O_DIRECT needs.
-            for offset in range(worker * _CHUNK, size, _WORKERS * _CHUNK):
+        with mmap.mmap(-1, TRANSFER_BYTES) as buffer:  # Page-aligned, as O_DIRECT needs.
+            for offset in range(worker * TRANSFER_BYTES, size, DISK_THREADS * TRANSFER_BYTES):
                 if moved and time.perf_counter() > end:
                     break
                 moved += move(descriptor, [buffer], offset)
         return moved
 
     start = time.perf_counter()
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        moved = sum(pool.map(work, range(_WORKERS)))
+    with ThreadPoolExecutor(DISK_THREADS) as pool:
+        moved = sum(pool.map(work, range(DISK_THREADS)))
     if move is os.pwritev:
         os.fdatasync(descriptor)
     return moved / (time.perf_counter() - start)

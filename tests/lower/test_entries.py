@@ -8,7 +8,8 @@ import pytest
 
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
-from bigplan.lower.entries import OPERATIONS_A_BYTE, streaming_bytes, streaming_entries
+from bigplan.lower.entries import streaming_bytes, streaming_entries
+from bigplan.mechanics import OPERATIONS_A_BYTE
 from bigplan.spec.catalog import find_model
 from bigplan.spec.training import Training
 from tests.toys import toy_graph

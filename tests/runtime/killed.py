@@ -18,10 +18,10 @@ from unittest import mock
 
 import torch
 
+from bigplan.mechanics import PAGE
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint.folder import checkpoints
-from bigplan.runtime.disk import PAGE
 from bigplan.runtime.worker import Worker
 from tests.runtime.checkpoints import away, on_device, resident
 

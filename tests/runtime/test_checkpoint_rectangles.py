@@ -19,12 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from bigplan.errors import CheckpointError
+from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle, cut, whole
 from bigplan.runtime.checkpoint import Manifest, Reader, reading, writing
 from bigplan.runtime.checkpoint.layout import ELEMENT, Image, LayerFile, Span, laid_out
 from bigplan.runtime.checkpoint.manifest import Extent, Kind, StoredFile, StoredTensor
 from bigplan.runtime.disk import Pages
-from bigplan.runtime.slab import PAGE, aligned_empty
+from bigplan.runtime.slab import aligned_empty
 from tests.examples import examples
 from tests.runtime.plans import tiny_model, tiny_training
 

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.mechanics import PAGE
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.program import Op, expand
@@ -21,7 +22,6 @@ from bigplan.runtime.checkpoint import Manifest, Saver, latest, restore
 from bigplan.runtime.checkpoint.layout import ELEMENT
 from bigplan.runtime.context import Context
 from bigplan.runtime.pieces import Box, LayerRows, Part
-from bigplan.runtime.slab import PAGE
 from bigplan.runtime.worker import Worker
 from tests.runtime.checkpoints import away, passing, resident, running
 from tests.runtime.harness import context_of, same, state_of

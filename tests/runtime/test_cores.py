@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from bigplan.runtime.cores import BESIDE_COPIES, Cores
+from bigplan.mechanics import CORES_BESIDE_COPIES
+from bigplan.runtime.cores import Cores
 
 
 @pytest.fixture(params=[1, 3])
@@ -61,10 +62,10 @@ def test_the_first_error_comes_back_when_all_have_ended(cores: Cores) -> None:
 
 def test_a_part_of_the_cores_leaves_torchs_own_threads_as_they_were(cores: Cores) -> None:
     before = torch.get_num_threads()
-    with Cores(BESIDE_COPIES) as some:
+    with Cores(CORES_BESIDE_COPIES) as some:
         assert some.count == {1: 1, 3: 3}[cores.count]
         assert torch.get_num_threads() == before
     torch.set_num_threads(8)
-    with Cores(BESIDE_COPIES) as some:
+    with Cores(CORES_BESIDE_COPIES) as some:
         assert some.count == 6
     torch.set_num_threads(before)

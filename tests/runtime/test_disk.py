@@ -18,8 +18,10 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.errors import PreflightError
+from bigplan.mechanics import PAGE
 from bigplan.runtime import disk
-from bigplan.runtime.disk import PAGE, DiskFile, TransferError, aligned_empty
+from bigplan.runtime.disk import DiskFile, TransferError
+from bigplan.runtime.slab import aligned_empty
 from tests.examples import examples
 
 PAGES = 64
@@ -27,7 +29,7 @@ PAGES = 64
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "CHUNK", 4 * PAGE)
+    monkeypatch.setattr(disk, "TRANSFER_BYTES", 4 * PAGE)
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from bigplan.runtime.native import Piece, native
 from bigplan.runtime.sgd import sgd_kernel
 
 RATE, DECAY, STEP = 1e-2, 0.1, 7
+AT_ONCE = 1024  # elements: any piece here is several parts
 OPTIMIZERS = {
     "adamw": Optimizer(),
     "momentum": Optimizer(name="sgd"),
@@ -37,8 +38,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "CPU_CHUNK", 1024)
-    monkeypatch.setattr(fused, "CUDA_CHUNK", 1024)
+    monkeypatch.setattr(fused, "UPDATED_ELEMENTS", AT_ONCE)
+    monkeypatch.setattr(fused, "WIDENED_ELEMENTS", AT_ONCE)
 
 
 @pytest.fixture(autouse=True, params=["compiled", "torch"])
@@ -215,7 +216,7 @@ def test_pieces_are_rows_in_one_line_and_may_be_none() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cores_give_the_same_bits_and_the_cast_copy(dtype: torch.dtype) -> None:
     """More elements than one core takes at once, in pieces that end anywhere."""
-    count = fused.CPU_CHUNK + 12_345
+    count = AT_ONCE + 12_345
     piece = _piece("adamw", count, 3)
     plain = _stepped("adamw", piece, divisor=3.0, gradient_dtype=dtype)
     new = _map(piece, torch.clone)

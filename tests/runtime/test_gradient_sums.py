@@ -28,7 +28,7 @@ def cores() -> Iterator[Cores]:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
         monkeypatch.setattr(gradient_sums, "native", lambda: None)
-        monkeypatch.setattr(gradient_sums, "CHUNK", 1000)  # several parts and a rest
+        monkeypatch.setattr(gradient_sums, "SUMMED_ELEMENTS", 1000)  # several parts and a rest
     elif native() is None:
         pytest.skip("needs a C++ compiler")
     return str(request.param)

@@ -14,11 +14,12 @@ from torch import Tensor
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.strategy import Strategy
+from bigplan.mechanics import PAGE
 from bigplan.runtime import blocks
 from bigplan.runtime.context import DTYPES
 from bigplan.runtime.kept import SMALL, Kept
 from bigplan.runtime.layers import Block
-from bigplan.runtime.slab import PAGE, align_up, aligned_empty
+from bigplan.runtime.slab import align_up, aligned_empty
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.plans import tiny_model, tiny_training

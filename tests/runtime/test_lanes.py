@@ -15,11 +15,12 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.mechanics import ACTIONS_AHEAD
 from bigplan.order import Order, order_of
 from bigplan.plan import Plan
 from bigplan.program import Action, Lane, Op, expand
 from bigplan.runtime import lanes as lanes_module
-from bigplan.runtime.lanes import AHEAD, Clock, Done, Lanes, StoppedError, finish, read_ahead
+from bigplan.runtime.lanes import Clock, Done, Lanes, StoppedError, finish, read_ahead
 from bigplan.timeline import Timeline
 from tests.examples import examples
 from tests.runtime.harness import context_of, started
@@ -150,7 +151,7 @@ def test_chunks_are_queued_one_at_a_time_by_one_thread(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     passing = (Lane.STATE_IN, Lane.GPU_UPDATE, Lane.STATE_OUT)
     done: list[Done] = []
-    for number in range(3 * AHEAD):
+    for number in range(3 * ACTIONS_AHEAD):
         for lane in (*passing, Lane.COMPUTE):
             done.append(Done(_action(lane, number), done[-1:]))
     lanes = Lanes(torch.device("cuda"), run)
@@ -158,13 +159,13 @@ def test_chunks_are_queued_one_at_a_time_by_one_thread(monkeypatch: pytest.Monke
     finish(done, Clock(time.perf_counter()), 0)
     lanes.close()
     assert len(set.union(*(threads[lane] for lane in passing))) == 1
-    assert most == dict.fromkeys((*passing, Lane.COMPUTE), AHEAD - 1) | {Lane.STATE_IN: 0}
+    assert most == dict.fromkeys((*passing, Lane.COMPUTE), ACTIONS_AHEAD - 1) | {Lane.STATE_IN: 0}
 
 
 @pytest.mark.gpu
 def test_a_lane_queues_a_few_actions_ahead_of_the_device() -> None:
     device, ahead = torch.device("cuda"), list[int]()
-    done = [Done(_action(Lane.COMPUTE, number)) for number in range(5 * AHEAD)]
+    done = [Done(_action(Lane.COMPUTE, number)) for number in range(5 * ACTIONS_AHEAD)]
 
     def run(action: Action) -> None:
         ends = [earlier.end for earlier in done[: action.layer]]
@@ -177,7 +178,7 @@ def test_a_lane_queues_a_few_actions_ahead_of_the_device() -> None:
     lanes.start(done)
     finish(done, clock, 0)
     lanes.close()
-    assert 1 < max(ahead) < AHEAD + 1
+    assert 1 < max(ahead) < ACTIONS_AHEAD + 1
 
 
 @pytest.mark.timeout(30)

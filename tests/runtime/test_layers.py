@@ -26,6 +26,7 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Gemm, Operator
 from bigplan.graph.strategy import Strategy
+from bigplan.mechanics import repeats_heads
 from bigplan.runtime import blocks
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.layers import Block
@@ -204,7 +205,7 @@ def test_every_saved_value_is_described(
     if device == "cuda":
         length = 64  # whose kernels pad statistics to 32 positions
     model = model.model_copy(update={"max_sequence_length": 1024})
-    expanded = blocks.needs_expanded_kv(model, dtype)
+    expanded = repeats_heads(dtype.itemsize, model.heads, model.kv_heads)
     shape = BlockShape(batch * length, length, dtype.itemsize, expanded_kv=expanded)
     described = Counter(saved_values(model, shape).values())
     found = _saved(_Layer(model, length, dtype, device, batch))

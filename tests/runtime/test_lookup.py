@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bigplan.graph.graph import LOOKED_UP_ROWS
 from bigplan.graph.strategy import Strategy
+from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.placement import Tier
 from bigplan.program import Op, expand
 from bigplan.runtime import lookup as module
@@ -44,7 +44,7 @@ def test_rows_are_added_to_a_sum(
     device: str, dtype: torch.dtype, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Most words more than once, some never: as in text."""
-    monkeypatch.setattr(module, "HOST_ELEMENTS", LOOKED_UP_ROWS * COLUMNS)
+    monkeypatch.setattr(module, "ROW_ELEMENTS", LOOKED_UP_ROWS * COLUMNS)
     rows = (_values(number).abs() * 20).long().clamp(max=98)
     gradients, total = _values(number, COLUMNS, dtype=dtype), _values(100, COLUMNS)
     exact = _dense(total, rows, gradients)
@@ -82,7 +82,7 @@ def test_any_rows_a_few_at_a_time(listed: list[int], at_once: int) -> None:
     total = torch.ones(7, 2)
     exact = _dense(total, rows, gradients)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "HOST_ELEMENTS", 2 * at_once)
+        patch.setattr(module, "ROW_ELEMENTS", 2 * at_once)
         add_rows(total, rows, gradients)
     assert torch.equal(total.double(), exact)
 

@@ -16,12 +16,12 @@ from bigplan.errors import InputError, PreflightError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower_stage
+from bigplan.mechanics import ALIGNMENT, PAGE
 from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Op, Program, expand
 from bigplan.runtime import memory
 from bigplan.runtime.memory import Memory, Sizes, check_machine, static_sizes
-from bigplan.runtime.slab import DEVICE_ALIGNMENT, PAGE
 from bigplan.runtime.worker import Worker
 from bigplan.spec.training import Validation
 from tests.examples import examples
@@ -51,7 +51,7 @@ def test_memory_takes_exactly_the_static_sizes(plan: Plan) -> None:
             promised[Tier.GPU] -= buffer.total
     count = sum(buffer.count for buffer in program.buffers.values())
     for size, tier, unit in (
-        (sizes.device, Tier.GPU, DEVICE_ALIGNMENT),
+        (sizes.device, Tier.GPU, ALIGNMENT),
         (sizes.host, Tier.HOST, PAGE),
         (sizes.disk, Tier.NVME, PAGE),
     ):
@@ -85,7 +85,7 @@ def test_entries_do_not_overlap(plan: Plan) -> None:
         for key, place in store._places.items():
             buffer = store.buffers[key[0]]
             assert place.numel() >= buffer.nbytes
-            assert place.data_ptr() % (DEVICE_ALIGNMENT if buffer.tier is Tier.GPU else PAGE) == 0
+            assert place.data_ptr() % (ALIGNMENT if buffer.tier is Tier.GPU else PAGE) == 0
         _take_apart(store)
         spans = [(p.data_ptr(), p.data_ptr() + p.numel()) for p in store._places.values()]
         spans = sorted(span for span in spans if span[0] < span[1])

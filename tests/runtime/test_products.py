@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.runtime.products import Factor, Sums, accumulates_in_product, add_product, linears
+from bigplan.runtime.products import Factor, Sums, add_product, linears
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = [torch.bfloat16, torch.float16, torch.float32]
@@ -219,8 +219,3 @@ def test_sums_of_two_layers_start_apart() -> None:
     sums.close()
     assert own.tolist() == [2.0] * 3
     assert table.tolist() == [3.0] * 3
-
-
-def test_only_fp32_sums_are_added_to_in_products() -> None:
-    assert accumulates_in_product(torch.float32)
-    assert not any(accumulates_in_product(dtype) for dtype in (torch.bfloat16, torch.float16))

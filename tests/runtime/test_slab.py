@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.errors import PreflightError
+from bigplan.mechanics import ALIGNMENT, PAGE
 from bigplan.runtime import slab
 
 GIB = 2**30
@@ -22,9 +23,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 @given(st.lists(st.integers(0, 20_000), max_size=12))
 def test_pieces_are_aligned_and_disjoint(sizes: list[int]) -> None:
-    host = slab.Slab(sum(slab.align_up(n, slab.PAGE) for n in sizes), pinned=False)
-    arena = slab.Arena(sum(slab.align_up(n, slab.DEVICE_ALIGNMENT) for n in sizes), "cpu")
-    for memory, alignment in ((host, slab.PAGE), (arena, slab.DEVICE_ALIGNMENT)):
+    host = slab.Slab(sum(slab.align_up(n, PAGE) for n in sizes), pinned=False)
+    arena = slab.Arena(sum(slab.align_up(n, ALIGNMENT) for n in sizes), "cpu")
+    for memory, alignment in ((host, PAGE), (arena, ALIGNMENT)):
         pieces = [memory.take(n) for n in sizes]
         for number, piece in enumerate(pieces):
             piece.fill_(number + 1)
@@ -46,10 +47,10 @@ def test_taking_more_than_declared_fails(device: str) -> None:
 
 
 def test_a_slab_is_zero_and_closes() -> None:
-    host = slab.Slab(3 * slab.PAGE + 5, pinned=False)
-    piece = host.take(3 * slab.PAGE + 5)
+    host = slab.Slab(3 * PAGE + 5, pinned=False)
+    piece = host.take(3 * PAGE + 5)
     assert not bool(piece.any())
-    assert piece.data_ptr() % slab.PAGE == 0
+    assert piece.data_ptr() % PAGE == 0
     host.close()
     host.close()
     piece.fill_(1)  # a view keeps the mapping alive
@@ -59,8 +60,8 @@ def test_a_slab_is_zero_and_closes() -> None:
 
 @pytest.mark.gpu
 def test_a_pinned_slab_copies_asynchronously() -> None:
-    host = slab.Slab(64 * slab.PAGE, pinned=True)
-    piece = host.take(32 * slab.PAGE)
+    host = slab.Slab(64 * PAGE, pinned=True)
+    piece = host.take(32 * PAGE)
     assert piece.is_pinned()
     piece.fill_(7)
     copy = piece.to("cuda", non_blocking=True)

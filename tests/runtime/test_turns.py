@@ -8,8 +8,9 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.mechanics import PIECES_AHEAD
 from bigplan.runtime import turns
-from bigplan.runtime.turns import QUEUED, Turns
+from bigplan.runtime.turns import Turns
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -19,7 +20,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def test_copies_arrive_whole(
     device: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "PIECE", 1000)
+    monkeypatch.setattr(turns, "PIECE_BYTES", 1000)
     turn = Turns()
     for nbytes in sizes:
         source = torch.randint(1, 255, (nbytes,), dtype=torch.uint8, device=device)
@@ -81,13 +82,13 @@ def test_pieces_are_queued_by_twos_and_one_by_one_while_a_chunk_waits(
         return [each for each in ends if each is not chunk]
 
     chunk: _End | None = None
-    monkeypatch.setattr(turns, "PIECE", 100)
+    monkeypatch.setattr(turns, "PIECE_BYTES", 100)
     monkeypatch.setattr(turns, "_end", end)
     monkeypatch.setattr(turns, "queue_copy", queue_copy)
     turn = Turns()
     turn.copy(_OnDevice(400), _OnDevice(400))  # type: ignore[arg-type]
     assert under_way == [0, 1, 1, 1]
-    assert waited == ends[: 4 - QUEUED]
+    assert waited == ends[: 4 - PIECES_AHEAD]
     turn.chunk_queued()
     chunk = ends[-1]
     turn.copy(_OnDevice(200), _OnDevice(200))  # type: ignore[arg-type]

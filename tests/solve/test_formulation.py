@@ -10,7 +10,7 @@ from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
-from bigplan.lower.entries import CHUNK_STAGING
+from bigplan.mechanics import CHUNK_STAGING
 from bigplan.placement import CHUNK, Placement, Rings, Tier
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate, placement_of, rounded

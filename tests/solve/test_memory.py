@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 from bigplan.graph.strategy import Strategy
-from bigplan.lower.entries import CHUNK_STAGING, PAGE, streaming_bytes, streaming_entries
+from bigplan.lower.entries import streaming_bytes, streaming_entries
+from bigplan.mechanics import CHUNK_STAGING, PAGE
 from bigplan.placement import Rings, Tier
 from bigplan.program import Buffer, Program
 from bigplan.solve.decisions import decisions_of

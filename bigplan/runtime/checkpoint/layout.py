@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigplan.content import Content, Holds
+from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle, cut
 from bigplan.runtime.checkpoint.manifest import Kind, StoredTensor
 from bigplan.runtime.context import Context
 from bigplan.runtime.memory import Key
 from bigplan.runtime.pieces import Box
-from bigplan.runtime.slab import PAGE, align_up
+from bigplan.runtime.slab import align_up
 from bigplan.spec.optimizer import full_name
 
 ELEMENT = 4  # bytes: all state is fp32

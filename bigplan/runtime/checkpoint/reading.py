@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from bigplan.errors import CheckpointError
+from bigplan.mechanics import DISK_THREADS, PAGE, TRANSFER_BYTES
 from bigplan.rectangle import Rectangle, cut, whole
 from bigplan.runtime.checkpoint.layout import ELEMENT
 from bigplan.runtime.checkpoint.manifest import Extent, Kind, Manifest, StoredFile, StoredTensor
-from bigplan.runtime.checkpoint.writing import BLOCK, THREADS
-from bigplan.runtime.disk import CHUNK, PAGE, Pages, TransferError, aligned_empty
-from bigplan.runtime.slab import align_up
+from bigplan.runtime.checkpoint.writing import BLOCK
+from bigplan.runtime.disk import Pages, TransferError
+from bigplan.runtime.slab import align_up, aligned_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Reader:
         self._index = {key: _Index(stored) for key, stored in found.items()}
         self._pages: Pages | None = None
         self._run: _Run | None = None
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint")
+        self._pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checkpoint")
 
     def __enter__(self) -> Reader:
         return self
@@ -204,7 +205,7 @@ class Reader:
                     self._pages.close()
                     self._pages = None
                 self._pages = Pages.open(path)
-            parts = range(run.start, run.stop, CHUNK)
+            parts = range(run.start, run.stop, TRANSFER_BYTES)
             view = self._buffer.numpy().data
             list(self._pool.map(lambda at: self._chunk(run, at, view), parts))
         except (TransferError, OSError) as error:
@@ -216,7 +217,7 @@ class Reader:
 
     def _chunk(self, run: _Run, at: int, view: memoryview) -> None:
         assert self._pages is not None
-        nbytes = min(CHUNK, run.stop - at)
+        nbytes = min(TRANSFER_BYTES, run.stop - at)
         start = at - run.start
         part = view[start : start + nbytes]
         self._pages.move(at, view[start : start + align_up(nbytes, PAGE)], write=False)

@@ -16,19 +16,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bigplan.mechanics import DISK_THREADS, PAGE, STAGING
 from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
 from bigplan.runtime.checkpoint.layout import Image, LayerFile, layer_file
 from bigplan.runtime.checkpoint.manifest import Extent, Manifest, StoredFile, write_manifest
-from bigplan.runtime.checkpoint.writing import THREADS, FileWriter, Written, wait_for
+from bigplan.runtime.checkpoint.writing import FileWriter, Written, wait_for
 from bigplan.runtime.context import Context
-from bigplan.runtime.disk import aligned_empty
 from bigplan.runtime.memory import Key
 from bigplan.runtime.result import Saved
-from bigplan.runtime.slab import PAGE, align_up
+from bigplan.runtime.slab import align_up, aligned_empty
 
-STAGES = (("stage.c", 0), ("stage.c", 1))
+STAGES = tuple(("stage.c", entry) for entry in range(STAGING))
 
 
 class Saver:
@@ -43,7 +43,7 @@ class Saver:
         self._files = _own(context) if sharded else _share(context)
         self._left = {layer: {i.key for i in file.images} for layer, file in self._files.items()}
         self._open: dict[int, tuple[FileWriter, dict[Key, Extent]]] = {}
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint")
+        self._pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checkpoint")
         self._stream: torch.cuda.Stream | None = None
         self.error = ""
         self.stored: list[StoredFile] = []

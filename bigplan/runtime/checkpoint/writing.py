@@ -14,11 +14,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from bigplan.runtime.disk import CHUNK, Pages
-from bigplan.runtime.slab import PAGE, align_up
+from bigplan.mechanics import PAGE, TRANSFER_BYTES
+from bigplan.runtime.disk import Pages
+from bigplan.runtime.slab import align_up
 
 BLOCK = 2**20  # bytes under one checksum: what a reader of a few rows reads beside them
-THREADS = 4
 Written = list[Future[list[int]]]
 
 
@@ -48,9 +48,9 @@ class FileWriter:
         view = source[: align_up(nbytes, PAGE)].numpy().data
         return [
             self._pool.submit(
-                self._chunk, offset + start, view[start : start + CHUNK], nbytes - start
+                self._chunk, offset + start, view[start : start + TRANSFER_BYTES], nbytes - start
             )
-            for start in range(0, nbytes, CHUNK)
+            for start in range(0, nbytes, TRANSFER_BYTES)
         ]
 
     def _chunk(self, offset: int, view: memoryview, nbytes: int) -> list[int]:
