@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -172,6 +173,15 @@ def test_a_gradient_is_read_and_written_where_it_is_summed() -> None:
     assert found.nbytes == 2 * 4 * kind.parameters
     # Apart from the GEMM, the product is read too, in 2 bytes: 10 for 8.
     assert found.nbytes * found.eager == pytest.approx((2 * 4 + 2) * kind.parameters)
+
+
+@pytest.mark.parametrize(("gradients", "nbytes"), [("fp32", 2 * 4), ("bf16", 2 * 2 + 2)])
+def test_native_products_add_to_no_sum_of_16_bits(gradients: str, nbytes: int) -> None:
+    """There the gradient is a tensor, which the workspace holds and the addition reads."""
+    shape = replace(_shape(gradient_precision=gradients), fused=True)
+    kind = block(shape)
+    assert _stream(kind.backward, "gradient sum").nbytes == nbytes * kind.parameters
+    assert (shape.new_gradients(kind.tensors) >= 2 * kind.parameters) == (gradients == "bf16")
 
 
 # --- attention
