@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.document import validate
-from bigplan.spec.hf_families import FAMILIES
+from bigplan.spec.families import FAMILIES
 from bigplan.spec.hf_reader import Config, Reader
 from bigplan.spec.hf_refusals import refuse_adapter, refuse_experts, refuse_foreign
 from bigplan.spec.model import ModelSpec
@@ -51,9 +51,9 @@ def from_hf_config(
             "a model of the same shape can be written as a model YAML"
         )
     refuse_foreign(config, where)
-    read, defaults = FAMILIES[model_type]
-    reader = Reader(config, defaults, where, lines or {})
-    fields = read(reader)
+    family = FAMILIES[model_type]
+    reader = Reader(config, family.defaults, where, lines or {})
+    fields = family.read(reader)
     name = reader.name() or Path(where).parent.name
     fields |= {"name": name or model_type, "source": f"Hugging Face config.json ({model_type})"}
     return validate(fields, ModelSpec, where)

@@ -1,69 +1,19 @@
 """Which tensor of a Hugging Face model holds which of our parameters.
 
-Hugging Face's rotary halves are ours, so most tensors are the same under another name. GPT-2 keeps
-its matrices as [in, out], and queries, keys and values as one of them.
+Hugging Face's rotary halves are ours, so most tensors are the same under another name, which the
+families' files have (bigplan/spec/families).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bigplan.spec.families import FAMILIES
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
-_LLAMA = {
-    "embed_tokens": "model.embed_tokens",
-    "input_norm": "model.layers.{}.input_layernorm",
-    "q_proj": "model.layers.{}.self_attn.q_proj",
-    "k_proj": "model.layers.{}.self_attn.k_proj",
-    "v_proj": "model.layers.{}.self_attn.v_proj",
-    "o_proj": "model.layers.{}.self_attn.o_proj",
-    "q_norm": "model.layers.{}.self_attn.q_norm",
-    "k_norm": "model.layers.{}.self_attn.k_norm",
-    "post_norm": "model.layers.{}.post_attention_layernorm",
-    "gate_proj": "model.layers.{}.mlp.gate_proj",
-    "up_proj": "model.layers.{}.mlp.up_proj",
-    "down_proj": "model.layers.{}.mlp.down_proj",
-    "norm": "model.norm",
-    "lm_head": "lm_head",
-}
-_GPT2 = {
-    "embed_tokens": "transformer.wte",
-    "embed_positions": "transformer.wpe",
-    "input_norm": "transformer.h.{}.ln_1",
-    "q_proj": "transformer.h.{}.attn.c_attn",
-    "k_proj": "transformer.h.{}.attn.c_attn",
-    "v_proj": "transformer.h.{}.attn.c_attn",
-    "o_proj": "transformer.h.{}.attn.c_proj",
-    "post_norm": "transformer.h.{}.ln_2",
-    "up_proj": "transformer.h.{}.mlp.c_fc",
-    "down_proj": "transformer.h.{}.mlp.c_proj",
-    "norm": "transformer.ln_f",
-    "lm_head": "lm_head",
-}
-_OPT = {
-    "embed_tokens": "model.decoder.embed_tokens",
-    "embed_positions": "model.decoder.embed_positions",
-    "input_norm": "model.decoder.layers.{}.self_attn_layer_norm",
-    "q_proj": "model.decoder.layers.{}.self_attn.q_proj",
-    "k_proj": "model.decoder.layers.{}.self_attn.k_proj",
-    "v_proj": "model.decoder.layers.{}.self_attn.v_proj",
-    "o_proj": "model.decoder.layers.{}.self_attn.out_proj",
-    "post_norm": "model.decoder.layers.{}.final_layer_norm",
-    "up_proj": "model.decoder.layers.{}.fc1",
-    "down_proj": "model.decoder.layers.{}.fc2",
-    "norm": "model.decoder.final_layer_norm",
-    "lm_head": "lm_head",
-}
-_NAMES = {
-    "llama": _LLAMA,
-    "mistral": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "gpt2": _GPT2,
-    "opt": _OPT,
-}
-WEIGHT_FAMILIES: tuple[str, ...] = tuple(_NAMES)  # model types whose weights are read and written
+_TENSORS = {name: family.tensors for name, family in FAMILIES.items() if family.tensors}
+WEIGHT_FAMILIES = tuple(_TENSORS)  # model types whose weights are read and written
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +52,13 @@ class HfTensor:
 
 def stored(family: str, layer: int, parameter: str) -> Stored:
     """Where `family`'s files hold our `parameter` ("q_proj.weight") of a layer."""
-    name, _, part = parameter.rpartition(".")
-    tensor = f"{_NAMES[family][name].format(layer - 1)}.{part}"
-    transposed = family == "gpt2" and part == "weight" and name in _GPT2_LINEAR
-    if family == "gpt2" and name in _FUSED:
-        return Stored(tensor, transposed, _FUSED.index(name), len(_FUSED))
-    return Stored(tensor, transposed)
-
-
-_FUSED = ("q_proj", "k_proj", "v_proj")
-_GPT2_LINEAR = (*_FUSED, "o_proj", "up_proj", "down_proj")
+    tensors = _TENSORS[family]
+    module, _, part = parameter.rpartition(".")
+    name = f"{tensors.names[module].format(layer - 1)}.{part}"
+    transposed = part == "weight" and module in tensors.transposed
+    if module in tensors.fused:
+        return Stored(name, transposed, tensors.fused.index(module), len(tensors.fused))
+    return Stored(name, transposed)
 
 
 def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:

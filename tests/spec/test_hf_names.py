@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bigplan.spec.catalog import find_model
-from bigplan.spec.hf_names import hf_tensors, stored
+from bigplan.spec.families import FAMILIES
+from bigplan.spec.hf_names import WEIGHT_FAMILIES, hf_tensors, stored
+from bigplan.spec.model import ModelSpec
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,25 @@ def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
     assert sorted(pieces) == sorted(expected)
     total = sum(p.parameter.count for tensor in tensors for p in tensor.pieces)
     assert total == model.parameter_count
+
+
+def _modules(**changes: object) -> set[str]:
+    """With tensors of their own, in a model that has all but what `changes` say."""
+    all_of_it = {"qk_norm": True, "positions": "learned", "tied_embeddings": False}
+    model = ModelSpec.model_validate(find_model("llama-3-8b").model_dump() | all_of_it | changes)
+    kinds = model.kinds().values()
+    return {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
+
+
+@pytest.mark.parametrize("family", WEIGHT_FAMILIES)
+def test_families_name_modules_that_there_are(family: str) -> None:
+    tensors = FAMILIES[family].tensors
+    assert tensors is not None
+    assert set(tensors.names) <= _modules()
+    # Whatever a family leaves out, every model has these.
+    least = _modules(qk_norm=False, positions="alibi", mlp="gelu")
+    assert least <= set(tensors.names)
+    assert {*tensors.transposed, *tensors.fused} <= set(tensors.names)
 
 
 def test_gpt2_keeps_queries_keys_and_values_in_one_transposed_matrix() -> None:

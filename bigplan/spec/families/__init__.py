@@ -1,0 +1,22 @@
+"""The families of Hugging Face models that are known: a file each, and a line below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bigplan.spec.families.family import Family
+from bigplan.spec.families.gpt2 import GPT2
+from bigplan.spec.families.gpt_neox import GPT_NEOX
+from bigplan.spec.families.llama import LLAMA, MISTRAL
+from bigplan.spec.families.opt import OPT
+from bigplan.spec.families.qwen import QWEN2, QWEN3
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gpt2": GPT2,
+    "gpt_neox": GPT_NEOX,
+    "opt": OPT,
+}

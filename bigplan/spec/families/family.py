@@ -1,0 +1,32 @@
+"""What is known of a family of Hugging Face models: its config.json, and its files' tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bigplan.spec.hf_reader import Reader
+from bigplan.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """How a family's files name and keep the modules of bigplan/spec/layers.py.
+
+    `{}` in a name is the block's number, from 0. Files of most families keep a matrix [out, in].
+    """
+
+    names: Mapping[str, str]  # module -> its name there
+    transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out]
+    fused: tuple[str, ...] = ()  # modules that are one, in this order, one below the other
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model_type."""
+
+    read: Callable[[Reader], dict[str, Any]]  # a config.json's fields of ModelSpec
+    defaults: Mapping[str, Any]  # those of transformers' own config class, for absent keys
+    write: Callable[[ModelSpec], dict[str, Any]] | None = None  # None: cannot be exported
+    tensors: Tensors | None = None  # None: weights are neither read nor written
