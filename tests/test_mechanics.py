@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from bigplan.cost.price import price
-from bigplan.graph.block import Shape, local_tensors
 from bigplan.graph.build import build_graph
+from bigplan.graph.shape import Shape, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from bigplan.graph.activations import (
-    BlockShape,
-    block_saved_bytes,
-    boundary_bytes,
-    saved_values,
-    score_bytes,
-)
+from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
-from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Pattern, Stream
-from bigplan.graph.strategy import Strategy
-from bigplan.mechanics import repeats_heads, sums_in_products
-from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import Op, Parameter, Step
-from bigplan.spec.training import Training
+from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.shape import Shape, gradient_sum, local_tensors
+from bigplan.spec.step import Op, Step
 
 # What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
 # RMSNorm 40 and 94 bytes an element forward and backward instead of 4 and 6, SwiGLU's silu and
@@ -32,121 +22,6 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes that every operator of one micro-batch on one rank is made of."""
-
-    model: ModelSpec
-    training: Training
-    strategy: Strategy
-    context_parallel: int = 1
-    fused: bool = False  # norms, activation and loss keep no temporaries of their own
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch on one rank."""
-        whole = self.strategy.micro_batch * self.training.sequence_length
-        return whole // self.context_parallel
-
-    @property
-    def element(self) -> int:
-        """Bytes of an element in the compute dtype."""
-        return self.training.compute_bytes
-
-    @property
-    def sums_in_products(self) -> bool:
-        """Whether the native runtime's products add matrices' gradients to the sums themselves."""
-        return self.fused and sums_in_products(self.training.gradient_bytes)
-
-    def new_gradients(self, tensors: tuple[Tensor, ...]) -> int:
-        """Bytes of gradients by parameters that live before they are added to their sums."""
-        made = (t for t in tensors if not self.sums_in_products or t.rows == 1)
-        return self.element * sum(t.elements for t in made)
-
-    @property
-    def tp(self) -> int:
-        """Tensor-parallel ranks."""
-        return self.strategy.tp
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether norms and residuals are split over the tensor-parallel ranks."""
-        return self.tp > 1 and self.strategy.sequence_parallel
-
-    @property
-    def whole_hidden(self) -> int:
-        """Bytes of a hidden state [tokens, hidden]: what a collective moves."""
-        return boundary_bytes(self.model, self.tokens, self.element)
-
-    @property
-    def hidden(self) -> int:
-        """Bytes of the part of a hidden state that a rank keeps and norms."""
-        return self.whole_hidden // (self.tp if self.sequence_parallel else 1)
-
-    def steps(self, op: Op) -> tuple[Step, ...]:
-        """Those of a block that do this."""
-        return tuple(step for step in self.model.steps("block") if step.op is op)
-
-    @property
-    def activation_shape(self) -> BlockShape:
-        """The same as activations.py has it."""
-        return BlockShape(
-            tokens=self.tokens,
-            sequence_length=self.training.sequence_length // self.context_parallel,
-            element_size=self.element,
-            tensor_parallel=self.tp,
-            sequence_parallel=self.sequence_parallel,
-            expanded_kv=repeats_heads(self.element, self.model.heads, self.model.kv_heads),
-            materialised=self.training.attention == "materialised",
-            dropout=self.training.dropout > 0,
-        )
-
-    def into_matrix(self, name: str) -> tuple[Collective, ...]:
-        """Before a matrix split by rows: with sequence parallelism the sequence is gathered."""
-        if not self.sequence_parallel:
-            return ()
-        return (Collective(f"{name} gather", "all_gather", self.whole_hidden),)
-
-    def out_of_matrix(self, name: str, beside: str = "") -> tuple[Collective, ...]:
-        """After a matrix split by columns: the partial products are summed."""
-        if self.tp == 1:
-            return ()
-        pattern: Pattern = "reduce_scatter" if self.sequence_parallel else "all_reduce"
-        return (Collective(f"{name} sum", pattern, self.whole_hidden, beside=beside),)
-
-
-def local_tensor(parameter: Parameter, tp: int) -> Tensor:
-    """A parameter as one tensor-parallel rank holds it, vocabulary rows padded up."""
-    if len(parameter.shape) == 1:
-        split = tp if parameter.tp == "rows" else 1
-        return Tensor(parameter.name, 1, -(-parameter.shape[0] // split))
-    rows, columns = parameter.shape
-    if parameter.tp == "rows":
-        rows = -(-rows // tp)
-    elif parameter.tp == "columns":
-        columns = -(-columns // tp)
-    return Tensor(parameter.name, rows, columns)
-
-
-def local_tensors(shape: Shape, kind: str) -> tuple[Tensor, ...]:
-    """All parameters of a kind of layer on one rank."""
-    return tuple(local_tensor(parameter, shape.tp) for parameter in shape.model.kinds()[kind])
-
-
-def gradient_sum(shape: Shape, tensors: tuple[Tensor, ...]) -> Stream:
-    """Adding a micro-batch's gradient to its sum.
-
-    Fused into the GEMM it reads and writes the sum; apart it also reads what the GEMM wrote. The
-    native kernels fuse it into products that take its precision.
-    """
-    gradient, launches = shape.training.gradient_bytes, len(tensors)
-    elements = sum(tensor.elements for tensor in tensors)
-    if shape.fused and not shape.sums_in_products:
-        return Stream("gradient sum", (2 * gradient + shape.element) * elements, launches)
-    apart = 1 + shape.element / (2 * gradient)
-    return Stream("gradient sum", 2 * gradient * elements, launches, eager=apart)
 
 
 def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:

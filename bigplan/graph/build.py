@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bigplan.graph.block import Shape, block, by_input_and_weight, gradient_sum, local_tensors
+from bigplan.graph.block import block, by_input_and_weight
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
 from bigplan.graph.operators import Gemm, Operator, Stream
+from bigplan.graph.shape import Shape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.model import ModelSpec

@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 
 from bigplan.graph.activations import boundary_bytes, score_bytes
-from bigplan.graph.block import Shape, block, by_input_and_weight, local_tensor
+from bigplan.graph.block import block, by_input_and_weight
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.shape import Shape, local_tensor
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
