@@ -99,10 +99,15 @@ LAYOUTS = {
     "z3, spread": Layout(Strategy(dp=2, zero=3, accumulation_group=2), spread=True),
     "z3 over 4": Layout(Strategy(dp=4, zero=3, micro_batch=2)),
     "z3 over 4, spread": Layout(Strategy(dp=4, zero=3, accumulation_group=2), spread=True),
+    "pp2": Layout(Strategy(dp=1, pp=2, micro_batch=2)),
+    "pp2, spread": Layout(Strategy(dp=1, pp=2, accumulation_group=2), spread=True),
+    "pp2, interleaved": Layout(Strategy(dp=1, pp=2, vpp=2)),
+    "pp2 x z3": Layout(Strategy(dp=2, pp=2, zero=3)),
 }
 CHANGES = (
     ("z3, spread", "dp2"),
     ("dp2, spread", "z3 over 4"),
+    ("pp2, spread", "z3, spread", "pp2 x z3"),
     ("z3 over 4, spread", "one process, spread", "z1", "z2, spread"),
 )
 

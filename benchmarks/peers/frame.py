@@ -107,14 +107,16 @@ def build_model(
     if args.recompute == "full":
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if args.loss_chunk:
-        chunk_loss(model, args.loss_chunk, reentrant=reentrant)
+        chunk_loss(model, args.loss_chunk)
     return model
 
 
-def chunk_loss(model: PreTrainedModel, tokens: int, *, reentrant: bool) -> None:
+def chunk_loss(model: PreTrainedModel, tokens: int) -> None:
     """Let the model make logits of so many tokens at a time, and again in the backward.
 
-    Those of 131,072 tokens of Llama 3's vocabulary take 31 GiB in bf16, and as many gradients.
+    Those of 131,072 tokens of Llama 3's vocabulary take 31 GiB in bf16, and as many gradients. By
+    torch's older way to recompute, the head would have a gradient of each part, which DeepSpeed's
+    ZeRO-3 refuses.
     """
 
     def part(hidden: Tensor, words: Tensor) -> Tensor:
@@ -125,7 +127,7 @@ def chunk_loss(model: PreTrainedModel, tokens: int, *, reentrant: bool) -> None:
         hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1].flatten(0, 1)
         words = labels[:, 1:].flatten()
         parts = zip(hidden.split(tokens), words.split(tokens), strict=True)
-        sums = [checkpoint(part, *each, use_reentrant=reentrant) for each in parts]
+        sums = [checkpoint(part, *each, use_reentrant=False) for each in parts]
         return CausalLMOutputWithPast(loss=torch.stack(sums).sum() / words.numel())
 
     model.forward = forward
