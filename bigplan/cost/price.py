@@ -145,22 +145,13 @@ def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
     return max(widened, *(kind.largest for kind in layers))
 
 
-# Bytes of a GPU that a communicator of NCCL takes for its buffers: of two ranks, and of more
-# (A100s with NVLink, https://github.com/NVIDIA/nccl/issues/964).
-COMMUNICATOR_OF_TWO, COMMUNICATOR = 544 << 20, 688 << 20
-
-
 def memory_of_torch(gpu: Gpu, strategy: Strategy) -> int:
-    """Bytes of a GPU that are torch's to allocate: beside its context and communicators.
+    """Bytes of a GPU that are torch's to allocate: beside its context and its communicators.
 
     Pipeline stages have one for each neighbour and direction.
     """
-    if gpu.device != "cuda":
-        return gpu.memory - gpu.context_memory
-    taken = 2 * min(2, strategy.pp - 1) * COMMUNICATOR_OF_TWO
-    for size in (strategy.dp, strategy.tp):
-        if size > 1:
-            taken += COMMUNICATOR if size > 2 else COMMUNICATOR_OF_TWO
+    communicators = (strategy.dp > 1) + (strategy.tp > 1) + 2 * min(2, strategy.pp - 1)
+    taken = communicators * gpu.communicator_memory if gpu.device == "cuda" else 0
     return gpu.memory - gpu.context_memory - taken
 
 

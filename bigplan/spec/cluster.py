@@ -65,6 +65,9 @@ class Gpu(Block):
     """host time of an action of the native runtime besides its operators"""
     context_memory: Bytes = Field(ge=0)
     """device memory held by the context and libraries"""
+    communicator_memory: Bytes = Field(default=688 << 20, ge=0)
+    """device memory of a communicator between GPUs; the default is NCCL's between four A100s with
+    NVLink (https://github.com/NVIDIA/nccl/issues/964)"""
     adam_rate: Rate = Field(gt=0)
     """parameters per second of a fused fp32 AdamW on the device, such as 90 G/s"""
 

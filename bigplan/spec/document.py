@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -43,6 +43,13 @@ class Spec(BaseModel):
     def __hash__(self) -> int:
         values = (_hashable(getattr(self, name)) for name in type(self).model_fields)
         return hash((type(self), *values))
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """The description with other values; what was worked out from the old ones is forgotten."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:
         """Where a document says what cannot be meant, and what is wrong there.

@@ -16,6 +16,7 @@ from bigplan.cost.price import (
     OFF_BESIDE_UPDATE,
     OVERLAP_NORM,
     device_of,
+    memory_of_torch,
     pass_cost,
 )
 from bigplan.cost.process import locked_bytes
@@ -297,3 +298,19 @@ def test_what_is_reduced_beside_compute_takes_longer_and_slows_it() -> None:
     assert usual.slowed == 0
     assert beside.slowed == pytest.approx(0.1 * beside.reduce / 4)
     assert (beside.forward, beside.backward) == (usual.forward, usual.backward)
+
+
+def test_communicators_take_memory_of_gpus_alone() -> None:
+    gpu = find_cluster("dgx-h100").group.gpu
+    free = gpu.memory - gpu.context_memory
+    counts = {
+        Strategy(dp=1): 0,
+        Strategy(dp=2, zero=3): 1,
+        Strategy(dp=2, tp=2): 2,
+        Strategy(dp=1, pp=2): 2,  # one each way
+        Strategy(dp=2, pp=4): 5,
+    }
+    for strategy, count in counts.items():
+        assert memory_of_torch(gpu, strategy) == free - count * gpu.communicator_memory
+        cpu = gpu.model_copy(update={"device": "cpu"})
+        assert memory_of_torch(cpu, strategy) == free

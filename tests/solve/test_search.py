@@ -31,8 +31,10 @@ def _workload(gpu: int = 100, layers: int = 8) -> Workload:
     cluster = find_cluster("dgx-h100")
     context = cluster.group.gpu.context_memory
     capped = cluster.with_caps(gpu=gpu * MIB + context)
+    alone = capped.group.gpu.model_copy(update={"communicator_memory": 0})
     model = find_model("tiny-llama-demo").model_copy(update={"layers": layers})
-    return Workload(model, Training(sequence_length=256, global_batch=64), capped.group)
+    nodes = capped.group.model_copy(update={"gpu": alone})
+    return Workload(model, Training(sequence_length=256, global_batch=64), nodes)
 
 
 def _found(settings: Mapping[str, str | int | float], gpu: int = 100) -> Found:

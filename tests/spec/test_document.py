@@ -1,4 +1,5 @@
 import contextlib
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -263,3 +264,18 @@ def test_set_path() -> None:
         set_path({"a": 3}, "a.b", "1")
     with pytest.raises(InputError, match="is not a key"):
         set_path({}, "a..b", "1")
+
+
+class Worked(Spec):
+    side: int
+
+    @cached_property
+    def area(self) -> int:
+        return self.side**2
+
+
+def test_a_copy_with_other_values_forgets_what_followed_from_the_old_ones() -> None:
+    first = Worked(side=2)
+    assert first.area == 4
+    assert first.model_copy(update={"side": 3}).area == 9
+    assert first.model_copy() == first
