@@ -28,7 +28,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp(f"sharded-{ranks}")
     torch.set_num_threads(1)
     prepare_masked(str(folder))
-    plans = every_plan(folder, ranks, 12 if ranks == 2 else 4)
+    plans = every_plan(folder, ranks, 8 if ranks == 2 else 4)
     write_plans(folder, plans)
     spawn(run_rank, (str(folder),), nprocs=ranks)  # type: ignore[no-untyped-call]
     return ranks, folder, plans
