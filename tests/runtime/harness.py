@@ -89,9 +89,11 @@ def execute(
         return Run(tuple(results), tuple(states), finished)
 
 
-def evaluated(plan: Plan, *, rank: int = 0, meeting: Path = Path()) -> float:
+def evaluated(
+    plan: Plan, *, rank: int = 0, meeting: Path = Path(), backend: str | None = None
+) -> float:
     """The validation's loss of the first weights."""
-    with started(plan, rank=rank, meeting=meeting) as worker:
+    with started(plan, rank=rank, meeting=meeting, backend=backend) as worker:
         return worker.evaluate()
 
 

@@ -228,7 +228,8 @@ def run_rank(rank: int, folder: str, backend: str | None = None, own_gpu: bool =
         run = execute(plan, rank=rank, meeting=meeting, steps=steps, backend=backend)
         torch.save(run, path / f"{name}.{rank}.pt")
         if name.startswith(MASKED):
-            loss = evaluated(plan, rank=rank, meeting=path / f"{name}.validation.meeting")
+            meeting = path / f"{name}.validation.meeting"
+            loss = evaluated(plan, rank=rank, meeting=meeting, backend=backend)
             (path / f"{name}.validation.{rank}").write_text(repr(loss))
 
 
