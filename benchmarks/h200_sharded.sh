@@ -25,7 +25,7 @@ mkdir -p "$work" "$LIMIT_SCRATCH"
 in_tree() { # TREE COMMAND...
   local tree=$1
   shift
-  (cd "$tree" && PYTHONPATH="$tree" "$@")
+  (cd "$tree" && PYTHONPATH="$tree${PYTHONPATH:+:$PYTHONPATH}" "$@")
 }
 expected() {
   cat <<'TEXT'
