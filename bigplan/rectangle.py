@@ -109,8 +109,18 @@ def whole(parameter: str, rows: int, columns: int) -> Rectangle:
 
 def all_of(parameter: Parameter) -> Rectangle:
     """The same of a model's parameter; a vector is one row."""
-    *rows, columns = parameter.shape
-    return whole(parameter.name, rows[0] if rows else 1, columns)
+    return whole(parameter.name, *parameter.matrix)
+
+
+def held(parameter: Parameter, ranks: int, rank: int) -> Rectangle | None:
+    """What one of so many tensor-parallel ranks has of a parameter; None: only filling.
+
+    It is the beginning of the matrix that the rank holds. Below it are rows that are nobody's.
+    """
+    rows, columns = parameter.local(ranks)
+    turn = rank // parameter.holders(ranks)
+    before = (0, turn * columns) if parameter.cuts_columns else (turn * rows, 0)
+    return whole(parameter.name, rows, columns).moved(*before).shared(all_of(parameter))
 
 
 def cut(parameter: str, columns: int, start: int, stop: int) -> Iterator[Rectangle]:

@@ -31,11 +31,15 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A parameter on one rank: `rows` rows of `columns` elements; a vector is one row."""
+    """A parameter on one rank: `rows` rows of `columns` elements; a vector is one row.
+
+    So many neighbouring tensor-parallel ranks, the `holders`, have the same of it.
+    """
 
     name: str
     rows: int
     columns: int
+    holders: int = 1
 
     @property
     def elements(self) -> int:

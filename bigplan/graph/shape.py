@@ -99,20 +99,16 @@ class Shape:
 
 def local_tensor(parameter: Parameter, tp: int) -> Tensor:
     """A parameter as one tensor-parallel rank holds it, vocabulary rows padded up."""
-    if len(parameter.shape) == 1:
-        split = tp if parameter.tp == "rows" else 1
-        return Tensor(parameter.name, 1, -(-parameter.shape[0] // split))
-    rows, columns = parameter.shape
-    if parameter.tp == "rows":
-        rows = -(-rows // tp)
-    elif parameter.tp == "columns":
-        columns = -(-columns // tp)
-    return Tensor(parameter.name, rows, columns)
+    return Tensor(parameter.name, *parameter.local(tp), parameter.holders(tp))
 
 
 def local_tensors(shape: Shape, kind: str) -> tuple[Tensor, ...]:
-    """All parameters of a kind of layer on one rank."""
-    return tuple(local_tensor(parameter, shape.tp) for parameter in shape.model.kinds()[kind])
+    """All parameters of a kind of layer on one rank; what more ranks have the same of is later.
+
+    So what ranks sum, and what is one rank's to count and to store, are ranges of the flat layer.
+    """
+    tensors = (local_tensor(parameter, shape.tp) for parameter in shape.model.kinds()[kind])
+    return tuple(sorted(tensors, key=lambda tensor: tensor.holders))
 
 
 def gradient_sum(shape: Shape, tensors: tuple[Tensor, ...]) -> Stream:

@@ -128,10 +128,9 @@ def _player(
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         memory = Memory(program, device, scratch / "narrow.bin")
         stack.callback(memory.close)
-        rows = layer_rows(graph, program)
-        context = Context(
-            model, training, graph, program, memory, rows, Groups.alone(graph.strategy)
-        )
+        alone = Groups.alone(graph.strategy)
+        rows = layer_rows(model, graph, program, alone.at)
+        context = Context(model, training, graph, program, memory, rows, alone)
         fill_first(context, first_values(model, training))
         batches, update = Prefetcher(source), Update(context)
         compute = Compute(context, batches)

@@ -12,9 +12,10 @@ from bigplan.content import Content, Holds
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import IN_CHUNKS
 from bigplan.program import Action, Buffer, Program, Ref, entry
+from bigplan.ranks import Coordinates
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
-from bigplan.runtime.pieces import LayerRows
+from bigplan.runtime.pieces import LayerRows, Owner
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
@@ -113,12 +114,13 @@ class Context:
         return flat[: 2 * rows * length].view(2, rows, length)
 
     def views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:
-        """A flat buffer as the layer's tensors, by name."""
+        """A flat buffer as the layer's tensors on this rank, by name."""
         offsets = self.rows[layer].offsets
         return {
-            parameter.name: flat[start : start + rows * columns].view(parameter.shape)
+            parameter.name: flat[start : start + rows * columns].view(shape)
             for parameter in self.parameters(layer)
             for start, rows, columns in [offsets[parameter.name]]
+            for shape in [(rows, columns)[-len(parameter.shape) :]]
         }
 
 
@@ -127,13 +129,14 @@ def find(refs: Iterable[Ref], kind: Holds) -> Ref:
     return next(ref for ref in refs if ref.content.kind is kind)
 
 
-def layer_rows(graph: Graph, program: Program, rank: int = 0) -> dict[int, LayerRows]:
-    """What data-parallel rank number `rank` owns of every layer, chunks as the program has them."""
-    ranks = graph.strategy.dp if graph.strategy.zero else 1
-    rows = {}
+def layer_rows(
+    model: ModelSpec, graph: Graph, program: Program, at: Coordinates
+) -> dict[int, LayerRows]:
+    """What the rank at `at` owns of every layer, chunks as the program has them."""
+    owner, parameters, rows = Owner.of(at, graph.strategy), model.kinds(), {}
     for layer, placement in program.layers.items():
         homes = {share: program.home(Content(Holds.STATE, layer, share)) for share in IN_CHUNKS}
         counts = {share: home.count if home else 0 for share, home in homes.items()}
-        kind = graph.kinds[graph.layers[layer]]
-        rows[layer] = LayerRows.of(kind, placement, counts, ranks, rank if ranks > 1 else 0)
+        name = graph.layers[layer]
+        rows[layer] = LayerRows.of(graph.kinds[name], parameters[name], placement, counts, owner)
     return rows

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from bigplan.content import Content, Holds
 from bigplan.mechanics import PAGE
-from bigplan.rectangle import Rectangle, cut
+from bigplan.rectangle import Rectangle
 from bigplan.runtime.context import Context
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.first_values import FirstValues, rows_at_once
@@ -86,31 +87,23 @@ def _fill(
     homes: Sequence[_Kept],
 ) -> None:
     """Make ranges of the layer's elements, and put them wherever some of them are kept."""
-    kind, offsets = context.graph.layers[layer], context.rows[layer].offsets
+    kind, rows = context.graph.layers[layer], context.rows[layer]
     parameters = {parameter.name: parameter for parameter in context.parameters(layer)}
 
-    def make(start: int, part: Rectangle) -> None:
+    def make(part: Rectangle) -> None:
         values = first(kind, layer, parameters[part.parameter], part).flatten()
         for home in homes:
-            home.put(start, values)
+            home.put(rows.element(part), values)
 
-    parts = [part for elements in ranges for part in _parts(offsets, elements)]
-    cores.run([partial(make, *part) for part in parts])
-
-
-def _parts(
-    offsets: Mapping[str, tuple[int, int, int]], elements: range
-) -> Iterator[tuple[int, Rectangle]]:
-    """A layer's elements as rectangles that a thread makes at once, each with its first element.
-
-    `offsets` as LayerRows has them.
-    """
-    for name, (before, rows, columns) in offsets.items():
-        start = max(elements.start - before, 0)
-        stop = min(elements.stop - before, rows * columns)
-        for together in cut(name, columns, start, stop):
-            for part in together.bands(rows_at_once(columns)):
-                yield before + part.first_row * columns + part.first_column, part
+    for elements, home in product(ranges, homes):
+        for filling in rows.filling(elements):
+            home.put(filling.start, torch.zeros(len(filling)))
+    together = (part for elements in ranges for _, part in rows.rectangles(elements))
+    cores.run(
+        partial(make, part)
+        for one in together
+        for part in one.bands(rows_at_once(parameters[one.parameter].matrix[1]))
+    )
 
 
 def without(ranges: Iterable[range], others: Iterable[range]) -> Iterator[range]:

@@ -1,41 +1,77 @@
 """What a rank owns of a layer: where its tensors, pieces and chunks lie in flat buffers.
 
-Parameters and gradients of a layer are flat buffers of its tensors in order, filled up so that the
-ranks that share it own equal parts, one behind the other. A rank's part is cut in order into the
-shares of its placement. The optimizer state of a piece is one flat buffer per moment, of the
-piece's elements in the same order.
+Parameters and gradients of a layer are flat buffers of its tensors in order, each as one
+tensor-parallel rank has it, filled up so that the data-parallel ranks that share it own equal
+parts, one behind the other. A rank's part is cut in order into the shares of its placement. The
+optimizer state of a piece is one flat buffer per moment, of the piece's elements in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple, Self
 
 from bigplan.content import Content
 from bigplan.graph.graph import LayerKind
+from bigplan.graph.strategy import Strategy
 from bigplan.placement import IN_CHUNKS, ON_CPU, LayerPlacement, Share, pieces
+from bigplan.ranks import Coordinates
+from bigplan.rectangle import Rectangle, cut, held
+from bigplan.spec.step import Parameter
+
+
+class Owner(NamedTuple):
+    """Number `rank` of so many ranks that share a layer out, and `tensor` of `tp` that split it."""
+
+    rank: int = 0
+    ranks: int = 1
+    tensor: int = 0
+    tp: int = 1
+
+    @classmethod
+    def of(cls, at: Coordinates, strategy: Strategy) -> Self:
+        """The rank at these coordinates; without ZeRO each data-parallel one has all."""
+        rank, ranks = (at.data, strategy.dp) if strategy.zero else (0, 1)
+        return cls(rank, ranks, at.tensor, strategy.tp)
+
+
+ALONE = Owner()
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a rank owns of a layer: `elements` from element `first` on, `real` of them tensors'."""
+    """What a rank owns of a layer: `elements` from element `first` on, `real` of them tensors'.
+
+    Of those the first `counted` are its to count and to store: what neighbours have the same of is
+    the first one's.
+    """
 
     first: int
     elements: int
     real: int
+    counted: int
 
     @property
     def tensors(self) -> range:
         """Elements of the layer's tensors that it has."""
         return range(self.first, self.first + self.real)
 
+    @property
+    def stored(self) -> range:
+        """Those of them that are its to store."""
+        return range(self.first, self.first + self.counted)
+
     @classmethod
-    def of(cls, kind: LayerKind, ranks: int, rank: int) -> Part:
-        """The part of rank number `rank` of those that share the layer."""
-        elements = kind.owned(ranks)
-        first = rank * elements
-        return cls(first, elements, min(elements, max(0, kind.parameters - first)))
+    def of(cls, kind: LayerKind, owner: Owner) -> Part:
+        """The part of one of the ranks that have the layer."""
+        elements = kind.owned(owner.ranks)
+        first = owner.rank * elements
+        # What more ranks have the same of lies behind what fewer do (shape.local_tensors).
+        alone = sum(t.elements for t in kind.tensors if owner.tensor % t.holders == 0)
+        real, counted = (min(elements, max(0, end - first)) for end in (kind.parameters, alone))
+        return cls(first, elements, real, counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +107,12 @@ class Box:
 class LayerRows:
     """A layer's tensors with their offsets, and what a rank owns, by share and chunk.
 
-    A share that is not updated in chunks is one chunk.
+    A share that is not updated in chunks is one chunk. `held`: what the tensors are of the model's
+    parameters. Rows of a tensor beyond that are filling, and stay zero.
     """
 
     offsets: Mapping[str, tuple[int, int, int]]  # name -> first element, rows, columns
+    held: Mapping[str, Rectangle | None]
     part: Part
     pieces: Mapping[Share, range]  # of the part
     chunks: Mapping[Share, tuple[tuple[Box, ...], ...]]
@@ -83,23 +121,24 @@ class LayerRows:
     def of(
         cls,
         kind: LayerKind,
+        parameters: Iterable[Parameter],
         placement: LayerPlacement,
         counts: Mapping[Share, int],
-        ranks: int = 1,
-        rank: int = 0,
+        owner: Owner = ALONE,
     ) -> LayerRows:
-        """Lay out one layer; `counts`: chunks of the shares that have some."""
+        """Lay out one layer of these parameters; `counts`: chunks of the shares that have some."""
         offsets, start = {}, 0
         for tensor in kind.tensors:
             offsets[tensor.name] = (start, tensor.rows, tensor.columns)
             start += tensor.elements
-        part, cut = Part.of(kind, ranks, rank), pieces(kind, placement, ranks)
+        mine = {one.name: held(one, owner.tp, owner.tensor) for one in parameters}
+        part, shares = Part.of(kind, owner), pieces(kind, placement, owner.ranks)
         chunks = {}
-        for share, piece in cut.items():
+        for share, piece in shares.items():
             number = counts[share] if share in IN_CHUNKS else 1
             bounds = _bounds(piece, number, kind.unit)
             chunks[share] = tuple(tuple(_boxes(kind, part, elements)) for elements in bounds)
-        return cls(offsets, part, cut, chunks)
+        return cls(offsets, mine, part, shares, chunks)
 
     def boxes(self, state: Content) -> tuple[Box, ...]:
         """Elements of some of the layer's optimizer state."""
@@ -119,6 +158,39 @@ class LayerRows:
             low, high = max(start, elements.start), min(start + rows * columns, elements.stop)
             if low < high:
                 yield Box(name, low, high - low, low - elements.start, low - self.part.first)
+
+    def rectangles(self, elements: range) -> Iterator[tuple[int, Rectangle]]:
+        """What of the model's parameters these elements of the layer are, in their order.
+
+        Each rectangle lies row by row from the element on that comes with it. What lies between
+        them is nobody's.
+        """
+        for name, (before, rows, columns) in self.offsets.items():
+            mine, start = self.held[name], max(elements.start - before, 0)
+            if mine is None:
+                continue
+            for local in cut(name, columns, start, min(elements.stop - before, rows * columns)):
+                real = local.moved(mine.first_row, mine.first_column).shared(mine)
+                if real is not None:
+                    yield self.element(real), real
+
+    def filling(self, elements: range) -> Iterator[range]:
+        """Elements of the layer among these that are nobody's."""
+        start = elements.start
+        for first, part in self.rectangles(elements):
+            if start < first:
+                yield range(start, first)
+            start = first + part.elements
+        if start < elements.stop:
+            yield range(start, elements.stop)
+
+    def element(self, part: Rectangle) -> int:
+        """The layer's element that the first one of a part of a parameter is."""
+        before, _, columns = self.offsets[part.parameter]
+        mine = self.held[part.parameter]
+        assert mine is not None, part
+        row, column = part.first_row - mine.first_row, part.first_column - mine.first_column
+        return before + row * columns + column
 
     def moved(self, share: Share | None) -> slice:
         """Elements of the part that a move for an updater takes along; without one, all."""

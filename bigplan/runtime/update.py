@@ -55,9 +55,9 @@ class Update:
         return self.scaling.scale
 
     def norm(self, action: Action) -> None:
-        """Square sum of what this rank owns of a layer's final gradients, in fp32."""
-        context, real = self._context, self._context.rows[action.layer].part.real
-        gradients = context.owned(action.reads[0], action, context.gradient_dtype)[:real]
+        """Square sum of what this rank counts of a layer's final gradients, in fp32."""
+        context, counted = self._context, self._context.rows[action.layer].part.counted
+        gradients = context.owned(action.reads[0], action, context.gradient_dtype)[:counted]
         if gradients.is_cuda:  # adds in a tree, which loses nothing to length
             norm = torch.linalg.vector_norm(gradients, dtype=torch.float32)
             self._squares[action.layer] = norm.double().square()

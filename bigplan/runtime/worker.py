@@ -149,7 +149,7 @@ class Worker:
         )
         if self._poison:
             memory.poison_all()
-        rows = layer_rows(self._graph, self._program, self._at.data)
+        rows = layer_rows(plan.model, self._graph, self._program, self._at)
         context = Context(
             plan.model, plan.training, self._graph, self._program, memory, rows, groups
         )

@@ -82,7 +82,7 @@ def _sum(name: str, x: Value, y: Value, gives: str) -> Step:
 def _attention(model: ModelSpec, x: Value) -> list[Step]:
     """Grouped heads, whose queries and keys may have norms of their own and may be turned."""
     queries = Value("queries", model.heads, model.head_dim)
-    keys = Value("keys", model.kv_heads, model.head_dim)
+    keys = Value("keys", model.kv_heads, model.head_dim, repeats=True)
     values = keys._replace(name="values")
     modules = {"q_proj": queries, "k_proj": keys, "v_proj": values}
     steps = [product("query, key, value", x, modules, bias=model.qkv_bias)]

@@ -20,13 +20,15 @@ class Parameter:
     """One tensor of a layer, stored [out, in] as torch.nn.Linear does.
 
     `tp` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or
-    not at all. `decay` says whether weight decay applies.
+    not at all. `decay` says whether weight decay applies. `heads`: key or value heads that its
+    rows are. A rank has whole ones; of fewer than ranks, neighbours have the same one.
     """
 
     name: str
     shape: tuple[int, ...]
     tp: Split
     decay: bool
+    heads: int = 0
 
     @property
     def count(self) -> int:
@@ -36,19 +38,50 @@ class Parameter:
             product *= size
         return product
 
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns; a vector is one row."""
+        *rows, columns = self.shape
+        return (rows[0] if rows else 1), columns
+
+    def local(self, ranks: int) -> tuple[int, int]:
+        """Rows and columns on one of so many tensor-parallel ranks, words padded up."""
+        rows, columns = self.matrix
+        if self.tp == "replicated":
+            return rows, columns
+        if self.cuts_columns:
+            return rows, self._share(columns, ranks)
+        return self._share(rows, ranks), columns
+
+    def _share(self, size: int, ranks: int) -> int:
+        parts = self.heads or size
+        return -(-parts // ranks) * (size // parts)
+
+    @property
+    def cuts_columns(self) -> bool:
+        """Whether ranks share out the columns of its matrix; a vector of outputs has no others."""
+        return self.tp == "columns" or (self.tp == "rows" and len(self.shape) == 1)
+
+    def holders(self, ranks: int) -> int:
+        """Neighbours among so many tensor-parallel ranks that have the same of it."""
+        if self.tp == "replicated":
+            return ranks
+        return max(1, ranks // self.heads) if self.heads else 1
+
 
 class Value(NamedTuple):
     """What passes between steps, [tokens, parts * each].
 
     `split`: tensor-parallel ranks share out the parts (heads, say), each at least one. Otherwise
     it belongs to the residual stream: every rank has all of it, or with sequence parallelism its
-    part of the tokens.
+    part of the tokens. `repeats`: of fewer parts than ranks, neighbours have the same one.
     """
 
     name: str
     parts: int
     each: int = 1
     split: bool = True
+    repeats: bool = False
 
     def columns(self, ranks: int = 1) -> int:
         """Elements a token on one of so many tensor-parallel ranks."""
@@ -88,12 +121,14 @@ class Step:
         return any(parameter.name.endswith(".bias") for parameter in self.parameters)
 
 
-def linear(module: str, outputs: int, inputs: int, tp: Split, *, bias: bool) -> list[Parameter]:
+def linear(module: str, given: Value, x: Value, *, bias: bool) -> list[Parameter]:
     """A matrix; the bias of a column-split one is added after the reduction, by all."""
-    parameters = [Parameter(f"{module}.weight", (outputs, inputs), tp, True)]
+    tp: Split = "rows" if given.split else "columns"
+    outputs, heads = given.columns(), given.parts if given.repeats else 0
+    parameters = [Parameter(f"{module}.weight", (outputs, x.columns()), tp, True, heads)]
     if bias:
-        split: Split = "rows" if tp == "rows" else "replicated"
-        parameters.append(Parameter(f"{module}.bias", (outputs,), split, False))
+        split: Split = "rows" if given.split else "replicated"
+        parameters.append(Parameter(f"{module}.bias", (outputs,), split, False, heads))
     return parameters
 
 
@@ -105,13 +140,7 @@ def product(name: str, x: Value, modules: Mapping[str, Value], *, bias: bool) ->
     parameters = [
         parameter
         for module, given in modules.items()
-        for parameter in linear(
-            module,
-            given.columns(),
-            x.columns(),
-            "rows" if given.split else "columns",
-            bias=bias,
-        )
+        for parameter in linear(module, given, x, bias=bias)
     ]
     given = tuple(modules.values())
     return Step(Op.PRODUCT, name, (x,), given, tuple(parameters), saves=(x,))

@@ -116,7 +116,8 @@ def state_of(worker: Worker) -> State:
 
 def _missing(context: Context, layer: int) -> LayerState:
     """Of a layer on another stage."""
-    nothing = torch.full((context.kind(layer).parameters,), torch.nan)
+    elements = context.model.kind_parameter_count(context.graph.layers[layer])
+    nothing = torch.full((elements,), torch.nan)
     return LayerState(nothing, (nothing,) * context.training.optimizer.moments)
 
 
@@ -136,7 +137,22 @@ def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
         cast = whole[-1].to(weights.dtype)
         assert torch.equal(weights[mine], cast[mine]), "weights and master copy differ"
     moments = context.training.optimizer.moments
-    return LayerState(whole[-1] if master else weights, tuple(whole[:moments]))
+    for filling in context.rows[layer].filling(range(weights.numel())):
+        assert not weights[filling.start : filling.stop].any(), "filling is not zero"
+    weights = _in_model(context, layer, whole[-1] if master else weights)
+    return LayerState(weights, tuple(_in_model(context, layer, each) for each in whole[:moments]))
+
+
+def _in_model(context: Context, layer: int, mine: Tensor) -> Tensor:
+    """Values of the layer's elements on this rank, as the whole layer has them; NaN elsewhere."""
+    rows, found = context.rows[layer], []
+    for parameter in context.parameters(layer):
+        values = torch.full(parameter.matrix, torch.nan, dtype=mine.dtype)
+        if (held := rows.held[parameter.name]) is not None:
+            first = rows.element(held)
+            values[held.in_matrix] = mine[first : first + held.elements].view(held.rows, -1)
+        found.append(values.flatten())
+    return torch.cat(found)
 
 
 def together(runs: Sequence[Run]) -> Run:

@@ -59,6 +59,11 @@ def _spans(rectangles: Sequence[Rectangle], shape: tuple[int, ...]) -> Iterator[
             start += rectangle.elements
 
 
+def _image(rectangles: Sequence[Rectangle], shape: tuple[int, ...], offset: int) -> Image:
+    spans = tuple(_spans(rectangles, shape))
+    return Image(("o", 0), spans, max((span.stop for span in spans), default=0), offset)
+
+
 def _stored(folder: Path, number: int, images: Sequence[Image]) -> StoredFile:
     """A file as a rank writes it; what is beside the images in their pages is noise."""
     file: LayerFile = laid_out(f"{number}.safetensors", LAYER, "block", images)
@@ -96,7 +101,7 @@ def _written(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         stored = tuple(
-            _stored(folder, number, [Image(("o", 0), tuple(_spans(rectangles, shape)), offset)])
+            _stored(folder, number, [_image(rectangles, shape, offset)])
             for number, rectangles in enumerate(files)
         )
         yield (

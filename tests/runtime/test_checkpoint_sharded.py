@@ -62,7 +62,7 @@ def _part(rows: LayerRows, low: int, high: int) -> LayerRows:
         share: tuple(tuple(clipped(boxes)) for boxes in chunks)
         for share, chunks in rows.chunks.items()
     }
-    return replace(rows, part=Part(low, high - low, high - low), chunks=chunks)
+    return replace(rows, part=Part(low, high - low, high - low, high - low), chunks=chunks)
 
 
 def _as_rank(context: Context, rank: int, bounds: Bounds) -> Context:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.content import Content, Holds
-from bigplan.graph.graph import LayerKind, Recompute, Tensor
+from bigplan.graph.graph import LayerKind, Recompute
+from bigplan.graph.shape import local_tensor
 from bigplan.placement import IN_CHUNKS, LayerPlacement, Share, Tier, pieces
-from bigplan.runtime.pieces import Box, LayerRows
+from bigplan.rectangle import Rectangle, all_of, held
+from bigplan.runtime.pieces import Box, LayerRows, Owner
+from bigplan.spec.step import Parameter, Split
 
 
-def _kind(tensors: tuple[Tensor, ...]) -> LayerKind:
-    return LayerKind("k", tensors, (), (), 0, 0, {}, 0, 0)
+def _kind(parameters: Sequence[Parameter], tp: int = 1) -> LayerKind:
+    tensors = sorted((local_tensor(p, tp) for p in parameters), key=lambda t: t.holders)
+    return LayerKind("k", tuple(tensors), (), (), 0, 0, {}, 0, 0)
 
 
 Layout = tuple[LayerKind, list[LayerRows], dict[Share, range]]
@@ -24,7 +31,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     shapes = draw(
         st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=1, max_size=5)
     )
-    kind = _kind(tuple(Tensor(f"t{i}", r, c) for i, (r, c) in enumerate(shapes)))
+    parameters = [Parameter(f"t{i}", shape, "rows", False) for i, shape in enumerate(shapes)]
+    kind = _kind(parameters)
     gpu = draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1))
     streamed = (1 - gpu) * draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1))
     host = (1 - gpu - streamed) * draw(st.sampled_from((0.0, 1.0)) | st.floats(0, 1))
@@ -33,7 +41,8 @@ def layouts(draw: st.DrawFn) -> Layout:
     placement = LayerPlacement(Tier.GPU, Tier.GPU, Recompute.NONE, Tier.GPU, fractions)
     counts = {share: draw(st.integers(1, 12)) for share in IN_CHUNKS}
     ranks = draw(st.integers(1, 4))
-    every = [LayerRows.of(kind, placement, counts, ranks, rank) for rank in range(ranks)]
+    owners = (Owner(rank, ranks) for rank in range(ranks))
+    every = [LayerRows.of(kind, parameters, placement, counts, owner) for owner in owners]
     return kind, every, pieces(kind, placement, ranks)
 
 
@@ -112,5 +121,107 @@ def test_slices_say_where_a_box_lies() -> None:
 def test_no_chunks_of_what_the_cpu_updates_in_place() -> None:
     everywhere = {Share.HOST: 1.0}
     placement = LayerPlacement(Tier.HOST, Tier.HOST, Recompute.NONE, Tier.GPU, everywhere)
-    rows = LayerRows.of(_kind((Tensor("w", 3, 2),)), placement, dict.fromkeys(IN_CHUNKS, 0))
+    counts, alone = dict.fromkeys(IN_CHUNKS, 0), [Parameter("w", (3, 2), "rows", False)]
+    rows = LayerRows.of(_kind(alone), alone, placement, counts)
     assert [(share, chunk) for share, chunk, boxes in rows.state if boxes] == [(Share.HOST, 0)]
+
+
+TP = (1, 2, 3, 4, 8)
+
+
+@st.composite
+def split_layers(draw: st.DrawFn) -> tuple[list[Parameter], int, int]:
+    """Parameters as a model has them: words that fill up, few key-value heads; tp and ranks."""
+    tp = draw(st.sampled_from(TP))
+    width, wide = draw(st.integers(1, 6)), tp * draw(st.integers(1, 3))
+    heads = draw(st.sampled_from([n for n in range(1, 9) if n % tp == 0 or tp % n == 0]))
+    rows = heads * draw(st.integers(1, 3))
+    words, each = draw(st.integers(1, 20)), draw(st.integers(1, 4))
+    shapes: list[tuple[str, tuple[int, ...], Split, int]] = [
+        ("words", (words, width), "rows", 0),
+        ("by words", (words,), "rows", 0),
+        ("queries", (tp * each, width), "rows", 0),
+        ("keys", (rows, width), "rows", heads),
+        ("by keys", (rows,), "rows", heads),
+        ("closing", (width, wide), "columns", 0),
+        ("by closing", (width,), "replicated", 0),
+        ("places", (draw(st.integers(1, 5)), width), "replicated", 0),
+    ]
+    chosen = draw(st.lists(st.sampled_from(shapes), min_size=1, max_size=5, unique=True))
+    parameters = [Parameter(name, shape, split, False, n) for name, shape, split, n in chosen]
+    return parameters, tp, draw(st.integers(1, 4))
+
+
+def _rows(parameters: list[Parameter], owner: Owner) -> LayerRows:
+    fractions = {Share.GPU: 0.4, Share.HOST: 0.6}
+    placement = LayerPlacement(Tier.GPU, Tier.GPU, Recompute.NONE, Tier.GPU, fractions)
+    return LayerRows.of(
+        _kind(parameters, owner.tp), parameters, placement, dict.fromkeys(IN_CHUNKS, 0), owner
+    )
+
+
+Cell = tuple[str, int, int]
+
+
+def _cells(rows: LayerRows, elements: range) -> Iterator[tuple[int, Cell]]:
+    """Every element that is somebody's, with its place in the model."""
+    for first, part in rows.rectangles(elements):
+        assert first == rows.element(part)
+        for number in range(part.elements):
+            row, column = divmod(number, part.columns)
+            yield first + number, (part.parameter, part.first_row + row, part.first_column + column)
+
+
+@given(split_layers())
+def test_ranks_hold_every_element_of_the_model_as_often_as_it_is_repeated(
+    layer: tuple[list[Parameter], int, int],
+) -> None:
+    parameters, tp, ranks = layer
+    found: Counter[Cell] = Counter()
+    counted: Counter[Cell] = Counter()
+    for tensor in range(tp):
+        for rank in range(ranks):
+            rows = _rows(parameters, Owner(rank, ranks, tensor, tp))
+            cells = list(_cells(rows, rows.part.tensors))
+            found.update(cell for _, cell in cells)
+            counted.update(cell for element, cell in cells if element in rows.part.stored)
+            assert [i for i, _ in cells] == sorted({i for i, _ in cells})
+            filling = [i for part in rows.filling(rows.part.tensors) for i in part]
+            assert sorted([*filling, *(i for i, _ in cells)]) == list(rows.part.tensors)
+    every = {
+        (p.name, row, column): p.holders(tp)
+        for p in parameters
+        for row in range(all_of(p).rows)
+        for column in range(all_of(p).columns)
+    }
+    assert found == every
+    assert counted == dict.fromkeys(every, 1)
+
+
+@given(split_layers(), st.data())
+def test_any_elements_are_the_rectangles_of_the_whole_layer_among_them(
+    layer: tuple[list[Parameter], int, int], data: st.DataObject
+) -> None:
+    parameters, tp, _ = layer
+    rows = _rows(parameters, Owner(tensor=data.draw(st.integers(0, tp - 1)), tp=tp))
+    everything = range(rows.part.real)
+    start = data.draw(st.integers(0, rows.part.real))
+    part = range(start, data.draw(st.integers(start, rows.part.real)))
+    among = [(i, cell) for i, cell in _cells(rows, everything) if i in part]
+    assert list(_cells(rows, part)) == among
+
+
+def test_words_fill_up_and_few_heads_are_repeated() -> None:
+    words = Parameter("words", (5, 2), "rows", True)
+    assert [held(words, 4, rank) for rank in range(4)] == [
+        Rectangle("words", 0, 2, 0, 2),
+        Rectangle("words", 2, 4, 0, 2),
+        Rectangle("words", 4, 5, 0, 2),
+        None,
+    ]
+    keys = Parameter("keys", (6, 2), "rows", True, heads=2)
+    assert keys.local(4) == (3, 2)
+    assert [held(keys, 4, rank) for rank in range(4)] == [
+        *[Rectangle("keys", 0, 3, 0, 2)] * 2,
+        *[Rectangle("keys", 3, 6, 0, 2)] * 2,
+    ]

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from bigplan.content import Content, Holds
 from bigplan.mechanics import PAGE
-from bigplan.rectangle import Rectangle, cut
+from bigplan.rectangle import Rectangle
 from bigplan.runtime.checkpoint.manifest import Kind, StoredTensor
 from bigplan.runtime.context import Context
 from bigplan.runtime.memory import Key
-from bigplan.runtime.pieces import Box
+from bigplan.runtime.pieces import Box, LayerRows
 from bigplan.runtime.slab import align_up
 from bigplan.spec.optimizer import full_name
 
@@ -48,19 +49,27 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """State in a buffer entry, from byte `offset` of the entry on; its spans follow each other.
+    """State in a buffer entry, from byte `offset` of the entry on, its spans in order.
 
-    Files and transfers have the entry's whole pages, so up to a page before it is stored too.
+    Files and transfers have the entry's whole pages, so up to a page before it is stored too. What
+    of its elements is in no span fills up, and is zero in memory.
     """
 
     key: Key
     spans: tuple[Span, ...]
+    elements: int
     offset: int = 0
 
     @property
-    def elements(self) -> int:
-        """Of all spans."""
-        return sum(span.rectangle.elements for span in self.spans)
+    def filling(self) -> Iterator[range]:
+        """Its elements that are in no span."""
+        start = 0
+        for span in self.spans:
+            if start < span.start:
+                yield range(start, span.start)
+            start = span.stop
+        if start < self.elements:
+            yield range(start, self.elements)
 
     @property
     def before(self) -> int:
@@ -89,16 +98,30 @@ def state_kinds(context: Context) -> tuple[Kind, ...]:
 
 
 def written_images(context: Context, layer: int) -> tuple[Image, ...]:
-    """What this rank has of the layer that belongs into a checkpoint.
+    """What this rank has of the layer that is its to store.
 
     Its pieces and, where no piece has a master copy, the parameters that it updates: the buffer may
     hold those of other ranks too.
     """
-    states = state_images(context, layer)
+    rows, states = context.rows[layer], state_images(context, layer)
+    images = tuple(mine for image in states for mine in _to_store(rows, image))
     if context.graph.sizes.master:
-        return states
-    parameters = parameter_image(context, layer, "weights", context.rows[layer].part.tensors)
-    return (parameters, *states) if parameters.spans else states
+        return images
+    parameters = parameter_image(context, layer, "weights", rows.part.stored)
+    return (parameters, *images) if parameters.spans else images
+
+
+def _to_store(rows: LayerRows, image: Image) -> Iterator[Image]:
+    """The image where all of it is this rank's to store, else one of what is of every kind."""
+    mine = [span for span in image.spans if rows.element(span.rectangle) in rows.part.stored]
+    if mine and len(mine) == len(image.spans):
+        yield image
+        return
+    for _, alike in groupby(mine, key=lambda span: span.kind):
+        spans = tuple(alike)
+        first = spans[0].start
+        spans = tuple(replace(span, start=span.start - first) for span in spans)
+        yield Image(image.key, spans, spans[-1].stop, image.offset + first * ELEMENT)
 
 
 def state_images(context: Context, layer: int) -> tuple[Image, ...]:
@@ -106,9 +129,9 @@ def state_images(context: Context, layer: int) -> tuple[Image, ...]:
     images, kinds = [], state_kinds(context)
     for share, chunk, boxes in context.rows[layer].state:
         spans = tuple(_spans(context, layer, boxes, kinds))
-        if spans:
+        if boxes and kinds:
             home = context.home(Content(Holds.STATE, layer, share, chunk))
-            images.append(Image(home, spans))
+            images.append(Image(home, spans, len(kinds) * sum(box.count for box in boxes)))
     return tuple(images)
 
 
@@ -124,22 +147,19 @@ def parameter_image(
     boxes = tuple(context.rows[layer].boxes_of(wanted))
     spans = tuple(_spans(context, layer, boxes, (kind,)))
     home = context.home(Content(Holds.PARAMETERS, layer))
-    return Image(home, spans, (wanted.start - held.start) * ELEMENT)
+    return Image(home, spans, len(wanted), (wanted.start - held.start) * ELEMENT)
 
 
 def _spans(
     context: Context, layer: int, boxes: Sequence[Box], kinds: Sequence[Kind]
 ) -> Iterator[Span]:
     shapes = {parameter.name: parameter.shape for parameter in context.parameters(layer)}
-    elements = sum(box.count for box in boxes)
+    rows, elements = context.rows[layer], sum(box.count for box in boxes)
     for number, kind in enumerate(kinds):
         for box in boxes:
-            first, _, columns = context.rows[layer].offsets[box.tensor]
-            place = number * elements + box.place
-            within = box.start - first
-            for rectangle in cut(box.tensor, columns, within, within + box.count):
-                yield Span(rectangle, kind, shapes[box.tensor], place)
-                place += rectangle.elements
+            place = number * elements + box.place - box.start
+            for first, rectangle in rows.rectangles(range(box.start, box.start + box.count)):
+                yield Span(rectangle, kind, shapes[box.tensor], place + first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +176,7 @@ class LayerFile:
 
 
 def layer_file(context: Context, layer: int, rank: int | None) -> LayerFile:
-    """Lay out the file of what this rank has of the layer; `rank`: None where others have the same.
+    """Lay out the file of what is this rank's to store of it; `rank`: None where others have all.
 
     Without images there is nothing to write.
     """
@@ -176,6 +196,9 @@ def laid_out(name: str, layer: int, kind: str, images: Sequence[Image]) -> Layer
         for span in image.spans:
             title = _title(full_name(kind, layer, span.rectangle.parameter), span)
             entries[title] = _entry(span, first)
+        for part in image.filling:
+            between = (first + at * ELEMENT for at in (part.start, part.stop))
+            entries |= _padding(f"{number}.{part.start}", *between)
         end = align_up(filled, PAGE)
         entries |= _padding(f"{number}.after", filled, end)
     header = _header(entries)

@@ -55,6 +55,8 @@ def _fill(context: Context, reader: Reader, layer: int, image: Image, dtype: tor
     memory = context.memory
     place = memory.place(passage(context, layer, image.key))
     values = place[: image.elements * dtype.itemsize].view(dtype)
+    for part in image.filling:
+        values[part.start : part.stop] = 0
     for span in image.spans:
         reader.read(layer, span.kind, span.rectangle, values[span.start : span.stop])
     if memory.on_disk(image.key):

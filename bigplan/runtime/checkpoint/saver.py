@@ -1,8 +1,8 @@
 """One checkpoint being written, action by action; `commit` makes it one.
 
-Ranks that hold the same state share the layers; where ZeRO shards it, each writes its own part of
-every layer. What fails (a full disk, a folder that is gone) fails the checkpoint and not the
-training: it is noted, the rest is not written, and the caller is told.
+Ranks that hold the same state share the layers; where ZeRO or tensor parallelism splits it, each
+writes its own part of a layer. What fails (a full disk, a folder that is gone) fails the checkpoint
+and not the training: it is noted, the rest is not written, and the caller is told.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Saver:
         sharded = context.graph.strategy.zero > 0
         self._files = _own(context) if sharded else _share(context)
         self._left = {layer: {i.key for i in file.images} for layer, file in self._files.items()}
-        self._open: dict[int, tuple[FileWriter, dict[Key, Extent]]] = {}
+        self._open: dict[int, tuple[FileWriter, list[Extent]]] = {}
         self._pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checkpoint")
         self._stream: torch.cuda.Stream | None = None
         self.error = ""
@@ -74,25 +74,25 @@ class Saver:
 
     def _write(self, layer: int, key: Key) -> None:
         file = self._files[layer]
-        place = {image.key: number for number, image in enumerate(file.images)}.get(key)
-        if place is None:  # a chunk without rows
+        if key not in self._left[layer]:  # nothing there is this rank's to store
             return
         if layer not in self._open:
             self._open[layer] = self._create(file)
         writer, extents = self._open[layer]
-        image, offset = file.images[place], file.offsets[place]
-        sums = self._image(writer, image, offset)
-        extents[key] = Extent(offset=offset, nbytes=image.nbytes, checksums=tuple(sums))
+        for image, offset in zip(file.images, file.offsets, strict=True):
+            if image.key == key:
+                sums = tuple(self._image(writer, image, offset))
+                extents.append(Extent(offset=offset, nbytes=image.nbytes, checksums=sums))
         self._left[layer].discard(key)
         if not self._left[layer]:
             self._close(file)
 
-    def _create(self, file: LayerFile) -> tuple[FileWriter, dict[Key, Extent]]:
+    def _create(self, file: LayerFile) -> tuple[FileWriter, list[Extent]]:
         writer = FileWriter(self._partial / file.name, file.nbytes, self._pool)
         header = aligned_empty(len(file.header))
         header.numpy().data[:] = file.header
         sums = tuple(wait_for(writer.write(0, header, len(file.header))))
-        return writer, {("header", 0): Extent(offset=0, nbytes=len(file.header), checksums=sums)}
+        return writer, [Extent(offset=0, nbytes=len(file.header), checksums=sums)]
 
     def _image(self, writer: FileWriter, image: Image, offset: int) -> list[int]:
         """Write an image's pages: from the slab as they are, or stage by stage, two at a time."""
@@ -137,7 +137,7 @@ class Saver:
                 name=file.name,
                 layer=file.layer,
                 nbytes=file.nbytes,
-                extents=tuple(sorted(extents.values(), key=lambda extent: extent.offset)),
+                extents=tuple(sorted(extents, key=lambda extent: extent.offset)),
                 tensors=file.tensors,
             )
         )
@@ -178,12 +178,13 @@ def _own(context: Context) -> dict[int, LayerFile]:
 
 def _share(context: Context) -> dict[int, LayerFile]:
     """The files that this rank writes: layers dealt out, the largest first, to whom has least."""
-    files = [layer_file(context, layer, None) for layer in context.program.layers]
-    rank, loads = context.groups.at.data, [0] * context.graph.strategy.dp
-    mine = {}
+    strategy, at = context.graph.strategy, context.groups.at
+    number = at.rank(strategy) if strategy.tp > 1 else None
+    files = [layer_file(context, layer, number) for layer in context.program.layers]
+    rank, loads, mine = at.data, [0] * strategy.dp, {}
     for file in sorted(files, key=lambda file: (-file.nbytes, file.layer)):
         writer = loads.index(min(loads))
         loads[writer] += file.nbytes
-        if writer == rank:
+        if writer == rank and file.images:
             mine[file.layer] = file
     return mine
