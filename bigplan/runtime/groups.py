@@ -7,8 +7,7 @@ that needs no GPU: it is asked from other threads, and no CPU value should have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +19,9 @@ from torch import Tensor
 from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
 from bigplan.ranks import Channel, Coordinates, GroupName, channels, members
+from bigplan.runtime.group import ALONE, Group
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-# torch 2.13 has other names for them, and warns of those that 2.11 has.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,8 @@ class Groups:
 
     at: Coordinates
     strategy: Strategy
-    _data: dist.ProcessGroup | None = field(default=None, repr=False)
+    data: Group = ALONE
+    tensor: Group = ALONE
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
     _out: Mapping[Holds, tuple[Channel, dist.ProcessGroup]] = field(
         default_factory=dict, repr=False
@@ -66,15 +64,17 @@ class Groups:
             timeout=COLLECTIVE_TIMEOUT,
         )
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        data = _communicator(GroupName.DATA, at, strategy, backend)
+        # Every rank makes all groups, in one order.
+        data = _group(GroupName.DATA, at, strategy, backend)
+        tensor = _group(GroupName.TENSOR, at, strategy, backend)
         out, into = _channels(rank, strategy, backend)
-        return cls(at, strategy, data, control, out, into)
+        return cls(at, strategy, data, tensor, control, out, into)
 
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
         self.all_true(flag=True)
-        if self._data is not None:
-            self.all_reduce(torch.zeros(self.strategy.dp, device=device))
+        for group in (self.data, self.tensor):
+            group.all_reduce(torch.zeros(group.size, device=device))
         rank, first = self.at.rank(self.strategy), torch.zeros(1, device=device)
         for channel in channels(self.strategy):  # in one order, so nobody waits in a circle
             if channel.sender == rank:
@@ -86,26 +86,6 @@ class Groups:
     def first(self) -> bool:
         """Whether this rank speaks for all."""
         return self.at == Coordinates(0, 0, 0)
-
-    def all_reduce(self, values: Tensor) -> None:
-        """Sum over the data-parallel ranks, in place."""
-        with self._reachable(values) as reached:
-            dist.all_reduce(reached, group=self._data)
-
-    def reduce_scatter(self, values: Tensor) -> None:
-        """Sum equal parts of [n] over the ranks; only this rank's own part is meaningful after."""
-        if self._is_gloo:
-            # Its reduce-scatter took 14 times as long as its all-reduce of 64 MiB.
-            self.all_reduce(values)
-            return
-        _reduce_scatter(self.own(values), values, group=self._data)
-
-    def all_gather(self, values: Tensor, mine: Tensor) -> None:
-        """Equal parts of [n], one from each rank, to all; `mine` may be in its place already."""
-        with self._reachable(values) as reached:
-            if reached is not values:
-                mine = mine.cpu()
-            _all_gather(reached, mine, group=self._data)
 
     def send(self, kind: Holds, values: Tensor) -> None:
         """To the neighbour that takes messages of this kind."""
@@ -121,25 +101,6 @@ class Groups:
         dist.recv(into, channel.sender, group=group)
         if host:
             values.copy_(into)
-
-    def own(self, values: Tensor) -> Tensor:
-        """This rank's of as many equal parts of [n] as there are data-parallel ranks."""
-        part = values.numel() // self.strategy.dp
-        return values[self.at.data * part : (self.at.data + 1) * part]
-
-    @property
-    def _is_gloo(self) -> bool:
-        return self._data is not None and dist.get_backend(self._data) == "gloo"
-
-    @contextmanager
-    def _reachable(self, values: Tensor) -> Iterator[Tensor]:
-        """The values where the backend takes them: gloo does not on a GPU."""
-        if not (values.is_cuda and self._is_gloo):
-            yield values
-            return
-        on_host = values.cpu()
-        yield on_host
-        values.copy_(on_host)
 
     def sum_of_all(self, values: Tensor) -> Tensor:
         """The sum of [n] on the CPU over all ranks: the same bits on each."""
@@ -174,16 +135,16 @@ class Groups:
             dist.destroy_process_group()
 
 
-def _communicator(
-    name: GroupName, at: Coordinates, strategy: Strategy, backend: str
-) -> dist.ProcessGroup | None:
-    """This rank's of the groups of that name. Every rank makes all of them, in one order."""
+def _group(name: GroupName, at: Coordinates, strategy: Strategy, backend: str) -> Group:
+    """This rank's of the groups of that name; of one rank none is made."""
     every = (Coordinates.of(rank, strategy) for rank in range(strategy.ranks))
     mine = members(name, at, strategy)
-    found = None
+    found = ALONE
     for each in dict.fromkeys(members(name, one, strategy) for one in every):
-        made = dist.new_group(list(each), timeout=COLLECTIVE_TIMEOUT, backend=backend)
-        found = made if each == mine else found
+        if len(each) > 1:
+            made = dist.new_group(list(each), timeout=COLLECTIVE_TIMEOUT, backend=backend)
+            if each == mine:
+                found = Group(len(mine), mine.index(at.rank(strategy)), made)
     return found
 
 

@@ -75,9 +75,9 @@ def reduce(context: Context, action: Action) -> None:
     """Sum a layer's gradients over the ranks; where ZeRO shards state, each gets its own part."""
     total = context.shared_out(action.reads[0], action, context.gradient_dtype)
     if context.graph.strategy.zero:
-        context.groups.reduce_scatter(total)
+        context.groups.data.reduce_scatter(total)
     else:
-        context.groups.all_reduce(total)
+        context.groups.data.all_reduce(total)
 
 
 def gather(context: Context, action: Action) -> None:
@@ -85,4 +85,4 @@ def gather(context: Context, action: Action) -> None:
     (source,), (target,) = action.reads, action.writes
     dtype = context.parameter_dtype
     mine = context.owned(source, action, dtype)
-    context.groups.all_gather(context.shared_out(target, action, dtype), mine)
+    context.groups.data.all_gather(context.shared_out(target, action, dtype), mine)

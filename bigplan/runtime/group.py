@@ -1,0 +1,113 @@
+"""A communicator: ranks that sum tensors, or bring their parts together.
+
+Collectives on a stream of their own may still be under way when a call returns: what begins one
+returns a function that waits for it, on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 has other names for them, and warns of those that 2.11 has.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Begun = Callable[[], Tensor]  # waits for a collective that has begun; what came of it
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that exchange tensors; one alone has nothing to exchange."""
+
+    size: int = 1
+    place: int = 0  # of this rank
+    _made: dist.ProcessGroup | None = field(default=None, repr=False)
+
+    def all_reduce(self, values: Tensor) -> None:
+        """Sum over the ranks, in place."""
+        if self._made is not None:
+            with self._reachable(values) as reached:
+                dist.all_reduce(reached, group=self._made)
+
+    def reduce_scatter(self, values: Tensor) -> None:
+        """Sum equal parts of [n] over the ranks; only this rank's own part is meaningful after."""
+        if self._is_gloo:
+            # Its reduce-scatter took 14 times as long as its all-reduce of 64 MiB.
+            self.all_reduce(values)
+            return
+        _reduce_scatter(self.own(values), values, group=self._made)
+
+    def all_gather(self, values: Tensor, mine: Tensor) -> None:
+        """Equal parts of [n], one from each rank, to all; `mine` may be in its place already."""
+        with self._reachable(values) as reached:
+            if reached is not values:
+                mine = mine.cpu()
+            _all_gather(reached, mine, group=self._made)
+
+    def gathered(self, mine: Tensor) -> Begun:
+        """Begin to bring equal parts [n, ...] together: [size * n, ...]."""
+        if self._made is None:
+            return lambda: mine
+        whole = mine.new_empty(self.size * mine.shape[0], *mine.shape[1:])
+        if self._is_gloo:
+            self.all_gather(whole, mine.contiguous())
+            return lambda: whole
+        work = _all_gather(whole, mine.contiguous(), group=self._made, async_op=True)
+        return partial(_done, work, whole)
+
+    def scattered(self, values: Tensor) -> Begun:
+        """Begin to sum [size * n, ...] over the ranks: this rank's part [n, ...], in new memory.
+
+        `values` are nobody's afterwards.
+        """
+        if self._made is None:
+            return lambda: values
+        if self._is_gloo:
+            self.all_reduce(values)
+            mine = self.own(values).clone()
+            return lambda: mine
+        mine = values.new_empty(values.shape[0] // self.size, *values.shape[1:])
+        work = _reduce_scatter(mine, values.contiguous(), group=self._made, async_op=True)
+        return partial(_done, work, mine)
+
+    def reduced(self, values: Tensor) -> Begun:
+        """Begin to sum over the ranks, in place."""
+        if self._made is None or self._is_gloo:
+            self.all_reduce(values)
+            return lambda: values
+        work = dist.all_reduce(values, group=self._made, async_op=True)
+        return partial(_done, work, values)
+
+    def own(self, values: Tensor) -> Tensor:
+        """This rank's of as many equal parts of [n, ...] as there are ranks."""
+        part = values.shape[0] // self.size
+        return values[self.place * part : (self.place + 1) * part]
+
+    @property
+    def _is_gloo(self) -> bool:
+        return self._made is not None and dist.get_backend(self._made) == "gloo"
+
+    @contextmanager
+    def _reachable(self, values: Tensor) -> Iterator[Tensor]:
+        """The values where the backend takes them: gloo does not on a GPU."""
+        if not (values.is_cuda and self._is_gloo):
+            yield values
+            return
+        on_host = values.cpu()
+        yield on_host
+        values.copy_(on_host)
+
+
+ALONE = Group()
+
+
+def _done(work: dist.Work, values: Tensor) -> Tensor:
+    """The values, once the current stream has waited for the collective."""
+    work.wait()
+    return values
