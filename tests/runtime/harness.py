@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,11 +105,26 @@ def context_of(worker: Worker) -> Context:
 def state_of(worker: Worker) -> State:
     """Weights and moments, wherever they live; NaN where another rank has them."""
     context = context_of(worker)
-    mine = {
-        layer: _layer_state(context, layer, weights.clone()) for layer, weights in worker.weights()
-    }
+    return _state(context, {layer: weights.clone() for layer, weights in worker.weights()})
+
+
+def own_state(context: Context) -> State:
+    """The same without asking other ranks: NaN for parameters, too, where one has them alone."""
+    found = {}
+    for layer in context.program.layers:
+        held, dtype = context.held(layer), context.parameter_dtype
+        home = load(context, Content(Holds.PARAMETERS, layer))
+        weights = torch.full((context.kind(layer).parameters,), torch.nan, dtype=dtype)
+        weights[held.start : held.stop] = home[: len(held) * dtype.itemsize].view(dtype)
+        found[layer] = weights
+    return _state(context, found)
+
+
+def _state(context: Context, weights: Mapping[int, Tensor]) -> State:
     return tuple(
-        mine[layer] if layer in mine else _missing(context, layer)
+        _layer_state(context, layer, weights[layer])
+        if layer in weights
+        else _missing(context, layer)
         for layer in range(len(context.graph.layers))
     )
 
@@ -137,8 +152,10 @@ def _layer_state(context: Context, layer: int, weights: Tensor) -> LayerState:
         cast = whole[-1].to(weights.dtype)
         assert torch.equal(weights[mine], cast[mine]), "weights and master copy differ"
     moments = context.training.optimizer.moments
-    for filling in context.rows[layer].filling(range(weights.numel())):
-        assert not weights[filling.start : filling.stop].any(), "filling is not zero"
+    rows = context.rows[layer]
+    for filling in rows.filling(rows.part.tensors):
+        for values in (weights, *whole):
+            assert not values[filling.start : filling.stop].any(), "filling is not zero"
     weights = _in_model(context, layer, whole[-1] if master else weights)
     return LayerState(weights, tuple(_in_model(context, layer, each) for each in whole[:moments]))
 

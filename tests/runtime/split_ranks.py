@@ -1,0 +1,123 @@
+"""Every rank of a run in this process: they fill memory and move checkpoints, and compute nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+
+from bigplan.graph.build import build_graph
+from bigplan.graph.strategy import Strategy
+from bigplan.lower import lower_stage
+from bigplan.placement import KindPlacement
+from bigplan.plan import Plan, digest, graph_of
+from bigplan.program import Op, expand
+from bigplan.ranks import Coordinates
+from bigplan.runtime.checkpoint import Manifest, Saver, latest
+from bigplan.runtime.context import Context, layer_rows
+from bigplan.runtime.groups import Groups
+from bigplan.runtime.memory import Memory
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+from tests.runtime.harness import joined, own_state
+from tests.runtime.plans import CHUNK, models, placed, plan_of, tiny_training
+from tests.runtime.reference import State
+from tests.toys import placements
+
+TP = (1, 2, 3, 4, 8)
+
+
+@contextmanager
+def every_rank(plan: Plan) -> Iterator[list[Context]]:
+    """All ranks, memory filled with NaN."""
+    graph, strategy = graph_of(plan), plan.strategy
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        contexts = []
+        for rank in range(strategy.ranks):
+            at = Coordinates.of(rank, strategy)
+            program = lower_stage(graph, plan.placement, at.stage)
+            memory = Memory(program, torch.device("cpu"), scratch / f"{rank}.bin")
+            stack.callback(memory.close)
+            memory.poison_all()
+            rows, groups = layer_rows(plan.model, graph, program, at), Groups(at, strategy)
+            contexts.append(
+                Context(plan.model, plan.training, graph, program, memory, rows, groups)
+            )
+        yield contexts
+
+
+def state_of_all(contexts: Sequence[Context]) -> State:
+    """What the ranks have as one; of what several have, the bits are equal."""
+    states = [own_state(context) for context in contexts]
+    return tuple(joined(layers) for layers in zip(*states, strict=True))
+
+
+def write(contexts: Sequence[Context], plan: Plan, folder: Path) -> Manifest:
+    """A checkpoint of what all ranks have."""
+    manifest = Manifest(
+        step=1,
+        model=plan.model,
+        training=plan.training,
+        plan=digest(plan),
+        state={},
+        files=(),
+    )
+    savers = [Saver(context, folder, manifest) for context in contexts]
+    savers[0].prepare()
+    for saver, context in zip(savers, contexts, strict=True):
+        for action in expand(context.program.save):
+            if action.op is Op.CKPT:
+                saver.write(action)
+        assert saver.ended, saver.error
+    for saver in savers[1:]:
+        saver.close()
+    saved = savers[0].commit((file for saver in savers for file in saver.stored), "")
+    assert not saved.error
+    return latest(folder).manifest
+
+
+@st.composite
+def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
+    """Two plans of one training, each split anyhow: words that fill up, few key-value heads."""
+    splits = [draw(st.sampled_from(TP)) for _ in range(2)]
+    fit = [n for n in (1, 2, 4, 24) if all(n % tp == 0 or tp % n == 0 for tp in splits)]
+    changes = {
+        "heads": 24,  # of width 2: as many as each split divides
+        "kv_heads": draw(st.sampled_from(fit)),
+        "head_dim": 2,
+        "ffn": 48,
+        "vocab": draw(st.sampled_from((256, 251, 5))),
+    }
+    model = draw(models()).model_copy(update=changes)
+    training = tiny_training(
+        4,
+        precision=draw(st.sampled_from(("fp32", "bf16"))),
+        clip_norm=draw(st.sampled_from((None, 0.5))),
+    )
+    one, two = (draw(_split(model, training, tp)) for tp in splits)
+    return one, two
+
+
+def alone(plan: Plan) -> Plan:
+    """The plan's training in one process, everything on its GPU."""
+    kinds = {
+        kind: KindPlacement.on_gpu(plan.model.layer_sequence().count(kind))
+        for kind in plan.model.kinds()
+    }
+    return plan_of(plan.model, plan.training, Strategy(dp=1), placed(**kinds))
+
+
+@st.composite
+def _split(draw: st.DrawFn, model: ModelSpec, training: Training, tp: int) -> Plan:
+    pp = draw(st.sampled_from((1, 2))) if model.layers > 1 and not model.tied_embeddings else 1
+    dp = draw(st.sampled_from((1, 2)))
+    zero = draw(st.integers(0, 3)) if dp > 1 else 0
+    strategy = Strategy(dp=dp, tp=tp, pp=pp, zero=zero)
+    placement = draw(placements(build_graph(model, training, strategy), free=True))
+    chunk = draw(st.sampled_from((5_000, CHUNK)))
+    return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))
