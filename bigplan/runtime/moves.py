@@ -66,8 +66,12 @@ def receive(context: Context, compute: torch.cuda.Stream | None, action: Action)
 
 
 def mean_loss(losses: list[Tensor], groups: Groups) -> float:
-    """The step's loss: ranks with the last layer hold their micro-batches' shares."""
-    mine = torch.stack(losses).sum().cpu() if losses else torch.zeros(())
+    """The step's loss: ranks with the last layer hold their micro-batches' shares.
+
+    Tensor-parallel ones hold the same, which counts once.
+    """
+    counts = losses and groups.at.tensor == 0
+    mine = torch.stack(losses).sum().cpu() if counts else torch.zeros(())
     return float(groups.sum_of_all(mine))
 
 

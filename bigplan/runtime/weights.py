@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bigplan.content import Content, Holds
+from bigplan.rectangle import held
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import load
 
@@ -17,7 +18,8 @@ from bigplan.runtime.homes import load
 def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
     """The flat parameters of every layer of this rank's stage, on the CPU, in layer order.
 
-    Where ranks share them out, a layer is brought together on the device: all of them ask.
+    As a tensor-parallel rank has them. Where data-parallel ranks share them out, a layer is brought
+    together on the device: all of them ask.
     """
     dtype = context.parameter_dtype
     for layer in context.program.layers:
@@ -37,13 +39,30 @@ def _together(context: Context, mine: Tensor) -> Tensor:
     return whole.cpu()
 
 
+def _as_described(context: Context, layer: int, mine: Tensor) -> Tensor:
+    """A layer's parameters in the model's order, those of all tensor-parallel ranks, on the CPU."""
+    group, offsets, found = context.groups.tensor, context.rows[layer].offsets, []
+    each = group.gathered(mine.to(context.device))().cpu().view(group.size, -1)
+    ranks = sorted(range(group.size), key=lambda rank: rank == group.place)  # its own count
+    for parameter in context.parameters(layer):
+        start, whole = offsets[parameter.name][0], mine.new_empty(parameter.matrix)
+        for rank in ranks:
+            if part := held(parameter, group.size, rank):
+                flat = each[rank][start : start + part.elements]
+                whole[part.in_matrix] = flat.view(part.rows, -1)
+        found.append(whole.flatten())
+    return torch.cat(found)
+
+
 def weights_digest(context: Context) -> str:
-    """SHA-256 of the SHA-256 of every layer, in order, whichever stage has it.
+    """SHA-256 of the SHA-256 of every layer, in order, whichever ranks have it.
 
     Of layers that several ranks have, a rank's own count: ranks that differ are to be seen.
     """
     mine = {
-        layer: hashlib.sha256(flat.contiguous().view(torch.uint8).numpy().data).hexdigest()
+        layer: hashlib.sha256(
+            _as_described(context, layer, flat).view(torch.uint8).numpy().data
+        ).hexdigest()
         for layer, flat in weights(context)
     }
     every: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""Every rank of a run in this process: they fill memory and move checkpoints, and compute nothing."""
+"""Every rank of a run in this process: they fill memory and move checkpoints, and do not train."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower_stage
-from bigplan.placement import KindPlacement
+from bigplan.placement import KindPlacement, Placement, StagePlacement
 from bigplan.plan import Plan, digest, graph_of
 from bigplan.program import Op, expand
 from bigplan.ranks import Coordinates
@@ -24,7 +24,7 @@ from bigplan.runtime.memory import Memory
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from tests.runtime.harness import joined, own_state
-from tests.runtime.plans import CHUNK, models, placed, plan_of, tiny_training
+from tests.runtime.plans import CHUNK, models, plan_of, tiny_training
 from tests.runtime.reference import State
 from tests.toys import placements
 
@@ -109,7 +109,8 @@ def alone(plan: Plan) -> Plan:
         kind: KindPlacement.on_gpu(plan.model.layer_sequence().count(kind))
         for kind in plan.model.kinds()
     }
-    return plan_of(plan.model, plan.training, Strategy(dp=1), placed(**kinds))
+    placement = Placement(stages=(StagePlacement(kinds=kinds),), chunk=CHUNK)
+    return plan_of(plan.model, plan.training, Strategy(dp=1), placement)
 
 
 @st.composite
