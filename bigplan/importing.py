@@ -1,10 +1,12 @@
-"""Environment variables that libraries look at only while they are imported."""
+"""Importing by name, and environment variables that libraries look at only while imported."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 
 @contextmanager
@@ -17,3 +19,9 @@ def environment(**wanted: str) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+def named(path: str) -> Any:
+    """What "module:name" stands for, imported now."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -115,6 +115,10 @@ class Plan(Spec):
     strategy: Strategy
     placement: Placement
     executable: Mapping[str, bool | str]
+    engine: str = "native"
+    """what executes it (bigplan/engines)"""
+    config: Mapping[str, Any] = {}
+    """the engine's own configuration, complete, where it has one"""
     search: SearchRecord
     alternatives: tuple[Alternative, ...]
     model: ModelSpec

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from bigplan.capabilities import executable, native_refusal
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
 from bigplan.cost.process import locked_bytes
-from bigplan.engines import executable, native_refusal
 from bigplan.errors import RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
 
+from bigplan.capabilities import executable
 from bigplan.cost import Costs
-from bigplan.engines import executable
 from bigplan.errors import InputError
 from bigplan.placement import Tier
 from bigplan.plan import Plan

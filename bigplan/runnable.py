@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from bigplan.engines import make_plan
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
-from bigplan.planner import Request, make_plan, refused_however_split
+from bigplan.planner import Request, refused_however_split
 from bigplan.solve.search import Watch, unwatched
 
 
@@ -28,7 +29,7 @@ def best_runnable(request: Request, best: Plan, watch: Watch = unwatched) -> Run
 
     `watch` sees that search.
     """
-    refusal = best.executable["native"]
+    refusal = best.executable[best.engine]
     if refusal is True:
         return Runnable(best)
     if always := refused_however_split(request):

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from bigplan.engines import make_plan
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.planner import Request, make_plan
+from bigplan.planner import Request
 from bigplan.program import Lane
 from bigplan.solve.search import Watch, unwatched
 from bigplan.spec.block import Block

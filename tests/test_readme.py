@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bigplan.engines.capabilities import NATIVE_TRAINING
+from bigplan.capabilities import NATIVE_TRAINING
 
 ROOT = Path(__file__).parent.parent
 

@@ -45,10 +45,11 @@ def checked_plan(path: Path, plan: Plan | None = None) -> Plan:
 
     Those that were not what its decisions give are told on stderr. Raises InputError.
     """
+    from bigplan.engines import engine_of
     from bigplan.plan import load_plan
-    from bigplan.recheck import recheck
 
-    found = recheck(plan or load_plan(path), path)
+    read = plan or load_plan(path)
+    found = engine_of(read).recheck(read, path)
     if found.note:
         Console(stderr=True).print(
             f"warning: {found.note}", highlight=False, markup=False, soft_wrap=True

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from bigplan.engines.capabilities import NATIVE_TRAINING
+from bigplan.capabilities import NATIVE_TRAINING
 from bigplan.errors import InputError, quoted
 from bigplan.spec.document import load_data, parse_scalar
 from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment

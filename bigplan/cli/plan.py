@@ -153,7 +153,7 @@ def plan_experiment(
 ) -> Planned:
     """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
     from bigplan.cli.waiting import Waiting
-    from bigplan.planner import make_plan
+    from bigplan.engines import make_plan
 
     request = request_of(experiment, exact=exact)
     title = f"Planning {request.model.name}"
@@ -199,7 +199,7 @@ def simulate(
     as_json: Annotated[bool, JSON_OUTPUT] = False,
 ) -> None:
     """Play a plan's steady step again: its time, and how busy each resource is."""
-    from bigplan.planner import simulate_plan
+    from bigplan.engines import engine_of
     from bigplan.report.plan_json import step_json
     from bigplan.report.plan_report import step_report
     from bigplan.spec.document import write_text
@@ -208,7 +208,7 @@ def simulate(
         require_target("--trace", trace, TRACE, (plan,))
     checked = checked_plan(plan)  # which played it again
     if trace is not None:
-        write_text(trace, json.dumps(simulate_plan(checked).to_chrome()), "trace")
+        write_text(trace, json.dumps(engine_of(checked).timeline(checked).to_chrome()), "trace")
     if as_json:
         print(json.dumps(step_json(checked.predicted), indent=2))
         return

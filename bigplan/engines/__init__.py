@@ -1,9 +1,32 @@
-"""What each engine can execute, as data the planner can ask without importing it."""
+"""What executes plans, behind one interface: engines are told apart here and nowhere else."""
 
-from bigplan.engines.capabilities import (
-    deepspeed_refusal,
-    executable,
-    native_refusal,
-)
+from __future__ import annotations
 
-__all__ = ["deepspeed_refusal", "executable", "native_refusal"]
+from bigplan.engines.engine import Engine
+from bigplan.engines.native import Native
+from bigplan.errors import InputError
+from bigplan.plan import Plan
+from bigplan.planner import Request
+from bigplan.solve.search import Watch, unwatched
+
+__all__ = ["ENGINES", "Engine", "engine_of", "make_plan"]
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Native(),)}
+# A request for "any" is for the planner's best, whether or not an engine executes it yet: plans of
+# the native kind, which has the widest space.
+_BY_REQUEST = {"any": ENGINES["native"], **ENGINES}
+
+
+def engine_of(plan: Plan) -> Engine:
+    """The engine that the plan is for. Raises InputError where this version has none such."""
+    if plan.engine not in ENGINES:
+        raise InputError(
+            f"the plan is for the engine {plan.engine}; this version of bigplan has "
+            f"{', '.join(ENGINES)}: plan again"
+        )
+    return ENGINES[plan.engine]
+
+
+def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
+    """The best plan for the engine that the request names. Raises as Engine.make_plan."""
+    return _BY_REQUEST[request.engine].make_plan(request, watch)

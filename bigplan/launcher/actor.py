@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from bigplan.engines import engine_of
+from bigplan.importing import named
 from bigplan.launcher.lock import hold, rank_lock
 from bigplan.plan import Plan
 
@@ -108,9 +110,7 @@ class RankActor:
 
 def _make(worker: WorkerType | None, plan: Plan, rank: int, scratch: Path) -> Worker:
     if worker is None:
-        from bigplan.runtime.worker import Worker as NativeWorker
-
-        worker = NativeWorker
+        worker = named(engine_of(plan).worker)
     shutil.rmtree(scratch, ignore_errors=True)  # what a killed run left there
     scratch.mkdir(parents=True)
     return worker(plan, rank, scratch)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bigplan.engines import native_refusal
+from bigplan.engines import engine_of
 from bigplan.errors import (
     BigplanError,
     CheckpointError,
@@ -58,7 +58,6 @@ from bigplan.launcher.session import ray_session, require_packages
 from bigplan.launcher.steps import Steps
 from bigplan.launcher.stop import Stop
 from bigplan.plan import Plan
-from bigplan.planner import simulate_plan
 from bigplan.spec.experiment import Launch
 from bigplan.units import be, counted
 
@@ -113,12 +112,13 @@ def launch(
     console: Console | None = None,
     worker: WorkerType | None = None,
 ) -> Path:
-    """Run the plan; the folder of the record. `worker` replaces the native runtime's.
+    """Run the plan; the folder of the record. `worker` replaces the engine's.
 
     Raises BigplanError, and KeyboardInterrupt where it was stopped; what was measured until then
     is on record, and the last checkpoint is named.
     """
-    refusal = native_refusal(plan.model, plan.training, plan.strategy)
+    engine = engine_of(plan)
+    refusal = engine.refusal(plan.model, plan.training, plan.strategy) or engine.missing()
     if refusal:
         raise RefusedError(
             f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
@@ -139,7 +139,7 @@ def launch(
     with only_launch(folder), launched.stop, _ending(launched, resumes=resumes):
         if options.resume is not None:
             _prepare(launched, options.resume.plan)
-        write_start(folder, plan, how, simulate_plan(plan))
+        write_start(folder, plan, how, engine.timeline(plan))
         require_space(folder, plan, launched.folders.scratch, more_at_once(folder, plan, how))
         _announce(launched)
         _with_ray(launched)

@@ -33,8 +33,8 @@ def today_text(plan: Plan, runnable: Runnable) -> str:
 
 def engine_text(plan: Plan) -> str:
     """The same of a plan alone, whose request is not known."""
-    native = plan.executable["native"]
-    return f"Runs today: {YES if native is True else f'no, {native}'}."
+    runs = plan.executable[plan.engine]
+    return f"Runs today: {YES if runs is True else f'no, {runs}'}."
 
 
 def today_json(plan: Plan, runnable: Runnable) -> dict[str, Any]:

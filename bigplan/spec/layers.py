@@ -1,7 +1,7 @@
 """What embedding, block and head of a model are made of.
 
 A family that has parts which are not here gets them here, in runtime/blocks.py and, for a new kind
-of step, in graph/block.py; engines/capabilities.py says which of them the native runtime executes.
+of step, in graph/block.py; capabilities.py says which of them the native runtime executes.
 """
 
 from __future__ import annotations

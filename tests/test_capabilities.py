@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bigplan.engines import executable, native_refusal
+from bigplan.capabilities import executable, native_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec

@@ -1,0 +1,47 @@
+"""bigplan's own runtime as an engine: layer by layer, every tier, programs that are played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from bigplan.capabilities import native_refusal
+from bigplan.graph.strategy import Strategy
+from bigplan.plan import Plan
+from bigplan.planner import Request, make_plan, simulate_plan
+from bigplan.recheck import Rechecked, recheck
+from bigplan.solve.search import Watch
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+from bigplan.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """The planner's whole space is its own; what of it runs today is in capabilities.py."""
+
+    name: str = "native"
+    worker: str = "bigplan.runtime.worker:Worker"
+
+    def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
+        """See Engine."""
+        return native_refusal(model, training, strategy)
+
+    def missing(self) -> str | None:
+        """See Engine."""
+        if find_spec("torch") is None:
+            return "torch is not installed; run: pip install 'bigplan[launch]'"
+        return None
+
+    def make_plan(self, request: Request, watch: Watch) -> Plan:
+        """See Engine; a request for any engine has the strategies that nobody executes yet, too."""
+        return make_plan(request, watch)
+
+    def recheck(self, plan: Plan, path: Path) -> Rechecked:
+        """See Engine."""
+        return recheck(plan, path)
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """See Engine; action by action."""
+        return simulate_plan(plan)
