@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph
-from bigplan.placement import Placement, StagePlacement
+from bigplan.placement import Placement, StagePlacement, Tier
 from bigplan.plan import StepParts
 from bigplan.program import Lane
 
@@ -70,7 +70,9 @@ def _passes(graph: Graph, costs: Costs, stage: StagePlacement) -> _Passes:
     for name, kind in stage.kinds.items():
         cost, times = costs.kinds[name], kind.layers * graph.micro_batches
         collectives = cost.forward_waits.collectives + cost.backward_waits.collectives
-        waits += times * collectives
+        stay = kind.gradients.get(Tier.GPU, 0) if graph.strategy.zero < 2 else 0
+        summed = stay + (kind.layers - stay) * graph.units
+        waits += times * collectives + summed * cost.tensor_reduce
         compute += times * (cost.forward + cost.backward - collectives)
         for policy, tiers in kind.activations.items():
             recompute += graph.micro_batches * sum(tiers.values()) * cost.again(policy)

@@ -30,6 +30,7 @@ class Op(StrEnum):
     SAVE = "save"  # GPU to host: activations
     FETCH = "fetch"  # host to GPU: activations
     BACKWARD = "backward"
+    TENSOR_REDUCE = "tensor_reduce"  # of gradients, over tensor-parallel ranks that have the same
     REDUCE = "reduce"  # all-reduce or reduce-scatter of a layer's gradients
     GRAD_OUT = "grad_out"  # GPU to host: gradients
     PARAM_OUT = "param_out"  # GPU to host: parameters that a CPU update changes in place

@@ -128,6 +128,7 @@ def _streamed(graph: Graph) -> Placement:
 
 PLAIN = toy_graph(blocks=2, units=3)
 PARALLEL = toy_graph(Strategy(dp=2), blocks=2, units=3)
+SPLIT = toy_graph(Strategy(dp=2, tp=2), blocks=2, units=3)
 SHARDED = toy_graph(Strategy(dp=2, zero=1), blocks=2, units=3)
 PIPELINE = toy_graph(Strategy(dp=1, pp=2), blocks=4, units=3)
 UNCLIPPED = toy_graph(blocks=2, units=3, deferred=False)
@@ -171,6 +172,22 @@ BROKEN = {
     ),
     "gradients reduced twice": Broken(
         "partial gradients of layer 1 are reduced twice", _repeat(Op.REDUCE, 1), PARALLEL
+    ),
+    "repeated gradients not summed": Broken(
+        "partial gradients of layer 1 are not reduced yet", _drop(Op.TENSOR_REDUCE, 1), SPLIT
+    ),
+    "repeated gradients not summed before the others": Broken(
+        "partial gradients of layer 1 are not reduced yet",
+        _swap(Op.TENSOR_REDUCE, Op.REDUCE, 1),
+        SPLIT,
+    ),
+    "repeated gradients summed twice": Broken(
+        "partial gradients of layer 1 are reduced twice", _repeat(Op.TENSOR_REDUCE, 1), SPLIT
+    ),
+    "repeated gradients summed on another lane": Broken(
+        "collectives of one communicator on lanes data-parallel network, gpu compute",
+        _change(Op.TENSOR_REDUCE, 2, lane=Lane.COMM),
+        SPLIT,
     ),
     "parameters not gathered": Broken(
         "parameters of layer 1 are not gathered yet", _drop(Op.GATHER, 1), SHARDED

@@ -39,11 +39,15 @@ def toy_kind(
     stores_activations: bool = True,
     saved: int = 64,
     looked_up: int = 0,
+    tp: int = 1,
 ) -> LayerKind:
-    """A matrix of eight rows and a vector: nine units of four elements."""
+    """A matrix of eight rows and a vector: nine units of four elements. `tp` ranks have the vector.
+
+    The matrix is what each of them has of one.
+    """
     return LayerKind(
         name=name,
-        tensors=(Tensor("w", 8, 4), Tensor("n", 1, 4)),
+        tensors=(Tensor("w", 8, 4), Tensor("n", 1, 4, holders=tp)),
         forward=(),
         backward=(),
         saved=saved,
@@ -78,10 +82,14 @@ def toy_graph(
         layers=("embedding", *("block",) * blocks, "head"),
         kinds={
             "embedding": toy_kind(
-                "embedding", stores_activations=False, pinned=tied, looked_up=looked_up
+                "embedding",
+                stores_activations=False,
+                pinned=tied,
+                looked_up=looked_up,
+                tp=strategy.tp,
             ),
-            "block": toy_kind("block"),
-            "head": toy_kind("head", saved=0, stores_activations=False),
+            "block": toy_kind("block", tp=strategy.tp),
+            "head": toy_kind("head", saved=0, stores_activations=False, tp=strategy.tp),
         },
         sizes=ElementSizes(2, 4, 12, True) if master else ElementSizes(4, 4, 8, False),
         micro_batches=units * strategy.accumulation_group,
@@ -104,7 +112,7 @@ RATES = Rates(
 )
 RERUN = {Recompute.SELECTIVE: 0.25, Recompute.MLP: 0.5, Recompute.FULL: 1.0}
 COSTS = Costs(
-    kinds={name: KindCost(1.0, 2.0, 0.5, 0.3, RERUN) for name in KINDS},
+    kinds={name: KindCost(1.0, 2.0, 0.5, 0.3, RERUN, tensor_reduce=0.2) for name in KINDS},
     rates=RATES,
     send=0.1,
     capacity=ROOMY,
@@ -195,14 +203,15 @@ def quickened(costs: Costs, factor: int = 1 << 20) -> Costs:
 
 @st.composite
 def strategies(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Strategy:
-    """Pipelines, data parallelism with every ZeRO stage, accumulation groups."""
-    dp = draw(st.sampled_from((1, 2)))
+    """Pipelines, tensor and data parallelism with every ZeRO stage, accumulation groups."""
+    dp, tp = (draw(st.sampled_from((1, 2))) for _ in range(2))
     pp = draw(st.sampled_from(stages))
     if pp > 1 and draw(st.booleans()):
         zero = draw(st.integers(0, 1)) if dp > 1 else 0
-        return Strategy(dp=dp, pp=pp, vpp=draw(st.sampled_from((2, 3))), zero=zero)
+        return Strategy(dp=dp, tp=tp, pp=pp, vpp=draw(st.sampled_from((2, 3))), zero=zero)
     return Strategy(
         dp=dp,
+        tp=tp,
         pp=pp,
         zero=draw(st.integers(0, 3)) if dp > 1 else 0,
         accumulation_group=draw(st.sampled_from((1, 2, 4))),
@@ -221,7 +230,7 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
         blocks = strategy.pp * strategy.vpp * draw(st.integers(1, 2))
         units = strategy.pp * draw(st.sampled_from((1, 2, 3, 5)))
     tied = strategy.pp == 1 and draw(st.booleans())
-    alone = strategy.pp == strategy.dp == 1 and not tied
+    alone = strategy.ranks == 1 and not tied
     return toy_graph(
         strategy,
         blocks=blocks,
@@ -248,6 +257,7 @@ def prices(draw: st.DrawFn) -> Costs:
                 draw(zero),
                 draw(zero),
                 dict(zip(RERUN, draw(again), strict=True)),
+                tensor_reduce=draw(zero),
             )
             for name in KINDS
         },

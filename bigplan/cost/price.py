@@ -66,6 +66,7 @@ class KindCost:
     backward_waits: Waits = NO_WAITS
     rerun_waits: Mapping[Recompute, Waits] = field(default_factory=dict)
     slowed: float = 0.0  # of compute a micro-batch, by reducing the step's gradients beside it
+    tensor_reduce: float = 0.0  # of gradients of what several tensor-parallel ranks have
 
     def again(self, recompute: Recompute) -> float:
         """Seconds of what runs a second time before the backward."""
@@ -189,6 +190,7 @@ def _kind_cost(
         forward=forward.seconds,
         backward=backward.seconds,
         reduce=reducing,
+        tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, group),
         gather=gathering,
         slowed=taken_from_compute(reducing, replicas) / graph.micro_batches,
         reruns={recompute: one.seconds for recompute, one in again.items()},
@@ -196,6 +198,12 @@ def _kind_cost(
         backward_waits=backward.waits,
         rerun_waits={recompute: one.waits for recompute, one in again.items()},
     )
+
+
+def _summed(kind: LayerKind, tp: int, element: int, group: Group) -> float:
+    """Seconds to sum gradients of what several tensor-parallel ranks have: all of it on each."""
+    repeated = kind.repeated.items()
+    return sum(all_reduce(tp // n * len(part) * element, group) for n, part in repeated)
 
 
 def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Device:

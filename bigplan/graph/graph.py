@@ -6,10 +6,10 @@ transformer is: a layer is a kind, a kind is tensors, operators and byte counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from math import gcd
 from typing import NamedTuple
 
@@ -73,6 +73,9 @@ class LayerKind:
     looked_up: int = 0  # elements of the rows that it reads; not 0: its tables may stay on the host
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
+    # Elements that several tensor-parallel ranks have the same of, by how many: each has of their
+    # gradients what its part of the tokens, or of the heads, adds to them.
+    repeated: Mapping[int, range] = field(init=False)
 
     def __post_init__(self) -> None:
         elements = sum(tensor.elements for tensor in self.tensors)
@@ -80,6 +83,7 @@ class LayerKind:
         # What divides every row: then no cut is amid what a kernel loads at once.
         unit = gcd(WIDEST_CUT, *(tensor.columns for tensor in self.tensors))
         object.__setattr__(self, "unit", unit)
+        object.__setattr__(self, "repeated", dict(_repeated(self.tensors)))
 
     def owned(self, ranks: int) -> int:
         """Elements of the flat layer that each of `ranks` has of it: equal parts, whole units."""
@@ -107,6 +111,15 @@ class LayerKind:
             # to 45 times a step (5.5B on 24 GiB, 16-bit gradients: a backward took 73 ms, not 67).
             again = self.saved
         return max(self.forward_workspace, self.backward_workspace + again)
+
+
+def _repeated(tensors: Iterable[Tensor]) -> Iterator[tuple[int, range]]:
+    start = 0
+    for holders, alike in groupby(tensors, key=lambda tensor: tensor.holders):
+        stop = start + sum(tensor.elements for tensor in alike)
+        if holders > 1:
+            yield holders, range(start, stop)
+        start = stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,18 @@ def bring_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[A
         yield from _add_out(layout, layer, total, unit)
 
 
+def sum_repeated(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
+    """After the unit's last backward: gradients of what several tensor-parallel ranks have.
+
+    They are summed where the others are reduced: once where they stay, else in every unit. On the
+    lane of the layers' own collectives, which have the same communicator.
+    """
+    elements = sum(map(len, layout.kind(layer).repeated.values()))
+    if elements and (layout.sums_apart(layer) or unit.last):
+        nbytes = elements * layout.graph.sizes.gradient
+        yield Action(Op.TENSOR_REDUCE, Lane.COMPUTE, layer, (total,), (total,), amount=nbytes)
+
+
 def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) -> Iterator[Action]:
     """The square sum of gradients that are now final, where updates wait for their norm.
 

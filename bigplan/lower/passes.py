@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bigplan.lower import micro_batch
 from bigplan.lower.checkpoint import checkpoint_layer
-from bigplan.lower.gradients import bring_home
+from bigplan.lower.gradients import bring_home, sum_repeated
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import Refs, parameter_home
 from bigplan.lower.sizes import cpu_piece, full_parameter_bytes, parameter_bytes
@@ -210,7 +210,9 @@ class Emitter:
         self, layer: int, before: list[Action], unit: Unit
     ) -> Iterator[Instruction]:
         yield from self._backward_each(layer, before, unit)
-        rest = list(bring_home(self.layout, layer, self.refs.gradient_sum(layer), unit))
+        total = self.refs.gradient_sum(layer)
+        yield from sum_repeated(self.layout, layer, total, unit)
+        rest = list(bring_home(self.layout, layer, total, unit))
         if unit.last and not self.layout.graph.deferred:
             yield from self._release(layer)  # the update makes the copy in the slot stale
             rest += [*update_layer(self.layout, layer), *self._save(layer)]

@@ -18,7 +18,7 @@ from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, read_ahead
 from bigplan.runtime.lookup import look_up
-from bigplan.runtime.moves import gather, move, receive, reduce, send
+from bigplan.runtime.moves import gather, move, receive, reduce, send, tensor_reduce
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.turns import Turns
 from bigplan.runtime.update import Update
@@ -55,6 +55,7 @@ class Executor:
             Op.SAVE: copy,
             Op.FETCH: copy,
             Op.BACKWARD: compute.backward,
+            Op.TENSOR_REDUCE: partial(tensor_reduce, context),
             Op.REDUCE: partial(reduce, context),
             Op.GRAD_OUT: copy,
             Op.PARAM_OUT: copy,

@@ -75,6 +75,24 @@ def mean_loss(losses: list[Tensor], groups: Groups) -> float:
     return float(groups.sum_of_all(mine))
 
 
+def tensor_reduce(context: Context, action: Action) -> None:
+    """Sum gradients of what several tensor-parallel ranks have the same of, over those ranks.
+
+    All ranks take part at once: what fewer have is summed in a place of its own beside the others'.
+    """
+    group = context.groups.tensor
+    total = context.flat(action.reads[0], action, context.gradient_dtype)
+    for holders, part in context.kind(action.layer).repeated.items():
+        mine = total[part.start : part.stop]
+        if holders == group.size:
+            group.all_reduce(mine)
+            continue
+        places = mine.new_zeros(group.size // holders, len(part))
+        places[group.place // holders].copy_(mine)
+        group.all_reduce(places)
+        mine.copy_(places[group.place // holders])
+
+
 def reduce(context: Context, action: Action) -> None:
     """Sum a layer's gradients over the ranks; where ZeRO shards state, each gets its own part."""
     total = context.shared_out(action.reads[0], action, context.gradient_dtype)

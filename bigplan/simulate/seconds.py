@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigplan.cost import Costs
+from bigplan.cost.price import Waits
 from bigplan.graph.graph import Graph
 from bigplan.program import Action, Lane, Op, Program, counted, resource
 
@@ -20,7 +21,7 @@ MOVES = {
     Lane.CHECKPOINT: "nvme_write",  # as if the checkpoint went to the same drives
 }
 
-# What the GPU waits for within a forward or backward: resources beside the lanes.
+# What the GPU waits for within a forward or backward, or after it: resources beside the lanes.
 COLLECTIVES, LAUNCHING = "tensor-parallel collectives", "kernel launches"
 
 
@@ -48,6 +49,8 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
             seconds = 2 * action.amount / memory
         case Op.NORM:
             seconds = action.amount / memory
+        case Op.TENSOR_REDUCE:
+            seconds = kind.tensor_reduce
         case Op.REDUCE:
             seconds = kind.reduce
         case Op.GATHER:
@@ -60,18 +63,22 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
 def by_resource(action: Action, seconds: float, graph: Graph, costs: Costs) -> dict[str, float]:
     """An action's seconds by what they keep busy.
 
-    That is its lane, but for what the GPU waits for within a forward or backward.
+    That is its lane, but for what the GPU waits for on the lane of its compute.
     """
-    waits = _waits(action, graph, costs) if action.op in (Op.FORWARD, Op.BACKWARD) else {}
+    waits = _waits(action, graph, costs)
     at_work = seconds - sum(waits.values())
     return {resource(action.lane).value: at_work, **waits}
 
 
 def _waits(action: Action, graph: Graph, costs: Costs) -> dict[str, float]:
-    kind = costs.kinds[graph.layers[action.layer]]
-    passes = [kind.forward_waits]
-    if action.op is Op.BACKWARD:
-        passes = [kind.backward_waits, kind.waits_again(action.recompute)]
+    kind, passes = costs.kinds[graph.layers[action.layer]], list[Waits]()
+    match action.op:
+        case Op.FORWARD:
+            passes = [kind.forward_waits]
+        case Op.BACKWARD:
+            passes = [kind.backward_waits, kind.waits_again(action.recompute)]
+        case Op.TENSOR_REDUCE:
+            passes = [Waits(collectives=kind.tensor_reduce)]
     found = {
         COLLECTIVES: sum(waits.collectives for waits in passes),
         LAUNCHING: sum(waits.launching for waits in passes),

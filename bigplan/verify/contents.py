@@ -20,6 +20,7 @@ CHANGES = (
 )  # what they write is new, though it is the same content
 
 LASTING = {Holds.PARAMETERS, Holds.STATE}  # their homes hold them from one step to the next
+REDUCTIONS = (Op.TENSOR_REDUCE, Op.REDUCE)  # of gradients, in this order
 PARTS = {Holds.PARTIAL_GRADIENTS, Holds.ROW_GRADIENTS}  # of sums that they have to be added to
 
 
@@ -172,7 +173,8 @@ class _Contents:
 
     def _check_whole(self, action: Action, found: Held) -> None:
         missing = self._awaits.get(found.content)
-        if missing is Op.REDUCE and action.op not in (Op.BACKWARD, Op.REDUCE):
+        earlier = REDUCTIONS[: REDUCTIONS.index(missing) + 1] if missing in REDUCTIONS else ()
+        if earlier and action.op not in (Op.BACKWARD, *earlier):
             raise fail(self._program, action, f"{found} are not reduced yet")
         if missing is Op.GATHER and action.op in (Op.FORWARD, Op.BACKWARD):
             raise fail(self._program, action, f"{found} are not gathered yet")
@@ -204,19 +206,31 @@ class _Contents:
     def _collect(self, action: Action) -> None:
         """Note which contents a collective must still make whole, or just made so."""
         strategy = self._graph.strategy
-        if action.op is Op.BACKWARD and strategy.dp > 1:
+        if action.op is Op.BACKWARD:
             gradients = {Holds.GRADIENTS, *PARTS}
-            sums = (ref.content for ref in action.writes if ref.content.kind in gradients)
-            self._awaits.update(dict.fromkeys(sums, Op.REDUCE))
+            for ref in action.writes:
+                if ref.content.kind in gradients and (awaited := self._reductions(ref.content)):
+                    self._awaits[ref.content] = awaited[0]
         elif action.op is Op.UPDATE and strategy.zero:
             kind = self._graph.kinds[self._graph.layers[action.layer]]
             if strategy.zero < 3 or kind.pinned:  # state is split, parameters are not
                 self._awaits[Content(Holds.PARAMETERS, action.layer)] = Op.GATHER
-        elif action.op in (Op.REDUCE, Op.GATHER):
+        elif action.op is Op.GATHER:
             for ref in action.writes:
-                awaited = self._awaits.pop(ref.content, None)
-                if action.op is Op.REDUCE and awaited is not Op.REDUCE:
+                self._awaits.pop(ref.content, None)
+        elif action.op in REDUCTIONS:
+            for ref in action.writes:
+                if self._awaits.pop(ref.content, None) is not action.op:
                     raise fail(self._program, action, f"{ref.content} are reduced twice")
+                rest = self._reductions(ref.content)
+                for later in rest[rest.index(action.op) + 1 :]:
+                    self._awaits[ref.content] = later
+
+    def _reductions(self, gradients: Content) -> tuple[Op, ...]:
+        """What makes gradients whole after their backward, in order."""
+        kind, dp = self._graph.kinds[self._graph.layers[gradients.layer]], self._graph.strategy.dp
+        needed = {Op.TENSOR_REDUCE: bool(kind.repeated), Op.REDUCE: dp > 1}
+        return tuple(op for op in REDUCTIONS if needed[op])
 
     def _at(self, key: Key) -> Held | None:
         return self._held[key[0]].get(key[1])

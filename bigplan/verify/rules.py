@@ -197,6 +197,10 @@ def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[Holds, list
     return found
 
 
+# By communicator: the data-parallel one, and the tensor-parallel one, which layers use too.
+COLLECTIVES = ((Op.REDUCE, Op.GATHER), (Op.TENSOR_REDUCE, Op.FORWARD, Op.BACKWARD))
+
+
 def _check_collectives(programs: Sequence[Program]) -> None:
     """Collectives of a communicator are on one lane, so every rank issues them in one order.
 
@@ -205,12 +209,13 @@ def _check_collectives(programs: Sequence[Program]) -> None:
     """
     for program in programs:
         for instructions in (program.first, program.step, program.flush):
-            lanes = {a.lane for a, _ in counted(only(instructions, (Op.REDUCE, Op.GATHER)))}
-            if len(lanes) > 1:
-                names = ", ".join(sorted(lanes))
-                raise VerificationError(
-                    f"stage {program.stage}: collectives of one communicator on lanes {names}"
-                )
+            for ops in COLLECTIVES:
+                lanes = {a.lane for a, _ in counted(only(instructions, ops))}
+                if len(lanes) > 1:
+                    names = ", ".join(sorted(lanes))
+                    raise VerificationError(
+                        f"stage {program.stage}: collectives of one communicator on lanes {names}"
+                    )
 
 
 def node_bytes(programs: Sequence[Program], tier: Tier, ranks_per_node: int) -> int:

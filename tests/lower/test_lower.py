@@ -281,6 +281,16 @@ def test_zero_stages_reduce_and_gather_what_they_shard() -> None:
     assert counts[3][1] == 3  # a slot for each kind, which has one layer: gathered once a step
 
 
+def test_what_tensor_parallel_ranks_repeat_is_summed_once_or_before_it_leaves() -> None:
+    for zero, times in enumerate((3, 3, 9, 9)):  # layers, in each unit where gradients are sharded
+        graph = toy_graph(Strategy(dp=2, tp=2, zero=zero), blocks=1, units=3)
+        (program,) = lower(graph, placed(graph))
+        found = [action for action in expand(program.step) if action.op is Op.TENSOR_REDUCE]
+        assert len(found) == times
+        assert {action.amount for action in found} == {4 * graph.sizes.gradient}  # the vector
+        assert {action.lane for action in found} == {Lane.COMPUTE}
+
+
 def test_tied_tables_are_summed_over_both_layers() -> None:
     strategy = Strategy(dp=1, accumulation_group=2)
     graph = toy_graph(strategy, blocks=1, units=2, tied=True, deferred=False)

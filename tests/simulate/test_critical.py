@@ -80,13 +80,13 @@ def test_it_is_a_path_of_the_same_step_at_other_prices(
     path = critical_path(programs, graph, case.costs)
     costs = _slower(case.costs, *factors)
     gpu, read, write, send = factors
-    slower = {
+    slower: dict[str, float] = {
         **dict.fromkeys(ON_GPU, gpu),
         Lane.NVME_READ: read,
         Lane.NVME_WRITE: write,
         Lane.SEND: send,
     }
-    chain = sum(seconds * slower.get(Lane(name), 1.0) for name, seconds in path.items())
+    chain = sum(seconds * slower.get(name, 1.0) for name, seconds in path.items())
     assert step_seconds(programs, graph, costs) >= chain * (1 - 1e-7)
 
 

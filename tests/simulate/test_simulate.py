@@ -299,6 +299,7 @@ def test_seconds_without_events_are_the_same(case: Case, more: int) -> None:
         (Action(Op.BACKWARD, Lane.COMPUTE, 1, recompute=Recompute.FULL), 3.0),
         (Action(Op.BACKWARD, Lane.COMPUTE, 1, recompute=Recompute.SELECTIVE), 2.25),
         (Action(Op.REDUCE, Lane.COMM, 1, amount=7), 0.5),
+        (Action(Op.TENSOR_REDUCE, Lane.COMPUTE, 1, amount=7), 0.2),
         (Action(Op.GATHER, Lane.COMM, 1, amount=7), 0.3),
         (Action(Op.SEND, Lane.SEND, 1, amount=7), 0.1),
         (Action(Op.RECV, Lane.RECV, 1, amount=7), 0.0),
