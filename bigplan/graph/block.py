@@ -273,4 +273,7 @@ def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -
     # when what the MLP saved is gone.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
     mlp = 2 * shape.tokens * ffn * shape.element
-    return max(inside, at_end, scores - mlp)
+    # Where gradients of heads that some ranks have are summed, beside those that others have.
+    few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]
+    every = sum(tensor.elements * shape.tp // tensor.holders for tensor in few)
+    return max(inside, at_end, scores - mlp, every * shape.training.gradient_bytes)

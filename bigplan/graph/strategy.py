@@ -221,8 +221,12 @@ class Space:
 
 
 def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
-    """Whether heads, key-value heads and the MLP's width divide by `tp`."""
-    return model.heads % tp == 0 and model.kv_heads % tp == 0 and model.ffn % tp == 0
+    """Whether heads and the MLP's width divide by `tp`; key-value heads by it, or it by them.
+
+    Of fewer key-value heads than ranks, each is on as many neighbours.
+    """
+    repeats = tp % model.kv_heads == 0
+    return model.heads % tp == 0 and model.ffn % tp == 0 and (repeats or model.kv_heads % tp == 0)
 
 
 # Larger micro-batches gain nothing: at 64k tokens a GEMM is far beyond the size at which it

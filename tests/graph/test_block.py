@@ -130,6 +130,21 @@ def test_local_tensors_round_up(split: str, rows: int, columns: int) -> None:
     assert (found.rows, found.columns) == (rows, columns)
 
 
+def test_few_key_value_heads_are_repeated_and_lie_before_what_all_ranks_have() -> None:
+    few = LLAMA.model_copy(update={"kv_heads": 2})
+    kind = _block(few, tp=8)
+    names = {t.name for t in kind.tensors if t.holders == 4}
+    assert names == {"k_proj.weight", "v_proj.weight"}
+    heads = range(2 * LLAMA.head_dim * LLAMA.hidden)
+    norms = range(2 * LLAMA.hidden)
+    end = kind.parameters
+    assert kind.repeated == {
+        4: range(end - len(norms) - len(heads), end - len(norms)),
+        8: range(end - len(norms), end),
+    }
+    assert _block(few).repeated == {}
+
+
 # --- products
 
 

@@ -12,11 +12,23 @@ from bigplan.graph.strategy import (
     balanced_ends,
     chunk_blocks,
     divisors,
+    splits_over_tensor_parallel,
 )
 from bigplan.spec.catalog import find_model
 from bigplan.spec.training import Training
 
 MODEL = find_model("llama-3-8b")  # 32 layers, 32 heads, 8 key-value heads
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tp", "splits"),
+    [(8, 4, True), (4, 4, True), (2, 4, True), (1, 8, True), (6, 4, False), (3, 8, False)],
+)
+def test_key_value_heads_are_shared_out_or_repeated_evenly(
+    kv_heads: int, tp: int, splits: bool
+) -> None:
+    model = MODEL.model_copy(update={"heads": 48, "kv_heads": kv_heads})
+    assert splits_over_tensor_parallel(model, tp) is splits
 
 
 @given(st.integers(1, 3000))
