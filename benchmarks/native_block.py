@@ -21,7 +21,7 @@ from bigplan.profile.load import Load, tokens_of_round
 from bigplan.runtime import blocks, layers
 from bigplan.runtime.first_values import STD
 from bigplan.runtime.kept import Kept
-from bigplan.runtime.products import Sums
+from bigplan.runtime.products import Products, Sums
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 
@@ -109,7 +109,7 @@ class Head:
     ) -> Tensor:
         x = x.detach().requires_grad_()
         by = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-        loss = blocks.head_loss(leaves, x[None], targets[None], self.model, sums.linears)
+        loss = blocks.head_loss(leaves, x, targets, self.model, Products(sums=sums).linears)
         scale = torch.full_like(loss, 1 / len(self.targets))
         by_x, *gradients = torch.autograd.grad(loss, [x, *by.values()], grad_outputs=scale)
         sums.add(dict(zip(by, gradients, strict=True)))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bigplan.graph.block import block, by_input_and_weight
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
-from bigplan.graph.operators import Gemm, Operator, Stream
+from bigplan.graph.operators import Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import Shape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS
@@ -198,6 +198,13 @@ def _loss(shape: Shape, logits: int, launches: int) -> Stream:
     return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)
 
 
+def _shared_loss(shape: Shape, chunk: int, chunks: int) -> tuple[Collective, ...]:
+    """What ranks tell each other of a token's loss: logsumexp and target's logit of their words."""
+    if shape.tp == 1 or not shape.fused:
+        return ()
+    return (Collective("loss", "all_gather", 8 * shape.tp * chunk, chunks),)
+
+
 def _head(shape: Shape, chunk: int) -> LayerKind:
     """The loss layer: its forward does nothing, its backward runs both on chunks of tokens."""
     model, tokens, shared_table = shape.model, shape.tokens, _shares_table(shape)
@@ -229,8 +236,9 @@ def _head(shape: Shape, chunk: int) -> LayerKind:
             _loss(shape, tokens * table.rows, 2 * chunks),
             Stream("final norm", 5 * shape.hidden, launches=3),
             Stream(add.name, chunks * add.nbytes, chunks * add.launches, add.eager),
-            *shape.into_matrix("lm head"),
-            *shape.out_of_matrix("lm head", beside="lm head by weight"),
+            *shape.into_matrix("lm head", chunks),
+            *shape.out_of_matrix("lm head", chunks, beside="lm head by weight"),
+            *_shared_loss(shape, chunk, chunks),
         ),
         saved=0,
         boundary=0,

@@ -83,18 +83,19 @@ class Shape:
             dropout=self.training.dropout > 0,
         )
 
-    def into_matrix(self, name: str) -> tuple[Collective, ...]:
+    def into_matrix(self, name: str, chunks: int = 1) -> tuple[Collective, ...]:
         """Before a matrix split by rows: with sequence parallelism the sequence is gathered."""
         if not self.sequence_parallel:
             return ()
-        return (Collective(f"{name} gather", "all_gather", self.whole_hidden),)
+        return (Collective(f"{name} gather", "all_gather", self.whole_hidden // chunks, chunks),)
 
-    def out_of_matrix(self, name: str, beside: str = "") -> tuple[Collective, ...]:
+    def out_of_matrix(self, name: str, chunks: int = 1, beside: str = "") -> tuple[Collective, ...]:
         """After a matrix split by columns: the partial products are summed."""
         if self.tp == 1:
             return ()
         pattern: Pattern = "reduce_scatter" if self.sequence_parallel else "all_reduce"
-        return (Collective(f"{name} sum", pattern, self.whole_hidden, beside=beside),)
+        nbytes = self.whole_hidden // chunks
+        return (Collective(f"{name} sum", pattern, nbytes, chunks, beside=beside),)
 
 
 def local_tensor(parameter: Parameter, tp: int) -> Tensor:

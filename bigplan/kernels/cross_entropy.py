@@ -17,8 +17,13 @@ LEAST = tl.constexpr(-1e30)  # below every logit; -inf minus itself would be no 
 
 
 def reference(logits: Tensor, targets: Tensor) -> Tensor:
-    """Losses of every row in plain torch; 0 where the target is negative."""
-    picked = logits.gather(1, targets.clamp_min(0)[:, None])[:, 0]
+    """Losses of every row in plain torch; 0 where the target is negative.
+
+    A target beyond the columns is in another rank's logits: of it the loss lacks its logit.
+    """
+    columns = logits.shape[1]
+    picked = logits.gather(1, targets.clamp(0, columns - 1)[:, None])[:, 0]
+    picked = torch.where(targets < columns, picked, 0.0)
     return torch.where(targets < 0, 0.0, logits.logsumexp(1) - picked)
 
 
@@ -39,7 +44,8 @@ def _forward(logits, targets, losses, lse, columns, BLOCK: tl.constexpr):
     total *= tl.exp(largest - top)
     result = top + tl.log(tl.sum(total, 0))
     target = tl.load(targets + row)
-    picked = tl.load(start + tl.maximum(target, 0)).to(tl.float32)
+    here = (target >= 0) & (target < columns)
+    picked = tl.load(start + target, mask=here, other=0.0).to(tl.float32)
     tl.store(lse + row, result)
     tl.store(losses + row, tl.where(target < 0, 0.0, result - picked))
 
@@ -63,7 +69,7 @@ def _backward(logits, targets, lse, gradient, columns, BLOCK: tl.constexpr):
 def forward(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and logsumexp of every row of contiguous logits [n, V], fp32 [n]; targets int64 [n].
 
-    The loss is 0 where the target is negative.
+    The loss is 0 where the target is negative, and the logsumexp where it is beyond V.
     """
     assert logits.is_contiguous()
     rows, columns = logits.shape

@@ -16,7 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime.operators import cross_entropy, layer_norm, rms_norm, rotary, swiglu
+from bigplan.runtime.operators import layer_norm, rms_norm, rotary, swiglu
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.runtime.words import cross_entropy, own_rows
+from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec, RopeScaling
 
 Parameters = Mapping[str, Tensor]
@@ -29,21 +32,29 @@ Closing = Callable[[Parameters, str, Tensor, Tensor], Tensor]
 Gated = Callable[[Parameters, str, Tensor, Tensor, Tensor], Tensor]
 
 
-def embedding(p: Parameters, tokens: Tensor, model: ModelSpec) -> Tensor:
+def embedding(
+    p: Parameters, tokens: Tensor, model: ModelSpec, ranks: TensorParallel = ONE
+) -> Tensor:
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
 
-    Learned positions add row `position_offset + i` of embed_positions.weight to token i.
+    Learned positions add row `position_offset + i` of embed_positions.weight to token i. Of ranks
+    that share out the table each looks up its own words, and one adds the positions.
     """
-    output = F.embedding(tokens, p["embed_tokens.weight"])
-    if model.positions == "learned":
+    table = p[TABLE]
+    if ranks.alone:
+        output = F.embedding(tokens, table)
+    else:
+        rows, others = own_rows(tokens, len(table), ranks)
+        output = F.embedding(rows, table).masked_fill_(others[..., None], 0.0)
+    if model.positions == "learned" and ranks.first:
         start = model.position_offset
         output = output + p["embed_positions.weight"][start : start + tokens.shape[1]]
-    return output
+    return output if ranks.alone else ranks.sum(output)()
 
 
 def looked_up(tokens: Tensor, model: ModelSpec) -> dict[str, Tensor]:
     """The rows that `embedding` reads of each of its tables, int64 [b * s]."""
-    rows = {"embed_tokens.weight": tokens.flatten()}
+    rows = {TABLE: tokens.flatten()}
     if model.positions == "learned":
         places = torch.arange(tokens.shape[1], device=tokens.device) + model.position_offset
         rows["embed_positions.weight"] = places.expand_as(tokens).flatten()
@@ -65,7 +76,8 @@ class Ways(NamedTuple):
     linears: Linears = plain_linears  # products with weights
     forget: Forget = keep  # told what selective recomputation runs again: norms and the activation
     widening: Linears | None = None  # the MLP's first products; None: by `linears`
-    closing: Closing | None = None  # the last product; None: by `linears`
+    closing: Closing | None = None  # products added to the residual stream; None: by `linears`
+    last: Closing | None = None  # the last of them; None: as the others
     gated: Gated | None = None  # that and the gated activation before it; None: apart
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
@@ -81,34 +93,48 @@ PLAIN = Ways()
 def block(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, ways: Ways = PLAIN) -> Tensor:
     """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
-    `rope` is rope_table's pair for this s, unused where positions are learned.
+    `rope` is rope_table's pair for this s; where positions are learned it tells s alone. Ways of
+    tensor-parallel ranks take x as a rank has it, and p with its heads and its part of the MLP.
     """
     normed, x = _norm(p, "input_norm", x, model, ways.forget, over=True)
-    x = x + _attention(p, normed, model, rope, ways.linears)
+    x = ways.close(p, "o_proj", x, _attention(p, normed, model, rope, ways.linears))
     normed, x = _norm(p, "post_norm", x, model, ways.forget)
     inputs = _mlp_inputs(p, normed, model, ways)
     if ways.gated and model.mlp == "swiglu":
         return ways.gated(p, "down_proj", x, *inputs)
-    return ways.close(p, "down_proj", x, _activation(inputs, model, ways))
+    return (ways.last or ways.close)(p, "down_proj", x, _activation(inputs, model, ways))
 
 
 def head_loss(
-    p: Parameters, x: Tensor, targets: Tensor, model: ModelSpec, linears: Linears = plain_linears
+    p: Parameters,
+    x: Tensor,
+    targets: Tensor,
+    model: ModelSpec,
+    linears: Linears = plain_linears,
+    ranks: TensorParallel = ONE,
 ) -> Tensor:
-    """Sum of the targets' cross-entropies, an fp32 scalar: x [b, s, h], targets int64 [b, s].
+    """Sum of the targets' cross-entropies, an fp32 scalar: x [..., h], targets int64 [...].
 
     A target of -100 counts nothing.
 
     p holds the final norm and lm_head.weight [V, h], or embed_tokens.weight where they are tied.
-    Logits are in the dtype of x, softmax and loss in fp32.
+    Logits are in the dtype of x, softmax and loss in fp32. `ranks` that share out the table have
+    parts of x, but all its targets, and each returns the whole loss.
     """
-    return cross_entropy(logits(p, x, model, linears).flatten(0, 1), targets.flatten())
+    scores = logits(p, x, model, linears, ranks).flatten(0, -2)
+    return cross_entropy(scores, targets.flatten(), model.vocab, ranks)
 
 
-def logits(p: Parameters, x: Tensor, model: ModelSpec, linears: Linears = plain_linears) -> Tensor:
-    """Scores of every word, [b, s, V] in the dtype of x [b, s, h]; p as in head_loss."""
+def logits(
+    p: Parameters,
+    x: Tensor,
+    model: ModelSpec,
+    linears: Linears = plain_linears,
+    ranks: TensorParallel = ONE,
+) -> Tensor:
+    """Scores of every word, [..., V] in the dtype of x [..., h]; p and `ranks` as in head_loss."""
     table = "embed_tokens" if model.tied_embeddings else "lm_head"
-    return linears(p, (table,), _norm(p, "norm", x, model)[0])[0]
+    return linears(p, (table,), ranks.gathered(_norm(p, "norm", x, model)[0]))[0]
 
 
 def rope_table(
@@ -145,29 +171,29 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
 
 
 def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linears: Linears) -> Tensor:
-    """Causal attention of x [b, s, h] with grouped key and value heads, up to o_proj: [b, s, h]."""
-    q, k, v = (
-        _heads(output, model.head_dim) for output in linears(p, ("q_proj", "k_proj", "v_proj"), x)
-    )
+    """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
+    shape = len(rope[0]), model.head_dim
+    q, k, v = (_heads(y, *shape) for y in linears(p, ("q_proj", "k_proj", "v_proj"), x))
     if model.qk_norm:
         q = _normed(q, p["q_norm.weight"], model.norm_epsilon)
         k = _normed(k, p["k_norm.weight"], model.norm_epsilon)
     if model.positions == "rope":
         q, k = rotary(q, *rope), rotary(k, *rope)
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
-        groups = model.heads // model.kv_heads
+        groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     # The transposes stay views: the kernels answer in q's layout, [b, s, heads, d] in memory, so
     # flattening copies nothing and o_proj saves the storage that attention saves.
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
     )
-    return linears(p, ("o_proj",), out.transpose(1, 2).flatten(2))[0]
+    return out.transpose(1, 2).flatten(2)
 
 
-def _heads(x: Tensor, head_dim: int) -> Tensor:
-    """[b, s, heads * head_dim] seen as [b, s, heads, head_dim]."""
-    return x.view(*x.shape[:-1], -1, head_dim)
+def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:
+    """[..., heads * head_dim], the tokens of sequences of so many, as [b, s, heads, head_dim]."""
+    heads = x.shape[-1] // head_dim
+    return x.view(-1, length, heads, head_dim)
 
 
 def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ from bigplan.ranks import Coordinates
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
 from bigplan.runtime.pieces import LayerRows, Owner
+from bigplan.runtime.tensor_parallel import TensorParallel
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
@@ -49,6 +50,11 @@ class Context:
     def gradient_dtype(self) -> torch.dtype:
         """Of summed and stored gradients."""
         return DTYPES[self.training.gradient_precision]
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """How this rank and its neighbours split layers."""
+        return TensorParallel(self.groups.tensor, self.graph.strategy.sequence_parallel)
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""

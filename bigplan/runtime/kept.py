@@ -20,7 +20,7 @@ from torch.autograd import Function
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from bigplan.runtime.blocks import Linears, Parameters
-from bigplan.runtime.products import Sums
+from bigplan.runtime.products import Products, Sums
 
 ALIGNMENT = 16  # bytes: the widest load of a kernel; only sizes that divide by it are loaded so
 SMALL = 1024  # bytes: random-number states and the like stay where they are
@@ -89,7 +89,8 @@ class _Again:
 
     function: Callable[..., Tensor]
     inputs: list[Any]  # packed
-    output: weakref.ref[Tensor]  # while recording: once it is dead its memory is another's
+    # While recording: once it is dead its memory is another's. None: nobody saves it.
+    output: weakref.ref[Tensor] | None = None
     uses: int = 0
     result: Tensor | None = None
 
@@ -133,20 +134,22 @@ class Kept:
         self.nbytes = sum(storage.numel() for storage in self._storages())
         return output.detach()
 
-    def forget(self, output: Tensor, function: Callable[..., Tensor], *inputs: Tensor) -> None:
+    def forget(self, output: Tensor, function: Callable[..., Tensor], *inputs: Any) -> None:
         """Do not keep `output` but compute it again, as function(*inputs), when it is asked for."""
-        packed = [self._pack(tensor) for tensor in inputs]
+        packed = [self._pack(one) for one in inputs]
         again = _Again(function, packed, weakref.ref(output))
         self.again[output.untyped_storage().data_ptr()] = again
 
-    def products_again(self, linears: Linears) -> Linears:
-        """`linears`, whose results are computed again likewise."""
+    def products_again(self, products: Products) -> Linears:
+        """Their `linears`, whose results are computed again likewise, of an input gathered once."""
+        ranks = products.ranks
 
         def run(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
-            outputs = linears(p, names, x)
+            outputs = products.ways.linears(p, names, x)
+            whole = x if ranks.parts == 1 else _Again(ranks.all_tokens, [self._pack(x)])
             for name, output in zip(names, outputs, strict=True):
                 factors = (p[f"{name}.weight"], p.get(f"{name}.bias"))
-                self.forget(output, F.linear, x, *(t for t in factors if t is not None))
+                self.forget(output, F.linear, whole, *(t for t in factors if t is not None))
             return outputs
 
         return run
@@ -168,8 +171,11 @@ class Kept:
         by_input, *others = differentiate([self.output], inputs, [gradient])
         return by_input, dict(zip(self.parameters, others, strict=True))
 
-    def _pack(self, tensor: Tensor) -> Any:
+    def _pack(self, tensor: Tensor | _Again) -> Any:
         assert self.weights is not None
+        if isinstance(tensor, _Again):
+            tensor.uses += 1
+            return tensor
         start, nbytes = self.weights.data_ptr(), self.weights.numel()
         if start <= tensor.data_ptr() < start + nbytes and tensor.numel():
             return _Place(tensor.data_ptr() - start, tensor.shape, tensor.stride(), tensor.dtype)
@@ -177,7 +183,7 @@ class Kept:
         if storage in self.constants:
             return tensor
         again = self.again.get(storage)
-        if again is not None and again.output() is not None:
+        if again is not None and again.output is not None and again.output() is not None:
             again.uses += 1
             return _View(again, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
         self.saved.append(tensor.detach())
@@ -189,6 +195,8 @@ class Kept:
             return packed.view(self.weights)
         if isinstance(packed, Tensor):
             return packed
+        if isinstance(packed, _Again):
+            return self._computed(packed)
         if isinstance(packed, _View):
             whole = self._computed(packed.of)
             return whole.as_strided(packed.shape, packed.stride, packed.offset)

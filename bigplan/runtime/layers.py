@@ -6,7 +6,7 @@ visit says where they are. So one object serves all layers of its kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -20,8 +20,10 @@ from bigplan.runtime import blocks
 from bigplan.runtime.blocks import Linears, Rope, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept, differentiate
-from bigplan.runtime.products import Sums, gated, unread
+from bigplan.runtime.products import Products
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
+from bigplan.runtime.words import own_rows
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
 
@@ -56,9 +58,10 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
         context.model, training.sequence_length, context.device, context.parameter_dtype
     )
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
+    ranks = context.tensor_parallel
     kinds: dict[str, Layer] = {
-        "embedding": Embedding(context.model, batches),
-        "block": Block(context.model, rope, in_product=in_product),
+        "embedding": Embedding(context.model, batches, ranks),
+        "block": Block(context.model, rope, ranks, in_product=in_product),
         "head": Head(context, batches, losses, in_product=in_product),
     }
     return tuple(kinds[kind] for kind in graph.layers)
@@ -67,8 +70,9 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
 class Embedding:
     """Rows of tables, by token and place."""
 
-    def __init__(self, model: ModelSpec, batches: Batches) -> None:
-        self._model, self._batches = model, batches
+    def __init__(self, model: ModelSpec, batches: Batches, ranks: TensorParallel) -> None:
+        self._model, self._batches, self._ranks = model, batches, ranks
+        self._elsewhere = ranks.counted_elsewhere(model.steps("embedding"))
 
     def forward(self, visit: Visit, kept: Kept) -> Tensor:
         """Keeps the tokens."""
@@ -84,7 +88,7 @@ class Embedding:
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
         if visit.by_rows:
             return visit.embedded_rows()
-        return blocks.embedding(visit.parameters(), tokens, self._model)
+        return blocks.embedding(visit.parameters(), tokens, self._model, self._ranks)
 
     def backward(self, visit: Visit, kept: Kept) -> None:
         """Adds rows to the tables' sums, or leaves them for sums in host memory."""
@@ -93,16 +97,27 @@ class Embedding:
             visit.send_rows_home(gradient, tokens)
             return
         visit.open(kept.sums)
-        for name, rows in blocks.looked_up(tokens, self._model).items():
-            kept.sums.add_rows(name, rows, gradient.flatten(0, 1))
+        tables = blocks.looked_up(tokens, self._model)
+        words = tables.pop(TABLE)
+        for name in tables.keys() - self._elsewhere:
+            kept.sums.add_rows(name, self._ranks.own(tables[name]), gradient.flatten(0, -2))
+        gradient = self._ranks.all_tokens(gradient).flatten(0, -2)
+        if not self._ranks.alone:
+            words, others = own_rows(words, len(kept.sums.totals[TABLE]), self._ranks)
+            gradient.masked_fill_(others[:, None], 0.0)  # nobody reads it after this
+        kept.sums.add_rows(TABLE, words, gradient)
+        kept.sums.close(self._elsewhere)
 
 
 class Block:
     """Attention and MLP, recomputed as the plan has it."""
 
-    def __init__(self, model: ModelSpec, rope: Rope, *, in_product: bool) -> None:
+    def __init__(
+        self, model: ModelSpec, rope: Rope, ranks: TensorParallel = ONE, *, in_product: bool
+    ) -> None:
         """`in_product`: the products of the backward add the weights' gradients to their sums."""
         self._model, self._rope, self._in_product = model, rope, in_product
+        self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
         self._constants = frozenset(t.untyped_storage().data_ptr() for t in rope)
 
     def forward(self, visit: Visit, kept: Kept) -> Tensor:
@@ -118,8 +133,9 @@ class Block:
         return self._alone(visit, visit.hidden())
 
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
+        ways = Products(self._ranks).ways
         with torch.no_grad():
-            return blocks.block(visit.parameters(), x, self._model, self._rope)
+            return blocks.block(visit.parameters(), x, self._model, self._rope, ways)
 
     def backward(self, visit: Visit, kept: Kept) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
@@ -131,7 +147,8 @@ class Block:
             kept = again
         visit.open(kept.sums)
         by_input, gradients = kept.gradients(gradient)
-        kept.sums.add(gradients)
+        kept.sums.add(_without(gradients, self._elsewhere))
+        kept.sums.close(self._elsewhere)
         return by_input
 
     def record(
@@ -148,16 +165,15 @@ class Block:
         return kept.record(lambda x: blocks.block(leaves, x, model, rope, ways), x)
 
     def _ways(self, kept: Kept, recompute: Recompute) -> Ways:
-        sums = kept.sums
-        ways = Ways(_linears(sums, in_product=self._in_product))
-        product = sums.gated if self._in_product else gated
+        products = Products(self._ranks, kept.sums if self._in_product else None)
+        ways = products.ways
         if recompute is Recompute.FULL:
-            closing = sums.unread if self._in_product else unread
-            return ways._replace(closing=closing, gated=partial(product, unread=True))
+            last = partial(products.closing, unread=True)
+            return ways._replace(last=last, gated=partial(products.gated, unread=True))
         if recompute is not Recompute.NONE:
-            ways = ways._replace(forget=kept.forget, gated=product)
+            ways = ways._replace(forget=kept.forget, gated=products.gated)
         if recompute is Recompute.MLP:
-            ways = ways._replace(widening=kept.products_again(ways.linears))
+            ways = ways._replace(widening=kept.products_again(products))
         return ways
 
 
@@ -170,7 +186,8 @@ class Head:
         """As in Block."""
         self._model, self._batches, self._losses = context.model, batches, losses
         self._chunk, self._tied = context.graph.loss_chunk, context.graph.tied
-        self._in_product = in_product
+        self._in_product, self._ranks = in_product, context.tensor_parallel
+        self._elsewhere = self._ranks.counted_elsewhere(self._model.steps("head"))
 
     def forward(self, visit: Visit, kept: Kept) -> None:
         """Keeps the input."""
@@ -180,40 +197,43 @@ class Head:
     def evaluate(self, visit: Visit) -> None:
         """The loss alone."""
         x, targets, parameters = visit.hidden(), self._batches.targets(visit), self._tables(visit)
-        for start, stop in self._chunks(targets):
-            self._loss(parameters, x.flatten(0, 1)[start:stop], targets[start:stop])
+        for mine, wanted in self._chunks(targets):
+            self._loss(parameters, x.flatten(0, -2)[mine], wanted)
 
     def backward(self, visit: Visit, kept: Kept) -> Tensor:
         """Loss and its gradients, a chunk of tokens at a time: never all logits at once."""
         x, targets = kept.kept_input(), self._batches.targets(visit)
+        # Gathered tokens stay until the backward, which follows at once: products see no ranks.
+        products = Products(ONE, kept.sums if self._in_product else None)
         parameters = _leaves(self._tables(visit), in_product=self._in_product)
         visit.open(kept.sums)
         by_input = torch.empty_like(x)
-        for start, stop in self._chunks(targets):
-            piece = x.flatten(0, 1)[start:stop]
-            by_input.flatten(0, 1)[start:stop] = self._piece(
-                parameters, piece, targets[start:stop], kept.sums
-            )
+        for mine, wanted in self._chunks(targets):
+            piece = x.flatten(0, -2)[mine]
+            by_piece, gradients = self._piece(parameters, piece, wanted, products)
+            by_input.flatten(0, -2)[mine] = by_piece
+            kept.sums.add(_without(gradients, self._elsewhere))
         kept.sums.close()  # positions get no gradient here
         return by_input
 
-    def _chunks(self, targets: Tensor) -> Iterator[tuple[int, int]]:
-        tokens = targets.numel()
-        for start in range(0, tokens, self._chunk):
-            yield start, min(start + self._chunk, tokens)
+    def _chunks(self, targets: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Tokens of this rank, with the targets of all ranks' that come together."""
+        theirs = targets.view(self._ranks.parts, -1)
+        some = max(1, self._chunk // self._ranks.parts)
+        for start in range(0, theirs.shape[1], some):
+            mine = slice(start, start + some)
+            yield mine, theirs[:, mine].flatten()
 
     def _piece(
-        self, parameters: dict[str, Tensor], x: Tensor, targets: Tensor, sums: Sums
-    ) -> Tensor:
-        """The gradient by one chunk; those by the parameters are added up and gone at its end."""
+        self, parameters: dict[str, Tensor], x: Tensor, targets: Tensor, products: Products
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The gradients by one chunk, and those by the parameters that no product adds up."""
         x, leaves = _leaf(x), _differentiated(parameters)
-        linears = _linears(sums, in_product=self._in_product)
         with torch.enable_grad():
-            loss = self._loss(parameters, x, targets, linears)
+            loss = self._loss(parameters, x, targets, products.ways.linears)
         scale = torch.full_like(loss, self._losses.share * self._losses.scale)
         by_x, *gradients = differentiate([loss], [x, *leaves.values()], [scale])
-        sums.add(dict(zip(leaves, gradients, strict=True)))
-        return by_x
+        return by_x, dict(zip(leaves, gradients, strict=True))
 
     def _loss(
         self,
@@ -223,7 +243,7 @@ class Head:
         linears: Linears = blocks.plain_linears,
     ) -> Tensor:
         """Sum of the losses of x [tokens, h]; their part of the mean goes to the step's."""
-        loss = blocks.head_loss(parameters, x[None], targets[None], self._model, linears)
+        loss = blocks.head_loss(parameters, x, targets, self._model, linears, self._ranks)
         self._losses.parts.append(loss.detach() * self._losses.share)
         return loss
 
@@ -235,8 +255,8 @@ class Head:
         return parameters
 
 
-def _linears(sums: Sums, *, in_product: bool) -> Linears:
-    return sums.linears if in_product else blocks.plain_linears
+def _without(gradients: Mapping[str, Tensor], names: Set[str]) -> dict[str, Tensor]:
+    return {name: gradient for name, gradient in gradients.items() if name not in names}
 
 
 def _leaves(views: Mapping[str, Tensor], *, in_product: bool) -> dict[str, Tensor]:

@@ -56,8 +56,9 @@ def send(context: Context, action: Action) -> None:
 
 def receive(context: Context, compute: torch.cuda.Stream | None, action: Action) -> None:
     """The message that the action writes; `compute`: the stream that will read it, if any."""
-    (ref,), model = action.writes, context.model
-    shape = context.graph.strategy.micro_batch, context.training.sequence_length, model.hidden
+    (ref,), length = action.writes, context.training.sequence_length
+    batch, width = context.graph.strategy.micro_batch, context.model.hidden
+    shape = context.tensor_parallel.hidden(batch, length, width)
     values = torch.empty(shape, dtype=context.parameter_dtype, device=context.device)
     if compute is not None:  # who lets go of it does not wait until it is read
         values.record_stream(compute)

@@ -181,18 +181,44 @@ class _CrossEntropy(Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        from bigplan.kernels import cross_entropy as kernel
-
-        losses, lse = kernel.forward(logits, targets)
+        losses, lse = row_losses(logits, targets)
         ctx.save_for_backward(logits, targets, lse)
         return losses
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        logits, targets, lse = ctx.saved_tensors
+        return by_logits_(logits, targets, lse, gradients[0]), None
+
+
+def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and logsumexp of every row of logits [n, V], fp32 [n] both, without a graph.
+
+    The loss is 0 where the target int64 [n] is negative, and the logsumexp where it is beyond V.
+    """
+    if kernels_for(logits):
         from bigplan.kernels import cross_entropy as kernel
 
-        logits, targets, lse = ctx.saved_tensors
-        return kernel.backward_(logits, targets, lse, gradients[0]), None
+        return kernel.forward(logits, targets)
+    wide, columns = logits.float(), logits.shape[1]
+    lse = wide.logsumexp(1)
+    picked = wide.gather(1, targets.clamp(0, columns - 1)[:, None])[:, 0]
+    losses = torch.where(targets < columns, lse - picked, lse)
+    return losses.masked_fill_(targets < 0, 0.0), lse
+
+
+def by_logits_(logits: Tensor, targets: Tensor, lse: Tensor, gradient: Tensor) -> Tensor:
+    """Overwrites the logits with the gradient by them; `gradient` [n] is by row_losses's."""
+    if kernels_for(logits):
+        from bigplan.kernels import cross_entropy as kernel
+
+        return kernel.backward_(logits, targets, lse, gradient)
+    wide, columns = logits.float(), logits.shape[1]  # in fp32 they are the logits themselves
+    wide.sub_(lse[:, None]).exp_()
+    mine = (targets >= 0) & (targets < columns)
+    wide.scatter_add_(1, targets.clamp(0, columns - 1)[:, None], -mine[:, None].to(wide.dtype))
+    wide.mul_(torch.where(targets < 0, 0.0, gradient)[:, None])
+    return logits.copy_(wide)
 
 
 def rms_norm(

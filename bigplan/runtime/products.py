@@ -13,7 +13,7 @@ aten/src/ATen/native/cuda/Blas.cpp. The CPU has no such product and adds one com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,9 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime.blocks import PLAIN, Parameters, Ways
 from bigplan.runtime.lookup import add_rows
 from bigplan.runtime.operators import gated as gated_activation
 from bigplan.runtime.operators import gated_backward
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 
 # Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
 AddProduct = Callable[[Tensor, Tensor], None]
@@ -49,139 +51,141 @@ def add_product(total: Tensor, gradient: Tensor, x: Tensor, *, fresh: bool) -> N
 
 
 class Factor(NamedTuple):
-    """What x is multiplied by: weight [out, in] and bias, and who gets the weight's gradient."""
+    """What x is multiplied by: weight [out, in] and bias, and who gets the weight's gradient.
+
+    Without `add` autograd gets it.
+    """
 
     weight: Tensor
     bias: Tensor | None
-    add: AddProduct
+    add: AddProduct | None = None
 
 
-class _Unread(Function):
-    """x + F.linear(inner, weight, bias) for its backward alone: every element is one and the same.
+def _by_weight(add: AddProduct | None, gradient: Tensor, rows: Tensor) -> Tensor | None:
+    """The weight's gradient for autograd, where nobody else gets it."""
+    if add is None:
+        return gradient.T @ rows
+    add(gradient, rows)
+    return None
 
-    The weight's gradient goes to `add`, or to autograd without one.
+
+class _Linears(Function):
+    """F.linear of one input by several weights, those of a matrix that ranks split by rows.
+
+    The gradients by the input are added inside the products: from autograd each would be a tensor
+    that one more kernel adds (0.56 of 51 ms of a block's backward on an H200). Where ranks have
+    parts of the input, each keeps its own alone, and they are gathered again beside the products by
+    the input; the sum of these goes on beside the products by weights.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
+        ranks: TensorParallel,
         x: Tensor,
-        inner: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        add: AddProduct | None,
+        adds: Sequence[AddProduct | None],
+        *parameters: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        weights, biases = parameters[: len(adds)], parameters[len(adds) :]
+        ctx.save_for_backward(x, *weights)
+        ctx.ranks, ctx.adds = ranks, adds
+        whole = ranks.gather(x)()
+        return tuple(
+            F.linear(whole, w, b) for w, b in zip(weights, biases, strict=True) if w is not None
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        x, *weights = ctx.saved_tensors
+        again, shape, biased = ctx.ranks.gather(x), x.shape, ctx.needs_input_grad[-len(weights) :]
+        del x
+        by_outputs = [by_output.flatten(0, -2) for by_output in gradients]
+        by_input = by_outputs[0] @ weights[0]
+        for gradient, weight in zip(by_outputs[1:], weights[1:], strict=True):
+            by_input.addmm_(gradient, weight)
+        summed, rows = ctx.ranks.sum(by_input), again().flatten(0, -2)
+        pairs = zip(ctx.adds, by_outputs, strict=True)
+        by_weights = [_by_weight(add, gradient, rows) for add, gradient in pairs]
+        by_biases = [
+            gradient.sum(0) if has_bias else None
+            for gradient, has_bias in zip(by_outputs, biased, strict=True)
+        ]
+        return None, summed().view(shape), None, *by_weights, *by_biases
+
+
+def linears(
+    x: Tensor, factors: Sequence[Factor], ranks: TensorParallel = ONE
+) -> tuple[Tensor, ...]:
+    """F.linear of x [..., in] by each weight [out, in].
+
+    With `add` a weight gets no gradient from autograd: the backward calls it with the two factors.
+    """
+    weights, biases, adds = zip(*factors, strict=True)
+    return _Linears.apply(ranks, x, adds, *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Closing(Function):
+    """x + F.linear(inner, weight, bias), of a matrix that ranks split by columns: their sum.
+
+    `factor`: a Factor's. `unread`: for the backward alone, every element is one and the same.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, unread: bool, ranks: TensorParallel, x: Tensor, inner: Tensor, *factor: Any
     ) -> Tensor:
+        weight, bias, ctx.add = factor
         ctx.save_for_backward(inner, weight)
-        ctx.add, ctx.biased = add, bias is not None
-        return x.new_empty(()).expand_as(x)
+        ctx.ranks, ctx.biased = ranks, bias is not None
+        return _nothing(x) if unread else x + _summed(ranks, inner, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         inner, weight = ctx.saved_tensors
         (by_output,) = gradients
-        gradient, rows = by_output.flatten(0, -2), inner.flatten(0, -2)
-        by_weight = None if ctx.add else gradient.T @ rows
-        if ctx.add:
-            ctx.add(gradient, rows)
+        gradient, rows = ctx.ranks.gather(by_output)().flatten(0, -2), inner.flatten(0, -2)
+        by_weight = _by_weight(ctx.add, gradient, rows)
         by_inner = (gradient @ weight).view(inner.shape)
-        return by_output, by_inner, by_weight, gradient.sum(0) if ctx.biased else None, None
+        by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
+        return None, None, by_output, by_inner, by_weight, by_bias, None
 
 
-def unread(p: Mapping[str, Tensor], name: str, x: Tensor, inner: Tensor) -> Tensor:
-    """A graph like that of x plus the product of `inner` and `name`; its value is not computed.
+def _nothing(x: Tensor) -> Tensor:
+    return x.new_empty(()).expand_as(x)
 
-    For recomputation, which wants what a block's operators save and not what comes of the last.
-    """
-    return _Unread.apply(x, inner, p[f"{name}.weight"], p.get(f"{name}.bias"), None)  # type: ignore[no-any-return, no-untyped-call]
+
+def _summed(ranks: TensorParallel, inner: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of all ranks' columns as a hidden state; one of them adds the bias, for all."""
+    return ranks.sum(F.linear(inner, weight, bias if ranks.first else None))()
 
 
 class _Gated(Function):
     """x + F.linear(silu(gate) * up, weight, bias), whose activation is never kept.
 
     The pass over gate and up that takes their gradients gives it again: run again before, it would
-    take one more. `factor` is weight, bias and who gets the weight's gradient: autograd without
-    one. `unread`: for the backward alone, as _Unread.
+    take one more. Ranks, `factor` and `unread` as in _Closing.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, unread: bool, x: Tensor, gate: Tensor, up: Tensor, *factor: Any
-    ) -> Tensor:
-        weight, bias, ctx.add = factor
+    def forward(ctx: Any, unread: bool, ranks: TensorParallel, x: Tensor, *inputs: Any) -> Tensor:
+        gate, up, weight, bias, ctx.add = inputs
         ctx.save_for_backward(gate, up, weight)
-        ctx.biased = bias is not None
-        if unread:
-            return x.new_empty(()).expand_as(x)
-        return x + F.linear(gated_activation(gate, up), weight, bias)
+        ctx.ranks, ctx.biased = ranks, bias is not None
+        return (
+            _nothing(x) if unread else x + _summed(ranks, gated_activation(gate, up), weight, bias)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
         gate, up, weight = ctx.saved_tensors
         (by_output,) = gradients
-        gradient = by_output.flatten(0, -2)
+        gradient = ctx.ranks.gather(by_output)().flatten(0, -2)
         inner = (gradient @ weight).view(gate.shape)
         by_gate, by_up = gated_backward(gate, up, inner, out=inner)
         del gate, up  # which may have been computed again, and are as large
-        rows = inner.flatten(0, -2)
-        by_weight = None if ctx.add else gradient.T @ rows
-        if ctx.add:
-            ctx.add(gradient, rows)
-        by_bias = gradient.sum(0) if ctx.biased else None
-        return None, by_output, by_gate, by_up, by_weight, by_bias, None
-
-
-def gated(
-    p: Mapping[str, Tensor], name: str, x: Tensor, gate: Tensor, up: Tensor, *, unread: bool = False
-) -> Tensor:
-    """Add to x the product of silu(gate) * up and `name`; keeps gate and up. `unread`: as above."""
-    weight, bias = p[f"{name}.weight"], p.get(f"{name}.bias")
-    return _Gated.apply(unread, x, gate, up, weight, bias, None)  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _Linears(Function):
-    """F.linear of one input by several weights, whose backward hands the factors to `adds`.
-
-    The gradients by the input are added inside the products: from autograd each would be a tensor
-    that one more kernel adds (0.56 of 51 ms of a block's backward on an H200).
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, adds: Sequence[AddProduct], *parameters: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        weights, biases = parameters[: len(adds)], parameters[len(adds) :]
-        ctx.save_for_backward(x, *weights)
-        ctx.adds = adds
-        return tuple(
-            F.linear(x, w, b) for w, b in zip(weights, biases, strict=True) if w is not None
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        wanted, rows = ctx.needs_input_grad[-len(weights) :], x.flatten(0, -2)
-        by_input, by_bias = None, []
-        for weight, add, has_bias, by_output in zip(
-            weights, ctx.adds, wanted, gradients, strict=True
-        ):
-            gradient = by_output.flatten(0, -2)
-            add(gradient, rows)
-            by_bias.append(gradient.sum(0) if has_bias else None)
-            if by_input is None:
-                by_input = gradient @ weight
-            else:
-                by_input.addmm_(gradient, weight)
-        assert by_input is not None
-        return by_input.view(x.shape), None, *(None for _ in weights), *by_bias
-
-
-def linears(x: Tensor, factors: Sequence[Factor]) -> tuple[Tensor, ...]:
-    """F.linear of x [..., in] by each weight [out, in], which get no gradient from autograd.
-
-    Instead the backward calls each `add` with the two factors of its weight's gradient.
-    """
-    weights, biases, adds = zip(*factors, strict=True)
-    return _Linears.apply(x, adds, *weights, *biases)  # type: ignore[no-any-return, no-untyped-call]
+        by_weight = _by_weight(ctx.add, gradient, inner.flatten(0, -2))
+        by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
+        return None, None, by_output, by_gate, by_up, by_weight, by_bias, None
 
 
 @dataclass(slots=True)
@@ -197,33 +201,6 @@ class Sums:
         if fresh:
             self.fresh.update(totals)
 
-    def linears(
-        self, p: Mapping[str, Tensor], names: tuple[str, ...], x: Tensor
-    ) -> tuple[Tensor, ...]:
-        """blocks.plain_linears, but the weights' gradients are added here in the backward."""
-        return linears(x, [self._factor(p, name) for name in names])
-
-    def unread(self, p: Mapping[str, Tensor], name: str, x: Tensor, inner: Tensor) -> Tensor:
-        """As above, but the weight's gradient is added here in the backward."""
-        return _Unread.apply(x, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
-
-    def gated(
-        self,
-        p: Mapping[str, Tensor],
-        name: str,
-        x: Tensor,
-        gate: Tensor,
-        up: Tensor,
-        *,
-        unread: bool = False,
-    ) -> Tensor:
-        """As above, but the weight's gradient is added here in the backward."""
-        return _Gated.apply(unread, x, gate, up, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
-
-    def _factor(self, p: Mapping[str, Tensor], name: str) -> Factor:
-        weight = f"{name}.weight"
-        return Factor(p[weight], p.get(f"{name}.bias"), partial(self._add_product, weight))
-
     def add(self, gradients: Mapping[str, Tensor]) -> None:
         """Add gradients that autograd has made."""
         for name, gradient in gradients.items():
@@ -238,16 +215,69 @@ class Sums:
             self.totals[name].zero_()
         add_rows(self.totals[name], rows, gradients)
 
-    def close(self) -> None:
-        """Nothing more comes: sums that are still fresh are zero."""
-        for name in self.fresh:
+    def close(self, names: Set[str] | None = None) -> None:
+        """Nothing more comes to these, or to any: sums that are still fresh are zero."""
+        done = self.fresh if names is None else self.fresh & names
+        for name in done:
             self.totals[name].zero_()
-        self.fresh.clear()
+        self.fresh = self.fresh - done
 
-    def _add_product(self, name: str, gradient: Tensor, x: Tensor) -> None:
+    def add_product(self, name: str, gradient: Tensor, x: Tensor) -> None:
+        """Add gradient^T x, the two factors of a weight's gradient."""
         add_product(self.totals[name], gradient, x, fresh=self._starts(name))
 
     def _starts(self, name: str) -> bool:
         starts = name in self.fresh
         self.fresh.discard(name)
         return starts
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """A layer's products with weights: who shares them out, and who gets the weights' gradients.
+
+    Without `sums` autograd gets them, for sums in 16 bits.
+    """
+
+    ranks: TensorParallel = ONE
+    sums: Sums | None = None
+
+    @property
+    def ways(self) -> Ways:
+        """How a block runs its products."""
+        if self.ranks.alone and self.sums is None:
+            return PLAIN
+        return Ways(self.linears, closing=self.closing)
+
+    def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
+        """As blocks.plain_linears, of matrices that ranks split by rows."""
+        return linears(x, [self._factor(p, name) for name in names], self.ranks)
+
+    def closing(
+        self, p: Parameters, name: str, x: Tensor, inner: Tensor, *, unread: bool = False
+    ) -> Tensor:
+        """Add to x the product of `inner` and `name`, which ranks split by columns.
+
+        `unread`: a graph like that, but its value is not computed. For recomputation, which wants
+        what a block's operators save and not what comes of the last.
+        """
+        return _Closing.apply(unread, self.ranks, x, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
+
+    def gated(
+        self,
+        p: Parameters,
+        name: str,
+        x: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        *,
+        unread: bool = False,
+    ) -> Tensor:
+        """Likewise of silu(gate) * up; keeps gate and up."""
+        factor = self._factor(p, name)
+        return _Gated.apply(unread, self.ranks, x, gate, up, *factor)  # type: ignore[no-any-return, no-untyped-call]
+
+    def _factor(self, p: Parameters, name: str) -> Factor:
+        weight = f"{name}.weight"
+        add = partial(self.sums.add_product, weight) if self.sums else None
+        return Factor(p[weight], p.get(f"{name}.bias"), add)

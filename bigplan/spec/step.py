@@ -116,6 +116,17 @@ class Step:
     cheap: bool = False  # to run again, beside its bytes: selective recomputation does
 
     @property
+    def beside_all(self) -> tuple[Parameter, ...]:
+        """Parameters that all tensor-parallel ranks have beside all of what they are applied to.
+
+        So it is without sequence parallelism, which leaves each rank its tokens, and but for norms
+        of heads, of which each has its own.
+        """
+        if any(value.split for value in self.gives):
+            return ()
+        return tuple(p for p in self.parameters if p.tp == "replicated")
+
+    @property
     def biased(self) -> bool:
         """Whether a vector is added to what it gives."""
         return any(parameter.name.endswith(".bias") for parameter in self.parameters)

@@ -104,7 +104,7 @@ def test_rotary_of_heads_that_lie_among_others() -> None:
 def test_cross_entropy(rows: int, columns: int, seed: int) -> None:
     logits = _random(seed, rows, columns) * 5
     generator = torch.Generator().manual_seed(seed)
-    targets = torch.randint(-1, columns, (rows,), generator=generator).to(DEVICE)
+    targets = torch.randint(-1, columns + 1, (rows,), generator=generator).to(DEVICE)
     gradient = _random(seed + 1, rows)
     wide = logits.double().requires_grad_()
     expected = cross_entropy.reference(wide, targets)

@@ -1,17 +1,19 @@
 """The runtime's layers do what the steps of bigplan/spec/layers.py say.
 
-Of each layer: the parameters that it reads and gives gradients of, the products that it computes,
-and every tensor that autograd saves. Operators and bytes of the planner are made of those steps, so
-this is where the two halves of the project agree on what a layer is.
+Of each layer, whole and as tensor-parallel ranks split it: the parameters that it reads and gives
+gradients of, the products that it computes, and every tensor that autograd saves. Operators and
+bytes of the planner are made of those steps, so this is where the two halves of the project agree
+on what a layer is.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -25,19 +27,22 @@ from bigplan.graph.activations import BlockShape, saved_values
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.operators import Gemm, Operator
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
 from bigplan.mechanics import repeats_heads
 from bigplan.runtime import blocks
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.layers import Block
+from bigplan.runtime.products import Products
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
+from tests.runtime.neighbours import Called, Result, side_by_side
 from tests.runtime.plans import models, tiny_training
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-LENGTH = 288  # tokens: every saved tensor is large enough to be moved (kept.SMALL)
+LENGTH = 288  # tokens of a rank: every saved tensor is large enough to be moved (kept.SMALL)
 # Flash attention on CUDA saves its random state (dropout is off): at most four 8-byte numbers.
 RANDOM_STATE = {"cpu": 0, "cuda": 32}
 
@@ -70,6 +75,29 @@ def runnable(name: str) -> bool:
     return native_refusal(small(name), tiny_training(1, sequence_length=LENGTH), strategy) is None
 
 
+class Split(NamedTuple):
+    """How tensor-parallel ranks split a layer."""
+
+    tp: int = 1
+    sequence_parallel: bool = True
+
+    @property
+    def strategy(self) -> Strategy:
+        """Of these ranks alone."""
+        return Strategy(dp=1, tp=self.tp, sequence_parallel=self.sequence_parallel)
+
+    def on_ranks(
+        self, work: Callable[[TensorParallel], Result]
+    ) -> tuple[list[Result], list[Called]]:
+        """What each rank makes of `work`, and the collectives that they met in."""
+        if self.tp == 1:
+            return [work(ONE)], []
+        parts = self.sequence_parallel
+        return side_by_side(self.tp, lambda group: work(TensorParallel(group, parts)))
+
+
+WHOLE = Split()
+splits = st.sampled_from((WHOLE, Split(2), Split(2, False), Split(4), Split(4, False)))
 SHIPPED = [name for name in list_models() if runnable(name)]
 shipped_and_random = st.sampled_from(SHIPPED).map(small) | models(kv_heads=(1, 2, 4))
 
@@ -104,39 +132,48 @@ class _Layer:
     """Random parameters of one kind of layer, and inputs."""
 
     def __init__(
-        self, model: ModelSpec, length: int, dtype: torch.dtype, device: str, batch: int = 1
+        self,
+        model: ModelSpec,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        size: tuple[int, int] = (1, 8),
+        ranks: TensorParallel = ONE,
     ) -> None:
-        self.model = model
+        self.model, self.ranks = model, ranks
         self._where: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.rope = blocks.rope_table(model, length, device, dtype)
-        self.x = self.make(batch, length, model.hidden).requires_grad_()
-        self.tokens = torch.randint(model.vocab, (batch, length), device=device)
+        self.rope = blocks.rope_table(model, size[1], device, dtype)
+        self.x = self.make(*ranks.hidden(*size, model.hidden)).requires_grad_()
+        # The same on every rank, which only sums what comes of it.
+        self.tokens = torch.arange(size[0] * size[1], device=device).view(size) % model.vocab
 
     def make(self, *shape: int) -> Tensor:
         return torch.randn(*shape, **self._where) * 0.1
 
     def parameters(self, kind: str) -> _Read:
         steps = self.model.steps(kind)
-        named = {p.name: p.shape for step in steps for p in step.parameters}
-        table = {p.name: p.shape for p in self.model.kinds()["embedding"]}
+        named = {p.name: p for step in steps for p in step.parameters}
+        table = {p.name: p for p in self.model.kinds()["embedding"]}
         named |= {step.shared: table[step.shared] for step in steps if step.shared}
-        return _Read({n: self.make(*shape).requires_grad_() for n, shape in named.items()})
+        size = self.ranks.group.size
+        shapes = {n: p.local(size)[-len(p.shape) :] for n, p in named.items()}
+        return _Read({n: self.make(*shape).requires_grad_() for n, shape in shapes.items()})
 
     def run(self, kind: str, p: _Read) -> Tensor:
         match kind:
             case "embedding":
-                return blocks.embedding(p, self.tokens, self.model)
+                return blocks.embedding(p, self.tokens, self.model, self.ranks)
             case "block":
-                return blocks.block(p, self.x, self.model, self.rope)
+                ways = Products(self.ranks).ways
+                return blocks.block(p, self.x, self.model, self.rope, ways)
             case _:
-                return blocks.head_loss(p, self.x, self.tokens, self.model)
+                return blocks.head_loss(p, self.x, self.tokens, self.model, ranks=self.ranks)
 
 
 @pytest.mark.parametrize("kind", ["embedding", "block", "head"])
 @given(shipped_and_random)
 @settings(max_examples=examples(40), derandomize=True, deadline=None)
 def test_a_layer_reads_its_parameters_and_no_others(kind: str, model: ModelSpec) -> None:
-    layer = _Layer(model, 8, torch.float32, "cpu")
+    layer = _Layer(model, torch.float32)
     p = layer.parameters(kind)
     torch.autograd.backward(layer.run(kind, p).sum())
     assert p.names == set(p)
@@ -150,31 +187,52 @@ def _gemms(operators: tuple[Operator, ...]) -> float:
     return sum(op.flops for op in gemms)
 
 
+def _counter() -> FlopCounterMode:
+    """Of products, also those that are added to a tensor in place, which torch's leaves out."""
+
+    def added(_: torch.Size, x: torch.Size, y: torch.Size, **__: object) -> int:
+        return 2 * x[0] * x[1] * y[1]
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: added})
+
+
 def _counted(counter: FlopCounterMode) -> int:
     """FLOP of products that torch ran, attention apart: the counter takes its whole square."""
     counts = counter.get_flop_counts()["Global"]
     return sum(n for operator, n in counts.items() if "attention" not in str(operator))
 
 
-def _graph(model: ModelSpec, dtype: torch.dtype, length: int) -> Graph:
-    training = tiny_training(1, sequence_length=length, precision=DTYPES[dtype])
-    return build_graph(model, training, Strategy(dp=1), loss_chunk=None, fused=True)
+def _graph(
+    model: ModelSpec, dtype: torch.dtype, split: Split = WHOLE, size: tuple[int, int] = (1, 8)
+) -> Graph:
+    batch, length = size
+    training = tiny_training(batch, sequence_length=length, precision=DTYPES[dtype])
+    strategy = split.strategy.model_copy(update={"micro_batch": batch})
+    return build_graph(model, training, strategy, loss_chunk=None, fused=True)
 
 
 @pytest.mark.parametrize("kind", ["block", "head"])
-@given(shipped_and_random)
+@given(shipped_and_random, splits)
 @settings(max_examples=examples(40), derandomize=True, deadline=None)
-def test_a_layer_computes_the_products_of_its_operators(kind: str, model: ModelSpec) -> None:
-    layer, described = _Layer(model, 8, torch.float32, "cpu"), _graph(model, torch.float32, 8)
-    forward, backward = FlopCounterMode(display=False), FlopCounterMode(display=False)
-    with forward:
-        output = layer.run(kind, layer.parameters(kind))
-    with backward:
-        torch.autograd.backward(output.sum())
-    operators = described.kinds[kind]
-    # The head does all its work in its backward.
-    assert _counted(forward) + _counted(backward) == _gemms(operators.forward + operators.backward)
-    assert kind == "head" or _counted(forward) == _gemms(operators.forward)
+def test_a_layer_computes_the_products_of_its_operators(
+    kind: str, model: ModelSpec, split: Split
+) -> None:
+    assume(splits_over_tensor_parallel(model, split.tp))
+
+    def counted(ranks: TensorParallel) -> tuple[int, int]:
+        layer = _Layer(model, torch.float32, ranks=ranks)
+        forward, backward = _counter(), _counter()
+        with forward:
+            output = layer.run(kind, layer.parameters(kind))
+        with backward:
+            torch.autograd.backward(output.sum())
+        return _counted(forward), _counted(backward)
+
+    operators = _graph(model, torch.float32, split).kinds[kind]
+    for forward, backward in split.on_ranks(counted)[0]:
+        # The head does all its work in its backward.
+        assert forward + backward == _gemms(operators.forward + operators.backward)
+        assert kind == "head" or forward == _gemms(operators.forward)
 
 
 def _saved(layer: _Layer) -> Counter[int]:
@@ -195,43 +253,63 @@ def _saved(layer: _Layer) -> Counter[int]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
-@given(shipped_and_random, st.sampled_from(((1, 1), (2, 17), (3, 64), (1, 520))))
+@given(shipped_and_random, st.sampled_from(((4, 1), (2, 18), (3, 64), (1, 520))), splits)
 @settings(max_examples=examples(40), derandomize=True, deadline=None)
 def test_every_saved_value_is_described(
-    device: str, dtype: torch.dtype, model: ModelSpec, sizes: tuple[int, int]
+    device: str, dtype: torch.dtype, model: ModelSpec, size: tuple[int, int], split: Split
 ) -> None:
     """Value by value, so that no two errors make up for each other."""
-    batch, length = sizes
+    batch, length = size
     if device == "cuda":
         length = 64  # whose kernels pad statistics to 32 positions
+    assume(splits_over_tensor_parallel(model, split.tp))
     model = model.model_copy(update={"max_sequence_length": 1024})
     expanded = repeats_heads(dtype.itemsize, model.heads, model.kv_heads)
-    shape = BlockShape(batch * length, length, dtype.itemsize, expanded_kv=expanded)
+    shape = BlockShape(
+        batch * length,
+        length,
+        dtype.itemsize,
+        split.tp,
+        split.tp > 1 and split.sequence_parallel,
+        expanded_kv=expanded,
+    )
     described = Counter(saved_values(model, shape).values())
-    found = _saved(_Layer(model, length, dtype, device, batch))
-    assert not described - found
-    assert sum((found - described).elements()) <= RANDOM_STATE[device]
+    for found in split.on_ranks(
+        lambda ranks: _saved(_Layer(model, dtype, device, (batch, length), ranks))
+    )[0]:
+        assert not described - found
+        assert sum((found - described).elements()) <= RANDOM_STATE[device]
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
-@given(shipped_and_random, st.booleans())
+@given(shipped_and_random, st.booleans(), splits)
 @settings(max_examples=examples(20), derandomize=True, deadline=None)
 def test_a_layer_keeps_what_the_planner_counted(
-    dtype: torch.dtype, model: ModelSpec, in_product: bool
+    dtype: torch.dtype, model: ModelSpec, in_product: bool, split: Split
 ) -> None:
-    model = model.model_copy(update={"max_sequence_length": LENGTH})
-    layer, kind = _Layer(model, LENGTH, dtype, "cpu"), _graph(model, dtype, LENGTH).kinds["block"]
-    flat = layer.make(kind.parameters)
-    sizes = [tensor.elements for tensor in kind.tensors]
-    parts = torch.split(flat, sizes)
-    views = {
-        p.name: part.view(p.shape) for p, part in zip(model.kinds()["block"], parts, strict=True)
-    }
-    block, x = Block(model, layer.rope, in_product=in_product), layer.x.detach()
-    for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP):
-        kept = Kept(weights=flat.view(torch.uint8))
-        block.record(views, x, kept, recompute)
-        assert kept.nbytes == kind.kept(recompute)
-    boundary = Kept()
-    boundary.keep_input(x)
-    assert boundary.nbytes == kind.kept(Recompute.FULL)
+    assume(splits_over_tensor_parallel(model, split.tp))
+    size = 1, LENGTH * split.tp
+    model = model.model_copy(update={"max_sequence_length": size[1]})
+    kind = _graph(model, dtype, split, size).kinds["block"]
+    shapes = {p.name: p.local(split.tp)[-len(p.shape) :] for p in model.kinds()["block"]}
+
+    def kept(ranks: TensorParallel) -> dict[Recompute, int]:
+        layer = _Layer(model, dtype, "cpu", size, ranks)
+        flat = layer.make(kind.parameters)
+        parts = torch.split(flat, [tensor.elements for tensor in kind.tensors])
+        views = {
+            tensor.name: part.view(shapes[tensor.name])
+            for tensor, part in zip(kind.tensors, parts, strict=True)
+        }
+        block = Block(model, layer.rope, ranks, in_product=in_product)
+        x, found = layer.x.detach(), {}
+        for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP):
+            kept = Kept(weights=flat.view(torch.uint8))
+            block.record(views, x, kept, recompute)
+            found[recompute] = kept.nbytes
+        boundary = Kept()
+        boundary.keep_input(x)
+        return found | {Recompute.FULL: boundary.nbytes}
+
+    for found in split.on_ranks(kept)[0]:
+        assert found == {recompute: kind.kept(recompute) for recompute in Recompute}

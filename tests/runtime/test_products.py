@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.runtime.products import Factor, Sums, add_product, linears
+from bigplan.runtime.products import Factor, Products, Sums, add_product, linears
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 PRECISIONS = [torch.bfloat16, torch.float16, torch.float32]
@@ -129,7 +129,7 @@ def test_a_sum_is_added_to_on_the_stream_of_the_forward(dtype: torch.dtype, *, f
             torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
             x.copy_(late)
             leaf = x.requires_grad_()
-            (output,) = sums.linears(p, ("a",), leaf)
+            (output,) = Products(sums=sums).linears(p, ("a",), leaf)
             sums.open({"a.weight": total}, fresh=fresh)
             torch.autograd.grad(output, leaf, gradient)
 
@@ -195,7 +195,7 @@ def test_a_weights_product_goes_to_its_own_sum() -> None:
     sums = Sums()
     p = {name: torch.randn(4, 6) for name in ("a.weight", "b.weight")}
     x = torch.randn(5, 6, requires_grad=True)
-    a, b = sums.linears(p, ("a", "b"), x)
+    a, b = Products(sums=sums).linears(p, ("a", "b"), x)
     output = a + 2 * b
     totals = {name: torch.full((4, 6), torch.nan) for name in ("a.weight", "b.weight", "c.weight")}
     sums.open(totals, fresh=True)

@@ -1,0 +1,65 @@
+"""A vocabulary whose words tensor-parallel ranks share out: who has a word, and the loss over all.
+
+A rank has equally many rows of the token table and of the head's, one behind the other, the last
+ones filled up (Shoeybi et al., arXiv 1909.08053, section 3). So it has a part of every token's
+logits, and of a softmax over all of them it needs one number from each other rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from bigplan.runtime import operators
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+
+
+def own_rows(words: Tensor, rows: int, ranks: TensorParallel) -> tuple[Tensor, Tensor]:
+    """The row of each word in a rank's `rows` of a table, and where another has it: 0 and true."""
+    own = words - ranks.group.place * rows
+    others = (own < 0) | (own >= rows)
+    return own.masked_fill(others, 0), others
+
+
+class _SharedCrossEntropy(Function):
+    """Loss of every token, fp32 [n], of a rank's part of the logits [n, rows]: the same on all.
+
+    The backward overwrites the logits. What fills the table up counts as words of no probability.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, vocab: int, ranks: TensorParallel
+    ) -> Tensor:
+        rows = logits.shape[1]
+        real = min(max(0, vocab - ranks.group.place * rows), rows)
+        logits[:, real:] = -torch.inf
+        own, others = own_rows(targets, rows, ranks)
+        own = torch.where(targets < 0, targets, own.masked_fill(others, rows))
+        losses, lse = operators.row_losses(logits, own)
+        picked = torch.where(others, 0.0, lse - losses)
+        every = ranks.group.gathered(torch.stack((lse, picked))[None])()
+        lse, picked = every[:, 0].logsumexp(0), every[:, 1].sum(0)
+        ctx.save_for_backward(logits, own, lse)
+        return torch.where(targets < 0, 0.0, lse - picked)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        logits, own, lse = ctx.saved_tensors
+        return operators.by_logits_(logits, own, lse, gradients[0]), None, None, None
+
+
+def cross_entropy(
+    logits: Tensor, targets: Tensor, vocab: int, ranks: TensorParallel = ONE
+) -> Tensor:
+    """Sum over tokens of logits [n, V] by targets int64 [n]; -100 counts nothing. fp32.
+
+    Ranks that share out the words have a part of each token's logits each, and all of the sum.
+    """
+    if ranks.alone:
+        return operators.cross_entropy(logits, targets)
+    losses: Tensor = _SharedCrossEntropy.apply(logits, targets, vocab, ranks)  # type: ignore[no-untyped-call]
+    return losses.sum()

@@ -1,0 +1,91 @@
+"""Tensor-parallel ranks as threads of one process, whose collectives meet in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Barrier
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from bigplan.runtime.group import Begun, Group
+
+Result = TypeVar("Result")
+Called = tuple[str, int]  # a collective's pattern, and bytes of the whole tensor
+PATIENCE = 60.0  # seconds; a rank that skips a collective is found out
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """Where all leave a tensor, and nobody goes on before all have read it."""
+
+    size: int
+    called: list[Called] = field(default_factory=list)  # in order
+    _barrier: Barrier = field(init=False)
+    _brought: list[Tensor] = field(init=False)
+    _names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._barrier = Barrier(self.size)
+        self._brought, self._names = [torch.empty(0)] * self.size, [""] * self.size
+
+    def meet(self, place: int, name: str, mine: Tensor) -> list[Tensor]:
+        """What all brought to the same collective, copied."""
+        self._brought[place], self._names[place] = mine, name
+        self._barrier.wait(PATIENCE)
+        assert len(set(self._names)) == 1, self._names
+        assert len({tensor.shape for tensor in self._brought}) == 1, name
+        copies = [tensor.detach().clone() for tensor in self._brought]
+        if place == 0:
+            parts = self.size if name == "all_gather" else 1
+            self.called.append((name, parts * mine.nbytes))
+        self._barrier.wait(PATIENCE)
+        return copies
+
+    def leave(self) -> None:
+        """Let nobody wait any longer."""
+        self._barrier.abort()
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour(Group):
+    """A rank among such threads."""
+
+    meeting: _Meeting = field(default_factory=lambda: _Meeting(1))
+
+    def gathered(self, mine: Tensor) -> Begun:
+        whole = torch.cat(self.meeting.meet(self.place, "all_gather", mine))
+        return lambda: whole
+
+    def scattered(self, values: Tensor) -> Begun:
+        whole = sum(self.meeting.meet(self.place, "reduce_scatter", values))
+        assert isinstance(whole, Tensor)
+        mine = self.own(whole).clone()
+        return lambda: mine
+
+    def reduced(self, values: Tensor) -> Begun:
+        whole = sum(self.meeting.meet(self.place, "all_reduce", values))
+        assert isinstance(whole, Tensor)
+        values.copy_(whole)
+        return lambda: values
+
+
+def side_by_side(
+    size: int, work: Callable[[Neighbour], Result]
+) -> tuple[list[Result], list[Called]]:
+    """What each of so many ranks makes of `work`, and the collectives that they met in."""
+    meeting = _Meeting(size)
+
+    def run(place: int) -> Result:
+        try:
+            return work(Neighbour(size, place, None, meeting))
+        except BaseException:
+            meeting.leave()
+            raise
+
+    with ThreadPoolExecutor(size) as threads:
+        found = list(threads.map(run, range(size)))
+    return found, meeting.called

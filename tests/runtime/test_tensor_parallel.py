@@ -1,0 +1,333 @@
+"""Ranks that split a layer compute together what one does, and meet in the planned collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+import torch
+from torch import Tensor
+
+from bigplan.graph.build import build_graph
+from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.operators import Collective, Operator
+from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
+from bigplan.rectangle import held
+from bigplan.runtime import blocks
+from bigplan.runtime.group import Group
+from bigplan.runtime.kept import Kept
+from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
+from bigplan.runtime.products import Sums
+from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+from bigplan.runtime.visit import Batches, Visit
+from bigplan.runtime.words import cross_entropy
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
+from tests.examples import examples
+from tests.runtime.neighbours import Called, side_by_side
+from tests.runtime.plans import models, tiny_model, tiny_training
+
+BATCH, LENGTH, CHUNK = 3, 8, 12  # of the loss: two chunks
+TOKENS = BATCH * LENGTH
+# Sums of up to 256 terms in another order, through a block forward and backward: 1e-5 is 170 unit
+# roundoffs of fp32.
+APART = 1e-5
+
+splits = st.tuples(st.sampled_from((2, 4)), st.booleans())
+recomputes = st.sampled_from(tuple(Recompute))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def graph_of(model: ModelSpec, tp: int, parts: bool) -> Graph:
+    strategy = Strategy(dp=1, tp=tp, micro_batch=BATCH, sequence_parallel=parts)
+    training = tiny_training(BATCH, sequence_length=LENGTH)
+    return build_graph(model, training, strategy, loss_chunk=CHUNK, fused=True)
+
+
+@dataclass
+class _Layer:
+    """One layer of the whole model, its input and the gradient by its output; on ranks, parts."""
+
+    model: ModelSpec
+    kind: str
+    x: Tensor
+    gradient: Tensor
+    values: Mapping[str, Tensor]
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, model: ModelSpec, kind: str) -> _Layer:
+        generator = torch.Generator().manual_seed(1)
+
+        def make(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator)
+
+        values = {p.name: 0.1 * make(*p.matrix) for p in cls.parameters(model, kind).values()}
+        x, gradient = make(BATCH, LENGTH, model.hidden), make(BATCH, LENGTH, model.hidden)
+        tokens = torch.randint(model.vocab, (BATCH, LENGTH), generator=generator)
+        return cls(model, kind, x, gradient, values, tokens)
+
+    @staticmethod
+    def parameters(model: ModelSpec, kind: str) -> dict[str, Parameter]:
+        found = {p.name: p for p in model.kinds()[kind]}
+        table = {p.name: p for p in model.kinds()["embedding"]}
+        shared = {step.shared for step in model.steps(kind)} & set(table)
+        return found | {name: table[name] for name in shared}
+
+    def local(self, ranks: TensorParallel) -> dict[str, Tensor]:
+        """The parameters as a rank has them, one behind the other in a flat tensor."""
+        size, place, found = ranks.group.size, ranks.group.place, {}
+        for name, p in self.parameters(self.model, self.kind).items():
+            rows, columns = p.local(size)
+            mine = torch.zeros(rows, columns)
+            if (part := held(p, size, place)) is not None:
+                mine[: part.rows, : part.columns] = self.values[name][part.in_matrix]
+            found[name] = mine.view((rows, columns)[-len(p.shape) :])
+        flat = torch.cat([mine.flatten() for mine in found.values()])
+        parts = torch.split(flat, [mine.numel() for mine in found.values()])
+        return {n: part.view(found[n].shape) for n, part in zip(found, parts, strict=True)}
+
+    def put(self, into: Mapping[str, Tensor], mine: Mapping[str, Tensor], group: Group) -> None:
+        """Add a rank's gradients to those of the whole, of which it has parts."""
+        for name, p in self.parameters(self.model, self.kind).items():
+            local = mine[name].view(p.local(group.size))
+            part = held(p, group.size, group.place)
+            filling = local if part is None else local[part.rows :]
+            assert not filling.any(), "filling has a gradient"
+            if part is not None:
+                into[name][part.in_matrix] += local[: part.rows]
+
+
+@dataclass
+class _Turn:
+    """What a Visit of the runtime is to a layer."""
+
+    flat: Tensor
+    tensors: dict[str, Tensor]
+    x: Tensor
+    by_output: Tensor
+    recompute: Recompute
+    totals: dict[str, Tensor]
+    by_rows: bool = False
+
+    def weights(self) -> Tensor:
+        return self.flat.view(torch.uint8)
+
+    def parameters(self, number: int = 0) -> dict[str, Tensor]:
+        return dict(self.tensors)
+
+    def hidden(self) -> Tensor:
+        return self.x
+
+    def gradient(self) -> Tensor:
+        return self.by_output
+
+    def open(self, sums: Sums) -> None:
+        sums.open(self.totals, fresh=True)
+
+
+@dataclass
+class _Result:
+    output: Tensor | None
+    by_input: Tensor | None
+    gradients: dict[str, Tensor]
+    losses: list[Tensor]
+    evaluated: list[Tensor]
+
+
+class _Tokens:
+    """Batches of one micro-batch. A target in three counts nothing."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+
+    def tokens(self, _: Visit) -> Tensor:
+        return self._tokens
+
+    def targets(self, _: Visit) -> Tensor:
+        targets = self._tokens.flatten().roll(-1)
+        targets[::3] = -100
+        return targets
+
+
+def _object(layer: _Layer, ranks: TensorParallel, losses: Losses, *, in_product: bool) -> Layer:
+    model, batches = layer.model, cast(Batches, _Tokens(layer.tokens))
+    if layer.kind == "embedding":
+        return Embedding(model, batches, ranks)
+    if layer.kind == "block":
+        rope = blocks.rope_table(model, LENGTH, "cpu", torch.float32)
+        return Block(model, rope, ranks, in_product=in_product)
+    graph = SimpleNamespace(loss_chunk=CHUNK, tied=model.tied_embeddings)
+    context = SimpleNamespace(model=model, graph=graph, tensor_parallel=ranks)
+    return Head(cast(Any, context), batches, losses, in_product=in_product)
+
+
+def _parts(whole: Tensor, ranks: TensorParallel) -> Tensor:
+    """A hidden state as a rank has it, in memory of its own."""
+    if ranks.parts == 1:
+        return whole.clone()
+    return ranks.group.own(whole.flatten(0, 1)).clone()
+
+
+def _run(
+    layer: _Layer,
+    recompute: Recompute,
+    ranks: TensorParallel,
+    *,
+    in_product: bool,
+    evaluates: bool = True,
+) -> _Result:
+    losses = Losses(share=0.5, scale=2.0)
+    one = _object(layer, ranks, losses, in_product=in_product)
+    tensors = layer.local(ranks)
+    flat = next(iter(tensors.values()))._base
+    assert flat is not None
+    totals = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
+    x, by_output = _parts(layer.x, ranks), _parts(layer.gradient, ranks)
+    turn = cast(Visit, _Turn(flat, tensors, x, by_output, recompute, totals))
+    evaluated = one.evaluate(turn) if evaluates else None
+    alone, losses.parts[:] = list(losses.parts), []
+    kept = Kept(weights=flat.view(torch.uint8))
+    output = one.forward(turn, kept)
+    if output is not None and evaluated is not None:
+        assert torch.equal(output, evaluated)
+    by_input = one.backward(turn, kept)
+    return _Result(output, by_input, totals, losses.parts, alone)
+
+
+def _apart(ours: Tensor | None, plain: Tensor | None) -> float:
+    if ours is None or plain is None:
+        assert ours is plain
+        return 0.0
+    return float((ours.flatten() - plain.flatten()).norm() / plain.norm())
+
+
+def _rms(tensors: Iterable[Tensor]) -> float:
+    """The root mean square of all elements."""
+    return float(torch.cat([tensor.flatten() for tensor in tensors]).square().mean().sqrt())
+
+
+def _together(parts: list[Tensor | None], tokens: bool) -> Tensor | None:
+    """A hidden state of ranks that each have its part, or the same."""
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    if tokens:
+        return torch.cat(found)
+    assert all(torch.equal(part, found[0]) for part in found)
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", ["embedding", "block", "head"])
+@given(models(kv_heads=(1, 2, 4)), splits, recomputes, st.booleans(), st.sampled_from((256, 257)))
+@settings(max_examples=examples(40), derandomize=True, deadline=None)
+def test_ranks_compute_what_one_does(
+    kind: str,
+    model: ModelSpec,
+    split: tuple[int, bool],
+    recompute: Recompute,
+    in_product: bool,
+    vocab: int,
+) -> None:
+    (size, parts), model = split, model.model_copy(update={"vocab": vocab})
+    layer = _Layer.of(model, kind)
+    alone = _run(layer, recompute, ONE, in_product=in_product)
+    found, _ = side_by_side(
+        size,
+        lambda group: _run(layer, recompute, TensorParallel(group, parts), in_product=in_product),
+    )
+    assert _apart(_together([one.output for one in found], parts), alone.output) < APART
+    assert _apart(_together([one.by_input for one in found], parts), alone.by_input) < APART
+    totals = {name: torch.zeros_like(value) for name, value in layer.values.items()}
+    for place, one in enumerate(found):
+        layer.put(totals, one.gradients, Group(size, place))
+    usual = _rms(alone.gradients.values())
+    for name, total in totals.items():
+        plain = alone.gradients[name].view(total.shape)
+        # One that cancels to zero, as that by a bias of keys does, is as exact as the others.
+        most = APART * max(_rms([plain]), usual)
+        assert _rms([total - plain]) < most, name
+    for one in found:
+        for losses, all_of in ((one.losses, alone.losses), (one.evaluated, alone.evaluated)):
+            assert len(losses) == len(all_of)
+            assert sum(losses) == pytest.approx(float(sum(all_of)), rel=APART)
+
+
+def _called(operators: tuple[Operator, ...]) -> Counter[Called]:
+    """Collectives by what they do, and to how many bytes."""
+    found = Counter[Called]()
+    for one in operators:
+        if isinstance(one, Collective):
+            found[one.pattern, one.nbytes] += one.count
+    return found
+
+
+@pytest.mark.parametrize("kind", ["embedding", "block", "head"])
+@given(models(kv_heads=(1, 2, 4)), splits, recomputes)
+@settings(max_examples=examples(40), derandomize=True, deadline=None)
+def test_ranks_meet_in_the_collectives_that_the_planner_counted(
+    kind: str, model: ModelSpec, split: tuple[int, bool], recompute: Recompute
+) -> None:
+    size, parts = split
+    described = graph_of(model, size, parts).kinds[kind]
+    rerun = described.reruns.get(recompute)
+    again = rerun.operators if rerun is not None else ()
+    layer = _Layer.of(model, kind)
+
+    def train(ranks: TensorParallel) -> None:
+        _run(layer, recompute, ranks, in_product=True, evaluates=False)
+
+    _, called = side_by_side(size, lambda group: train(TensorParallel(group, parts)))
+    operators = (*described.forward, *again, *described.backward)
+    assert Counter(called) == _called(operators)
+
+
+@given(st.integers(1, 6), st.integers(1, 40), st.sampled_from((2, 3, 4, 8)), st.integers(0, 99))
+@settings(max_examples=examples(40), derandomize=True, deadline=None)
+def test_a_loss_over_shared_words_is_that_over_all(
+    tokens: int, vocab: int, size: int, seed: int
+) -> None:
+    """Also where a rank has no word at all, and where logits are large."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = -(-vocab // size)
+    logits = 30 * torch.randn(tokens, vocab, generator=generator)
+    targets = torch.randint(-1, vocab, (tokens,), generator=generator)
+    targets[targets < 0] = -100
+    wide = logits.double().requires_grad_()
+    plain = torch.nn.functional.cross_entropy(wide, targets, reduction="sum")
+    (by_logits,) = torch.autograd.grad(plain, wide)
+    filled = torch.nn.functional.pad(logits, (0, size * rows - vocab), value=1e9)
+
+    def loss(ranks: TensorParallel) -> tuple[Tensor, Tensor]:
+        first = ranks.group.place * rows
+        mine = filled[:, first : first + rows].clone().requires_grad_()
+        found = cross_entropy(mine * 1.0, targets, vocab, ranks)
+        return found.detach(), torch.autograd.grad(found, mine)[0]
+
+    found, _ = side_by_side(size, lambda group: loss(TensorParallel(group)))
+    for ours, _gradient in found:
+        assert torch.equal(ours, found[0][0])
+        torch.testing.assert_close(ours.double(), plain.detach(), rtol=1e-6, atol=1e-5)
+    ours = torch.cat([gradient for _, gradient in found], 1)
+    assert not ours[:, vocab:].any(), "filling has a gradient"
+    torch.testing.assert_close(ours[:, :vocab].double(), by_logits, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_may_have_fewer_key_heads_than_ranks() -> None:
+    model = tiny_model(kv_heads=2)
+    assert splits_over_tensor_parallel(model, 4)
+    assert not splits_over_tensor_parallel(model, 8)  # four heads of queries
+    assert not splits_over_tensor_parallel(tiny_model(heads=6, kv_heads=3, head_dim=8), 2)
