@@ -103,14 +103,12 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
     return one, two
 
 
-def alone(plan: Plan) -> Plan:
-    """The plan's training in one process, everything on its GPU."""
-    kinds = {
-        kind: KindPlacement.on_gpu(plan.model.layer_sequence().count(kind))
-        for kind in plan.model.kinds()
-    }
+def resident(model: ModelSpec, training: Training, strategy: Strategy) -> Plan:
+    """Everything on the GPU, of one stage."""
+    layers = model.layer_sequence()
+    kinds = {kind: KindPlacement.on_gpu(layers.count(kind)) for kind in model.kinds()}
     placement = Placement(stages=(StagePlacement(kinds=kinds),), chunk=CHUNK)
-    return plan_of(plan.model, plan.training, Strategy(dp=1), placement)
+    return plan_of(model, training, strategy, placement)
 
 
 @st.composite
