@@ -287,7 +287,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if CUDA else "CPU"
     print(f"{name}, torch {torch.__version__}, {spec.name}, {BATCH} x {LENGTH} tokens")
     x = torch.randn(BATCH, LENGTH, spec.hidden, device=DEVICE).bfloat16()
-    rope = blocks.rope_table(spec, LENGTH, DEVICE, torch.bfloat16)
+    rope = blocks.position_tables(spec, LENGTH, DEVICE, torch.bfloat16)
     native = layers.Block(spec, rope, in_product=True)
     block = Block(native, Layer(spec, "block"), x, torch.randn_like(x))
     targets = torch.randint(spec.vocab, (BATCH * LENGTH,), device=DEVICE)

@@ -67,7 +67,7 @@ def copies(wanted: bool) -> Iterator[None]:
 def passes_of(spec: ModelSpec, sequences: int) -> Passes:
     """Forward and backward of a block that keeps its activations."""
     x = torch.randn(sequences, LENGTH, spec.hidden, device=DEVICE).bfloat16()
-    rope = blocks.rope_table(spec, LENGTH, DEVICE, torch.bfloat16)
+    rope = blocks.position_tables(spec, LENGTH, DEVICE, torch.bfloat16)
     native = layers.Block(spec, rope, in_product=True)
     block = Block(native, Layer(spec, "block"), x, torch.randn_like(x))
     return {"forward": block.forward, "backward": block.backward}

@@ -9,12 +9,6 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 NATIVE_STRATEGY = {"tp": 1, "cp": 1, "ep": 1}
-NATIVE_BLOCKS: Mapping[str, tuple[object, ...]] = {
-    "positions": ("rope", "learned"),
-    "rotary_fraction": (1.0,),
-    "parallel_residual": (False,),
-    "embedding_norm": (False,),
-}
 NATIVE_ROPE_SCALINGS = ("linear", "llama3")
 # Keys of a training, each with what the native runtime executes; other values can be planned only.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
@@ -39,8 +33,6 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"the native runtime executes a table that the first and the last layer share on one "
             f"stage only, not with pp {strategy.pp}"
         )
-    if unlike := _unlike(model, NATIVE_BLOCKS):
-        return f"the native runtime executes llama-style and GPT-2 style blocks only, not {unlike}"
     scaling = model.rope_scaling
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
         return (
@@ -48,15 +40,6 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"{' and '.join(NATIVE_ROPE_SCALINGS)} only, not {scaling.name}"
         )
     return _window_refusal(model, training.sequence_length) or _training_refusal(training)
-
-
-def _unlike(described: ModelSpec | Training, wanted: Mapping[str, tuple[object, ...]]) -> str:
-    """The values that are not among those wanted: "positions alibi, rotary_fraction 0.25"."""
-    return ", ".join(
-        f"{name} {getattr(described, name)}"
-        for name, values in wanted.items()
-        if getattr(described, name) not in values
-    )
 
 
 def _window_refusal(model: ModelSpec, length: int) -> str | None:
@@ -70,8 +53,13 @@ def _window_refusal(model: ModelSpec, length: int) -> str | None:
 
 
 def _training_refusal(training: Training) -> str | None:
-    if unlike := _unlike(training, NATIVE_TRAINING):
-        return f"the native runtime does not execute {unlike}"
+    unlike = [
+        f"{name} {getattr(training, name)}"
+        for name, values in NATIVE_TRAINING.items()
+        if getattr(training, name) not in values
+    ]
+    if unlike:
+        return f"the native runtime does not execute {', '.join(unlike)}"
     reduced, stored = training.reduce_precision, training.gradient_precision
     if reduced not in (None, stored):
         return (

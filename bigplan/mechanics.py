@@ -76,6 +76,10 @@ def repeats_heads(element_bytes: int, heads: int, kv_heads: int) -> bool:
     return element_bytes == 4 and heads != kv_heads
 
 
+# Columns that attention with linear biases appends to its heads (runtime/alibi.py), of which it
+# uses six: rows of 16-bit numbers stay multiples of 16 bytes.
+ALIBI_COLUMNS = 8
+
 # --- The CPU's cores (runtime/cores.py).
 
 # Of the cores, beside copies of a GPU. With all of 16 AdamW is no faster, as memory is at its end,

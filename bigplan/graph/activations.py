@@ -59,15 +59,15 @@ def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
     return shape.tokens * shape.sequence_length * heads * per_score
 
 
-def saved_values(model: ModelSpec, shape: BlockShape) -> Mapping[Value, int]:
-    """Bytes of every value that autograd saves for one block and `tokens` tokens.
+def saved_values(model: ModelSpec, shape: BlockShape, kind: str = "block") -> Mapping[Value, int]:
+    """Bytes of every value that autograd saves for one layer of a kind and `tokens` tokens.
 
-    However many steps save a value, it is there once. Parameters and the rope tables, which all
-    blocks share, are not counted. The block's input is (its first norm saves it); its output is
+    However many steps save a value, it is there once. Parameters and the tables of positions, which
+    all blocks share, are not counted. A block's input is (its first norm saves it); its output is
     not, which is the next layer's input: so the sum over layers counts each once.
     """
     found = {}
-    for step in model.steps("block"):
+    for step in model.steps(kind):
         saves, statistics = step.saves, step.statistics
         if step.op is Op.ATTENTION:
             queries, *keys_values, mixed = saves

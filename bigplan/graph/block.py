@@ -8,6 +8,7 @@ from bigplan.graph.activations import block_saved_bytes, saved_values, score_byt
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import Shape, gradient_sum, local_tensors
+from bigplan.mechanics import ALIBI_COLUMNS
 from bigplan.spec.step import Op, Step
 
 # What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
@@ -74,7 +75,7 @@ def block(shape: Shape) -> LayerKind:
         saved=saved,
         boundary=shape.hidden,
         reruns=_reruns(shape, saved, linear, inner, forward),
-        forward_workspace=2 * shape.whole_hidden,
+        forward_workspace=2 * shape.whole_hidden + _widened(shape) // 2,
         backward_workspace=_backward_workspace(shape, tensors, saved),
         largest=max(shape.hidden, shape.tokens * (shape.model.ffn // shape.tp) * shape.element),
     )
@@ -109,9 +110,11 @@ def _reruns(
         saved - scores - cheap_bytes - widened,
         (*core, *cheap_streams, *gathered, *_of(widening, linear)),
     )
-    left_out = _of(_unread(steps), (*linear, *streams))
+    left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
-    attention = (*shape.into_matrix("attention input"), *shape.out_of_matrix("attention output"))
+    attention = shape.into_matrix("attention input")
+    if all(op.name != "attention output" for op in left_out):
+        attention += shape.out_of_matrix("attention output")
     full = Rerun(shape.hidden, (*whole, *attention, *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
@@ -122,10 +125,16 @@ def _of(steps: Sequence[Step], operators: Sequence[Operator]) -> tuple[Operator,
     return tuple(operator for operator in operators if operator.name in names)
 
 
-def _unread(steps: Sequence[Step]) -> Sequence[Step]:
-    """What makes the block's output alone, which nothing in its backward reads."""
-    last = max(i for i, step in enumerate(steps) if step.op is Op.PRODUCT)
-    return steps[last:]
+def unread(steps: Sequence[Step]) -> Sequence[Step]:
+    """Those whose results nothing in the backward reads: they lead to the block's output alone."""
+    read = {value for step in steps for value in step.saves}
+    left_out = []
+    for step in reversed(steps):
+        if read & {*step.gives}:
+            read |= {*step.reads}
+        else:
+            left_out.append(step)
+    return left_out[::-1]
 
 
 def _run_again(shape: Shape, stream: Stream) -> Stream:
@@ -176,12 +185,14 @@ def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]
     if training.attention == "flash":
         # Query x key and probability x value, two FLOPs each, over the lower triangle; the
         # backward recomputes the scores: five products for the forward's two.
+        widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
+        width += ALIBI_COLUMNS * bool(widened)
         flops = 2.0 * tokens * reach * heads * width
         key_values = -(-model.kv_heads // shape.tp)
         moved = 2.0 * tokens * (heads + key_values) * width * shape.element
         kernel = Attention("attention", flops, moved, False, width, reach)
         again = Attention("attention", 2.5 * flops, 2 * moved, True, width, reach)
-        return (kernel,), (again,)
+        return (kernel, *widened), (again, *widened_back)
     batch = shape.strategy.micro_batch * heads
     scores = batch * length * length * shape.element
     dropped = batch * length * length * (2 * shape.element + 1) * bool(training.dropout)
@@ -197,13 +208,35 @@ def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]
     )
 
 
+def _linear_biases(shape: Shape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
+    """Copies of heads with more columns (runtime/alibi.py), read and written, and back.
+
+    Forward of queries, keys, values and the result, backward of these and their gradients.
+    """
+    moved = 2 * _widened(shape)
+    if not moved:
+        return (), ()
+    name = "linear biases"
+    return (Stream(name, moved / 2, launches=4),), (Stream(name, moved, launches=8),)
+
+
+def _widened(shape: Shape) -> int:
+    """Bytes of those copies in a backward; in a forward half of them."""
+    model = shape.model
+    if model.positions != "alibi" or shape.training.attention != "flash":
+        return 0
+    heads = model.heads if shape.activation_shape.expanded_kv else model.kv_heads
+    each = -(-model.heads // shape.tp) + -(-heads // shape.tp)
+    return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.tokens * shape.element
+
+
 def _streams(shape: Shape) -> tuple[tuple[Stream, Stream], ...]:
     """Memory-bound operators, forward and backward."""
     found = []
     for step in shape.model.steps("block"):
         match step.op:
             case Op.NORM:
-                found.append(_norm(shape, step))
+                found.append(norm(shape, step))
             case Op.ROTARY:
                 found.append((_rotary(shape, step),) * 2)
             case Op.ACTIVATION:
@@ -213,7 +246,8 @@ def _streams(shape: Shape) -> tuple[tuple[Stream, Stream], ...]:
     return tuple(found)
 
 
-def _norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+def norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+    """A norm forward and backward."""
     of_heads = step.reads[0].split  # always RMSNorms
     forward, backward = EAGER_NORM["rmsnorm" if of_heads else shape.model.norm]
     moved = shape.activation_shape.nbytes(step.reads[0])
@@ -269,11 +303,11 @@ def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -
     inside = (2 * shape.tokens + hidden) * ffn * shape.element
     copies = 0 if shape.fused else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved
-    # Materialised: the gradients of dropout and softmax, two of the saved five bytes' worth each,
-    # when what the MLP saved is gone.
+    # Attention, when what the MLP saved is gone. Materialised: the gradients of dropout and
+    # softmax, two of the saved five bytes' worth each.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
-    mlp = 2 * shape.tokens * ffn * shape.element
+    attention = scores + _widened(shape) - 2 * shape.tokens * ffn * shape.element
     # Where gradients of heads that some ranks have are summed, beside those that others have.
     few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]
     every = sum(tensor.elements * shape.tp // tensor.holders for tensor in few)
-    return max(inside, at_end, scores - mlp, every * shape.training.gradient_bytes)
+    return max(inside, at_end, attention, every * shape.training.gradient_bytes)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bigplan.graph.block import block, by_input_and_weight
+from bigplan.graph.activations import saved_values
+from bigplan.graph.block import block, by_input_and_weight, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
 from bigplan.graph.operators import Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import Shape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Op
 from bigplan.spec.training import Training
 
 
@@ -106,6 +108,9 @@ def _embedding(shape: Shape) -> LayerKind:
     gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
+    steps = shape.model.steps("embedding")
+    norms = tuple(norm(shape, step) for step in steps if step.op is Op.NORM)
+    kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
     return LayerKind(
         name="embedding",
         tensors=tensors,
@@ -113,13 +118,18 @@ def _embedding(shape: Shape) -> LayerKind:
             Stream("look-up", 2 * shape.whole_hidden),
             *added,
             *shape.out_of_matrix("embedding"),
+            *(forward for forward, _ in norms),
         ),
-        backward=(*gradient.operators, *shape.into_matrix("embedding")),
-        saved=token_bytes,
+        backward=(
+            *(backward for _, backward in norms),
+            *gradient.operators,
+            *shape.into_matrix("embedding"),
+        ),
+        saved=token_bytes + kept,
         boundary=token_bytes,
         reruns={},
         forward_workspace=shape.whole_hidden * learned,
-        backward_workspace=gradient.workspace,
+        backward_workspace=gradient.workspace + shape.whole_hidden * len(norms),
         largest=gradient.largest,
         pinned=_shares_table(shape),
         stores_activations=False,
@@ -134,6 +144,7 @@ def _looked_up(shape: Shape, tensors: tuple[Tensor, ...]) -> int:
     """
     strategy, rows = shape.strategy, len(tensors) * shape.tokens * shape.model.hidden
     alone = strategy.dp * strategy.tp * strategy.pp == 1 and not _shares_table(shape)
+    alone = alone and not shape.model.embedding_norm  # whose weights the rows come without
     few = 2 * rows <= sum(tensor.elements for tensor in tensors)
     return rows if alone and few else 0
 

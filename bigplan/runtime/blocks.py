@@ -1,4 +1,4 @@
-"""Llama-style and GPT-2 style layers as pure functions of a dictionary of parameters.
+"""The layers of bigplan/spec/layers.py as pure functions of a dictionary of parameters.
 
 Weights live in flat buffers that come and go, so no nn.Module owns them: a function takes views
 of a layer's buffer under the names of ModelSpec.kinds().
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
+from bigplan.runtime import alibi
 from bigplan.runtime.operators import layer_norm, rms_norm, rotary, swiglu
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.words import cross_entropy, own_rows
@@ -23,7 +24,7 @@ from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec, RopeScaling
 
 Parameters = Mapping[str, Tensor]
-Rope = tuple[Tensor, Tensor]
+Tables = tuple[Tensor, Tensor]  # of position_tables; the first has a row for each position
 Forget = Callable[..., None]  # told a result, and the function and inputs that give it again
 # Runs products of one tensor as plain_linears does.
 Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
@@ -38,7 +39,8 @@ def embedding(
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
 
     Learned positions add row `position_offset + i` of embed_positions.weight to token i. Of ranks
-    that share out the table each looks up its own words, and one adds the positions.
+    that share out the table each looks up its own words, and one adds the positions. A norm of all
+    that, where the model has one, is `embedding_norm`.
     """
     table = p[TABLE]
     if ranks.alone:
@@ -50,6 +52,11 @@ def embedding(
         start = model.position_offset
         output = output + p["embed_positions.weight"][start : start + tokens.shape[1]]
     return output if ranks.alone else ranks.sum(output)()
+
+
+def embedding_norm(p: Parameters, x: Tensor, model: ModelSpec) -> Tensor:
+    """What the first block reads, of `embedding`'s x [..., h]: its norm, where there is one."""
+    return _norm(p, "embed_norm", x, model)[0] if model.embedding_norm else x
 
 
 def looked_up(tokens: Tensor, model: ModelSpec) -> dict[str, Tensor]:
@@ -77,7 +84,7 @@ class Ways(NamedTuple):
     forget: Forget = keep  # told what selective recomputation runs again: norms and the activation
     widening: Linears | None = None  # the MLP's first products; None: by `linears`
     closing: Closing | None = None  # products added to the residual stream; None: by `linears`
-    last: Closing | None = None  # the last of them; None: as the others
+    last: Closing | None = None  # those whose sum nothing in the block reads; None: as the others
     gated: Gated | None = None  # that and the gated activation before it; None: apart
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
@@ -90,19 +97,25 @@ class Ways(NamedTuple):
 PLAIN = Ways()
 
 
-def block(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, ways: Ways = PLAIN) -> Tensor:
+def block(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways = PLAIN) -> Tensor:
     """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
-    `rope` is rope_table's pair for this s; where positions are learned it tells s alone. Ways of
-    tensor-parallel ranks take x as a rank has it, and p with its heads and its part of the MLP.
+    `tables` are position_tables for this s. Ways of tensor-parallel ranks take x as a rank has it,
+    and p with its heads and its part of the MLP.
     """
+    last = ways.last or ways.close
     normed, x = _norm(p, "input_norm", x, model, ways.forget, over=True)
-    x = ways.close(p, "o_proj", x, _attention(p, normed, model, rope, ways.linears))
-    normed, x = _norm(p, "post_norm", x, model, ways.forget)
+    mixed = _attention(p, normed, model, tables, ways.linears)
+    if model.parallel_residual:
+        normed, x = _norm(p, "post_norm", x, model, ways.forget)
+        x = last(p, "o_proj", x, mixed)
+    else:
+        x = ways.close(p, "o_proj", x, mixed)
+        normed, x = _norm(p, "post_norm", x, model, ways.forget)
     inputs = _mlp_inputs(p, normed, model, ways)
     if ways.gated and model.mlp == "swiglu":
         return ways.gated(p, "down_proj", x, *inputs)
-    return (ways.last or ways.close)(p, "down_proj", x, _activation(inputs, model, ways))
+    return last(p, "down_proj", x, _activation(inputs, model, ways))
 
 
 def head_loss(
@@ -137,15 +150,34 @@ def logits(
     return linears(p, (table,), ranks.gathered(_norm(p, "norm", x, model)[0]))[0]
 
 
+def position_tables(
+    model: ModelSpec,
+    sequence_length: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    ranks: TensorParallel = ONE,
+) -> Tables:
+    """What attention knows positions by: rope_table's pair, or factors of linear biases (ALiBi).
+
+    The latter are of the heads of a rank among `ranks`. Where positions are learned, a table tells
+    how many there are alone.
+    """
+    if model.positions != "alibi":
+        return rope_table(model, sequence_length, device, dtype)
+    by_place, by_head = alibi.factors(model.heads, model.head_dim, sequence_length, device, dtype)
+    return by_place, by_head.chunk(ranks.group.size)[ranks.group.place]
+
+
 def rope_table(
     model: ModelSpec, sequence_length: int, device: torch.device | str, dtype: torch.dtype
-) -> Rope:
-    """Cos and sin of every position and frequency, [s, head_dim / 2] each in `dtype`.
+) -> Tables:
+    """Cos and sin of every position and frequency, [s, rotary_width / 2] each in `dtype`.
 
-    Computed in fp32 on the CPU, so that every device rotates by the same angles. Both halves of a
-    head share frequencies (the rotate-half convention of Hugging Face's Llama), hence half a row.
+    Computed in fp32 on the CPU, so that every device rotates by the same angles. Both halves of the
+    columns that are rotated, a head's first, share frequencies (the rotate-half convention of
+    Hugging Face's Llama), hence half a row.
     """
-    exponents = torch.arange(0, model.head_dim, 2, dtype=torch.float32) / model.head_dim
+    exponents = torch.arange(0, model.rotary_width, 2, dtype=torch.float32) / model.rotary_width
     positions = torch.arange(sequence_length, dtype=torch.float32)
     angles = torch.outer(positions, _scaled(1.0 / model.rope_theta**exponents, model.rope_scaling))
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
@@ -170,18 +202,22 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
     return frequencies * (stays + (1.0 - stays) / scaling.factor)
 
 
-def _attention(p: Parameters, x: Tensor, model: ModelSpec, rope: Rope, linears: Linears) -> Tensor:
+def _attention(
+    p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, linears: Linears
+) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
-    shape = len(rope[0]), model.head_dim
+    shape = len(tables[0]), model.head_dim
     q, k, v = (_heads(y, *shape) for y in linears(p, ("q_proj", "k_proj", "v_proj"), x))
     if model.qk_norm:
         q = _normed(q, p["q_norm.weight"], model.norm_epsilon)
         k = _normed(k, p["k_norm.weight"], model.norm_epsilon)
     if model.positions == "rope":
-        q, k = rotary(q, *rope), rotary(k, *rope)
+        q, k = rotary(q, *tables), rotary(k, *tables)
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
+    if model.positions == "alibi":
+        return alibi.attention(q, k, v, *tables).flatten(2)
     # The transposes stay views: the kernels answer in q's layout, [b, s, heads, d] in memory, so
     # flattening copies nothing and o_proj saves the storage that attention saves.
     out = F.scaled_dot_product_attention(

@@ -143,7 +143,12 @@ def _write_shards(
     total = 0
     for number, shard in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {tensor.name: _hf_values(tensor, values, dtype) for tensor in shard}
+        tensors = {
+            tensor.name: joined(
+                tensor, [values(piece.layer, piece.parameter).to(dtype) for piece in tensor.pieces]
+            )
+            for tensor in shard
+        }
         total += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file)
         save_file(tensors, folder / file, metadata={"format": "pt"})  # transformers asks for it
@@ -152,8 +157,10 @@ def _write_shards(
         _write_json(folder / INDEX, index)
 
 
-def _hf_values(tensor: HfTensor, values: Values, dtype: torch.dtype) -> Tensor:
-    whole = torch.cat([values(piece.layer, piece.parameter).to(dtype) for piece in tensor.pieces])
+def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:
+    """The tensor, of the values of its pieces in their shapes."""
+    runs = [part.view(-1, tensor.run, *part.shape[1:]) for part in parts]
+    whole = torch.stack(runs, dim=1).flatten(0, 2)
     return whole.T.contiguous() if tensor.transposed else whole
 
 

@@ -37,6 +37,7 @@ class HfFolder:
     """A folder whose tensors were found to be those of a model."""
 
     family: str
+    model: ModelSpec
     files: Mapping[str, Path]  # tensor, as the family names it -> its file
     names: Mapping[str, str]  # tensor, as the family names it -> as the file does
 
@@ -58,11 +59,12 @@ class HfFolder:
                     f"{model.name} needs it; take a complete copy of the model"
                 )
             names[tensor.name] = found[0]
-        opened = cls(family, {name: in_files[names[name]] for name in names}, names)
-        opened._check_shapes(model)
+        opened = cls(family, model, {name: in_files[names[name]] for name in names}, names)
+        opened._check_shapes()
         return opened
 
-    def _check_shapes(self, model: ModelSpec) -> None:
+    def _check_shapes(self) -> None:
+        model = self.model
         expected = {tensor.name: tensor.shape for tensor in hf_tensors(self.family, model)}
         for path in sorted(set(self.files.values())):
             with _opened(path) as file:
@@ -86,19 +88,22 @@ class HfFolder:
 
         `layer` is its index in layer_sequence(). No more of the file is read.
         """
-        place = stored(self.family, layer, parameter.name)
-        before = place.part * parameter.shape[0]  # of other parameters in the tensor
+        place = stored(self.family, self.model, layer, parameter)
+        vector = len(parameter.shape) == 1
+        if vector:  # each element is a row of the tensor
+            first, last = rectangle.first_column, rectangle.last_column
+            rectangle = Rectangle(parameter.name, first, last, 0, 1)
+        values = torch.empty(rectangle.rows, rectangle.columns)
         with _opened(self.files[place.tensor]) as file:
             tensor = file.get_slice(self.names[place.tensor])
-            if len(parameter.shape) == 1:
-                part = tensor[rectangle.moved(0, before).in_matrix[1]].unsqueeze(0)
-            else:
-                rows, columns = rectangle.moved(before, 0).in_matrix
-                part = tensor[columns, rows].T if place.transposed else tensor[rows, columns]
-            values: Tensor = part.to(
-                torch.float32, memory_format=torch.contiguous_format, copy=True
-            )
-            return values
+            for band in rectangle.bands(place.run):
+                rows, columns = band.moved(place.before(band.first_row), 0).in_matrix
+                if vector:
+                    part = tensor[rows].unsqueeze(1)
+                else:
+                    part = tensor[columns, rows].T if place.transposed else tensor[rows, columns]
+                values[band.within(rectangle)] = part
+        return values.T if vector else values
 
 
 def _family(folder: Path, model: ModelSpec) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bigplan.graph.graph import Recompute
 from bigplan.mechanics import sums_in_products
 from bigplan.runtime import blocks
-from bigplan.runtime.blocks import Linears, Rope, Ways
+from bigplan.runtime.blocks import Linears, Tables, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.kept import Kept, differentiate
 from bigplan.runtime.products import Products
@@ -54,35 +54,41 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     """The objects for all layers of the model, first to last."""
     graph, training = context.graph, context.training
     in_product = sums_in_products(graph.sizes.gradient)
-    rope = blocks.rope_table(
-        context.model, training.sequence_length, context.device, context.parameter_dtype
+    ranks, length = context.tensor_parallel, training.sequence_length
+    tables = blocks.position_tables(
+        context.model, length, context.device, context.parameter_dtype, ranks
     )
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
-    ranks = context.tensor_parallel
     kinds: dict[str, Layer] = {
         "embedding": Embedding(context.model, batches, ranks),
-        "block": Block(context.model, rope, ranks, in_product=in_product),
+        "block": Block(context.model, tables, ranks, in_product=in_product),
         "head": Head(context, batches, losses, in_product=in_product),
     }
     return tuple(kinds[kind] for kind in graph.layers)
 
 
 class Embedding:
-    """Rows of tables, by token and place."""
+    """Rows of tables, by token and place, and their norm where the model has one."""
 
     def __init__(self, model: ModelSpec, batches: Batches, ranks: TensorParallel) -> None:
         self._model, self._batches, self._ranks = model, batches, ranks
         self._elsewhere = ranks.counted_elsewhere(model.steps("embedding"))
 
     def forward(self, visit: Visit, kept: Kept) -> Tensor:
-        """Keeps the tokens."""
+        """Keeps the tokens, and the graph of the norm."""
         tokens = self._batches.tokens(visit)
-        kept.saved = [tokens]
-        return self._embedded(visit, tokens)
+        kept.saved, x, model = [tokens], self._embedded(visit, tokens), self._model
+        if not model.embedding_norm:
+            return x
+        leaves = _leaves(visit.parameters(), in_product=True)  # rows are added to the tables' sums
+        kept.parameters = _differentiated(leaves)
+        return kept.record(lambda x: blocks.embedding_norm(leaves, x, model), x)
 
+    @torch.no_grad()
     def evaluate(self, visit: Visit) -> Tensor:
-        """As the forward."""
-        return self._embedded(visit, self._batches.tokens(visit))
+        """The same, with nothing kept."""
+        x, model = self._embedded(visit, self._batches.tokens(visit)), self._model
+        return blocks.embedding_norm(visit.parameters(), x, model) if model.embedding_norm else x
 
     @torch.no_grad()
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
@@ -97,6 +103,10 @@ class Embedding:
             visit.send_rows_home(gradient, tokens)
             return
         visit.open(kept.sums)
+        if self._model.embedding_norm:
+            kept.weights = visit.weights()
+            gradient, by_norm = kept.gradients(gradient)
+            kept.sums.add(_without(by_norm, self._elsewhere))
         tables = blocks.looked_up(tokens, self._model)
         words = tables.pop(TABLE)
         for name in tables.keys() - self._elsewhere:
@@ -113,12 +123,12 @@ class Block:
     """Attention and MLP, recomputed as the plan has it."""
 
     def __init__(
-        self, model: ModelSpec, rope: Rope, ranks: TensorParallel = ONE, *, in_product: bool
+        self, model: ModelSpec, tables: Tables, ranks: TensorParallel = ONE, *, in_product: bool
     ) -> None:
         """`in_product`: the products of the backward add the weights' gradients to their sums."""
-        self._model, self._rope, self._in_product = model, rope, in_product
+        self._model, self._tables, self._in_product = model, tables, in_product
         self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
-        self._constants = frozenset(t.untyped_storage().data_ptr() for t in rope)
+        self._constants = frozenset(t.untyped_storage().data_ptr() for t in tables)
 
     def forward(self, visit: Visit, kept: Kept) -> Tensor:
         """Keeps the input where all is recomputed, else a graph."""
@@ -135,7 +145,7 @@ class Block:
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
         ways = Products(self._ranks).ways
         with torch.no_grad():
-            return blocks.block(visit.parameters(), x, self._model, self._rope, ways)
+            return blocks.block(visit.parameters(), x, self._model, self._tables, ways)
 
     def backward(self, visit: Visit, kept: Kept) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
@@ -161,8 +171,8 @@ class Block:
         leaves = _leaves(parameters, in_product=self._in_product)
         kept.parameters = _differentiated(leaves)
         kept.constants = self._constants
-        model, rope, ways = self._model, self._rope, self._ways(kept, recompute)
-        return kept.record(lambda x: blocks.block(leaves, x, model, rope, ways), x)
+        model, tables, ways = self._model, self._tables, self._ways(kept, recompute)
+        return kept.record(lambda x: blocks.block(leaves, x, model, tables, ways), x)
 
     def _ways(self, kept: Kept, recompute: Recompute) -> Ways:
         products = Products(self._ranks, kept.sums if self._in_product else None)

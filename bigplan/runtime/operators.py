@@ -108,7 +108,7 @@ def _fp32_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Rotary(Function):
-    """Rotates the pairs (i, i + d/2) of x [b, s, heads, d]; saves cos and sin only."""
+    """Rotates pairs of columns of x [b, s, heads, d]; saves cos and sin only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -131,9 +131,11 @@ class _Rotary(Function):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """rotary() in plain torch, without a graph."""
+    half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    first, second, rest = torch.split(x, [half, half, x.shape[-1] - 2 * half], dim=-1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat((*turned, rest), dim=-1).to(x.dtype)
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
@@ -240,7 +242,10 @@ def layer_norm(
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """X [b, s, heads, d], its pairs (i, i + d/2) turned by the angles of cos and sin [s, d/2]."""
+    """X [b, s, heads, d], its pairs (i, i + r/2) turned by the angles of cos and sin [s, r/2].
+
+    Columns from r on stay as they are.
+    """
     return _Rotary.apply(x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
 
 

@@ -18,12 +18,20 @@ WEIGHT_FAMILIES = tuple(_TENSORS)  # model types whose weights are read and writ
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A parameter within a tensor: share `part` of `parts` of its rows, once it is [out, in]."""
+    """A parameter within a tensor, once that is [out, in], or a vector.
+
+    The tensor has `run` rows of each of its parts, one part below the other, then the next of each.
+    """
 
     tensor: str
+    run: int
     transposed: bool = False
     part: int = 0
     parts: int = 1
+
+    def before(self, row: int) -> int:
+        """Rows of other parts above a row of the parameter."""
+        return (row // self.run * (self.parts - 1) + self.part) * self.run
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +44,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class HfTensor:
-    """A tensor of a Hugging Face file: its pieces one below the other, then transposed or not."""
+    """A tensor of a Hugging Face file: its pieces as Stored says, then transposed or not."""
 
     name: str
     pieces: tuple[Piece, ...]
+    run: int
     transposed: bool
 
     @property
@@ -50,24 +59,27 @@ class HfTensor:
         return shape[::-1] if self.transposed else shape
 
 
-def stored(family: str, layer: int, parameter: str) -> Stored:
-    """Where `family`'s files hold our `parameter` ("q_proj.weight") of a layer."""
+def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
+    """Where `family`'s files hold a parameter of a layer."""
     tensors = _TENSORS[family]
-    module, _, part = parameter.rpartition(".")
+    module, _, part = parameter.name.rpartition(".")
     name = f"{tensors.names[module].format(layer - 1)}.{part}"
-    transposed = part == "weight" and module in tensors.transposed
-    if module in tensors.fused:
-        return Stored(name, transposed, tensors.fused.index(module), len(tensors.fused))
-    return Stored(name, transposed)
+    transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
+    if module not in tensors.fused:
+        return Stored(name, rows, transposed)
+    run = model.head_dim if tensors.by_head else rows
+    return Stored(name, run, transposed, tensors.fused.index(module), len(tensors.fused))
 
 
 def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
     """Every tensor of the model's files, layer by layer."""
-    pieces: dict[tuple[str, bool], list[Piece]] = {}
+    pieces: dict[tuple[str, int, bool], list[Piece]] = {}
     for layer, kind in enumerate(model.layer_sequence()):
         for parameter in model.kinds()[kind]:
-            place = stored(family, layer, parameter.name)
-            pieces.setdefault((place.tensor, place.transposed), []).append(Piece(layer, parameter))
+            place = stored(family, model, layer, parameter)
+            key = place.tensor, place.run, place.transposed
+            pieces.setdefault(key, []).append(Piece(layer, parameter))
     return tuple(
-        HfTensor(name, tuple(parts), transposed) for (name, transposed), parts in pieces.items()
+        HfTensor(name, tuple(parts), run, transposed)
+        for (name, run, transposed), parts in pieces.items()
     )

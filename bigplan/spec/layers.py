@@ -44,13 +44,14 @@ def _embedding(model: ModelSpec) -> tuple[Step, ...]:
 def _block(model: ModelSpec) -> tuple[Step, ...]:
     """Attention and MLP, each after a norm and added to the residual stream.
 
-    The plan prices a parallel residual as if the MLP read attention's sum.
+    With a parallel residual both norms read the block's input.
     """
     x = _hidden(model, "input")
     first = _norm(model, "input_norm", "input norm", x, "attention input")
     attention = _attention(model, first.gives[0])
     between = _sum("attention residual", x, attention[-1].gives[0], "between")
-    second = _norm(model, "post_norm", "post norm", between.gives[0], "mlp input")
+    read = x if model.parallel_residual else between.gives[0]
+    second = _norm(model, "post_norm", "post norm", read, "mlp input")
     mlp = _mlp(model, second.gives[0])
     last = _sum("mlp residual", between.gives[0], mlp[-1].gives[0], "output")
     return (first, *attention, between, second, *mlp, last)

@@ -91,7 +91,7 @@ class ModelSpec(Spec):
     rotary_fraction: float = Field(default=1.0, gt=0, le=1)
     """part of each head that rope rotates: 0.25 in GPT-NeoX"""
     parallel_residual: bool = False
-    """attention and MLP read the same input, as in GPT-NeoX; priced as if one followed the other"""
+    """attention and MLP read the same input, as in GPT-NeoX"""
     tied_embeddings: bool = False
     """the head reuses the token table"""
     qkv_bias: bool = False
@@ -125,9 +125,10 @@ class ModelSpec(Spec):
             raise InputError(
                 f"rope_scaling changes rotary angles, but positions is {self.positions}; remove it"
             )
-        if self.positions == "rope" and self.head_dim % 2:
+        if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
             raise InputError(
-                f"head_dim {self.head_dim} is odd, but rope rotates pairs; use an even head_dim"
+                f"head_dim {self.head_dim} times rotary_fraction {self.rotary_fraction:g} is "
+                f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
             )
         return self
 
@@ -140,6 +141,11 @@ class ModelSpec(Spec):
     def kv_width(self) -> int:
         """Rows of k_proj and of v_proj."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def rotary_width(self) -> int:
+        """Columns of a head that rope rotates, its first."""
+        return int(self.head_dim * self.rotary_fraction)
 
     @cached_property
     def _steps(self) -> Mapping[str, tuple[Step, ...]]:

@@ -79,11 +79,15 @@ def test_rms_norm(rows: int, width: int, seed: int) -> None:
 
 
 @given(
-    st.integers(1, 2), st.integers(1, 17), st.integers(1, 5), st.integers(1, 20), st.integers(0, 99)
+    st.tuples(st.integers(1, 2), st.integers(1, 17), st.integers(1, 5)),
+    st.integers(1, 20),
+    st.sampled_from((0, 1, 7, 30)),
+    st.integers(0, 99),
 )
 @runs
-def test_rotary(batch: int, length: int, heads: int, half: int, seed: int) -> None:
-    x, angles = _random(seed, batch, length, heads, 2 * half), _random(seed + 1, length, half)
+def test_rotary(sizes: tuple[int, int, int], half: int, rest: int, seed: int) -> None:
+    """All of a head, or its first columns."""
+    x, angles = _random(seed, *sizes, 2 * half + rest), _random(seed + 1, sizes[1], half)
     cos, sin = angles.cos(), angles.sin()
     expected = rotary.reference(x.double(), cos.double(), sin.double())
     turned = rotary.rotate(x, cos, sin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -47,6 +47,9 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+QUARTER = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.25}
+NEOX = SIZES | {"intermediate_size": 112}
+BLOOM = {"hidden_size": 48, "n_layer": 2, "n_head": 6, "vocab_size": 256}
 LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", LLAMA),
@@ -63,6 +66,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         GPT2 | {"tie_word_embeddings": False, "activation_function": "gelu", "n_inner": 112},
     ),
     "opt": ("opt", OPT),
+    "gpt-neox": ("gpt_neox", NEOX | {"rope_parameters": QUARTER}),
+    "gpt-neox-one-after-the-other": (
+        "gpt_neox",
+        NEOX
+        | {"use_parallel_residual": False, "attention_bias": False, "tie_word_embeddings": True},
+    ),
+    "bloom": ("bloom", BLOOM),
+    "bloom-untied": ("bloom", BLOOM | {"tie_word_embeddings": False}),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
 Layers = list[dict[str, torch.Tensor]]
@@ -88,16 +99,26 @@ def spec_of(reference: torch.nn.Module) -> ModelSpec:
     return from_hf_config(json.loads(config.to_json_string()))
 
 
+def named(reference: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The model's parameters, as its files name them."""
+    theirs, config = dict(reference.named_parameters()), cast(Any, reference.config)
+    if config.model_type == "gpt_neox" and "lm_head.weight" in theirs:  # since transformers 5
+        theirs["embed_out.weight"] = theirs.pop("lm_head.weight")
+    return theirs
+
+
 def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
     """The same values as our parameters, leaves of autograd, layer by layer."""
     config: Any = reference.config
-    theirs = dict(reference.named_parameters())
+    theirs = named(reference)
     layers: Layers = [{} for _ in model.layer_sequence()]
     for tensor in hf_tensors(config.model_type, model):
         value = theirs.pop(tensor.name)
         for piece in tensor.pieces:
-            place = stored(config.model_type, piece.layer, piece.parameter.name)
-            rows = (value.T if place.transposed else value).chunk(place.parts)[place.part]
+            place = stored(config.model_type, model, piece.layer, piece.parameter)
+            matrix = value.T if place.transposed else value
+            runs = matrix.reshape(-1, place.parts, place.run, *matrix.shape[1:])
+            rows = runs[:, place.part].flatten(0, 1)
             assert rows.shape == piece.parameter.shape
             leaf = rows.detach().clone().contiguous().requires_grad_()
             layers[piece.layer][piece.parameter.name] = leaf
@@ -108,8 +129,8 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
 def states(model: ModelSpec, layers: Layers, tokens: torch.Tensor) -> torch.Tensor:
     """The hidden states [b, s, h] that the head is given."""
     dtype = layers[0]["embed_tokens.weight"].dtype
-    rope = blocks.rope_table(model, tokens.shape[1], "cpu", dtype)
-    x = blocks.embedding(layers[0], tokens, model)
+    rope = blocks.position_tables(model, tokens.shape[1], "cpu", dtype)
+    x = blocks.embedding_norm(layers[0], blocks.embedding(layers[0], tokens, model), model)
     for parameters in layers[1:-1]:
         x = blocks.block(parameters, x, model, rope)
     return x

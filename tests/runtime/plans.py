@@ -114,11 +114,12 @@ def placed(slots: int = 2, chunk: int = CHUNK, **kinds: KindPlacement) -> Placem
 def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
     """Tied or not, heads grouped or not, with or without biases and norms of queries and keys.
 
-    One in three has GPT-2 style blocks.
+    One in three has Llama's blocks, one layer norms and a plain MLP, one any mixture.
     """
     flag = st.booleans()
     style: dict[str, object] = {}
-    if draw(st.integers(0, 2)) == 0:
+    kind = draw(st.integers(0, 2))
+    if kind > 0:
         style = {
             "norm": "layernorm",
             "norm_bias": draw(flag),
@@ -126,6 +127,17 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
             "positions": "learned",
             "position_offset": draw(st.sampled_from((0, 2))),
             "attention_output_bias": draw(flag),
+        }
+    if kind > 1:
+        positions = draw(st.sampled_from(("rope", "learned", "alibi")))
+        style |= {
+            "norm": draw(st.sampled_from(("rmsnorm", "layernorm"))),
+            "mlp": draw(st.sampled_from(("swiglu", "gelu"))),
+            "positions": positions,
+            "position_offset": 0,
+            "rotary_fraction": draw(st.sampled_from((0.25, 0.5, 1.0))),
+            "parallel_residual": draw(flag),
+            "embedding_norm": draw(flag),
         }
     return tiny_model(
         layers=draw(st.integers(1, 3)),

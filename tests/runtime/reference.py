@@ -138,7 +138,8 @@ class PlainLoop:
         training, world = plan.training, plan.strategy.dp
         self._dtype = DTYPES[training.precision]
         self._gradient_dtype = DTYPES[training.gradient_precision]
-        self._rope = blocks.rope_table(plan.model, training.sequence_length, "cpu", self._dtype)
+        length = training.sequence_length
+        self._tables = blocks.position_tables(plan.model, length, "cpu", self._dtype)
         self._sources = [
             BatchSource(
                 data_path(training.data),
@@ -249,9 +250,10 @@ class PlainLoop:
             return _Summed.of(_gradient(leaves[layer]), kinds[layer], magnitudes[layer]).linears
 
         first = _Summed.of(_gradient(leaves[0]), kinds[0], magnitudes[0])
-        x = first.embedding(used(0), tokens, model)
+        tables = used(0)
+        x = blocks.embedding_norm(tables, first.embedding(tables, tokens, model), model)
         for layer in range(1, len(kinds) - 1):
-            x = blocks.block(used(layer), x, model, self._rope, blocks.Ways(linears(layer)))
+            x = blocks.block(used(layer), x, model, self._tables, blocks.Ways(linears(layer)))
         last = len(kinds) - 1
         if model.tied_embeddings:
             return blocks.head_loss(used(last) | used(0), x, targets, model, linears(0))

@@ -12,8 +12,9 @@ pytest.importorskip("transformers")
 import torch
 
 from bigplan.runtime import blocks
+from bigplan.runtime.hf_export import joined
 from bigplan.spec.hf_names import hf_tensors
-from tests.runtime.hf_models import CASES, LENGTH, loss, ours_of, reference, spec_of
+from tests.runtime.hf_models import CASES, LENGTH, loss, named, ours_of, reference, spec_of
 
 # fp32 sums of a few hundred terms in another order: a relative 1e-5 is about 100 roundings.
 TOLERANCE = 1e-5
@@ -50,11 +51,11 @@ def test_loss_and_gradients_equal_transformers(case: str) -> None:
     torch.autograd.backward(found)
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(expected.item(), rel=TOLERANCE)
-    values = dict(theirs.named_parameters())
+    values = named(theirs)
     for tensor in hf_tensors(CASES[case][0], model):
         rows = [ours[piece.layer][piece.parameter.name].grad for piece in tensor.pieces]
-        whole = torch.cat([row for row in rows if row is not None])
-        gradient, by_theirs = whole.T if tensor.transposed else whole, values[tensor.name].grad
+        gradient = joined(tensor, [row for row in rows if row is not None])
+        by_theirs = values[tensor.name].grad
         assert by_theirs is not None
         error = (gradient - by_theirs).norm() / by_theirs.norm()
         # Softmax ignores what is added to all keys alike, so k_proj.bias has no gradient without
@@ -75,7 +76,7 @@ def test_a_block_does_not_write_over_its_callers_gradient() -> None:
     }
     x, given = torch.randn(2, 9, 48, requires_grad=True), torch.randn(2, 9, 48)
     before = given.clone()
-    rope = blocks.rope_table(model, 9, "cpu", torch.float32)
+    rope = blocks.position_tables(model, 9, "cpu", torch.float32)
     blocks.block(p, x, model, rope).backward(given)  # type: ignore[no-untyped-call]
     assert torch.equal(given, before)
     assert x.grad is not None

@@ -41,7 +41,7 @@ class _Layer:
         self.model, self.dtype = model, DTYPES[precision]
         training = tiny_training(1, sequence_length=length, precision=precision)
         self.kind: LayerKind = build_graph(model, training, Strategy(dp=1)).kinds["block"]
-        rope = blocks.rope_table(model, length, "cpu", self.dtype)
+        rope = blocks.position_tables(model, length, "cpu", self.dtype)
         self.block = Block(model, rope, in_product=in_product)
         generator = torch.Generator().manual_seed(length)
         flat = torch.randn(self.kind.parameters, generator=generator) * 0.1

@@ -75,9 +75,11 @@ def _is_stored(program: Program, action: Action, ref: Ref) -> bool:
     """Whether the entry lies in arena or slab and the action reads its numbers from there.
 
     Hidden states and activations on the GPU are torch's, the norm's and the clip's scalars are
-    kept apart, NVMe is not filled, an update with state on the GPU or the host may own no rows, and
-    a batch filled so holds no tokens at all.
+    kept apart, NVMe is not filled, an update with state on the GPU or the host may own no rows, a
+    batch filled so holds no tokens at all, and the embedding's backward looks at no table.
     """
+    if (action.op, action.layer, ref.content.kind) == (Op.BACKWARD, 0, Holds.PARAMETERS):
+        return False
     buffer = program.buffers[ref.buffer]
     if buffer.tier is Tier.NVME or buffer.nbytes <= 8 or action.op is Op.UPDATE:
         return False

@@ -19,6 +19,7 @@ _SMALL = {
     "max_position_embeddings": 128,
 }
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 128}
+_BLOOM = {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300}
 _NEOX = {key: value for key, value in _SMALL.items() if key != "num_key_value_heads"}
 _OPT = {key: value for key, value in _NEOX.items() if key != "intermediate_size"} | {
     "ffn_dim": 160,
@@ -43,6 +44,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("opt", _OPT),
     ("opt", _OPT | {"activation_function": "gelu", "word_embed_proj_dim": 64}),
     ("opt", _OPT | {"enable_bias": False, "tie_word_embeddings": False}),
+    ("bloom", _BLOOM),
+    ("bloom", _BLOOM | {"tie_word_embeddings": False}),
 ]
 
 
@@ -182,7 +185,7 @@ def test_published_counts(name: str) -> None:
     ("model_type", "changes", "message"),
     [
         ("mistrall", {}, "model_type 'mistrall' is not supported; did you mean 'mistral'"),
-        ("bert", {}, "(supported: llama, mistral, qwen2, qwen3, gpt2, gpt_neox, opt)"),
+        ("bert", {}, "(supported: llama, mistral, qwen2, qwen3, gpt2, gpt_neox, opt, bloom)"),
         ("mixtral", {}, "`model_type` is 'mixtral': mixture-of-experts models are not planned"),
         ("qwen2_moe", {}, "`model_type` is 'qwen2_moe': mixture-of-experts"),
         ("qwen3_moe", {}, "`model_type` is 'qwen3_moe': mixture-of-experts"),
@@ -247,6 +250,18 @@ def test_gpt_neox() -> None:
     assert (spec.rotary_fraction, spec.rope_theta) == (0.5, 20000)
     with pytest.raises(RefusedError, match="`hidden_act` is 'relu'"):
         from_hf_config({"model_type": "gpt_neox", "hidden_act": "relu"} | _NEOX)
+
+
+def test_bloom() -> None:
+    # as BLOOM's own file has it
+    old = {"n_embed": 64, "n_layer": 3, "num_attention_heads": 4, "vocab_size": 300}
+    spec = from_hf_config({"model_type": "bloom", "seq_length": 512, "offset_alibi": 100} | old)
+    assert (spec.positions, spec.embedding_norm, spec.ffn) == ("alibi", True, 256)
+    assert (spec.heads, spec.max_sequence_length) == (4, 512)
+    assert from_hf_config({"model_type": "bloom"} | _BLOOM).max_sequence_length == 2048
+    key = "apply_residual_connection_post_layernorm"
+    with pytest.raises(RefusedError, match=f"`{key}` is True"):
+        from_hf_config({"model_type": "bloom", key: True} | _BLOOM)
 
 
 def test_adapters_are_refused(tmp_path: Path) -> None:
@@ -355,4 +370,5 @@ def test_supported_types() -> None:
         "gpt2",
         "gpt_neox",
         "opt",
+        "bloom",
     )

@@ -6,13 +6,19 @@ import pytest
 
 from bigplan.spec.catalog import find_model
 from bigplan.spec.families import FAMILIES
-from bigplan.spec.hf_names import WEIGHT_FAMILIES, hf_tensors, stored
+from bigplan.spec.hf_names import WEIGHT_FAMILIES, Stored, hf_tensors, stored
 from bigplan.spec.model import ModelSpec
 
 
 @pytest.mark.parametrize(
     ("name", "family"),
-    [("llama-3-8b", "llama"), ("qwen2.5-7b", "qwen2"), ("gpt2-xl", "gpt2"), ("opt-13b", "opt")],
+    [
+        ("llama-3-8b", "llama"),
+        ("qwen2.5-7b", "qwen2"),
+        ("gpt2-xl", "gpt2"),
+        ("opt-13b", "opt"),
+        ("bloom-176b", "bloom"),
+    ],
 )
 def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
     model = find_model(name)
@@ -31,7 +37,12 @@ def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
 
 def _modules(**changes: object) -> set[str]:
     """With tensors of their own, in a model that has all but what `changes` say."""
-    all_of_it = {"qk_norm": True, "positions": "learned", "tied_embeddings": False}
+    all_of_it = {
+        "qk_norm": True,
+        "positions": "learned",
+        "embedding_norm": True,
+        "tied_embeddings": False,
+    }
     model = ModelSpec.model_validate(find_model("llama-3-8b").model_dump() | all_of_it | changes)
     kinds = model.kinds().values()
     return {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
@@ -43,16 +54,32 @@ def test_families_name_modules_that_there_are(family: str) -> None:
     assert tensors is not None
     assert set(tensors.names) <= _modules()
     # Whatever a family leaves out, every model has these.
-    least = _modules(qk_norm=False, positions="alibi", mlp="gelu")
+    least = _modules(qk_norm=False, positions="alibi", embedding_norm=False, mlp="gelu")
     assert least <= set(tensors.names)
     assert {*tensors.transposed, *tensors.fused} <= set(tensors.names)
 
 
+def _places(family: str, model: ModelSpec, layer: int) -> dict[str, Stored]:
+    kind = model.layer_sequence()[layer]
+    return {p.name: stored(family, model, layer, p) for p in model.kinds()[kind]}
+
+
 def test_gpt2_keeps_queries_keys_and_values_in_one_transposed_matrix() -> None:
-    assert stored("gpt2", 3, "k_proj.weight").tensor == "transformer.h.2.attn.c_attn.weight"
-    assert [stored("gpt2", 3, f"{name}_proj.bias").part for name in "qkv"] == [0, 1, 2]
-    shapes = {tensor.name: tensor.shape for tensor in hf_tensors("gpt2", find_model("gpt2-xl"))}
+    model = find_model("gpt2-xl")
+    places = _places("gpt2", model, 3)
+    assert places["k_proj.weight"].tensor == "transformer.h.2.attn.c_attn.weight"
+    assert [places[f"{name}_proj.bias"].before(7) for name in "qkv"] == [0, 1600, 3200]
+    shapes = {tensor.name: tensor.shape for tensor in hf_tensors("gpt2", model)}
     assert shapes["transformer.h.0.attn.c_attn.weight"] == (1600, 4800)
     assert shapes["transformer.h.0.attn.c_attn.bias"] == (4800,)
     assert shapes["transformer.h.47.mlp.c_proj.weight"] == (6400, 1600)
     assert shapes["transformer.wpe.weight"] == (1024, 1600)
+
+
+def test_bloom_keeps_them_head_by_head() -> None:
+    model = find_model("bloom-176b")  # heads of 128
+    places = _places("bloom", model, 3)
+    names = [f"{name}_proj.weight" for name in "qkv"]
+    assert [places[name].before(127) for name in names] == [0, 128, 256]
+    # Below them a head of each: two others' of the first, and of the second those before.
+    assert [places[name].before(128) for name in names] == [256, 384, 512]

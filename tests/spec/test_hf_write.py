@@ -21,6 +21,7 @@ from bigplan.spec.model import ModelSpec
         ("qwen2.5-7b", "qwen2"),
         ("gpt2-xl", "gpt2"),
         ("opt-13b", "opt"),
+        ("bloom-176b", "bloom"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:
@@ -48,7 +49,10 @@ def _models(draw: st.DrawFn) -> ModelSpec:
             "norm": draw(st.sampled_from(("rmsnorm", "layernorm"))),
             "norm_epsilon": draw(st.sampled_from((1e-5, 1e-6))),
             "mlp": draw(st.sampled_from(("swiglu", "gelu", "gelu_tanh", "relu"))),
-            "positions": draw(st.sampled_from(("rope", "learned"))),
+            "positions": draw(st.sampled_from(("rope", "learned", "alibi"))),
+            "rotary_fraction": draw(st.sampled_from((1.0, 0.25))),
+            "parallel_residual": draw(flag),
+            "embedding_norm": draw(flag),
             "tied_embeddings": draw(flag),
             "qk_norm": draw(flag),
             "qkv_bias": biased,
@@ -85,6 +89,24 @@ def test_models_without_a_family_are_refused_by_name(
     with pytest.raises(RefusedError) as caught:
         to_hf_config(ModelSpec.model_validate(llama | changes))
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_gpt_neox_goes_there_and_back(parallel: bool) -> None:
+    neox = {
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "kv_heads": 32,
+        "rotary_fraction": 0.25,
+        "parallel_residual": parallel,
+        "qkv_bias": True,
+        "attention_output_bias": True,
+        "mlp_bias": True,
+    }
+    model = ModelSpec.model_validate(find_model("llama-2-7b").model_dump() | neox)
+    config = to_hf_config(model)
+    assert config["model_type"] == "gpt_neox"
+    assert not differences(model, from_hf_config(config))
 
 
 def test_rope_scaling_goes_there_and_back() -> None:

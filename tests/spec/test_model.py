@@ -151,7 +151,8 @@ def test_layer_sequence() -> None:
     [
         ({"kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
         ({"heads": 3}, "hidden 64 is not a multiple of heads 3; state head_dim"),
-        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"head_dim": 15}, "head_dim 15 times rotary_fraction 1 is 15 columns, but"),
+        ({"rotary_fraction": 0.05}, "is 0 columns, but rope rotates pairs"),
         ({"position_offset": 2}, "position_offset 2 counts rows of a learned table, but positions"),
         ({"rotary_fraction": 1.5}, "must be at most 1"),
         ({"num_experts": 8}, "`num_experts`: mixture-of-experts models are not planned"),

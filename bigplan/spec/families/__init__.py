@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bigplan.spec.families.bloom import BLOOM
 from bigplan.spec.families.family import Family
 from bigplan.spec.families.gpt2 import GPT2
 from bigplan.spec.families.gpt_neox import GPT_NEOX
@@ -19,4 +20,5 @@ FAMILIES: Mapping[str, Family] = {
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "opt": OPT,
+    "bloom": BLOOM,
 }

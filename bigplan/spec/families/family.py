@@ -20,6 +20,7 @@ class Tensors:
     names: Mapping[str, str]  # module -> its name there
     transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out]
     fused: tuple[str, ...] = ()  # modules that are one, in this order, one below the other
+    by_head: bool = False  # a head of each below a head of the one before, not all their heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,147 @@
+"""Attention with linear biases (ALiBi: Press, Smith and Lewis 2022, "Train short, test long").
+
+To the score of query i and key j head h adds slope(h) * (j - i). Softmax ignores what is added to
+all keys alike, so slope(h) * j does the same, and that is a product of something of the head with
+something of the key: heads get COLUMNS more columns, in which queries have the slope and keys
+their place, and any fused causal kernel adds the bias. No [s, s] mask is ever in memory, and
+nothing of what is saved is wider: the backward widens what the forward had again.
+
+Both factors are sums of numbers that 16-bit formats hold: slopes of two parts (16 bits in bf16, 22
+in fp16), places of three digits. A slope is then off by 2^-17 of itself at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from bigplan.mechanics import ALIBI_COLUMNS
+
+aten = torch.ops.aten
+
+DIGIT = 256  # places are written in digits that bf16, of 8 bits, holds
+DIGITS, PARTS = 3, 2  # of a place, for up to 2^24 tokens; of a slope
+
+
+def slopes(heads: int) -> Tensor:
+    """Slope of each of `heads` heads, fp64 [heads]: 2^(-8 / n), 2^(-16 / n), ... for n = 2^k heads.
+
+    Others have those of the largest n below, then every other one of 2 n, as in the authors' code.
+    """
+    below = 1 << (heads.bit_length() - 1)
+    found = [2.0 ** (-8.0 * (i + 1) / below) for i in range(below)]
+    found += [2.0 ** (-8.0 * (i + 1) / (2 * below)) for i in range(0, 2 * (heads - below), 2)]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def factors(
+    heads: int, head_dim: int, length: int, device: torch.device | str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """What is appended to keys, [s, COLUMNS], and to queries, [heads, COLUMNS], in `dtype`.
+
+    Scores are divided by sqrt(head_dim), so slopes are multiplied by it. A digit's weight is
+    shared out to both sides, which keeps 16-bit floats in range.
+    """
+    assert length <= DIGIT**DIGITS, length
+    left, parts = slopes(heads) * math.sqrt(head_dim), list[Tensor]()
+    for _ in range(PARTS):
+        parts.append(left.to(dtype).double())
+        left = left - parts[-1]
+    place, root = torch.arange(length), math.isqrt(DIGIT)
+    by_head, by_place = torch.zeros(heads, ALIBI_COLUMNS), torch.zeros(length, ALIBI_COLUMNS)
+    for n in range(DIGITS):
+        for i, part in enumerate(parts):
+            by_head[:, n * PARTS + i] = part * root**n
+            by_place[:, n * PARTS + i] = (place // DIGIT**n % DIGIT) * root**n
+    return by_place.to(device, dtype), by_head.to(device, dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, by_place: Tensor, by_head: Tensor) -> Tensor:
+    """Causal attention of q [b, s, heads, d], k and v [b, s, kv heads, d]: [b, s, heads, d].
+
+    `by_place` and `by_head` are `factors` of these heads. Saves q, k, v, the result and the sums of
+    softmax.
+    """
+    return _Attention.apply(q, k, v, by_place, by_head)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Attention(Function):
+    """The fused kernel on widened heads."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        width = inputs[0].shape[-1]
+        wide, *others = _forward(_widened(*inputs), width**-0.5)
+        output: Tensor = wide.transpose(1, 2)[..., :width].contiguous()
+        tensors = [other if isinstance(other, Tensor) else None for other in others]
+        ctx.numbers = [None if isinstance(other, Tensor) else other for other in others]
+        ctx.save_for_backward(*inputs, output, *tensors)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # each may be asked for once
+        inputs, output, tensors = saved[:5], saved[5], saved[6:]
+        width = output.shape[-1]
+        others = [
+            number if tensor is None else tensor
+            for tensor, number in zip(tensors, ctx.numbers, strict=True)
+        ]
+        by_output, output = (_with_zeros(each).transpose(1, 2) for each in (gradients[0], output))
+        found = _backward(by_output, _widened(*inputs), (output, *others), width**-0.5)
+        by_q, by_k, by_v = (each.transpose(1, 2)[..., :width] for each in found[:3])
+        return by_q, by_k, by_v, None, None
+
+
+def _widened(q: Tensor, k: Tensor, v: Tensor, by_place: Tensor, by_head: Tensor) -> list[Tensor]:
+    """Queries, keys and values with more columns, [b, heads, s, d + ALIBI_COLUMNS] each."""
+    wide = (
+        torch.cat((q, by_head.expand(*q.shape[:-1], -1)), dim=-1),
+        torch.cat((k, by_place.unsqueeze(1).expand(*k.shape[:-1], -1)), dim=-1),
+        _with_zeros(v),
+    )
+    return [each.transpose(1, 2) for each in wide]
+
+
+def _with_zeros(x: Tensor) -> Tensor:
+    return F.pad(x, (0, ALIBI_COLUMNS))
+
+
+# torch's own functions below F.scaled_dot_product_attention, with their backward: through autograd
+# the widened heads would be saved. Tensors are [b, heads, s, d].
+
+
+def _forward(heads: Sequence[Tensor], scale: float) -> Any:
+    """The result of queries, keys and values, and what the backward wants besides."""
+    if not heads[0].is_cuda:
+        return aten._scaled_dot_product_flash_attention_for_cpu(*heads, 0.0, True, scale=scale)
+    if heads[0].dtype == torch.float32:  # which flash attention has no kernel for
+        return aten._scaled_dot_product_efficient_attention(
+            *heads, None, True, 0.0, True, scale=scale
+        )
+    return aten._scaled_dot_product_flash_attention(*heads, 0.0, True, scale=scale)[:-1]
+
+
+def _backward(
+    gradient: Tensor, heads: Sequence[Tensor], results: Sequence[Any], scale: float
+) -> Any:
+    """Gradients by queries, keys and values, of _forward's results."""
+    if not gradient.is_cuda:
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, *heads, *results, 0.0, True, scale=scale
+        )
+    if gradient.dtype == torch.float32:
+        wanted = (True, True, True, False)
+        return aten._scaled_dot_product_efficient_attention_backward(
+            gradient, *heads, None, *results, 0.0, wanted, True, scale=scale
+        )
+    *before, seed, offset = results
+    return aten._scaled_dot_product_flash_attention_backward(
+        gradient, *heads, *before, 0.0, True, seed, offset, scale=scale
+    )
