@@ -65,14 +65,15 @@ def slabs(sizes: list[float]) -> None:
 
     Slab(1 << 20, pinned=True)
     for size in sizes:
-        before = meminfo()
+        before, free = meminfo(), torch.cuda.mem_get_info()[0]
         began = time.perf_counter()
         slab = Slab(int(size * GiB), pinned=True)
         took = time.perf_counter() - began
         now = meminfo()
         lost = before["MemAvailable"] - now["MemAvailable"]
         beside = f"{lost / GiB:.3f} lost, {lost / GiB - size:+.3f} beside, in {took:.1f} s"
-        print(f"slab of {size} GiB: {beside}; {told(before, now)}", flush=True)
+        of_gpu = (free - torch.cuda.mem_get_info()[0]) / (1 << 20)
+        print(f"slab of {size} GiB: {beside}, {of_gpu:.1f} MiB of the GPU; {told(before, now)}")
         slab.close()
         del slab
         time.sleep(1)

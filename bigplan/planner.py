@@ -27,7 +27,7 @@ from bigplan.plan import (
 )
 from bigplan.program import Lane, Program, counted, resource
 from bigplan.simulate import busy_seconds, critical_path, simulate
-from bigplan.solve.candidate import Candidate, Placed, Trial, Workload
+from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, capacity_beside
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
 from bigplan.solve.pins import parse_pins
@@ -147,10 +147,11 @@ def memory_use(
     programs: tuple[Program, ...], costs: Costs, nodes: NodeGroup
 ) -> Iterator[MemoryUse]:
     """Bytes by stage and tier, as the program allocates them, and of host memory processes'."""
+    room = capacity_beside(programs, costs)
     for program in programs:
         for tier in Tier:
             scale = 1 if tier is Tier.GPU else costs.ranks_per_node
-            capacity = costs.capacity[tier]
+            capacity = room[tier]
             purposes: dict[str, int] = defaultdict(int)
             for buffer in program.buffers.values():
                 if buffer.tier is tier:

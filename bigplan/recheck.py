@@ -21,7 +21,7 @@ from bigplan.plan import Plan
 from bigplan.planner import predict, programs_of, workload_of
 from bigplan.program import Program
 from bigplan.simulate import step_seconds, total_seconds
-from bigplan.solve.candidate import Candidate, Placed
+from bigplan.solve.candidate import Candidate, Placed, capacity_beside
 from bigplan.solve.legality import require_legal_placement, require_legal_strategy
 from bigplan.units import format_bytes, format_seconds
 from bigplan.verify import node_bytes, verify
@@ -76,7 +76,7 @@ def _promised_again(plan: Plan) -> Plan:
     candidate, programs = programs_of(plan)
     graph, costs = candidate.graph, candidate.costs
     _require_memory(programs, costs)
-    verify(programs, graph, costs.capacity, costs.ranks_per_node)
+    verify(programs, graph, capacity_beside(programs, costs), costs.ranks_per_node)
     seconds = step_seconds(programs, graph, costs)
     totals = total_seconds(programs, graph, costs)
     placed = Placed(candidate, plan.placement, seconds, totals, programs)
@@ -89,9 +89,10 @@ def _promised_again(plan: Plan) -> Plan:
 
 def _require_memory(programs: Sequence[Program], costs: Costs) -> None:
     """Raise InputError that names the first memory that is too small, and by how much."""
+    room = capacity_beside(programs, costs)
     for tier in Tier:
         ranks, where = (1, "GPU") if tier is Tier.GPU else (costs.ranks_per_node, "node")
-        used, capacity = node_bytes(programs, tier, ranks), costs.capacity[tier]
+        used, capacity = node_bytes(programs, tier, ranks), room[tier]
         if used > capacity:
             raise InputError(
                 f"placement: needs {format_bytes(used)} of {tier} memory per {where}, "

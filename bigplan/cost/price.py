@@ -22,7 +22,7 @@ from bigplan.cost.collective import (
 from bigplan.cost.compute import Device, norm, operator_seconds
 from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.host import host_seconds
-from bigplan.cost.process import process_bytes, room
+from bigplan.cost.process import PAGE_TABLES, process_bytes, room
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.graph.strategy import Strategy
@@ -105,20 +105,27 @@ class Costs:
     kinds: Mapping[str, KindCost]
     rates: Rates
     send: float  # seconds per micro-batch and pipeline hop
-    capacity: Mapping[Tier, int]  # bytes per GPU, per node, per node
+    capacity: Mapping[Tier, int]  # bytes per GPU that page-locks nothing, per node, per node
     ranks_per_node: int
     reserve: int = 0  # bytes per GPU for torch's allocator, beside the capacity
     processes: int = 0  # bytes per node of what is in host memory besides tensors
+    page_tables: float = 0.0  # bytes of a GPU for each that its rank has in host memory
+
+    def beside(self, host: int) -> Mapping[Tier, int]:
+        """The capacities where a rank has `host` bytes in host memory."""
+        left = self.capacity[Tier.GPU] - ceil(self.page_tables * host)
+        return {**self.capacity, Tier.GPU: left}
 
 
 def price(
     graph: Graph, training: Training, nodes: NodeGroup, framework: Framework = NATIVE
 ) -> Costs:
     """Prices of `graph` on equal nodes. Raises InputError where the GPU lacks the precision."""
-    strategy, available = graph.strategy, memory_of_torch(nodes.gpu, graph.strategy)
+    strategy = graph.strategy
     ranks = min(strategy.ranks, nodes.gpus_per_node)
     layer = max(kind.parameters for kind in graph.kinds.values())
     boundary = max(kind.boundary for kind in graph.kinds.values())
+    available = memory_of_torch(nodes.gpu, strategy)
     reserve = max(ceil(available * ALLOCATOR_RESERVE), _largest_tensor(graph, nodes.gpu))
     return Costs(
         kinds={
@@ -135,6 +142,7 @@ def price(
         ranks_per_node=ranks,
         reserve=reserve,
         processes=process_bytes(nodes, ranks, layer),
+        page_tables=PAGE_TABLES if nodes.gpu.device == "cuda" else 0.0,
     )
 
 
@@ -146,14 +154,17 @@ def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
     return max(widened, *(kind.largest for kind in layers))
 
 
-def memory_of_torch(gpu: Gpu, strategy: Strategy) -> int:
-    """Bytes of a GPU that are torch's to allocate: beside its context and its communicators.
+def memory_of_torch(gpu: Gpu, strategy: Strategy, locked: int = 0) -> int:
+    """Bytes of a GPU that are torch's to allocate, with `locked` bytes of host memory page-locked.
 
-    Pipeline stages have one for each neighbour and direction.
+    All but its context, page tables and communicators, of which pipeline stages have one for each
+    neighbour and direction.
     """
-    communicators = (strategy.dp > 1) + (strategy.tp > 1) + 2 * min(2, strategy.pp - 1)
-    taken = communicators * gpu.communicator_memory if gpu.device == "cuda" else 0
-    return gpu.memory - gpu.context_memory - taken
+    taken = gpu.context_memory
+    if gpu.device == "cuda":
+        communicators = (strategy.dp > 1) + (strategy.tp > 1) + 2 * min(2, strategy.pp - 1)
+        taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
+    return gpu.memory - taken
 
 
 # Host and GPU work at the same time, so a pass takes about as long as the slower of the two; where

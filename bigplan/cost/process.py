@@ -1,4 +1,4 @@
-"""Host memory that a launch takes besides what its plan places there.
+"""Memory that a launch takes besides what its plan places there: of the host, and of the GPU.
 
 Measured with CUDA on an H200's machine (benchmarks/results/2026-11-23-h200-promises). Page-locked
 memory has page tables, and the driver keeps a record of every page of it. A rank's process has
@@ -15,6 +15,9 @@ from bigplan.spec.cluster import NodeGroup
 LOCKED = 0.014  # of page-locked memory, 8 to 64 GiB: 1.2 to 1.4%
 RANK = int(2.4 * 2**30)
 NODE = int(0.65 * 2**30)
+# The GPU's own page tables have 8 bytes a page of 4 KiB: 16, 64, 128 and 200 MiB for 8, 32, 64 and
+# 100 GiB (benchmarks/results/2026-11-24-h200-sharded/page_tables.txt).
+PAGE_TABLES = 8 / 4096
 FIRST_VALUES = 8  # bytes a parameter of the largest layer
 
 

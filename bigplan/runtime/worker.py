@@ -139,7 +139,9 @@ class Worker:
         sys.setswitchinterval(SWITCH_SECONDS)
         if self._device.type == "cuda":
             same_bits(wanted=plan.training.deterministic)
-            _limit_gpu(self._device, memory_of_torch(plan.cluster.group.gpu, plan.strategy))
+            locked = static_sizes(self._program).host
+            allowed = memory_of_torch(plan.cluster.group.gpu, plan.strategy, locked)
+            _limit_gpu(self._device, allowed)
         groups = Groups.alone(plan.strategy)
         if plan.strategy.ranks > 1:
             groups = Groups.join(self._rank, plan.strategy, self._backend, meeting)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from bigplan.cost import Costs, price
@@ -177,11 +177,16 @@ class Placed(Trial):
     programs: tuple[Program, ...]
 
 
+def capacity_beside(programs: Sequence[Program], costs: Costs) -> Mapping[Tier, int]:
+    """What each tier has for these programs."""
+    return costs.beside(node_bytes(programs, Tier.HOST, 1))
+
+
 def verified(trial: Trial) -> Placed:
     """The trial, lowered in full. Raises VerificationError where its programs break a rule."""
     candidate, placement = trial.settled, trial.placement
-    programs = lower(candidate.graph, placement)
-    verify(programs, candidate.graph, candidate.costs.capacity, candidate.costs.ranks_per_node)
+    costs, programs = candidate.costs, lower(candidate.graph, placement)
+    verify(programs, candidate.graph, capacity_beside(programs, costs), costs.ranks_per_node)
     return Placed(candidate, placement, trial.seconds, trial.totals, programs)
 
 
@@ -193,12 +198,13 @@ def try_out(candidate: Candidate, placement: Placement) -> Trial | None:
     """
     costs = candidate.costs
     programs = lower_steady(candidate.graph, placement)
+    capacity = capacity_beside(programs, costs)
     for tier in Tier:
         ranks = 1 if tier is Tier.GPU else costs.ranks_per_node
-        if node_bytes(programs, tier, ranks) > costs.capacity[tier]:
+        if node_bytes(programs, tier, ranks) > capacity[tier]:
             return None
     if candidate.loss is not None:
-        free = costs.capacity[Tier.GPU] - node_bytes(programs[-1:], Tier.GPU, 1)
+        free = capacity[Tier.GPU] - node_bytes(programs[-1:], Tier.GPU, 1)
         chunk = candidate.loss.fitting(programs[-1], free, costs.reserve)
         placement = placement.model_copy(update={"loss_chunk": chunk})
     settled = candidate.settled(placement)

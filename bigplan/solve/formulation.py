@@ -72,9 +72,7 @@ def formulate(
                 *pin_rules(s, pins),
             )
         ),
-        capacities=tuple(
-            row for s in stages for row in capacities(s, costs.capacity, costs.ranks_per_node)
-        ),
+        capacities=tuple(row for s in stages for row in capacities(s, costs)),
         times=(
             *_times(every, costs),
             *(row for times in every for row in lane_rows(times)),

@@ -5,9 +5,10 @@ Of host memory no less, where more layers have activations there than gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
 
+from bigplan.cost.price import Costs
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.lower.entries import (
     checkpoint_staging,
@@ -105,18 +106,15 @@ def size_rules(stage: StageClass) -> Iterator[Rule]:
         yield Rule(f"{stage.name}: workspace of {kind.name}", plain - workspace)
 
 
-def capacities(
-    stage: StageClass, capacity: Mapping[Tier, int], ranks_per_node: int
-) -> Iterator[Capacity]:
+def capacities(stage: StageClass, costs: Costs) -> Iterator[Capacity]:
     """One row per tier: GPU bytes per device, host and NVMe bytes per node."""
-    kinds = list(stage.kinds)
+    kinds, capacity, ranks = list(stage.kinds), costs.capacity, costs.ranks_per_node
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
     ring = streaming_entries(stage.graph) * streaming_bytes(stage.graph)
     gpu += float(ring) * stage.switch(None, "streaming")
     if any(stage.shares(kind) for kind, _ in kinds):
         gpu += GIB * total([_shared_gib(stage, name) for name in SHARED])
-    yield Capacity(stage.name, Tier.GPU, gpu, capacity[Tier.GPU])
     host = total([_host_bytes(stage, kind, count) for kind, count in kinds])
     host += CHUNK_STAGING * staged_chunk_bytes(stage.graph) * stage.switch(None, "state_chunks")
     host += float(STAGING * checkpoint_staging(stage.graph))
@@ -124,9 +122,10 @@ def capacities(
         nbytes, entries = data_staging(stage.graph)
         host += float(nbytes * entries)
     host += BYTES_PER_SCALAR * (1 + sum(count for _, count in kinds))
-    yield Capacity(stage.name, Tier.HOST, ranks_per_node * host, capacity[Tier.HOST])
+    yield Capacity(stage.name, Tier.GPU, gpu + costs.page_tables * host, capacity[Tier.GPU])
+    yield Capacity(stage.name, Tier.HOST, ranks * host, capacity[Tier.HOST])
     nvme = total([_home_bytes(stage, kind, Tier.NVME) for kind, _ in kinds])
-    yield Capacity(stage.name, Tier.NVME, ranks_per_node * nvme, capacity[Tier.NVME])
+    yield Capacity(stage.name, Tier.NVME, ranks * nvme, capacity[Tier.NVME])
 
 
 def weight_bytes(stage: StageClass, kind: LayerKind) -> int:

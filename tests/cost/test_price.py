@@ -313,4 +313,18 @@ def test_communicators_take_memory_of_gpus_alone() -> None:
     for strategy, count in counts.items():
         assert memory_of_torch(gpu, strategy) == free - count * gpu.communicator_memory
         cpu = gpu.model_copy(update={"device": "cpu"})
-        assert memory_of_torch(cpu, strategy) == free
+        assert memory_of_torch(cpu, strategy, 1 << 40) == free
+
+
+def test_a_gpu_has_page_tables_of_what_it_page_locks() -> None:
+    """8 bytes a page of 4 KiB, none for a CPU that stands in for a GPU."""
+    gpu = find_cluster("dgx-h100").group.gpu
+    alone = memory_of_torch(gpu, Strategy(dp=1))
+    assert memory_of_torch(gpu, Strategy(dp=1), 100 << 30) == alone - (200 << 20)
+    costs = _price(Strategy(dp=8, micro_batch=2))
+    beside = costs.beside(100 << 30)
+    assert costs.capacity[Tier.GPU] - beside[Tier.GPU] == 200 << 20
+    assert beside[Tier.HOST] == costs.capacity[Tier.HOST]
+    cpu = DGX.model_copy(update={"gpu": gpu.model_copy(update={"device": "cpu"})})
+    costs = _price(Strategy(dp=8, micro_batch=2), cpu)
+    assert costs.beside(100 << 30) == costs.capacity

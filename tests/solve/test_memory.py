@@ -56,6 +56,25 @@ def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
             assert allocated == pytest.approx(expected, rel=1e-12, abs=1e-5)
 
 
+def test_page_tables_of_host_memory_are_the_gpus() -> None:
+    """Its row grows by as much for each byte of the host's, and so does what plans may use."""
+    costs = replace(COSTS, page_tables=0.25, ranks_per_node=2)
+    graph = toy_graph()
+    placement = placed(graph, block=kind_placement(4, optimizer=Tier.HOST))
+    values = decisions_of(graph, placement)
+    plain, found = (
+        {
+            row.tier: row.used.at(values)
+            for row in formulate(graph, each, (), Rings.of(placement)).capacities
+        }
+        for each in (replace(costs, page_tables=0.0), costs)
+    )
+    assert plain[Tier.HOST] == found[Tier.HOST] > 0
+    assert found[Tier.GPU] - plain[Tier.GPU] == pytest.approx(0.25 * found[Tier.HOST] / 2)
+    left = costs.beside(round(found[Tier.HOST] / 2))[Tier.GPU]
+    assert left == pytest.approx(costs.capacity[Tier.GPU] - 0.25 * found[Tier.HOST] / 2, abs=1)
+
+
 def _without_gradients(case: Case, stage: StageClass) -> bool:
     """Whether more layers' activations than gradients are in host memory.
 
