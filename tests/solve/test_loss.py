@@ -88,7 +88,8 @@ def test_the_largest_chunk_that_fits_is_taken() -> None:
         for capacity in (size, size - 1):
             expected = max((c for c, need in needed.items() if need <= capacity), default=None)
             tiers = {**candidate.costs.capacity, Tier.GPU: capacity}
-            capped = replace(candidate, costs=replace(candidate.costs, capacity=tiers, page_tables=0.0))
+            costs = replace(candidate.costs, capacity=tiers, page_tables=0.0)
+            capped = replace(candidate, costs=costs)
             trial = try_out(capped, placement)
             assert (None if trial is None else trial.placement.loss_chunk) == expected
 
