@@ -42,8 +42,12 @@ class Device:
         """Bytes/s of memory-bound kernels."""
         return self.gpu.memory_bandwidth * self.gpu.memory_efficiency
 
-    def flash_efficiency(self, length: float = inf, *, backward: bool) -> float:
+    def flash_efficiency(
+        self, length: float = inf, *, backward: bool, only: FlashKernel | None = None
+    ) -> float:
         """Share of the peak that the run's flash attention reaches: the first that the GPU has.
+
+        Or that of the kernel `only`, where its share is known.
 
         efficiency x s / (s + h) for s tokens: filling and draining the pipeline of a row of tiles
         costs as much as h more tokens in it, whatever s is.
@@ -53,7 +57,8 @@ class Device:
             shares, halves = gpu.attention_backward_efficiency, gpu.attention_backward_half_length
         else:
             shares, halves = gpu.attention_forward_efficiency, gpu.attention_forward_half_length
-        kernel = next((kernel for kernel in self.flash if kernel in shares), next(iter(shares)))
+        liked = self.flash if only is None else (only, *self.flash)
+        kernel = next((kernel for kernel in liked if kernel in shares), next(iter(shares)))
         return shares[kernel] / (1 + (halves or {}).get(kernel, 0.0) / length)
 
 
@@ -124,6 +129,8 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     gpu = device.gpu
     diagonal = 1 + ATTENTION_TILE / attention.length
     narrow = (1 + HEAD_OVERHEAD / attention.head_dim) / (1 + HEAD_OVERHEAD / 128)
-    efficiency = device.flash_efficiency(attention.length, backward=attention.backward)
+    efficiency = device.flash_efficiency(
+        attention.length, backward=attention.backward, only=attention.kernel
+    )
     rate = gpu.peak(device.precision) * efficiency
     return max(attention.flops * diagonal * narrow / rate, attention.nbytes / device.stream_rate)

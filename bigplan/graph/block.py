@@ -9,6 +9,7 @@ from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import Shape, gradient_sum, local_tensors
 from bigplan.mechanics import ALIBI_COLUMNS
+from bigplan.spec.cluster import FlashKernel
 from bigplan.spec.step import Op, Step
 
 # What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
@@ -23,6 +24,9 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
+# FlashAttention-2 computes whole groups of so many columns of a head (its flash_api.cpp rounds head
+# sizes so): heads of 128 with the eight more of linear biases cost those of 160.
+FLASH_COLUMNS = 32
 
 
 def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
@@ -186,12 +190,14 @@ def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]
         # Query x key and probability x value, two FLOPs each, over the lower triangle; the
         # backward recomputes the scores: five products for the forward's two.
         widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
-        width += ALIBI_COLUMNS * bool(widened)
+        bound: FlashKernel | None = None
+        if widened:
+            width, bound = -(-(width + ALIBI_COLUMNS) // FLASH_COLUMNS) * FLASH_COLUMNS, "flash2"
         flops = 2.0 * tokens * reach * heads * width
         key_values = -(-model.kv_heads // shape.tp)
         moved = 2.0 * tokens * (heads + key_values) * width * shape.element
-        kernel = Attention("attention", flops, moved, False, width, reach)
-        again = Attention("attention", 2.5 * flops, 2 * moved, True, width, reach)
+        kernel = Attention("attention", flops, moved, False, width, reach, bound)
+        again = Attention("attention", 2.5 * flops, 2 * moved, True, width, reach, bound)
         return (kernel, *widened), (again, *widened_back)
     batch = shape.strategy.micro_batch * heads
     scores = batch * length * length * shape.element

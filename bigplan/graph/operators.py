@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from bigplan.spec.cluster import FlashKernel
+
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 
@@ -42,6 +44,7 @@ class Attention:
     backward: bool = False
     head_dim: int = 128
     length: int = 1 << 20  # of the sequence, or of the window over it, in tokens
+    kernel: FlashKernel | None = None  # that it is done by; None: the run's
 
 
 @dataclass(frozen=True, slots=True)

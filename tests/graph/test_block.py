@@ -250,6 +250,36 @@ def test_dropout_writes_masks() -> None:
         )
 
 
+def test_linear_biases_take_wider_heads() -> None:
+    """Natively: of 128 columns and eight more, in whole groups of 32, and copies of all heads."""
+    model = LLAMA.model_copy(update={"positions": "alibi", "kv_heads": 32})
+    plain, wide = block(_shape(model)), block(replace(_shape(model), fused=True))
+    for one, other in ((plain.forward, wide.forward), (plain.backward, wide.backward)):
+        kernel, slower = _named(one, "attention"), _named(other, "attention")
+        assert isinstance(kernel, Attention)
+        assert isinstance(slower, Attention)
+        assert slower.flops == kernel.flops * 160 / 128
+        assert (kernel.kernel, slower.kernel) == (None, "flash2")
+    tensor = LENGTH * 32 * (128 + 8) * 2
+    assert _stream(wide.forward, "linear biases").nbytes == 2 * 4 * tensor
+    assert _stream(wide.backward, "linear biases").nbytes == 2 * 8 * tensor
+    # What is saved is no wider.
+    assert wide.saved == block(replace(_shape(model), fused=False)).saved
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_a_parallel_residual_leaves_both_last_products_out(parallel: bool) -> None:
+    model = LLAMA.model_copy(update={"parallel_residual": parallel})
+    kind = block(_shape(model, 2))
+    left_out = {op.name for op in kind.forward} - set(_again(kind, Recompute.FULL))
+    mlp = {"mlp down", "mlp residual", "mlp output sum"}
+    attention = {"attention output", "attention residual", "attention output sum"}
+    assert left_out == (mlp | attention if parallel else mlp)
+    # Both norms save the block's input, and nobody what is between.
+    other = block(_shape(model.model_copy(update={"parallel_residual": False}), 2))
+    assert other.saved - kind.saved == (kind.boundary if parallel else 0)
+
+
 # --- fp8
 
 

@@ -191,3 +191,29 @@ def test_few_rows_of_a_large_table_are_looked_up_where_it_is() -> None:
 
 def _like(model: ModelSpec, **changes: object) -> ModelSpec:
     return ModelSpec.model_validate(model.model_dump() | changes)
+
+
+def test_an_embedding_with_a_norm_keeps_what_it_looked_up() -> None:
+    bloom = find_model("bloom-176b")
+    plain = bloom.model_copy(update={"embedding_norm": False})
+    for strategy in (Strategy(dp=1), Strategy(dp=1, tp=4)):
+        normed, other = (
+            build_graph(model, TRAINING, strategy, fused=True).kinds["embedding"]
+            for model in (bloom, plain)
+        )
+        # In 16 bits, with two fp32 statistics a token: a rank's part of it.
+        kept = 512 * (2 * bloom.hidden + 8) // strategy.tp
+        assert normed.saved - other.saved == kept
+        assert {op.name for op in normed.forward} - {op.name for op in other.forward} == {
+            "embedding norm"
+        }
+
+
+def test_an_embedding_with_a_norm_is_never_looked_up_in_host_memory() -> None:
+    untied = find_model("bloom-176b").model_copy(update={"tied_embeddings": False})
+    plain = untied.model_copy(update={"embedding_norm": False})
+    found = [
+        build_graph(m, TRAINING, Strategy(dp=1)).kinds["embedding"].looked_up
+        for m in (untied, plain)
+    ]
+    assert found[0] == 0 < found[1]
