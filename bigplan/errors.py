@@ -86,6 +86,10 @@ class WorkerError(BigplanError):
     exit_code = 5
 
 
+class LostError(WorkerError):
+    """A rank ended, or lost the others, while it ran: fresh ones may go on from a checkpoint."""
+
+
 class DivergedError(WorkerError):
     """The training has lost its weights; the same steps would again."""
 

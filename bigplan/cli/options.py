@@ -198,6 +198,15 @@ class ExperimentOptions:
         int | None,
         _option("--checkpoint-keep", "Checkpoints kept (default: 2); 0: none is written.", RUN),
     ] = None
+    max_restarts: Annotated[
+        int | None,
+        _option(
+            "--max-restarts",
+            "Starts with fresh workers where one is lost, in a row without a new step (default: "
+            "3); 0: none.",
+            RUN,
+        ),
+    ] = None
     tensorboard: Annotated[
         bool | None,
         _option("--tensorboard/--no-tensorboard", "Write event files (default: yes).", RUN),
@@ -238,6 +247,7 @@ _KEYS = {
     "run_dir": "launch.run_dir",
     "checkpoint_every": "launch.checkpoint_every",
     "checkpoint_keep": "launch.checkpoint_keep",
+    "max_restarts": "launch.max_restarts",
     "tensorboard": "launch.tensorboard",
 }
 RUN_KEYS = tuple(name for name, key in _KEYS.items() if key.startswith("launch."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
-from bigplan.errors import BigplanError, PreflightError, WorkerError
+from bigplan.errors import BigplanError, LostError, PreflightError, WorkerError
 from bigplan.launcher.actor import Folders, RankActor, WorkerType
 from bigplan.plan import Plan
 from bigplan.units import counted
@@ -20,6 +21,8 @@ LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
 MEETING = ".bigplan-meeting-"  # what the name of a folder where ranks meet begins with
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail first, for want of it
+# In what torch says where a collective fails: of a bug that fails alike every time none is a word.
+_COLLECTIVE = re.compile("gloo|nccl|ProcessGroup", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -203,9 +206,29 @@ def _told(failures: Sequence[Failure], doing: str) -> BigplanError:
     cause = _cause(first)
     if isinstance(cause, BigplanError):
         return cause
-    error = WorkerError(_description(first, failures, doing))
+    kind = LostError if _may_go_on(first) else WorkerError
+    error = kind(_description(first, failures, doing))
     error.add_note("\n".join("".join(traceback.format_exception(f.error)) for f in failures))
     return error
+
+
+def _may_go_on(failure: Failure) -> bool:
+    """Whether fresh ranks may get further: not where a plan does not fit, or by a bug of ours."""
+    import ray
+
+    if isinstance(failure.error, ray.exceptions.RayActorError):
+        return not (_was_not_created(failure) or _was_out_of_memory(failure))
+    cause = _cause(failure)
+    return isinstance(cause, RuntimeError) and bool(_COLLECTIVE.search(str(cause)))
+
+
+def _was_not_created(failure: Failure) -> bool:
+    return "creation task" in str(failure.error)
+
+
+def _was_out_of_memory(failure: Failure) -> bool:
+    text = str(failure.error)
+    return "memory pressure" in text or "low on memory" in text
 
 
 def _description(first: Failure, failures: Sequence[Failure], doing: str) -> str:
@@ -217,13 +240,13 @@ def _description(first: Failure, failures: Sequence[Failure], doing: str) -> str
             for failure in sorted(failures, key=lambda failure: failure.rank)
         )
         return f"failed while {doing}: {told}"
-    text = str(first.error).strip()
-    if "creation task" in text:
+    if _was_not_created(first):
         return (
-            f"rank {first.rank} could not be created: {text.splitlines()[-1].strip()}. "
+            f"rank {first.rank} could not be created: "
+            f"{str(first.error).strip().splitlines()[-1].strip()}. "
             "Every node needs the same version of bigplan[launch] installed"
         )
-    if "memory pressure" in text or "low on memory" in text:
+    if _was_out_of_memory(first):
         return (
             f"rank {first.rank} died while {doing}: Ray stopped it because its node's memory was "
             "full; plan with less, such as --cap host=SIZE, or free memory on that machine"

@@ -17,6 +17,7 @@ from bigplan.errors import (
     CheckpointError,
     DivergedError,
     InputError,
+    LostError,
     RefusedError,
     WorkerError,
 )
@@ -36,6 +37,7 @@ from bigplan.launcher.checkpoints import (
 from bigplan.launcher.crew import MEETING, Crew, Layout
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.lock import only_launch, wait_for_workers
+from bigplan.launcher.patience import Patience
 from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
     PLAN,
@@ -161,19 +163,24 @@ def _refuse_done(folder: Path, target: int) -> None:
 
 
 def _prepare(launched: _Launch, before: Plan) -> None:
-    """Clear away what a killed launch left, once its workers have ended; keep its plan."""
+    """Clear away what a killed launch left; keep its plan."""
     folders = launched.folders
+    _clear(folders)
+    if (folders.run / SUMMARY).exists():
+        launched.journal.follow(read_summary(folders.run))
+    if before != launched.plan:
+        step = newest_step(folders.run) or 0
+        shutil.copyfile(folders.run / PLAN, folders.run / f"plan-until-step-{step:06}.yaml")
+
+
+def _clear(folders: Folders) -> None:
+    """Remove what workers left that were killed, once they have ended."""
     wait_for_workers(folders.run)
     sweep(folders.run)
     for left in folders.run.glob(f"{MEETING}*"):
         shutil.rmtree(left, ignore_errors=True)
     _drop_unrecorded(folders.run)
     shutil.rmtree(folders.scratch, ignore_errors=True)
-    if (folders.run / SUMMARY).exists():
-        launched.journal.resumed = read_summary(folders.run).resumed
-    if before != launched.plan:
-        step = newest_step(folders.run) or 0
-        shutil.copyfile(folders.run / PLAN, folders.run / f"plan-until-step-{step:06}.yaml")
 
 
 @contextmanager
@@ -241,9 +248,28 @@ def _with_ray(launched: _Launch) -> None:
     with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda):
         launched.stop.listen()
         try:
-            _from_newest(launched)
+            _until_done(launched)
         finally:
             shutil.rmtree(launched.folders.scratch, ignore_errors=True)
+
+
+def _until_done(launched: _Launch) -> None:
+    """Train; where a rank is lost, on from the newest good checkpoint with fresh ranks."""
+    journal, stop, patience = launched.journal, launched.stop, Patience(launched.how.max_restarts)
+    while True:
+        try:
+            _from_newest(launched)
+        except LostError as error:
+            if stop.asked or not patience.again(journal.furthest):
+                raise
+            stop.patient = False  # all that was to be saved is
+            step = newest_step(journal.folder)
+            where = "the beginning" if step is None else f"the checkpoint of step {step}"
+            _say(launched, f"{error}. Starting again from {where}")
+            journal.lose(str(error))
+            _clear(launched.folders)
+        else:
+            return
 
 
 def _from_newest(launched: _Launch) -> None:

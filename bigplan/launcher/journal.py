@@ -20,6 +20,7 @@ from bigplan.launcher.record import (
     MEASURED,
     MemoryRow,
     Metric,
+    Restart,
     Status,
     Summary,
     append_metric,
@@ -49,25 +50,49 @@ class Journal:
     done: int = 0
     first: int = 0  # the steps that lay behind when this launch began
     begun: bool = False  # the ranks stand ready
+    furthest: int = 0  # the most steps that were ever done
     resumed: tuple[int, ...] = ()
+    restarts: tuple[Restart, ...] = ()
     finished: list[Finished] = field(default_factory=list)
-    _seconds: list[float] = field(default_factory=list)  # of this launch's steps
+    _seconds: list[float] = field(default_factory=list)  # of this launch's steps, those lost too
+    _progress: dict[int, float] = field(default_factory=dict)  # seconds by step, those lost not
     _before: float = 0.0  # of the steps before it
     _steady: deque[tuple[float, Timeline]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _started: float = field(default_factory=time.perf_counter)
+    _began: float | None = None  # this launch's first step
+    _loss: tuple[float, str] | None = None  # when a rank was lost that is not replaced yet, and why
     _events: EventFile | None = None
 
     def start(self, done: int) -> None:
         """Go on after `done` steps; what was recorded of later ones is forgotten."""
         kept = rewind_metrics(self.folder, done)
+        self._started = time.perf_counter()
+        if self._loss is not None:
+            when, reason = self._loss
+            seconds = self._started - when
+            lost = Restart(done=self.done, back_to=done, seconds=seconds, reason=reason)
+            self.restarts, self._loss = (*self.restarts, lost), None
+        self._progress = {step: took for step, took in self._progress.items() if step <= done}
+        self._began = self._began or self._started
         self.done, self.first, self.begun = done, done, True
+        self.furthest = max(self.furthest, done)
         self._before = sum(metric.seconds for metric in kept)
         if done:
             self.resumed = (*self.resumed, done)
         if self.tensorboard:
             self._events = EventFile(self.folder, done)
-        self._started = time.perf_counter()
         self.write("running")
+
+    def follow(self, before: Summary) -> None:
+        """Go on with what is known of the launches before."""
+        self.resumed, self.restarts = before.resumed, before.restarts
+
+    def lose(self, reason: str) -> None:
+        """A rank was lost; steps after the checkpoint that the next start() names do not count."""
+        self._loss = self._loss or (time.perf_counter(), reason)
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
     @property
     def active(self) -> bool:
@@ -79,6 +104,7 @@ class Journal:
     ) -> Metric:
         """One more step, as all ranks measured it."""
         self.done += 1
+        self.furthest = max(self.furthest, self.done)
         metric = self._metric(results, validation, checkpoint)
         append_metric(self.folder, metric)
         if self._events is not None:
@@ -86,6 +112,7 @@ class Journal:
         if len(self._seconds) == 1:
             self._steady.clear()  # the first step is not steady: it stands in only while alone
         self._seconds.append(metric.seconds)
+        self._progress[self.done] = metric.seconds
         strategy = self.plan.strategy
         first = results[:: strategy.dp * strategy.tp]  # of each stage
         self._steady.append((results[0].seconds, Timeline.together(r.timeline for r in first)))
@@ -111,6 +138,7 @@ class Journal:
             memory={tier: nbytes for tier, nbytes in memory.items() if nbytes},
             validation_loss=_finite(validation),
             checkpoint=checkpoint,
+            restarts=len(self.restarts) or None,
         )
 
     def _by_tier(self, ranks: list[Mapping[str, int]]) -> dict[str, int]:
@@ -159,7 +187,14 @@ class Journal:
             target_steps=self.target,
             checkpoint=newest_step(self.folder),
             resumed=self.resumed,
+            restarts=self.restarts,
+            effective=self._effective(),
         )
+
+    def _effective(self) -> float | None:
+        if self._began is None or not self._progress:
+            return None
+        return sum(self._progress.values()) / (time.perf_counter() - self._began)
 
     def _notes(self) -> list[str]:
         notes = list(dict.fromkeys(note for f in self.finished for note in f.notes))

@@ -61,6 +61,18 @@ class Metric(Spec):
     validation_loss: float | None = None
     checkpoint: int | None = None
     """the step whose state was written during this one"""
+    restarts: int | None = None
+    """how often the run had started again by itself; None: never"""
+
+
+class Restart(Spec):
+    """A rank was lost after `done` steps, and the run went on after step `back_to`."""
+
+    done: int
+    back_to: int
+    seconds: float
+    """from the loss to the next step's begin"""
+    reason: str
 
 
 class MemoryRow(Spec):
@@ -102,6 +114,9 @@ class Summary(Spec):
     """the step of the newest checkpoint"""
     resumed: tuple[int, ...] = ()
     """steps after which the run went on from a checkpoint"""
+    restarts: tuple[Restart, ...] = ()
+    effective: float | None = None
+    """share of the last launch's seconds since its first step began that are in steps on record"""
 
 
 @dataclass(frozen=True)

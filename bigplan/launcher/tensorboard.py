@@ -24,6 +24,7 @@ _FIGURES = (
     "mfu",
     "seconds",
     "data_seconds",
+    "restarts",
 )
 
 

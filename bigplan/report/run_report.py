@@ -133,6 +133,14 @@ def _training_lines(record: Record) -> Iterator[str]:
         after = [str(step) for step in summary.resumed]
         resumed = f"; resumed after step {listed(after)}" if after else ""
         yield f"newest checkpoint: step {summary.checkpoint}{resumed}"
+    for lost in summary.restarts:
+        again = counted(lost.done - lost.back_to, "step")
+        yield (
+            f"after step {lost.done} {lost.reason}. It started again by itself after step "
+            f"{lost.back_to}: {again} and {seconds_text(lost.seconds)} lost"
+        )
+    if summary.restarts and summary.effective is not None:
+        yield f"effective training time: {100 * summary.effective:.3g}% of the last launch's"
 
 
 def comparison(title: str, predicted: Mapping[str, float], measured: Mapping[str, float]) -> Table:

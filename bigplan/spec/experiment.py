@@ -37,6 +37,8 @@ class Launch(Spec):
     """steps between checkpoints; default: 10 minutes; 0: only at the end and when interrupted"""
     checkpoint_keep: int = Field(default=2, ge=0, le=MOST_STEPS)
     """checkpoints kept, the newest; 0: none is written"""
+    max_restarts: int = Field(default=3, ge=0, le=MOST_STEPS)
+    """starts with fresh workers, in a row without a new step, after a worker was lost"""
     tensorboard: bool = True
     """write TensorBoard event files"""
 

@@ -14,16 +14,18 @@ from bigplan.errors import CheckpointError
 from bigplan.launcher import driver
 from bigplan.launcher.actor import Folders, Worker, WorkerType
 from bigplan.launcher.driver import LaunchOptions
-from bigplan.plan import Plan
+from bigplan.plan import Plan, digest
 from bigplan.runtime.result import Finished, Saved, StepResult
 from bigplan.spec.experiment import Launch
 from bigplan.timeline import Event, Timeline
+from tests.tiny import tiny_plan
 
 
 class Fake:
     """A worker that counts steps, until it is told to do something else."""
 
     trouble_in = ""
+    resumed = False
 
     def __init__(self, plan: Plan, rank: int, scratch: Path) -> None:
         self.rank, self.steps = rank, 0
@@ -40,7 +42,7 @@ class Fake:
             text = (resume / "state").read_text()
             if text == "damaged":
                 raise CheckpointError(f"{resume} is damaged")
-            self.steps = int(text)
+            self.steps, self.resumed = int(text), True
         return self.steps
 
     def step(self, checkpoint: Path | None = None) -> StepResult:
@@ -139,6 +141,13 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(driver, "Crew", LocalCrew)
     monkeypatch.setattr(driver, "ray_session", no_ray)
+
+
+def plan_with(**training: object) -> Plan:
+    plan = tiny_plan()
+    changed = plan.training.model_copy(update=training)
+    inputs = {**plan.inputs, "training": digest(changed)}
+    return plan.model_copy(update={"training": changed, "inputs": inputs})
 
 
 def told(folder: Path, **how: object) -> LaunchOptions:

@@ -75,7 +75,8 @@ class Soak:
             )
 
     def _launch(self, *where: str) -> subprocess.Popen[str]:
-        options = ("--steps", str(self.steps), "--checkpoint-every", str(self.every))
+        options = ["--steps", str(self.steps), "--checkpoint-every", str(self.every)]
+        options += ["--max-restarts", "0"]  # what is looked at is a launch that ends
         paths = os.pathsep.join(filter(None, sys.path))
         with (self.folder / "out.txt").open("w") as out:
             return subprocess.Popen(

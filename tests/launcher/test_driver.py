@@ -4,14 +4,18 @@ import math
 import os
 import shutil
 import signal
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bigplan.errors import (
     CheckpointError,
     DivergedError,
     InputError,
+    LostError,
     PreflightError,
     RefusedError,
     WorkerError,
@@ -21,22 +25,16 @@ from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.lock import only_launch
 from bigplan.launcher.record import Record, read_launch, read_record
 from bigplan.launcher.resume import read_resumable
-from bigplan.plan import Plan, digest
+from bigplan.plan import Plan
+from bigplan.report.run_report import run_report
 from bigplan.runtime.result import Finished, Saved, StepResult
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import Validation
-from tests.launcher.fakes import Fake, quiet, told, without_ray
+from tests.launcher.fakes import Fake, plan_with, quiet, told, without_ray
 from tests.tiny import tiny_plan
 
 __all__ = ["without_ray"]
 pytestmark = pytest.mark.usefixtures("without_ray")
-
-
-def plan_with(**training: object) -> Plan:
-    plan = tiny_plan()
-    changed = plan.training.model_copy(update=training)
-    inputs = {**plan.inputs, "training": digest(changed)}
-    return plan.model_copy(update={"training": changed, "inputs": inputs})
 
 
 def again(folder: Path, **how: object) -> LaunchOptions:
@@ -152,6 +150,101 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "tiny-llama-test-1"
     record = read_record(folder)
     assert (record.summary.status, record.summary.steps, kept(folder)) == ("interrupted", 4, [2])
+
+
+class Lost(Fake):
+    """Its process ends in some calls, by how many there were of step() before."""
+
+    calls = 0
+    fatal: frozenset[int] = frozenset()
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        if self.rank == 0:
+            Lost.calls += 1
+            if Lost.calls in Lost.fatal:
+                raise LostError(f"rank 0 died while running step {self.steps + 1}")
+        return super().step(checkpoint)
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Say in which calls of step() a rank is lost."""
+
+    def set_fatal(*calls: int) -> None:
+        monkeypatch.setattr(Lost, "calls", 0)
+        monkeypatch.setattr(Lost, "fatal", frozenset(calls))
+
+    return set_fatal
+
+
+def lost_run(folder: Path, **how: object) -> Record:
+    """Of ten steps, a checkpoint every two."""
+    options = told(folder, steps=10, checkpoint_every=2, **how)
+    return read_record(launch(tiny_plan(), options, quiet(), Lost))
+
+
+def test_a_lost_rank_is_replaced_and_the_curve_is_the_same(
+    tmp_path: Path, losing: Callable[..., None]
+) -> None:
+    """Step 6 is lost twice, once just after a start; then steps are gained, and step 9 is lost."""
+    losing(6, 7, 12)
+    record = lost_run(tmp_path)
+    assert steps(record) == list(range(1, 11))
+    assert [metric.loss for metric in record.metrics] == [5.0 - step for step in range(1, 11)]
+    restarts = [(lost.done, lost.back_to) for lost in record.summary.restarts]
+    assert restarts == [(5, 4), (4, 4), (8, 6)]
+    assert all(lost.seconds > 0 for lost in record.summary.restarts)
+    assert record.summary.status == "finished"
+    assert kept(record.folder) == [8, 10]
+    assert record.summary.effective is not None
+    text = "".join(str(metric.restarts or 0) for metric in record.metrics)
+    assert text == "0000223333"
+    screen = Console(record=True, width=300, file=StringIO())
+    screen.print(run_report(record))
+    shown = screen.export_text()
+    assert "It started again by itself after step 6: 2 steps and" in shown
+    assert "effective training time" in shown
+
+
+def test_a_run_that_gains_no_step_gives_up(tmp_path: Path, losing: Callable[..., None]) -> None:
+    losing(*range(3, 100))  # two steps, and no third one ever
+    with pytest.raises(LostError, match=r"No checkpoint was written yet\. Start it again with"):
+        lost_run(tmp_path, max_restarts=2)
+    record = read_record(tmp_path / "tiny-llama-test-1")
+    assert Lost.calls == 5  # the third, and two that began with the first
+    assert [lost.back_to for lost in record.summary.restarts] == [0, 0]
+    assert record.summary.status == "failed"
+
+
+def test_steps_gained_give_back_all_tries(tmp_path: Path, losing: Callable[..., None]) -> None:
+    losing(4, 8, 12, 16)  # each a new step further than the one before
+    assert len(lost_run(tmp_path, max_restarts=1).summary.restarts) == 4
+
+
+def test_none_is_replaced_where_nobody_wants_it(
+    tmp_path: Path, losing: Callable[..., None]
+) -> None:
+    losing(3)
+    with pytest.raises(LostError):
+        lost_run(tmp_path, max_restarts=0)
+    assert Lost.calls == 3
+
+
+def test_a_rank_lost_after_ctrl_c_ends_the_run(
+    tmp_path: Path, losing: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losing(5)
+    usual = Lost.step
+
+    def stopped(worker: Lost, checkpoint: Path | None = None) -> StepResult:
+        if Lost.calls == 4 and worker.rank == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return usual(worker, checkpoint)
+
+    monkeypatch.setattr(Lost, "step", stopped)
+    with pytest.raises(LostError, match="last good checkpoint is of step 2"):
+        lost_run(tmp_path)
+    assert Lost.calls == 5
 
 
 def test_a_dead_worker_names_the_checkpoint_and_the_command(

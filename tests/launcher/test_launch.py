@@ -13,7 +13,7 @@ from bigplan.launcher.driver import launch
 from bigplan.launcher.record import read_record
 from bigplan.spec.catalog import find_cluster
 from tests.launcher import fakes
-from tests.launcher.fakes import Fake, quiet, told
+from tests.launcher.fakes import Fake, plan_with, quiet, told
 from tests.tiny import tiny_plan
 
 ray = pytest.importorskip("ray")
@@ -31,6 +31,19 @@ class Dies(Fake):
 
     def act(self) -> None:
         time.sleep(0.2)
+        os._exit(1)
+
+
+class DiesOnce(Fake):
+    """In its second step, where it began with its first."""
+
+    trouble_in = "step 2"
+
+    def trouble(self, where: str) -> None:
+        if not self.resumed:
+            super().trouble(where)
+
+    def act(self) -> None:
         os._exit(1)
 
 
@@ -84,11 +97,22 @@ def test_a_dead_rank_is_named_though_its_peer_fails_first(tmp_path: Path) -> Non
     with pytest.raises(
         WorkerError, match=r"rank 1 died while running step 2.*--cap host"
     ) as caught:
-        launch(tiny_plan(), told(tmp_path), quiet(), Dies)
+        launch(tiny_plan(), told(tmp_path, max_restarts=0), quiet(), Dies)
     assert "error.txt" in str(caught.value)
     assert "No checkpoint was written yet" in str(caught.value)
     record = read_record(tmp_path / "tiny-llama-test-1")
     assert (record.summary.status, record.summary.steps) == ("failed", 1)
+
+
+def test_a_dead_rank_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Without clipping, a state is written in its own step."""
+    how = told(tmp_path, steps=4, checkpoint_every=1)
+    record = read_record(launch(plan_with(clip_norm=None), how, quiet(), DiesOnce))
+    assert [metric.loss for metric in record.metrics] == [4.0, 3.0, 2.0, 1.0]
+    assert [metric.restarts for metric in record.metrics] == [None, 1, 1, 1]
+    (lost,) = record.summary.restarts
+    assert (lost.done, lost.back_to, record.summary.status) == (1, 1, "finished")
+    assert "rank 1 died while running step 2" in lost.reason
 
 
 def test_a_bug_in_a_worker_is_told_in_one_line_with_its_traceback_on_file(tmp_path: Path) -> None:
