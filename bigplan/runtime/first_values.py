@@ -27,7 +27,7 @@ FirstValues = Callable[[str, int, Parameter, Rectangle], Tensor]
 STD = 0.02  # of every matrix, as in GPT-2 and Llama
 # Elements that are drawn from one seed. A block takes 55 us of Python, in which other threads wait,
 # and 5 ms to draw, in which they do not: about 100 cores can do it side by side. A rectangle that
-# begins or ends amid a block draws all of it.
+# begins or ends amid a block, or has some columns of it, draws all of it.
 BLOCK = 1 << 20
 
 

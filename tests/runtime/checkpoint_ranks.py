@@ -1,4 +1,4 @@
-"""Two processes that write checkpoints under any ZeRO stage, and go on from any other's."""
+"""Processes that write checkpoints under any layout, and go on from any other's."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ from tests.toys import kind_placement
 WORLD, STEPS, AT = 2, 5, 3
 # Name, ZeRO stage and pipeline stages.
 LAYOUTS = (("z1", 1, 1), ("z2", 2, 1), ("pp2", 0, 2), ("z3", 3, 1), ("z0", 0, 1))
+# By number of ranks: of tensor-parallel ones, whose sums have another order than one process's.
+# Each goes on from the one before and writes a step later. The last has more ranks than heads.
+SPLIT = {
+    2: (("tp2", Strategy(dp=1, tp=2)),),
+    4: (
+        ("tp2-pp2", Strategy(dp=1, tp=2, pp=2)),
+        ("tp2-z3", Strategy(dp=2, tp=2, zero=3)),
+        ("tp4", Strategy(dp=1, tp=4)),
+    ),
+}
 
 
 def _rows_everywhere(layers: int) -> KindPlacement:
@@ -53,8 +63,14 @@ def plan_for(ranks: int, zero: int = 0, clip_norm: float = 0.5, pp: int = 1) -> 
 
     Under ZeRO the norm is summed in another order, so bits are the same where nothing is clipped.
     """
+    return plan_of_layout(Strategy(dp=ranks // pp, zero=zero, pp=pp), clip_norm)
+
+
+def plan_of_layout(strategy: Strategy, clip_norm: float = INACTIVE) -> Plan:
+    """The same training under any layout."""
+    zero, pp = strategy.zero, strategy.pp
     streamed = streamed_kind(Tier.GPU, Tier.GPU, 1.5, layers=3)
-    spread = _rows_everywhere(3) if ranks == 1 else streamed
+    spread = _rows_everywhere(3) if strategy.ranks == 1 else streamed
     if zero:
         spread = _shared_out(zero, 3)
     placement: Placement = placed(
@@ -66,7 +82,6 @@ def plan_for(ranks: int, zero: int = 0, clip_norm: float = 0.5, pp: int = 1) -> 
     # In fp32 there is no master copy: ranks that have all parameters write a part of them each.
     precision = "fp32" if clip_norm == INACTIVE else "bf16"
     training = tiny_training(2, clip_norm=clip_norm, precision=precision)
-    strategy = Strategy(dp=ranks // pp, zero=zero, pp=pp)
     if pp > 1:
         first, last = (
             StagePlacement(kinds={**placement.stages[0].kinds, "block": _shared_out(0, blocks)})
@@ -80,6 +95,28 @@ def plan_for(ranks: int, zero: int = 0, clip_norm: float = 0.5, pp: int = 1) -> 
 
 def _without(stage: StagePlacement, kind: str) -> StagePlacement:
     return StagePlacement(kinds={name: at for name, at in stage.kinds.items() if name != kind})
+
+
+def play_split(rank: int, path: Path, ranks: int, before: str) -> None:
+    """The tensor-parallel courses of so many ranks, from the checkpoint called `before`."""
+    for number, (name, strategy) in enumerate(SPLIT[ranks]):
+        played = course(
+            plan_of_layout(strategy),
+            until := AT + 1 + number,
+            path / before,
+            at=until,
+            folder=path / name,
+            rank=rank,
+            meeting=path / f"{name}.meeting",
+        )
+        torch.save(played, _result(path, name, rank))
+        before = name
+
+
+def run_four(rank: int, folder: str) -> None:
+    """One process of four."""
+    torch.set_num_threads(1)
+    play_split(rank, Path(folder), 4, "unclipped")
 
 
 def run_rank(rank: int, folder: str) -> None:
@@ -104,6 +141,7 @@ def run_rank(rank: int, folder: str) -> None:
         plan = plan_for(WORLD, zero, INACTIVE, pp)
         play(name, plan, resume=path / before, at=AT, folder=path / name)
         before = name
+    play_split(rank, path, WORLD, before)
     real = os.pwritev
 
     def full(descriptor: int, *given: Any) -> int:

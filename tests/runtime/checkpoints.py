@@ -31,6 +31,8 @@ class Course:
     losses: list[float]
     state: State
     saved: tuple[Saved, ...]
+    begun: State  # before its first step
+    written: State  # where it wrote a checkpoint, what that is of; else as begun
 
 
 @contextmanager
@@ -59,10 +61,16 @@ def course(
 ) -> Course:
     """Steps up to `until`; step number `at` (from 1) also writes a checkpoint into `folder`."""
     with running(plan, resume, rank=rank, meeting=meeting) as (worker, first):
-        results = [worker.step(folder if n == at else None) for n in range(first + 1, until + 1)]
+        begun = written = state_of(worker)
+        results = []
+        for number in range(first + 1, until + 1):
+            results.append(worker.step(folder if number == at else None))
+            if number == at:
+                written = state_of(worker)
         worker.finish()
         saved = tuple(saved for result in results for saved in result.saved)
-        return Course(first, [result.loss for result in results], state_of(worker), saved)
+        losses = [result.loss for result in results]
+        return Course(first, losses, state_of(worker), saved, begun, written)
 
 
 def away(tier: Tier = Tier.HOST, chunk: int = CHUNK, **changes: object) -> Plan:

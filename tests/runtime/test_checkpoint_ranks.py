@@ -1,4 +1,4 @@
-"""One process goes on where two stopped, and two where one did."""
+"""One process goes on where several stopped, and several where one did."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ pytest.importorskip("torch")
 import torch
 from torch.multiprocessing.spawn import spawn
 
+from bigplan.graph.strategy import Strategy
 from bigplan.runtime.checkpoint import latest
-from tests.runtime.checkpoint_ranks import AT, LAYOUTS, STEPS, WORLD, plan_for, played, run_rank
+from tests.runtime.checkpoint_ranks import (
+    AT,
+    LAYOUTS,
+    SPLIT,
+    STEPS,
+    WORLD,
+    plan_for,
+    plan_of_layout,
+    played,
+    run_four,
+    run_rank,
+)
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.harness import joined, same
 from tests.runtime.reference import INACTIVE
@@ -26,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     course(plan_for(1), STEPS, at=AT, folder=path / "one")
     course(plan_for(1, clip_norm=INACTIVE), STEPS, at=AT, folder=path / "unclipped")
     spawn(run_rank, (str(path),), nprocs=WORLD)  # type: ignore[no-untyped-call]
+    spawn(run_four, (str(path),), nprocs=4)  # type: ignore[no-untyped-call]
     return path
 
 
@@ -75,6 +88,29 @@ def test_one_goes_on_where_any_layout_stopped(folder: Path, unclipped: Course, n
     rest = course(plan_for(1, clip_norm=INACTIVE), STEPS, folder / name)
     assert (rest.first, rest.losses) == (AT - 1, unclipped.losses[AT - 1 :])
     same("last state", unclipped.state, rest.state)
+
+
+ROUNDING = 1e-6  # of a loss whose sums have another order, relative: 17 unit roundoffs of fp32
+SPLITS = [(ranks, n) for ranks, layouts in SPLIT.items() for n in range(len(layouts))]
+
+
+@pytest.mark.parametrize(("ranks", "number"), SPLITS)
+def test_tensor_parallel_ranks_go_on_from_any_layout_and_one_from_them(
+    folder: Path, ranks: int, number: int
+) -> None:
+    name, strategy = SPLIT[ranks][number]
+    before = SPLIT[ranks][number - 1][0] if number else {2: LAYOUTS[-1][0], 4: "unclipped"}[ranks]
+    courses = [played(folder, name, rank) for rank in range(ranks)]
+    alone = course(plan_of_layout(Strategy(dp=1)), AT + number, folder / before)
+    begun = tuple(joined(layers) for layers in zip(*(c.begun for c in courses), strict=True))
+    assert {c.first for c in courses} == {alone.first} == {AT - 1 + number}
+    same("first state", alone.begun, begun)
+    for one in courses:
+        assert one.losses[0] == pytest.approx(alone.losses[0], rel=ROUNDING)
+    after = course(plan_of_layout(Strategy(dp=1)), 0, folder / name)
+    written = tuple(joined(layers) for layers in zip(*(c.written for c in courses), strict=True))
+    assert after.first == AT + number
+    same("what they wrote", written, after.begun)
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
