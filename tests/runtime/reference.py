@@ -32,6 +32,15 @@ and through SGD by |db| <= e, |dw| <= lr |db|, plus the roundings of the optimiz
 side, counted generously as eight of each term. Under AdamW a gradient near zero may flip its sign,
 and its weight then moves by up to 2 lr: the bound says so, element by element, and stays tight for
 all others.
+
+**Tensor-parallel ranks** add the terms of a micro-batch's own products in another order, too, so in
+fp32 every gradient carries other roundings. An element's depends on at most `n` roundings one after
+the other, the lengths of all sums forward and backward (`_roundings`). Taken as independent, all of
+them together err by no more than lambda sqrt(n) u with probability 1 - 2 exp(-lambda^2 / 2) (Higham
+and Mary, SIAM J. Sci. Comput. 41, 2019); with lambda = 6 one element in 30 million is further off.
+That is relative to its terms, which may be larger than an element: to the largest of its layer. So
+2 lambda sqrt(n) u of that are added to e. In 16 bits that says nothing; there
+tests/runtime/rounding.py compares whole tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +48,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any
 
 import torch
@@ -54,10 +63,11 @@ from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
-from bigplan.spec.step import Parameter
+from bigplan.spec.step import Op, Parameter
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 UNIT = 2.0**-24  # unit roundoff of fp32
+LAMBDA = 6  # standard deviations
 CLIP_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
@@ -119,7 +129,7 @@ def same_order(graph: Graph, layer: int, placement: LayerPlacement) -> bool:
     adds both of one micro-batch first. One micro-batch: two terms, and a + b = b + a. More than two
     ranks' sums are added in an order that the collective chooses.
     """
-    if graph.strategy.dp > 2:
+    if graph.strategy.dp > 2 or graph.strategy.tp > 1:
         return False
     if graph.tied and layer == 0:
         return graph.micro_batches == 1
@@ -156,7 +166,7 @@ class PlainLoop:
             rules(training.optimizer, plan.model, layer) for layer in range(len(self._graph.layers))
         ]
         self._steps = 0
-        self._applied = 0
+        self.applied = 0
         self._scale = training.loss_scale.initial if training.precision == "fp16" else 1.0
         self._good = 0
         self.state = self._first_state()
@@ -185,7 +195,7 @@ class PlainLoop:
         if training.deferred_updates and not isfinite(norm):
             self._good, self._scale = 0, max(1.0, scale / training.loss_scale.factor)
             return Outcome(loss, before, (None,) * len(before), rate, scale)
-        self._good, self._applied = self._good + 1, self._applied + 1
+        self._good, self.applied = self._good + 1, self.applied + 1
         if training.precision == "fp16" and self._good == training.loss_scale.growth_interval:
             self._good, self._scale = 0, scale * training.loss_scale.factor
         divisor = torch.tensor(scale * self._clip_divisor(norm), dtype=torch.float32)
@@ -304,7 +314,7 @@ class PlainLoop:
         for group, mine in zip(groups, moments, strict=True):
             state = dict(zip(names, mine, strict=False))  # without momentum there is none
             if rule.name == "adamw":
-                state["step"] = torch.tensor(float(self._applied - 1))
+                state["step"] = torch.tensor(float(self.applied - 1))
             optimizer.state[group["params"][0]] = state
         optimizer.step()
 
@@ -316,8 +326,15 @@ class PlainLoop:
             uses = 2 if self._graph.tied and layer == 0 else 1
             terms = uses * self._graph.micro_batches * self._graph.strategy.dp
             exact = same_order(self._graph, layer, self._layers[layer])
-            errors.append(magnitude * (0.0 if exact else 2 * terms * unit))
+            within = self.rounding * magnitude.max() if self._graph.strategy.tp > 1 else 0.0
+            errors.append(magnitude * (0.0 if exact else 2 * terms * unit) + 2 * within)
         return errors
+
+    @property
+    def rounding(self) -> float:
+        """How far off roundings within a micro-batch may lead, of the largest element."""
+        unit = torch.finfo(self._dtype).eps / 2
+        return LAMBDA * sqrt(_roundings(self._plan)) * unit
 
     def _norm_error(self, gradients: Sequence[Tensor], errors: Sequence[Tensor]) -> float:
         """How far off the norm may be, as a fraction of it."""
@@ -341,7 +358,7 @@ class PlainLoop:
     def _through_adamw(
         self, layer: int, old: LayerState, g: Tensor, error: Tensor, rate: float
     ) -> Bound:
-        rule, t = self._plan.training.optimizer, self._applied
+        rule, t = self._plan.training.optimizer, self.applied
         m, v = (moment.double() for moment in old.moments)
         by_m, by_v = 1 - rule.beta1, 1 - rule.beta2
         unbias_m, unbias_v = 1 - rule.beta1**t, 1 - rule.beta2**t
@@ -423,6 +440,25 @@ class _Summed:
         product = gradient.float().T @ x.float()
         self.sums[name] += product
         self.magnitudes[name] += product.double().abs()
+
+
+def _roundings(plan: Plan) -> int:
+    """The lengths of all sums that a gradient may depend on, one after the other."""
+    model, length = plan.model, plan.training.sequence_length
+    found = 0
+    for layer in model.layer_sequence():
+        for step in model.steps(layer):
+            reads, gives = (sum(v.columns() for v in each) for each in (step.reads, step.gives))
+            match step.op:
+                case Op.PRODUCT:
+                    found += reads + gives
+                case Op.NORM:
+                    found += 2 * step.reads[0].each if step.reads[0].split else 2 * reads
+                case Op.ATTENTION:
+                    found += 2 * (length + model.head_dim)
+                case Op.LOSS:
+                    found += reads
+    return found + plan.strategy.micro_batch * length  # of tokens, by weights
 
 
 INACTIVE = 1e3  # a clip_norm that no gradient of these models reaches

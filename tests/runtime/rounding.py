@@ -1,13 +1,14 @@
-"""How near what a GPU computes is to a plain loop on the CPU."""
+"""How near a plain loop on the CPU a GPU is, and tensor-parallel ranks in 16 bits are."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor
 
 from bigplan.plan import Plan
-from tests.runtime.harness import Run, loop_of
-from tests.runtime.reference import State
+from tests.runtime.harness import Run, loop_of, same_report
+from tests.runtime.reference import DTYPES, LayerState, State
 
 # GEMMs, norms and attention add up to 256 terms in another order than the CPU, through a few
 # layers: 1e-5 is some 170 unit roundoffs of fp32.
@@ -17,6 +18,10 @@ GRADIENT = 1e-5
 MOVE = 1e-3
 # bf16 has 8 bits: 0.4% a rounding, averaged over the tokens of a batch.
 BF16_LOSS = 0.01
+# In 16 bits ranks round their parts of a product, the plain loop rounds all of it: one rounding
+# becomes two or three, of numbers as large or smaller. So two such results are less than this many
+# times as far apart as the plain loop's is from one without such roundings.
+MORE = 3.0
 
 
 def _apart(ours: Tensor, plain: Tensor) -> float:
@@ -41,3 +46,33 @@ def _check_step(before: State, after: State, plain: State) -> None:
         ):
             assert _apart(mine, plain_one) < GRADIENT * (number + 1)  # the second is of squares
         assert _apart(ours.weights - old.weights, expected.weights - old.weights) < MOVE
+
+
+def check_in_16_bits(plan: Plan, run: Run) -> None:
+    """Every step is as near to the plain loop's as that is to one without 16-bit roundings.
+
+    Which is a loop in fp32 from the same master weights, so it knows no scale of a loss either.
+    """
+    changes = {"precision": "fp32", "gradient_precision": "fp32"}
+    wide_plan = plan.model_copy(update={"training": plan.training.model_copy(update=changes)})
+    loop, wide = loop_of(plan), loop_of(wide_plan)
+    unit = torch.finfo(DTYPES[plan.training.precision]).eps / 2
+    for result, before, after in zip(run.results, run.states[:-1], run.states[1:], strict=True):
+        loop.state, wide.state, wide.applied = before, before, loop.applied
+        plain, exact = loop.step(), wide.step()
+        same_report(plan, result, plain)
+        assert result.loss == pytest.approx(plain.loss, rel=unit)
+        for layer in zip(before, after, plain.state, exact.state, strict=True):
+            for ours, one, two in zip(
+                *(_changes(layer[0], each) for each in layer[1:]), strict=True
+            ):
+                assert _distance(ours, one) <= MORE * _distance(one, two)
+
+
+def _changes(before: LayerState, after: LayerState) -> list[Tensor]:
+    """How a step moved a layer's weights, and its moments after it."""
+    return [after.weights - before.weights, *after.moments]
+
+
+def _distance(ours: Tensor, plain: Tensor) -> float:
+    return float((ours.double() - plain.double()).norm())

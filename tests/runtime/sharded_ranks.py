@@ -1,4 +1,4 @@
-"""Plans of ranks that share out state or layers, and the processes that execute them."""
+"""Plans of ranks that share out state, layers or what is in them, and processes that run them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bigplan.graph.build import build_graph
-from bigplan.graph.graph import Recompute
+from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
@@ -39,17 +39,38 @@ MASKED = "masked"
 FEW = (MASKED, "clipped", "fp16")
 LONG = 10  # steps of
 LONGER = [f"{name}-z{zero}" for name in ("same-everywhere", "clipped") for zero in (1, 2, 3)]
+LONGER += ["tp2-everywhere", "tp2-gpt2"]
 
 
 def layouts(ranks: int) -> list[Strategy]:
     """The ways to split a step over so many ranks."""
+    if ranks == 8:
+        return [*splits(ranks)]
     sharded = [Strategy(dp=ranks, zero=zero) for zero in (1, 2, 3)]
     pipelines = [Strategy(dp=1, pp=ranks), Strategy(dp=1, pp=2, vpp=ranks)][: 4 // ranks]
     if ranks > 2:
         both = [Strategy(dp=ranks // 2, pp=2, zero=zero) for zero in range(4)]
         uneven = Strategy(dp=1, pp=ranks, first_blocks=2)
         pipelines += [*both, uneven, Strategy(dp=ranks // 2, pp=2, vpp=2, zero=1)]
-    return [*sharded, *pipelines]
+    return [*sharded, *pipelines, *splits(ranks)]
+
+
+def splits(ranks: int) -> list[Strategy]:
+    """Those of them with tensor parallelism."""
+    if ranks == 2:
+        return [Strategy(dp=1, tp=2), Strategy(dp=1, tp=2, sequence_parallel=False)]
+    if ranks == 4:
+        sharded = [Strategy(dp=2, tp=2, zero=zero) for zero in range(4)]
+        pipelines = [Strategy(dp=1, tp=2, pp=2), Strategy(dp=1, tp=2, pp=2, vpp=2)]
+        return [*sharded, *pipelines, Strategy(dp=1, tp=4)]
+    return [Strategy(dp=2, tp=2, pp=2, zero=zero) for zero in (1, 3)]
+
+
+def name_of(layout: Strategy) -> str:
+    """What it has of what a strategy may have, in a few letters."""
+    usual = Strategy(dp=1).model_dump()
+    changed = {key: value for key, value in layout.model_dump().items() if value != usual[key]}
+    return "-".join(f"{key}{value}" for key, value in changed.items())
 
 
 @st.composite
@@ -187,26 +208,78 @@ def pipelines(ranks: int) -> dict[str, Plan]:
             continue
         blocks = layout.pp * layout.vpp + (layout.first_blocks or (layout.vpp == 1))
         model = tiny_model(layers=blocks)
-        changed = {
-            k: v for k, v in layout.model_dump().items() if v != Strategy(dp=1).model_dump()[k]
-        }
-        name = "-".join(f"{key}{value}" for key, value in changed.items())
-        exact = "same-" if layout.dp == 1 else ""
-        training = tiny_training(4 * ranks, clip_norm=INACTIVE)
-        graph = build_graph(model, training, layout)
-        stages = [Counter(graph.layers[i] for i in graph.stage_layers(s)) for s in range(layout.pp)]
-        resident = Placement(
-            stages=tuple(
-                StagePlacement(kinds={k: kind_placement(n) for k, n in stage.items()})
-                for stage in stages
-            ),
-            chunk=CHUNK,
-        )
+        name = name_of(layout)
+        exact = "same-" if layout.dp == layout.tp == 1 else ""
+        batch = 4 * ranks // layout.tp**2
+        training = tiny_training(batch, clip_norm=INACTIVE)
+        resident = _resident(build_graph(model, training, layout))
         found[f"{exact}{name}"] = plan_of(model, training, layout, resident)
-        if ranks > 2 and layout.zero in (1, 2):
+        if ranks > 2 and (layout.zero in (1, 2) or layout.tp * layout.vpp > 2):
             continue
-        clipped = tiny_training(4 * ranks, clip_norm=0.5, precision="bf16")
+        clipped = tiny_training(batch, clip_norm=0.5, precision="bf16")
         found[f"clipped-{name}"] = plan_of(model, clipped, layout, resident)
+    return found
+
+
+def _resident(graph: Graph) -> Placement:
+    """All on the GPUs."""
+    stages = []
+    for stage in range(graph.strategy.pp):
+        kinds = Counter(graph.layers[layer] for layer in graph.stage_layers(stage))
+        stages.append(StagePlacement(kinds={k: kind_placement(n) for k, n in kinds.items()}))
+    return Placement(stages=tuple(stages), chunk=CHUNK)
+
+
+GPT2 = {
+    "norm": "layernorm",
+    "mlp": "gelu_tanh",
+    "positions": "learned",
+    "position_offset": 2,
+    "qkv_bias": True,
+    "attention_output_bias": True,
+    "mlp_bias": True,
+    "tied_embeddings": True,
+    "vocab": 257,  # of which no number of ranks has equal parts
+}
+
+
+def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
+    """Tensor-parallel ranks, by name: what else a step may have with two, then other layouts."""
+    model, two = tiny_model(layers=3), Strategy(dp=1, tp=2, accumulation_group=2)
+    everywhere, streaming = _everywhere(3, 5_000), _streaming(3)
+    if ranks > 2:
+        found = {}
+        for layout in splits(ranks):
+            if layout.pp == 1:
+                training = masked_training(4 * layout.dp, data, clip_norm=0.5)
+                where = _everywhere(layout.zero, 5_000) if layout.zero else everywhere
+                if layout.dp > 1 and not layout.zero:
+                    where = _resident(build_graph(model, training, layout))
+                found[name_of(layout)] = plan_of(model, training, layout, where)
+        return found
+    gpt2 = tiny_model(layers=3, **GPT2)
+    whole = two.model_copy(update={"sequence_parallel": False})
+    clipped = tiny_training(4, clip_norm=0.5)
+    scaled = tiny_training(
+        8,
+        precision="fp16",
+        gradient_precision="fp16",
+        loss_scale=LossScale(initial=2.0**20),  # the first steps overflow
+        optimizer=Optimizer(name="sgd", learning_rate=0.5),
+    )
+    found = {
+        "tp2-everywhere": plan_of(model, clipped, two, everywhere),
+        "tp2-gpt2": plan_of(gpt2, clipped, two, _everywhere(3, tied=True)),
+        "tp2-whole-gpt2": plan_of(gpt2, clipped, whole, _everywhere(3, tied=True)),
+        "tp2-fp16": plan_of(model, scaled, two, streaming),
+        "tp2-bf16": plan_of(model, tiny_training(4, precision="bf16"), two, everywhere),
+        f"{MASKED}-tp2": plan_of(model, masked_training(4, data), two, everywhere),
+    }
+    normed = tiny_model(layers=3, qk_norm=True, qkv_bias=True)
+    for recompute in Recompute:
+        again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.GPU: 3}}})
+        where = placed(embedding=kind_placement(1), block=again, head=kind_placement(1))
+        found[f"tp2-{recompute}"] = plan_of(normed, clipped, two, where)
     return found
 
 
@@ -247,4 +320,6 @@ def every_plan(folder: Path, ranks: int, number: int) -> dict[str, Plan]:
         for name, plan in cases(ranks, zero, data).items()
         if ranks == 2 or name in FEW
     }
-    return fixed | pipelines(ranks) | random_plans(ranks, number)
+    if ranks == 8:
+        fixed = {}
+    return fixed | split_cases(ranks, data) | pipelines(ranks) | random_plans(ranks, number)

@@ -168,7 +168,7 @@ def _object(layer: _Layer, ranks: TensorParallel, losses: Losses, *, in_product:
     if layer.kind == "embedding":
         return Embedding(model, batches, ranks)
     if layer.kind == "block":
-        rope = blocks.rope_table(model, LENGTH, "cpu", torch.float32)
+        rope = blocks.position_tables(model, LENGTH, "cpu", torch.float32, ranks)
         return Block(model, rope, ranks, in_product=in_product)
     graph = SimpleNamespace(loss_chunk=CHUNK, tied=model.tied_embeddings)
     context = SimpleNamespace(model=model, graph=graph, tensor_parallel=ranks)
