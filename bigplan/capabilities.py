@@ -8,7 +8,6 @@ from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-NATIVE_STRATEGY = {"tp": 1, "cp": 1, "ep": 1}
 NATIVE_ROPE_SCALINGS = ("linear", "llama3")
 # Keys of a training, each with what the native runtime executes; other values can be planned only.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
@@ -20,14 +19,12 @@ NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
-    over = [
-        f"{name} {getattr(strategy, name)}"
-        for name, limit in NATIVE_STRATEGY.items()
-        if getattr(strategy, name) > limit
-    ]
-    if over:
-        done = "data and pipeline parallelism and ZeRO"
-        return f"the native runtime executes {done} only, not {', '.join(over)}"
+    tokens = strategy.micro_batch * training.sequence_length
+    if strategy.sequence_parallel and tokens % strategy.tp:
+        return (
+            f"the native runtime shares out the tokens of a micro-batch to tensor-parallel ranks, "
+            f"and {tokens} do not divide by tp {strategy.tp}"
+        )
     if model.tied_embeddings and strategy.pp > 1:
         return (
             f"the native runtime executes a table that the first and the last layer share on one "

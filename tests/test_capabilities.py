@@ -56,15 +56,16 @@ def test_other_architectures_are_named(changes: dict[str, object], words: str) -
     assert words in str(executable(model, TRAINING, DATA_PARALLEL)["native"])
 
 
-@pytest.mark.parametrize(
-    ("strategy", "words"),
-    [
-        (Strategy(dp=1, tp=2), "tp 2"),
-        (Strategy(dp=2, tp=2, pp=2, zero=1), "only, not tp 2"),
-    ],
-)
-def test_other_strategies_are_named(strategy: Strategy, words: str) -> None:
-    assert words in (native_refusal(_model(), TRAINING, strategy) or "")
+@pytest.mark.parametrize("strategy", [Strategy(dp=1, tp=2), Strategy(dp=2, tp=4, pp=2, zero=3)])
+def test_tensor_parallelism_is_executed_where_ranks_have_equally_many_tokens(
+    strategy: Strategy,
+) -> None:
+    assert native_refusal(_model(), TRAINING, strategy) is None
+    odd = _training(sequence_length=63)
+    words = f"63 do not divide by tp {strategy.tp}"
+    assert words in (native_refusal(_model(), odd, strategy) or "")
+    whole = strategy.model_copy(update={"sequence_parallel": False})
+    assert native_refusal(_model(), odd, whole) is None
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -16,8 +16,9 @@ from bigplan.spec.training import Training
 from tests.tiny import tiny_plan
 
 TRAINING = Training(sequence_length=256, global_batch=32)
-REQUEST = Request(find_model("tiny-llama-demo"), TRAINING, find_cluster("dgx-h100"), {})
-REFUSAL = "the native runtime executes data and pipeline parallelism and ZeRO only, not "
+TIED = find_model("tiny-llama-demo").model_copy(update={"tied_embeddings": True})
+REQUEST = Request(TIED, TRAINING, find_cluster("dgx-h100"), {})
+REFUSAL = "the native runtime executes a table that the first and the last layer share on one stage"
 
 
 def test_a_plan_that_runs_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,19 +32,19 @@ def test_a_plan_that_runs_is_not_searched_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_beside_a_plan_that_does_not_run_stands_the_best_that_does() -> None:
-    split = make_plan(replace(REQUEST, settings={"tp": 2}))
+    split = make_plan(replace(REQUEST, settings={"pp": 2}))
     found = best_runnable(REQUEST, split)
     assert found.plan is not None
     assert found.plan.strategy == make_plan(replace(REQUEST, engine="native")).strategy
     assert found.plan.executable["native"] is True
     slower = found.plan.predicted.step_seconds / split.predicted.step_seconds - 1
     text = today_text(split, found)
-    assert text.startswith(f"Runs today: no, {REFUSAL}tp 2")
+    assert text.startswith(f"Runs today: no, {REFUSAL} only, not with pp 2")
     assert f"The best that runs today: data parallel {found.plan.strategy.dp}, " in text
     assert text.endswith(f"a step ({slower:+.0%}); add --engine native.")
     told = today_json(split, found)
     assert told["best"] is False
-    assert told["strategy"]["tp"] == 1
+    assert told["strategy"]["pp"] == 1
     assert told["slower_by"] == pytest.approx(slower)
 
 
@@ -72,7 +73,7 @@ def test_nothing_that_runs_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert request.engine == "native"
         raise InfeasibleError("gpu memory is 3 GiB short.")
 
-    plan = make_plan(replace(REQUEST, settings={"tp": 2}))
+    plan = make_plan(replace(REQUEST, settings={"pp": 2}))
     monkeypatch.setattr(runnable, "make_plan", none_fits)
     text = today_text(plan, best_runnable(REQUEST, plan, unwatched))
     assert text.endswith("Nothing that runs today was found: gpu memory is 3 GiB short.")

@@ -40,10 +40,10 @@ def write_cluster(folder: Path, devices: int = 2) -> Path:
 
 @cache
 def tiny_plan(devices: int = 2, engine: str = "native") -> Plan:
-    """tiny-llama-test in fp32, three steps."""
+    """tiny-llama-test in fp32, three steps, devices that share out the samples."""
     training = Training(sequence_length=32, global_batch=4, precision="fp32", steps=3)
     model, cluster = find_model("tiny-llama-test"), small_cluster(devices)
-    return make_plan(Request(model, training, cluster, engine=engine))
+    return make_plan(Request(model, training, cluster, {"dp": devices}, engine=engine))
 
 
 @cache

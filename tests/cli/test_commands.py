@@ -243,10 +243,10 @@ def test_a_plan_is_not_replanned(bigplan: Run) -> None:
 
 def test_what_cannot_be_executed_is_refused(bigplan: Run) -> None:
     arguments = ("--model", "tiny-llama-test", "--cluster", "dgx-h100", "--global-batch", "8")
-    assert bigplan("plan", *arguments, "--set", "tp=2", "--out", "plan.yaml")[0] == 0
+    assert bigplan("plan", *arguments, "--dropout", "0.1", "--out", "plan.yaml")[0] == 0
     code, _, err = bigplan("launch", "plan.yaml")
     assert code == 2
-    assert "tp 2" in err
+    assert "dropout 0.1" in err
 
 
 def test_usage_errors_and_information(bigplan: Run) -> None:

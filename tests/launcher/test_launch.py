@@ -124,11 +124,9 @@ def test_a_bug_in_a_worker_is_told_in_one_line_with_its_traceback_on_file(tmp_pa
 
 def test_plans_that_cannot_run_are_refused_before_anything_starts(tmp_path: Path) -> None:
     plan = tiny_plan()
-    split = plan.model_copy(
-        update={"strategy": plan.strategy.model_copy(update={"dp": 1, "tp": 2})}
-    )
-    with pytest.raises(RefusedError, match="data and pipeline parallelism and ZeRO only, not tp 2"):
-        launch(split, told(tmp_path), quiet())
+    dropping = plan.training.model_copy(update={"dropout": 0.1})
+    with pytest.raises(RefusedError, match=r"does not execute dropout 0\.1"):
+        launch(plan.model_copy(update={"training": dropping}), told(tmp_path), quiet())
     assert not list(tmp_path.iterdir())
 
 

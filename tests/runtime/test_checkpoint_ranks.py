@@ -98,7 +98,7 @@ SPLITS = [(ranks, n) for ranks, layouts in SPLIT.items() for n in range(len(layo
 def test_tensor_parallel_ranks_go_on_from_any_layout_and_one_from_them(
     folder: Path, ranks: int, number: int
 ) -> None:
-    name, strategy = SPLIT[ranks][number]
+    name = SPLIT[ranks][number][0]
     before = SPLIT[ranks][number - 1][0] if number else {2: LAYOUTS[-1][0], 4: "unclipped"}[ranks]
     courses = [played(folder, name, rank) for rank in range(ranks)]
     alone = course(plan_of_layout(Strategy(dp=1)), AT + number, folder / before)
