@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from bigplan.launcher.lock import hold, rank_lock
 from bigplan.plan import Plan
 
 if TYPE_CHECKING:
-    from bigplan.runtime.result import Finished, StepResult
+    from bigplan.runtime.result import Finished, Progress, StepResult
 
 
 class Worker(Protocol):
@@ -42,6 +43,9 @@ class Worker(Protocol):
     def finish(self) -> Finished:
         """Apply what is pending."""
 
+    def progress(self) -> Progress:
+        """How far it is; asked from another thread while a call runs."""
+
     def close(self) -> None:
         """Give everything back."""
 
@@ -59,6 +63,16 @@ class Folders:
 
     run: Path
     scratch: Path
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A rank's sign of life."""
+
+    node: str  # Ray's name of it
+    process: int
+    ended: int  # see Progress
+    doing: tuple[str, ...]
 
 
 class RankActor:
@@ -96,6 +110,17 @@ class RankActor:
     def finish(self) -> Finished:
         """See Worker."""
         return self._worker().finish()
+
+    def beat(self) -> Beat:
+        """What it is doing, answered beside its other calls."""
+        import ray
+
+        ended: int = 0
+        doing: tuple[str, ...] = ()
+        if self._made is not None:
+            progress = self._made.progress()
+            ended, doing = progress.ended, progress.doing
+        return Beat(ray.get_runtime_context().get_node_id(), os.getpid(), ended, doing)
 
     def close(self) -> None:
         """See Worker; the scratch folder goes too."""

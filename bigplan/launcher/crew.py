@@ -13,6 +13,7 @@ from typing import Any
 
 from bigplan.errors import BigplanError, LostError, PreflightError, WorkerError
 from bigplan.launcher.actor import Folders, RankActor, WorkerType
+from bigplan.launcher.heartbeat import GROUP, Allowed, Heartbeat
 from bigplan.plan import Plan
 from bigplan.units import counted
 
@@ -82,6 +83,8 @@ class Crew:
             self._hire(rank).remote(plan, rank, folders, worker)
             for rank in range(self._layout.ranks)
         ]
+        self._heartbeat, self._predicted = Heartbeat(self._actors), plan.predicted.step_seconds
+        self._stepped = False
 
     def _hire(self, rank: int) -> Any:
         import ray
@@ -99,7 +102,7 @@ class Crew:
                 variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
         if self._local:
             variables |= ON_LOOPBACK
-        return ray.remote(RankActor).options(
+        return ray.remote(concurrency_groups={GROUP: 1})(RankActor).options(
             num_cpus=self._layout.cores,
             num_gpus=1 if self._layout.cuda else 0,
             max_restarts=0,
@@ -116,12 +119,20 @@ class Crew:
         return self._meeting / "addresses"
 
     def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
-        """Call a method of every rank; results by rank. Raises the most telling rank's error."""
-        return self._collect(
-            [getattr(actor, method).remote(*arguments) for actor in self._actors], doing
-        )
+        """Call a method of every rank; results by rank.
 
-    def _collect(self, references: Sequence[Any], doing: str) -> list[Any]:
+        Raises the most telling rank's error, and LostError where one hangs.
+        """
+        allowed = Allowed.elsewhere()
+        if method == "step":
+            allowed = Allowed.in_step(self._predicted, first=not self._stepped)
+        self._heartbeat.begin()
+        called = [getattr(actor, method).remote(*arguments) for actor in self._actors]
+        results = self._collect(called, doing, allowed)
+        self._stepped = self._stepped or method == "step"
+        return results
+
+    def _collect(self, references: Sequence[Any], doing: str, allowed: Allowed) -> list[Any]:
         import ray
 
         ranks = {reference: rank for rank, reference in enumerate(references)}
@@ -135,6 +146,7 @@ class Crew:
             if not done and failures:
                 break
             if not done:
+                self._heartbeat.look(allowed, doing)
                 continue
             rank = ranks[done[0]]
             try:

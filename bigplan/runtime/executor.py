@@ -19,6 +19,7 @@ from bigplan.runtime.kept import Kept
 from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, read_ahead
 from bigplan.runtime.lookup import look_up
 from bigplan.runtime.moves import gather, move, receive, reduce, send, tensor_reduce
+from bigplan.runtime.result import Progress
 from bigplan.runtime.streaming import state_in, state_out
 from bigplan.runtime.turns import Turns
 from bigplan.runtime.update import Update
@@ -39,6 +40,8 @@ class Executor:
         self._does = self._table()
         self._lanes = Lanes(context.device, self._run)
         self._unfinished: list[Done] = []  # a checkpoint's actions that outlast their step
+        self._playing: list[Done] = []
+        self._played = 0  # actions of the programs before
         self._kept_order: tuple[tuple[Instruction, ...], Order] | None = None
 
     def _table(self) -> Mapping[Op, Callable[[Action], None]]:
@@ -82,13 +85,26 @@ class Executor:
         clock, started = Clock.now(self._context.device), list(before)
         for action, waits in order[len(before) :]:
             started.append(Done(action, [started[number] for number in waits]))
+        self._playing = started
         self._lanes.start(started[len(before) :])
         stage = self._context.program.stage
         read_ahead([done for done in started if done.action.op is not Op.CKPT], clock, stage)
         ended = [done.issued for done in started]  # asked once: each is in one step's times
         every = list(zip(started, ended, strict=True))
         self._unfinished = [done for done, end in every if not end]
+        self._playing, self._played = [], self._played + len(started)
         return finish([done for done, end in every if end], clock, stage)
+
+    def progress(self) -> Progress:
+        """How far it is; any thread may ask. Of every lane the first action that is not issued."""
+        playing, played = self._playing, self._played
+        under_way: dict[Lane, Action] = {}
+        for done in playing:
+            if not done.issued:
+                under_way.setdefault(done.action.lane, done.action)
+        ended = played + sum(done.issued for done in playing)
+        told = (f"{action.op.value} of layer {action.layer}" for action in under_way.values())
+        return Progress(ended, tuple(told))
 
     def _order(self, instructions: tuple[Instruction, ...]) -> Order:
         """What the actions wait for, those of a checkpoint under way first; kept without those."""

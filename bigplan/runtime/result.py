@@ -46,6 +46,14 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rank is, told while it works: `ended` grows with everything that it gets done."""
+
+    ended: int = 0
+    doing: tuple[str, ...] = ()  # what is under way, such as "backward of layer 3"
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The end of a run: measured peak bytes by tier, remarks, a digest of the final weights."""
 

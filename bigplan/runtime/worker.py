@@ -35,7 +35,7 @@ from bigplan.runtime.host_memory import HostMemory
 from bigplan.runtime.memory import Memory, check_machine, static_sizes
 from bigplan.runtime.moves import mean_loss
 from bigplan.runtime.operators import has_triton
-from bigplan.runtime.result import Finished, StepResult
+from bigplan.runtime.result import Finished, Progress, StepResult
 from bigplan.runtime.update import Update
 from bigplan.runtime.waiting import data_seconds
 from bigplan.runtime.weights import weights, weights_digest
@@ -305,6 +305,11 @@ class Worker:
     def _running(self) -> _Parts:
         assert self._parts is not None, "start() comes first"
         return self._parts
+
+    def progress(self) -> Progress:
+        """How far the step is that runs; any thread may ask."""
+        parts = self._parts
+        return Progress() if parts is None else parts.executor.progress()
 
     def close(self) -> None:
         """Stop the lanes, give memory back, leave the group. May be called at any time."""

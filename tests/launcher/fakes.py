@@ -15,7 +15,7 @@ from bigplan.launcher import driver
 from bigplan.launcher.actor import Folders, Worker, WorkerType
 from bigplan.launcher.driver import LaunchOptions
 from bigplan.plan import Plan, digest
-from bigplan.runtime.result import Finished, Saved, StepResult
+from bigplan.runtime.result import Finished, Progress, Saved, StepResult
 from bigplan.spec.experiment import Launch
 from bigplan.timeline import Event, Timeline
 from tests.tiny import tiny_plan
@@ -82,6 +82,9 @@ class Fake:
     def finish(self) -> Finished:
         threads = os.environ["OMP_NUM_THREADS"]
         return Finished({"gpu": 10 + self.rank, "host": 100}, (f"{threads} thread",), "same")
+
+    def progress(self) -> Progress:
+        return Progress(self.steps, ("counting",))
 
     def close(self) -> None:
         pass

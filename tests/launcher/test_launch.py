@@ -1,6 +1,8 @@
 """Launches through a real local Ray: the native worker once, fakes for what goes wrong."""
 
 import os
+import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -8,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from bigplan.errors import PreflightError, RefusedError, WorkerError
+from bigplan.launcher import heartbeat
 from bigplan.launcher.crew import Layout
 from bigplan.launcher.driver import launch
 from bigplan.launcher.record import read_record
+from bigplan.runtime.result import StepResult
 from bigplan.spec.catalog import find_cluster
 from tests.launcher import fakes
 from tests.launcher.fakes import Fake, plan_with, quiet, told
@@ -45,6 +49,23 @@ class DiesOnce(Fake):
 
     def act(self) -> None:
         os._exit(1)
+
+
+class Hangs(Fake):
+    """Rank 1 freezes in step 3; in the crew after it rank 0 waits for ever in step 4."""
+
+    began = 0
+
+    def start(self, meeting: Path, resume: Path | None = None) -> int:
+        self.began = super().start(meeting, resume)
+        return self.began
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        if (self.rank, self.began, self.steps) == (1, 0, 2):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if (self.rank, self.began, self.steps) == (0, 2, 3):
+            time.sleep(1e6)
+        return super().step(checkpoint)
 
 
 class Breaks(Fake):
@@ -113,6 +134,24 @@ def test_a_dead_rank_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     (lost,) = record.summary.restarts
     assert (lost.done, lost.back_to, record.summary.status) == (1, 1, "finished")
     assert "rank 1 died while running step 2" in lost.reason
+
+
+def test_ranks_that_hang_are_named_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "SILENT", 4.0)
+    monkeypatch.setattr(heartbeat, "EVERY", 0.2)
+    how = told(tmp_path, steps=5, checkpoint_every=1)
+    record = read_record(launch(plan_with(clip_norm=None), how, quiet(), Hangs))
+    assert [metric.loss for metric in record.metrics] == [4.0, 3.0, 2.0, 1.0, 0.0]
+    frozen, waiting = record.summary.restarts
+    assert (frozen.back_to, waiting.back_to) == (2, 3)
+    assert re.match(r"rank 1 \(process \d+ on node \w+\) gave no sign of life", frozen.reason)
+    assert re.match(r"rank 0 .* got nothing done for \d+ s while running step 4", waiting.reason)
+    assert waiting.reason.endswith("last at counting")
+    process = int(frozen.reason.split("process ")[1].split()[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 def test_a_bug_in_a_worker_is_told_in_one_line_with_its_traceback_on_file(tmp_path: Path) -> None:

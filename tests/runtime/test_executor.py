@@ -1,8 +1,10 @@
-"""Every op has an entry of its own."""
+"""Every op has an entry of its own, and what runs is told to whoever asks."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -10,14 +12,47 @@ pytest.importorskip("torch")
 
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import KindPlacement
+from bigplan.plan import Plan
 from bigplan.program import Action, Op
+from bigplan.runtime.result import Progress
 from tests.runtime.harness import started
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 
 
-def test_every_op_is_executed() -> None:
+def _plan() -> Plan:
     one, two = KindPlacement.on_gpu(1), KindPlacement.on_gpu(2)
     where = placed(embedding=one, block=two, head=one)
-    with started(plan_of(tiny_model(), tiny_training(1), Strategy(dp=1), where)) as worker:
+    return plan_of(tiny_model(), tiny_training(1), Strategy(dp=1), where)
+
+
+def test_every_op_is_executed() -> None:
+    with started(_plan()) as worker:
         does: Mapping[Op, Callable[[Action], None]] = worker._running().executor._does
         assert set(does) == set(Op)
+
+
+def test_progress_is_told_from_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of the first block's backward, and when all is done."""
+    with started(_plan()) as worker:
+        executor = worker._running().executor
+        arrived, asked = threading.Event(), threading.Event()
+        usual = executor._does[Op.BACKWARD]
+
+        def held(action: Action) -> None:
+            if action.layer == 1:
+                arrived.set()
+                assert asked.wait(60)
+            usual(action)
+
+        monkeypatch.setattr(executor, "_does", {**executor._does, Op.BACKWARD: held})
+        assert worker.progress() == Progress()
+        with ThreadPoolExecutor(1) as thread:
+            step = thread.submit(worker.step)
+            assert arrived.wait(60)
+            during = worker.progress()
+            asked.set()
+            step.result()
+        assert "backward of layer 1" in during.doing
+        after = worker.progress()
+        assert 0 < during.ended < after.ended
+        assert not after.doing

@@ -1,0 +1,137 @@
+"""Which ranks are alive and get on: each is asked beside its other calls, in a thread of its own.
+
+A process that is frozen answers nothing. One that waits for ever, in a collective whose other side
+never comes, say, answers and ends no action.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bigplan.errors import LostError
+from bigplan.launcher.actor import Beat
+
+GROUP = "heartbeat"  # Ray's concurrency group of it
+EVERY = 1.0  # seconds between two questions to a rank
+SILENT = 45.0  # seconds without an answer: Python stops everything for a second or so at most
+STEPS = 5.0  # predicted ones in which no action ends, however wrong the prediction is
+PATIENT = 10  # times as long where kernels are compiled and memory is touched
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Seconds without an answer, and without anything done (None: whatever it takes)."""
+
+    silent: float
+    still: float | None = None
+
+    @classmethod
+    def in_step(cls, predicted: float, *, first: bool) -> Allowed:
+        """While a step runs that should take so many seconds."""
+        times = PATIENT if first else 1
+        longer = SILENT + 5 * EVERY  # so that a silent rank is known before those that wait for it
+        return cls(times * SILENT, times * max(longer, STEPS * predicted))
+
+    @classmethod
+    def elsewhere(cls) -> Allowed:
+        """In all other calls, which tell nothing of how far they are."""
+        return cls(PATIENT * SILENT)
+
+
+@dataclass
+class _Rank:
+    """What is known of one rank."""
+
+    question: Any  # under way; None: answered
+    asked: float
+    beat: Beat | None = None
+    moved: float = 0.0  # when its last beat was unlike the one before
+
+
+@dataclass
+class Heartbeat:
+    """The beats of all ranks, as long as a call to them runs."""
+
+    actors: Sequence[Any]
+    clock: Callable[[], float] = time.monotonic
+    _ranks: list[_Rank] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """A call begins: nobody has stood still yet. All are asked once at their first."""
+        now = self.clock()
+        if not self._ranks:
+            self._ranks = [_Rank(self._ask(actor), now) for actor in self.actors]
+        for rank in self._ranks:
+            rank.moved = now
+
+    def look(self, allowed: Allowed, doing: str) -> None:
+        """Ask who is due, and hear who has answered.
+
+        Raises LostError where one was silent, or stood still, for longer than it may; a silent one
+        is ended, as Ray ends no frozen process.
+        """
+        now = self.clock()
+        for rank in self._ranks:
+            self._hear(rank, now)
+        # A silent rank is why the others stand still.
+        for number, rank in enumerate(self._ranks):
+            silent = now - rank.asked
+            if rank.question is not None and silent > allowed.silent:
+                _end(rank.beat)
+                raise LostError(_told(number, rank, "gave no sign of life", silent, doing))
+        for number, rank in enumerate(self._ranks):
+            still = now - rank.moved
+            if allowed.still is not None and still > allowed.still:
+                raise LostError(_told(number, rank, "got nothing done", still, doing))
+        for rank, actor in zip(self._ranks, self.actors, strict=True):
+            if rank.question is None and now - rank.asked >= EVERY:
+                rank.question, rank.asked = self._ask(actor), now
+
+    def _ask(self, actor: Any) -> Any:
+        return actor.beat.options(concurrency_group=GROUP).remote()
+
+    def _hear(self, rank: _Rank, now: float) -> None:
+        import ray
+
+        if rank.question is None or not ray.wait([rank.question], timeout=0)[0]:
+            return
+        question, rank.question = rank.question, None
+        try:
+            beat: Beat = ray.get(question)
+        except ray.exceptions.RayError:
+            return  # its own call tells why
+        if rank.beat is None or beat.ended != rank.beat.ended:
+            rank.moved = now
+        rank.beat = beat
+
+
+def _told(number: int, rank: _Rank, what: str, seconds: float, doing: str) -> str:
+    where = under_way = ""
+    if rank.beat is not None:
+        where = f" (process {rank.beat.process} on node {rank.beat.node[:8]})"
+        under_way = f", last at {', '.join(rank.beat.doing)}" if rank.beat.doing else ""
+    return f"rank {number}{where} {what} for {seconds:.0f} s while {doing}{under_way}"
+
+
+def _end(beat: Beat | None) -> None:
+    """Kill the process, on whatever node it is."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    if beat is None:
+        return
+    there = NodeAffinitySchedulingStrategy(beat.node, soft=False)
+    kill = ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there)
+    ray.wait([kill.remote(beat.process)], timeout=EVERY * PATIENT)
+
+
+def _kill(process: int) -> None:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return
