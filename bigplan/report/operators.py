@@ -181,7 +181,8 @@ def _action_rows(candidate: Candidate, programs: tuple[Program, ...]) -> Iterato
                 nbytes + times * action.amount * _bytes_each(action.op, graph),
             )
     for (op, where, phase), (times, seconds, nbytes) in totals.items():
-        bound = MOVES.get(where, str(Bound.MEMORY))
+        on_gpu = Bound.COMMUNICATION if op is Op.TENSOR_REDUCE else Bound.MEMORY
+        bound = MOVES.get(where, str(on_gpu))
         yield OperatorRow(where, phase, str(op), times, seconds, 0.0, nbytes, bound)
 
 

@@ -15,8 +15,9 @@ from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.result import Saved
+from bigplan.runtime.weights import weights_digest
 from bigplan.runtime.worker import Worker
-from tests.runtime.harness import state_of
+from tests.runtime.harness import context_of, state_of
 from tests.runtime.plans import CHUNK, placed, plan_of, plans, tiny_model, tiny_training
 from tests.runtime.reference import State
 from tests.runtime.streamed import streamed_kind
@@ -32,6 +33,7 @@ class Course:
     state: State
     saved: tuple[Saved, ...]
     begun: State  # before its first step
+    digest: str  # of its weights
     written: State  # where it wrote a checkpoint, what that is of; else as begun
 
 
@@ -62,6 +64,7 @@ def course(
     """Steps up to `until`; step number `at` (from 1) also writes a checkpoint into `folder`."""
     with running(plan, resume, rank=rank, meeting=meeting) as (worker, first):
         begun = written = state_of(worker)
+        digest = weights_digest(context_of(worker))
         results = []
         for number in range(first + 1, until + 1):
             results.append(worker.step(folder if number == at else None))
@@ -70,7 +73,7 @@ def course(
         worker.finish()
         saved = tuple(saved for result in results for saved in result.saved)
         losses = [result.loss for result in results]
-        return Course(first, losses, state_of(worker), saved, begun, written)
+        return Course(first, losses, state_of(worker), saved, begun, digest, written)
 
 
 def away(tier: Tier = Tier.HOST, chunk: int = CHUNK, **changes: object) -> Plan:

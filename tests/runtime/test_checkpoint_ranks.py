@@ -105,6 +105,7 @@ def test_tensor_parallel_ranks_go_on_from_any_layout_and_one_from_them(
     begun = tuple(joined(layers) for layers in zip(*(c.begun for c in courses), strict=True))
     assert {c.first for c in courses} == {alone.first} == {AT - 1 + number}
     same("first state", alone.begun, begun)
+    assert {c.digest for c in courses} == {alone.digest}
     for one in courses:
         assert one.losses[0] == pytest.approx(alone.losses[0], rel=ROUNDING)
     after = course(plan_of_layout(Strategy(dp=1)), 0, folder / name)
