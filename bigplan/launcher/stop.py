@@ -1,17 +1,22 @@
-"""SIGINT and SIGTERM: the first asks for an end after the running step, the second ends at once."""
+"""SIGINT, SIGTERM, and SIGHUP of a terminal that closes.
+
+The first asks for an end after the running step, the second ends at once.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Catches both signals for the length of a `with` block.
+    """Catches them for the length of a `with` block.
 
     Until it is `patient` even the first signal raises KeyboardInterrupt: there is nothing to save.
     """
@@ -19,6 +24,7 @@ class Stop:
     def __init__(self) -> None:
         self.patient = False
         self.asked = False
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]  # stdout and stderr
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
@@ -42,6 +48,16 @@ class Stop:
             signal.signal(number, before)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            _to_nowhere(self._terminals)
         if self.asked or not self.patient:
             raise KeyboardInterrupt
         self.asked = True
+
+
+def _to_nowhere(terminals: Sequence[int]) -> None:
+    """Drop what is written there: with its terminal gone it would be an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in terminals:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)

@@ -59,6 +59,15 @@ class Interrupted(Fake):
         return super().step(checkpoint)
 
 
+class LeftAlone(Fake):
+    """The terminal closes during step 5."""
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        if self.steps == 4 and self.rank == 0:
+            os.kill(os.getpid(), signal.SIGHUP)
+        return super().step(checkpoint)
+
+
 class Impatient(Fake):
     """Ctrl-C twice during step 5."""
 
@@ -142,6 +151,13 @@ def test_ctrl_c_ends_the_step_writes_a_checkpoint_and_resumes(tmp_path: Path) ->
     assert (record.summary.status, record.summary.resumed) == ("finished", (5,))
     assert steps(record) == list(range(1, 10))
     assert kept(folder) == [5, 9]
+
+
+def test_a_terminal_that_closes_leaves_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        launch(tiny_plan(), told(tmp_path, steps=9), quiet(), LeftAlone)
+    record = read_record(tmp_path / "tiny-llama-test-1")
+    assert (record.summary.status, kept(record.folder)) == ("interrupted", [5])
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
