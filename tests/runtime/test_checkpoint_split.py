@@ -56,7 +56,8 @@ def test_any_split_begins_as_one_process_and_reads_what_any_other_wrote(
             same("state", begun, state_of_all(ranks))
 
 
-# Words that fill up, few heads; in the other, queries, keys and values as one matrix, a tied head.
+# Words that fill up, few heads; queries, keys and values as one matrix, and a tied head; the same
+# matrix head by head.
 LLAMA = tiny_model(vocab=251)
 GPT2 = tiny_model(
     vocab=251,
@@ -69,9 +70,18 @@ GPT2 = tiny_model(
     attention_output_bias=True,
     mlp_bias=True,
 )
+NEOX = GPT2.model_copy(
+    update={
+        "mlp": "gelu",
+        "positions": "rope",
+        "rotary_fraction": 0.25,
+        "parallel_residual": True,
+        "tied_embeddings": False,
+    }
+)
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])
+@pytest.mark.parametrize("model", [LLAMA, GPT2, NEOX], ids=["llama", "gpt2", "gpt_neox"])
 def test_any_split_starts_from_a_hugging_face_folder_and_writes_its_files_again(
     model: ModelSpec, tmp_path: Path
 ) -> None:
