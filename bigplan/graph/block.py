@@ -81,7 +81,9 @@ def block(shape: Shape) -> LayerKind:
         reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * shape.whole_hidden + _widened(shape) // 2,
         backward_workspace=_backward_workspace(shape, tensors, saved),
-        largest=max(shape.hidden, shape.tokens * (shape.model.ffn // shape.tp) * shape.element),
+        largest=max(
+            shape.whole_hidden, shape.tokens * (shape.model.ffn // shape.tp) * shape.element
+        ),
     )
 
 
@@ -304,9 +306,15 @@ def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -
     saved is gone; at the end all parameter gradients and a norm's five fp32 copies live and nothing
     that was saved does. Measured on an H200 at 4,096 / 8,192 / 16,384 tokens of hidden 4096, ffn
     14336: 319 / 520 / 923 MB; this gives 352 / 587 / 1057. A fused norm makes no such copies.
+
+    With sequence parallelism the gradient by the MLP's output is gathered inside; then, when two of
+    the saved tensors of its width and the inner one are gone and two new, its input is gathered
+    again beside the sum by it and the part of that.
     """
     hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tp
-    inside = (2 * shape.tokens + hidden) * ffn * shape.element
+    gathered = shape.gathered
+    inside = (2 * shape.tokens + hidden) * ffn * shape.element + gathered
+    again = 2 * gathered + shape.hidden - shape.tokens * ffn * shape.element if gathered else 0
     copies = 0 if shape.fused else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved
     # Attention, when what the MLP saved is gone. Materialised: the gradients of dropout and
@@ -316,4 +324,4 @@ def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -
     # Where gradients of heads that some ranks have are summed, beside those that others have.
     few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]
     every = sum(tensor.elements * shape.tp // tensor.holders for tensor in few)
-    return max(inside, at_end, attention, every * shape.training.gradient_bytes)
+    return max(inside, again, at_end, attention + gathered, every * shape.training.gradient_bytes)

@@ -65,6 +65,11 @@ class Shape:
         """Bytes of the part of a hidden state that a rank keeps and norms."""
         return self.whole_hidden // (self.tp if self.sequence_parallel else 1)
 
+    @property
+    def gathered(self) -> int:
+        """Bytes of a hidden state whose parts were brought together, where ranks have parts."""
+        return self.whole_hidden if self.sequence_parallel else 0
+
     def steps(self, op: Op) -> tuple[Step, ...]:
         """Those of a block that do this."""
         return tuple(step for step in self.model.steps("block") if step.op is op)

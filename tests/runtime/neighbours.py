@@ -81,7 +81,9 @@ def side_by_side(
 
     def run(place: int) -> Result:
         try:
-            return work(Neighbour(size, place, None, meeting))
+            # By their own thread: autograd's one for a device would wait for itself.
+            with torch.autograd.set_multithreading_enabled(False):
+                return work(Neighbour(size, place, None, meeting))
         except BaseException:
             meeting.leave()
             raise

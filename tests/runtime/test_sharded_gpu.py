@@ -1,4 +1,4 @@
-"""Processes on GPUs that share out state compute what a plain loop on the CPU does.
+"""Processes on GPUs that share out a step in any way compute what a plain loop on the CPU does.
 
 Where there are GPUs enough each has one and they communicate over NCCL. NCCL takes no two ranks of
 one GPU, so on a machine with one GPU two share it and their collectives go through host memory;
@@ -19,7 +19,14 @@ from torch.multiprocessing.spawn import spawn
 from bigplan.plan import Plan
 from tests.runtime.harness import loop_of, together
 from tests.runtime.rounding import BF16_LOSS, check_within_rounding
-from tests.runtime.sharded_ranks import cases, random_plans, results, run_rank, write_plans
+from tests.runtime.sharded_ranks import (
+    cases,
+    random_plans,
+    results,
+    run_rank,
+    split_cases,
+    write_plans,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -35,12 +42,10 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         pytest.skip(f"{ranks} ranks want as many GPUs; here are {gpus}")
     own_gpu = gpus >= ranks
     folder = tmp_path_factory.mktemp(f"sharded-gpu-{ranks}")
-    plans = {
-        f"{name}-z{zero}": on_gpu(plan)
-        for zero in (1, 2, 3)
-        for name, plan in cases(ranks, zero).items()
-        if plan.training.precision == "fp32"
-    }
+    fixed = {
+        f"{name}-z{zero}": plan for zero in (1, 2, 3) for name, plan in cases(ranks, zero).items()
+    } | split_cases(ranks)
+    plans = {name: on_gpu(p) for name, p in fixed.items() if p.training.precision == "fp32"}
     plans |= random_plans(ranks, 12, ("fp32",), "cuda") | random_plans(ranks, 6, ("bf16",), "cuda")
     write_plans(folder, plans)
     given = str(folder), None if own_gpu else "gloo", own_gpu

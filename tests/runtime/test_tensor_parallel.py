@@ -35,7 +35,9 @@ from bigplan.spec.step import Parameter
 from tests.examples import examples
 from tests.runtime.neighbours import Called, side_by_side
 from tests.runtime.plans import models, tiny_model, tiny_training
+from tests.runtime.reference import UNIT
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BATCH, LENGTH, CHUNK = 3, 8, 12  # of the loss: two chunks
 TOKENS = BATCH * LENGTH
 # Sums of up to 256 terms in another order, through a block forward and backward: 1e-5 is 170 unit
@@ -47,8 +49,9 @@ recomputes = st.sampled_from(tuple(Recompute))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
+def _as_in_a_plain_loop() -> None:
     torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("highest")
 
 
 def graph_of(model: ModelSpec, tp: int, parts: bool) -> Graph:
@@ -69,15 +72,15 @@ class _Layer:
     tokens: Tensor
 
     @classmethod
-    def of(cls, model: ModelSpec, kind: str) -> _Layer:
+    def of(cls, model: ModelSpec, kind: str, device: str = "cpu") -> _Layer:
         generator = torch.Generator().manual_seed(1)
 
         def make(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator)
+            return torch.randn(*shape, generator=generator).to(device)
 
         values = {p.name: 0.1 * make(*p.matrix) for p in cls.parameters(model, kind).values()}
         x, gradient = make(BATCH, LENGTH, model.hidden), make(BATCH, LENGTH, model.hidden)
-        tokens = torch.randint(model.vocab, (BATCH, LENGTH), generator=generator)
+        tokens = torch.randint(model.vocab, (BATCH, LENGTH), generator=generator).to(device)
         return cls(model, kind, x, gradient, values, tokens)
 
     @staticmethod
@@ -92,7 +95,7 @@ class _Layer:
         size, place, found = ranks.group.size, ranks.group.place, {}
         for name, p in self.parameters(self.model, self.kind).items():
             rows, columns = p.local(size)
-            mine = torch.zeros(rows, columns)
+            mine = torch.zeros(rows, columns, device=self.x.device)
             if (part := held(p, size, place)) is not None:
                 mine[: part.rows, : part.columns] = self.values[name][part.in_matrix]
             found[name] = mine.view((rows, columns)[-len(p.shape) :])
@@ -168,7 +171,7 @@ def _object(layer: _Layer, ranks: TensorParallel, losses: Losses, *, in_product:
     if layer.kind == "embedding":
         return Embedding(model, batches, ranks)
     if layer.kind == "block":
-        rope = blocks.position_tables(model, LENGTH, "cpu", torch.float32, ranks)
+        rope = blocks.position_tables(model, LENGTH, layer.x.device, torch.float32, ranks)
         return Block(model, rope, ranks, in_product=in_product)
     graph = SimpleNamespace(loss_chunk=CHUNK, tied=model.tied_embeddings)
     context = SimpleNamespace(model=model, graph=graph, tensor_parallel=ranks)
@@ -231,10 +234,12 @@ def _together(parts: list[Tensor | None], tokens: bool) -> Tensor | None:
     return found[0]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["embedding", "block", "head"])
 @given(models(kv_heads=(1, 2, 4)), splits, recomputes, st.booleans(), st.sampled_from((256, 257)))
 @settings(max_examples=examples(40), derandomize=True, deadline=None)
 def test_ranks_compute_what_one_does(
+    device: str,
     kind: str,
     model: ModelSpec,
     split: tuple[int, bool],
@@ -243,7 +248,7 @@ def test_ranks_compute_what_one_does(
     vocab: int,
 ) -> None:
     (size, parts), model = split, model.model_copy(update={"vocab": vocab})
-    layer = _Layer.of(model, kind)
+    layer = _Layer.of(model, kind, device)
     alone = _run(layer, recompute, ONE, in_product=in_product)
     found, _ = side_by_side(
         size,
@@ -295,20 +300,22 @@ def test_ranks_meet_in_the_collectives_that_the_planner_counted(
     assert Counter(called) == _called(operators)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @given(st.integers(1, 6), st.integers(1, 40), st.sampled_from((2, 3, 4, 8)), st.integers(0, 99))
 @settings(max_examples=examples(40), derandomize=True, deadline=None)
 def test_a_loss_over_shared_words_is_that_over_all(
-    tokens: int, vocab: int, size: int, seed: int
+    device: str, tokens: int, vocab: int, size: int, seed: int
 ) -> None:
     """Also where a rank has no word at all, and where logits are large."""
     generator = torch.Generator().manual_seed(seed)
     rows = -(-vocab // size)
-    logits = 30 * torch.randn(tokens, vocab, generator=generator)
-    targets = torch.randint(-1, vocab, (tokens,), generator=generator)
+    logits = 30 * torch.randn(tokens, vocab, generator=generator).to(device)
+    targets = torch.randint(-1, vocab, (tokens,), generator=generator).to(device)
     targets[targets < 0] = -100
     wide = logits.double().requires_grad_()
     plain = torch.nn.functional.cross_entropy(wide, targets, reduction="sum")
     (by_logits,) = torch.autograd.grad(plain, wide)
+    off = 4 * float(logits.abs().max()) * UNIT  # roundings of numbers as large as logits
     filled = torch.nn.functional.pad(logits, (0, size * rows - vocab), value=1e9)
 
     def loss(ranks: TensorParallel) -> tuple[Tensor, Tensor]:
@@ -320,10 +327,10 @@ def test_a_loss_over_shared_words_is_that_over_all(
     found, _ = side_by_side(size, lambda group: loss(TensorParallel(group)))
     for ours, _gradient in found:
         assert torch.equal(ours, found[0][0])
-        torch.testing.assert_close(ours.double(), plain.detach(), rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(ours.double(), plain.detach(), rtol=0, atol=tokens * off)
     ours = torch.cat([gradient for _, gradient in found], 1)
     assert not ours[:, vocab:].any(), "filling has a gradient"
-    torch.testing.assert_close(ours[:, :vocab].double(), by_logits, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours[:, :vocab].double(), by_logits, rtol=0, atol=off)
 
 
 def test_a_model_may_have_fewer_key_heads_than_ranks() -> None:
