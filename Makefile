@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 # What starts processes that wait for each other, or times itself: one at a time, with all cores.
-ALONE := tests/launcher tests/profile tests/cli/test_profile.py tests/cli/test_waiting.py \
+ALONE := tests/launcher tests/profile tests/runtime/deepspeed tests/cli/test_profile.py tests/cli/test_waiting.py \
   $(addprefix tests/runtime/test_,cores.py lanes.py checkpoint_killed.py checkpoint_ranks.py strangers.py two_ranks.py)
 NONE := [ $$? -eq 5 ] # pytest's way to say that PYTEST_ARGS left no test of these
 VENV := .venv
@@ -11,11 +11,12 @@ SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
   sys.exit("bigplan needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ": add PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check venv
+.PHONY: help demo test test-compiled check venv
 
 help:
 	@echo "make demo    plan two models, train a small one on this machine, resume it twice (under 3 minutes)"
 	@echo "make test    run all tests (about 12 minutes on 2 cores)"
+	@echo "make test-compiled   those that compile operators of DeepSpeed first"
 	@echo "make check   lint, format, types, import rules, sizes"
 	@echo "make venv    only install, into $(VENV)"
 
@@ -27,9 +28,13 @@ test: venv
 	@echo "Tests: all of them; those that need a GPU skip themselves where there is none."
 	@echo "First those that a core runs by itself, then those that start processes and take all cores."
 	@status=0; \
-	$(BIN)/python -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(ALONE)) $(PYTEST_ARGS) || $(NONE) || status=1; \
-	$(BIN)/python -m pytest $(ALONE) $(PYTEST_ARGS) || $(NONE) || status=1; \
+	$(BIN)/python -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(ALONE)) -m "not compiles" $(PYTEST_ARGS) || $(NONE) || status=1; \
+	$(BIN)/python -m pytest $(ALONE) -m "not compiles" $(PYTEST_ARGS) || $(NONE) || status=1; \
 	exit $$status
+
+test-compiled: venv
+	@echo "Tests with operators that DeepSpeed compiles, for minutes the first time."
+	@$(BIN)/python -m pytest -m compiles $(PYTEST_ARGS) || $(NONE)
 
 check: venv
 	@echo "Check: lint"

@@ -207,7 +207,15 @@ def workload_of(plan: Plan) -> Workload:
 
 @lru_cache(maxsize=2)  # one command asks for a plan's, and for those of a plan beside it, again
 def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:
-    """The plan lowered again: graph and prices, and one program per stage."""
+    """The plan lowered again: graph and prices, and one program per stage.
+
+    Raises RefusedError for the plan of an engine that runs no programs.
+    """
+    if plan.config:
+        raise RefusedError(
+            f"the plan is for {plan.engine}, which runs no program of actions: what a step takes "
+            "there is in its report, and `bigplan simulate` shows its phases"
+        )
     candidate = Candidate.of(workload_of(plan), plan.strategy).settled(plan.placement)
     return candidate, lower(candidate.graph, plan.placement)
 

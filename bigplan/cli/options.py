@@ -52,7 +52,12 @@ class ExperimentOptions:
     ] = None
     engine: Annotated[
         str | None,
-        _option("--engine", "any, or native: only what `launch` can execute.", WHAT, "any|native"),
+        _option(
+            "--engine",
+            "any, or what one executes: native, deepspeed.",
+            WHAT,
+            "any|native|deepspeed",
+        ),
     ] = None
     settings: Annotated[
         list[str] | None,

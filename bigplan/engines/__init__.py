@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bigplan.engines.deepspeed import DeepSpeed
 from bigplan.engines.engine import Engine
 from bigplan.engines.native import Native
 from bigplan.errors import InputError
@@ -11,7 +12,7 @@ from bigplan.solve.search import Watch, unwatched
 
 __all__ = ["ENGINES", "Engine", "engine_of", "make_plan"]
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Native(),)}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Native(), DeepSpeed())}
 # A request for "any" is for the planner's best, whether or not an engine executes it yet: plans of
 # the native kind, which has the widest space.
 _BY_REQUEST = {"any": ENGINES["native"], **ENGINES}

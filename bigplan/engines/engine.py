@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +35,12 @@ class Engine(Protocol):
 
     def missing(self) -> str | None:
         """The package that this machine lacks for it, and how to install it; None: nothing."""
+
+    def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
+        """Do on this machine what takes long and is done once, before any rank starts.
+
+        `waiting` is told of it as time passes. Raises PreflightError.
+        """
 
     def make_plan(self, request: Request, watch: Watch) -> Plan:
         """The fastest plan of all that it can place, priced as it behaves.

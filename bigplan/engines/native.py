@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,9 @@ class Native:
         if find_spec("torch") is None:
             return "torch is not installed; run: pip install 'bigplan[launch]'"
         return None
+
+    def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
+        """See Engine; what it compiles takes seconds, and each rank does it."""
 
     def make_plan(self, request: Request, watch: Watch) -> Plan:
         """See Engine; a request for any engine has the strategies that nobody executes yet, too."""

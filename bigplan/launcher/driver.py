@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bigplan.engines import engine_of
+from bigplan.engines import Engine, engine_of
 from bigplan.errors import (
     BigplanError,
     CheckpointError,
@@ -144,6 +144,7 @@ def launch(
         write_start(folder, plan, how, engine.timeline(plan))
         require_space(folder, plan, launched.folders.scratch, more_at_once(folder, plan, how))
         _announce(launched)
+        _prepare_engine(launched, engine)
         _with_ray(launched)
     return folder
 
@@ -181,6 +182,25 @@ def _clear(folders: Folders) -> None:
         shutil.rmtree(left, ignore_errors=True)
     _drop_unrecorded(folders.run)
     shutil.rmtree(folders.scratch, ignore_errors=True)
+
+
+def _prepare_engine(launched: _Launch, engine: Engine) -> None:
+    """What an engine does once for a machine; on a cluster each rank finds it undone, and does it.
+
+    Off a terminal, where nothing can be updated, it is told once.
+    """
+    if launched.address is not None:
+        return
+    said = list[str]()
+    with launched.console.status(f"Preparing {engine.name}") as status:
+
+        def tell(text: str) -> None:
+            status.update(text)
+            if not launched.console.is_terminal and not said:
+                said.append(text)
+                _say(launched, text)
+
+        engine.prepare(launched.plan, tell)
 
 
 @contextmanager

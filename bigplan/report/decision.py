@@ -28,10 +28,15 @@ def decision(plan: Plan, stages: Sequence[Stage]) -> str:
     batch = f"{sequences} of {counted(plan.training.sequence_length, 'token')}"
     size = format_count(plan.model.parameter_count)
     return (
-        f"Train {plan.model.name} ({size} parameters) on {where} "
+        f"Train {plan.model.name} ({size} parameters) on {where}{_by(plan)} "
         f"with {strategy_text(plan.strategy)}, {batch} a step in {plan.training.precision}; "
         f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}{_worn(plan)}."
     )
+
+
+def _by(plan: Plan) -> str:
+    """The engine, where it is not bigplan's own."""
+    return "" if plan.engine == "native" else f" by {plan.engine}"
 
 
 def _worn(plan: Plan) -> str:

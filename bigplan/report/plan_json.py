@@ -39,6 +39,7 @@ def plan_json(
     them that is streamed through the GPU. `memory[].scope` says whether the bytes are those of one
     GPU or of one node. Lanes that share a link are one in `busy_seconds` and `moved_bytes`.
     `critical_path` (seconds by resource, most first) and `step_parts` add up to the step each.
+    `config` is the engine's own configuration, whole, where it has one.
     `runs_today.strategy` is the best that can be run, null where nothing can.
     `drives` is null where nothing is written to NVMe, `what_if` where nothing was asked.
     """
@@ -57,6 +58,8 @@ def plan_json(
         "step_parts": predicted.parts.model_dump(mode="json"),
         "moved_bytes": dict(predicted.moved_bytes),
         "drives": None if wear is None else asdict(wear),
+        "engine": plan.engine,
+        "config": dict(plan.config),
         "executable": dict(plan.executable),
         "runs_today": today_json(plan, runnable),
         "alternatives": [

@@ -86,10 +86,16 @@ def _closing(plan: Plan, search_seconds: float) -> Iterator[str]:
     wear = wear_of(plan)
     if wear is not None:
         yield wear_text(wear)
+    strategies = counted(record.strategies, "strategy", "strategies")
+    if plan.config:
+        yield (
+            f"Priced {counted(record.strategies, 'way', 'ways')} in which {plan.engine} can run it "
+            f"in {seconds_text(search_seconds)}; its configuration is in the plan file."
+        )
+        return
     yield gap_text(plan)
     if record.stopped:
         yield "The search was stopped before its end: the gaps above say what may be missed."
-    strategies = counted(record.strategies, "strategy", "strategies")
     yield (
         f"Searched {strategies} ({record.relaxations} relaxed, "
         f"{record.programs} solved with {record.solver}) in {seconds_text(search_seconds)}."

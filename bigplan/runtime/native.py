@@ -184,7 +184,7 @@ def _made() -> Native:
     command = _compiler()
     name = f"host-{_digest(command)}.so"
     try:
-        return _kept(command, _cache_folder(), name)
+        return _kept(command, cache_folder(), name)
     except (OSError, RuntimeError):  # not writable, nothing there may run, or there is no home
         with TemporaryDirectory(prefix="bigplan-") as folder:
             return _kept(command, Path(folder), name)
@@ -204,11 +204,11 @@ def _digest(command: list[str]) -> str:
         [*command, "--version"], check=True, capture_output=True, timeout=SECONDS
     ).stdout
     sources = (path.read_bytes() for path in (*SOURCES, *HEADERS))
-    parts = (*sources, shlex.join(FLAGS).encode(), version, _cpu().encode())
+    parts = (*sources, shlex.join(FLAGS).encode(), version, cpu().encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
-def _cpu() -> str:
+def cpu() -> str:
     """What -march=native looks at: the name and the flags of the first processor."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
@@ -223,7 +223,8 @@ def _steady(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if line.startswith(names)]
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where code compiled for this user is kept."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     return Path(base) / "bigplan"
 

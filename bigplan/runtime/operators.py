@@ -15,6 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+_left_out = False
+
+
+def leave_triton_out() -> None:
+    """Run no fused kernel in this process from now on: what it has loaded breaks compiling one."""
+    global _left_out  # noqa: PLW0603 -- it is the process that it is true of
+    _left_out = True
+
 
 @cache
 def has_triton() -> bool:
@@ -24,7 +32,7 @@ def has_triton() -> bool:
 
 def kernels_for(x: Tensor) -> bool:
     """Whether the fused kernels run on this tensor: on CUDA, where Triton is installed."""
-    return x.is_cuda and has_triton()
+    return x.is_cuda and has_triton() and not _left_out
 
 
 class _RmsNorm(Function):

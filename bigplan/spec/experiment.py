@@ -58,7 +58,7 @@ class Experiment(Spec):
     """decisions to pin, such as {tp: 8}"""
     caps: dict[Tier, Bytes] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
-    engine: Literal["any", "native"] = "any"
+    engine: Literal["any", "native", "deepspeed"] = "any"
     """which runtime the plan must suit"""
 
     @model_validator(mode="after")

@@ -1,0 +1,5 @@
+"""DeepSpeed behind the engines' interface; nothing here imports it."""
+
+from bigplan.engines.deepspeed.engine import DeepSpeed
+
+__all__ = ["DeepSpeed"]

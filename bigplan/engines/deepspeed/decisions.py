@@ -1,0 +1,102 @@
+"""What a plan for DeepSpeed decides, and the placement and configuration that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from bigplan.errors import InputError
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
+from bigplan.plan import Plan
+from bigplan.spec.model import ModelSpec
+
+RATIOS = 20  # Twin-Flow's share of the CPU is tried in so many steps
+DEVICES = {Tier.HOST: "cpu", Tier.NVME: "nvme"}
+_TIERS = {device: tier for tier, device in DEVICES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """All that is open where DeepSpeed executes a plan.
+
+    On one GPU `strategy.zero` is 0, whatever DeepSpeed's `stage`: nothing is shared out, but
+    offloading needs a stage.
+    """
+
+    strategy: Strategy
+    stage: int
+    state: Tier = Tier.GPU  # of master copies and moments
+    parameters: Tier = Tier.GPU  # of 16-bit parameters; elsewhere than on the GPU with stage 3
+    on_cpu: float = 1.0  # of the state in host memory: what the CPU keeps and updates (Twin-Flow)
+    recompute: bool = False  # every block, from its input
+    loss_chunk: int = 1
+    own_pinning: bool = True  # page-locked in blocks of their own size, not of powers of two
+
+    def problems(self) -> Iterator[str]:
+        """What DeepSpeed does not take together."""
+        if self.parameters is not Tier.GPU and self.stage < 3:
+            yield f"parameters on {self.parameters} need ZeRO stage 3, not {self.stage}"
+        if self.state is not Tier.GPU and self.stage == 0:
+            yield f"optimizer state on {self.state} needs ZeRO stage 1, 2 or 3"
+        if self.state is Tier.NVME and self.stage < 3:
+            yield f"optimizer state on NVMe needs ZeRO stage 3, not {self.stage}"
+        if self.parameters is not Tier.GPU and self.state is Tier.GPU:
+            yield f"parameters on {self.parameters} need optimizer state off the GPU as well"
+        if self.on_cpu < 1.0 and (self.stage < 3 or self.state is not Tier.HOST):
+            yield "a part of the state alone on the CPU (ratio) needs ZeRO stage 3 and host memory"
+        if self.on_cpu < 1.0 and self.parameters is not Tier.GPU:
+            yield "a part of the state alone on the CPU (ratio) needs parameters on the GPU"
+
+    def placement(self, model: ModelSpec) -> Placement:
+        """The same by counts of layers, as every plan has it."""
+        kinds = {
+            kind: self._kind(model.layer_sequence().count(kind), is_block=kind == "block")
+            for kind in model.kinds()
+        }
+        return Placement(stages=(StagePlacement(kinds=kinds),), loss_chunk=self.loss_chunk)
+
+    def _kind(self, layers: int, *, is_block: bool) -> KindPlacement:
+        again = Recompute.FULL if self.recompute and is_block else Recompute.NONE
+        gpu = 0.0 if self.state is not Tier.GPU else float(layers)
+        if self.state is Tier.HOST:
+            gpu = (1.0 - self.on_cpu) * layers
+        resident = ceil(gpu - 1e-9)
+        gradients = {Tier.GPU: resident, Tier.HOST: layers - resident}
+        optimizer = {Tier.GPU: gpu, self.state: layers - gpu} if gpu < layers else {Tier.GPU: gpu}
+        return KindPlacement(
+            layers=layers,
+            parameters={self.parameters: layers},
+            gradients={tier: count for tier, count in gradients.items() if count},
+            activations={again: {Tier.GPU: layers}},
+            optimizer={tier: count for tier, count in optimizer.items() if count},
+        )
+
+    @classmethod
+    def of(cls, plan: Plan) -> Decisions:
+        """What a plan's configuration says. Raises InputError where it says nothing of the kind."""
+        config: Mapping[str, Any] = plan.config
+        try:
+            zero = config["json"]["zero_optimization"]
+            state, parameters = zero.get("offload_optimizer"), zero.get("offload_param")
+            activations = plan.placement.stages[0].kinds["block"].activations
+            found = cls(
+                strategy=plan.strategy,
+                stage=int(zero["stage"]),
+                state=_TIERS[state["device"]] if state else Tier.GPU,
+                parameters=_TIERS[parameters["device"]] if parameters else Tier.GPU,
+                on_cpu=float(state.get("ratio", 1.0)) if state else 1.0,
+                recompute=bool(sum(activations.get(Recompute.FULL, {}).values())),
+                loss_chunk=plan.placement.loss_chunk,
+                own_pinning=config["environment"].get("DS_PIN_MEMORY_BACKEND") != "torch",
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"config: not a configuration that bigplan wrote for DeepSpeed ({error!r})"
+            ) from None
+        for problem in found.problems():
+            raise InputError(f"config: {problem}")
+        return found

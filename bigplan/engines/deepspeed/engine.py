@@ -1,0 +1,205 @@
+"""DeepSpeed as an engine: what it can place, at the price that it has there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from bigplan.cost.band import error_band
+from bigplan.engines.deepspeed.config import configuration
+from bigplan.engines.deepspeed.decisions import Decisions
+from bigplan.engines.deepspeed.refusals import refusal
+from bigplan.engines.deepspeed.search import Search, Tried
+from bigplan.errors import InputError, RefusedError
+from bigplan.graph.strategy import Strategy
+from bigplan.plan import Alternative, Plan, Predicted, SearchRecord, StepParts, digest, mfu
+from bigplan.planner import Request
+from bigplan.program import Lane
+from bigplan.recheck import Rechecked
+from bigplan.runtime.deepspeed.config import needed
+from bigplan.runtime.deepspeed.preparing import SOON, build_apart
+from bigplan.solve.search import Watch
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+from bigplan.timeline import Timeline
+from bigplan.units import format_bytes, format_seconds
+
+RIVALS = 5  # other strategies that a plan tells of
+ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE)
+
+
+@dataclass(frozen=True, slots=True)
+class DeepSpeed:
+    """ZeRO with what it offloads, on bigplan's layers."""
+
+    name: str = "deepspeed"
+    worker: str = "bigplan.runtime.deepspeed.worker:Worker"
+
+    def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
+        """See Engine."""
+        return refusal(model, training, strategy)
+
+    def missing(self) -> str | None:
+        """See Engine."""
+        lacking = [name for name in ("torch", "deepspeed") if find_spec(name) is None]
+        if lacking:
+            return (
+                f"{' and '.join(lacking)} is not installed; "
+                "run: pip install 'bigplan[launch,deepspeed]'"
+            )
+        return None
+
+    def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
+        """See Engine; compiled operators, minutes the first time."""
+        if names := needed(plan.config):
+            device, named = plan.cluster.group.gpu.device, ", ".join(names)
+
+            def told(seconds: float) -> None:
+                if seconds > SOON:
+                    waiting(
+                        f"Compiling DeepSpeed's {named}, once for this machine: {seconds:.0f} s"
+                    )
+
+            build_apart(names, device, told)
+
+    def make_plan(self, request: Request, watch: Watch) -> Plan:
+        """See Engine."""
+        if request.exact:
+            raise RefusedError(
+                "--exact: with --engine deepspeed every way is tried anyway; leave it out"
+            )
+        search = Search(request)
+        found = search.run(watch)
+        best = found[0]
+        return Plan(
+            inputs={n: digest(getattr(request, n)) for n in ("model", "training", "cluster")},
+            predicted=predicted(best, request),
+            strategy=best.decisions.strategy,
+            placement=best.decisions.placement(request.model),
+            executable=_executable(request, best.decisions),
+            search=SearchRecord(
+                solver="all ways tried",
+                strategies=search.counted,
+                relaxations=0,
+                programs=0,
+                stopped=search.stopped,
+            ),
+            alternatives=tuple(_alternatives(found)),
+            model=request.model,
+            training=request.training,
+            cluster=request.cluster,
+            engine=self.name,
+            config=_config(best, request),
+        )
+
+    def recheck(self, plan: Plan, path: Path) -> Rechecked:
+        """See Engine; sizes of buffers in the configuration follow from its decisions."""
+        request = _request(plan)
+        try:
+            tried = Search(request).tried(Decisions.of(plan))
+            if why := refusal(plan.model, plan.training, plan.strategy):
+                raise InputError(why)
+            for tier, nbytes in tried.short.items():
+                raise InputError(
+                    f"config: needs {format_bytes(nbytes)} more of {tier} memory than the plan's "
+                    "cluster has"
+                )
+        except InputError as error:
+            raise InputError(
+                f"{path}: {error}; undo what was edited, or run `bigplan plan` again"
+            ) from None
+        again = plan.model_copy(
+            update={
+                "predicted": predicted(tried, request),
+                "placement": tried.decisions.placement(plan.model),
+                "config": _config(tried, request),
+            }
+        )
+        if again == plan:
+            return Rechecked(plan)
+        return Rechecked(
+            again,
+            f"{path}: its decisions do not give all that it states (it was edited, or written by "
+            "another version of bigplan), so promises and sizes are computed again: a step of "
+            f"{format_seconds(again.predicted.step_seconds)}; "
+            f"{format_seconds(plan.predicted.step_seconds)} was written",
+        )
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """See Engine: forward and backward of each micro-batch, and the update."""
+        return Search(_request(plan)).tried(Decisions.of(plan)).step.timeline()
+
+
+def _request(plan: Plan) -> Request:
+    return Request(plan.model, plan.training, plan.cluster, engine=plan.engine)
+
+
+def _config(tried: Tried, request: Request) -> dict[str, object]:
+    held = tried.held
+    return configuration(tried.decisions, held.sizes, request.training, request.cluster.group)
+
+
+def _executable(request: Request, decisions: Decisions) -> dict[str, bool | str]:
+    why = refusal(request.model, request.training, decisions.strategy)
+    return {
+        "native": "it is placed as DeepSpeed places; plan with --engine native",
+        "deepspeed": why or True,
+    }
+
+
+def predicted(tried: Tried, request: Request) -> Predicted:
+    """The promise. DeepSpeed's phases follow each other, so the critical path is all of them."""
+    step, nodes = tried.step, request.cluster.group
+    seconds, lanes = step.seconds, step.by_lane()
+    offloads = tried.decisions.placement(request.model).stages[0].kinds["block"].moves
+    low, high = error_band(seconds, nodes.gpu.name, offloads=offloads)
+    path = dict(sorted(lanes.items(), key=lambda item: -item[1]))
+    return Predicted(
+        step_seconds=seconds,
+        step_seconds_low=low,
+        step_seconds_high=high,
+        step_seconds_overlapped=max(lanes.values()),
+        step_seconds_serial=seconds,
+        tokens_per_second=request.training.tokens_per_step / seconds,
+        mfu=mfu(request.model, request.training, nodes, seconds),
+        lower_bound_seconds=seconds,
+        model_gap=0.0,
+        simulated_gap=0.0,
+        bottleneck=next(iter(path)),
+        critical_path=path,
+        busy_seconds=lanes,
+        op_seconds=step.by_op(),
+        moved_bytes=step.moved(),
+        parts=_parts(tried),
+        memory=tried.memory,
+    )
+
+
+def _parts(tried: Tried) -> StepParts:
+    lanes = tried.step.by_lane()
+    again = sum(phase.again for phase in tried.step.phases)
+    compute, update = (lanes.get(lane, 0.0) for lane in ON_GPU)
+    others = {lane: seconds for lane, seconds in lanes.items() if lane not in ON_GPU}
+    return StepParts(
+        compute=compute - again,
+        recompute=again,
+        collectives=0.0,
+        update=update,
+        bubble=0.0,
+        waiting=sum(others.values()),
+        waits_for=max(others, key=lambda lane: others[lane], default=""),
+    )
+
+
+def _alternatives(found: list[Tried]) -> Iterator[Alternative]:
+    """The best of other strategies."""
+    seen = {found[0].decisions.strategy}
+    for tried in found:
+        strategy = tried.decisions.strategy
+        if strategy not in seen and len(seen) <= RIVALS:
+            seen.add(strategy)
+            yield Alternative(
+                strategy=strategy, step_seconds=tried.step.seconds, parts=_parts(tried)
+            )

@@ -1,0 +1,205 @@
+"""Bytes that DeepSpeed takes of each tier, by what its code allocates (0.19.8).
+
+In bytes a parameter, where a rank owns 1/d of the state, g bytes a summed gradient and p bytes a
+16- or 32-bit parameter:
+
+    GPU, ZeRO 0-2   p whole; g whole (ZeRO 0, 1) or g/d (ZeRO 2); 12/d of master and moments and,
+                    while the optimizer steps, 4/d of fp32 gradients
+    GPU, ZeRO 3     (p + g + 16)/d; what is gathered: the live parameters
+    host, ZeRO 1-2  (16 + p + p)/d: master, its gradient and moments; what the GPU's copy is cast
+                    into; sums of the micro-batches before the last
+    host, ZeRO 3    (16 r + g)/d with a part r of the state there (Twin-Flow); + p/d of parameters
+    NVMe            16/d of state with its gradient; p/d of parameters
+
+Blocks that torch page-locks are rounded up to powers of two, each of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bigplan.cost.price import Costs
+from bigplan.cost.process import locked_bytes
+from bigplan.engines.deepspeed.config import accumulated_in
+from bigplan.engines.deepspeed.decisions import Decisions
+from bigplan.engines.deepspeed.sizes import LIVE_BLOCKS, Sizes
+from bigplan.graph.graph import Graph, Recompute
+from bigplan.placement import Tier
+from bigplan.plan import MemoryUse
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.training import DTYPE_BYTES, Training
+
+MASTER, MOMENTS, GRADIENT = 4, 8, 4  # bytes an element, always fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What decides how much is held where."""
+
+    graph: Graph
+    training: Training
+    decisions: Decisions
+    sizes: Sizes
+
+    @property
+    def owned(self) -> int:
+        """Elements of state of a rank: all of them without ZeRO."""
+        return self.sizes.owned if self.decisions.stage else self.sizes.parameters
+
+    @property
+    def gradient(self) -> int:
+        """Bytes of a summed gradient."""
+        return DTYPE_BYTES[accumulated_in(self.decisions, self.training)]
+
+    def gpu(self) -> dict[str, int]:
+        """Bytes of a GPU by purpose, at the worst moment of a step."""
+        parts = {
+            "parameters": self._parameters(),
+            "gradients": self._gradients(),
+            "optimizer": self._state(),
+        }
+        backward = {"activations": self._activations(), "workspace": self._workspace()}
+        update = {"workspace": self._updating()}
+        worse = max(backward, update, key=lambda part: sum(part.values()))
+        return {name: nbytes for name, nbytes in (parts | worse).items() if nbytes}
+
+    def _parameters(self) -> int:
+        p, stage = self.graph.sizes.parameter, self.decisions.stage
+        if stage < 3:
+            return p * self.sizes.parameters
+        kinds = self.graph.kinds
+        ends = max(kinds["embedding"].parameters, kinds["head"].parameters)
+        gathered = min(LIVE_BLOCKS * self.sizes.block + ends, self.sizes.parameters)
+        if self.decisions.parameters is not Tier.GPU:
+            return p * gathered
+        # One rank alone has nothing to gather: it uses its part where it is.
+        return p * (self.owned + (gathered if self.graph.strategy.dp > 1 else 0))
+
+    def _gradients(self) -> int:
+        stage, elements = self.decisions.stage, self.owned
+        bucket = self.sizes.bucket * self.graph.sizes.parameter * 2  # one fills, one leaves
+        if self.decisions.state is not Tier.GPU:
+            # Through which sums of ZeRO 1 and 2 pass on their way to the CPU and back.
+            passing = self.sizes.largest * self.graph.sizes.parameter if stage < 3 else 0
+            return bucket + passing
+        p = self.graph.sizes.parameter
+        if stage < 2:
+            elements = self.sizes.parameters
+        # Where sums are wider than what autograd gives, ZeRO 1 has both until the backward ends.
+        beside = p * elements if stage == 1 and self.gradient != p else 0
+        return self.gradient * elements + beside + (bucket if stage else 0)
+
+    def _resident(self) -> int:
+        """Elements whose state is on the GPU."""
+        if self.decisions.state is Tier.GPU:
+            return self.owned
+        return int((1.0 - self.decisions.on_cpu) * self.owned)
+
+    def _state(self) -> int:
+        master = MASTER if self.graph.sizes.master or self.decisions.stage else 0
+        resident = self._resident()
+        # Twin-Flow keeps the fp32 gradients of the GPU's part there, too.
+        gradients = GRADIENT if self.decisions.on_cpu < 1.0 else 0
+        return resident * (master + MOMENTS + gradients)
+
+    def _updating(self) -> int:
+        """While the GPU's optimizer steps: gradients flattened, and cast to fp32."""
+        alone = self.decisions.stage == 0 and not self.graph.sizes.master
+        if self.decisions.state is not Tier.GPU or alone:
+            return 0
+        elements = self.owned if self.decisions.stage < 3 else self.sizes.sub_group
+        return elements * (self.gradient + GRADIENT)
+
+    def _activations(self) -> int:
+        again = Recompute.FULL if self.decisions.recompute else Recompute.NONE
+        counts = (
+            (self.graph.kinds[name], self.graph.layers.count(name)) for name in self.graph.kinds
+        )
+        return sum(
+            count * (kind.kept(again) if kind.stores_activations else kind.boundary)
+            for kind, count in counts
+        )
+
+    def _workspace(self) -> int:
+        """Of a block's backward, with what it made again; or of the loss and its gradients."""
+        block, head = self.graph.kinds["block"], self.graph.kinds["head"]
+        again = block.saved if self.decisions.recompute else 0
+        gradients = block.parameters * self.graph.sizes.parameter
+        # The loss's sums of gradients are fp32, and given in the parameters' precision.
+        sums = head.parameters * (4 + self.graph.sizes.parameter)
+        return max(again + block.backward_workspace + gradients, head.backward_workspace + sums)
+
+    def host(self) -> Iterator[tuple[str, int]]:
+        """Blocks of a rank's host memory: their purpose, and bytes."""
+        p, decisions = self.graph.sizes.parameter, self.decisions
+        on_cpu = self.owned - self._resident()
+        if decisions.parameters is Tier.HOST:
+            yield "parameters", p * self.owned
+        if decisions.parameters is Tier.NVME:
+            count = (LIVE_BLOCKS + 2) * self.sizes.matrices + 2
+            yield "staging", p * count * self.sizes.largest
+        if decisions.state is Tier.HOST:
+            yield "optimizer", MASTER * on_cpu
+            yield "gradients", GRADIENT * on_cpu
+            yield "optimizer", MOMENTS * on_cpu
+            if decisions.stage < 3:
+                yield "staging", p * self.owned
+                yield "staging", p * self.sizes.largest
+                if self.graph.micro_batches > 1:
+                    yield "gradients", p * self.owned
+        if decisions.state is Tier.NVME:
+            for _ in range(self.sizes.buffers):
+                yield "staging", GRADIENT * self.sizes.sub_group
+        if decisions.state is not Tier.GPU and decisions.stage == 3:
+            yield "gradients", self.gradient * self.owned
+
+    def nvme(self) -> dict[str, int]:
+        """Bytes of a rank on drives."""
+        found = {}
+        if self.decisions.parameters is Tier.NVME:
+            found["parameters"] = self.graph.sizes.parameter * self.owned
+        if self.decisions.state is Tier.NVME:
+            found |= {
+                "optimizer": (MASTER + MOMENTS) * self.owned,
+                "gradients": GRADIENT * self.owned,
+            }
+        return found
+
+
+def rounded(nbytes: int) -> int:
+    """As torch's allocator of page-locked memory gives it: a power of two."""
+    return 1 << max(0, nbytes - 1).bit_length()
+
+
+def memory_use(held: Held, costs: Costs, nodes: NodeGroup) -> tuple[MemoryUse, ...]:
+    """Of every tier, against its capacity."""
+    ranks, host = costs.ranks_per_node, defaultdict[str, int](int)
+    exact = held.decisions.own_pinning or nodes.gpu.device != "cuda"
+    for purpose, nbytes in held.host():
+        host[purpose] += ranks * (nbytes if exact else rounded(nbytes))
+    placed = sum(host.values())
+    host["processes"] = costs.processes + locked_bytes(nodes, placed)
+    most = costs.capacity[Tier.HOST]
+    capacity = {
+        Tier.GPU: costs.capacity[Tier.GPU],
+        Tier.HOST: most + costs.processes + locked_bytes(nodes, most),
+        Tier.NVME: costs.capacity[Tier.NVME],
+    }
+    by_tier = {
+        Tier.GPU: held.gpu(),
+        Tier.HOST: dict(host),
+        Tier.NVME: {name: ranks * nbytes for name, nbytes in held.nvme().items()},
+    }
+    return tuple(
+        MemoryUse(
+            stage=0,
+            tier=tier,
+            scope="gpu" if tier is Tier.GPU else "node",
+            used_bytes=sum(purposes.values()),
+            capacity_bytes=capacity[tier],
+            by_purpose={name: n for name, n in sorted(purposes.items()) if n},
+        )
+        for tier, purposes in by_tier.items()
+    )

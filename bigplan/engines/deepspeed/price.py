@@ -1,0 +1,243 @@
+"""Seconds of a step as DeepSpeed runs it: one thing after the other.
+
+By its source (0.19.8), with d ranks that share the state out, p bytes a parameter and g bytes a
+summed gradient, of what a rank owns:
+
+- Nothing moves beside compute but ZeRO-3's fetch of the next block: gradients leave through hooks
+  of the backward that wait for each other's copies, and the update starts when all are there.
+- Offloaded gradients, ZeRO 1 and 2: each micro-batch's is added to the sum on the GPU, p bytes down
+  for the first, p up and p down for the others; with the last one 4 more down, in fp32. Of a step
+  of one micro-batch only these 4. ZeRO 3: g down and g up for each, 4 down with the last.
+- Update on the CPU: the clip factor (8 bytes of host memory an element), AdamW (28), under ZeRO 1
+  and 2 a cast (4 + p), then the parameters go up (p).
+- State on drives: the last gradients go there in fp32 (4) as the backward makes them. For the
+  update gradient, master and moments come (16), and all but the gradient go (12), one group ahead
+  of it and one behind.
+- Parameters elsewhere come up for the forward, and again for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NamedTuple
+
+from bigplan.cost.framework import DEEPSPEED, NATIVE
+from bigplan.cost.price import ADAM_BYTES, Costs
+from bigplan.cost.step import UPDATE_BYTES, hidden_by
+from bigplan.engines.deepspeed.memory import GRADIENT, Held
+from bigplan.graph.graph import Recompute
+from bigplan.placement import Tier
+from bigplan.program import Lane, Op
+from bigplan.spec.cluster import NodeGroup
+from bigplan.timeline import Event, Timeline
+
+# bigplan's layers in DeepSpeed's engine: torch's attention, plain torch for the rest.
+BEHAVIOUR = replace(DEEPSPEED, attention=NATIVE.attention, stops_early=False)
+
+CLIPPED_BYTES = 8  # the gradient read and written
+ADAMW_BYTES = 28  # master and moments read and written, the gradient read
+SWAPPED_BYTES = 16  # master, gradient and two moments
+# Passes of the update on the GPU beside AdamW's own: gradients flattened (4), cast to fp32 (6),
+# multiplied by the clip factor (8); their norm is among AdamW's.
+PASSES_BYTES = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Seconds of one lane in a row, and bytes that it moves."""
+
+    op: Op
+    micro_batch: int
+    lane: Lane
+    seconds: float
+    nbytes: float = 0.0
+    again: float = 0.0  # of the seconds, those of recomputation
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A step's phases, in order."""
+
+    phases: tuple[Phase, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The step."""
+        return sum(phase.seconds for phase in self.phases)
+
+    def by_lane(self) -> dict[str, float]:
+        """Seconds of each lane; they add up to the step."""
+        lanes = dict.fromkeys(phase.lane for phase in self.phases)
+        found = {str(lane): sum(p.seconds for p in self.phases if p.lane is lane) for lane in lanes}
+        return {lane: seconds for lane, seconds in found.items() if seconds}
+
+    def by_op(self) -> dict[str, float]:
+        """Seconds of each kind of action."""
+        ops = dict.fromkeys(phase.op for phase in self.phases)
+        return {str(op): sum(p.seconds for p in self.phases if p.op is op) for op in ops}
+
+    def moved(self) -> dict[str, int]:
+        """Bytes through each link."""
+        lanes = {phase.lane for phase in self.phases if phase.nbytes}
+        return {
+            str(lane): round(sum(p.nbytes for p in self.phases if p.lane is lane))
+            for lane in sorted(lanes)
+        }
+
+    def timeline(self) -> Timeline:
+        """At the grain of the worker's: a micro-batch's forward, its backward, the update."""
+        events, now = list[Event](), 0.0
+        for op, micro_batch, lane, seconds in self._merged():
+            events.append(Event(0, lane, op, 0, micro_batch, now, now + seconds))
+            now += seconds
+        return Timeline(tuple(events), now)
+
+    def _merged(self) -> Iterator[tuple[Op, int, Lane, float]]:
+        merged: dict[tuple[Op, int], tuple[Lane, float]] = {}
+        for phase in self.phases:
+            key = phase.op, phase.micro_batch
+            lane, before = merged.get(key, (phase.lane, 0.0))
+            merged[key] = lane, before + phase.seconds
+        for (op, micro_batch), (lane, seconds) in merged.items():
+            yield op, micro_batch, lane, seconds
+
+
+def priced(held: Held, costs: Costs, nodes: NodeGroup) -> Priced:
+    """A steady step."""
+    pricing = _Pricing(held, costs, nodes)
+    last = held.graph.micro_batches - 1
+    each = (pricing.micro_batch(i, last=i == last) for i in range(last + 1))
+    return Priced((*(phase for phases in each for phase in phases), *pricing.update()))
+
+
+class _Drive(NamedTuple):
+    """Bytes/s: reading alone, writing alone, and both at once together."""
+
+    read: float
+    write: float
+    both: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Pricing:
+    held: Held
+    costs: Costs
+    nodes: NodeGroup
+
+    def micro_batch(self, number: int, *, last: bool) -> Iterator[Phase]:
+        """Forward and backward."""
+        forward, backward, again = self._compute()
+        yield Phase(Op.FORWARD, number, Lane.COMPUTE, forward)
+        yield from self._fetched(Op.FORWARD, number, forward)
+        yield Phase(Op.BACKWARD, number, Lane.COMPUTE, backward + again, again=again)
+        yield from self._fetched(Op.BACKWARD, number, backward + again)
+        yield from self._gradients(number, last=last)
+
+    def _compute(self) -> tuple[float, float, float]:
+        graph = self.held.graph
+        forward = backward = again = 0.0
+        for name in graph.layers:
+            cost, kind = self.costs.kinds[name], graph.kinds[name]
+            forward += cost.forward
+            backward += cost.backward
+            if self.held.decisions.recompute and kind.stores_activations:
+                again += cost.again(Recompute.FULL)
+        return forward, backward, again
+
+    def _fetched(self, op: Op, number: int, compute: float) -> Iterator[Phase]:
+        """ZeRO-3's parameters for a pass: gathered, and from where they live."""
+        graph, decisions = self.held.graph, self.held.decisions
+        if decisions.stage < 3:
+            return
+        gathers = sum(self.costs.kinds[name].gather for name in graph.layers)
+        if gathers and graph.strategy.dp > 1:
+            exposed = BEHAVIOUR.gather_exposed
+            yield Phase(op, number, Lane.COMM, hidden_by(gathers, compute, exposed))
+        nbytes = graph.sizes.parameter * self.held.owned
+        if decisions.parameters is Tier.HOST:  # the next block comes while this one computes
+            seconds = hidden_by(nbytes / self.costs.rates.h2d, compute, 0.0)
+            yield Phase(op, number, Lane.H2D, seconds, nbytes)
+        if decisions.parameters is Tier.NVME:  # nothing is fetched ahead
+            yield Phase(op, number, Lane.NVME_READ, nbytes / self._drive.read, nbytes)
+            yield Phase(op, number, Lane.H2D, nbytes / self.costs.rates.h2d, nbytes)
+
+    @property
+    def _drive(self) -> _Drive:
+        """A rank's part of its node's drives."""
+        nvme, ranks = self.nodes.nvme, self.costs.ranks_per_node
+        assert nvme is not None
+        both = (nvme.both_ways or inf) * nvme.drives
+        return _Drive(nvme.node_read / ranks, nvme.node_write / ranks, both / ranks)
+
+    def _gradients(self, number: int, *, last: bool) -> Iterator[Phase]:
+        """Reduced over ranks, then taken to where they are summed."""
+        graph, decisions, rates = self.held.graph, self.held.decisions, self.costs.rates
+        if graph.strategy.dp > 1 and (decisions.stage >= 2 or last):
+            reduces = sum(self.costs.kinds[name].reduce for name in graph.layers)
+            yield Phase(Op.BACKWARD, number, Lane.COMM, BEHAVIOUR.reduce_exposed * reduces)
+        if decisions.state is Tier.GPU:
+            return
+        owned, down, up = self.held.owned, 0.0, 0.0
+        if decisions.stage == 3:
+            down = up = self.held.gradient * owned
+        elif graph.micro_batches > 1:
+            down = graph.sizes.parameter * owned
+            up = down if number else 0.0
+        if last:
+            on_cpu = decisions.on_cpu if decisions.state is Tier.HOST else 1.0
+            down += GRADIENT * owned * on_cpu
+        yield Phase(Op.BACKWARD, number, Lane.D2H, down / rates.d2h, down)
+        yield Phase(Op.BACKWARD, number, Lane.H2D, up / rates.h2d, up)
+        if last and decisions.state is Tier.NVME:
+            nbytes = GRADIENT * owned
+            yield Phase(Op.BACKWARD, number, Lane.NVME_WRITE, nbytes / self._drive.write, nbytes)
+
+    def update(self) -> Iterator[Phase]:
+        """After the last backward."""
+        decisions, rates, held = self.held.decisions, self.costs.rates, self.held
+        on_cpu = decisions.on_cpu if decisions.state is Tier.HOST else 1.0
+        cpu = 0.0 if decisions.state is Tier.GPU else on_cpu * held.owned
+        gpu = held.owned - cpu
+        if gpu:
+            moved = gpu * (UPDATE_BYTES + PASSES_BYTES)
+            yield Phase(Op.UPDATE, 0, Lane.GPU_UPDATE, moved / rates.device_memory)
+        if cpu:
+            yield from self._on_cpu(cpu)
+        if held.graph.strategy.dp > 1 and decisions.stage in (1, 2):
+            gathers = sum(self.costs.kinds[name].gather for name in held.graph.layers)
+            yield Phase(Op.UPDATE, 0, Lane.COMM, gathers)
+
+    def _on_cpu(self, elements: float) -> Iterator[Phase]:
+        graph, decisions, rates = self.held.graph, self.held.decisions, self.costs.rates
+        p, host = graph.sizes.parameter, self._host_bandwidth
+        adam = self.nodes.host.adam_rate * ADAM_BYTES / ADAMW_BYTES / self.costs.ranks_per_node
+        passes = CLIPPED_BYTES * (self.held.training.clip_norm is not None)
+        passes += (4 + p) * (decisions.stage < 3)
+        seconds = max(elements / adam, ADAMW_BYTES * elements / host) + passes * elements / host
+        if decisions.state is Tier.NVME:
+            yield from self._swapped(elements, seconds)
+        else:
+            yield Phase(Op.UPDATE, 0, Lane.CPU, seconds)
+        if decisions.parameters is Tier.GPU:
+            yield Phase(Op.UPDATE, 0, Lane.H2D, p * elements / rates.h2d, p * elements)
+        elif decisions.parameters is Tier.NVME:
+            nbytes = p * elements
+            yield Phase(Op.UPDATE, 0, Lane.NVME_WRITE, nbytes / self._drive.write, nbytes)
+
+    def _swapped(self, elements: float, seconds: float) -> Iterator[Phase]:
+        """Groups come and go beside the CPU's updates: the slower of drive and CPU counts."""
+        read, written = SWAPPED_BYTES * elements, (SWAPPED_BYTES - GRADIENT) * elements
+        drive = self._drive
+        moving = max(read / drive.read, written / drive.write, (read + written) / drive.both)
+        waits = moving > seconds
+        yield Phase(Op.UPDATE, 0, Lane.CPU, 0.0 if waits else seconds)
+        yield Phase(Op.UPDATE, 0, Lane.NVME_READ, moving if waits else 0.0, read)
+        yield Phase(Op.UPDATE, 0, Lane.NVME_WRITE, 0.0, written)
+
+    @property
+    def _host_bandwidth(self) -> float:
+        """Bytes/s of host memory to one rank, whose buffers lie where its process began."""
+        host = self.nodes.host
+        return min(self.costs.rates.host_memory, host.memory_bandwidth / host.numa_domains)

@@ -1,0 +1,237 @@
+"""Every way in which DeepSpeed can run a request, priced: there are hundreds, not millions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from bigplan.cost.price import Costs, price
+from bigplan.engines.deepspeed.config import accumulated_in
+from bigplan.engines.deepspeed.decisions import RATIOS, Decisions
+from bigplan.engines.deepspeed.memory import Held, memory_use
+from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, priced
+from bigplan.engines.deepspeed.refusals import refusal
+from bigplan.engines.deepspeed.sizes import sizes_of
+from bigplan.errors import InfeasibleError, InputError
+from bigplan.graph.build import build_graph, loss_chunks
+from bigplan.graph.graph import Graph
+from bigplan.graph.strategy import Space, Strategy
+from bigplan.placement import Tier
+from bigplan.plan import MemoryUse
+from bigplan.planner import Request
+from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
+from bigplan.solve.search import Watch
+from bigplan.units import counted, format_bytes
+
+OPEN = (
+    "dp, micro_batch, zero, parameters=TIER, optimizer=TIER, optimizer.host=FRACTION, "
+    "recompute=none|full, loss_chunk"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One way, and what it takes."""
+
+    decisions: Decisions
+    held: Held
+    memory: tuple[MemoryUse, ...]
+    step: Priced
+
+    @property
+    def short(self) -> dict[Tier, int]:
+        """Bytes that are missing, by tier."""
+        missing = {use.tier: use.used_bytes - use.capacity_bytes for use in self.memory}
+        return {tier: nbytes for tier, nbytes in missing.items() if nbytes > 0}
+
+    @property
+    def preference(self) -> tuple[float, int, int, str]:
+        """Fastest first; among equals what moves least, by the lowest stage."""
+        moved = sum(self.step.moved().values())
+        return round(self.step.seconds, 9), moved, self.decisions.stage, repr(self.decisions)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The user's own decisions, as far as they are DeepSpeed's."""
+
+    fixed: Mapping[str, int]
+    stage: int | None = None
+    parameters: Tier | None = None
+    state: Tier | None = None
+    on_cpu: float | None = None
+    recompute: bool | None = None
+    loss_chunk: int | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> Wanted:
+        """Raises InputError for a decision that is not open here."""
+        fixed, pins = parse_pins(request.settings)
+        found = cls({key: value for key, value in fixed.items() if key != "zero"})
+        if "zero" in fixed:
+            found = replace(found, stage=fixed["zero"])
+        for pin in pins:
+            found = found._with(pin)
+        return found
+
+    def _with(self, pin: Pin) -> Wanted:
+        alike = pin.kind is None and pin.stage is None
+        match pin:
+            case Pin(tensor="parameters", choice=choice, amount=None) if alike:
+                return replace(self, parameters=Tier(choice))
+            case Pin(tensor="optimizer", choice=choice, amount=None) if alike:
+                return replace(self, state=Tier(choice))
+            case Pin(tensor="optimizer", choice="host", amount=amount) if alike:
+                return replace(self, state=Tier.HOST, on_cpu=amount)
+            case Pin(tensor="recompute", choice="none" | "full" as choice, amount=None) if alike:
+                return replace(self, recompute=choice == "full")
+            case Pin(tensor=tensor, amount=amount) if tensor == LOSS_CHUNK and amount:
+                return replace(self, loss_chunk=int(amount))
+        raise InputError(
+            f"--set: DeepSpeed treats all layers alike, so {pin.tensor} cannot be set like this; "
+            f"what is open with --engine deepspeed: {OPEN}"
+        )
+
+    def allows(self, way: Decisions) -> bool:
+        """Whether it decides nothing else."""
+        pairs = (
+            (self.stage, way.stage),
+            (self.parameters, way.parameters),
+            (self.state, way.state),
+            (self.recompute, way.recompute),
+        )
+        return all(wanted in (None, found) for wanted, found in pairs)
+
+
+@dataclass(slots=True)
+class Search:
+    """All ways of one request."""
+
+    request: Request
+    wanted: Wanted = field(init=False)
+    counted: int = 0
+    stopped: bool = False
+    _graphs: dict[tuple[int, ...], tuple[Graph, Costs]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.wanted = Wanted.of(self.request)
+
+    def run(self, watch: Watch) -> list[Tried]:
+        """Those that fit, fastest first. Raises InputError, InfeasibleError."""
+        fitting, misfits = list[Tried](), list[Tried]()
+        for way in self._ways():
+            best = min((one.step.seconds for one in fitting), default=None)
+            if fitting and not watch(best, best or 0.0, 0):
+                self.stopped = True
+                break
+            self.counted += 1
+            tried = self._fitted(way)
+            (misfits if tried.short else fitting).append(tried)
+        if fitting:
+            return sorted(fitting, key=lambda one: one.preference)
+        if misfits:
+            raise self._infeasible(misfits)
+        raise self._nothing_legal()
+
+    def _strategies(self) -> Iterator[Strategy]:
+        request, nodes = self.request, self.request.cluster.group
+        fixed = {"tp": 1, "pp": 1, "vpp": 1, "accumulation_group": 1, **self.wanted.fixed}
+        space = Space(request.model, request.training, nodes.gpus, nodes.gpus_per_node, fixed)
+        for strategy in space.strategies():
+            if refusal(request.model, request.training, strategy) is None:
+                yield strategy
+
+    def _ways(self) -> Iterator[Decisions]:
+        drive = self.request.cluster.group.nvme is not None
+        for strategy in self._strategies():
+            for stage in (strategy.zero,) if strategy.dp > 1 else range(4):
+                ways = _placed(strategy, stage, drive=drive)
+                yield from (w for w in ways if self.wanted.allows(w) and self._exact_enough(w))
+
+    def _exact_enough(self, way: Decisions) -> bool:
+        """Whether several micro-batches' gradients are summed in the precision asked for."""
+        training = self.request.training
+        alone = way.strategy.micro_batches(training) == 1
+        return alone or accumulated_in(way, training) == training.gradient_precision
+
+    def _fitted(self, way: Decisions) -> Tried:
+        """With as much of the state on the GPU, and as many tokens of the loss, as fit."""
+        shares = [way.on_cpu]
+        if way.on_cpu < 1.0:
+            shares = [i / RATIOS for i in range(1, RATIOS)]
+            shares = shares if self.wanted.on_cpu is None else [self.wanted.on_cpu]
+        tried = None
+        for share in shares:
+            for chunk in self._chunks(way.strategy):
+                tried = self.tried(replace(way, on_cpu=share, loss_chunk=chunk))
+                if not tried.short:
+                    return tried
+        assert tried is not None, way
+        return tried
+
+    def _chunks(self, strategy: Strategy) -> Iterator[int]:
+        if self.wanted.loss_chunk is not None:
+            yield self.wanted.loss_chunk
+            return
+        yield from reversed(loss_chunks(self.request.model, self.request.training, strategy))
+
+    def tried(self, way: Decisions) -> Tried:
+        """Priced, whether or not it fits."""
+        request = self.request
+        graph, costs = self._graph(way.strategy, way.loss_chunk)
+        nodes = request.cluster.group
+        sizes = sizes_of(graph, nodes, way.state, partly=way.on_cpu < 1.0)
+        held = Held(graph, request.training, way, sizes)
+        return Tried(way, held, memory_use(held, costs, nodes), priced(held, costs, nodes))
+
+    def _graph(self, strategy: Strategy, chunk: int) -> tuple[Graph, Costs]:
+        key = strategy.dp, strategy.micro_batch, strategy.zero, chunk
+        if key not in self._graphs:
+            model, training = self.request.model, self.request.training
+            graph = build_graph(model, training, strategy, chunk)
+            costs = price(graph, training, self.request.cluster.group, BEHAVIOUR)
+            self._graphs[key] = graph, costs
+        return self._graphs[key]
+
+    def _infeasible(self, misfits: list[Tried]) -> InfeasibleError:
+        closest = min(misfits, key=lambda one: (len(one.short), sum(one.short.values())))
+        missing = " and ".join(
+            f"{format_bytes(nbytes)} of {tier} memory {'per GPU' if tier is Tier.GPU else 'a node'}"
+            for tier, nbytes in closest.short.items()
+        )
+        tier, nbytes = max(closest.short.items(), key=lambda item: item[1])
+        return InfeasibleError(
+            f"{self.request.model.name} does not fit with DeepSpeed: {missing} short at least, "
+            f"of {counted(len(misfits), 'way', 'ways')} to place it. Other engines may fit: "
+            "--engine native",
+            tier=str(tier),
+            bytes_short=nbytes,
+            remedy=missing,
+        )
+
+    def _nothing_legal(self) -> InputError:
+        request = self.request
+        alone = Strategy(dp=request.cluster.gpus, zero=int(request.cluster.gpus > 1))
+        why = refusal(request.model, request.training, alone)
+        settings = ", ".join(f"{key}={value}" for key, value in request.settings.items())
+        return InputError(
+            why
+            or f"no way in which DeepSpeed runs {request.model.name} satisfies "
+            f"{settings or 'its limits'}; open are {OPEN}. dp x micro_batch has to divide the "
+            f"global batch of {counted(request.training.global_batch, 'sequence')}, and ZeRO 1 and "
+            "2 sum several micro-batches' gradients in 16 bits where the CPU updates (allowed by "
+            "--gradient-precision bf16)"
+        )
+
+
+def _placed(strategy: Strategy, stage: int, *, drive: bool) -> Iterator[Decisions]:
+    """Where state and parameters may live under a stage, and whether blocks are recomputed."""
+    for recompute in (False, True):
+        way = Decisions(strategy, stage, recompute=recompute)
+        for state in Tier:
+            for parameters in Tier:
+                for on_cpu in (1.0, 0.5):
+                    found = replace(way, state=state, parameters=parameters, on_cpu=on_cpu)
+                    uses = Tier.NVME in (state, parameters)
+                    if not any(found.problems()) and (drive or not uses):
+                        yield found

@@ -1,0 +1,74 @@
+"""How large DeepSpeed's buffers are made, from the model and the machine: nothing left to defaults.
+
+DeepSpeed's own defaults are of 500 million elements and more, whatever the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bigplan.graph.graph import Graph
+from bigplan.placement import Tier
+from bigplan.spec.cluster import NodeGroup
+
+BUCKET = 500_000_000  # elements at most: DeepSpeed's reduce_bucket_size
+SUB_GROUP = 1_000_000_000  # elements at most: DeepSpeed's sub_group_size
+SWAPPED_SUB_GROUP = 100_000_000  # of state on a drive: of each of its tensors a buffer of 400 MB
+# Of weights, gradients and two moments: one group is updated, the next read, the last written, and
+# one is in between.
+SWAPPED_TENSORS, SWAPPED_GROUPS = 4, 4
+PARTS = 40  # groups of a state that Twin-Flow shares out: its share is met to a fortieth
+PREFETCHED_BLOCKS = 1
+LIVE_BLOCKS = 2  # whose parameters are on the GPU at a time, where they live elsewhere
+AIO_BLOCK = 1 << 20  # bytes of a request
+AIO_SECONDS = 0.01  # of the drive's rate that is under way at once, by requests
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """In elements, but for what is named otherwise."""
+
+    parameters: int  # of the model
+    owned: int  # by a rank, where states are shared out
+    largest: int  # parameter
+    vector: int  # the largest of one dimension
+    block: int
+    matrices: int  # of a block
+    bucket: int
+    sub_group: int
+    buffers: int  # of state on a drive
+    queue: int  # requests to a drive at once
+
+
+def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Sizes:
+    """`partly`: Twin-Flow shares the state out between CPU and GPU."""
+    kinds = [graph.kinds[name] for name in graph.layers]
+    tensors = [tensor for kind in graph.kinds.values() for tensor in kind.tensors]
+    parameters = sum(kind.parameters for kind in kinds)
+    owned = -(-parameters // graph.strategy.dp)
+    block = graph.kinds["block"]
+    largest = max(tensor.elements for tensor in tensors)
+    sub_group = min(SWAPPED_SUB_GROUP if state is Tier.NVME else SUB_GROUP, owned)
+    if partly:
+        sub_group = min(sub_group, -(-owned // PARTS))
+    rate = nodes.nvme.node_read if nodes.nvme else 0.0
+    return Sizes(
+        parameters=parameters,
+        owned=owned,
+        largest=largest,
+        vector=max((tensor.elements for tensor in tensors if tensor.rows == 1), default=1),
+        block=block.parameters,
+        matrices=sum(tensor.rows > 1 for tensor in block.tensors),
+        bucket=min(BUCKET, max(block.parameters, 1)),
+        sub_group=sub_group,
+        buffers=SWAPPED_TENSORS * SWAPPED_GROUPS,
+        queue=_power(rate * AIO_SECONDS / AIO_BLOCK),
+    )
+
+
+def _power(number: float) -> int:
+    """The next power of two, 8 to 128."""
+    found = 8
+    while found < min(number, 128):
+        found *= 2
+    return found

@@ -1,0 +1,173 @@
+"""bigplan's layers as torch modules, which DeepSpeed wants its parameters in.
+
+The functions are those of the native runtime (runtime/blocks.py), so both compute the same from
+equal weights. Each layer is one module whose parameters are its own: ZeRO-3 gathers by module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from bigplan.runtime import blocks
+from bigplan.spec.layers import TABLE
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
+
+# Of a kind, layer and parameter: its first value in its shape, fp32 on the CPU.
+Values = Callable[[str, int, Parameter], Tensor]
+
+
+class Layer(nn.Module):
+    """One layer of the model; attribute `a__b` is its parameter "a.b"."""
+
+    def __init__(
+        self, model: ModelSpec, layer: int, values: Values, dtype: torch.dtype, shared: Layer | None
+    ) -> None:
+        """`shared`: the layer whose token table this one reads as its own."""
+        super().__init__()
+        self.layer, self._model = layer, model
+        self.kind = model.layer_sequence()[layer]
+        self.described = tuple(model.kinds()[self.kind])
+        for parameter in self.described:
+            value = values(self.kind, layer, parameter).to(dtype)
+            self.register_parameter(_attribute(parameter.name), nn.Parameter(value))
+        if shared is not None:
+            self.register_parameter(_attribute(TABLE), getattr(shared, _attribute(TABLE)))
+
+    def named(self) -> dict[str, Tensor]:
+        """All parameters that it reads, by the names of the model's description."""
+        return {name.replace("__", "."): value for name, value in self.named_parameters()}
+
+
+class Embedding(Layer):
+    """Rows of tables: int64 tokens [b, s] to [b, s, h]."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parameters = self.named()
+        x = blocks.embedding(parameters, tokens, self._model)
+        return blocks.embedding_norm(parameters, x, self._model)
+
+
+class Block(Layer):
+    """Attention and MLP: [b, s, h] to the same."""
+
+    def forward(self, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        """`one` and `other`: position_tables."""
+        return blocks.block(self.named(), x, self._model, (one, other))
+
+
+class Head(Layer):
+    """Final norm, scores and loss, `chunk` tokens at a time."""
+
+    chunk = 1
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the targets' losses, fp32: x [b, s, h], targets int64 [b, s]."""
+        parameters = self.named()
+        flat, wanted = x.flatten(0, 1), targets.flatten()
+        if not torch.is_grad_enabled():
+            pieces = [slice(i, i + self.chunk) for i in range(0, len(flat), self.chunk)]
+            losses = [self._loss(parameters, flat[here], wanted[here]) for here in pieces]
+            return torch.stack(losses).sum()
+        names = tuple(parameters)
+        values = tuple(parameters[name] for name in names)
+        loss: Tensor = _ChunkedLoss.apply(self, names, flat, wanted, *values)  # type: ignore[no-untyped-call]
+        return loss
+
+    def _loss(self, parameters: dict[str, Tensor], x: Tensor, targets: Tensor) -> Tensor:
+        return blocks.head_loss(parameters, x[None], targets[None], self._model)
+
+
+class _ChunkedLoss(Function):
+    """The loss with its gradients, computed in the forward: the logits of a chunk exist at a time.
+
+    The gradients of chunks are summed in fp32 and given in the parameters' own precision, once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: object, head: Head, names: tuple[str, ...], x: Tensor, targets: Tensor, *values: Tensor
+    ) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        by_x = torch.empty_like(x)
+        sums = [torch.zeros(value.shape, device=value.device) for value in values]
+        for start in range(0, len(x), head.chunk):
+            here = slice(start, start + head.chunk)
+            piece = x[here].detach().requires_grad_()
+            leaves = [value.detach().requires_grad_() for value in values]
+            with torch.enable_grad():
+                loss = head._loss(dict(zip(names, leaves, strict=True)), piece, targets[here])
+            found = torch.autograd.grad(loss, [piece, *leaves], allow_unused=True)
+            by_x[here] = found[0]
+            for gradient, into in zip(found[1:], sums, strict=True):
+                if gradient is not None:
+                    into.add_(gradient)
+            total += loss.detach()
+        gradients = [one.to(value.dtype) for one, value in zip(sums, values, strict=True)]
+        ctx.save_for_backward(by_x, *gradients)  # type: ignore[attr-defined]
+        return total
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scale, saved = gradients[0], ctx.saved_tensors  # type: ignore[attr-defined]
+        scaled = [one.mul_(scale.to(one.dtype)) for one in saved]
+        return (None, None, scaled[0], None, *scaled[1:])
+
+
+_KINDS: dict[str, type[Layer]] = {"embedding": Embedding, "block": Block, "head": Head}
+
+
+class Model(nn.Module):
+    """The whole model: tokens and targets to the sum of the losses."""
+
+    def __init__(
+        self, model: ModelSpec, values: Values, dtype: torch.dtype, *, recompute: bool, chunk: int
+    ) -> None:
+        """`recompute`: blocks keep their inputs alone; `chunk`: tokens whose logits exist."""
+        super().__init__()
+        self._recompute = recompute
+        self.layers = nn.ModuleList()
+        for layer, kind in enumerate(model.layer_sequence()):
+            reads = kind == "head" and model.tied_embeddings
+            shared = self.layers[0] if reads else None
+            assert shared is None or isinstance(shared, Layer)
+            self.layers.append(_KINDS[kind](model, layer, values, dtype, shared))
+        head = self.layers[-1]
+        assert isinstance(head, Head)
+        head.chunk = chunk
+        self._tables: blocks.Tables | None = None
+        self._spec, self._dtype = model, dtype
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the losses, fp32: int64 [b, s] each; targets of -100 count nothing."""
+        if self._tables is None:
+            self._tables = blocks.position_tables(
+                self._spec, tokens.shape[1], tokens.device, self._dtype
+            )
+        first, *middle, head = self.layers
+        x = first(tokens)
+        for block in middle:
+            if self._recompute and torch.is_grad_enabled():
+                # The older way: without autograd's hooks on saved tensors, under which ZeRO-3's
+                # parameters have no size.
+                x = checkpoint(block, x, *self._tables, use_reentrant=True)
+            else:
+                x = block(x, *self._tables)
+        loss: Tensor = head(x, targets)
+        return loss
+
+    def described(self) -> Iterator[tuple[Layer, Parameter, nn.Parameter]]:
+        """Every parameter once, layer by layer in the order of the model's description."""
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            for parameter in layer.described:
+                yield layer, parameter, getattr(layer, _attribute(parameter.name))
+
+
+def _attribute(name: str) -> str:
+    return name.replace(".", "__")

@@ -1,0 +1,136 @@
+"""DeepSpeed's compiled operators: built once for this machine, in a folder of bigplan's own.
+
+    python -m bigplan.runtime.deepspeed.ops cpu_adam pin_memory --device cuda
+
+torch's extension builder takes a file named `lock` in an operator's folder; a build that is killed
+leaves it, and every later one waits for it without end. Here whoever builds or loads holds a lock
+of the system's (flock) on the whole folder, which ends with its process. So a `lock` file that is
+there once the flock is held belongs to nobody, and goes.
+
+Whoever loads these operators compiles no Triton kernel in the same process: on a GPU with CUDA 13
+the kernels' compiler failed once they were loaded ("PassManager::run failed").
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from bigplan.errors import PreflightError
+from bigplan.runtime.native import cache_folder, cpu
+
+BUILDERS = {
+    "cpu_adam": "CPUAdamBuilder",
+    "pin_memory": "PinMemoryBuilder",
+    "async_io": "AsyncIOBuilder",
+}
+# Built by DeepSpeed on a CPU device whenever a process group is made, for minutes: sums of small
+# tensors of an inference through shared memory, which a training has none of.
+UNUSED = "deepspeed_shm_comm"
+
+_log = logging.getLogger(__name__)
+
+
+def set_environment(device: str, *, native_pin: bool) -> None:
+    """What DeepSpeed reads from the environment while it is imported and built.
+
+    `native_pin`: page-lock blocks in their own size; torch's allocator rounds each of them up to a
+    power of two.
+    """
+    os.environ["DS_ACCELERATOR"] = device
+    os.environ["DS_PIN_MEMORY_BACKEND"] = "native" if native_pin else "torch"
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(ops_folder(device))
+    if device == "cuda":  # images set "9.0a" for some GPUs, which DeepSpeed cannot parse
+        major, minor = torch.cuda.get_device_capability()
+        os.environ["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}"
+
+
+def ops_folder(device: str) -> Path:
+    """Named after all that compiled operators depend on."""
+    parts = (version("deepspeed"), torch.__version__, sys.version, device, cpu())
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return cache_folder() / f"deepspeed-{version('deepspeed')}-{digest}"
+
+
+def import_deepspeed() -> None:
+    """Import it, silent but for errors, and without what no training needs."""
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    deepspeed.ops.__compatible_ops__[UNUSED] = False
+
+
+def load(names: Sequence[str], device: str) -> None:
+    """Load these operators, each compiled first where it is not there yet.
+
+    The environment is set. Raises PreflightError where one cannot be built.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    for name in names:
+        with _alone(ops_folder(device)):
+            _drop_stale_lock(ops_folder(device) / name)
+            builder = get_accelerator().create_op_builder(BUILDERS[name])
+            try:
+                builder.load(verbose=False)
+            except Exception as error:
+                raise PreflightError(_told(name, error)) from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder: one process builds, the others then load what it built."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _drop_stale_lock(folder: Path) -> None:
+    lock = folder / "lock"
+    if lock.exists():
+        _log.warning(
+            "%s was left by a build that was killed, and would be waited for without end: removed",
+            lock,
+        )
+        lock.unlink()
+
+
+def _told(name: str, error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    hint = "a C++ compiler (g++) and ninja are needed"
+    if name == "async_io":
+        hint += ", and libaio's headers (Debian, Ubuntu: apt-get install libaio-dev)"
+    return (
+        f"DeepSpeed's operator {name} could not be built: {lines[0]}; {hint}. Without it, plan "
+        "with --engine native"
+    )
+
+
+def main() -> None:
+    """Build what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="+", choices=BUILDERS)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    args = parser.parse_args()
+    set_environment(args.device, native_pin=False)
+    import_deepspeed()
+    try:
+        load(args.names, args.device)
+    except PreflightError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

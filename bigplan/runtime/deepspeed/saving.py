@@ -1,0 +1,151 @@
+"""A DeepSpeed engine's state as one of bigplan's checkpoints, which any engine reads and exports.
+
+Each parameter is brought together from all ranks, one after the other, and the rank whose turn the
+layer is writes it. DeepSpeed's own checkpoints copy the whole swap folder of a drive, and only
+DeepSpeed on as many ranks reads them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter
+from torch import nn
+
+from bigplan.mechanics import DISK_THREADS, PAGE
+from bigplan.rectangle import all_of
+from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
+from bigplan.runtime.checkpoint.layout import ELEMENT, Image, LayerFile, Span, laid_out
+from bigplan.runtime.checkpoint.manifest import (
+    Extent,
+    Kind,
+    Manifest,
+    StoredFile,
+    write_manifest,
+)
+from bigplan.runtime.checkpoint.writing import FileWriter, wait_for
+from bigplan.runtime.deepspeed import state
+from bigplan.runtime.deepspeed.model import Layer, Model
+from bigplan.runtime.groups import Groups
+from bigplan.runtime.result import Saved
+from bigplan.runtime.slab import align_up, aligned_empty
+from bigplan.spec.step import Parameter
+
+Share = tuple[str, list[StoredFile]]  # of a rank: what failed, what it has written
+_SHARE = TypeAdapter(Share)
+Described = Sequence[tuple[Parameter, nn.Parameter]]
+
+
+def write_checkpoint(
+    engine: Any, model: Model, groups: Groups, rank: int, folder: Path, manifest: Manifest
+) -> Saved:
+    """Write a checkpoint on all ranks together; Saved.error says on each whether it failed.
+
+    `manifest` has everything but the files.
+    """
+    path, begun = checkpoint_path(folder, manifest.step), time.perf_counter()
+    partial = path.with_name(path.name + PARTIAL)
+    error, stored = "", list[StoredFile]()
+    state.link_moments(engine)
+    if groups.first:
+        error = _prepare(folder, partial)
+    groups.all_true(flag=True)  # there is a folder now
+    master: Kind = "weights" if manifest.training.precision == "fp32" else "master"
+    for layer, described in layers_of(model):
+        mine = layer.layer % groups.strategy.ranks == rank
+        image = _brought_together(engine, layer, described, master, keep=mine)
+        if image is not None and not error:
+            try:
+                stored.append(_write(partial, layer, *image))
+            except OSError as failure:
+                error = str(failure)
+    texts = groups.texts_of_all(_SHARE.dump_json((error, stored)))
+    shares = [_SHARE.validate_json(text) for text in texts]
+    error = "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
+    files = sorted((f for _, files in shares for f in files), key=lambda f: f.layer)
+    complete = manifest.model_copy(update={"files": tuple(files)})
+    if groups.first and not error:
+        error = _publish(partial, path, complete)
+    told = json.loads(groups.texts_of_all(json.dumps(error).encode())[0])
+    return Saved(manifest.step, path, complete.nbytes, time.perf_counter() - begun, error or told)
+
+
+def layers_of(model: Model) -> Iterator[tuple[Layer, Described]]:
+    """Every layer with its parameters, each once."""
+    for layer, found in groupby(model.described(), key=lambda each: each[0]):
+        yield layer, [(parameter, tensor) for _, parameter, tensor in found]
+
+
+def _prepare(folder: Path, partial: Path) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_partial(folder)
+        partial.mkdir()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _publish(partial: Path, path: Path, manifest: Manifest) -> str:
+    try:
+        write_manifest(partial, manifest)
+        publish(partial, path)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _brought_together(
+    engine: Any, layer: Layer, described: Described, master: Kind, *, keep: bool
+) -> tuple[LayerFile, torch.Tensor] | None:
+    """The layer's file and its values, on the rank that keeps it."""
+    elements = 3 * sum(parameter.count for parameter, _ in described)
+    values = aligned_empty(align_up(elements * ELEMENT, PAGE)) if keep else None
+    spans, start = list[Span](), 0
+    for wanted in state.KINDS:
+        kind = master if wanted == "master" else wanted
+        for parameter, tensor in described:
+            found = state.get(engine, tensor, wanted)
+            spans.append(Span(all_of(parameter), kind, parameter.shape, start))
+            if values is not None:
+                place = values[start * ELEMENT : spans[-1].stop * ELEMENT].view(torch.float32)
+                place.copy_(found.flatten())
+            start = spans[-1].stop
+    if values is None:
+        return None
+    image = Image(("deepspeed", 0), tuple(spans), elements)
+    name = f"layer-{layer.layer:04d}.safetensors"
+    return laid_out(name, layer.layer, layer.kind, (image,)), values
+
+
+def _write(folder: Path, layer: Layer, file: LayerFile, values: torch.Tensor) -> StoredFile:
+    header = aligned_empty(len(file.header))
+    header.numpy().data[:] = file.header
+    with ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checkpoint") as pool:
+        writer = FileWriter(folder / file.name, file.nbytes, pool)
+        try:
+            extents = []
+            for offset, source, nbytes in (
+                (0, header, len(file.header)),
+                (file.offsets[0], values, file.images[0].nbytes),
+            ):
+                sums = tuple(wait_for(writer.write(offset, source, nbytes)))
+                extents.append(Extent(offset=offset, nbytes=nbytes, checksums=sums))
+        except BaseException:
+            writer.abandon()
+            raise
+        writer.finish()
+    return StoredFile(
+        name=file.name,
+        layer=layer.layer,
+        nbytes=file.nbytes,
+        extents=tuple(extents),
+        tensors=file.tensors,
+    )

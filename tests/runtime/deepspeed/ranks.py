@@ -1,0 +1,84 @@
+"""One rank that trains cases one after the other through DeepSpeed: started by test_worker.py.
+
+    python -m tests.runtime.deepspeed.ranks RANK CASES.json MEETING
+
+DeepSpeed keeps process groups for the life of a process, so all cases share one. Writes
+CASES.json.RANK with what came of each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bigplan.plan import load_plan
+from bigplan.runtime.deepspeed.worker import Worker
+from bigplan.runtime.groups import Groups
+
+
+@dataclass
+class Case:
+    """A plan to train, and what to do around it."""
+
+    plan: str
+    steps: int = 3
+    resume: str = ""  # a checkpoint to begin from
+    save: str = ""  # a folder for one after the second step
+    evaluate: bool = False
+
+
+class Staying(Worker):
+    """Joins once, and leaves with the process."""
+
+    groups: Groups | None = None
+
+    def _join(self, meeting: Path) -> Groups:
+        if Staying.groups is None:
+            Staying.groups = super()._join(meeting)
+        return Staying.groups
+
+    def _leave(self) -> None:
+        """Not before the process does."""
+
+
+def train(case: Case, rank: int, scratch: Path, meeting: Path) -> dict[str, object]:
+    worker = Staying(load_plan(Path(case.plan)), rank, scratch)
+    worker.preflight()
+    begun = worker.start(meeting, Path(case.resume) if case.resume else None)
+    found: dict[str, object] = {"begun": begun}
+    losses, norms = [], []
+    for number in range(case.steps):
+        result = worker.step()
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+        if case.save and number == 1:
+            found["saved"] = str(worker.save(Path(case.save)))
+    if case.evaluate:
+        found["evaluated"] = worker.evaluate()
+    events = [(event.op, event.micro_batch) for event in result.timeline.events]
+    found |= {"losses": losses, "norms": norms, "events": events}
+    found["digest"] = worker.finish().digest
+    worker.close()
+    return found
+
+
+def main() -> None:
+    rank, cases, meeting = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    results = {}
+    for name, case in json.loads(cases.read_text()).items():
+        scratch = cases.parent / f"scratch-{name}-{rank}"
+        scratch.mkdir()
+        results[name] = train(Case(**case), rank, scratch, meeting)
+    Path(f"{cases}.{rank}").write_text(json.dumps(results))
+    groups = Staying.groups
+    assert groups is not None
+    Worker._leave(Staying.__new__(Staying))
+
+
+if __name__ == "__main__":
+    main()

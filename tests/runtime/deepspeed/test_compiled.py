@@ -1,0 +1,77 @@
+"""DeepSpeed's compiled operators: AdamW on the CPU, and state and parameters on a drive.
+
+The first run on a machine compiles them, one to four minutes each (`make test-compiled`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from bigplan.engines import engine_of
+from bigplan.plan import Plan, save_plan
+from bigplan.runtime.deepspeed.config import needed
+from bigplan.runtime.worker import Worker as NativeWorker
+from tests.engines.deepspeed.test_search import Settings
+from tests.runtime.deepspeed.ranks import Case
+from tests.runtime.deepspeed.test_worker import BF16, PART16, UNIT32, WIDE, planned
+
+pytest.importorskip("deepspeed", reason="the deepspeed extra is not installed")
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1200)]
+
+AIO = Path("/usr/include/libaio.h").exists()
+OFFLOAD: Settings = {"micro_batch": 1, "recompute": "full"}
+
+
+def plans() -> dict[str, Plan]:
+    found = {
+        "host-2": planned(1, {**OFFLOAD, "zero": 2, "optimizer": "host"}, BF16),
+        "host-3": planned(1, {**OFFLOAD, "zero": 3, "optimizer": "host"}, WIDE),
+        "ratio": planned(1, {**OFFLOAD, "zero": 3, "optimizer.host": 0.5}, WIDE),
+    }
+    if AIO:
+        drive: Settings = {**OFFLOAD, "zero": 3, "optimizer": "nvme"}
+        found["drive"] = planned(1, {**drive, "parameters": "gpu"}, WIDE)
+        found["drive-all"] = planned(1, {**drive, "parameters": "nvme"}, WIDE)
+    return found
+
+
+def test_offloaded_runs_have_the_native_engines_losses(tmp_path: Path) -> None:
+    cases, reference = {}, []
+    for name, plan in plans().items():
+        engine_of(plan).prepare(plan, lambda text: None)
+        assert "cpu_adam" in needed(plan.config)
+        path = tmp_path / f"{name}.yaml"
+        save_plan(plan, path)
+        cases[name] = asdict(Case(str(path), save=str(tmp_path / f"{name}-saved")))
+    for name in ("host-2", "host-3"):
+        again = Case(str(tmp_path / f"{name}.yaml"), 1, resume=str(tmp_path / f"{name}-saved"))
+        cases[f"resumed-{name}"] = asdict(again)
+    listed = tmp_path / "cases.json"
+    listed.write_text(json.dumps(cases))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.deepspeed.ranks", "0", str(listed), "unused"],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(Path(f"{listed}.0").read_text())
+    worker = NativeWorker(planned(1, {}, WIDE, engine="native"), 0, tmp_path / "native")
+    worker.start(tmp_path / "meeting")
+    reference = [worker.step().loss for _ in range(3)]
+    worker.close()
+    for name in plans():
+        for step, (here, there) in enumerate(zip(found[name]["losses"], reference, strict=True)):
+            bound = UNIT32 * (there + step) + PART16 * abs(reference[0] - there)
+            assert abs(here - there) <= bound, (name, step, here, there)
+    for name in ("host-2", "host-3"):
+        assert found[f"resumed-{name}"]["digest"] == found[name]["digest"], name

@@ -1,0 +1,217 @@
+"""DeepSpeed for real, on the CPU: one and two processes, ZeRO 0 to 3, against the native engine.
+
+**How far apart losses may be.** Both engines start from equal weights, see equal batches and
+compute with the same functions. In fp32 they differ by the order of sums alone: `UNIT32` of the
+loss, and as much again for each step. In bf16 DeepSpeed's gradients are what autograd gives,
+rounded to 8 bits, where the native engine's products add in fp32. AdamW divides by the size of a
+gradient, so an update's relative error is that of the gradient, 2^-9, and the loss differs by no
+more than 2^-8 of what the updates have moved it by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigplan.engines import engine_of, make_plan
+from bigplan.engines.deepspeed.decisions import Decisions
+from bigplan.plan import Plan, save_plan
+from bigplan.planner import Request
+from bigplan.runtime.worker import Worker as NativeWorker
+from bigplan.spec.catalog import find_model
+from bigplan.spec.training import Training, Validation
+from tests.engines.deepspeed.test_search import Settings
+from tests.runtime.deepspeed.ranks import Case
+from tests.tiny import small_cluster
+
+pytest.importorskip("deepspeed", reason="the deepspeed extra is not installed")
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 3
+UNIT32, PART16 = 2.0**-20, 2.0**-8
+SECONDS = 240.0
+VALIDATION = Validation(data="bundled", every=1, batches=1)
+
+
+def trained(changes: Mapping[str, object]) -> Training:
+    wanted = {"sequence_length": 32, "global_batch": 4, "precision": "fp32", "steps": 5}
+    return Training.model_validate({**wanted, "validation": VALIDATION, **changes})
+
+
+def planned(
+    ranks: int,
+    settings: Settings,
+    training: Mapping[str, object] | None = None,
+    *,
+    engine: str = "deepspeed",
+    tied: bool = False,
+) -> Plan:
+    model = find_model("tiny-llama-test").model_copy(update={"tied_embeddings": tied})
+    cluster = small_cluster(ranks)
+    return make_plan(Request(model, trained(training or {}), cluster, settings, engine=engine))
+
+
+def by_torch(plan: Plan) -> Plan:
+    """The same plan with torch's AdamW on the CPU in place of one that is compiled for minutes."""
+    config = json.loads(json.dumps(dict(plan.config)))
+    config["json"]["zero_force_ds_cpu_optimizer"] = False
+    return plan.model_copy(update={"config": config})
+
+
+BF16 = {"precision": "bf16", "gradient_precision": "bf16"}
+WIDE = {"precision": "bf16"}
+ON_GPU: Settings = {"optimizer": "gpu", "parameters": "gpu", "micro_batch": 1, "recompute": "none"}
+
+
+def plans(ranks: int) -> dict[str, Plan]:
+    found = {f"zero-{stage}": planned(ranks, {**ON_GPU, "zero": stage}) for stage in range(4)}
+    for stage in range(4):
+        found[f"zero-{stage}-bf16"] = planned(ranks, {**ON_GPU, "zero": stage}, BF16)
+    offload: Settings = {"micro_batch": 1, "recompute": "full"}
+    found |= {
+        "zero-1-wide": planned(ranks, {**ON_GPU, "zero": 1}, WIDE),
+        "tied": planned(ranks, {**ON_GPU, "zero": 3}, tied=True),
+        "offload-2": by_torch(planned(ranks, {**offload, "zero": 2, "optimizer": "host"}, BF16)),
+        "offload-3": by_torch(
+            planned(
+                ranks,
+                {**offload, "zero": 3, "optimizer": "host", "parameters": "host"},
+                WIDE,
+            )
+        ),
+    }
+    return found
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """One process of the native engine: by precision, losses, validation, a checkpoint."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("fp32", "bf16", "tied"):
+        folder = tmp_path_factory.mktemp(f"native-{name}")
+        precision = WIDE if name == "bf16" else {}
+        plan = planned(1, {}, precision, engine="native", tied=name == "tied")
+        worker = NativeWorker(plan, 0, folder)
+        worker.start(folder / "meeting")
+        losses = [worker.step().loss for _ in range(2)]
+        saved = worker.save(folder)
+        losses.append(worker.step().loss)
+        found[name] = {"losses": losses, "saved": str(saved), "evaluated": worker.evaluate()}
+        worker.close()
+    return found
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def ran(
+    request: pytest.FixtureRequest,
+    native: dict[str, dict[str, Any]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[dict[str, Any]]:
+    """By rank and case, what came of it."""
+    ranks, folder = request.param, tmp_path_factory.mktemp("deepspeed")
+    cases = {}
+    for name, plan in plans(ranks).items():
+        path = folder / f"{name}.yaml"
+        save_plan(plan, path)
+        save = "" if "bf16" in name else str(folder / f"{name}-saved")
+        cases[name] = asdict(Case(str(path), STEPS, save=save, evaluate=name in native))
+    again = asdict(Case(str(folder / "zero-1.yaml"), 1))
+    cases["resumed-native"] = again | {"resume": native["fp32"]["saved"], "evaluate": True}
+    for name in ("zero-0", "zero-3", "offload-2", "zero-1-wide"):
+        saved = str(folder / f"{name}-saved")
+        plan_path = str(folder / f"{name}.yaml")
+        cases[f"resumed-{name}"] = asdict(Case(plan_path, 1, resume=saved))
+    listed = folder / "cases.json"
+    listed.write_text(json.dumps(cases))
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(ranks)}
+    command = [sys.executable, "-m", "tests.runtime.deepspeed.ranks"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(listed), str(folder / "meeting")],
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=SECONDS)
+        assert process.returncode == 0, errors[-3000:]
+    return [json.loads(Path(f"{listed}.{rank}").read_text()) for rank in range(ranks)]
+
+
+def allowed(name: str, reference: list[float], step: int) -> float:
+    moved = abs(reference[0] - reference[step])
+    part = PART16 if "bf16" in name or "offload" in name or "wide" in name else UNIT32
+    return UNIT32 * reference[0] + part * moved + UNIT32 * step
+
+
+def test_losses_are_those_of_the_native_engine(
+    ran: list[dict[str, Any]], native: dict[str, dict[str, Any]]
+) -> None:
+    for name, found in ran[0].items():
+        if name.startswith("resumed"):
+            continue
+        low = any(word in name for word in ("bf16", "offload", "wide"))
+        kind = "tied" if name == "tied" else "bf16" if low else "fp32"
+        reference = native[kind]["losses"]
+        for step, (here, there) in enumerate(zip(found["losses"], reference, strict=True)):
+            assert abs(here - there) <= allowed(name, reference, step), (name, step, here, there)
+
+
+def test_ranks_agree_on_losses_and_weights(ran: list[dict[str, Any]]) -> None:
+    for results in zip(*(rank.values() for rank in ran), strict=True):
+        assert len({tuple(found["losses"]) for found in results}) == 1
+        assert len({found["digest"] for found in results}) == 1
+        assert results[0]["digest"]
+
+
+def test_validation_is_that_of_the_native_engine(
+    ran: list[dict[str, Any]], native: dict[str, dict[str, Any]]
+) -> None:
+    """From the checkpoint of the native engine and one more step, in fp32."""
+    found = ran[0]["resumed-native"]
+    assert found["begun"] == 2
+    assert found["losses"][0] == pytest.approx(native["fp32"]["losses"][2], rel=UNIT32)
+    assert found["evaluated"] == pytest.approx(native["fp32"]["evaluated"], rel=4 * UNIT32)
+
+
+def test_a_resumed_run_has_the_same_bits(ran: list[dict[str, Any]]) -> None:
+    for name in ("zero-0", "zero-3", "offload-2", "zero-1-wide"):
+        whole, resumed = ran[0][name], ran[0][f"resumed-{name}"]
+        assert resumed["begun"] == 2
+        assert resumed["losses"][0] == whole["losses"][2], name
+        assert resumed["digest"] == whole["digest"], name
+
+
+def test_the_native_engine_goes_on_from_deepspeeds_checkpoint(
+    ran: list[dict[str, Any]], native: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    worker = NativeWorker(planned(1, {}, engine="native"), 0, tmp_path)
+    assert worker.start(tmp_path / "meeting", Path(ran[0]["zero-3"]["saved"])) == 2
+    loss = worker.step().loss
+    worker.close()
+    assert loss == pytest.approx(native["fp32"]["losses"][2], rel=UNIT32)
+
+
+def test_events_are_of_the_grain_that_is_predicted(ran: list[dict[str, Any]]) -> None:
+    plan = plans(len(ran))["zero-2"]
+    predicted = [(e.op, e.micro_batch) for e in engine_of(plan).timeline(plan).events]
+    assert [tuple(event) for event in ran[0]["zero-2"]["events"]] == predicted
+
+
+def test_plans_place_what_the_cases_say() -> None:
+    found = {name: Decisions.of(plan) for name, plan in plans(2).items()}
+    assert [found[f"zero-{stage}"].stage for stage in range(4)] == [0, 1, 2, 3]
+    assert found["offload-3"].recompute
+    assert found["offload-3"].parameters == "host"
+    assert found["offload-2"].state == "host"
