@@ -149,9 +149,12 @@ def _format(value: float, units: tuple[tuple[str, float], ...], digits: int = 4)
     if value == 0:
         return f"0 {units[0][0]}"
     for index, (name, size) in enumerate(units):
+        larger = units[index + 1][1] if index + 1 < len(units) else math.inf
+        if abs(value) >= larger:
+            continue
         shown = _significant(value / size, digits)
         # 1023.99 KiB rounds to 1024 KiB: then the next unit says it better.
-        if index + 1 < len(units) and abs(float(shown)) * size >= units[index + 1][1]:
+        if abs(float(shown)) * size >= larger:
             continue
         return f"{shown} {name}".rstrip()
     raise AssertionError("the last unit always returns")

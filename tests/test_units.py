@@ -142,3 +142,7 @@ def test_annotated_type_parses_and_reports() -> None:
     with pytest.raises(ValidationError, match="write a size in"):
         _Box.model_validate({"size": "2 s"})
     assert {"type": "string"} in _Box.model_json_schema()["properties"]["size"]["anyOf"]
+
+
+def test_the_longest_time_has_words_too() -> None:
+    assert units.format_seconds(1e300).endswith(" h")
