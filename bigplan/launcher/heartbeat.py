@@ -104,7 +104,8 @@ class Heartbeat:
         try:
             beat: Beat = ray.get(question)
         except ray.exceptions.RayError:
-            return  # its own call tells why
+            rank.moved = now  # its own call tells why, if it is lost
+            return
         if rank.beat is None or beat.ended != rank.beat.ended:
             rank.moved = now
         rank.beat = beat

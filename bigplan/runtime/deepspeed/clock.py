@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from bigplan.program import Lane, Op
+from bigplan.runtime.result import Progress
 from bigplan.timeline import Event, Timeline
 
 
@@ -19,14 +20,20 @@ class Clock:
     def __init__(self, device: torch.device, stage: int) -> None:
         self._device, self._stage = device, stage
         self._phases: list[tuple[Lane, Op, int, Any, Any]] = []
+        self._doing: tuple[str, ...] = ()
         self._begun = self._now()
 
     @contextmanager
     def phase(self, op: Op, micro_batch: int, lane: Lane = Lane.COMPUTE) -> Iterator[None]:
         """What runs in the block is one event."""
-        start = self._now()
+        start, self._doing = self._now(), (f"{op.value} of micro-batch {micro_batch}",)
         yield
         self._phases.append((lane, op, micro_batch, start, self._now()))
+        self._doing = ()
+
+    def progress(self, before: int) -> Progress:
+        """How far the step is, `before` phases after the run's first; any thread may ask."""
+        return Progress(before + len(self._phases), self._doing)
 
     def timeline(self) -> Timeline:
         """The step so far."""

@@ -42,7 +42,7 @@ from bigplan.runtime.deepspeed.saving import layers_of, write_checkpoint
 from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.runtime.groups import COLLECTIVE_TIMEOUT, Groups
 from bigplan.runtime.host_memory import HostMemory, resident_bytes
-from bigplan.runtime.result import Finished, Saved, StepResult
+from bigplan.runtime.result import Finished, Progress, Saved, StepResult
 from bigplan.runtime.worker import DIGEST_LIMIT, same_bits
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
@@ -73,6 +73,8 @@ class Worker:
         self._steps = 0
         self._saved: list[Saved] = []
         self._parts: _Parts | None = None
+        self._clock: Clock | None = None  # of the step that runs
+        self._phases = 0  # of the steps before it
 
     def preflight(self) -> None:
         """Raise PreflightError where this machine lacks DeepSpeed, or an operator that it needs.
@@ -232,14 +234,16 @@ class Worker:
         rate = learning_rate(training.schedule, training.optimizer, number, training.steps)
         state.set_rates(engine, rate)
         start = time.perf_counter()
-        clock, losses = Clock(self._device, self._at.stage), list[Tensor]()
+        self._clock = clock = Clock(self._device, self._at.stage)
+        losses: list[Tensor] = []
         waited = self._micro_batches(clock, losses)
         lane = Lane.CPU if updates_on_cpu(settings(plan.config)) else Lane.GPU_UPDATE
         with clock.phase(Op.UPDATE, 0, lane):
             engine.step()
         timeline = clock.timeline()
         seconds = time.perf_counter() - start
-        self._steps = number
+        self._steps, self._clock = number, None
+        self._phases += len(timeline.events)
         if checkpoint is not None and not training.deferred_updates:
             self._saved.append(self._write(checkpoint))
         norm = engine.get_global_grad_norm()
@@ -255,6 +259,11 @@ class Worker:
             data_seconds=waited,
             memory=self._memory(),
         )
+
+    def progress(self) -> Progress:
+        """How far the step is that runs; any thread may ask."""
+        clock = self._clock
+        return Progress(self._phases) if clock is None else clock.progress(self._phases)
 
     def _micro_batches(self, clock: Clock, losses: list[Tensor]) -> float:
         """Forward and backward of all; `losses` get their parts. Seconds waited for data."""

@@ -60,6 +60,7 @@ def train(case: Case, rank: int, scratch: Path, meeting: Path) -> dict[str, obje
     if case.evaluate:
         found["evaluated"] = worker.evaluate()
     events = [(event.op, event.micro_batch) for event in result.timeline.events]
+    found["ended"] = worker.progress().ended  # of all steps
     found |= {"losses": losses, "norms": norms, "events": events}
     found["digest"] = worker.finish().digest
     worker.close()

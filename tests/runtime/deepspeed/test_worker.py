@@ -207,6 +207,7 @@ def test_events_are_of_the_grain_that_is_predicted(ran: list[dict[str, Any]]) ->
     plan = plans(len(ran))["zero-2"]
     predicted = [(e.op, e.micro_batch) for e in engine_of(plan).timeline(plan).events]
     assert [tuple(event) for event in ran[0]["zero-2"]["events"]] == predicted
+    assert ran[0]["zero-2"]["ended"] == len(ran[0]["zero-2"]["losses"]) * len(predicted)
 
 
 def test_plans_place_what_the_cases_say() -> None:
