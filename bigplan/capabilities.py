@@ -25,11 +25,6 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"the native runtime shares out the tokens of a micro-batch to tensor-parallel ranks, "
             f"and {tokens} do not divide by tp {strategy.tp}"
         )
-    if model.tied_embeddings and strategy.pp > 1:
-        return (
-            f"the native runtime executes a table that the first and the last layer share on one "
-            f"stage only, not with pp {strategy.pp}"
-        )
     scaling = model.rope_scaling
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
         return (

@@ -58,6 +58,10 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
 ONWARD = {Holds.HIDDEN: 1, Holds.HIDDEN_GRADIENT: -1}
 
 
+# Between the ends of a pipeline, of a table that the first and the last layer share.
+LENT = {Holds.PARAMETERS: 1, Holds.PARTIAL_GRADIENTS: -1}
+
+
 class Channel(NamedTuple):
     """The way of one kind of message from one rank to another."""
 
@@ -66,15 +70,22 @@ class Channel(NamedTuple):
     receiver: int
 
 
-def channels(strategy: Strategy) -> Iterator[Channel]:
+def channels(strategy: Strategy, *, lends_table: bool) -> Iterator[Channel]:
     """All of a run: between neighbouring stages; virtual ones go from the last to the first too.
 
-    One for each pair, direction and kind: messages of one keep their order and wait for no other's.
+    Where the first stage lends its table to the last, those of the table besides. One for each
+    pair, direction and kind: messages of one keep their order and wait for no other's.
     """
+    every = [Coordinates.of(rank, strategy) for rank in range(strategy.ranks)]
     for kind, step in ONWARD.items():
-        for rank in range(strategy.ranks):
-            at = Coordinates.of(rank, strategy)
+        for at in every:
             stage = at.stage + step
             if strategy.pp > 1 and (strategy.vpp > 1 or 0 <= stage < strategy.pp):
                 receiver = at._replace(stage=stage % strategy.pp)
-                yield Channel(kind, rank, receiver.rank(strategy))
+                yield Channel(kind, at.rank(strategy), receiver.rank(strategy))
+    for kind, way in LENT.items() if lends_table else ():
+        ends = (0, strategy.pp - 1)[::way]
+        for at in every:
+            if at.stage == ends[0]:
+                receiver = at._replace(stage=ends[1])
+                yield Channel(kind, at.rank(strategy), receiver.rank(strategy))

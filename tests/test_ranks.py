@@ -44,7 +44,7 @@ def test_tensor_parallel_ranks_are_neighbours() -> None:
 
 
 def test_messages_go_to_the_same_place_of_the_next_stage() -> None:
-    found = list(channels(Strategy(dp=2, pp=3)))
+    found = list(channels(Strategy(dp=2, pp=3), lends_table=False))
     hidden = [(one.sender, one.receiver) for one in found if one.kind is Holds.HIDDEN]
     assert hidden == [(0, 2), (1, 3), (2, 4), (3, 5)]
     gradients = {(one.receiver, one.sender) for one in found if one.kind is not Holds.HIDDEN}
@@ -52,9 +52,19 @@ def test_messages_go_to_the_same_place_of_the_next_stage() -> None:
 
 
 def test_chunks_of_virtual_stages_go_around() -> None:
-    found = list(channels(Strategy(dp=1, pp=2, vpp=2)))
+    found = list(channels(Strategy(dp=1, pp=2, vpp=2), lends_table=False))
     assert [(one.sender, one.receiver) for one in found] == [(0, 1), (1, 0), (0, 1), (1, 0)]
 
 
+def test_a_lent_table_goes_from_end_to_end_and_back() -> None:
+    """To the rank at the same place of the last stage, whose part of the table it is."""
+    strategy = Strategy(dp=1, tp=2, pp=3)
+    without, found = (list(channels(strategy, lends_table=lends)) for lends in (False, True))
+    assert found[: len(without)] == without
+    ways = [(one.kind, one.sender, one.receiver) for one in found[len(without) :]]
+    lent = [(Holds.PARAMETERS, 0, 4), (Holds.PARAMETERS, 1, 5)]
+    assert ways == [*lent, (Holds.PARTIAL_GRADIENTS, 4, 0), (Holds.PARTIAL_GRADIENTS, 5, 1)]
+
+
 def test_without_a_pipeline_there_are_no_messages() -> None:
-    assert not list(channels(Strategy(dp=4)))
+    assert not list(channels(Strategy(dp=4), lends_table=False))

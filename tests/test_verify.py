@@ -100,6 +100,12 @@ def _load_before_update(actions: Actions) -> Actions:
     return (*rest[:update], actions[load], *rest[update:])
 
 
+def _lent_early(actions: Actions) -> Actions:
+    """The table is sent first of all."""
+    i = _find(actions, Op.SEND, 0)
+    return (actions[i], *actions[:i], *actions[i + 1 :])
+
+
 def _free_early(actions: Actions) -> Actions:
     """Free layer 1's slot right before its forward reads it."""
     forward = _find(actions, Op.FORWARD, 1)
@@ -131,6 +137,7 @@ PARALLEL = toy_graph(Strategy(dp=2), blocks=2, units=3)
 SPLIT = toy_graph(Strategy(dp=2, tp=2), blocks=2, units=3)
 SHARDED = toy_graph(Strategy(dp=2, zero=1), blocks=2, units=3)
 PIPELINE = toy_graph(Strategy(dp=1, pp=2), blocks=4, units=3)
+LENT = toy_graph(Strategy(dp=2, pp=2, zero=1), blocks=4, units=3, tied=True)
 UNCLIPPED = toy_graph(blocks=2, units=3, deferred=False)
 GROUPED = toy_graph(Strategy(dp=1, accumulation_group=2), blocks=2)
 
@@ -153,6 +160,37 @@ BROKEN = {
     ),
     "dropped send, first step": Broken(
         "sends 2 messages of hidden states", _drop(Op.SEND), PIPELINE, part="first"
+    ),
+    "table not lent": Broken(
+        "stage 0: the step does not send parameters of layer 0 once", _drop(Op.SEND, 0), LENT
+    ),
+    "table not borrowed": Broken(
+        "w0[0] holds nothing, not parameters of layer 0", _drop(Op.RECV, 0), LENT, stage=1
+    ),
+    "table not borrowed, validation": Broken(
+        "w0[0] holds nothing, not parameters of layer 0",
+        _drop(Op.RECV, 0),
+        LENT,
+        part="evaluate",
+        stage=1,
+    ),
+    "table lent before its update": Broken(
+        "changes parameters of layer 0, which another stage reads", _lent_early, LENT
+    ),
+    "table lent before it was gathered": Broken(
+        "parameters of layer 0 are not gathered yet", _swap(Op.GATHER, Op.SEND, 0), LENT
+    ),
+    "table's gradients never handed back": Broken(
+        "partial gradients of layer 0 were never used",
+        _drop(Op.SEND, 0),
+        LENT,
+        stage=1,
+    ),
+    "table's gradients never added": Broken(
+        "gradients of layer 0 are not reduced yet", _drop(Op.ACCUMULATE, 0), LENT
+    ),
+    "table's gradients added after the reduction": Broken(
+        "gradients of layer 0 are not reduced yet", _swap(Op.ACCUMULATE, Op.REDUCE, 0), LENT
     ),
     "dropped receive": Broken(
         "h[0] holds nothing, not hidden states of layer 2, micro-batch 0",

@@ -229,7 +229,7 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
     if strategy.vpp > 1:  # micro-batches fill the stages evenly, chunks are alike
         blocks = strategy.pp * strategy.vpp * draw(st.integers(1, 2))
         units = strategy.pp * draw(st.sampled_from((1, 2, 3, 5)))
-    tied = strategy.pp == 1 and draw(st.booleans())
+    tied = draw(st.booleans())
     alone = strategy.ranks == 1 and not tied
     return toy_graph(
         strategy,
@@ -265,6 +265,7 @@ def prices(draw: st.DrawFn) -> Costs:
         send=draw(st.sampled_from((0.0, 0.1, 1.0))),
         capacity=ROOMY,
         ranks_per_node=1,
+        table=draw(st.sampled_from(((0.1, 0.2), (3.0, 5.0)))),
     )
 
 

@@ -138,10 +138,14 @@ def send(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
     """
     if strategy.pp == 1:
         return 0.0
-    share = nbytes if strategy.sequence_parallel else nbytes // strategy.tp
+    return hop(nbytes if strategy.sequence_parallel else nbytes // strategy.tp, strategy, nodes)
+
+
+def hop(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
+    """So many bytes from each rank of a pipeline stage to one of another."""
     if strategy.dp * strategy.tp < nodes.gpus_per_node or nodes.inter_node is None:
-        return message(share, nodes.intra_node)
-    return message(share, nodes.inter_node, 1.0 / nodes.gpus_per_node)
+        return message(nbytes, nodes.intra_node)
+    return message(nbytes, nodes.inter_node, 1.0 / nodes.gpus_per_node)
 
 
 def message(nbytes: int, link: Link, share: float = 1.0) -> float:

@@ -14,6 +14,7 @@ from bigplan.cost.collective import (
     beside_compute,
     data_group,
     exposed_seconds,
+    hop,
     reduce_scatter,
     send,
     taken_from_compute,
@@ -110,6 +111,8 @@ class Costs:
     reserve: int = 0  # bytes per GPU for torch's allocator, beside the capacity
     processes: int = 0  # bytes per node of what is in host memory besides tensors
     page_tables: float = 0.0  # bytes of a GPU for each that its rank has in host memory
+    # Seconds to lend the first stage's table to the last, and for its gradients to come back.
+    table: tuple[float, float] = (0.0, 0.0)
 
     def beside(self, host: int) -> Mapping[Tier, int]:
         """The capacities where a rank has `host` bytes in host memory."""
@@ -125,7 +128,7 @@ def price(
     ranks = min(strategy.ranks, nodes.gpus_per_node)
     layer = max(kind.parameters for kind in graph.kinds.values())
     boundary = max(kind.boundary for kind in graph.kinds.values())
-    available = memory_of_torch(nodes.gpu, strategy)
+    available = memory_of_torch(nodes.gpu, strategy, lends_table=graph.lends_table)
     reserve = max(ceil(available * ALLOCATOR_RESERVE), _largest_tensor(graph, nodes.gpu))
     return Costs(
         kinds={
@@ -134,6 +137,7 @@ def price(
         },
         rates=_rates(nodes, ranks, graph.sizes),
         send=send(boundary, strategy, nodes),
+        table=_table(graph, nodes),
         capacity={
             Tier.GPU: max(0, available - reserve),
             Tier.HOST: room(nodes, ranks, layer),
@@ -154,15 +158,31 @@ def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
     return max(widened, *(kind.largest for kind in layers))
 
 
-def memory_of_torch(gpu: Gpu, strategy: Strategy, locked: int = 0) -> int:
+def _table(graph: Graph, nodes: NodeGroup) -> tuple[float, float]:
+    """As in Costs."""
+    elements, sizes = graph.kinds[graph.layers[0]].parameters, graph.sizes
+    if not graph.lends_table:
+        return 0.0, 0.0
+    lent, back = (
+        hop(elements * n, graph.strategy, nodes) for n in (sizes.parameter, sizes.gradient)
+    )
+    return lent, back
+
+
+def memory_of_torch(
+    gpu: Gpu, strategy: Strategy, locked: int = 0, *, lends_table: bool = False
+) -> int:
     """Bytes of a GPU that are torch's to allocate, with `locked` bytes of host memory page-locked.
 
     All but its context, page tables and communicators, of which pipeline stages have one for each
-    neighbour and direction.
+    neighbour and direction, and for a table that the first lends to the last.
     """
     taken = gpu.context_memory
     if gpu.device == "cuda":
-        communicators = (strategy.dp > 1) + (strategy.tp > 1) + 2 * min(2, strategy.pp - 1)
+        around = strategy.pp > 1 and strategy.vpp > 1
+        between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
+        messages = 2 * max(between, ends + lends_table)
+        communicators = (strategy.dp > 1) + (strategy.tp > 1) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken
 

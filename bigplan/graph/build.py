@@ -44,7 +44,7 @@ def build_graph(
         sizes=element_sizes(training),
         micro_batches=strategy.micro_batches(training),
         deferred=training.deferred_updates,
-        tied=_shares_table(shape),
+        tied=model.tied_embeddings,
         loss_chunk=chunk,
     )
 
@@ -96,11 +96,6 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     return tokens * (6.0 * matrices + attention)
 
 
-def _shares_table(shape: Shape) -> bool:
-    """Whether the head reads the token table where it is, on the only stage."""
-    return shape.model.tied_embeddings and shape.strategy.pp == 1
-
-
 def _embedding(shape: Shape) -> LayerKind:
     tensors = local_tensors(shape, "embedding")
     # Tokens, and where the loss is on the same GPU its targets, which come with them.
@@ -131,7 +126,7 @@ def _embedding(shape: Shape) -> LayerKind:
         forward_workspace=shape.whole_hidden * learned + shape.gathered,
         backward_workspace=gradient.workspace + shape.whole_hidden * len(norms) + shape.gathered,
         largest=gradient.largest,
-        pinned=_shares_table(shape),
+        pinned=shape.model.tied_embeddings,
         stores_activations=False,
         looked_up=_looked_up(shape, tensors),
     )
@@ -143,7 +138,7 @@ def _looked_up(shape: Shape, tensors: tuple[Tensor, ...]) -> int:
     On one GPU they are looked up in host memory if the tables live there (runtime/lookup.py).
     """
     strategy, rows = shape.strategy, len(tensors) * shape.tokens * shape.model.hidden
-    alone = strategy.dp * strategy.tp * strategy.pp == 1 and not _shares_table(shape)
+    alone = strategy.dp * strategy.tp * strategy.pp == 1 and not shape.model.tied_embeddings
     alone = alone and not shape.model.embedding_norm  # whose weights the rows come without
     few = 2 * rows <= sum(tensor.elements for tensor in tensors)
     return rows if alone and few else 0
@@ -218,12 +213,9 @@ def _shared_loss(shape: Shape, chunk: int, chunks: int) -> tuple[Collective, ...
 
 def _head(shape: Shape, chunk: int) -> LayerKind:
     """The loss layer: its forward does nothing, its backward runs both on chunks of tokens."""
-    model, tokens, shared_table = shape.model, shape.tokens, _shares_table(shape)
-    tensors = local_tensors(shape, "head")
+    model, tokens, tensors = shape.model, shape.tokens, local_tensors(shape, "head")
     table = Tensor("lm_head.weight", -(-model.vocab // shape.tp), model.hidden)
-    if not shared_table and all(tensor.name != table.name for tensor in tensors):
-        tensors = (*tensors, table)  # tied, but the other copy lives on another pipeline stage
-    written = (*tensors, table) if shared_table else tensors
+    written = (*tensors, table) if model.tied_embeddings else tensors
     chunks = -(-tokens // chunk)
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows

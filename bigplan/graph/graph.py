@@ -150,7 +150,7 @@ class Graph:
     sizes: ElementSizes
     micro_batches: int
     deferred: bool  # updates wait for the gradient norm: they run in the next step's forward
-    tied: bool = False  # the last layer reads the first layer's tensors
+    tied: bool = False  # the last layer reads the first layer's tensors; see `lends_table`
     recomputes: tuple[Recompute, ...] = tuple(Recompute)  # what the engine can execute
     loss_chunk: int = LOSS_CHUNK_TOKENS  # tokens that the loss layer takes at a time
     _chunks: tuple[range, ...] = field(init=False, repr=False, compare=False)
@@ -160,6 +160,15 @@ class Graph:
         stops = list(accumulate(counts, initial=1))
         stops[0], stops[-1] = 0, len(self.layers)
         object.__setattr__(self, "_chunks", tuple(range(a, b) for a, b in pairwise(stops)))
+
+    @property
+    def lends_table(self) -> bool:
+        """Whether the last layer reads a copy of the first, which is on another stage.
+
+        The first stage alone owns and updates the tensors that they share. The last gets them at
+        the beginning of a step, and sends its part of their gradients back at the end.
+        """
+        return self.tied and self.strategy.pp > 1
 
     @property
     def units(self) -> int:

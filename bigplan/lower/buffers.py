@@ -6,6 +6,7 @@ Buffers, by name (l: layer, k: layer kind):
     o{l}.gpu .host         optimizer state that is updated where it is
     o{l}.streamed .nvme    and that passes through the GPU, or host memory: an entry per chunk
     slot.{k} shard.{k}     GPU rings that streamed parameters, and ZeRO-3 shards of them, visit
+    w0 g0, g0.back         a table that the last stage borrows, its gradients; these on the first
     sum.{k}                GPU ring that gradients with their home elsewhere are summed in
     act.{k}.{recompute}    GPU ring that activations with their home elsewhere pass through
     stage.w.{k} .g .a, stage.o   host rings between the GPU or the CPU and NVMe
@@ -41,6 +42,7 @@ from bigplan.lower.sizes import (
     parameter_bytes,
     updaters,
 )
+from bigplan.lower.table import table_buffers
 from bigplan.mechanics import CHUNK_STAGING, PAGE, STAGING
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import ROWS, STAGED_ROWS, Buffer
@@ -49,7 +51,12 @@ from bigplan.program import ROWS, STAGED_ROWS, Buffer
 def stage_buffers(layout: Layout) -> dict[str, Buffer]:
     """Every buffer of a stage, by name."""
     buffers: dict[str, Buffer] = {}
-    for buffer in (*_homes(layout), *_rings(layout), *_hidden(layout)):
+    for buffer in (
+        *_homes(layout),
+        *table_buffers(layout),
+        *_rings(layout),
+        *_hidden(layout),
+    ):
         other = buffers.get(
             buffer.name
         )  # the ends of the model share a slot as large as the larger

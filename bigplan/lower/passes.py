@@ -11,6 +11,7 @@ from bigplan.lower.gradients import bring_home, sum_repeated
 from bigplan.lower.layout import Layout
 from bigplan.lower.refs import Refs, parameter_home
 from bigplan.lower.sizes import cpu_piece, full_parameter_bytes, parameter_bytes
+from bigplan.lower.table import borrow, hand_back, lend, take_back
 from bigplan.lower.unit import Unit
 from bigplan.lower.update import begin_update, end_update, update_layer
 from bigplan.placement import Tier
@@ -47,6 +48,8 @@ class Emitter:
     def forward(self, unit: Unit) -> Iterator[Instruction]:
         """A chunk's layers on all micro-batches of the unit; the last layer's backward included."""
         position = self.layout.position
+        if unit.opens:
+            yield from borrow(self.layout)
         layers = list(position.chunks[unit.turn])
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
@@ -61,6 +64,8 @@ class Emitter:
         for layer in layers:
             # Gradients of the next layer leave before activations of this one.
             yield from self._update_until(layer, ahead=1)
+            if layer == 0 and unit.opens:
+                yield from lend(self.layout)
             if layer == position.loss and not self.evaluates:
                 yield from self._loss(layer, unit)
             else:
@@ -99,6 +104,8 @@ class Emitter:
         yield from self.whole
         for layer in list(self.held.values()):
             yield from self._release(layer)
+        if not self.evaluates:
+            yield from hand_back(self.layout)
 
     def _release(self, layer: int) -> Iterator[Action]:
         weights = self.refs.weights(layer)
@@ -212,6 +219,8 @@ class Emitter:
         yield from self._backward_each(layer, before, unit)
         total = self.refs.gradient_sum(layer)
         yield from sum_repeated(self.layout, layer, total, unit)
+        if layer == 0 and unit.last:
+            yield from take_back(self.layout)
         rest = list(bring_home(self.layout, layer, total, unit))
         if unit.last and not self.layout.graph.deferred:
             yield from self._release(layer)  # the update makes the copy in the slot stale
@@ -238,7 +247,9 @@ class Emitter:
     def _backward_each(self, layer: int, before: list[Action], unit: Unit) -> Iterator[Instruction]:
         """Backward of every micro-batch; on a fresh gradient sum the first one writes it."""
         sent = list(micro_batch.send(self.refs, layer, forward=False))
-        shared = self.layout.graph.tied and layer == 0  # the last layer wrote the sum already
+        graph = self.layout.graph
+        # Of a shared table on one stage the last layer wrote the sum already.
+        shared = graph.tied and not graph.lends_table and layer == 0
         fresh = (unit.first or self.layout.sums_apart(layer)) and not shared
         own, *table = self.refs.sums(layer)  # the shared table's sum is at home: once a step
         if fresh:

@@ -31,6 +31,16 @@ class Position:
         return len(self.graph.layers) - 1
 
     @property
+    def lends(self) -> bool:
+        """Whether the last stage reads the tensors of the first layer, which is here."""
+        return self.graph.lends_table and self.stage == 0
+
+    @property
+    def borrows(self) -> bool:
+        """Whether it is this stage that reads them."""
+        return self.graph.lends_table and self.stage == self.graph.strategy.pp - 1
+
+    @property
     def takes_batch(self) -> int | None:
         """The stage's layer that asks for a batch first: the first of the model, else the loss."""
         return next((i for i in (0, self.loss) if any(i in chunk for chunk in self.chunks)), None)

@@ -43,7 +43,7 @@ class Refs:
         """All gradient sums the layer's backward adds to."""
         yield self.gradient_sum(layer)
         if self._reads_table(layer):
-            yield gradient_home(0)
+            yield borrowed_gradients() if self.layout.position.borrows else gradient_home(0)
 
     def gradient_sum(self, layer: int) -> Ref:
         """Where the unit's gradients of the layer are summed."""
@@ -109,6 +109,18 @@ def parameter_home(layer: int, rows: Share | None = None) -> Ref:
 def gradient_home(layer: int) -> Ref:
     """The home of the layer's gradients."""
     return Ref(f"g{layer}", Content(Holds.GRADIENTS, layer))
+
+
+@cache
+def borrowed_gradients() -> Ref:
+    """The last stage's sum of gradients by a table that it has borrowed from the first."""
+    return gradient_home(0)._replace(content=partial_gradients(0))
+
+
+@cache
+def returned_gradients() -> Ref:
+    """The same where the first stage takes it back."""
+    return Ref("g0.back", partial_gradients(0))
 
 
 @cache

@@ -13,3 +13,8 @@ class Unit:
     turn: int = 0  # which of the stage's chunks
     first: bool = False  # gradients start from nothing; the table's sum is begun
     last: bool = False  # gradients are final
+
+    @property
+    def opens(self) -> bool:
+        """Whether a stage's step begins with it."""
+        return self.base == 0 and self.turn == 0

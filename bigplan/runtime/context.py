@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from bigplan.program import Action, Buffer, Program, Ref, entry
 from bigplan.ranks import Coordinates
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
-from bigplan.runtime.pieces import LayerRows, Owner
+from bigplan.runtime.pieces import LayerRows, Offsets, Owner, offsets_of
 from bigplan.runtime.tensor_parallel import TensorParallel
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
@@ -35,6 +35,13 @@ class Context:
     memory: Memory
     rows: Mapping[int, LayerRows]
     groups: Groups
+    offsets: Mapping[int, Offsets] = field(init=False)  # by layer, of a borrowed one too
+
+    def __post_init__(self) -> None:
+        names = self.graph.layers
+        layers = {*self.rows} | ({0} if self.graph.lends_table else set())
+        found = {layer: offsets_of(self.graph.kinds[names[layer]]) for layer in layers}
+        object.__setattr__(self, "offsets", found)
 
     @property
     def device(self) -> torch.device:
@@ -121,7 +128,7 @@ class Context:
 
     def views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:
         """A flat buffer as the layer's tensors on this rank, by name."""
-        offsets = self.rows[layer].offsets
+        offsets = self.offsets[layer]
         return {
             parameter.name: flat[start : start + rows * columns].view(shape)
             for parameter in self.parameters(layer)

@@ -7,7 +7,7 @@ that needs no GPU: it is asked from other threads, and no CPU value should have 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ class Groups:
     strategy: Strategy
     data: Group = ALONE
     tensor: Group = ALONE
+    channels: tuple[Channel, ...] = ()  # of all ranks, in one order
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
     _out: Mapping[Holds, tuple[Channel, dist.ProcessGroup]] = field(
         default_factory=dict, repr=False
@@ -46,12 +47,20 @@ class Groups:
         return cls(Coordinates.of(0, strategy), strategy)
 
     @classmethod
-    def join(cls, rank: int, strategy: Strategy, backend: str, meeting: Path) -> Groups:
+    def join(
+        cls,
+        rank: int,
+        strategy: Strategy,
+        backend: str,
+        meeting: Path,
+        *,
+        lends_table: bool = False,
+    ) -> Groups:
         """Meet the other ranks: each writes its address to the file, and reads those of the others.
 
         `backend`: of torch.distributed, for tensors; through gloo those of a GPU go by way of host
-        memory, which is what ranks that share a GPU need. No TCPStore: it listens on all
-        interfaces, and whoever connects can read and set its keys.
+        memory, which is what ranks that share a GPU need. `lends_table`: as in Graph. No TCPStore:
+        it listens on all interfaces, and whoever connects can read and set its keys.
         """
         at = Coordinates.of(rank, strategy)
         store = dist.FileStore(str(meeting), strategy.ranks)  # type: ignore[attr-defined]
@@ -67,8 +76,9 @@ class Groups:
         # Every rank makes all groups, in one order.
         data = _group(GroupName.DATA, at, strategy, backend)
         tensor = _group(GroupName.TENSOR, at, strategy, backend)
-        out, into = _channels(rank, strategy, backend)
-        return cls(at, strategy, data, tensor, control, out, into)
+        every = tuple(channels(strategy, lends_table=lends_table))
+        out, into = _connected(rank, every, backend)
+        return cls(at, strategy, data, tensor, every, control, out, into)
 
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
@@ -76,7 +86,7 @@ class Groups:
         for group in (self.data, self.tensor):
             group.all_reduce(torch.zeros(group.size, device=device))
         rank, first = self.at.rank(self.strategy), torch.zeros(1, device=device)
-        for channel in channels(self.strategy):  # in one order, so nobody waits in a circle
+        for channel in self.channels:  # in one order, so nobody waits in a circle
             if channel.sender == rank:
                 self.send(channel.kind, first)
             elif channel.receiver == rank:
@@ -151,11 +161,11 @@ def _group(name: GroupName, at: Coordinates, strategy: Strategy, backend: str) -
 _Ends = dict[Holds, tuple[Channel, dist.ProcessGroup]]
 
 
-def _channels(rank: int, strategy: Strategy, backend: str) -> tuple[_Ends, _Ends]:
+def _connected(rank: int, every: Iterable[Channel], backend: str) -> tuple[_Ends, _Ends]:
     """By kind: where this rank sends messages, and where it receives them."""
     out: _Ends = {}
     into: _Ends = {}
-    for channel in channels(strategy):
+    for channel in every:
         pair = [channel.sender, channel.receiver]
         made = dist.new_group(sorted(pair), timeout=COLLECTIVE_TIMEOUT, backend=backend)
         if rank in pair:

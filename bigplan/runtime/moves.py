@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bigplan.program import ROWS, Action, Op
+from bigplan.content import Holds
+from bigplan.program import ROWS, Action, Op, Ref
 from bigplan.runtime.context import Context
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.kept import Kept, queue_copy
@@ -47,16 +48,31 @@ def _copy(context: Context, action: Action) -> None:
 
 
 def send(context: Context, action: Action) -> None:
-    """A hidden state to the next stage, or the gradient by one to the stage before."""
+    """A hidden state to the next stage, or the gradient by one to the stage before.
+
+    Or of a table that the first stage lends to the last the parameters, or gradients back.
+    """
     (ref,) = action.reads
-    values = context.memory.dynamic[context.key(ref, action)]
-    assert isinstance(values, Tensor)
+    if context.program.buffers[ref.buffer].dynamic:
+        values = context.memory.dynamic[context.key(ref, action)]
+        assert isinstance(values, Tensor)
+    else:
+        values = _table(context, ref, action)
     context.groups.send(ref.content.kind, values.detach().contiguous())
+
+
+def _table(context: Context, ref: Ref, action: Action) -> Tensor:
+    is_parameters = ref.content.kind is Holds.PARAMETERS
+    dtype = context.parameter_dtype if is_parameters else context.gradient_dtype
+    return context.flat(ref, action, dtype)
 
 
 def receive(context: Context, compute: torch.cuda.Stream | None, action: Action) -> None:
     """The message that the action writes; `compute`: the stream that will read it, if any."""
     (ref,), length = action.writes, context.training.sequence_length
+    if not context.program.buffers[ref.buffer].dynamic:
+        context.groups.receive(ref.content.kind, _table(context, ref, action))
+        return
     batch, width = context.graph.strategy.micro_batch, context.model.hidden
     shape = context.tensor_parallel.hidden(batch, length, width)
     values = torch.empty(shape, dtype=context.parameter_dtype, device=context.device)

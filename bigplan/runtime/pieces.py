@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 
 from bigplan.content import Content
@@ -103,6 +103,18 @@ class Box:
         return slice(self.place, self.place + self.count)
 
 
+Offsets = Mapping[str, tuple[int, int, int]]  # by tensor: its first element, rows, columns
+
+
+def offsets_of(kind: LayerKind) -> Offsets:
+    """Where the tensors of a layer lie in its flat buffer."""
+    ends = accumulate(tensor.elements for tensor in kind.tensors)
+    return {
+        tensor.name: (end - tensor.elements, tensor.rows, tensor.columns)
+        for tensor, end in zip(kind.tensors, ends, strict=True)
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class LayerRows:
     """A layer's tensors with their offsets, and what a rank owns, by share and chunk.
@@ -111,7 +123,7 @@ class LayerRows:
     parameters. Rows of a tensor beyond that are filling, and stay zero.
     """
 
-    offsets: Mapping[str, tuple[int, int, int]]  # name -> first element, rows, columns
+    offsets: Offsets
     held: Mapping[str, Rectangle | None]
     part: Part
     pieces: Mapping[Share, range]  # of the part
@@ -127,10 +139,6 @@ class LayerRows:
         owner: Owner = ALONE,
     ) -> LayerRows:
         """Lay out one layer of these parameters; `counts`: chunks of the shares that have some."""
-        offsets, start = {}, 0
-        for tensor in kind.tensors:
-            offsets[tensor.name] = (start, tensor.rows, tensor.columns)
-            start += tensor.elements
         mine = {one.name: held(one, owner.tp, owner.tensor) for one in parameters}
         part, shares = Part.of(kind, owner), pieces(kind, placement, owner.ranks)
         chunks = {}
@@ -138,7 +146,7 @@ class LayerRows:
             number = counts[share] if share in IN_CHUNKS else 1
             bounds = _bounds(piece, number, kind.unit)
             chunks[share] = tuple(tuple(_boxes(kind, part, elements)) for elements in bounds)
-        return cls(offsets, mine, part, shares, chunks)
+        return cls(offsets_of(kind), mine, part, shares, chunks)
 
     def boxes(self, state: Content) -> tuple[Box, ...]:
         """Elements of some of the layer's optimizer state."""

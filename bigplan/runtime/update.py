@@ -151,10 +151,11 @@ class Update:
         if action.reads[0].buffer == STAGED_ROWS:
             add_up(self._context, action)
             return
-        part, total = (
-            self._context.owned(ref, action, self._context.gradient_dtype)
-            for ref in (action.reads[0], action.writes[0])
-        )
+        context, refs = self._context, (action.reads[0], action.writes[0])
+        # What comes back of a table that was lent is whole, and so is what it is added to.
+        whole = all(context.program.buffers[ref.buffer].whole for ref in refs)
+        find = context.flat if whole else context.owned
+        part, total = (find(ref, action, context.gradient_dtype) for ref in refs)
         if len(action.reads) == 1:  # the first of a step
             total.copy_(part)
         elif action.lane is Lane.CPU:

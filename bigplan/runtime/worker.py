@@ -140,11 +140,15 @@ class Worker:
         if self._device.type == "cuda":
             same_bits(wanted=plan.training.deterministic)
             locked = static_sizes(self._program).host
-            allowed = memory_of_torch(plan.cluster.group.gpu, plan.strategy, locked)
+            gpu, lends = plan.cluster.group.gpu, self._graph.lends_table
+            allowed = memory_of_torch(gpu, plan.strategy, locked, lends_table=lends)
             _limit_gpu(self._device, allowed)
         groups = Groups.alone(plan.strategy)
         if plan.strategy.ranks > 1:
-            groups = Groups.join(self._rank, plan.strategy, self._backend, meeting)
+            lends = self._graph.lends_table
+            groups = Groups.join(
+                self._rank, plan.strategy, self._backend, meeting, lends_table=lends
+            )
             groups.warm(self._device)
         memory = Memory(
             self._program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin"

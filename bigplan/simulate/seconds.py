@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bigplan.content import Holds
 from bigplan.cost import Costs
 from bigplan.cost.price import Waits
 from bigplan.graph.graph import Graph
@@ -56,7 +57,10 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
         case Op.GATHER:
             seconds = kind.gather
         case Op.SEND:
-            seconds = costs.send
+            message = action.reads[0].content.kind
+            lent, back = costs.table
+            other = {Holds.PARAMETERS: lent, Holds.PARTIAL_GRADIENTS: back}
+            seconds = other.get(message, costs.send)
     return seconds
 
 

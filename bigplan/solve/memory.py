@@ -111,6 +111,7 @@ def capacities(stage: StageClass, costs: Costs) -> Iterator[Capacity]:
     kinds, capacity, ranks = list(stage.kinds), costs.capacity, costs.ranks_per_node
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
+    gpu += float(table_bytes(stage))
     ring = streaming_entries(stage.graph) * streaming_bytes(stage.graph)
     gpu += float(ring) * stage.switch(None, "streaming")
     if any(stage.shares(kind) for kind, _ in kinds):
@@ -220,6 +221,16 @@ def _spared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
             for recompute, nbytes in each.items()
         ]
     )
+
+
+def table_bytes(stage: StageClass) -> int:
+    """What a table that the first stage lends to the last takes besides on either."""
+    graph, names = stage.graph, {kind.name for kind, _ in stage.kinds}
+    if not graph.lends_table:
+        return 0
+    elements, sizes = graph.kinds[graph.layers[0]].parameters, graph.sizes
+    lends, borrows = (graph.layers[i] in names for i in (0, -1))
+    return elements * ((lends + borrows) * sizes.gradient + borrows * sizes.parameter)
 
 
 def hidden_bytes(stage: StageClass) -> float:

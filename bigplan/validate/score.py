@@ -87,7 +87,10 @@ def _scored(row: Row) -> Scored:
 def graph_of(run: Run) -> Graph:
     """The run's operators; published frameworks take the loss of a micro-batch at once."""
     chunk = LOSS_CHUNK_TOKENS if run.chunked_loss else None
-    graph = build_graph(run.model, run.training, run.strategy, chunk, run.context_parallel)
+    # Their last pipeline stage holds and updates a tied table, too, as if it were one of its own.
+    apart = {"tied_embeddings": False} if run.strategy.pp > 1 else {}
+    model = run.model.model_copy(update=apart)
+    graph = build_graph(model, run.training, run.strategy, chunk, run.context_parallel)
     if run.low_states:
         graph = replace(graph, sizes=replace(graph.sizes, state=LOW_STATE_BYTES))
     return graph

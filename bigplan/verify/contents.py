@@ -20,7 +20,9 @@ CHANGES = (
 )  # what they write is new, though it is the same content
 
 LASTING = {Holds.PARAMETERS, Holds.STATE}  # their homes hold them from one step to the next
-REDUCTIONS = (Op.TENSOR_REDUCE, Op.REDUCE)  # of gradients, in this order
+# Of gradients, in this order: over ranks that have the same of them, of a table that another stage
+# reads too, over ranks of other samples.
+REDUCTIONS = (Op.TENSOR_REDUCE, Op.ACCUMULATE, Op.REDUCE)
 PARTS = {Holds.PARTIAL_GRADIENTS, Holds.ROW_GRADIENTS}  # of sums that they have to be added to
 
 
@@ -64,7 +66,8 @@ class _Contents:
         self._program, self._graph = program, graph
         self._held: dict[str, dict[int, Held]] = defaultdict(dict)  # by buffer, then entry
         self._copies: dict[Held, set[Key]] = defaultdict(set)
-        self._awaits: dict[Content, Op] = {}  # contents that are not whole before this collective
+        self._awaits: dict[Content, Op] = {}  # contents that are not whole before this
+        self._lent = set[Content]()  # what another stage has a copy of
         self._beside: dict[str, list[str]] = defaultdict(list)  # buffers in one and the same memory
         self._lasting: dict[Key, Held] = {}
         self._sums = set[str]()  # homes of gradients
@@ -149,6 +152,7 @@ class _Contents:
                 raise self._unfinished(part, f"{found} were never used")
             if not is_sum and key not in self._lasting and kind is not Holds.CLIP:
                 self._drop(key)
+        self._lent.clear()
 
     def _unfinished(self, part: str, rule: str) -> VerificationError:
         return VerificationError(f"stage {self._program.stage}: after the {part}, {rule}")
@@ -173,14 +177,17 @@ class _Contents:
 
     def _check_whole(self, action: Action, found: Held) -> None:
         missing = self._awaits.get(found.content)
-        earlier = REDUCTIONS[: REDUCTIONS.index(missing) + 1] if missing in REDUCTIONS else ()
-        if earlier and action.op not in (Op.BACKWARD, *earlier):
-            raise fail(self._program, action, f"{found} are not reduced yet")
-        if missing is Op.GATHER and action.op in (Op.FORWARD, Op.BACKWARD):
+        if missing in REDUCTIONS:
+            rest = self._reductions(found.content)
+            if action.op not in (Op.BACKWARD, *rest[: rest.index(missing) + 1]):
+                raise fail(self._program, action, f"{found} are not reduced yet")
+        if missing is Op.GATHER and action.op in (Op.FORWARD, Op.BACKWARD, Op.SEND):
             raise fail(self._program, action, f"{found} are not gathered yet")
 
     def _write(self, action: Action, ref: Ref, read: Mapping[Key, Held]) -> None:
         key, written = self._key(action, ref), held(ref, action.micro_batch)
+        if written.content in self._lent:
+            raise fail(self._program, action, f"changes {written}, which another stage reads")
         gone = {key}
         if action.op in CHANGES or written not in read.values():
             gone |= self._copies[written]
@@ -220,17 +227,30 @@ class _Contents:
                 self._awaits.pop(ref.content, None)
         elif action.op in REDUCTIONS:
             for ref in action.writes:
-                if self._awaits.pop(ref.content, None) is not action.op:
-                    raise fail(self._program, action, f"{ref.content} are reduced twice")
-                rest = self._reductions(ref.content)
-                for later in rest[rest.index(action.op) + 1 :]:
-                    self._awaits[ref.content] = later
+                self._reduce(action, ref.content)
+        elif action.op is Op.SEND:
+            self._lent |= {ref.content for ref in action.reads if ref.content.kind in LASTING}
+
+    def _reduce(self, action: Action, gradients: Content) -> None:
+        rest = self._reductions(gradients)
+        if action.op is Op.ACCUMULATE:
+            if action.op not in rest:
+                return  # of units, whose sums are each reduced before
+            self._lent.discard(Content(Holds.PARAMETERS, gradients.layer))
+        if self._awaits.pop(gradients, None) is not action.op:
+            raise fail(self._program, action, f"{gradients} are reduced twice")
+        for later in rest[rest.index(action.op) + 1 :][:1]:
+            self._awaits[gradients] = later
 
     def _reductions(self, gradients: Content) -> tuple[Op, ...]:
         """What makes gradients whole after their backward, in order."""
-        kind, dp = self._graph.kinds[self._graph.layers[gradients.layer]], self._graph.strategy.dp
-        needed = {Op.TENSOR_REDUCE: bool(kind.repeated), Op.REDUCE: dp > 1}
-        return tuple(op for op in REDUCTIONS if needed[op])
+        graph, layer = self._graph, gradients.layer
+        if layer not in self._program.layers:  # a table of another stage's, which does it
+            return ()
+        repeated = bool(graph.kinds[graph.layers[layer]].repeated)
+        lent = graph.lends_table and layer == 0
+        needed = (repeated, lent, graph.strategy.dp > 1)
+        return tuple(op for op, wanted in zip(REDUCTIONS, needed, strict=True) if wanted)
 
     def _at(self, key: Key) -> Held | None:
         return self._held[key[0]].get(key[1])

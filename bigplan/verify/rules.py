@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bigplan.content import Held, Holds
+from bigplan.content import Content, Held, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
 from bigplan.placement import Tier
@@ -37,7 +37,7 @@ def verify(
             _check_work(program, graph, later)
         _check_updates(program, graph)
         check_contents(program, graph)
-    _check_messages(programs)
+    _check_messages(programs, graph)
     _check_collectives(programs)
     for program in programs:
         _check_batches(program, graph)
@@ -163,21 +163,28 @@ def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]
             )
 
 
-def _check_messages(programs: Sequence[Program]) -> None:
+def _check_messages(programs: Sequence[Program], graph: Graph) -> None:
     """Neighbours send exactly what the other receives, in the same order.
 
-    With virtual stages the last stage's neighbour is the first.
+    With virtual stages the last stage's neighbour is the first. A table that the first lends to the
+    last goes there once, and where there are gradients by it, they come back once.
     """
     for part in ("first", "step", "evaluate"):
         sent, received = (
             [_messages(getattr(program, part), op) for program in programs]
             for op in (Op.SEND, Op.RECV)
         )
+        table = Held(Content(Holds.PARAMETERS, 0))
+        lends = graph.lends_table and getattr(programs[0], part)
+        if lends and sent[0][Holds.PARAMETERS] != [table]:
+            raise VerificationError(f"stage 0: the {part} does not send {table} once")
         for up in range(len(programs)):
             down = (up + 1) % len(programs)
             for kind, sender, receiver in (
                 (Holds.HIDDEN, up, down),
                 (Holds.HIDDEN_GRADIENT, down, up),
+                (Holds.PARAMETERS, down, up),
+                (Holds.PARTIAL_GRADIENTS, up, down),
             ):
                 out, come = sent[sender][kind], received[receiver][kind]
                 if out != come:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.cost import Costs, price
-from bigplan.cost.collective import collective_seconds, tensor_group
+from bigplan.cost.collective import collective_seconds, message, tensor_group
 from bigplan.cost.compute import operator_seconds
 from bigplan.cost.framework import DEEPSPEED, FSDP, MEGATRON, NATIVE, Framework
 from bigplan.cost.price import (
@@ -309,11 +309,44 @@ def test_communicators_take_memory_of_gpus_alone() -> None:
         Strategy(dp=2, tp=2): 2,
         Strategy(dp=1, pp=2): 2,  # one each way
         Strategy(dp=2, pp=4): 5,
+        Strategy(dp=1, pp=2, vpp=2): 4,  # the last stage sends to the first, too
     }
     for strategy, count in counts.items():
         assert memory_of_torch(gpu, strategy) == free - count * gpu.communicator_memory
         cpu = gpu.model_copy(update={"device": "cpu"})
         assert memory_of_torch(cpu, strategy, 1 << 40) == free
+
+
+@pytest.mark.parametrize(
+    ("strategy", "count"),
+    [
+        (Strategy(dp=1, pp=2), 4),
+        (Strategy(dp=1, pp=4), 4),  # between the ends; the others have neighbours on both sides
+        (Strategy(dp=1, pp=4, vpp=2), 6),
+    ],
+)
+def test_a_lent_table_has_communicators_of_its_own(strategy: Strategy, count: int) -> None:
+    gpu = find_cluster("dgx-h100").group.gpu
+    free = gpu.memory - gpu.context_memory
+    allowed = memory_of_torch(gpu, strategy, lends_table=True)
+    assert allowed == free - count * gpu.communicator_memory
+
+
+def test_a_lent_table_is_priced_by_its_bytes() -> None:
+    nodes = find_cluster("dgx-h100").group
+    training = Training(sequence_length=2048, global_batch=16)
+    model = find_model("gpt2-xl").model_copy(update={"max_sequence_length": 2048})
+    strategy = Strategy(dp=1, pp=2, tp=2)
+    lent, back = price(build_graph(model, training, strategy), training, nodes).table
+    half = build_graph(model, training, strategy).kinds["embedding"].parameters
+    assert (lent, back) == (
+        message(2 * half, nodes.intra_node),
+        message(4 * half, nodes.intra_node),
+    )
+    for other in (Strategy(dp=4), Strategy(dp=1, pp=2, tp=2)):
+        untied = model.model_copy(update={"tied_embeddings": other.pp == 1})
+        graph = build_graph(untied, training, other)
+        assert price(graph, training, nodes).table == (0.0, 0.0)
 
 
 def test_a_gpu_has_page_tables_of_what_it_page_locks() -> None:

@@ -103,14 +103,15 @@ def test_flops_of_a_step_follow_six_n_d() -> None:
     assert model_flops(model, training) == pytest.approx(6 * 175e9 * 2048, rel=0.05)
 
 
-def test_a_tied_table_on_another_stage_is_a_copy() -> None:
+def test_a_tied_table_is_the_first_layers_on_any_number_of_stages() -> None:
     model = find_model("gpt2-xl")
     assert model.tied_embeddings
     alone, apart = (build_graph(model, TRAINING, Strategy(dp=1, pp=pp)) for pp in (1, 2))
-    table = model.vocab * model.hidden
-    assert not apart.tied
-    assert not apart.kinds["embedding"].pinned
-    assert _elements(apart) == _elements(alone) + table
+    assert alone.kinds["head"].tensors == apart.kinds["head"].tensors
+    assert _elements(apart) == _elements(alone) == model.parameter_count
+    assert alone.tied
+    assert apart.kinds["embedding"].pinned
+    assert (alone.lends_table, apart.lends_table) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def sharded_plans(draw: st.DrawFn, ranks: int, precisions: tuple[str, ...], devi
     chunks = layout.pp * layout.vpp
     if layout.pp > 1:
         more = layout.first_blocks or draw(st.integers(0, 1)) * (layout.vpp == 1)
-        model = model.model_copy(update={"layers": chunks + more, "tied_embeddings": False})
+        model = model.model_copy(update={"layers": chunks + more})
     changes = {"micro_batch": draw(st.integers(1, 2))}
     if layout.vpp == 1:
         changes["accumulation_group"] = draw(st.integers(1, 2))
@@ -243,6 +243,23 @@ GPT2 = {
 }
 
 
+def tied_pipelines(ranks: int) -> dict[str, Plan]:
+    """Whose first stage lends its table to the last. Of one micro-batch its sums have one order."""
+    four = [Strategy(dp=2, pp=2, zero=zero) for zero in (0, 1, 2)]
+    split = Strategy(dp=max(1, ranks // 4), tp=2, pp=2, zero=int(ranks == 8))
+    plans = {}
+    for layout in {2: [Strategy(dp=1, pp=2)], 4: [*four, split], 8: [split]}[ranks]:
+        model = tiny_model(layers=4, **GPT2 if layout.tp > 1 else {"tied_embeddings": True})
+        for micro_batches in (1, 4):
+            exact = micro_batches == 1 and layout.tp == 1
+            clip_norm = INACTIVE if exact else None
+            training = tiny_training(micro_batches * layout.dp, clip_norm=clip_norm)
+            placement = _resident(build_graph(model, training, layout))
+            name = f"tied-{name_of(layout)}-{micro_batches}"
+            plans["same-" * exact + name] = plan_of(model, training, layout, placement)
+    return plans
+
+
 def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     """Tensor-parallel ranks, by name: what else a step may have with two, then other layouts."""
     model, two = tiny_model(layers=3), Strategy(dp=1, tp=2, accumulation_group=2)
@@ -322,4 +339,5 @@ def every_plan(folder: Path, ranks: int, number: int) -> dict[str, Plan]:
     }
     if ranks == 8:
         fixed = {}
-    return fixed | split_cases(ranks, data) | pipelines(ranks) | random_plans(ranks, number)
+    piped = pipelines(ranks) | tied_pipelines(ranks)
+    return fixed | split_cases(ranks, data) | piped | random_plans(ranks, number)

@@ -90,6 +90,7 @@ def split_pairs(draw: st.DrawFn) -> tuple[Plan, Plan]:
         "heads": 24,  # of width 2: as many as each split divides
         "kv_heads": draw(st.sampled_from(fit)),
         "head_dim": 2,
+        "rotary_fraction": 1.0,
         "ffn": 48,
         "vocab": draw(st.sampled_from((256, 251, 5))),
     }
@@ -113,7 +114,7 @@ def resident(model: ModelSpec, training: Training, strategy: Strategy) -> Plan:
 
 @st.composite
 def _split(draw: st.DrawFn, model: ModelSpec, training: Training, tp: int) -> Plan:
-    pp = draw(st.sampled_from((1, 2))) if model.layers > 1 and not model.tied_embeddings else 1
+    pp = draw(st.sampled_from((1, 2))) if model.layers > 1 else 1
     dp = draw(st.sampled_from((1, 2)))
     zero = draw(st.integers(0, 3)) if dp > 1 else 0
     strategy = Strategy(dp=dp, tp=tp, pp=pp, zero=zero)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigplan.content import Content, Holds
 from bigplan.cost import Costs, KindCost, Rates
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Recompute
@@ -17,7 +18,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.order import order_of
 from bigplan.placement import Placement, Share, StagePlacement, Tier
-from bigplan.program import LINKS, Action, Lane, Op, Program, expand
+from bigplan.program import LINKS, Action, Lane, Op, Program, Ref, expand
 from bigplan.simulate import action_seconds, simulate, step_seconds, total_seconds
 from bigplan.simulate.rank import Message
 from tests.examples import examples
@@ -28,6 +29,10 @@ BLOCK = KindCost(1, 2, reruns={Recompute.FULL: 0.75})
 PASSES = {"embedding": KindCost(0, 0), "block": BLOCK, "head": KindCost(0, 0)}
 IDEAL = Costs(PASSES, FAST, 0.0, COSTS.capacity, 1)
 TINY = 1e-6  # what is left of moves at 1e15 bytes/s
+
+
+def _ref(kind: Holds) -> Ref:
+    return Ref("somewhere", Content(kind, 0))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -301,7 +306,9 @@ def test_seconds_without_events_are_the_same(case: Case, more: int) -> None:
         (Action(Op.REDUCE, Lane.COMM, 1, amount=7), 0.5),
         (Action(Op.TENSOR_REDUCE, Lane.COMPUTE, 1, amount=7), 0.2),
         (Action(Op.GATHER, Lane.COMM, 1, amount=7), 0.3),
-        (Action(Op.SEND, Lane.SEND, 1, amount=7), 0.1),
+        (Action(Op.SEND, Lane.SEND, 1, (_ref(Holds.HIDDEN),), amount=7), 0.1),
+        (Action(Op.SEND, Lane.SEND, 0, (_ref(Holds.PARAMETERS),), amount=7), 0.7),
+        (Action(Op.SEND, Lane.SEND, 0, (_ref(Holds.PARTIAL_GRADIENTS),), amount=7), 0.9),
         (Action(Op.RECV, Lane.RECV, 1, amount=7), 0.0),
         (Action(Op.FREE, Lane.COMPUTE, 1), 0.0),
         (Action(Op.CLIP, Lane.CPU, 1), 0.0),
@@ -309,5 +316,5 @@ def test_seconds_without_events_are_the_same(case: Case, more: int) -> None:
     ids=lambda value: f"{value.op}-{value.lane}" if isinstance(value, Action) else "",
 )
 def test_prices_of_actions(action: Action, seconds: float) -> None:
-    costs = replace(COSTS, rates=replace(COSTS.rates, latency=0.25))
+    costs = replace(COSTS, rates=replace(COSTS.rates, latency=0.25), table=(0.7, 0.9))
     assert action_seconds(action, toy_graph(), costs) == pytest.approx(seconds)

@@ -1,0 +1,61 @@
+"""A table that the first and the last layer share, where they are on two stages.
+
+The first stage owns it: parameters, gradients and state are those of its layer, and nobody counts,
+stores or updates them twice. The last stage borrows a copy of the first layer's parameters at the
+beginning of each step and of each evaluation, sums its gradients by them in a place of its own, and
+hands the sum back behind its last message. So both have the same bits whatever updates them, and
+both messages have the time in which a pipeline fills or drains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.lower.layout import Layout
+from bigplan.lower.refs import borrowed_gradients, gradient_home, parameter_home, returned_gradients
+from bigplan.placement import Tier
+from bigplan.program import Action, Buffer, Lane, Op
+
+
+def table_buffers(layout: Layout) -> Iterator[Buffer]:
+    """What they take of the last stage's GPU, and of the first's for gradients that come back."""
+    elements, sizes = layout.kind(0).parameters, layout.graph.sizes
+    parameters, gradients = elements * sizes.parameter, elements * sizes.gradient
+    if layout.position.borrows:
+        name = parameter_home(0).buffer
+        yield Buffer(name, Tier.GPU, parameters, "parameters", whole=True)
+        name = borrowed_gradients().buffer
+        yield Buffer(name, Tier.GPU, gradients, "gradients", whole=True)
+    if layout.position.lends:
+        name = returned_gradients().buffer
+        yield Buffer(name, Tier.GPU, gradients, "gradients", whole=True)
+
+
+def lend(layout: Layout) -> Iterator[Action]:
+    """The parameters to the last stage, once they are updated."""
+    if layout.position.lends:
+        nbytes = layout.kind(0).parameters * layout.graph.sizes.parameter
+        yield Action(Op.SEND, Lane.SEND, 0, reads=(parameter_home(0),), amount=nbytes)
+
+
+def borrow(layout: Layout) -> Iterator[Action]:
+    """They come, before any hidden state does."""
+    if layout.position.borrows:
+        nbytes = layout.kind(0).parameters * layout.graph.sizes.parameter
+        yield Action(Op.RECV, Lane.RECV, 0, writes=(parameter_home(0),), amount=nbytes)
+
+
+def hand_back(layout: Layout) -> Iterator[Action]:
+    """The last stage's sum of gradients, when its backward passes have ended."""
+    if layout.position.borrows:
+        ref, nbytes = borrowed_gradients(), layout.kind(0).parameters * layout.graph.sizes.gradient
+        yield Action(Op.SEND, Lane.SEND, 0, reads=(ref,), frees=(ref,), amount=nbytes)
+
+
+def take_back(layout: Layout) -> Iterator[Action]:
+    """It comes behind the last gradient by a hidden state, and is added to the first stage's."""
+    if layout.position.lends:
+        ref, home = returned_gradients(), gradient_home(0)
+        nbytes = layout.kind(0).parameters * layout.graph.sizes.gradient
+        yield Action(Op.RECV, Lane.RECV, 0, writes=(ref,), amount=nbytes)
+        yield Action(Op.ACCUMULATE, Lane.COMPUTE, 0, (ref, home), (home,), (ref,), amount=nbytes)
