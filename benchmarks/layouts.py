@@ -49,7 +49,7 @@ from tests.runtime.plans import CHUNK, plan_of
 BOUND = 1e-5  # relative, of any step's loss
 NORM_BOUND = 1e-4  # of its gradients' norm, which moves more from step to step
 STEPS = 100
-MODEL = find_model("tiny-llama-test").model_copy(update={"layers": 4})
+MODEL = find_model("tiny-llama-test").model_copy(update={"layers": 8})
 TRAINING = Training(
     sequence_length=64,
     global_batch=8,
@@ -102,13 +102,26 @@ LAYOUTS = {
     "pp2": Layout(Strategy(dp=1, pp=2, micro_batch=2)),
     "pp2, spread": Layout(Strategy(dp=1, pp=2, accumulation_group=2), spread=True),
     "pp2, interleaved": Layout(Strategy(dp=1, pp=2, vpp=2)),
+    "pp2 x z1": Layout(Strategy(dp=2, pp=2, zero=1)),
     "pp2 x z3": Layout(Strategy(dp=2, pp=2, zero=3)),
+    "pp4, uneven": Layout(Strategy(dp=1, pp=4, first_blocks=3, last_blocks=1)),
+    "tp2": Layout(Strategy(dp=1, tp=2, micro_batch=2)),
+    "tp2, spread": Layout(Strategy(dp=1, tp=2, accumulation_group=2), spread=True),
+    "tp2, whole sequences": Layout(Strategy(dp=1, tp=2, micro_batch=2, sequence_parallel=False)),
+    "tp4": Layout(Strategy(dp=1, tp=4, micro_batch=2)),
+    "tp2 x z3": Layout(Strategy(dp=2, tp=2, zero=3, micro_batch=2)),
+    "tp2 x z3, spread": Layout(Strategy(dp=2, tp=2, zero=3, accumulation_group=2), spread=True),
+    "tp2 x pp2": Layout(Strategy(dp=1, tp=2, pp=2, micro_batch=2)),
+    "tp2 x pp2, interleaved": Layout(Strategy(dp=1, tp=2, pp=2, vpp=2)),
+    "tp2 x pp2 x dp2": Layout(Strategy(dp=2, tp=2, pp=2)),
+    "tp2 x pp2 x z3": Layout(Strategy(dp=2, tp=2, pp=2, zero=3)),
 }
 CHANGES = (
     ("z3, spread", "dp2"),
     ("dp2, spread", "z3 over 4"),
     ("pp2, spread", "z3, spread", "pp2 x z3"),
     ("z3 over 4, spread", "one process, spread", "z1", "z2, spread"),
+    ("tp2, spread", "z3, spread", "tp2 x pp2", "one process, spread"),
 )
 
 
