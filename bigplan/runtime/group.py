@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -28,6 +29,14 @@ class Group:
     size: int = 1
     place: int = 0  # of this rank
     _made: dist.ProcessGroup | None = field(default=None, repr=False)
+
+    def warm(self, device: torch.device) -> None:
+        """Use each collective once: else NCCL may connect it in the midst of a step."""
+        if self._made is not None:
+            values = torch.zeros(self.size, device=device)
+            self.all_reduce(values)
+            self.reduce_scatter(values)
+            self.all_gather(values, self.own(values))
 
     def all_reduce(self, values: Tensor) -> None:
         """Sum over the ranks, in place."""

@@ -7,9 +7,11 @@ that needs no GPU: it is asked from other threads, and no CPU value should have 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +24,7 @@ from bigplan.ranks import Channel, Coordinates, GroupName, channels, members
 from bigplan.runtime.group import ALONE, Group
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+NCCL_BLOCKS = 64  # of a kernel at most, each on a multiprocessor, where NCCL is held to no fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +76,21 @@ class Groups:
             timeout=COLLECTIVE_TIMEOUT,
         )
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
-        # Every rank makes all groups, in one order.
-        data = _group(GroupName.DATA, at, strategy, backend)
-        tensor = _group(GroupName.TENSOR, at, strategy, backend)
         every = tuple(channels(strategy, lends_table=lends_table))
-        out, into = _connected(rank, every, backend)
+        messages = Counter(rank for channel in every for rank in (channel.sender, channel.receiver))
+        beside = (strategy.dp > 1) + (strategy.tp > 1) + max(messages.values(), default=0)
+        make = partial(_communicator, backend, beside)
+        # Every rank makes all groups, in one order.
+        data = _group(GroupName.DATA, at, strategy, make)
+        tensor = _group(GroupName.TENSOR, at, strategy, make)
+        out, into = _connected(rank, every, make)
         return cls(at, strategy, data, tensor, every, control, out, into)
 
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
         self.all_true(flag=True)
         for group in (self.data, self.tensor):
-            group.all_reduce(torch.zeros(group.size, device=device))
+            group.warm(device)
         rank, first = self.at.rank(self.strategy), torch.zeros(1, device=device)
         for channel in self.channels:  # in one order, so nobody waits in a circle
             if channel.sender == rank:
@@ -145,29 +151,52 @@ class Groups:
             dist.destroy_process_group()
 
 
-def _group(name: GroupName, at: Coordinates, strategy: Strategy, backend: str) -> Group:
+_Make = Callable[[Sequence[int]], dist.ProcessGroup]  # of these ranks
+
+
+def _group(name: GroupName, at: Coordinates, strategy: Strategy, make: _Make) -> Group:
     """This rank's of the groups of that name; of one rank none is made."""
     every = (Coordinates.of(rank, strategy) for rank in range(strategy.ranks))
     mine = members(name, at, strategy)
     found = ALONE
     for each in dict.fromkeys(members(name, one, strategy) for one in every):
         if len(each) > 1:
-            made = dist.new_group(list(each), timeout=COLLECTIVE_TIMEOUT, backend=backend)
+            made = make(each)
             if each == mine:
                 found = Group(len(mine), mine.index(at.rank(strategy)), made)
     return found
 
 
+def _communicator(backend: str, number: int, ranks: Sequence[int]) -> dist.ProcessGroup:
+    """One of so many of a rank; on a GPU its kernels leave room for those of all the others.
+
+    They wait for their peers: if those of one kept another's off the GPU, and elsewhere the other's
+    this one's, both would wait for ever.
+    """
+    options = None
+    if backend == "nccl":
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        share = device.multi_processor_count // number
+        if share < NCCL_BLOCKS:
+            options = dist.ProcessGroupNCCL.Options()
+            options.config.max_ctas = share
+            options._timeout = COLLECTIVE_TIMEOUT
+    made: dist.ProcessGroup = dist.new_group(
+        list(ranks), timeout=COLLECTIVE_TIMEOUT, backend=backend, pg_options=options
+    )
+    return made
+
+
 _Ends = dict[Holds, tuple[Channel, dist.ProcessGroup]]
 
 
-def _connected(rank: int, every: Iterable[Channel], backend: str) -> tuple[_Ends, _Ends]:
+def _connected(rank: int, every: Iterable[Channel], make: _Make) -> tuple[_Ends, _Ends]:
     """By kind: where this rank sends messages, and where it receives them."""
     out: _Ends = {}
     into: _Ends = {}
     for channel in every:
-        pair = [channel.sender, channel.receiver]
-        made = dist.new_group(sorted(pair), timeout=COLLECTIVE_TIMEOUT, backend=backend)
+        pair = sorted((channel.sender, channel.receiver))
+        made = make(pair)
         if rank in pair:
             ends = out if rank == channel.sender else into
             ends[channel.kind] = channel, made
