@@ -41,6 +41,7 @@ from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.runtime.worker import Worker
 from bigplan.spec.catalog import find_model
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import Training
 from tests.runtime.harness import take_gpu
@@ -49,7 +50,6 @@ from tests.runtime.plans import CHUNK, plan_of
 BOUND = 1e-5  # relative, of any step's loss
 NORM_BOUND = 1e-4  # of its gradients' norm, which moves more from step to step
 STEPS = 100
-MODEL = find_model("tiny-llama-test").model_copy(update={"layers": 8})
 TRAINING = Training(
     sequence_length=64,
     global_batch=8,
@@ -59,11 +59,17 @@ TRAINING = Training(
 )
 
 
+def model_of(layers: int) -> ModelSpec:
+    """What is trained, so many layers of it."""
+    return find_model("tiny-llama-test").model_copy(update={"layers": layers})
+
+
 class Layout(NamedTuple):
     """How a training is laid out over processes and tiers."""
 
     strategy: Strategy
     spread: bool = False
+    layers: int = 4  # of the model: enough for the strategy
 
 
 class Course(NamedTuple):
@@ -76,6 +82,12 @@ class Course(NamedTuple):
     def ranks(self) -> int:
         """The most that train at once."""
         return max(layout.strategy.ranks for layout in self.legs)
+
+    @property
+    def layers(self) -> int:
+        """Of the model that they train."""
+        (layers,) = {layout.layers for layout in self.legs}
+        return layers
 
 
 class Curve(NamedTuple):
@@ -104,7 +116,7 @@ LAYOUTS = {
     "pp2, interleaved": Layout(Strategy(dp=1, pp=2, vpp=2)),
     "pp2 x z1": Layout(Strategy(dp=2, pp=2, zero=1)),
     "pp2 x z3": Layout(Strategy(dp=2, pp=2, zero=3)),
-    "pp4, uneven": Layout(Strategy(dp=1, pp=4, first_blocks=3, last_blocks=1)),
+    "pp4, uneven": Layout(Strategy(dp=1, pp=4, first_blocks=2), layers=5),
     "tp2": Layout(Strategy(dp=1, tp=2, micro_batch=2)),
     "tp2, spread": Layout(Strategy(dp=1, tp=2, accumulation_group=2), spread=True),
     "tp2, whole sequences": Layout(Strategy(dp=1, tp=2, micro_batch=2, sequence_parallel=False)),
@@ -162,7 +174,8 @@ def spread_kind(graph: Graph, name: str, layers: int) -> KindPlacement:
 
 def plan_for(layout: Layout, training: Training, device: str) -> Plan:
     """The layout's plan; chunks are small enough that a layer's state comes in several."""
-    graph = build_graph(MODEL, training, layout.strategy)
+    model = model_of(layout.layers)
+    graph = build_graph(model, training, layout.strategy)
     stages = []
     for stage in range(layout.strategy.pp):
         names = [graph.layers[layer] for layer in graph.stage_layers(stage)]
@@ -174,7 +187,7 @@ def plan_for(layout: Layout, training: Training, device: str) -> Plan:
         stages.append(StagePlacement(kinds=kinds))
     chunk = 100_000 if layout.spread else CHUNK
     placement = Placement(stages=tuple(stages), slots=2, chunk=chunk)
-    return plan_of(MODEL, training, layout.strategy, placement, device)
+    return plan_of(model, training, layout.strategy, placement, device)
 
 
 def run_rank(rank: int, folder: Path, leg: int, plan: Plan, until: int) -> None:
@@ -246,19 +259,24 @@ def main() -> None:
     most = torch.cuda.device_count() if args.device == "cuda" else sys.maxsize
     wanted = [c for c in courses() if c.ranks <= most and (not args.only or c.name in args.only)]
     print(f"python {platform.python_version()}, torch {torch.__version__}, {args.device}")
-    print(f"{MODEL.parameter_count:,} parameters, {TRAINING.tokens_per_step} tokens a step")
-    base = curve(Course("one process", (ONE,)), args.steps, args.device)
-    found = {"one process": base}
+    print(f"{TRAINING.tokens_per_step} tokens a step")
     bounds = f"bounds {BOUND:g} and {NORM_BOUND:g}"
     print(f"{'layout':60s} ranks   largest  step     norms  last loss  ({bounds})")
-    within = [tell("one process", 1, base, base)]
-    for course in wanted:
+    bases, found, within = dict[int, Curve](), dict[str, Curve](), list[bool]()
+    for course in sorted(wanted, key=lambda course: course.layers):
+        if course.layers not in bases:
+            model = model_of(course.layers)
+            name = f"one process, {course.layers} layers, {model.parameter_count:,} parameters"
+            alone = Course(name, (ONE._replace(layers=course.layers),))
+            bases[course.layers] = found[name] = curve(alone, args.steps, args.device)
+            within.append(tell(name, 1, found[name], found[name]))
         found[course.name] = curve(course, args.steps, args.device)
-        within.append(tell(course.name, course.ranks, found[course.name], base))
+        within.append(tell(course.name, course.ranks, found[course.name], bases[course.layers]))
     faster = TRAINING.optimizer.model_copy(update={"learning_rate": 1.001e-3})
     other = TRAINING.model_copy(update={"optimizer": faster})
-    control = curve(Course("", (ONE,)), args.steps, args.device, other)
-    tell("no layout: a rate larger by 0.1%", 1, control, base)
+    if ONE.layers in bases:
+        control = curve(Course("", (ONE,)), args.steps, args.device, other)
+        tell("no layout: a rate larger by 0.1%", 1, control, bases[ONE.layers])
     if args.curves:
         args.curves.write_text(json.dumps(found))
     print(f"{sum(within)} of {len(within)} within {BOUND:g}")
