@@ -53,14 +53,20 @@ def collective_seconds(collective: Collective, group: Group) -> float:
 
 
 def exposed_seconds(
-    collective: Collective, group: Group, framework: Framework, gemms: Mapping[str, float]
+    collective: Collective,
+    group: Group,
+    framework: Framework,
+    gemms: Mapping[str, float],
+    *,
+    beside: bool = True,
 ) -> float:
     """Seconds that a rank waits for a tensor-parallel collective.
 
     `gemms`: seconds of the pass's products by name; the one that the collective may run beside
-    hides as much of it as it takes itself, where the framework does so.
+    hides as much of it as it takes itself, where the framework does so. Without `beside` none runs
+    beside anything: a CPU device's have ended when the call returns.
     """
-    if collective.hidden:
+    if collective.hidden and beside:
         return 0.0
     seconds = collective_seconds(collective, group)
     if framework.beside_weights:

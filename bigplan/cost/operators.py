@@ -51,7 +51,8 @@ def operator_costs(
     }
     for operator in operators:
         if isinstance(operator, Collective):
-            seconds = exposed_seconds(operator, group, framework, gemms)
+            beside = device.gpu.runs_kernels
+            seconds = exposed_seconds(operator, group, framework, gemms, beside=beside)
             moved = float(operator.nbytes * operator.count)
             yield OperatorCost(operator.name, seconds, 0.0, moved, 0, Bound.COMMUNICATION)
         else:

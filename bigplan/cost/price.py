@@ -276,7 +276,10 @@ def pass_cost(
     gemms = {
         one.name: took for one, took in zip(kernels, seconds, strict=True) if isinstance(one, Gemm)
     }
-    exposed = sum(exposed_seconds(one, group, framework, gemms) for one in collectives)
+    beside = device.gpu.runs_kernels
+    exposed = sum(
+        exposed_seconds(one, group, framework, gemms, beside=beside) for one in collectives
+    )
     host = host_seconds(operators, device, framework, hooks, again=again)
     if group.size > 1:
         number = COLLECTIVE_LAUNCHES * sum(one.count for one in collectives)

@@ -195,6 +195,9 @@ def test_collectives_are_waited_for_as_far_as_they_are_exposed() -> None:
         assert found - alone == pytest.approx(share * seconds)
     hidden = replace(collective, hidden=True)
     assert pass_cost((*busy, hidden), DEVICE, EIGHT, FUSED).seconds == pytest.approx(alone)
+    cpu = replace(DEVICE, gpu=DEVICE.gpu.model_copy(update={"device": "cpu"}))
+    waits = pass_cost((*busy, hidden), cpu, EIGHT, FUSED).waits
+    assert waits.collectives == pytest.approx(seconds)
 
 
 def test_a_product_hides_as_much_of_a_collective_as_it_takes_itself() -> None:
