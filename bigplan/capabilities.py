@@ -23,13 +23,15 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
     if strategy.sequence_parallel and tokens % strategy.tp:
         return (
             f"the native runtime shares out the tokens of a micro-batch to tensor-parallel ranks, "
-            f"and {tokens} do not divide by tp {strategy.tp}"
+            f"and {tokens} do not divide by tp {strategy.tp}: use a sequence_length that does, or "
+            "sequence_parallel 0"
         )
     scaling = model.rope_scaling
     if scaling is not None and scaling.name not in NATIVE_ROPE_SCALINGS:
         return (
             "the native runtime executes the rope_scaling "
-            f"{' and '.join(NATIVE_ROPE_SCALINGS)} only, not {scaling.name}"
+            f"{' and '.join(NATIVE_ROPE_SCALINGS)} only, not {scaling.name}: use one of them, or "
+            "none up to the length of the pre-training"
         )
     return _window_refusal(model, training.sequence_length) or _training_refusal(training)
 
@@ -46,16 +48,17 @@ def _window_refusal(model: ModelSpec, length: int) -> str | None:
 
 def _training_refusal(training: Training) -> str | None:
     unlike = [
-        f"{name} {getattr(training, name)}"
-        for name, values in NATIVE_TRAINING.items()
-        if getattr(training, name) not in values
+        name for name, values in NATIVE_TRAINING.items() if getattr(training, name) not in values
     ]
     if unlike:
-        return f"the native runtime does not execute {', '.join(unlike)}"
+        given = ", ".join(f"{name} {getattr(training, name)}" for name in unlike)
+        usual = ", ".join(f"{name} {NATIVE_TRAINING[name][0]}" for name in unlike)
+        return f"the native runtime does not execute {given}: use {usual}"
     reduced, stored = training.reduce_precision, training.gradient_precision
     if reduced not in (None, stored):
         return (
-            f"the native runtime reduces gradients as it stores them, in {stored}, not in {reduced}"
+            f"the native runtime reduces gradients as it stores them, in {stored}, not in "
+            f"{reduced}: leave reduce_precision out"
         )
     return None
 

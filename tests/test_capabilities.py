@@ -88,9 +88,12 @@ def test_a_window_as_long_as_the_sequence_is_executed() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"fp8_gemms": True}, "does not execute fp8_gemms True"),
-        ({"attention": "materialised", "dropout": 0.1}, "attention materialised, dropout 0.1"),
-        ({"reduce_precision": "bf16"}, "as it stores them, in fp32, not in bf16"),
+        ({"fp8_gemms": True}, "does not execute fp8_gemms True: use fp8_gemms False"),
+        (
+            {"attention": "materialised", "dropout": 0.1},
+            "attention materialised, dropout 0.1: use attention flash, dropout 0.0",
+        ),
+        ({"reduce_precision": "bf16"}, "in fp32, not in bf16: leave reduce_precision out"),
     ],
 )
 def test_other_arithmetic_is_named(changes: dict[str, object], words: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bigplan import runnable
+from bigplan.engines import native
 from bigplan.errors import InfeasibleError
 from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
@@ -15,10 +16,13 @@ from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.tiny import tiny_plan
 
-TRAINING = Training(sequence_length=256, global_batch=32)
-TIED = find_model("tiny-llama-demo").model_copy(update={"tied_embeddings": True})
-REQUEST = Request(TIED, TRAINING, find_cluster("dgx-h100"), {})
-REFUSAL = "the native runtime executes a table that the first and the last layer share on one stage"
+TRAINING = Training(sequence_length=255, global_batch=32)
+REQUEST = Request(find_model("tiny-llama-demo"), TRAINING, find_cluster("dgx-h100"), {})
+SPLIT = {"tp": 4, "micro_batch": 1}
+REFUSAL = (
+    "the native runtime shares out the tokens of a micro-batch to tensor-parallel ranks, and 255 "
+    "do not divide by tp 4"
+)
 
 
 def test_a_plan_that_runs_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,20 +35,27 @@ def test_a_plan_that_runs_is_not_searched_again(monkeypatch: pytest.MonkeyPatch)
     assert today_json(plan, found)["slower_by"] == 0
 
 
+def test_what_this_machine_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "find_spec", lambda _: None)
+    plan = tiny_plan()
+    text = today_text(plan, Runnable(plan))
+    assert text.startswith("Runs today: yes, with `bigplan launch`, but not from here: torch is")
+
+
 def test_beside_a_plan_that_does_not_run_stands_the_best_that_does() -> None:
-    split = make_plan(replace(REQUEST, settings={"pp": 2}))
+    split = make_plan(replace(REQUEST, settings=SPLIT))
     found = best_runnable(REQUEST, split)
     assert found.plan is not None
     assert found.plan.strategy == make_plan(replace(REQUEST, engine="native")).strategy
     assert found.plan.executable["native"] is True
     slower = found.plan.predicted.step_seconds / split.predicted.step_seconds - 1
     text = today_text(split, found)
-    assert text.startswith(f"Runs today: no, {REFUSAL} only, not with pp 2")
+    assert text.startswith(f"Runs today: no, {REFUSAL}")
     assert f"The best that runs today: data parallel {found.plan.strategy.dp}, " in text
     assert text.endswith(f"a step ({slower:+.0%}); add --engine native.")
     told = today_json(split, found)
     assert told["best"] is False
-    assert told["strategy"]["pp"] == 1
+    assert told["strategy"]["tp"] == 1
     assert told["slower_by"] == pytest.approx(slower)
 
 
@@ -64,7 +75,7 @@ def test_what_no_split_makes_run_is_said_once() -> None:
     plan = make_plan(request)
     found = best_runnable(request, plan)
     assert today_text(plan, found) == (
-        "Runs today: no, the native runtime does not execute dropout 0.1."
+        "Runs today: no, the native runtime does not execute dropout 0.1: use dropout 0.0."
     )
 
 
@@ -73,7 +84,7 @@ def test_nothing_that_runs_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert request.engine == "native"
         raise InfeasibleError("gpu memory is 3 GiB short.")
 
-    plan = make_plan(replace(REQUEST, settings={"pp": 2}))
+    plan = make_plan(replace(REQUEST, settings=SPLIT))
     monkeypatch.setattr(runnable, "make_plan", none_fits)
     text = today_text(plan, best_runnable(REQUEST, plan, unwatched))
     assert text.endswith("Nothing that runs today was found: gpu memory is 3 GiB short.")

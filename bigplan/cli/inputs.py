@@ -14,6 +14,7 @@ from rich.console import Console
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.catalog import list_clusters, list_models
+from bigplan.spec.hf_folder import family_of
 from bigplan.spec.reading import read_text, user_path
 
 if TYPE_CHECKING:
@@ -104,11 +105,11 @@ def warnings(model: ModelSpec, training: Training) -> Iterator[str]:
     hint = "The plan stands; a launch where that is so would be refused"
     for error in unreadable_data(model, training):
         yield f"{error}. {hint}"
-    if training.weights is not None and not user_path(training.weights).is_dir():
-        yield (
-            f"training.weights: {training.weights} is no folder here; name a Hugging Face folder "
-            f"with config.json and safetensors, or leave weights out. {hint}"
-        )
+    if training.weights is not None:
+        try:
+            family_of(user_path(training.weights), model)
+        except InputError as error:
+            yield f"{error}. {hint}"
     if training.sequence_length > model.max_sequence_length:
         known = "is described with; it is trained, and exported, with all"
         if training.weights is not None:

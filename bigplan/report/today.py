@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.engines import engine_of
 from bigplan.plan import Plan
 from bigplan.report.decision import strategy_text
 from bigplan.report.text import seconds_text
@@ -15,7 +16,7 @@ YES = "yes, with `bigplan launch`"
 def today_text(plan: Plan, runnable: Runnable) -> str:
     """'Runs today: ...', with the best plan that does and how much slower it is."""
     if not runnable.refusal:
-        return f"Runs today: {YES}."
+        return f"Runs today: {_yes(plan)}."
     no = f"Runs today: no, {runnable.refusal}."
     if runnable.plan is None:
         if not runnable.because:
@@ -34,7 +35,13 @@ def today_text(plan: Plan, runnable: Runnable) -> str:
 def engine_text(plan: Plan) -> str:
     """The same of a plan alone, whose request is not known."""
     runs = plan.executable[plan.engine]
-    return f"Runs today: {YES if runs is True else f'no, {runs}'}."
+    return f"Runs today: {_yes(plan) if runs is True else f'no, {runs}'}."
+
+
+def _yes(plan: Plan) -> str:
+    """That it does, and what this machine lacks to launch it."""
+    missing = engine_of(plan).missing()
+    return YES if missing is None else f"{YES}, but not from here: {missing}"
 
 
 def today_json(plan: Plan, runnable: Runnable) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bigplan.errors import InputError
 from bigplan.runtime.checkpoint import Found, Reader
-from bigplan.runtime.hf_weights import CONFIG, INDEX, SINGLE
+from bigplan.runtime.hf_weights import INDEX
+from bigplan.spec.hf_folder import CONFIG, SINGLE
 from bigplan.spec.hf_names import HfTensor, hf_tensors
 from bigplan.spec.hf_write import to_hf_config
 from bigplan.spec.model import ModelSpec

@@ -18,16 +18,13 @@ from torch import Tensor
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.rectangle import Rectangle
-from bigplan.spec.hf import load_hf_config
-from bigplan.spec.hf_names import WEIGHT_FAMILIES, hf_tensors, stored
-from bigplan.spec.hf_write import differences
+from bigplan.spec.hf_folder import SINGLE, family_of
+from bigplan.spec.hf_names import hf_tensors, stored
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.reading import INDEX as INDEX_BYTES
 from bigplan.spec.reading import read_json, require_regular
 from bigplan.spec.step import Parameter
 
-CONFIG = "config.json"
-SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "F16", "BF16", "F64")  # safetensors' names of the dtypes that are read
 
@@ -47,7 +44,7 @@ class HfFolder:
 
         Raises InputError, and RefusedError for what is not read.
         """
-        family = _family(folder, model)
+        family = family_of(folder, model)
         in_files = _tensor_files(folder)
         names = {}
         for tensor in hf_tensors(family, model):
@@ -104,33 +101,6 @@ class HfFolder:
                     part = tensor[columns, rows].T if place.transposed else tensor[rows, columns]
                 values[band.within(rectangle)] = part
         return values.T if vector else values
-
-
-def _family(folder: Path, model: ModelSpec) -> str:
-    """The folder's model_type, its config being that of `model`."""
-    if not folder.is_dir():
-        raise InputError(
-            f"training.weights: {folder} is no folder; name a Hugging Face folder with "
-            f"{CONFIG} and {SINGLE}, or leave weights out to start from random ones"
-        )
-    path = folder / CONFIG
-    theirs = load_hf_config(path)
-    different = differences(model, theirs)
-    if different:
-        shown = ", ".join(
-            f"{key} {getattr(theirs, key)} instead of {getattr(model, key)}" for key in different
-        )
-        raise InputError(
-            f"{path} has {shown}: these weights are not those of {model.name}; plan with this "
-            f"config.json as the model, or name the folder of {model.name}"
-        )
-    family = str(read_json(path).data["model_type"])
-    if family not in WEIGHT_FAMILIES:
-        raise RefusedError(
-            f"{path}: weights of model_type {family!r} are not read "
-            f"(read: {', '.join(WEIGHT_FAMILIES)})"
-        )
-    return family
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:

@@ -12,9 +12,6 @@ from bigplan.spec.families import FAMILIES
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 
-_TENSORS = {name: family.tensors for name, family in FAMILIES.items() if family.tensors}
-WEIGHT_FAMILIES = tuple(_TENSORS)  # model types whose weights are read and written
-
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -61,7 +58,7 @@ class HfTensor:
 
 def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
     """Where `family`'s files hold a parameter of a layer."""
-    tensors = _TENSORS[family]
+    tensors = FAMILIES[family].tensors
     module, _, part = parameter.name.rpartition(".")
     name = f"{tensors.names[module].format(layer - 1)}.{part}"
     transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]

@@ -9,8 +9,6 @@ from bigplan.spec.families import FAMILIES
 from bigplan.spec.hf import from_hf_config
 from bigplan.spec.model import ModelSpec
 
-_WRITERS = {name: family.write for name, family in FAMILIES.items() if family.write}
-
 
 def to_hf_config(model: ModelSpec) -> dict[str, Any]:
     """The config.json of a family that computes what `model` does, read back and compared.
@@ -18,8 +16,8 @@ def to_hf_config(model: ModelSpec) -> dict[str, Any]:
     Raises RefusedError where no family does, naming what the nearest one has otherwise.
     """
     unlike: dict[str, tuple[str, ...]] = {}
-    for family, write in _WRITERS.items():
-        config = write(model)
+    for family, known in FAMILIES.items():
+        config = known.write(model)
         try:
             unlike[family] = differences(model, from_hf_config(config))
         except InputError:  # the family has no key for what makes the model legal, such as head_dim
@@ -30,7 +28,7 @@ def to_hf_config(model: ModelSpec) -> dict[str, Any]:
     named = ", ".join(f"{key} {getattr(model, key)}" for key in unlike[family])
     raise RefusedError(
         f"{model.name} has {named}, which Hugging Face's {family} has not, nor another of the "
-        f"families that are written: {', '.join(_WRITERS)}"
+        f"families that are written: {', '.join(FAMILIES)}"
     )
 
 

@@ -10,6 +10,7 @@ import yaml
 from bigplan.cli import run
 from bigplan.plan import plan_text, save_plan
 from bigplan.spec.catalog import find_model
+from bigplan.spec.hf_write import to_hf_config
 from tests.cli.conftest import Run
 from tests.launcher.fakes import without_ray
 from tests.tiny import capped_plan, write_cluster
@@ -93,6 +94,17 @@ def test_positions_that_a_model_does_not_have_are_told(
         found = " ".join(err.split())
         assert (f"warning: sequence_length {length} is longer" in found) == told
         assert (what in found) == told
+
+
+def test_weights_of_another_model_are_told(bigplan: Run, experiment: Path) -> None:
+    """Of which their config.json tells: nothing else of them is read."""
+    Path("weights").mkdir()
+    config = to_hf_config(find_model("tiny-llama-test").model_copy(update={"ffn": 1024}))
+    Path("weights/config.json").write_text(json.dumps(config))
+    _write(experiment, {"weights": "weights"})
+    code, _, err = bigplan("plan", experiment)
+    assert code == 0
+    assert re.search("warning: .*config.json has ffn 1024 instead of 128", " ".join(err.split()))
 
 
 def test_what_is_there_is_neither_told_nor_refused(bigplan: Run, experiment: Path) -> None:

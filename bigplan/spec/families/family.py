@@ -29,5 +29,5 @@ class Family:
 
     read: Callable[[Reader], dict[str, Any]]  # a config.json's fields of ModelSpec
     defaults: Mapping[str, Any]  # those of transformers' own config class, for absent keys
-    write: Callable[[ModelSpec], dict[str, Any]] | None = None  # None: cannot be exported
-    tensors: Tensors | None = None  # None: weights are neither read nor written
+    write: Callable[[ModelSpec], dict[str, Any]]  # such a config.json, to be read back
+    tensors: Tensors
