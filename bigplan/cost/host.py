@@ -28,12 +28,13 @@ def host_seconds(
     numbers = [launches(one, fused=fused) for one in kernels]
     if framework.host is not None:
         return (sum(numbers) + hooks) * gpu.launch_overhead * framework.host
+    hooked = hooks * gpu.launch_overhead
     if again or not numbers:
-        return sum(numbers) * gpu.launch_overhead
+        return hooked + sum(numbers) * gpu.launch_overhead
     several = sum(number - 1 for number in numbers if number > 1)
     python = gpu.action_overhead + len(numbers) * gpu.operator_overhead
     python += fused * sum(map(is_kernel, kernels)) * gpu.kernel_overhead
-    return python + several * gpu.launch_overhead
+    return hooked + python + several * gpu.launch_overhead
 
 
 def is_kernel(operator: Operator) -> bool:

@@ -33,8 +33,15 @@ from bigplan.program import Lane, Op
 from bigplan.spec.cluster import NodeGroup
 from bigplan.timeline import Event, Timeline
 
-# bigplan's layers in DeepSpeed's engine: torch's attention, plain torch for the rest.
-BEHAVIOUR = replace(DEEPSPEED, attention=NATIVE.attention, stops_early=False)
+# bigplan's layers in DeepSpeed's engine: torch's attention, plain torch for the rest, the native
+# runtime's Python for each operator. ZeRO-3's hooks are as they were found to be for every tensor.
+assert DEEPSPEED.host is not None
+BEHAVIOUR = replace(
+    DEEPSPEED,
+    attention=NATIVE.attention,
+    host=None,
+    gather_launches=DEEPSPEED.gather_launches * DEEPSPEED.host,
+)
 
 CLIPPED_BYTES = 8  # the gradient read and written
 ADAMW_BYTES = 28  # master and moments read and written, the gradient read
