@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bigplan.engines import make_plan
+from bigplan.engines import Chosen, make_plan
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.planner import Request, refused_however_split
@@ -22,6 +22,7 @@ class Runnable:
     plan: Plan | None
     refusal: str = ""
     because: str = ""
+    chosen: Chosen | None = None  # where the request left the engine open
 
 
 def best_runnable(request: Request, best: Plan, watch: Watch = unwatched) -> Runnable:

@@ -11,6 +11,7 @@ import typer
 import bigplan
 from bigplan.cli import describe
 from bigplan.cli.clusters import clusters
+from bigplan.cli.config import config
 from bigplan.cli.data import data
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
@@ -39,6 +40,7 @@ for command in (
     launch,
     report,
     export,
+    config,
     describe.detect,
     profile,
     models,

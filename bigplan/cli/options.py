@@ -54,9 +54,9 @@ class ExperimentOptions:
         str | None,
         _option(
             "--engine",
-            "any, or what one executes: native, deepspeed.",
+            "What executes it (default auto: the fastest that can here); any: the planner's best.",
             WHAT,
-            "any|native|deepspeed",
+            "auto|any|native|deepspeed",
         ),
     ] = None
     settings: Annotated[

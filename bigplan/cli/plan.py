@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
+    from bigplan.engines import Chosen
     from bigplan.planner import Request
     from bigplan.runnable import Runnable
     from bigplan.whatif import Answer
@@ -117,12 +118,15 @@ class Planned:
     request: Request
     plan: Plan
     seconds: float
+    chosen: Chosen | None = None  # where the experiment leaves the engine open
 
     def best_runnable(self, time_limit: float | None = None) -> Runnable:
         """What of it runs today; where the plan does not, what is left of the limit is searched."""
         from bigplan.cli.waiting import Waiting
-        from bigplan.runnable import best_runnable
+        from bigplan.runnable import Runnable, best_runnable
 
+        if self.chosen is not None and self.plan.executable[self.plan.engine] is True:
+            return Runnable(self.plan, chosen=self.chosen)
         left = None if time_limit is None else max(0.0, time_limit - self.seconds)
         with Waiting("Planning what runs today", left) as waiting:
             return best_runnable(self.request, self.plan, waiting.go_on)
@@ -141,7 +145,11 @@ class Planned:
                 in_time = seconds is None or spent + self.seconds <= seconds
                 return in_time and not waiting.interrupted
 
-            return what_would_help(self.request, self.plan, go_on, waiting.go_on)
+            # Of the engine that was taken: another one would have to be found anew each time.
+            runs = self.plan.executable[self.plan.engine] is True
+            engine = self.plan.engine if runs and self.chosen else self.request.engine
+            request = replace(self.request, engine="any" if engine == "auto" else engine)
+            return what_would_help(request, self.plan, go_on, waiting.go_on)
 
 
 def plan_experiment(
@@ -153,13 +161,15 @@ def plan_experiment(
 ) -> Planned:
     """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
     from bigplan.cli.waiting import Waiting
-    from bigplan.engines import make_plan
+    from bigplan.engines import chosen, make_plan
 
     request = request_of(experiment, exact=exact)
     title = f"Planning {request.model.name}"
     with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
-        made = make_plan(request, waiting.go_on)
-        return Planned(request, made, waiting.seconds)
+        if request.engine != "auto":
+            return Planned(request, make_plan(request, waiting.go_on), waiting.seconds)
+        found = chosen(request, waiting.go_on)
+        return Planned(request, found.plan, waiting.seconds, found)
 
 
 def request_of(experiment: Experiment, *, exact: bool = False) -> Request:

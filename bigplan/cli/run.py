@@ -107,6 +107,7 @@ def _experiment(path: Path | None, options: ExperimentOptions, run: Resumable | 
         return experiment_of(path, options)
     parts = ("model", "training", "cluster")
     base = {name: getattr(run.plan, name).model_dump(mode="json") for name in parts}
+    base["engine"] = run.plan.engine
     experiment = experiment_of(None, options, base)
     if options.cluster is None:
         _check_caps(experiment, run.plan)
@@ -131,8 +132,6 @@ def _check_caps(experiment: Experiment, before: Plan) -> None:
 
 
 def _planned(experiment: Experiment, console: Console) -> Plan:
-    if "engine" not in experiment.model_fields_set:
-        experiment = experiment.model_copy(update={"engine": "native"})
     plan = plan_experiment(experiment, keeps_best=False).plan
     from bigplan.report.decision import decision
     from bigplan.report.stages import stages_of

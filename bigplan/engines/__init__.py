@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from bigplan.engines.auto import Chosen, choose
 from bigplan.engines.deepspeed import DeepSpeed
 from bigplan.engines.engine import Engine
 from bigplan.engines.native import Native
@@ -10,7 +13,7 @@ from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.search import Watch, unwatched
 
-__all__ = ["ENGINES", "Engine", "engine_of", "make_plan"]
+__all__ = ["ENGINES", "Chosen", "Engine", "chosen", "engine_of", "make_plan"]
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Native(), DeepSpeed())}
 # A request for "any" is for the planner's best, whether or not an engine executes it yet: plans of
@@ -30,4 +33,15 @@ def engine_of(plan: Plan) -> Engine:
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     """The best plan for the engine that the request names. Raises as Engine.make_plan."""
+    if request.engine == "auto":
+        return chosen(request, watch).plan
     return _BY_REQUEST[request.engine].make_plan(request, watch)
+
+
+def chosen(request: Request, watch: Watch = unwatched) -> Chosen:
+    """The fastest plan that can run here and now, and what it was chosen from.
+
+    Raises as Engine.make_plan where nothing fits, whoever executes it.
+    """
+    best = _BY_REQUEST["any"].make_plan(replace(request, engine="any"), watch)
+    return choose(replace(request, exact=False), ENGINES.values(), best, watch)

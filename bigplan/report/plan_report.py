@@ -17,7 +17,7 @@ from bigplan.report.rivals import rivals_table
 from bigplan.report.seconds import bound_text, busy_table, parts_table
 from bigplan.report.stages import stages_of
 from bigplan.report.text import seconds_text
-from bigplan.report.today import today_text
+from bigplan.report.today import engines_text, today_text
 from bigplan.runnable import Runnable
 from bigplan.units import counted
 
@@ -28,6 +28,7 @@ def plan_report(plan: Plan, search_seconds: float, runnable: Runnable) -> Render
     parts: list[RenderableType] = [
         Text(decision(plan, stages)),
         Text(today_text(plan, runnable)),
+        *([Text(engines)] if (engines := engines_text(plan, runnable)) else []),
         Text(f"Bound by: {bound_text(predicted)}."),
         Text(""),
         _promise(plan),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.engines import engine_of
+from bigplan.engines import Chosen, engine_of
 from bigplan.plan import Plan
 from bigplan.report.decision import strategy_text
 from bigplan.report.text import seconds_text
@@ -30,6 +30,33 @@ def today_text(plan: Plan, runnable: Runnable) -> str:
         f"{no} The best {found}: {strategy_text(other.strategy)}, {seconds_text(seconds)} a step "
         f"({slower:+.0%}); add --engine native."
     )
+
+
+def engines_text(plan: Plan, runnable: Runnable) -> str:
+    """'By engine: ...', and what the planner's best would bring that nothing runs yet."""
+    chosen = runnable.chosen
+    if chosen is None:
+        return ""
+    told = [_by_engine(plan, name, found) for name, found in chosen.by_engine.items()]
+    text = f"By engine: {'; '.join(told)}." if len(told) > 1 else ""
+    if chosen.best.executable[chosen.best.engine] is not True and chosen.best != plan:
+        seconds = chosen.best.predicted.step_seconds
+        text += (
+            f" The planner's best, which nothing runs yet: {strategy_text(chosen.best.strategy)}, "
+            f"{seconds_text(seconds)} a step ({seconds / plan.predicted.step_seconds - 1:+.0%}), "
+            f"for {chosen.best.executable[chosen.best.engine]}."
+        )
+    return text.strip()
+
+
+def _by_engine(plan: Plan, name: str, found: Plan | str) -> str:
+    if isinstance(found, str):
+        return f"{name} has none ({found.partition('. ')[0].rstrip('.')})"
+    seconds = found.predicted.step_seconds
+    text = f"{name} {seconds_text(seconds)} a step"
+    if found == plan:
+        return f"{text}, taken"
+    return f"{text} ({seconds / plan.predicted.step_seconds - 1:+.0%})"
 
 
 def engine_text(plan: Plan) -> str:
@@ -58,4 +85,15 @@ def today_json(plan: Plan, runnable: Runnable) -> dict[str, Any]:
             else other.predicted.step_seconds / plan.predicted.step_seconds - 1
         ),
         "because": runnable.because or None,
+        "engines": None if runnable.chosen is None else _engines_json(runnable.chosen),
+    }
+
+
+def _engines_json(chosen: Chosen) -> dict[str, Any]:
+    """By engine that is installed: the seconds of its best plan, or why it has none."""
+    return {
+        name: {"step_seconds": None, "because": found}
+        if isinstance(found, str)
+        else {"step_seconds": found.predicted.step_seconds, "because": None}
+        for name, found in chosen.by_engine.items()
     }

@@ -58,8 +58,8 @@ class Experiment(Spec):
     """decisions to pin, such as {tp: 8}"""
     caps: dict[Tier, Bytes] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
-    engine: Literal["any", "native", "deepspeed"] = "any"
-    """which runtime the plan must suit"""
+    engine: Literal["auto", "any", "native", "deepspeed"] = "auto"
+    """what the plan is for: auto is the fastest of those installed, any whatever is fastest"""
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:

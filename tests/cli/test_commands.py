@@ -42,6 +42,8 @@ KEYS = {
     "moved_bytes",
     "drives",
     "executable",
+    "engine",
+    "config",
     "runs_today",
     "alternatives",
     "what_if",

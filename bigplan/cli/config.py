@@ -1,0 +1,50 @@
+"""`bigplan config`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from bigplan.cli.inputs import checked_plan
+from bigplan.errors import InputError
+
+Tool = Literal["deepspeed", "fsdp2", "accelerate", "megatron", "torchtitan", "nemo"]
+
+
+def config(
+    plan: Annotated[Path, typer.Argument(help="A plan written by `bigplan plan --out`.")],
+    tool: Annotated[Tool, typer.Option("--for", help="Whose configuration.")],
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder to write, new or empty (default: print).")
+    ] = None,
+) -> None:
+    """Write a plan as another tool's configuration, and say what that cannot express.
+
+    Exit codes: 0, 2 bad input.
+    """
+    from bigplan.export import TOOLS
+
+    found = TOOLS[tool](checked_plan(plan))
+    if to is None:
+        for name, text in found.files.items():
+            print(f"# ----- {name}\n{text}", end="")
+    else:
+        _write(to.expanduser(), found.files)
+    told = Console(stderr=True)
+    for each in found.lost:
+        told.print(f"{tool} cannot express: {each}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InputError(f"--to {folder}: there is something in it; name a new or empty folder")
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--to {folder}: {error.strerror}; name another folder") from None
+    Console().print(f"Wrote {', '.join(files)} to {folder}", highlight=False, markup=False)

@@ -1,0 +1,20 @@
+"""A plan as the configuration of a tool that people run already, with what that cannot express."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bigplan.export import accelerate, deepspeed, fsdp2, megatron, nemo, torchtitan
+from bigplan.export.written import Written
+from bigplan.plan import Plan
+
+__all__ = ["TOOLS", "Written"]
+
+TOOLS: dict[str, Callable[[Plan], Written]] = {
+    "deepspeed": deepspeed.written,
+    "fsdp2": fsdp2.written,
+    "accelerate": accelerate.written,
+    "megatron": megatron.written,
+    "torchtitan": torchtitan.written,
+    "nemo": nemo.written,
+}

@@ -1,0 +1,88 @@
+"""Hugging Face Accelerate's configuration file: DeepSpeed's plugin, or FSDP2's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.export import deepspeed
+from bigplan.export.written import Blocks, Written, heading, lost_by_all
+from bigplan.graph.graph import Recompute
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.spec.document import dump_document
+
+NAME = "accelerate.yaml"
+
+
+def written(plan: Plan) -> Written:
+    """For `accelerate launch --config_file`; with DeepSpeed's own file where it is DeepSpeed's."""
+    nodes = plan.cluster.group
+    config: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "downcast_bf16": "no",
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "num_machines": nodes.nodes,
+        "num_processes": plan.strategy.ranks,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    if plan.config:
+        return _deepspeed(plan, config)
+    lost = tuple(_lost(plan))
+    precision = {"fp32": "no"}.get(plan.training.precision, plan.training.precision)
+    config |= {"mixed_precision": precision} | _fsdp(plan)
+    return Written({NAME: heading(plan, lost) + dump_document(config)}, lost)
+
+
+def _deepspeed(plan: Plan, config: dict[str, object]) -> Written:
+    found = deepspeed.written(plan)
+    config |= {
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {
+            "deepspeed_config_file": deepspeed.NAME,
+            "zero3_init_flag": plan.config["json"]["zero_optimization"]["stage"] == 3,
+        },
+    }
+    text = heading(plan, found.lost) + dump_document(config)
+    return Written({NAME: text, **found.files}, found.lost)
+
+
+def _fsdp(plan: Plan) -> dict[str, object]:
+    blocks, strategy = Blocks.of(plan), plan.strategy
+    if strategy.zero < 2 and not blocks.away("parameters"):
+        return {"distributed_type": "MULTI_GPU" if strategy.ranks > 1 else "NO"}
+    return {
+        "distributed_type": "FSDP",
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_reshard_after_forward": strategy.zero == 3 or blocks.away("parameters"),
+            "fsdp_offload_params": blocks.away("parameters"),
+            "fsdp_activation_checkpointing": bool(blocks.recomputed(Recompute.FULL)),
+            "fsdp_cpu_ram_efficient_loading": True,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        },
+    }
+
+
+def _lost(plan: Plan) -> Iterator[str]:
+    blocks, strategy = Blocks.of(plan), plan.strategy
+    yield from lost_by_all(plan)
+    if strategy.tp > 1 or strategy.pp > 1:
+        yield f"tensor parallelism of {strategy.tp} and {strategy.pp} pipeline stages"
+    if strategy.zero == 1:
+        yield "ZeRO 1: plain data parallelism is written"
+    again = plan.model.layers - blocks.recomputed(Recompute.NONE)
+    if again and blocks.recomputed(Recompute.FULL) < plan.model.layers:
+        yield f"recomputation of {again} of {plan.model.layers} blocks: of all or none"
+    if blocks.state_away and not blocks.away("parameters"):
+        yield "optimizer state off the GPU with parameters on it: FSDP moves both or neither"
+    if blocks.placed.parameters.get(Tier.NVME) or blocks.on_drives:
+        yield "anything on drives"
+    yield (
+        f"micro-batches of {strategy.micro_batch}, {strategy.micro_batches(plan.training)} a step: "
+        "the training script's data loader and gradient_accumulation_steps"
+    )

@@ -1,0 +1,112 @@
+"""DeepSpeed's JSON: of a plan for DeepSpeed its own, else what comes nearest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bigplan.engines.deepspeed.config import configuration
+from bigplan.engines.deepspeed.decisions import Decisions
+from bigplan.engines.deepspeed.search import Search
+from bigplan.export.written import Blocks, Written, heading, lost_by_all
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.planner import Request
+
+NAME = "ds_config.json"
+FOLDER = "/path/to/a/drive"  # where state on drives goes: no plan knows it
+
+
+def written(plan: Plan) -> Written:
+    """The configuration, a script of its environment, and the plan's promise."""
+    lost = tuple(_lost(plan))
+    config = plan.config or nearest(plan)
+    settings = json.loads(json.dumps(config["json"]))
+    for offload in ("offload_optimizer", "offload_param"):
+        part = settings["zero_optimization"].get(offload, {})
+        if part.get("device") == "nvme":
+            part["nvme_path"] = FOLDER
+    settings |= {"optimizer": _optimizer(plan)}
+    exports = "".join(f"export {key}={value}\n" for key, value in config["environment"].items())
+    return Written(
+        {NAME: json.dumps(settings, indent=2) + "\n", "ds_env.sh": heading(plan, lost) + exports},
+        lost,
+    )
+
+
+def nearest(plan: Plan) -> dict[str, Any]:
+    """The decisions of a native plan as DeepSpeed could take them, with its buffers' sizes."""
+    way = decisions_near(plan)
+    request = Request(plan.model, plan.training, plan.cluster, engine="deepspeed")
+    tried = Search(request).tried(way)
+    return configuration(way, tried.held.sizes, plan.training, plan.cluster.group)
+
+
+def decisions_near(plan: Plan) -> Decisions:
+    """One tier for all state, one for parameters: the slowest that any block has."""
+    blocks, strategy = Blocks.of(plan), plan.strategy
+    state = _slowest(blocks.placed.optimizer)
+    parameters = _slowest(blocks.placed.parameters)
+    needs = 3 if parameters is not Tier.GPU or state is Tier.NVME else 2
+    stage = max(strategy.zero, needs if state is not Tier.GPU else strategy.zero)
+    part = stage == 3 and state is Tier.HOST and parameters is Tier.GPU
+    return Decisions(
+        _strategy(plan, stage),
+        stage,
+        state=state,
+        parameters=parameters if state is not Tier.GPU else Tier.GPU,
+        on_cpu=round(blocks.state_away, 2) if part and 0 < blocks.state_away < 1 else 1.0,
+        recompute=blocks.recomputed(Recompute.NONE) < blocks.placed.layers,
+        loss_chunk=plan.placement.loss_chunk,
+    )
+
+
+def _strategy(plan: Plan, stage: int) -> Strategy:
+    """The plan's data parallelism, under the stage."""
+    zero = stage if plan.strategy.dp > 1 else 0
+    changes = {"zero": zero, "tp": 1, "pp": 1, "vpp": 1, "accumulation_group": 1}
+    changes |= {"first_blocks": 0, "last_blocks": 0}
+    return plan.strategy.model_copy(update=changes)
+
+
+def _slowest(tiers: Mapping[Tier, float]) -> Tier:
+    return max((tier for tier, count in tiers.items() if count), key=list(Tier).index)
+
+
+def _optimizer(plan: Plan) -> dict[str, Any]:
+    optimizer = plan.training.optimizer
+    return {
+        "type": "AdamW",
+        "params": {
+            "lr": optimizer.learning_rate,
+            "betas": [optimizer.beta1, optimizer.beta2],
+            "eps": optimizer.epsilon,
+            "weight_decay": optimizer.weight_decay,
+        },
+    }
+
+
+def _lost(plan: Plan) -> Iterator[str]:
+    blocks = Blocks.of(plan)
+    again = plan.model.layers - blocks.recomputed(Recompute.NONE)
+    if again:
+        yield (
+            f"recomputation of {again} of {plan.model.layers} blocks: the model's own code does "
+            "it (torch.utils.checkpoint), no key does"
+        )
+    if plan.config:
+        return
+    yield from lost_by_all(plan)
+    if plan.strategy.tp > 1:
+        yield f"tensor parallelism of {plan.strategy.tp}"
+    if plan.strategy.pp > 1:
+        yield f"{plan.strategy.pp} pipeline stages: PipelineModule is code, not configuration"
+    if 0 < blocks.state_away < 1:
+        yield f"{blocks.state_away:.0%} of the state off the GPU, but for the ratio of ZeRO-3"
+    if plan.training.optimizer.name != "adamw":
+        yield f"{plan.training.optimizer.name}: AdamW is written"
+    if len({*(k for k, n in blocks.placed.parameters.items() if n)}) > 1:
+        yield "parameters of some blocks alone off the GPU: all are, as DeepSpeed treats all alike"

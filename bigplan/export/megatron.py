@@ -1,0 +1,136 @@
+"""Arguments of Megatron-LM's pretrain_gpt.py (Megatron Core), as megatron/training names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.export.written import Blocks, Written, heading, lost_by_all
+from bigplan.graph.graph import Recompute
+from bigplan.plan import Plan
+
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+_DECAY = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
+
+
+def written(plan: Plan) -> Written:
+    """A script whose last line starts the training; its data arguments are the user's."""
+    lost = tuple(_lost(plan))
+    lines = [*arguments(plan)]
+    each = " \\\n  ".join(lines)
+    nodes = plan.cluster.group
+    start = (
+        f"torchrun --nnodes {nodes.nodes} --nproc-per-node {nodes.gpus_per_node} "
+        f'pretrain_gpt.py \\\n  {each} \\\n  "$@"\n'
+    )
+    return Written({"megatron.sh": "#!/usr/bin/env bash\n" + heading(plan, lost) + start}, lost)
+
+
+def arguments(plan: Plan) -> Iterator[str]:
+    """One option with its value each."""
+    yield from _model(plan)
+    yield from _split(plan)
+    yield from _memory(plan)
+    training, optimizer = plan.training, plan.training.optimizer
+    yield f"--micro-batch-size {plan.strategy.micro_batch}"
+    yield f"--global-batch-size {training.global_batch}"
+    yield f"--seq-length {training.sequence_length}"
+    yield f"--train-iters {training.steps}"
+    yield f"--lr {optimizer.learning_rate}"
+    yield f"--lr-decay-style {_DECAY[training.schedule.name]}"
+    yield f"--lr-warmup-iters {training.schedule.warmup_steps}"
+    yield f"--min-lr {optimizer.learning_rate * training.schedule.final_fraction}"
+    yield f"--weight-decay {optimizer.weight_decay}"
+    if optimizer.name == "adamw":
+        yield f"--adam-beta1 {optimizer.beta1} --adam-beta2 {optimizer.beta2}"
+        yield f"--adam-eps {optimizer.epsilon}"
+    else:
+        yield f"--optimizer sgd --sgd-momentum {optimizer.momentum}"
+    yield f"--clip-grad {training.clip_norm or 0.0}"
+    yield f"--seed {training.seed}"
+    if training.precision != "fp32":
+        yield f"--{training.precision}"
+    if training.gradient_precision == "fp32" and training.precision == "bf16":
+        yield "--accumulate-allreduce-grads-in-fp32"
+
+
+def _model(plan: Plan) -> Iterator[str]:
+    model = plan.model
+    yield f"--num-layers {model.layers} --hidden-size {model.hidden}"
+    yield f"--ffn-hidden-size {model.ffn} --num-attention-heads {model.heads}"
+    yield f"--kv-channels {model.head_dim}"
+    yield f"--max-position-embeddings {model.max_sequence_length}"
+    if model.kv_heads != model.heads:
+        yield f"--group-query-attention --num-query-groups {model.kv_heads}"
+    if model.norm == "rmsnorm":
+        yield "--normalization RMSNorm"
+    yield f"--norm-epsilon {model.norm_epsilon}"
+    if model.mlp == "swiglu":
+        yield "--swiglu"
+    if model.positions == "rope":
+        yield f"--position-embedding-type rope --rotary-base {model.rope_theta:.0f}"
+    else:
+        yield "--position-embedding-type learned_absolute"
+    if not (model.mlp_bias or model.attention_output_bias):
+        yield "--disable-bias-linear"
+    if model.qkv_bias and not model.mlp_bias:
+        yield "--add-qkv-bias"
+    if model.qk_norm:
+        yield "--qk-layernorm"
+    if not model.tied_embeddings:
+        yield "--untie-embeddings-and-output-weights"
+    yield f"--attention-dropout {plan.training.dropout} --hidden-dropout {plan.training.dropout}"
+
+
+def _split(plan: Plan) -> Iterator[str]:
+    strategy, model = plan.strategy, plan.model
+    yield f"--tensor-model-parallel-size {strategy.tp}"
+    yield f"--pipeline-model-parallel-size {strategy.pp}"
+    if strategy.tp > 1 and strategy.sequence_parallel:
+        yield "--sequence-parallel"
+    if strategy.vpp > 1:
+        each = model.layers // (strategy.pp * strategy.vpp)
+        yield f"--num-layers-per-virtual-pipeline-stage {each}"
+    elif strategy.pp > 1:
+        for end, blocks in (("first", strategy.first_blocks), ("last", strategy.last_blocks)):
+            if blocks:
+                yield f"--decoder-{end}-pipeline-num-layers {blocks}"
+    if strategy.zero == 1:
+        yield "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+    elif strategy.zero == 0 and Blocks.of(plan).state_away:
+        yield "--use-distributed-optimizer"  # the precision-aware optimizer is no other
+    elif strategy.zero > 1:
+        sharding = _SHARDING[strategy.zero]
+        yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {sharding}"
+        yield "--use-distributed-optimizer --no-gradient-accumulation-fusion"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    blocks = Blocks.of(plan)
+    full, selective = (blocks.recomputed(p) for p in (Recompute.FULL, Recompute.SELECTIVE))
+    if full:
+        yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {full}"
+    elif selective:
+        yield "--recompute-granularity selective --recompute-modules layernorm mlp"
+    if blocks.state_away > 0:
+        yield f"--optimizer-cpu-offload --optimizer-offload-fraction {blocks.state_away:.3f}"
+        yield "--use-precision-aware-optimizer"
+
+
+def _lost(plan: Plan) -> Iterator[str]:
+    blocks, model = Blocks.of(plan), plan.model
+    yield from lost_by_all(plan)
+    full, selective = (blocks.recomputed(p) for p in (Recompute.FULL, Recompute.SELECTIVE))
+    if selective and (full or selective < blocks.placed.layers):
+        yield f"selective recomputation of {selective} of {blocks.placed.layers} blocks of a stage"
+    elif selective:
+        yield "selective recomputation of norms and activation alone: modules are run again whole"
+    if blocks.away("parameters") or blocks.away("gradients"):
+        yield "parameters and gradients off the GPU"
+    if blocks.on_drives:
+        yield "anything on drives"
+    if model.positions == "alibi" or model.parallel_residual or model.embedding_norm:
+        yield f"{model.name}'s linear biases, parallel residuals or embedding norm"
+    if model.rope_scaling is not None:
+        yield f"the {model.rope_scaling.name} scaling of rotary angles"
+    if plan.training.optimizer.groups:
+        yield "weight decay and rates of single parameters"

@@ -1,0 +1,43 @@
+"""Overrides of a NeMo 2 recipe, as `nemo llm pretrain` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.export.megatron import _lost as lost_by_megatron
+from bigplan.export.written import Blocks, Written, heading
+from bigplan.graph.graph import Recompute
+from bigplan.plan import Plan
+
+
+def written(plan: Plan) -> Written:
+    """A script; RECIPE is the factory of the model, such as llama3_8b."""
+    lost = tuple(lost_by_megatron(plan))
+    each = " \\\n  ".join(overrides(plan))
+    text = f'nemo llm pretrain --factory "${{RECIPE:?}}" \\\n  {each} \\\n  "$@"\n'
+    return Written({"nemo.sh": "#!/usr/bin/env bash\n" + heading(plan, lost) + text}, lost)
+
+
+def overrides(plan: Plan) -> Iterator[str]:
+    """One each."""
+    strategy, training, nodes = plan.strategy, plan.training, plan.cluster.group
+    yield f"trainer.num_nodes={nodes.nodes}"
+    yield f"trainer.devices={nodes.gpus_per_node}"
+    yield f"trainer.max_steps={training.steps}"
+    where = "trainer.strategy."
+    yield f"{where}tensor_model_parallel_size={strategy.tp}"
+    yield f"{where}pipeline_model_parallel_size={strategy.pp}"
+    if strategy.vpp > 1:
+        yield f"{where}virtual_pipeline_model_parallel_size={strategy.vpp}"
+    yield f"{where}sequence_parallel={strategy.tp > 1 and strategy.sequence_parallel}"
+    yield f"{where}ddp.use_distributed_optimizer={strategy.zero > 0}"
+    yield f"data.micro_batch_size={strategy.micro_batch}"
+    yield f"data.global_batch_size={training.global_batch}"
+    yield f"data.seq_length={training.sequence_length}"
+    yield f"optim.config.lr={training.optimizer.learning_rate}"
+    yield f"optim.config.clip_grad={training.clip_norm or 0.0}"
+    full = Blocks.of(plan).recomputed(Recompute.FULL)
+    if full:
+        yield "model.config.recompute_granularity=full"
+        yield "model.config.recompute_method=block"
+        yield f"model.config.recompute_num_layers={full}"

@@ -1,0 +1,94 @@
+"""What is written for a tool, and what every tool asks of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bigplan.graph.graph import Recompute
+from bigplan.placement import KindPlacement, Tier
+from bigplan.plan import Plan
+from bigplan.report.decision import strategy_text
+from bigplan.units import format_seconds
+
+HINT = "plan what the tool can do: leave decisions that it has not to it with --set"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Files by name, and in a sentence each what of the plan is in none of them."""
+
+    files: dict[str, str]
+    lost: tuple[str, ...]
+
+
+def heading(plan: Plan, lost: tuple[str, ...], mark: str = "# ") -> str:
+    """The plan's promise, and what is lost, as comments."""
+    predicted = plan.predicted
+    lines = [
+        f"{plan.model.name} on {plan.cluster.group.gpus} x {plan.cluster.group.gpu.name}: "
+        f"{strategy_text(plan.strategy)}",
+        f"Predicted for bigplan's plan: {format_seconds(predicted.step_seconds)} a step, "
+        f"{predicted.tokens_per_second:,.0f} tokens/s",
+    ]
+    if lost:
+        lines.append("Not in here, so a step takes other time and memory than predicted:")
+        lines += [f"- {each}" for each in lost]
+    return "".join(f"{mark}{line}\n" for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of a plan's first stage: how they are placed."""
+
+    placed: KindPlacement
+
+    @classmethod
+    def of(cls, plan: Plan) -> Blocks:
+        """All stages place alike but for their ends, and tools know no other."""
+        return cls(plan.placement.stages[0].kinds["block"])
+
+    def recomputed(self, policy: Recompute) -> int:
+        """How many of them in that way."""
+        return sum(self.placed.activations.get(policy, {}).values())
+
+    @property
+    def state_away(self) -> float:
+        """The share of optimizer state that is not on the GPU."""
+        return 1.0 - self.placed.optimizer.get(Tier.GPU, 0.0) / self.placed.layers
+
+    def away(self, tensors: str) -> bool:
+        """Whether any of parameters or gradients leaves the GPU."""
+        return any(
+            count for tier, count in getattr(self.placed, tensors).items() if tier is not Tier.GPU
+        )
+
+    @property
+    def activations_away(self) -> bool:
+        """Whether any leaves the GPU."""
+        kept = self.placed.activations.values()
+        return any(n for tiers in kept for tier, n in tiers.items() if tier is not Tier.GPU)
+
+    @property
+    def on_drives(self) -> bool:
+        """Whether anything lives there."""
+        tensors = (self.placed.parameters, self.placed.gradients, self.placed.optimizer)
+        return any(tiers.get(Tier.NVME) for tiers in tensors)
+
+
+def lost_by_all(plan: Plan) -> Iterator[str]:
+    """What no tool but bigplan's own runtime has a word for."""
+    blocks = Blocks.of(plan)
+    if plan.strategy.accumulation_group > 1:
+        yield (
+            f"{plan.strategy.accumulation_group} micro-batches pass through a layer before the "
+            "next layer"
+        )
+    if blocks.placed.streamed:
+        yield "optimizer state streamed from host memory through the GPU for its update"
+    if blocks.activations_away:
+        yield "activations in host memory or on drives between forward and backward"
+    if blocks.recomputed(Recompute.MLP):
+        yield f"{blocks.recomputed(Recompute.MLP)} blocks recomputed in the MLP alone"
+    if plan.placement.loss_chunk < plan.strategy.micro_batch * plan.training.sequence_length:
+        yield f"the loss of {plan.placement.loss_chunk} tokens at a time"

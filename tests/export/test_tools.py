@@ -1,0 +1,220 @@
+"""What is written for other tools: by their own parsers where they install, else by their names."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bigplan.cli.app import app
+from bigplan.engines import make_plan
+from bigplan.export import TOOLS, Written
+from bigplan.export.deepspeed import NAME as DEEPSPEED
+from bigplan.plan import Plan, save_plan
+from bigplan.planner import Request
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
+from tests.engines.deepspeed.test_search import Settings
+
+# Options of Megatron-LM (megatron/training/arguments.py, and the configurations of megatron/core
+# and megatron/training/config that its parser is made from), read 2026-08-22.
+MEGATRON = {
+    *["num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "kv-channels"],
+    *["max-position-embeddings", "group-query-attention", "num-query-groups", "normalization"],
+    *["norm-epsilon", "swiglu", "position-embedding-type", "rotary-base", "disable-bias-linear"],
+    *["add-qkv-bias", "qk-layernorm", "untie-embeddings-and-output-weights", "attention-dropout"],
+    *["hidden-dropout", "tensor-model-parallel-size", "pipeline-model-parallel-size"],
+    *["sequence-parallel", "num-layers-per-virtual-pipeline-stage"],
+    *["decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"],
+    *["use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"],
+    *["use-megatron-fsdp", "data-parallel-sharding-strategy", "no-gradient-accumulation-fusion"],
+    *["recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"],
+    *["optimizer-cpu-offload", "optimizer-offload-fraction", "use-precision-aware-optimizer"],
+    *["micro-batch-size", "global-batch-size", "seq-length", "train-iters", "lr", "lr-decay-style"],
+    *[
+        "lr-warmup-iters",
+        "min-lr",
+        "weight-decay",
+        "adam-beta1",
+        "adam-beta2",
+        "adam-eps",
+        "optimizer",
+    ],
+    *["sgd-momentum", "clip-grad", "seed", "bf16", "fp16", "accumulate-allreduce-grads-in-fp32"],
+}
+# Of torchtitan's JobConfig (torchtitan/config/job_config.py of the 0.2 releases).
+TORCHTITAN = {
+    "model": {"name", "flavor"},
+    "training": {
+        "local_batch_size",
+        "global_batch_size",
+        "seq_len",
+        "max_norm",
+        "steps",
+        "mixed_precision_param",
+        "mixed_precision_reduce",
+        "enable_cpu_offload",
+    },
+    "optimizer": {"name", "lr", "beta1", "beta2", "eps", "weight_decay"},
+    "lr_scheduler": {"warmup_steps", "decay_ratio", "decay_type", "min_lr_factor"},
+    "parallelism": {
+        "data_parallel_replicate_degree",
+        "data_parallel_shard_degree",
+        "fsdp_reshard_after_forward",
+        "tensor_parallel_degree",
+        "pipeline_parallel_degree",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_microbatch_size",
+    },
+    "activation_checkpoint": {"mode", "selective_ac_option"},
+}
+EIGHT, ONE = find_cluster("hgx-h200"), find_cluster("h200-1x")
+CASES: dict[str, tuple[str, int | None, Settings]] = {
+    "zero-3": ("native", None, {"zero": 3, "tp": 1, "pp": 1}),
+    "pipeline": ("native", None, {"pp": 2, "tp": 2, "zero": 1, "vpp": 1}),
+    "offload": ("native", 24, {}),
+    "deepspeed": ("deepspeed", 24, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    return {name: made(*case) for name, case in CASES.items()}
+
+
+def made(engine: str, gib: int | None, settings: Settings) -> Plan:
+    cluster = EIGHT if gib is None else ONE.with_caps(gpu=gib * 2**30)
+    training = Training(sequence_length=4096, global_batch=16)
+    request = Request(find_model("llama-like-5.5b"), training, cluster, settings, engine=engine)
+    return make_plan(request)
+
+
+@pytest.fixture(params=CASES)
+def plan(request: pytest.FixtureRequest, plans: dict[str, Plan]) -> Plan:
+    return plans[request.param]
+
+
+def one_file(found: Written) -> str:
+    (text,) = found.files.values()
+    return text
+
+
+def options(script: str) -> dict[str, str]:
+    """Long options with what follows each."""
+    found, name = dict[str, str](), ""
+    for word in shlex.split(script.replace("\\\n", " "), comments=True):
+        if word.startswith("--"):
+            name = word.removeprefix("--")
+            found[name] = ""
+        elif name:
+            found[name] = word
+    return found
+
+
+def test_every_file_tells_the_prediction_and_what_is_lost(plan: Plan) -> None:
+    for tool, write in TOOLS.items():
+        found = write(plan)
+        commented = [text for name, text in found.files.items() if not name.endswith(".json")]
+        assert any("Predicted for bigplan's plan" in text for text in commented), tool
+        for each in found.lost:
+            assert any(each in text for text in commented), (tool, each)
+
+
+def test_megatron_has_every_option(plan: Plan) -> None:
+    found = options(one_file(TOOLS["megatron"](plan)))
+    assert set(found) - {"nnodes", "nproc-per-node"} <= MEGATRON
+    assert found["tensor-model-parallel-size"] == str(plan.strategy.tp)
+    assert found["pipeline-model-parallel-size"] == str(plan.strategy.pp)
+    assert found["micro-batch-size"] == str(plan.strategy.micro_batch)
+    # Megatron's own rule, in its validate_args.
+    assert ("optimizer-cpu-offload" in found) <= ("use-precision-aware-optimizer" in found)
+
+
+def test_torchtitan_has_every_key(plan: Plan) -> None:
+    found = tomllib.loads(one_file(TOOLS["torchtitan"](plan)))
+    assert set(found) == set(TORCHTITAN)
+    for section, keys in found.items():
+        assert set(keys) <= TORCHTITAN[section], section
+    degrees = found["parallelism"]
+    ranks = degrees["data_parallel_replicate_degree"] * degrees["data_parallel_shard_degree"]
+    assert ranks == plan.strategy.dp
+    assert degrees["pipeline_parallel_degree"] == plan.strategy.pp
+
+
+def test_accelerates_own_parser_takes_its_file(plan: Plan, tmp_path: Path) -> None:
+    config_args = pytest.importorskip("accelerate.commands.config.config_args")
+    found = TOOLS["accelerate"](plan)
+    for name, text in found.files.items():
+        (tmp_path / name).write_text(text)
+    read = config_args.load_config_from_file(str(tmp_path / "accelerate.yaml"))
+    assert read.num_processes == plan.strategy.ranks
+    if plan.engine == "deepspeed":
+        assert str(read.distributed_type).endswith("DEEPSPEED")
+        assert read.deepspeed_config["deepspeed_config_file"] in found.files
+
+
+def test_deepspeeds_own_parser_takes_its_file(plan: Plan) -> None:
+    pytest.importorskip("deepspeed")
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    found = json.loads(TOOLS["deepspeed"](plan).files[DEEPSPEED])
+    zero = DeepSpeedZeroConfig(**found["zero_optimization"])
+    assert found["train_micro_batch_size_per_gpu"] == plan.strategy.micro_batch
+    if plan.config:
+        assert found["zero_optimization"] == plan.config["json"]["zero_optimization"]
+    assert zero.offload_optimizer is None or str(zero.offload_optimizer.device) in {
+        "OffloadDeviceEnum.cpu",
+        "OffloadDeviceEnum.nvme",
+        "cpu",
+        "nvme",
+    }
+
+
+def test_fsdp2s_file_imports_what_torch_has(plan: Plan) -> None:
+    pytest.importorskip("torch")
+    text = one_file(TOOLS["fsdp2"](plan))
+    ast.parse(text)
+    names: dict[str, object] = {}
+    exec(compile(text, "fsdp2.py", "exec"), names)
+    assert callable(names["shard"])
+    assert names["MICRO_BATCH"] == plan.strategy.micro_batch
+
+
+def test_nemo_says_the_split(plan: Plan) -> None:
+    text = one_file(TOOLS["nemo"](plan))
+    overrides = dict(
+        word.split("=", 1)
+        for word in shlex.split(text.replace("\\\n", " "), comments=True)
+        if "=" in word
+    )
+    assert overrides["trainer.strategy.tensor_model_parallel_size"] == str(plan.strategy.tp)
+    assert overrides["data.micro_batch_size"] == str(plan.strategy.micro_batch)
+
+
+def test_what_a_tool_lacks_is_listed(plans: dict[str, Plan]) -> None:
+    lost = " ".join(TOOLS["torchtitan"](plans["offload"]).lost)
+    assert "off the GPU" in lost
+    assert "2 pipeline stages" in " ".join(TOOLS["deepspeed"](plans["pipeline"]).lost)
+    assert not any("tensor" in each for each in TOOLS["megatron"](plans["pipeline"]).lost)
+
+
+def test_the_command_prints_or_writes(plans: dict[str, Plan], tmp_path: Path) -> None:
+    save_plan(plans["deepspeed"], tmp_path / "plan.yaml")
+    run = CliRunner().invoke
+    shown = run(app, ["config", str(tmp_path / "plan.yaml"), "--for", "deepspeed"])
+    assert shown.exit_code == 0
+    assert '"zero_optimization"' in shown.stdout
+    folder = tmp_path / "out"
+    asked = ["config", str(tmp_path / "plan.yaml"), "--for", "accelerate", "--to", str(folder)]
+    assert run(app, asked).exit_code == 0
+    assert {path.name for path in folder.iterdir()} == {
+        "accelerate.yaml",
+        "ds_config.json",
+        "ds_env.sh",
+    }
+    assert run(app, asked).exit_code != 0  # there is something in it
