@@ -116,7 +116,7 @@ LAYOUTS = {
     "pp2, interleaved": Layout(Strategy(dp=1, pp=2, vpp=2)),
     "pp2 x z1": Layout(Strategy(dp=2, pp=2, zero=1)),
     "pp2 x z3": Layout(Strategy(dp=2, pp=2, zero=3)),
-    "pp4, uneven": Layout(Strategy(dp=1, pp=4, first_blocks=2), layers=5),
+    "pp4, uneven": Layout(Strategy(dp=1, pp=4, first_blocks=2, micro_batch=2), layers=5),
     "tp2": Layout(Strategy(dp=1, tp=2, micro_batch=2)),
     "tp2, spread": Layout(Strategy(dp=1, tp=2, accumulation_group=2), spread=True),
     "tp2, whole sequences": Layout(Strategy(dp=1, tp=2, micro_batch=2, sequence_parallel=False)),

@@ -2,7 +2,8 @@
 
 A rank has equally many rows of the token table and of the head's, one behind the other, the last
 ones filled up (Shoeybi et al., arXiv 1909.08053, section 3). So it has a part of every token's
-logits, and of a softmax over all of them it needs one number from each other rank.
+logits, and of the loss over all of them it needs two numbers a token from each other rank: the
+logsumexp of its words and, where it has the target, that logit.
 """
 
 from __future__ import annotations

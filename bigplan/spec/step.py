@@ -133,7 +133,7 @@ class Step:
 
 
 def linear(module: str, given: Value, x: Value, *, bias: bool) -> list[Parameter]:
-    """A matrix; the bias of a column-split one is added after the reduction, by all."""
+    """A matrix; the bias of a column-split one belongs to the sum of all ranks, who all have it."""
     tp: Split = "rows" if given.split else "columns"
     outputs, heads = given.columns(), given.parts if given.repeats else 0
     parameters = [Parameter(f"{module}.weight", (outputs, x.columns()), tp, True, heads)]
