@@ -360,9 +360,15 @@ class Worker:
         self._leave()
 
     def _leave(self) -> None:
-        """A group that nobody leaves keeps its ranks from ending cleanly."""
+        """A group that nobody leaves keeps its ranks from ending cleanly.
+
+        DeepSpeed's modules hold groups as well: until they let go, threads of gloo run on, and may
+        abort a process whose Python finalises meanwhile (pytorch#179291).
+        """
         if dist.is_initialized():
-            dist.destroy_process_group()
+            from deepspeed import comm
+
+            (comm if comm.is_initialized() else dist).destroy_process_group()
 
 
 def _values(plan: Plan, found: Found | None) -> Callable[[state.Kind], Values]:

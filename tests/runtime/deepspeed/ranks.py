@@ -9,6 +9,7 @@ CASES.json.RANK with what came of each.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +77,12 @@ def main() -> None:
         scratch.mkdir()
         results[name] = train(Case(**case), rank, scratch, meeting)
     Path(f"{cases}.{rank}").write_text(json.dumps(results))
-    groups = Staying.groups
-    assert groups is not None
+    Staying.groups = None
     Worker._leave(Staying.__new__(Staying))
 
 
 if __name__ == "__main__":
     main()
+    # A rank's results are written, and its group is left. A thread of gloo that drops a collective's
+    # last tensor while Python finalises would abort the process all the same (pytorch#179291).
+    os._exit(0)
