@@ -157,15 +157,16 @@ class Crew:
             raise _told(failures, doing)
         return [results[rank] for rank in range(len(references))]
 
-    def dismiss(self) -> None:
-        """Kill every actor; none outlives a launch."""
+    def dismiss(self, *, head: bool = True) -> None:
+        """Kill every actor; none outlives a launch. Without Ray's `head` this process would end."""
         import ray
 
         for actor in self._actors:
             ray.kill(actor)
         if self._meeting is not None:
             rmtree(self._meeting, ignore_errors=True)
-        ray.util.remove_placement_group(self._group)
+        if head:
+            ray.util.remove_placement_group(self._group)
 
 
 def _place(layout: Layout) -> Any:

@@ -56,7 +56,7 @@ from bigplan.launcher.resume import (
     resume_hint,
     shown,
 )
-from bigplan.launcher.session import ray_session, require_packages
+from bigplan.launcher.session import Session, ray_session, require_packages
 from bigplan.launcher.steps import Steps
 from bigplan.launcher.stop import Stop
 from bigplan.plan import Plan
@@ -83,6 +83,7 @@ class _Launch:
     worker: WorkerType | None
     stop: Stop = field(default_factory=Stop)
     told: bool = False
+    session: Session | None = None
 
     @property
     def address(self) -> str | None:
@@ -101,7 +102,9 @@ class _Launch:
         return Folders(run, Path(nvme.path).expanduser().absolute() / name)
 
     def meanwhile(self) -> None:
-        """Answer the first Ctrl-C while a step runs on."""
+        """Answer the first Ctrl-C while a step runs on; notice where Ray itself is lost."""
+        if self.session is not None:
+            self.session.head.look()
         if self.stop.asked and not self.told:
             self.told = True
             kept = ", with a checkpoint" if self.how.checkpoint_keep else ""
@@ -218,15 +221,17 @@ def _ending(launched: _Launch, *, resumes: bool) -> Iterator[None]:
         if journal.begun:
             hint = resume_hint(journal.folder)
             _say(launched, f"Stopped after step {journal.done} of {journal.target}. {hint}")
+        elif resumes:
+            _say(launched, f"Stopped before it went on. {resume_hint(journal.folder)}")
         raise
     except OSError as error:
         told = WorkerError(f"the run's record cannot be written: {error}")
-        raise _hinted(launched, told) from error
+        raise _hinted(launched, told, resumes=resumes) from error
     except DivergedError:
         raise  # it tells itself what to do
     except BigplanError as error:
         _keep_details(journal.folder, error)
-        _hinted(launched, error)
+        _hinted(launched, error, resumes=resumes)
         raise
     finally:
         _close(journal, status, resumes=resumes)
@@ -243,9 +248,9 @@ def _close(journal: Journal, status: Status, *, resumes: bool) -> None:
             return  # a full disk was told; the steps are on record
 
 
-def _hinted(launched: _Launch, error: BigplanError) -> BigplanError:
+def _hinted(launched: _Launch, error: BigplanError, *, resumes: bool) -> BigplanError:
     """The error, with the way to go on where there is something to go on with."""
-    if launched.journal.begun:
+    if launched.journal.begun or resumes:
         error.args = (f"{str(error).rstrip('.')}. {resume_hint(launched.journal.folder)}",)
     return error
 
@@ -265,7 +270,8 @@ def _say(launched: _Launch, text: str) -> None:
 
 def _with_ray(launched: _Launch) -> None:
     layout = Layout.of(launched.plan)
-    with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda):
+    with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda) as session:
+        launched.session = session
         launched.stop.listen()
         try:
             _until_done(launched)
@@ -287,9 +293,16 @@ def _until_done(launched: _Launch) -> None:
             where = "the beginning" if step is None else f"the checkpoint of step {step}"
             _say(launched, f"{error}. Starting again from {where}")
             journal.lose(str(error))
+            _renew_ray(launched)
             _clear(launched.folders)
         else:
             return
+
+
+def _renew_ray(launched: _Launch) -> None:
+    if launched.session is not None:
+        launched.session.renew()
+        launched.stop.listen()
 
 
 def _from_newest(launched: _Launch) -> None:
@@ -337,7 +350,8 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
     try:
         yield crew
     finally:
-        crew.dismiss()
+        session = launched.session
+        crew.dismiss(head=session is None or not (session.head.lost or session.head.dead()))
 
 
 def _start(crew: Crew, checkpoint: Path | None) -> int:

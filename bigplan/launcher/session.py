@@ -1,24 +1,34 @@
-"""A Ray to run in: a local one for the length of a launch, or a cluster that is already there."""
+"""A Ray to run in: a local one for the length of a launch, or a cluster that is already there.
+
+A local Ray listens on loopback alone.
+"""
 
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from bigplan.errors import InputError, RefusedError, WorkerError
+from bigplan.launcher.head import Head, require_ray
 
 OBJECT_STORE = 128 << 20  # bytes: plans and timelines only, no tensors
-CONNECT_SECONDS = 10.0
-
-# Ray replaces 127.0.0.1 by the machine's outward address; another loopback address it keeps.
-LOOPBACK = "127.0.0.2"
+LOOPBACK = "127.0.0.1"
 
 # Of a node's memory, above which Ray kills workers. Its own is 0.95, and plans that fill what a
 # machine has free take 0.94 of it (an H200's machine: 118.7 of 125.9 GiB).
 KILLING = "0.98"
+
+OWN_TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # where users set theirs
+
+# Ray replaces a loopback address by the machine's outward one, and then listens on all interfaces,
+# for Prometheus without a token. Not so where it is told that this is no machine for clusters.
+ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def require_packages() -> None:
@@ -31,35 +41,74 @@ def require_packages() -> None:
         )
 
 
+@dataclass
+class Session:
+    """A Ray that runs."""
+
+    address: str | None
+    cpus: int
+    cuda: bool
+    head: Head
+
+    def renew(self) -> None:
+        """Start a local Ray again where it has lost a process. Raises WorkerError."""
+        import ray
+
+        if self.head.dead():
+            ray.shutdown()
+            _start(self)
+            self.head = Head(self.address)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where a local Ray keeps its logs, which its processes have open."""
+        import ray
+
+        node = ray._private.worker._global_node
+        local = self.address is None and node is not None
+        return Path(node.get_session_dir_path()) if local else None
+
+
 @contextmanager
-def ray_session(address: str | None, cpus: int, cuda: bool) -> Iterator[None]:
+def ray_session(address: str | None, cpus: int, cuda: bool) -> Iterator[Session]:
     """Ray for the length of the block; a local one is stopped afterwards, whatever happens.
 
     Raises InputError where no cluster answers at `address`, WorkerError where no local Ray starts.
     """
     import ray
 
+    session = Session(address, cpus, cuda, Head(address))
+    with _quiet(), _variables(_of_local() if address is None else {}):
+        _start(session)
+        try:
+            yield session
+        finally:
+            ray.shutdown()
+
+
+def _start(session: Session) -> None:
+    import ray
+
     try:
-        if address is None:
-            _start_local(cpus, cuda)
+        if session.address is None:
+            _start_local(session.cpus, session.cuda)
         else:
-            _require_answer(address)
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            require_ray(session.address)
+            ray.init(address=session.address, log_to_driver=False, logging_level="ERROR")
+    except (SystemExit, KeyboardInterrupt) as ended:
+        ray.shutdown()
+        raise KeyboardInterrupt from ended  # Ray makes an exit of SIGTERM until its start is over
+    except InputError:
+        raise
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         ray.shutdown()
-        raise _unreachable(address, error) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        raise _unreachable(session.address, error) from error
 
 
 def _start_local(cpus: int, cuda: bool) -> None:
     import ray
 
-    # Ray's own defaults stay, token authentication among them; usage reports are not ours to send.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_memory_usage_threshold", KILLING)
+    _keep_token()
     ray.init(
         address="local",
         num_cpus=max(cpus, os.cpu_count() or 1),
@@ -72,11 +121,71 @@ def _start_local(cpus: int, cuda: bool) -> None:
     )
 
 
-def _require_answer(address: str) -> None:
-    """Raise OSError where nobody listens: Ray itself would try for more than a minute."""
-    host, _, port = address.rpartition("//")[2].rpartition(":")
-    if host and port.isdecimal():  # not for "auto"
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+def _of_local() -> Mapping[str, str]:
+    """Ray's own defaults stay, token authentication among them, but for these."""
+    usual = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_usage_threshold": KILLING}
+    return {ONE_MACHINE: "0"} | {k: v for k, v in usual.items() if k not in os.environ}
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that Ray's processes inherit, and that Ray read here when it was imported."""
+    import ray
+
+    before = {name: os.environ.get(name) for name in values}
+    clusters = ray._private.ray_constants.ENABLE_RAY_CLUSTER
+    os.environ.update(values)
+    if ONE_MACHINE in values:
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray._private.ray_constants.ENABLE_RAY_CLUSTER = clusters
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the lines that Ray prints for its raylet; what they mean to a run is told by it."""
+    import ray
+
+    before = ray._private.worker._worker_logs_enabled
+    ray._private.worker._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        ray._private.worker._worker_logs_enabled = before
+
+
+def _keep_token() -> None:
+    """See to it that nobody else reads the token that lets one run code in a Ray of this user.
+
+    Ray writes it as the umask says, on most machines for everybody to read.
+    """
+    path = Path.home() / ".ray" / "auth_token"
+    try:
+        if path.exists():
+            if stat.S_IMODE(path.stat().st_mode) & 0o077:
+                path.chmod(0o600)
+        elif not any(name in os.environ for name in OWN_TOKEN):
+            _write_token(path)
+    except OSError:
+        return  # another's, a home without space, or another launch was first: Ray says what it is
+
+
+def _write_token(path: Path) -> None:
+    """Whole or not at all. Raises OSError, also where one is there by now."""
+    from ray._private.authentication import authentication_token_generator as generator
+
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", dir=path.parent) as file:  # which only its owner may read
+        file.write(generator.generate_new_authentication_token())
+        file.flush()
+        os.link(file.name, path)
 
 
 def _unreachable(address: str | None, error: Exception) -> InputError | WorkerError:
@@ -85,5 +194,6 @@ def _unreachable(address: str | None, error: Exception) -> InputError | WorkerEr
         return WorkerError(f"no local Ray could be started: {reason}")
     return InputError(
         f"no Ray cluster can be used at {address}: {reason}. Check the address, that "
-        "`ray status` works there, and that both sides have the same RAY_AUTH_TOKEN"
+        "`ray status` works there, and that both sides have RAY_AUTH_MODE=token and the same "
+        "RAY_AUTH_TOKEN"
     )

@@ -129,13 +129,13 @@ class LocalCrew:
         self.meanwhile()
         return results
 
-    def dismiss(self) -> None:
+    def dismiss(self, *, head: bool = True) -> None:
         self.workers = []
 
 
 @contextmanager
 def no_ray(address: str | None, cpus: int, cuda: bool) -> Iterator[None]:
-    yield
+    yield None
 
 
 @pytest.fixture

@@ -13,38 +13,13 @@ pytest.importorskip("torch")
 
 from torch.multiprocessing.spawn import ProcessContext, spawn
 
+from tests.listening import listening
 from tests.runtime.harness import execute
 from tests.runtime.held_ranks import NAME, run_rank
 from tests.runtime.two_ranks import WORLD, cases
 
 SECONDS = 60.0  # to start two processes on a busy machine
-LISTENS = "0A"  # a socket's state in /proc/net/tcp
 LOOPBACK = ("127.0.0.1", "::1")
-
-
-def _inodes(process: int) -> set[str]:
-    """Of the sockets that a process has open."""
-    links = []
-    for link in Path(f"/proc/{process}/fd").iterdir():
-        try:
-            links.append(str(link.readlink()))
-        except FileNotFoundError:  # closed meanwhile
-            continue
-    return {
-        link.removeprefix("socket:[").rstrip("]") for link in links if link.startswith("socket")
-    }
-
-
-def _listening(process: int) -> Iterator[tuple[str, int]]:
-    """Addresses and ports on which a process takes connections."""
-    mine = _inodes(process)
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
-            _, local, _, state, *rest = line.split()
-            if state == LISTENS and rest[5] in mine:
-                address, _, port = local.partition(":")
-                words = [bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8)]
-                yield socket.inet_ntop(family, b"".join(words)), int(port, 16)
 
 
 def _elsewhere() -> list[str]:
@@ -74,7 +49,7 @@ def ranks(tmp_path: Path) -> Iterator[ProcessContext]:
 def test_ranks_listen_on_loopback_alone_and_strangers_there_change_nothing(
     ranks: ProcessContext, tmp_path: Path
 ) -> None:
-    found = {at for process in ranks.processes for at in _listening(process.pid)}
+    found = {at for process in ranks.processes for at in listening(process.pid)}
     assert found, "gloo's ranks listen for each other"
     assert {address for address, _ in found} <= set(LOOPBACK)
     for _, port in found:

@@ -1,0 +1,102 @@
+"""The local Ray of a launch: where it listens, what becomes of it, and its token."""
+
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from bigplan.launcher import session
+from bigplan.launcher.driver import launch
+from bigplan.launcher.head import Head
+from bigplan.launcher.record import read_metrics, read_record
+from bigplan.launcher.session import ONE_MACHINE, ray_session
+from tests.launcher import fakes
+from tests.launcher.fakes import Fake, plan_with, quiet, told
+from tests.listening import listening
+
+ray = pytest.importorskip("ray")
+
+
+def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself ends the driver, with exit code 1, when its GCS has been gone for 60 s."""
+    ray.cloudpickle.register_pickle_by_value(fakes)
+    found, killed, look = set[str](), list[int](), Head.look
+
+    def looking(head: Head) -> None:
+        run = tmp_path / "tiny-llama-test-1"
+        if not killed and len(read_metrics(run)) > 1:
+            found.update(address for pid in _family(os.getpid()) for address, _ in listening(pid))
+            processes = ray._private.worker._global_node.all_processes
+            killed.append(processes["gcs_server"][0].process.pid)
+            os.kill(killed[0], signal.SIGKILL)
+            os.waitid(os.P_PID, killed[0], os.WEXITED | os.WNOWAIT)
+        look(head)
+
+    monkeypatch.setattr(Head, "look", looking)
+    plan = plan_with(clip_norm=None)
+    record = read_record(launch(plan, told(tmp_path, steps=4, checkpoint_every=1), quiet(), Fake))
+    assert found
+    assert found <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+    assert [metric.loss for metric in record.metrics] == [4.0, 3.0, 2.0, 1.0]
+    (lost,) = record.summary.restarts
+    assert "gcs_server on this machine has ended" in lost.reason
+    assert record.summary.status == "finished"
+    assert ONE_MACHINE not in os.environ
+
+
+def test_a_sigterm_while_ray_starts_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:  # as Ray's: it takes the signal before it starts anything
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "init", init)
+    try:
+        with pytest.raises(KeyboardInterrupt), ray_session(None, 1, cuda=False):
+            raise AssertionError("it has not started")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_token_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in session.OWN_TOKEN:
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / ".ray" / "auth_token"
+    session._keep_token()
+    token = path.read_text()
+    assert len(token) == 64
+    path.chmod(0o644)  # as Ray writes it
+    session._keep_token()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == token
+    assert [each.name for each in path.parent.iterdir()] == ["auth_token"]
+
+
+def test_a_token_in_the_environment_is_kept_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    session._keep_token()
+    assert not list(tmp_path.iterdir())
+
+
+def _family(process: int) -> set[int]:
+    """The process, its children and theirs."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            stats = (folder / "stat").read_text()
+        except OSError:
+            continue
+        parents[int(folder.name)] = int(stats.rpartition(")")[2].split()[1])
+    family = {process}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
