@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -43,17 +44,17 @@ class Metric(Spec):
     and for what is no finite number.
     """
 
-    step: int
+    step: int = Field(gt=0)
     loss: float | None = None
-    seconds: float
-    tokens_per_second: float
+    seconds: float = Field(ge=0)
+    tokens_per_second: float = Field(ge=0)
     learning_rate: float | None = None
     gradient_norm: float | None = None
     """before clipping, of the last step whose norm is known"""
     loss_scale: float | None = None
     skipped: bool = False
     """no update: a gradient in fp16 overflowed"""
-    data_seconds: float | None = None
+    data_seconds: float | None = Field(default=None, ge=0)
     """of `seconds`, those in which the slowest rank's compute waited for data"""
     mfu: float | None = None
     memory: Mapping[str, int] = Field(default_factory=dict)
@@ -68,9 +69,9 @@ class Metric(Spec):
 class Restart(Spec):
     """A rank was lost after `done` steps, and the run went on after step `back_to`."""
 
-    done: int
-    back_to: int
-    seconds: float
+    done: int = Field(ge=0)
+    back_to: int = Field(ge=0)
+    seconds: float = Field(ge=0)
     """from the loss to the next step's begin"""
     reason: str
 
@@ -99,11 +100,11 @@ class Summary(Spec):
     """
 
     status: Status
-    steps: int
-    ranks: int
-    seconds: float
-    predicted_step_seconds: float
-    measured_step_seconds: float | None
+    steps: int = Field(ge=0)
+    ranks: int = Field(gt=0)
+    seconds: float = Field(ge=0)
+    predicted_step_seconds: float = Field(ge=0)
+    measured_step_seconds: float | None = Field(ge=0)
     memory: tuple[MemoryRow, ...]
     versions: dict[str, str]
     notes: tuple[str, ...]
@@ -246,7 +247,14 @@ def _metrics_in(text: str, path: Path) -> Iterator[Metric]:
 
 def _read_timeline(path: Path) -> Timeline:
     try:
-        return _TIMELINE.validate_json(read_text(path, RECORD))
+        timeline = _TIMELINE.validate_json(read_text(path, RECORD))
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(f"{path} is no timeline: {first['msg']} at {first['loc']}") from None
+    for event in timeline.events:
+        if not 0 <= event.start <= event.end < inf:
+            raise InputError(
+                f"{path} is no timeline: {event.op} of layer {event.layer} is said to last from "
+                f"{event.start} s to {event.end} s; time runs forward from 0"
+            )
+    return timeline

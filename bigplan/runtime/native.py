@@ -10,15 +10,17 @@ Where there is no compiler, torch's kernels do the work, with the same bits but 
 from __future__ import annotations
 
 import ctypes
-import hashlib
+import errno
 import logging
 import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterable, Sequence
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
@@ -37,6 +39,7 @@ FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 COMPILERS = ("c++", "g++", "clang++")  # tried after $CXX
+OTHERS_WRITE = 0o022  # mode bits
 SECONDS = 60.0  # that a compilation may take
 TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # as elements.h counts them
 
@@ -182,7 +185,7 @@ def _native() -> Native | None:
 
 def _made() -> Native:
     command = _compiler()
-    name = f"host-{_digest(command)}.so"
+    name = f"host-{_digest(command)}"
     try:
         return _kept(command, cache_folder(), name)
     except (OSError, RuntimeError):  # not writable, nothing there may run, or there is no home
@@ -205,7 +208,7 @@ def _digest(command: list[str]) -> str:
     ).stdout
     sources = (path.read_bytes() for path in (*SOURCES, *HEADERS))
     parts = (*sources, shlex.join(FLAGS).encode(), version, cpu().encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+    return sha256(b"\0".join(parts)).hexdigest()[:20]
 
 
 def cpu() -> str:
@@ -230,23 +233,60 @@ def cache_folder() -> Path:
 
 
 def _kept(command: list[str], folder: Path, name: str) -> Native:
-    """From the folder; compiled first where it is not there yet.
+    """From the folder; compiled first where it is not there yet. Raises OSError.
 
-    Several processes may come to that at once: each moves a whole file to its place.
+    Several processes may come to that at once: each moves a whole file to its place, whose name
+    ends in the SHA-256 of what is in it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    if not path.exists():
-        with TemporaryDirectory(dir=folder) as own:
-            made = Path(own) / name
-            subprocess.run(
-                [*command, *FLAGS, *map(str, SOURCES), "-o", str(made)],
-                check=True,
-                capture_output=True,
-                timeout=SECONDS,
-            )
-            made.replace(path)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _keep_others_out(folder)
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        if _is_whole(path):
+            return Native(path)
+        path.unlink()
+    with TemporaryDirectory(dir=folder) as own:
+        made = Path(own) / "made.so"
+        subprocess.run(
+            [*command, *FLAGS, *map(str, SOURCES), "-o", str(made)],
+            check=True,
+            capture_output=True,
+            timeout=SECONDS,
+        )
+        made.chmod(0o600)
+        _sync(made)
+        path = made.replace(folder / f"{name}-{sha256(made.read_bytes()).hexdigest()}.so")
+        _sync(folder)
     return Native(path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file holds what this user's compiler made.
+
+    One that was cut off would end the process when its missing pages are touched.
+    """
+    status = path.lstat()
+    mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    if not mine or status.st_mode & OTHERS_WRITE:
+        return False
+    return path.stem.endswith(f"-{sha256(path.read_bytes()).hexdigest()}")
+
+
+def _keep_others_out(folder: Path) -> None:
+    """See to it that nobody else can put code there. Raises OSError where somebody else owns it."""
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "another user's folder", str(folder))
+    if status.st_mode & OTHERS_WRITE:
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS_WRITE)
+
+
+def _sync(path: Path) -> None:
+    """Put a file or a folder's entries on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _reason(error: Exception) -> str:

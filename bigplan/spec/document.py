@@ -61,17 +61,28 @@ class Spec(BaseModel):
 
 S = TypeVar("S", bound=BaseModel)
 
+_VALUE = 16  # characters that a value is counted as, besides its own: key, indent, line
+MOST_NODES = DESCRIPTION // _VALUE
+TOO_MANY = f"more than {MOST_NODES} values, and no such file has so many"
+
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalars of YAML 1.2's core schema, and an end to nesting."""
+    """SafeLoader with the scalars of YAML 1.2's core schema, and an end to nesting and numbers.
+
+    A node takes up to 700 bytes of memory, and 16 MiB of text can have eight million.
+    """
 
     _depth = 0
+    _nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """As SafeLoader's, which calls itself for every level."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=self.get_mark())
+        self._nodes += 1
+        if self._nodes > MOST_NODES:
+            raise yaml.MarkedYAMLError(problem=TOO_MANY, problem_mark=self.get_mark())
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -154,9 +165,6 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
     if problems:
         raise _input_error(problems, name)
     return data, root
-
-
-_VALUE = 16  # characters that a value is counted as, besides its own: key, indent, line
 
 
 class _Builder:

@@ -42,6 +42,10 @@ SUMMARY = Summary(
 METRIC = Metric(step=1, loss=2.5, seconds=1.0, tokens_per_second=128.0)
 
 
+METRIC_TEXT = METRIC.model_dump_json(exclude_none=True) + "\n"
+EVENTS = '{"events": [[0, "gpu compute", "forward", 1, 0, %s]], "seconds": 3.0}'
+
+
 def written(parent: Path) -> tuple[Path, Timeline]:
     folder = new_folder(parent, "my model")
     timeline = simulate_plan(tiny_plan())
@@ -79,7 +83,11 @@ def test_a_run_cut_off_before_its_first_step_ended(tmp_path: Path) -> None:
     [
         (METRICS, '{"step": 1, "los\n', r"metrics.jsonl:1: not JSON"),
         (METRICS, '{"step": 1, "los": 2}\n', r"metrics.jsonl:1.*los"),
+        (METRICS, METRIC_TEXT.replace("1.0", "-1.0"), r"metrics.jsonl:1.*seconds"),
+        (METRICS, METRIC_TEXT.replace('"step":1', '"step":-1'), r"metrics.jsonl:1.*step"),
         (PREDICTED, '{"events": 3}', "is no timeline"),
+        (PREDICTED, EVENTS % "2.0, 1.0", r"no timeline: forward of layer 1 .* from 2.0 s to 1.0 s"),
+        (MEASURED, EVENTS % "-2.0, 1.0", r"from -2.0 s to 1.0 s; time runs forward"),
         ("summary.json", "{}", "summary.json.*status"),
     ],
 )

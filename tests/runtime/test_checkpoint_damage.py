@@ -23,7 +23,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.program import Action
 from bigplan.runtime.checkpoint import latest
-from bigplan.runtime.checkpoint.manifest import NAME, read_manifest
+from bigplan.runtime.checkpoint.manifest import NAME, _digest, read_manifest
 from bigplan.runtime.checkpoint.saver import Saver
 from bigplan.spec.optimizer import Optimizer
 from tests.runtime.checkpoints import away, course, passing, resident, running
@@ -95,6 +95,32 @@ def _garble_manifest(path: Path, random: Random) -> None:
 def _newer(path: Path, _: Random) -> None:
     data = json.loads((path / NAME).read_text())
     (path / NAME).write_text(json.dumps(data | {"format": 99}))
+
+
+def _forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """As somebody does who knows how the manifest's digest is made."""
+    data = json.loads((path / NAME).read_text())
+    change(data["checkpoint"])
+    (path / NAME).write_text(json.dumps(data | {"sha256": _digest(data["checkpoint"])}))
+
+
+@pytest.mark.parametrize("name", ["../step-000001/{}", "{parent}/step-000001/{}", ".{}", ""])
+def test_a_manifest_names_files_of_its_folder_alone(folder: Path, name: str) -> None:
+    def elsewhere(checkpoint: dict[str, Any]) -> None:
+        file = checkpoint["files"][0]
+        file["name"] = name.format(file["name"], parent=folder)
+
+    _forge(folder / "step-000002", elsewhere)
+    with pytest.raises(CheckpointError, match=r"manifest.json names .* is no file in it.*damaged"):
+        read_manifest(folder / "step-000002")
+
+
+def test_a_checkpoint_under_another_steps_name_is_not_taken_for_that_steps(folder: Path) -> None:
+    moved = (folder / "step-000002").rename(folder / "step-000060")
+    with pytest.raises(CheckpointError, match="is of step 2, not of its folder's name"):
+        read_manifest(moved)
+    assert latest(folder).path.name == "step-000001"
+    assert read_manifest(moved.rename(folder / "best")).step == 2
 
 
 @pytest.mark.parametrize("seed", range(5))

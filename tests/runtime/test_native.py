@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -376,14 +376,58 @@ def test_a_cache_that_cannot_be_written(
     assert not caplog.records
 
 
-def test_a_damaged_file_in_the_cache(anew: Path) -> None:
+def _cut(made: Path) -> None:
+    """To map such a file succeeds, and to touch what is missing ends the process."""
+    content = made.read_bytes()
+    made.unlink()  # not written over: it is mapped
+    made.write_bytes(content[: len(content) // 2])
+
+
+def _empty(made: Path) -> None:
+    made.unlink()
+    made.touch()
+
+
+def _open_to_all(made: Path) -> None:
+    made.chmod(0o666)
+
+
+def _link(made: Path) -> None:
+    made.replace(made.parent.parent / made.name)
+    made.symlink_to(made.parent.parent / made.name)
+
+
+def test_what_may_not_be_as_it_was_compiled_is_replaced(anew: Path) -> None:
     assert native.native() is not None
     (made,) = anew.iterdir()
-    made.unlink()  # not written over: it is mapped
-    made.write_bytes(b"\x7fELF")
+    content = made.read_bytes()
+    for spoil in (_empty, _open_to_all, _link, _cut):
+        made.unlink()
+        made.write_bytes(content)
+        made.chmod(0o600)
+        assert native._is_whole(made)
+        spoil(made)
+        assert not native._is_whole(made)
     native._native.cache_clear()
     assert native.native() is not None
     _works()
+    (again,) = anew.iterdir()
+    assert native._is_whole(again)
+
+
+def test_a_cache_folder_is_its_owners_alone(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    anew.mkdir(parents=True)
+    anew.chmod(0o777)
+    assert native.native() is not None
+    assert anew.stat().st_mode & 0o777 == 0o755
+    (made,) = anew.iterdir()
+    loaded = list[Path]()
+    monkeypatch.setattr(native, "Native", loaded.append)
+    native._made()
+    assert loaded == [made]
+    monkeypatch.setattr(os, "geteuid", lambda: anew.stat().st_uid + 1)  # all is somebody else's
+    with pytest.raises(PermissionError, match="another user's folder"):
+        native._kept(native._compiler(), anew, "host")
 
 
 def test_processes_may_compile_at_once(anew: Path) -> None:

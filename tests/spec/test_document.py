@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from bigplan.errors import InputError
+from bigplan.spec import document
 from bigplan.spec.document import (
     Spec,
     dump_document,
@@ -156,6 +157,13 @@ def test_aliases_are_written_out_within_bounds() -> None:
     ]
     with pytest.raises(InputError, match=r"f.yaml:\d+: not YAML: .* aliases written out .* large"):
         load_data("\n".join(lines), "f.yaml")
+
+
+def test_values_are_counted_before_they_take_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "MOST_NODES", 100)
+    assert len(load_data(f"a: [{'x,' * 95}]")[0]["a"]) == 95
+    with pytest.raises(InputError, match=r"f.yaml:1: not YAML: more than \d+ values"):
+        load_data(f"a: [{'x,' * 100}]", "f.yaml")
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,14 @@ that ending is whole. What ends so was left behind by a run that died.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.errors import CheckpointError, InputError
-from bigplan.runtime.checkpoint.manifest import NAME, Manifest, read_manifest
+from bigplan.runtime.checkpoint.manifest import NAME, STEP_FOLDER, Manifest, read_manifest
 
 PARTIAL = ".partial"
-_WHOLE = re.compile(r"step-(\d{6,})$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,9 @@ def checkpoints(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     found = [
-        (int(match[1]), path) for path in folder.iterdir() if (match := _WHOLE.match(path.name))
+        (int(match[1]), path)
+        for path in folder.iterdir()
+        if (match := STEP_FOLDER.fullmatch(path.name))
     ]
     return [path for _, path in sorted(found, reverse=True)]
 
@@ -49,7 +49,7 @@ def latest(resume: Path, *, skip: tuple[str, ...] = (), before: int | None = Non
     Damaged ones are passed over, and told in `skipped` (after `skip`); so are those of step
     `before` and later. Raises InputError where there is none, CheckpointError where none is good.
     """
-    alone = (resume / NAME).is_file() or _WHOLE.match(resume.name) is not None
+    alone = (resume / NAME).is_file() or STEP_FOLDER.fullmatch(resume.name) is not None
     paths = [resume] if alone else checkpoints(resume)
     skipped = list(skip)
     for path in paths:
@@ -68,7 +68,7 @@ def latest(resume: Path, *, skip: tuple[str, ...] = (), before: int | None = Non
 
 
 def _step_of(path: Path) -> int:
-    match = _WHOLE.match(path.name)
+    match = STEP_FOLDER.fullmatch(path.name)
     return int(match[1]) if match else 0
 
 

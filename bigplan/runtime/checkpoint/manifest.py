@@ -12,13 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import ValidationError
 
-from bigplan.errors import CheckpointError, InputError
+from bigplan.errors import CheckpointError, InputError, quoted
 from bigplan.rectangle import Rectangle
 from bigplan.spec.document import Spec
 from bigplan.spec.model import ModelSpec
@@ -27,6 +28,8 @@ from bigplan.spec.training import Training
 
 FORMAT: Final = 2  # one for every change that makes older checkpoints unreadable
 NAME: Final = "manifest.json"
+STEP_FOLDER: Final = re.compile(r"step-(\d{6,})")  # what a run calls a checkpoint
+PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # no other folder, not hidden
 Kind = Literal["weights", "exp_avg", "exp_avg_sq", "momentum", "master"]
 
 
@@ -123,12 +126,22 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest.model_validate_json(json.dumps(data["checkpoint"]))
     except ValidationError as error:
         raise _damaged(path, f"breaks its schema: {error.errors()[0]['msg']}") from error
+    _check_step(folder, manifest)
     _check_files(folder, manifest)
     return manifest
 
 
+def _check_step(folder: Path, manifest: Manifest) -> None:
+    """A folder that is called as a run calls its checkpoints holds the one of its name."""
+    named = STEP_FOLDER.fullmatch(folder.name)
+    if named is not None and int(named[1]) != manifest.step:
+        raise _damaged(folder / NAME, f"is of step {manifest.step}, not of its folder's name")
+
+
 def _check_files(folder: Path, manifest: Manifest) -> None:
     for file in manifest.files:
+        if not PLAIN_NAME.fullmatch(file.name):
+            raise _damaged(folder / NAME, f"names {quoted(file.name)}, which is no file in it")
         path = folder / file.name
         try:
             found = path.stat().st_size
