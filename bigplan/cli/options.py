@@ -212,6 +212,15 @@ class ExperimentOptions:
             RUN,
         ),
     ] = None
+    max_skipped: Annotated[
+        int | None,
+        _option(
+            "--max-skipped",
+            "Steps in a row with infinite or NaN gradients after which a run ends (default: 10; "
+            "those in which fp16's loss scale falls do not count); 0: never.",
+            RUN,
+        ),
+    ] = None
     tensorboard: Annotated[
         bool | None,
         _option("--tensorboard/--no-tensorboard", "Write event files (default: yes).", RUN),
@@ -253,6 +262,7 @@ _KEYS = {
     "checkpoint_every": "launch.checkpoint_every",
     "checkpoint_keep": "launch.checkpoint_keep",
     "max_restarts": "launch.max_restarts",
+    "max_skipped": "launch.max_skipped",
     "tensorboard": "launch.tensorboard",
 }
 RUN_KEYS = tuple(name for name, key in _KEYS.items() if key.startswith("launch."))

@@ -368,7 +368,8 @@ def _train(launched: _Launch, crew: Crew, done: int) -> None:
     promise = Promise.of(launched.plan)
     with progress(launched.console, done, journal.target, promise) as show:
         pace = Pace(how.checkpoint_every)
-        Steps(crew, journal, how.checkpoint_keep, pace, lambda: launched.stop.asked).run(show)
+        keep, most = how.checkpoint_keep, how.max_skipped
+        Steps(crew, journal, keep, pace, lambda: launched.stop.asked, most).run(show)
     journal.finished += crew.ask("finish", doing="finishing")
     crew.ask("close", doing="closing")
 

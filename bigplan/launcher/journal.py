@@ -28,6 +28,7 @@ from bigplan.launcher.record import (
     write_summary,
     write_timeline,
 )
+from bigplan.launcher.skipped import idle, idle_since
 from bigplan.launcher.tensorboard import EventFile
 from bigplan.plan import MemoryUse, Plan
 from bigplan.timeline import Timeline
@@ -51,6 +52,7 @@ class Journal:
     first: int = 0  # the steps that lay behind when this launch began
     begun: bool = False  # the ranks stand ready
     furthest: int = 0  # the most steps that were ever done
+    idle: int = 0  # of the last steps, those in a row that changed nothing
     resumed: tuple[int, ...] = ()
     restarts: tuple[Restart, ...] = ()
     finished: list[Finished] = field(default_factory=list)
@@ -75,6 +77,7 @@ class Journal:
         self._progress = {step: took for step, took in self._progress.items() if step <= done}
         self._began = self._began or self._started
         self.done, self.first, self.begun = done, done, True
+        self.idle = idle_since(kept)
         self.furthest = max(self.furthest, done)
         self._before = sum(metric.seconds for metric in kept)
         if done:
@@ -107,6 +110,7 @@ class Journal:
         self.furthest = max(self.furthest, self.done)
         metric = self._metric(results, validation, checkpoint)
         append_metric(self.folder, metric)
+        self.idle = self.idle + 1 if idle(metric) else 0
         if self._events is not None:
             self._events.add(metric)
         if len(self._seconds) == 1:
@@ -133,6 +137,7 @@ class Journal:
             gradient_norm=_finite(first.gradient_norm),
             loss_scale=first.loss_scale,
             skipped=first.skipped,
+            not_finite=first.not_finite or None,
             data_seconds=max(result.data_seconds for result in results),
             mfu=predicted.mfu * predicted.step_seconds / seconds,
             memory={tier: nbytes for tier, nbytes in memory.items() if nbytes},

@@ -53,7 +53,9 @@ class Metric(Spec):
     """before clipping, of the last step whose norm is known"""
     loss_scale: float | None = None
     skipped: bool = False
-    """no update: a gradient in fp16 overflowed"""
+    """no update: a gradient was infinite or NaN, as in fp16 those of a loss scaled too high"""
+    not_finite: tuple[int, ...] | None = None
+    """layers with such gradients"""
     data_seconds: float | None = Field(default=None, ge=0)
     """of `seconds`, those in which the slowest rank's compute waited for data"""
     mfu: float | None = None

@@ -20,6 +20,8 @@ from bigplan.launcher.checkpoints import (
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.progress import Show
 from bigplan.launcher.record import Metric, settle_metrics
+from bigplan.launcher.skipped import told
+from bigplan.plan import graph_of
 
 if TYPE_CHECKING:
     from bigplan.runtime.result import StepResult
@@ -41,6 +43,7 @@ class Steps:
     keep: int  # checkpoints; 0: none is written
     pace: Pace
     stopping: Callable[[], bool]  # asked after every step
+    most_skipped: int = 0  # in a row, with no loss scale left to lower; 0: any number
 
     def run(self, show: Show) -> None:
         """Train until the target, or until somebody asks to stop, and write a last checkpoint.
@@ -89,7 +92,14 @@ class Steps:
         return float(losses[0])
 
     def _check(self, metric: Metric) -> None:
-        """Stop before a broken model replaces the checkpoints of a good one."""
+        """Stop where nothing is learnt, and before a good model's checkpoints go for a broken one.
+
+        Of a run that has changed no weight at all, the last step is one too many.
+        """
+        journal = self.journal
+        nothing = journal.idle == journal.done == journal.target
+        if nothing or 0 < self.most_skipped <= journal.idle:
+            raise DivergedError(told(metric, journal.idle, graph_of(journal.plan).layers))
         if metric.loss is not None or metric.skipped:
             return
         for path in checkpoints(self.journal.folder):

@@ -40,6 +40,7 @@ class StepResult:
     gradient_norm: float | None = None  # before clipping; None: not computed, or not finite
     loss_scale: float | None = None  # in fp16
     skipped: bool = False  # gradients were not finite: this step changes no weight
+    not_finite: tuple[int, ...] = ()  # layers, of all ranks, whose gradients were not
     saved: tuple[Saved, ...] = ()  # checkpoints that ended, well or not, by the end of this step
     data_seconds: float = 0.0  # in which compute waited for data
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes so far at most, by tier

@@ -7,8 +7,8 @@ A step whose gradients are not finite is skipped in every precision, on all laye
 gradients are reduced already, so the norm is the same everywhere): weights, moments and the count
 of updates, from which Adam's bias correction follows, stay as they are. In fp16 that is how the
 scale finds its range. In bf16 and fp32 it saves the weights from one bad batch; many such steps in
-a row mean that the run is lost, and it ends with a message. The learning rate follows the steps,
-skipped ones included.
+a row mean that the run is lost, and whoever drives it ends it (launcher/skipped.py). The learning
+rate follows the steps, skipped ones included.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 
-from bigplan.errors import WorkerError
 from bigplan.spec.schedule import learning_rate
-from bigplan.spec.training import Training
+from bigplan.spec.training import SMALLEST_SCALE, Training
 
 EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-SMALLEST_SCALE = 1.0  # below it gradients would be scaled down, and underflow the more
-MOST_SKIPPED = 10  # steps in a row, beyond those in which the loss scale still falls
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,6 @@ class Scaling:
         self._scale = training.loss_scale.initial if self._scaled else 1.0
         self._good = 0  # steps since the scale changed
         self._applied = 0
-        self._skipped = 0  # in a row, with nothing left to scale down
 
     @property
     def scale(self) -> float:
@@ -60,17 +56,13 @@ class Scaling:
         return Verdict(self._rate(step), self._applied)
 
     def judge(self, step: int, scaled_norm: float) -> Verdict:
-        """From the norm of step's gradients, as they came from the scaled loss.
-
-        Raises WorkerError after too many steps without an update.
-        """
+        """From the norm of step's gradients, as they came from the scaled loss."""
         scale = self._scale
         norm = scaled_norm / scale
         rate, shown = self._rate(step), scale if self._scaled else None
         if not isfinite(norm):
-            self._overflow(step)
+            self._overflow()
             return Verdict(rate, self._applied, skipped=True, loss_scale=shown)
-        self._skipped = 0
         self._applied += 1
         self._grow()
         limit = self._training.clip_norm
@@ -87,19 +79,10 @@ class Scaling:
             self._scale *= self._training.loss_scale.factor
             self._good = 0
 
-    def _overflow(self, step: int) -> None:
+    def _overflow(self) -> None:
         self._good = 0
-        if self._scale > SMALLEST_SCALE:
+        if self._scaled:
             self._scale = max(SMALLEST_SCALE, self._scale / self._training.loss_scale.factor)
-            return
-        self._skipped += 1
-        if self._skipped >= MOST_SKIPPED:
-            raise WorkerError(
-                f"step {step}: gradients were infinite or NaN in {self._skipped} steps in a row"
-                f"{' with the smallest loss scale' if self._scaled else ''}, and none of them "
-                "changed the weights; lower the learning rate, look at the data"
-                f"{', or train in bf16' if self._scaled else ''}"
-            )
 
     def state(self) -> dict[str, float]:
         """What a checkpoint keeps; after a step it belongs to that step's weights, updated."""
@@ -107,13 +90,10 @@ class Scaling:
             "scale": self._scale,
             "good": self._good,
             "applied": self._applied,
-            "skipped": self._skipped,
         }
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Go on from `state`."""
         if self._scaled:
             self._scale = float(state["scale"])
-        self._good, self._applied, self._skipped = (
-            int(state[key]) for key in ("good", "applied", "skipped")
-        )
+        self._good, self._applied = (int(state[key]) for key in ("good", "applied"))

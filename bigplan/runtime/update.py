@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,7 @@ class Update:
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
         self.verdict: Verdict | None = None
+        self.not_finite: tuple[int, ...] = ()  # layers of the last step that was clipped
 
     def begin(self, step: int) -> float:
         """Start step number `step`, the first is 1; what to multiply its loss by."""
@@ -76,7 +78,9 @@ class Update:
             if layers:
                 squares = torch.stack([self._squares[layer] for layer in layers])
                 found |= zip(layers, squares.tolist(), strict=True)
-        norm = sum(self._of_all(found).tolist()) ** 0.5
+        every = self._of_all(found).tolist()
+        self.not_finite = tuple(i for i, square in enumerate(every) if not isfinite(square))
+        norm = sum(every) ** 0.5
         self._squares.clear()
         self.verdict = self.scaling.judge(self._step, norm)
 

@@ -217,6 +217,7 @@ class Worker:
             gradient_norm=verdict.gradient_norm,
             loss_scale=verdict.loss_scale,
             skipped=verdict.skipped,
+            not_finite=update.not_finite,
             saved=parts.background.ended(),
             data_seconds=data_seconds(timeline),
             memory=self._measured_memory(parts.context.memory),

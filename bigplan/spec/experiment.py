@@ -39,6 +39,8 @@ class Launch(Spec):
     """checkpoints kept, the newest; 0: none is written"""
     max_restarts: int = Field(default=3, ge=0, le=MOST_STEPS)
     """starts with fresh workers, in a row without a new step, after a worker was lost"""
+    max_skipped: int = Field(default=10, ge=0, le=MOST_STEPS)
+    """steps in a row with infinite or NaN gradients after which a run ends; 0: never"""
     tensorboard: bool = True
     """write TensorBoard event files"""
 

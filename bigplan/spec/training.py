@@ -23,6 +23,9 @@ _LARGEST_SEED = 2**63 - 1  # torch's
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 
 
+SMALLEST_SCALE = 1.0  # of a loss: below it gradients would be scaled down, and underflow the more
+
+
 class LossScale(Spec):
     """Dynamic loss scaling of fp16: halved at an overflow, doubled after steps without one."""
 

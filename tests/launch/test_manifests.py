@@ -127,9 +127,9 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         path = tmp_path / name
         path.write_text(f"#!/usr/bin/env bash\n{text.strip()}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    paths = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     job = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]"}
-    return {**os.environ, **job, "PATH": path, "LOG": str(tmp_path / "log")}
+    return {**os.environ, **job, "PATH": paths, "LOG": str(tmp_path / "log")}
 
 
 def started(slurm: dict[str, str], **more: str) -> subprocess.Popen[bytes]:

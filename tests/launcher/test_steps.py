@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ pytest.importorskip("torch")
 from bigplan.errors import DivergedError
 from bigplan.launcher.checkpoints import FOLDER, Pace, checkpoints, step_of
 from bigplan.launcher.journal import Journal
-from bigplan.launcher.record import Metric
+from bigplan.launcher.record import Metric, read_metrics
+from bigplan.launcher.skipped import idle_since, told
 from bigplan.launcher.steps import Steps
 from bigplan.runtime.worker import Worker
 from bigplan.spec.optimizer import Optimizer
 from tests.runtime.checkpoints import resident, running
+from tests.runtime.test_update import _inject
 
 
 class Alone:
@@ -55,3 +58,40 @@ def test_without_clipping_weights_that_gave_no_finite_loss_are_no_checkpoint(
     assert journal.done >= 2
     kept = [step_of(path) for path in checkpoints(tmp_path)]
     assert kept == list(range(1, journal.done - 1))
+
+
+@pytest.mark.parametrize(("most", "target", "ended"), [(3, 30, 3), (10, 2, 2), (0, 4, 4)])
+def test_a_run_that_learns_nothing_ends_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, target: int, ended: int
+) -> None:
+    _inject(monkeypatch, dict.fromkeys(range(30), math.nan), layer=1)
+    plan = resident(clip_norm=1.0, precision="fp32")
+    with running(plan) as (worker, done):
+        journal = Journal(plan, tmp_path, target, tensorboard=False)
+        journal.start(done)
+        steps = Steps(Alone(worker), journal, 0, Pace(0), lambda: False, most)
+        where = rf"in {ended} step\(s\) in a row, those of layer 1 \(block\) alone, .*--max-skipped"
+        with pytest.raises(DivergedError, match=where):
+            steps.run(Quiet())
+    assert journal.done == ended
+    assert [metric.not_finite for metric in read_metrics(tmp_path)] == [(1,)] * ended
+
+
+def test_one_bad_step_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _inject(monkeypatch, {1: math.inf}, layer=1)
+    plan = resident(clip_norm=1.0, precision="fp32")
+    with running(plan) as (worker, done):
+        journal = Journal(plan, tmp_path, 3, tensorboard=False)
+        journal.start(done)
+        Steps(Alone(worker), journal, 0, Pace(0), lambda: False, 2).run(Quiet())
+    assert [metric.skipped for metric in read_metrics(tmp_path)] == [False, True, False]
+
+
+@pytest.mark.parametrize(("scales", "idle"), [((4.0, 2.0), 0), ((2.0, 1.0, 1.0), 2)])
+def test_steps_in_which_the_scale_falls_do_not_count(scales: tuple[float, ...], idle: int) -> None:
+    metrics = [
+        Metric(step=step, seconds=1.0, tokens_per_second=1.0, skipped=True, loss_scale=scale)
+        for step, scale in enumerate(scales, start=1)
+    ]
+    assert idle_since(metrics) == idle
+    assert "train in bf16" in told(metrics[-1], idle, ("embedding", "head"))

@@ -12,8 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.errors import WorkerError
-from bigplan.runtime.scaling import MOST_SKIPPED, Scaling
+from bigplan.runtime.scaling import Scaling
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import LossScale, Training
@@ -66,25 +65,19 @@ def test_gradients_are_clipped_as_torch_does(precision: str, limit: float | None
 
 @pytest.mark.parametrize("norm", [inf, nan])
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_a_bad_step_is_skipped_and_many_end_the_run(precision: str, norm: float) -> None:
+def test_a_bad_step_is_skipped(precision: str, norm: float) -> None:
     scaling = Scaling(_training(precision=precision))
-    for step in range(1, MOST_SKIPPED):
+    for step in range(1, 30):
         verdict = scaling.judge(step, norm)
         assert (verdict.skipped, verdict.gradient_norm, verdict.number) == (True, None, 0)
-    assert scaling.judge(MOST_SKIPPED, 1.0).number == 1  # one good step, and the count starts anew
-    for step in range(1, MOST_SKIPPED):
-        scaling.judge(step, norm)
-    with pytest.raises(WorkerError, match="step 99: gradients were infinite or NaN in 10 steps"):
-        scaling.judge(99, norm)
+    assert scaling.judge(30, 1.0).number == 1
 
 
-def test_fp16_gives_up_only_at_the_smallest_scale() -> None:
+def test_fp16_scales_down_to_one_at_most() -> None:
     scaling = Scaling(_training(loss_scale=LossScale(initial=2.0**20)))
-    for step in range(1, 20 + MOST_SKIPPED):
-        scaling.judge(step, inf)
-    assert scaling.scale == 1.0
-    with pytest.raises(WorkerError, match=r"with the smallest loss scale.*train in bf16"):
-        scaling.judge(40, inf)
+    assert [scaling.judge(step, inf).loss_scale for step in range(1, 24)] == [
+        *(2.0**power for power in range(20, 0, -1)), 1.0, 1.0, 1.0
+    ]  # fmt: skip
 
 
 def test_the_rate_is_that_of_the_step_and_counts_skipped_ones() -> None:

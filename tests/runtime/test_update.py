@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 
 import torch
 
-from bigplan.errors import WorkerError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, StagePlacement, Tier
@@ -20,7 +19,6 @@ from bigplan.plan import Plan
 from bigplan.program import Action
 from bigplan.runtime import compute
 from bigplan.runtime.pieces import Box, merged
-from bigplan.runtime.scaling import MOST_SKIPPED
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import LossScale
@@ -151,14 +149,14 @@ def test_a_growing_scale_changes_no_weight() -> None:
     assert first.losses == pytest.approx(second.losses, rel=1e-3)  # subnormals are rounded
 
 
-def test_many_bad_steps_in_a_row_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    _inject(monkeypatch, dict.fromkeys(range(MOST_SKIPPED), nan))
+def test_bad_steps_change_nothing_and_tell_their_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    _inject(monkeypatch, dict.fromkeys(range(12), nan))
     with started(_plan(_resident(), precision="bf16", clip_norm=1.0)) as worker:
         before = state_of(worker)
-        for _ in range(MOST_SKIPPED - 1):
-            assert worker.step().skipped
-        with pytest.raises(WorkerError, match="infinite or NaN in 10 steps in a row"):
-            worker.step()
+        for _ in range(12):  # who drives the steps ends them: launcher/steps.py
+            result = worker.step()
+            assert result.skipped
+            assert result.not_finite == (1,)
         same("weights", before, state_of(worker))
 
 

@@ -300,7 +300,7 @@ class Worker:
             model=plan.model,
             training=plan.training,
             plan=digest(plan),
-            state={"scale": 1.0, "good": 0, "applied": self._steps, "skipped": 0},
+            state={"scale": 1.0, "good": 0, "applied": self._steps},
             files=(),
         )
         return write_checkpoint(
