@@ -10,6 +10,7 @@ import typer
 
 import bigplan
 from bigplan.cli import describe
+from bigplan.cli.clean import clean
 from bigplan.cli.clusters import clusters
 from bigplan.cli.config import config
 from bigplan.cli.data import data
@@ -39,6 +40,7 @@ for command in (
     validate,
     launch,
     report,
+    clean,
     export,
     config,
     describe.detect,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.clean import offer
 from bigplan.cli.inputs import checked_plan, is_plan, require_inputs, require_there
 from bigplan.cli.options import (
     ExperimentOptions,
@@ -70,6 +71,7 @@ def launch(
     if run is not None and options.run_dir is not None:
         raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
     plan, how = _wanted(what, options, run, console)
+    offer(console)
     folder = launch_plan(plan, LaunchOptions(how, run), console)
     console.print(run_report(read_record(folder)))
 

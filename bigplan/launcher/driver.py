@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -36,6 +36,7 @@ from bigplan.launcher.checkpoints import (
 )
 from bigplan.launcher.crew import MEETING, Crew, Layout
 from bigplan.launcher.journal import Journal
+from bigplan.launcher.leftovers import Listed, listed
 from bigplan.launcher.lock import only_launch, wait_for_workers
 from bigplan.launcher.patience import Patience
 from bigplan.launcher.progress import Promise, progress
@@ -84,6 +85,7 @@ class _Launch:
     stop: Stop = field(default_factory=Stop)
     told: bool = False
     session: Session | None = None
+    listed: Listed | None = None
 
     @property
     def address(self) -> str | None:
@@ -141,7 +143,7 @@ def launch(
     how = options.how.model_copy(update={"steps": target})
     journal = Journal(plan, folder, target, how.tensorboard)
     launched = _Launch(plan, how, journal, console or Console(), worker)
-    with only_launch(folder), launched.stop, _ending(launched, resumes=resumes):
+    with only_launch(folder), _listed(launched), launched.stop, _ending(launched, resumes=resumes):
         if options.resume is not None:
             _prepare(launched, options.resume.plan)
         write_start(folder, plan, how, engine.timeline(plan))
@@ -150,6 +152,13 @@ def launch(
         _prepare_engine(launched, engine)
         _with_ray(launched)
     return folder
+
+
+@contextmanager
+def _listed(launched: _Launch) -> Iterator[None]:
+    """Known to others, should it be killed."""
+    with listed(*astuple(launched.folders)) as launched.listed:
+        yield
 
 
 def _refuse_done(folder: Path, target: int) -> None:
@@ -272,7 +281,7 @@ def _with_ray(launched: _Launch) -> None:
     layout = Layout.of(launched.plan)
     with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda) as session:
         launched.session = session
-        launched.stop.listen()
+        _took_ray(launched)
         try:
             _until_done(launched)
         finally:
@@ -299,10 +308,16 @@ def _until_done(launched: _Launch) -> None:
             return
 
 
+def _took_ray(launched: _Launch) -> None:
+    launched.stop.listen()
+    if launched.session is not None and launched.listed is not None:
+        launched.listed.ray(launched.session.folder)
+
+
 def _renew_ray(launched: _Launch) -> None:
     if launched.session is not None:
         launched.session.renew()
-        launched.stop.listen()
+        _took_ray(launched)
 
 
 def _from_newest(launched: _Launch) -> None:

@@ -1,0 +1,209 @@
+"""What a launch leaves behind that was killed: its scratch, and processes of its Ray.
+
+Every launch is on a list in the user's state folder for as long as it runs, by a file that it holds
+locked. A file that nobody holds is of a launch that was killed; kernels let go of locks themselves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkstemp
+from typing import IO
+
+from bigplan.errors import InputError, RefusedError
+from bigplan.launcher.lock import only_launch
+from bigplan.spec.document import Spec, validate
+from bigplan.spec.reading import read_json
+from bigplan.units import counted, format_bytes
+
+_SECONDS = 5.0  # for a killed process to end
+
+
+class Entry(Spec):
+    """A launch on the list."""
+
+    host: str
+    run: str
+    scratch: str
+    session: str | None = None
+    """folder of the logs of its own Ray, which that Ray's processes have open"""
+
+
+@dataclass
+class Listed:
+    """This launch's place on the list; without a file where none can be written."""
+
+    entry: Entry
+    file: IO[str] | None
+
+    def ray(self, session: Path | None) -> None:
+        """It has a Ray of its own now."""
+        self.entry = self.entry.model_copy(update={"session": session and str(session)})
+        self.write()
+
+    def write(self) -> None:
+        """Put it on the list as it is; in the same file, which is locked."""
+        if self.file is None:
+            return
+        with suppress(OSError):  # a full disk: what is known of it stays
+            self.file.seek(0)
+            self.file.write(self.entry.model_dump_json())
+            self.file.truncate()
+            self.file.flush()
+
+
+@contextmanager
+def listed(run: Path, scratch: Path) -> Iterator[Listed]:
+    """Have a launch on the list for the length of the block."""
+    launch = Listed(Entry(host=socket.gethostname(), run=str(run), scratch=str(scratch)), None)
+    path: Path | None = None
+    with suppress(OSError, RuntimeError):  # a home that is read-only, or none
+        folder = _folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = mkstemp(dir=folder)
+        path, launch.file = Path(f"{name}.json"), os.fdopen(descriptor, "w")
+        fcntl.flock(launch.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        launch.write()
+        Path(name).rename(path)
+    try:
+        yield launch
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+        if launch.file is not None:
+            launch.file.close()
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Of one launch that was killed: bytes of scratch, and processes."""
+
+    listed: Path
+    entry: Entry
+    scratch: int
+    processes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        parts = []
+        if self.scratch:
+            parts.append(f"{format_bytes(self.scratch)} of scratch in {self.entry.scratch}")
+        if self.processes:
+            count = len(self.processes)
+            parts.append(f"{counted(count, 'process', 'processes')} of its Ray")
+        return f"left by a launch that was killed, of {self.entry.run}: {' and '.join(parts)}"
+
+
+def leftovers() -> tuple[Leftover, ...]:
+    """Of all launches of this user on this machine that were killed.
+
+    Those of which nothing is left, and no run that goes on has the scratch, leave the list.
+    """
+    try:
+        files = sorted(_folder().glob("*.json"))
+    except (OSError, RuntimeError):
+        return ()
+    dead, used = dict[Path, Entry](), set[str]()
+    for path in files:
+        entry = _read(path)
+        if entry is None or entry.host != socket.gethostname():
+            continue
+        if _is_held(path):
+            used.add(entry.scratch)
+        else:
+            dead[path] = entry
+    found = []
+    for path, entry in dead.items():
+        scratch = 0 if entry.scratch in used else _bytes(Path(entry.scratch))
+        left = Leftover(path, entry, scratch, tuple(_having_open(entry.session)))
+        if left.scratch or left.processes:
+            found.append(left)
+        else:
+            path.unlink(missing_ok=True)
+    return tuple(found)
+
+
+def clean(left: Leftover) -> None:
+    """End the processes and remove the scratch. Raises RefusedError where the run is in use."""
+    for process in left.processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    end = time.monotonic() + _SECONDS
+    while any(_having_open(left.entry.session)) and time.monotonic() < end:
+        time.sleep(0.05)
+    run = Path(left.entry.run)
+    if run.is_dir():
+        with only_launch(run):
+            _remove(Path(left.entry.scratch))
+    else:
+        _remove(Path(left.entry.scratch))
+    left.listed.unlink(missing_ok=True)
+
+
+def _remove(scratch: Path) -> None:
+    if not scratch.exists():
+        return
+    try:
+        shutil.rmtree(scratch)
+    except OSError as error:
+        raise RefusedError(f"{scratch} cannot be removed: {error.strerror}; remove it") from None
+
+
+def _folder() -> Path:
+    """Where the list is. Raises RuntimeError where there is no home."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    return Path(base) / "bigplan" / "launches"
+
+
+def _read(path: Path) -> Entry | None:
+    """None: it has ended meanwhile, or was cut off by a full disk."""
+    try:
+        return validate(read_json(path).data, Entry, str(path))
+    except InputError:
+        return None
+
+
+def _is_held(path: Path) -> bool:
+    with suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks: nothing can be told
+            return True
+        return False
+    return True  # it has ended just now, and cleaned up itself
+
+
+def _bytes(folder: Path) -> int:
+    """What is in a folder; 1 at least where it is there."""
+    total = 0
+    for inside, _, names in os.walk(folder):
+        total += 1
+        for name in names:
+            with suppress(OSError):
+                total += (Path(inside) / name).lstat().st_size
+    return total
+
+
+def _having_open(folder: str | None) -> Iterator[int]:
+    """Processes of this user with a file open below the folder."""
+    if folder is None:
+        return
+    for links in Path("/proc").glob("[0-9]*/fd"):
+        try:
+            if links.stat().st_uid != os.geteuid():
+                continue
+            held = any(link.readlink().is_relative_to(folder) for link in links.iterdir())
+        except OSError:  # ended, or not ours to look at
+            continue
+        if held:
+            yield int(links.parent.name)

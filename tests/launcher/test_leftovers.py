@@ -1,0 +1,153 @@
+"""What launches leave that were killed, and who may remove it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bigplan.errors import RefusedError
+from bigplan.launcher.driver import launch
+from bigplan.launcher.leftovers import Entry, Leftover, clean, leftovers, listed
+from bigplan.launcher.lock import only_launch
+from tests.launcher.fakes import Fake, quiet, told, without_ray
+from tests.tiny import tiny_plan
+
+__all__ = ["without_ray"]
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from bigplan.launcher.leftovers import listed
+run, session = map(Path, sys.argv[1:])
+with listed(run, run / "scratch") as launch:
+    launch.ray(session)
+    print("listed", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A list of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "bigplan" / "launches"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with scratch."""
+    scratch = tmp_path / "run" / "scratch" / "rank-0"
+    scratch.mkdir(parents=True)
+    (scratch / "offloaded.bin").write_bytes(bytes(1000))
+    return tmp_path / "run"
+
+
+@contextmanager
+def launched(run: Path, session: Path) -> Iterator[subprocess.Popen[str]]:
+    """A launch that lasts."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(run), str(session)],
+        env={**os.environ, "PYTHONPATH": paths},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "listed\n"
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+@contextmanager
+def agent(session: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has a log of a Ray open, as that Ray's do."""
+    session.mkdir()
+    with (session / "agent.log").open("w") as log:
+        process = subprocess.Popen(["sleep", "600"], stdout=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_a_killed_launch_left_is_named_and_removed(run: Path, tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    with agent(session) as left_behind:
+        with launched(run, session) as process:
+            assert not leftovers()  # it runs
+            process.kill()
+            process.wait()
+        (left,) = leftovers()
+        assert left.entry.run == str(run)
+        assert left.processes == (left_behind.pid,)
+        assert 1000 <= left.scratch < 1100
+        assert str(run / "scratch") in str(left)
+        assert "1 process of its Ray" in str(left)
+        clean(left)
+        assert left_behind.wait(10) == -9
+    assert run.is_dir()
+    assert not (run / "scratch").exists()
+    assert not leftovers()
+
+
+def test_scratch_of_a_run_that_goes_on_is_its_own(run: Path, state: Path) -> None:
+    with launched(run, run / "none") as process:
+        process.kill()
+        process.wait()
+    (left,) = leftovers()
+    with only_launch(run), pytest.raises(RefusedError, match="in use by a launch"):
+        clean(left)
+    with listed(run, run / "scratch"):
+        assert not leftovers()
+    assert (run / "scratch").exists()
+    assert not list(state.iterdir())  # nothing is left that a list would help to find
+
+
+def test_other_machines_and_broken_entries_are_let_alone(run: Path, state: Path) -> None:
+    state.mkdir(parents=True)
+    other = Entry(host="elsewhere", run=str(run), scratch=str(run / "scratch"))
+    (state / "other.json").write_text(other.model_dump_json())
+    (state / "cut.json").write_text('{"host": "he')
+    assert not leftovers()
+    assert len(list(state.iterdir())) == 2
+
+
+def test_a_home_that_cannot_be_written_is_no_reason_to_fail(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with listed(run, run / "scratch") as launch:
+        launch.ray(None)
+    assert not leftovers()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_a_launch_is_on_the_list_as_long_as_it_runs(tmp_path: Path, state: Path) -> None:
+    seen = list[str]()
+
+    class Looks(Fake):
+        def preflight(self) -> None:
+            seen.extend(path.read_text() for path in state.glob("*.json"))
+
+    folder = launch(tiny_plan(1), told(tmp_path / "runs"), quiet(), Looks)
+    (text,) = seen
+    entry = Entry.model_validate_json(text)
+    assert (entry.run, entry.scratch) == (str(folder), str(folder / "scratch"))
+    assert not list(state.iterdir())
+
+
+def test_an_empty_scratch_folder_is_something() -> None:
+    left = Leftover(Path(), Entry(host="h", run="r", scratch="s"), 1, ())
+    assert "1 B of scratch in s" in str(left)
