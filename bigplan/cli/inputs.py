@@ -76,10 +76,12 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
     named = [training.data, *([training.validation.data] if training.validation else [])]
     for data in named:
         if data != "bundled":
-            from bigplan.data.prepared import check_vocabulary, open_tokens
+            from bigplan.data.prepared import check_length, check_vocabulary, open_tokens
 
             try:
-                check_vocabulary(open_tokens(user_path(data)), model.vocab, model.name)
+                tokens = open_tokens(user_path(data))
+                check_length(tokens, training.sequence_length)
+                check_vocabulary(tokens, model.vocab, model.name)
             except InputError as error:
                 yield error
 

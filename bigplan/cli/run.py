@@ -71,6 +71,8 @@ def launch(
     if run is not None and options.run_dir is not None:
         raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
     plan, how = _wanted(what, options, run, console)
+    if how.address in (None, "local"):
+        require_inputs(plan.model, plan.training, weights=run is None)
     offer(console)
     folder = launch_plan(plan, LaunchOptions(how, run), console)
     console.print(run_report(read_record(folder)))

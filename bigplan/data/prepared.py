@@ -173,6 +173,16 @@ def check_vocabulary(tokens: Tokens, vocabulary: int, model: str) -> None:
         )
 
 
+def check_length(tokens: Tokens, sequence_length: int) -> None:
+    """Raise InputError where the data is shorter than one window and its last target."""
+    if len(tokens) < sequence_length + 1:
+        raise InputError(
+            f"training data {tokens.path} has {len(tokens)} tokens, sequence_length "
+            f"{sequence_length} needs at least {sequence_length + 1} (a window and "
+            "the target of its last token): use more text or a shorter sequence_length"
+        )
+
+
 def check_folder(folder: Path) -> Index:
     """The index, after every byte was compared with its checksum. Raises InputError."""
     index = read_index(folder)

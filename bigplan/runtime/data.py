@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bigplan.data.prepared import Tokens, open_tokens
+from bigplan.data.prepared import Tokens, check_length, open_tokens
 from bigplan.data.shuffle import shuffled
-from bigplan.errors import InputError
 from bigplan.mechanics import MOST_READ_AHEAD, READ_AHEAD_BYTES
 
 IGNORED = -100  # a target that the loss does not count, as torch's cross_entropy has it
@@ -78,12 +77,7 @@ class BatchSource:
     def __post_init__(self) -> None:
         assert 0 <= self.replica < self.replicas and self.micro_batch > 0, self
         assert self.samples % (self.micro_batch * self.replicas) == 0, self
-        if self.windows < 1:
-            raise InputError(
-                f"training data {self.path} has {len(self.data)} tokens, sequence_length "
-                f"{self.sequence_length} needs at least {self.sequence_length + 1} (a window and "
-                "the target of its last token): use more text or a shorter sequence_length"
-            )
+        check_length(self.data, self.sequence_length)
 
     @cached_property
     def data(self) -> Tokens:

@@ -1,15 +1,20 @@
 """`bigplan launch --resume` and its options, with workers that only count."""
 
 import json
+import os
+import signal
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bigplan.launcher.checkpoints import checkpoints, step_of
+from bigplan.launcher.leftovers import Entry
 from bigplan.launcher.record import read_record
 from bigplan.plan import save_plan
 from tests.cli.conftest import Run
-from tests.launcher.fakes import without_ray
+from tests.launcher.fakes import LocalCrew, plan_with, without_ray
 from tests.tiny import tiny_plan, write_cluster
 
 __all__ = ["without_ray"]
@@ -122,3 +127,61 @@ def test_how_a_run_is_launched_can_stand_in_the_experiment(bigplan: Run, tmp_pat
     assert bigplan("launch", "e.yaml", "--checkpoint-keep", "2")[0] == 0
     assert kept() == [3, 4]
     assert not (RUN / "tensorboard").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (os.mkfifo, "a pipe or a device, which is not read"),
+        (
+            lambda path: Path(path).write_text("32 bytes are a token too few: 32"),
+            "needs at least 33",
+        ),
+        (lambda path: None, "cannot be read"),
+    ],
+)
+def test_a_plans_data_is_looked_at_before_ray_starts(
+    bigplan: Run, make: Callable[[str], object], told: str
+) -> None:
+    """A plan may be launched long after it was made, and elsewhere."""
+    make("data")
+    save_plan(plan_with(data="data"), Path("plan.yaml"))
+    code, _, err = bigplan("launch", "plan.yaml")
+    assert code == 2
+    assert told in err
+    assert not Path("runs").exists()
+
+
+def test_what_a_killed_launch_left_is_named_by_the_next(
+    bigplan: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder, scratch = tmp_path / "state" / "bigplan" / "launches", tmp_path / "scratch"
+    for path in (folder, scratch):
+        path.mkdir(parents=True)
+    entry = Entry(host=socket.gethostname(), run=str(tmp_path / "gone"), scratch=str(scratch))
+    (folder / "killed.json").write_text(entry.model_dump_json())
+    save_plan(tiny_plan(), Path("plan.yaml"))
+    code, out, _ = bigplan("launch", "plan.yaml")
+    assert code == 0
+    assert f"scratch in {scratch}" in out
+    assert "`bigplan clean` removes it" in out
+    assert "Would remove" in bigplan("clean", "--dry-run")[1]
+    assert scratch.exists()
+    assert str(scratch) in bigplan("clean")[1]
+    assert not scratch.exists()
+    assert "Nothing is left" in bigplan("clean")[1]
+
+
+def test_a_resumption_that_is_stopped_early_says_how_to_go_on(
+    ran: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(crew: LocalCrew, method: str, *arguments: object, doing: str) -> list[object]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+    monkeypatch.setattr(LocalCrew, "ask", stopped)
+    code, out, _ = ran("launch", "--resume", RUN, "--steps", "5")
+    assert code == 130
+    assert "Stopped before it went on. The last good checkpoint is of step 3" in out
+    assert f"Go on with: bigplan launch --resume {RUN}" in out
