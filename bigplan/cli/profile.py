@@ -13,7 +13,7 @@ from bigplan.cli.targets import CLUSTER, require_target
 from bigplan.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
-    from bigplan.profile.machine import Profile, Progress
+    from bigplan.profile.machine import Profile, Progress, Wish
     from bigplan.spec.cluster import Cluster
 
 
@@ -42,6 +42,22 @@ def profile(
             "of these).",
         ),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="Measure all nodes of the Ray cluster there, side by side, and collectives across "
+            "them. Every node needs bigplan[launch].",
+        ),
+    ] = None,
+    interface: Annotated[
+        str | None,
+        typer.Option(
+            "--interface",
+            help="Network interface on which the nodes' processes listen for each other, such as "
+            "eth0; with --address.",
+        ),
+    ] = None,
 ) -> None:
     """Measure this machine and write it as a cluster YAML for `bigplan plan --cluster FILE`.
 
@@ -55,10 +71,14 @@ def profile(
     known = _known(out)
     if nvme is None and known is not None:
         nvme = _drive_of(known)
+    if interface is not None and address is None:
+        raise InputError("--interface is of nodes of a Ray cluster: name that with --address")
+    if address is not None:
+        _survey(address, interface, _wish(quick, nvme, name, cpu_devices), out)
+        return
     if nvme is not None and not nvme.is_dir():
         raise InputError(f"--nvme {nvme} is no folder; name one on the drive to measure")
-    found = _measure(quick, nvme, name, cpu_devices)
-    _write(found, out)
+    _write(_measure(_wish(quick, nvme, name, cpu_devices)), out)
 
 
 def _known(out: Path) -> Cluster | None:
@@ -75,10 +95,40 @@ def _drive_of(known: Cluster) -> Path | None:
     return Path(drives.path).expanduser() if drives and drives.path else None
 
 
-def _measure(quick: bool, folder: Path | None, name: str, cpu_devices: int | None) -> Profile:
+def _wish(quick: bool, folder: Path | None, name: str, cpu_devices: int | None) -> Wish:
+    with Console().status("Starting torch"):
+        from bigplan.profile.machine import QUICK_SECONDS, THOROUGH_SECONDS, Wish
+
+    seconds = QUICK_SECONDS if quick else THOROUGH_SECONDS
+    resolved = folder.resolve() if folder is not None else None
+    return Wish(name, resolved, cpu_devices, seconds)
+
+
+def _survey(address: str, interface: str | None, wish: Wish, out: Path) -> None:
+    from bigplan.launcher.session import ray_session, require_packages
+    from bigplan.launcher.survey import survey
+    from bigplan.report.profile_report import profile_report
+
+    require_packages()
     console = Console()
-    with console.status("Starting torch"):
-        from bigplan.profile.machine import QUICK_SECONDS, THOROUGH_SECONDS, Wish, profile_machine
+
+    def tell(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    with ray_session(address, 0, cuda=False):
+        found = survey(wish, interface, tell)
+    _write_cluster(found.cluster, out)
+    for profile in found.profiles:
+        console.print(profile_report(profile.before.group, profile.after.group))
+    for note in found.notes:
+        tell(f"Note: {note}")
+    tell(_written(out))
+
+
+def _measure(wish: Wish) -> Profile:
+    from bigplan.profile.machine import profile_machine
+
+    console = Console()
     from bigplan.report.profile_report import progress_line
 
     def tell(step: Progress) -> None:
@@ -88,20 +138,24 @@ def _measure(quick: bool, folder: Path | None, name: str, cpu_devices: int | Non
     def warn(text: str) -> None:
         Console(stderr=True).print(f"warning: {text}", highlight=False)
 
-    seconds = QUICK_SECONDS if quick else THOROUGH_SECONDS
-    resolved = folder.resolve() if folder is not None else None
-    return profile_machine(Wish(name, resolved, cpu_devices, seconds), tell, warn)
+    return profile_machine(wish, tell, warn)
 
 
 def _write(found: Profile, out: Path) -> None:
     from bigplan.report.profile_report import profile_report
+
+    _write_cluster(found.after, out)
+    console = Console()
+    console.print(profile_report(found.before.group, found.after.group))
+    console.print(_written(out), highlight=False)
+
+
+def _write_cluster(cluster: Cluster, out: Path) -> None:
     from bigplan.spec.document import write_text
     from bigplan.spec.dump import to_yaml
 
-    write_text(out, to_yaml(found.after), "cluster")
-    console = Console()
-    console.print(profile_report(found.before.group, found.after.group))
-    console.print(
-        f"Cluster written to {out}; plan with it: bigplan plan --cluster {out} --model NAME",
-        highlight=False,
-    )
+    write_text(out, to_yaml(cluster), "cluster")
+
+
+def _written(out: Path) -> str:
+    return f"Cluster written to {out}; plan with it: bigplan plan --cluster {out} --model NAME"

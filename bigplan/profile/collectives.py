@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 from bigplan.profile.bench import Bench, rounded, source
-from bigplan.profile.budget import Budget, median_seconds
+from bigplan.profile.budget import Budget, Clock, median_seconds
 from bigplan.profile.exchange import (
     Work,
     begin,
@@ -25,9 +25,9 @@ from bigplan.profile.exchange import (
     timed,
     timed_beside,
 )
-from bigplan.profile.fit import Exchange, fit_link
-from bigplan.profile.peers import Peer, Peers
-from bigplan.spec.cluster import NodeGroup, Traffic
+from bigplan.profile.fit import Exchange, Inside, fit_link
+from bigplan.profile.peers import Peer, Peers, Together
+from bigplan.spec.cluster import Link, NodeGroup, Traffic
 from bigplan.units import format_bytes, format_seconds
 
 KiB, MiB = 2**10, 2**20
@@ -62,34 +62,54 @@ def measure_collectives(group: NodeGroup, bench: Bench, seconds: float) -> NodeG
 
 
 def _measured(group: NodeGroup, bench: Bench, peers: Peers, seconds: float) -> NodeGroup:
-    start, sizes = bench.clock(), group_sizes(len(peers))
-    peers.call(form_groups, sizes)  # once they have started
-    budget = Budget(max(seconds / 2, seconds - (bench.clock() - start)), bench.clock)
-    messages = _messages(bench)
-    exchanges = list(_exchanges(sizes, messages))
-    each = budget.left * (1 - SHARE_BESIDE) / len(exchanges)
-    fit = fit_link(exchanges, [_seconds(one, peers, bench, each) for one in exchanges])
+    sizes = group_sizes(len(peers))
+    exchanges = list(_exchanges(sizes, _messages(bench)))
+    asked = Asked(peers, sizes, exchanges, bench.cuda, bench.clock)
+    link = measure_link(group.intra_node, asked, seconds)
+    name = f"{BACKENDS[bench.device.type]} inside the node"
+    return group.model_copy(update={"intra_node": link.model_copy(update={"name": name})})
+
+
+class Asked(NamedTuple):
+    """What is asked of a link: of whom, in groups of which sizes, and which exchanges."""
+
+    peers: Together
+    sizes: Sequence[int]
+    exchanges: Sequence[Exchange]
+    cuda: bool
+    clock: Clock
+    inside: Inside | None = None  # of a link between nodes
+
+
+def measure_link(link: Link, asked: Asked, seconds: float) -> Link:
+    """The link with figures that were measured within about so many seconds. Raises WorkerError."""
+    start, peers = asked.clock(), asked.peers
+    peers.call(form_groups, tuple(asked.sizes))  # once they have started
+    budget = Budget(max(seconds / 2, seconds - (asked.clock() - start)), asked.clock)
+    each = budget.left * (1 - SHARE_BESIDE) / len(asked.exchanges)
+    found = [_seconds(one, asked, each) for one in asked.exchanges]
+    fit = fit_link(asked.exchanges, found, asked.inside)
     rates = {kind: rounded(rate) for kind, rate in fit.bandwidths.items()}
     figures = {
         "bandwidth": rates.pop("all_reduce"),
         "latency": rounded(fit.latency),
         "half_size": float(round(fit.half_size)),
     } | {f"{kind}_bandwidth": rate for kind, rate in rates.items()}
-    backend = BACKENDS[bench.device.type]
-    tried = f"groups of {', '.join(map(str, sizes))}, {format_bytes(messages[0])} to "
-    how = f"{backend}, {tried}{format_bytes(messages[-1])}, met to {fit.error:.0%} in the mean"
+    backend = BACKENDS["cuda" if asked.cuda else "cpu"]
+    least, most = (pick(one.nbytes for one in asked.exchanges) for pick in (min, max))
+    tried = f"groups of {', '.join(map(str, asked.sizes))}, {format_bytes(least)} to "
+    how = f"{backend}, {tried}{format_bytes(most)}, met to {fit.error:.0%} in the mean"
     told = dict.fromkeys(figures, source(how))
-    layer = Exchange("all_reduce", len(peers), GPU_LAYER if bench.cuda else CPU_LAYER)
-    beside = _beside(layer, multiplying, peers, budget.left / (2 if bench.cuda else 1))
+    layer = Exchange("all_reduce", len(peers), GPU_LAYER if asked.cuda else CPU_LAYER)
+    beside = _beside(layer, multiplying, peers, budget.left / (2 if asked.cuda else 1))
     how = source(f"{backend}, all-reduces of {format_bytes(layer.nbytes)}, {beside}")
     for name, kept in (("beside_compute", beside.exchange), ("compute_beside", beside.work)):
         figures[name], told[name] = kept, how
-    if bench.cuda:
+    if asked.cuda:
         beside = _beside(layer, copying, peers, budget.left)
         figures["beside_copies"] = beside.exchange
         told["beside_copies"] = source(f"{backend}, copies of 64 MiB both ways, {beside}")
-    link = group.intra_node.replaced(figures | {"name": f"{backend} inside the node"}, told)
-    return group.model_copy(update={"intra_node": link})
+    return link.replaced(figures, told)
 
 
 def group_sizes(world: int) -> tuple[int, ...]:
@@ -107,22 +127,39 @@ def _messages(bench: Bench) -> Sequence[int]:
 def _exchanges(sizes: Sequence[int], messages: Sequence[int]) -> Iterator[Exchange]:
     """All kinds among all devices, all-reduces also in smaller groups, messages between two."""
     for nbytes in messages:
-        for kind in TRAFFIC:
-            yield Exchange(kind, sizes[-1], nbytes)
-        for size in sizes[:-1]:
-            yield Exchange("all_reduce", size, nbytes)
+        yield from _collectives(sizes, nbytes)
         yield Exchange("send", 2, nbytes)
 
 
-def _seconds(exchange: Exchange, peers: Peers, bench: Bench, seconds: float) -> float:
+def _collectives(sizes: Sequence[int], nbytes: int) -> Iterator[Exchange]:
+    for kind in TRAFFIC:
+        yield Exchange(kind, sizes[-1], nbytes)
+    for size in sizes[:-1]:
+        yield Exchange("all_reduce", size, nbytes)
+
+
+def across(peers: Together, group: NodeGroup, clock: Clock) -> Asked:
+    """What is asked of the link between nodes, by a process for each device of all of them.
+
+    Messages between two devices are taken to be as fast as collectives: one pair alone does not
+    fill a network that all devices of a node share.
+    """
+    cuda, per_node = group.gpu.device == "cuda", group.gpus_per_node
+    sizes = [per_node * nodes for nodes in group_sizes(len(peers) // per_node)]
+    messages = GPU_SIZES if cuda else CPU_SIZES
+    exchanges = [one for nbytes in messages for one in _collectives(sizes, nbytes)]
+    return Asked(peers, sizes, exchanges, cuda, clock, Inside(per_node, group.intra_node))
+
+
+def _seconds(exchange: Exchange, asked: Asked, seconds: float) -> float:
     """Median seconds of one, those of the peer that takes longest; between CPU devices the least.
 
     There a process waits for the other whenever a neighbour holds one of the cores: beside two of
     them the median of gloo's reduce-scatters of 256 KiB was four times the least.
     """
-    middle = statistics.median if bench.cuda else min
+    middle = statistics.median if asked.cuda else min
     return median_seconds(
-        lambda runs: max(peers.call(timed, exchange, runs)), seconds, bench.clock, middle
+        lambda runs: max(asked.peers.call(timed, exchange, runs)), seconds, asked.clock, middle
     )
 
 
@@ -137,7 +174,9 @@ class Kept(NamedTuple):
         return f"{format_seconds(rounded(self.alone))} alone; both at once, processes together"
 
 
-def _beside(exchange: Exchange, make: Callable[[Peer], Work], peers: Peers, seconds: float) -> Kept:
+def _beside(
+    exchange: Exchange, make: Callable[[Peer], Work], peers: Together, seconds: float
+) -> Kept:
     """Exchanges and work, each alone and then together, for about so many seconds in all."""
     part = max(seconds / 4, LEAST_SECONDS)
     alone = max(peers.call(timed, exchange, 3)) / 3

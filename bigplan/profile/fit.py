@@ -205,8 +205,19 @@ class LinkFit:
     error: float
 
 
-def fit_link(exchanges: Sequence[Exchange], seconds: Sequence[float]) -> LinkFit:
+class Inside(NamedTuple):
+    """What is inside the nodes that a link joins: GPUs of each, and the link between these."""
+
+    per_node: int
+    link: Link
+
+
+def fit_link(
+    exchanges: Sequence[Exchange], seconds: Sequence[float], inside: Inside | None = None
+) -> LinkFit:
     """A link's figures as `cost.collective` has them; at least two sizes of each kind.
+
+    Of a link between nodes where it is told what is `inside`.
 
     Where all groups have two ranks, a latency and a half size add the same to every message:
     then it is all latency.
@@ -222,7 +233,7 @@ def fit_link(exchanges: Sequence[Exchange], seconds: Sequence[float]) -> LinkFit
 
     def predicted(at: Values) -> Values:
         link = _link(*parts(at))
-        return np.array([exchange_seconds(exchange, link) for exchange in exchanges])
+        return np.array([exchange_seconds(exchange, link, inside) for exchange in exchanges])
 
     sent = max(e.nbytes / time for e, time in zip(exchanges, seconds, strict=True)) / 1e9
     start = (1e6 * min(seconds), 0.1, *([sent] * len(kinds)))
@@ -235,11 +246,13 @@ def fit_link(exchanges: Sequence[Exchange], seconds: Sequence[float]) -> LinkFit
     return LinkFit(*parts(np.asarray(fit.parameters)), fit.error)
 
 
-def exchange_seconds(exchange: Exchange, link: Link) -> float:
-    """What the cost model says that it takes inside a node."""
+def exchange_seconds(exchange: Exchange, link: Link, inside: Inside | None = None) -> float:
+    """What the cost model says that it takes inside a node, or between whole ones."""
     if exchange.traffic == "send":
         return message(exchange.nbytes, link)
     group = Group(exchange.ranks, exchange.ranks, link, None, 1.0)
+    if inside is not None:
+        group = Group(exchange.ranks, inside.per_node, inside.link, link, 1.0)
     return PATTERNS[exchange.traffic](exchange.nbytes, group)
 
 

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -72,6 +72,18 @@ class Company:
         """Let the run end that is under way."""
         self._stop.set()
         self._thread.join()
+
+
+class Together(Protocol):
+    """Processes that do the same at the same time: `Peers`, or actors on several nodes."""
+
+    def __len__(self) -> int:
+        """How many they are."""
+
+    def call(
+        self, work: Callable[Concatenate[Peer, P], T], *args: P.args, **named: P.kwargs
+    ) -> list[T]:
+        """What each gives back, by rank. Raises WorkerError."""
 
 
 class _Answer(NamedTuple):

@@ -12,7 +12,7 @@ from bigplan.report.text import percent, table
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.dump import numbers
 
-BLOCKS = ("gpu", "host", "pcie", "nvme", "intra_node")
+BLOCKS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node")
 
 
 @dataclass(frozen=True)

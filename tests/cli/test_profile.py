@@ -110,3 +110,10 @@ def test_detect_measures_compute_with_torch_where_it_can(
     gpu = find_cluster(str(tmp_path / "mine.yaml")).group.gpu
     assert ("by bigplan profile" in gpu.sources["peak_flops"]) is torch
     assert ("by bigplan profile" in gpu.sources["launch_overhead"]) is torch
+
+
+@pytest.mark.usefixtures("refuses")
+def test_an_interface_is_of_several_nodes(bigplan: Run) -> None:
+    code, _, err = bigplan("profile", "--interface", "eth0")
+    assert code == 2
+    assert "name that with --address" in err
