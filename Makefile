@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 # What starts processes that wait for each other, or times itself: one at a time, with all cores.
-ALONE := tests/launcher tests/profile tests/runtime/deepspeed tests/cli/test_profile.py tests/cli/test_waiting.py \
+ALONE := tests/launch tests/launcher tests/profile tests/runtime/deepspeed tests/cli/test_profile.py tests/cli/test_waiting.py \
   $(addprefix tests/runtime/test_,cores.py lanes.py checkpoint_killed.py checkpoint_ranks.py strangers.py two_ranks.py)
 NONE := [ $$? -eq 5 ] # pytest's way to say that PYTEST_ARGS left no test of these
 VENV := .venv

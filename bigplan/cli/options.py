@@ -225,6 +225,12 @@ class ExperimentOptions:
         bool | None,
         _option("--tensorboard/--no-tensorboard", "Write event files (default: yes).", RUN),
     ] = None
+    wandb: Annotated[
+        str | None,
+        _option(
+            "--wandb", "Project of Weights & Biases that gets the metrics too.", RUN, "NAME"
+        ),
+    ] = None
 
 
 _KEYS = {
@@ -264,6 +270,7 @@ _KEYS = {
     "max_restarts": "launch.max_restarts",
     "max_skipped": "launch.max_skipped",
     "tensorboard": "launch.tensorboard",
+    "wandb": "launch.wandb",
 }
 RUN_KEYS = tuple(name for name, key in _KEYS.items() if key.startswith("launch."))
 

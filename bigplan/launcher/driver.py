@@ -60,6 +60,7 @@ from bigplan.launcher.resume import (
 from bigplan.launcher.session import Session, ray_session, require_packages
 from bigplan.launcher.steps import Steps
 from bigplan.launcher.stop import Stop
+from bigplan.launcher.weights_and_biases import require_wandb
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Launch
 from bigplan.units import be, counted
@@ -131,6 +132,8 @@ def launch(
             f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
         )
     require_packages()
+    if options.how.wandb is not None:
+        require_wandb()
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:
         folder = options.resume.folder.absolute()
@@ -141,7 +144,7 @@ def launch(
         plan = decaying_until(plan, target)
         folder = new_folder(Path(options.how.run_dir).expanduser().absolute(), plan.model.name)
     how = options.how.model_copy(update={"steps": target})
-    journal = Journal(plan, folder, target, how.tensorboard)
+    journal = Journal(plan, folder, target, how.tensorboard, how.wandb)
     launched = _Launch(plan, how, journal, console or Console(), worker)
     with only_launch(folder), _listed(launched), launched.stop, _ending(launched, resumes=resumes):
         if options.resume is not None:

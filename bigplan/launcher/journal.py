@@ -30,6 +30,7 @@ from bigplan.launcher.record import (
 )
 from bigplan.launcher.skipped import idle, idle_since
 from bigplan.launcher.tensorboard import EventFile
+from bigplan.launcher.weights_and_biases import WandbRun
 from bigplan.plan import MemoryUse, Plan
 from bigplan.timeline import Timeline
 
@@ -48,6 +49,7 @@ class Journal:
     folder: Path
     target: int
     tensorboard: bool = True
+    wandb: str | None = None  # project
     done: int = 0
     first: int = 0  # the steps that lay behind when this launch began
     begun: bool = False  # the ranks stand ready
@@ -64,6 +66,7 @@ class Journal:
     _began: float | None = None  # this launch's first step
     _loss: tuple[float, str] | None = None  # when a rank was lost that is not replaced yet, and why
     _events: EventFile | None = None
+    _sent: WandbRun | None = None
 
     def start(self, done: int) -> None:
         """Go on after `done` steps; what was recorded of later ones is forgotten."""
@@ -84,6 +87,8 @@ class Journal:
             self.resumed = (*self.resumed, done)
         if self.tensorboard:
             self._events = EventFile(self.folder, done)
+        if self.wandb is not None and self._sent is None:
+            self._sent = WandbRun(self.wandb, self.folder, self.plan)
         self.write("running")
 
     def follow(self, before: Summary) -> None:
@@ -113,6 +118,8 @@ class Journal:
         self.idle = self.idle + 1 if idle(metric) else 0
         if self._events is not None:
             self._events.add(metric)
+        if self._sent is not None:
+            self._sent.add(metric)
         if len(self._seconds) == 1:
             self._steady.clear()  # the first step is not steady: it stands in only while alone
         self._seconds.append(metric.seconds)
@@ -168,8 +175,9 @@ class Journal:
 
     def close(self, status: Status) -> None:
         """Write all that is known."""
-        if self._events is not None:
-            self._events.close()
+        for writer in (self._events, self._sent):
+            if writer is not None:
+                writer.close()
         if self._steady:
             ordered = sorted(self._steady, key=lambda item: item[0])
             write_timeline(self.folder / MEASURED, ordered[(len(ordered) - 1) // 2][1])
@@ -207,6 +215,8 @@ class Journal:
             notes.insert(0, "The ranks ended with different weights: this run's result is wrong.")
         if self._events is not None and self._events.trouble:
             notes.append(f"TensorBoard shows less than all: {self._events.trouble}")
+        if self._sent is not None and self._sent.trouble:
+            notes.append(f"Weights & Biases shows less than all: {self._sent.trouble}")
         return notes
 
     def _memory(self) -> tuple[MemoryRow, ...]:

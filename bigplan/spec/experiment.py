@@ -43,6 +43,8 @@ class Launch(Spec):
     """steps in a row with infinite or NaN gradients after which a run ends; 0: never"""
     tensorboard: bool = True
     """write TensorBoard event files"""
+    wandb: str | None = Field(default=None, min_length=1)
+    """project of Weights & Biases that gets the metrics too; absent: none"""
 
 
 class Experiment(Spec):
