@@ -227,9 +227,7 @@ class ExperimentOptions:
     ] = None
     wandb: Annotated[
         str | None,
-        _option(
-            "--wandb", "Project of Weights & Biases that gets the metrics too.", RUN, "NAME"
-        ),
+        _option("--wandb", "Project of Weights & Biases that gets the metrics too.", RUN, "NAME"),
     ] = None
 
 

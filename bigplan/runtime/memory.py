@@ -43,6 +43,16 @@ def static_sizes(program: Program) -> Sizes:
     return Sizes(sizes[Tier.GPU], sizes[Tier.HOST], sizes[Tier.NVME])
 
 
+def rounding(program: Program) -> Sizes:
+    """Of those, the bytes that no buffer asked for: every entry begins on a page of its own."""
+    sizes, asked = static_sizes(program), {Tier.GPU: 0, Tier.HOST: 0, Tier.NVME: 0}
+    for region in _regions(program.buffers):
+        asked[region[0].tier] += max(buffer.count * buffer.nbytes for buffer in region)
+    return Sizes(
+        sizes.device - asked[Tier.GPU], sizes.host - asked[Tier.HOST], sizes.disk - asked[Tier.NVME]
+    )
+
+
 def _regions(buffers: Mapping[str, Buffer]) -> Iterable[list[Buffer]]:
     """The static buffers, each with those that begin where it does."""
     regions: dict[str, list[Buffer]] = {}

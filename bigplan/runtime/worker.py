@@ -31,8 +31,8 @@ from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import first_values
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import fill_first
-from bigplan.runtime.host_memory import HostMemory
-from bigplan.runtime.memory import Memory, check_machine, static_sizes
+from bigplan.runtime.host_memory import HostMemory, resident_bytes
+from bigplan.runtime.memory import Memory, check_machine, rounding, static_sizes
 from bigplan.runtime.moves import mean_loss
 from bigplan.runtime.operators import has_triton
 from bigplan.runtime.result import Finished, Progress, StepResult
@@ -292,7 +292,8 @@ class Worker:
         ended = parts.background.ended(wait=True)
         small = self._plan.model.parameter_count <= DIGEST_LIMIT
         sha256 = weights_digest(parts.context) if small else ""
-        notes = (*_notes(self._device), *(saved.message for saved in ended if saved.error))
+        taken = _notes(self._device, parts.context.memory)
+        notes = (*taken, *(saved.message for saved in ended if saved.error))
         return Finished(self._measured_memory(parts.context.memory), notes, sha256)
 
     def weights(self) -> Iterator[tuple[int, Tensor]]:
@@ -300,11 +301,13 @@ class Worker:
         return weights(self._running().context)
 
     def _measured_memory(self, memory: Memory) -> dict[str, int]:
-        device, host = memory.arena.used, memory.slab.used
+        """Bytes as the plan promises them: of tensors, without what pages round up to."""
+        more = rounding(self._program)
+        device, host = memory.arena.used - more.device, memory.slab.used - more.host
         if self._device.type == "cuda":
             device = torch.cuda.max_memory_allocated(self._device)
             host = self._host.lost() // self._ranks_here
-        disk = memory.disk.size if memory.disk else 0
+        disk = memory.disk.size - more.disk if memory.disk else 0
         return {Tier.GPU: device, Tier.HOST: host, Tier.NVME: disk}
 
     def _running(self) -> _Parts:
@@ -347,10 +350,13 @@ def _limit_gpu(device: torch.device, nbytes: int) -> None:
     torch.cuda.set_per_process_memory_fraction(allowed, device)
 
 
-def _notes(device: torch.device) -> tuple[str, ...]:
+def _notes(device: torch.device, memory: Memory) -> tuple[str, ...]:
     if device.type == "cuda":
         return ()
+    process = max(0, resident_bytes() - memory.arena.size - memory.slab.size)
     return (
+        f"beside its tensors a worker's process takes about {round(process / 2**20, -2):.0f} MiB of "
+        "host memory here, for Python and torch; a plan leaves half of such a machine free for it",
         "measured GPU memory is the arena of this CPU device; hidden states, saved "
         "activations and workspace, which the promise includes, are not measured here",
     )

@@ -92,6 +92,9 @@ def test_the_native_worker_trains_and_leaves_a_record(tmp_path: Path) -> None:
     assert len(record.summary.digest) > 8
     assert record.measured is not None
     assert {event.op for event in record.measured.events} >= {"forward", "backward", "update"}
+    host = next(row for row in record.summary.memory if row.tier == "host")
+    assert host.measured == host.predicted > 0  # both of the tensors, whatever pages round up to
+    assert any("a worker's process takes about" in note for note in record.summary.notes)
     assert not (folder / "scratch").exists()
     assert not ray.is_initialized()
 

@@ -63,6 +63,19 @@ def test_a_sigterm_while_ray_starts_is_a_stop(monkeypatch: pytest.MonkeyPatch) -
         signal.signal(signal.SIGTERM, before)
 
 
+def test_lines_of_rays_own_processes_are_not_the_users(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {"lines": ["a worker was killed"], "pid": "raylet", "is_err": False, "ip": "127.0.0.1"}
+    monkeypatch.setattr(session, "_start", lambda session: None)
+    tell = ray._private.worker.print_to_stdstream
+    with ray_session(None, 1, cuda=False):
+        tell(said, ignore_prefix=False)
+    assert not capsys.readouterr().out
+    tell(said | {"lines": ["another"]}, ignore_prefix=False)
+    assert "(raylet) another" in capsys.readouterr().out
+
+
 def test_a_token_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in session.OWN_TOKEN:
