@@ -353,10 +353,10 @@ def _limit_gpu(device: torch.device, nbytes: int) -> None:
 def _notes(device: torch.device, memory: Memory) -> tuple[str, ...]:
     if device.type == "cuda":
         return ()
-    process = max(0, resident_bytes() - memory.arena.size - memory.slab.size)
+    process = max(0, resident_bytes() - memory.arena.size - memory.slab.size) / 2**20
     return (
-        f"beside its tensors a worker's process takes about {round(process / 2**20, -2):.0f} MiB of "
-        "host memory here, for Python and torch; a plan leaves half of such a machine free for it",
+        f"beside its tensors a worker's process takes about {round(process, -2):.0f} MiB of host "
+        "memory here, for Python and torch; a plan leaves half of such a machine free for it",
         "measured GPU memory is the arena of this CPU device; hidden states, saved "
         "activations and workspace, which the promise includes, are not measured here",
     )
