@@ -17,6 +17,24 @@ if TYPE_CHECKING:
     from bigplan.spec.cluster import Cluster
 
 
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        help="Measure all nodes of the Ray cluster there, side by side, and collectives across "
+        "them. Every node needs bigplan[launch].",
+    ),
+]
+Interface = Annotated[
+    str | None,
+    typer.Option(
+        "--interface",
+        help="Network interface on which the nodes' processes listen for each other, such as "
+        "eth0; with --address.",
+    ),
+]
+
+
 def profile(
     quick: Annotated[
         bool, typer.Option("--quick", help="One minute (default: up to five, more repetitions).")
@@ -42,22 +60,8 @@ def profile(
             "of these).",
         ),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address",
-            help="Measure all nodes of the Ray cluster there, side by side, and collectives across "
-            "them. Every node needs bigplan[launch].",
-        ),
-    ] = None,
-    interface: Annotated[
-        str | None,
-        typer.Option(
-            "--interface",
-            help="Network interface on which the nodes' processes listen for each other, such as "
-            "eth0; with --address.",
-        ),
-    ] = None,
+    address: Address = None,
+    interface: Interface = None,
 ) -> None:
     """Measure this machine and write it as a cluster YAML for `bigplan plan --cluster FILE`.
 
