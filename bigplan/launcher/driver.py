@@ -369,7 +369,7 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
         yield crew
     finally:
         session = launched.session
-        crew.dismiss(head=session is None or not (session.head.lost or session.head.dead()))
+        crew.dismiss(head=session is None or session.head.alive())
 
 
 def _start(crew: Crew, checkpoint: Path | None) -> int:

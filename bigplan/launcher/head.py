@@ -41,17 +41,33 @@ class Head:
         if now - self._asked < EVERY:
             return
         self._asked = now
-        try:
-            require_ray(self.address, 1.0)
-        except InputError as error:
-            if now - self._heard > GONE:
-                self.lost = True
-                raise WorkerError(
-                    f"the head of the Ray cluster at {self.address} has not answered for "
-                    f"{now - self._heard:.0f} s; start it again"
-                ) from error
-        else:
+        if self._answers():
             self._heard = now
+        elif now - self._heard > GONE:
+            self.lost = True
+            raise WorkerError(
+                f"the head of the Ray cluster at {self.address} has not answered for "
+                f"{now - self._heard:.0f} s; start it again"
+            )
+
+    def alive(self) -> bool:
+        """Whether Ray can be asked for anything: without its head that would never end."""
+        return not (self.lost or self.dead()) and self._answers()
+
+    def wait(self, pause: Callable[[float], object] = time.sleep) -> None:
+        """Return once a cluster's head answers. Raises WorkerError where it does not in time."""
+        self._heard = self.clock()
+        while not self.alive():
+            pause(1.0)
+            self.look()
+
+    def _answers(self) -> bool:
+        try:
+            if self.address is not None:
+                require_ray(self.address, 1.0)
+        except InputError:
+            return False
+        return True
 
     def dead(self) -> list[str]:
         """Names of a local Ray's vital processes that have ended."""

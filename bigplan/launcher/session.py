@@ -51,13 +51,17 @@ class Session:
     head: Head
 
     def renew(self) -> None:
-        """Start a local Ray again where it has lost a process. Raises WorkerError."""
+        """Start a local Ray again where it has lost a process; wait for a cluster's head.
+
+        Raises WorkerError.
+        """
         import ray
 
-        if self.head.dead():
+        if self.address is not None:
+            self.head.wait()
+        elif self.head.dead():
             ray.shutdown()
             _start(self)
-            self.head = Head(self.address)
 
     @property
     def folder(self) -> Path | None:
@@ -92,9 +96,11 @@ def _start(session: Session) -> None:
     try:
         if session.address is None:
             _start_local(session.cpus, session.cuda)
+            session.head = Head(None)
         else:
             require_ray(session.address)
             ray.init(address=session.address, log_to_driver=False, logging_level="ERROR")
+            session.head = Head(ray.get_runtime_context().gcs_address)  # of `auto`, too
     except (SystemExit, KeyboardInterrupt) as ended:
         ray.shutdown()
         raise KeyboardInterrupt from ended  # Ray makes an exit of SIGTERM until its start is over

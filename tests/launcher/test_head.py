@@ -1,9 +1,12 @@
 """What is asked of Ray's head, without a Ray."""
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 import pytest
 
@@ -69,7 +72,63 @@ def test_a_clusters_head_is_given_up_before_ray_ends_this_process(
     answers[0] = False
     for now in (3 * EVERY, heard + GONE):
         look_at(now)
+    assert not watched.alive()
     with pytest.raises(WorkerError, match="has not answered for 45 s; start it again"):
         look_at(heard + GONE + EVERY)
     assert watched.lost
     assert GONE + EVERY < 60  # then Ray would
+
+
+def test_a_head_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, back = [0.0], [20.0]
+
+    def ask(address: str, seconds: float) -> None:
+        if now[0] < back[0]:
+            raise InputError("nothing listens")
+
+    def pause(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(head, "require_ray", ask)
+    Head("somewhere:6379", lambda: now[0]).wait(pause)
+    assert now == back
+    now[0], back[0] = 0.0, 1e6
+    with pytest.raises(WorkerError, match=r"has not answered for 4\d s"):
+        Head("somewhere:6379", lambda: now[0]).wait(pause)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What a head answers that wants another token, as gRPC tells it."""
+
+    status: Any
+
+    def code(self) -> Any:
+        return self.status
+
+    def details(self) -> str:
+        return "InvalidAuthToken: Authentication token is missing or incorrect"
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        (
+            "",
+            r"wants a token, and this side sends none: set RAY_AUTH_MODE=token.*~/.ray/auth_token",
+        ),
+        ("token", r"has another token than this side: set RAY_AUTH_TOKEN"),
+    ],
+)
+def test_a_token_that_is_not_sent_or_not_theirs(
+    monkeypatch: pytest.MonkeyPatch, mode: str, told: str
+) -> None:
+    grpc = pytest.importorskip("grpc")
+    monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    text = head._refused("somewhere:6379", Refusal(grpc.StatusCode.UNAUTHENTICATED))
+    assert re.search(told, text)
+
+
+def test_both_sides_need_one_version() -> None:
+    with pytest.raises(InputError, match=r"has Ray 1\.0, and here is .*: both need the same"):
+        head._require_version("somewhere:6379", "1.0")
