@@ -93,6 +93,7 @@ def ray_session(address: str | None, cpus: int, cuda: bool) -> Iterator[Session]
 def _start(session: Session) -> None:
     import ray
 
+    _keep_token(new=session.address is None)
     try:
         if session.address is None:
             _start_local(session.cpus, session.cuda)
@@ -114,7 +115,6 @@ def _start(session: Session) -> None:
 def _start_local(cpus: int, cuda: bool) -> None:
     import ray
 
-    _keep_token()
     ray.init(
         address="local",
         num_cpus=max(cpus, os.cpu_count() or 1),
@@ -167,17 +167,18 @@ def _quiet() -> Iterator[None]:
         ray._private.worker._worker_logs_enabled = before
 
 
-def _keep_token() -> None:
+def _keep_token(*, new: bool) -> None:
     """See to it that nobody else reads the token that lets one run code in a Ray of this user.
 
-    Ray writes it as the umask says, on most machines for everybody to read.
+    Ray writes it as the umask says, on most machines for everybody to read. `new`: one is made
+    where there is none.
     """
     path = Path.home() / ".ray" / "auth_token"
     try:
         if path.exists():
             if stat.S_IMODE(path.stat().st_mode) & 0o077:
                 path.chmod(0o600)
-        elif not any(name in os.environ for name in OWN_TOKEN):
+        elif new and not any(name in os.environ for name in OWN_TOKEN):
             _write_token(path)
     except OSError:
         return  # another's, a home without space, or another launch was first: Ray says what it is

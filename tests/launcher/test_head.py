@@ -115,7 +115,7 @@ class Refusal:
     [
         (
             "",
-            r"wants a token, and this side sends none: set RAY_AUTH_MODE=token.*~/.ray/auth_token",
+            r"this side sends none: set RAY_AUTH_MODE=token.*~/.ray/auth_token",
         ),
         ("token", r"has another token than this side: set RAY_AUTH_TOKEN"),
     ],

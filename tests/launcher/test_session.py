@@ -83,11 +83,11 @@ def test_a_token_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in session.OWN_TOKEN:
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / ".ray" / "auth_token"
-    session._keep_token()
+    session._keep_token(new=True)
     token = path.read_text()
     assert len(token) == 64
     path.chmod(0o644)  # as Ray writes it
-    session._keep_token()
+    session._keep_token(new=True)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text() == token
     assert [each.name for each in path.parent.iterdir()] == ["auth_token"]
@@ -97,8 +97,9 @@ def test_a_token_in_the_environment_is_kept_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    session._keep_token(new=False)  # a cluster has its own
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    session._keep_token()
+    session._keep_token(new=True)
     assert not list(tmp_path.iterdir())
 
 
