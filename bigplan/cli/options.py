@@ -54,9 +54,10 @@ class ExperimentOptions:
         str | None,
         _option(
             "--engine",
-            "What executes it (default auto: the fastest that can here); any: the planner's best.",
+            "What executes it (default auto: the fastest that can here); any: the planner's best. "
+            "Planned only, for `bigplan config`: fsdp2, accelerate, megatron, torchtitan, nemo.",
             WHAT,
-            "auto|any|native|deepspeed",
+            "auto|any|native|deepspeed|TOOL",
         ),
     ] = None
     settings: Annotated[

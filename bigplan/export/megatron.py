@@ -108,7 +108,8 @@ def _memory(plan: Plan) -> Iterator[str]:
     blocks = Blocks.of(plan)
     full, selective = (blocks.recomputed(p) for p in (Recompute.FULL, Recompute.SELECTIVE))
     if full:
-        yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {full}"
+        each = -(-full // plan.strategy.vpp)  # of a virtual stage
+        yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {each}"
     elif selective:
         yield "--recompute-granularity selective --recompute-modules layernorm mlp"
     if blocks.state_away > 0:
@@ -124,6 +125,8 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield f"selective recomputation of {selective} of {blocks.placed.layers} blocks of a stage"
     elif selective:
         yield "selective recomputation of norms and activation alone: modules are run again whole"
+    if full % plan.strategy.vpp:
+        yield f"recomputation of {full} blocks of a stage: as many of each of its virtual stages"
     if blocks.away("parameters") or blocks.away("gradients"):
         yield "parameters and gradients off the GPU"
     if blocks.on_drives:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bigplan.cost.framework import NATIVE
 from bigplan.plan import Plan, Predicted
 from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of, wear_text
@@ -88,10 +89,11 @@ def _closing(plan: Plan, search_seconds: float) -> Iterator[str]:
     if wear is not None:
         yield wear_text(wear)
     strategies = counted(record.strategies, "strategy", "strategies")
-    if plan.config:
+    if plan.engine != NATIVE.name:
+        where = "is in the plan file" if plan.config else f"comes from `config --for {plan.engine}`"
         yield (
             f"Priced {counted(record.strategies, 'way', 'ways')} in which {plan.engine} can run it "
-            f"in {seconds_text(search_seconds)}; its configuration is in the plan file."
+            f"in {seconds_text(search_seconds)}; its configuration {where}."
         )
         return
     yield gap_text(plan)

@@ -70,6 +70,8 @@ TORCHTITAN = {
         "pipeline_parallel_degree",
         "pipeline_parallel_schedule",
         "pipeline_parallel_microbatch_size",
+        "pipeline_parallel_first_stage_less_layers",
+        "pipeline_parallel_last_stage_less_layers",
     },
     "activation_checkpoint": {"mode", "selective_ac_option"},
 }
