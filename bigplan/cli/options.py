@@ -372,6 +372,11 @@ def _pairs(flag: str, texts: list[str] | None, example: str) -> dict[str, str]:
     return pairs
 
 
+def environment_of(texts: list[str] | None) -> dict[str, str]:
+    """Variables of `--env`. Raises InputError."""
+    return _pairs("--env", texts, "DS_PIN_MEMORY_BACKEND=native")
+
+
 def _plain(text: str) -> str | int | float:
     value = parse_scalar(text)
     number = isinstance(value, int | float) and not isinstance(value, bool)

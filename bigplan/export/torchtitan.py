@@ -21,6 +21,7 @@ def written(plan: Plan) -> Written:
         "lr_scheduler": _schedule(plan),
         "parallelism": _parallelism(plan),
         "activation_checkpoint": _recomputation(plan),
+        "compile": {"enable": True},
     }
     text = "\n".join(
         f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in keys.items())

@@ -61,13 +61,7 @@ class Planned:
             raise RefusedError(f"{why}; change it, or plan with --engine any")
         search = Search(self.tool, request)
         found = search.run(watch)
-        record = SearchRecord(
-            solver="all ways tried",
-            strategies=search.counted,
-            relaxations=0,
-            programs=0,
-            stopped=search.stopped,
-        )
+        record = SearchRecord.of_all(search.counted, stopped=search.stopped)
         return self.plan_of(found[0], request, record, tuple(_alternatives(found)))
 
     def plan_of(
@@ -77,7 +71,7 @@ class Planned:
         search: SearchRecord,
         alternatives: tuple[Alternative, ...] = (),
     ) -> Plan:
-        """The way written down; with what it is told to do, whether or not it fits."""
+        """The way written down, whether or not it fits."""
         return Plan(
             inputs={n: digest(getattr(request, n)) for n in ("model", "training", "cluster")},
             predicted=priced.predicted(),

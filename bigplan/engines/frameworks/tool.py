@@ -7,7 +7,7 @@ that published runs of these frameworks are priced with (cost/framework.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigplan.cost.framework import FSDP, MEGATRON_CORE, Framework
 from bigplan.engines.frameworks.way import Way
@@ -188,6 +188,8 @@ def _torchtitan_trains(model: ModelSpec, training: Training) -> str | None:
     return _no_groups("torchtitan", training)
 
 
+# Of torchtitan's `compile.enable`, for model and loss, which its published runs have.
+COMPILED = replace(FSDP, fused=True, compiled_loss=True)
 OFFLOADED = (0.25, 0.5, 0.75, 1.0)  # of Megatron's optimizer_offload_fraction
 
 TOOLS = (
@@ -209,7 +211,7 @@ TOOLS = (
         offloaded=OFFLOADED,
         pads_vocabulary=True,
     ),
-    Tool("torchtitan", FSDP, _torchtitan_splits, _torchtitan_trains, offloads=_shards_out),
+    Tool("torchtitan", COMPILED, _torchtitan_splits, _torchtitan_trains, offloads=_shards_out),
     Tool(
         "nemo",
         MEGATRON_CORE,
