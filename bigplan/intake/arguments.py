@@ -17,7 +17,7 @@ from bigplan.errors import InputError, quoted
 
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
-_ARITHMETIC = re.compile(r"\$\(\(([\d\s*/+()-]{1,100})\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(([\w\s*/+-]{1,100})\)\)")
 _OPTION = re.compile(r"--?[A-Za-z]")
 _ENDS = {"(", ")", ";", "|", "&", "&&", "||", "fi", "then", "else", "done"}
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -130,16 +130,15 @@ def _expanded(words: list[str]) -> Iterator[str]:
         if assigned := _ASSIGNMENT.fullmatch(word):
             name, value = assigned[1], assigned[2]
             if value.startswith("("):  # an array, whose words follow
+                pending += [rest] if (rest := value[1:]) else []
                 pending.append("(")
-                if rest := value[1:]:
-                    pending.append(rest)
             elif "--" in value and " " in value:
-                pending += reversed(value.split())
+                pending += reversed(_substituted(value, variables).split())
             else:
                 variables[name] = _substituted(value, variables)
             continue
         if word.startswith("--") and any(c.isspace() for c in word):
-            pending += reversed(word.split())
+            pending += reversed(_substituted(word, variables).split())
             continue
         text = _substituted(word, variables)
         if len(text) > 1 and text.endswith(")") and "(" not in text:
@@ -155,11 +154,12 @@ def _substituted(text: str, variables: Mapping[str, str]) -> str:
         name, default = match[1] or match[3], match[2]
         return variables.get(name, match[0] if default is None else default.strip("\"'"))
 
-    text = _VARIABLE.sub(value, text)
-    # Inside of $(( )) a variable needs no dollar.
-    if text.startswith("$((") and len(text) < 200:
-        text = re.sub(r"[A-Za-z_]\w*", lambda m: variables.get(m[0], m[0]), text)
-    return _ARITHMETIC.sub(lambda match: _computed(match[1], match[0]), text)
+    def computed(match: re.Match[str]) -> str:
+        # In arithmetic a variable needs no dollar.
+        inner = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), match[1])
+        return _computed(inner, match[0])
+
+    return _ARITHMETIC.sub(computed, _VARIABLE.sub(value, text))
 
 
 def _computed(text: str, otherwise: str) -> str:
