@@ -129,10 +129,10 @@ def _require(experiment: Experiment, file: str) -> None:
 def _cluster(setup: Setup, experiment: Experiment, file: str) -> Cluster:
     """With as many nodes as the file starts processes for."""
     cluster, wanted = experiment.cluster_spec(), setup.processes
-    if wanted is None or wanted == cluster.gpus:
-        return cluster
+    if wanted is None or wanted == cluster.gpus or experiment.nodes is not None:
+        return cluster  # --nodes wins over the file
     nodes, rest = divmod(wanted, cluster.group.gpus_per_node)
-    if experiment.nodes is None and not rest and cluster.group.inter_node is not None:
+    if nodes and not rest and cluster.group.inter_node is not None:
         return cluster.with_nodes(nodes)
     raise InputError(
         f"{file}: starts {counted(wanted, 'process', 'processes')}, one for each GPU, and "

@@ -64,7 +64,7 @@ _HARMLESS = (
     *["untie", "kv-channels", "apply-layernorm", "group-query", "num-query", "use-rotary", "no-"],
     *["transformer-impl", "async-save", "auto-detect", "use-dist-ckpt", "calculate-per-token"],
     *["bias-", "cross-entropy", "empty-unused", "use-flash-attn", "openai-gelu", "enable-msc"],
-    *["overlap-p2p", "overlap-param-gather", "use-precision-aware", "log_dir", "monitor"],
+    *["overlap-p2p", "overlap-param-gather", "use-precision-aware", "monitor"],
     *["max-restarts", "tee", "fp8-amax", "fp8-margin", "fp8-recipe", "sft", "override-opt"],
     *["use-checkpoint", "non-persistent", "lazy-", "use-cpu-init", "batch-p2p", "cuda-graph"],
 )

@@ -23,7 +23,7 @@ _NAMES = (
 )
 _HARMLESS = {
     *["job", "profiling", "metrics", "checkpoint", "comm", "memory_estimation", "validation"],
-    *["debug", "lr_scheduler"],
+    *["debug", "lr_scheduler", "quantize"],
 }
 _HARMLESS_KEYS = {
     *["name", "flavor", "hf_assets_path", "tokenizer_path", "print_after_conversion", "dataset"],
@@ -98,19 +98,20 @@ def _split(part: Section) -> tuple[dict[str, int], list[str]]:
             f"{part.path('data_parallel_replicate_degree')} {replicas}: states are shared out over "
             "a part of the ranks, priced over all"
         )
+    schedule = part.text("pipeline_parallel_schedule") or "1F1B"
+    stages = _stages(part)
     if pp > 1:
-        schedule = part.text("pipeline_parallel_schedule") or "1F1B"
         if schedule not in _VIRTUAL:
             told.append(f"{part.path('pipeline_parallel_schedule')} {schedule}: priced as 1F1B")
         elif schedule not in ("1F1B", "Interleaved1F1B"):
             like = "1F1B" if _VIRTUAL[schedule] == 1 else "Interleaved1F1B"
             told.append(f"{part.path('pipeline_parallel_schedule')} {schedule}: priced as {like}")
         split["vpp"] = _VIRTUAL.get(schedule, 1)
-        split |= _stages(part)
+        split |= stages
     for key in ("pipeline_parallel_schedule_csv", "module_fqns_per_model_part"):
         value = part.data.get(key)
         part.seen.add(key)
-        if value:
+        if value and pp > 1:
             told.append(f"{part.path(key)}: stages or schedule by hand; even ones are priced")
     return split, told
 
@@ -208,8 +209,7 @@ def _more(parts: dict[str, Section], split: dict[str, int]) -> Iterator[str]:
         yield f"{optimizer.path('early_step_in_backward')}: priced as an update after the backward"
     for name in ("quantize", "fault_tolerance", "experimental"):
         part = parts[name]
-        if name == "quantize" and part.data:
-            yield "quantize: priced as fp8 GEMMs where model.converters asks for float8, else not"
+        if name == "quantize":  # says how, where model.converters asks for it
             part.seen.update(part.data)
         if name == "fault_tolerance":
             if part.flag("enable"):

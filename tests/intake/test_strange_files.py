@@ -105,9 +105,9 @@ SAMPLES = [
 ]
 
 
-@given(st.data())
+@given(data=st.data())
 @settings(
-    max_examples=examples(150),
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -122,9 +122,9 @@ def test_any_value_anywhere_is_priced_or_told(data: st.DataObject, tmp_path: Pat
         priced(found, training__sequence_length=512, set={"micro_batch": 2})
 
 
-@given(st.data())
+@given(data=st.data())
 @settings(
-    max_examples=examples(100),
+    max_examples=examples(40),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
