@@ -18,7 +18,7 @@ from bigplan.intake.completed import Completed
 from bigplan.intake.setup import Setup
 from bigplan.placement import Tier
 from bigplan.plan import Plan, SearchRecord
-from bigplan.planner import Request
+from bigplan.planner import Request, refused_however_split
 from bigplan.solve.search import Watch, unwatched
 
 AS_IT_IS = SearchRecord.of_all(1)
@@ -115,6 +115,8 @@ def _same(request: Request, watch: Watch) -> Plan | str:
 
 
 def _fastest(request: Request, watch: Watch) -> Plan | str:
+    if why := refused_however_split(request):  # nor does any other engine run its layers
+        return why
     try:
         found: Chosen = chosen(replace(request, engine="auto"), watch)
     except (InfeasibleError, InputError) as error:

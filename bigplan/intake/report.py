@@ -54,7 +54,10 @@ def better_report(found: Appraisal, better: Better) -> RenderableType:
     if isinstance(better.fastest, str) or better.fastest != better.same:
         lines.append(f"The fastest that can run here: {_gain(found, better.fastest)}")
     if isinstance(better.same, Plan):
-        lines.append(f"For the first: bigplan plan --engine {name}, then bigplan config")
+        lines.append(
+            f"For the first: `bigplan plan --engine {name} ... --out PLAN`, then "
+            f"`bigplan config PLAN --for {name}`."
+        )
     return Text("\n".join(lines))
 
 
@@ -69,7 +72,7 @@ def _gain(found: Appraisal, plan: Plan | str) -> str:
     if abs(now / seconds - 1) < NO_GAIN:
         return f"{text}, as fast as this."
     factor = f"{now / seconds:.2f} times as fast" if now > seconds else f"{now / seconds - 1:+.0%}"
-    return f"{text}, {factor}. {decision(plan, stages_of(plan))}"
+    return f"{text}, {factor}; {decision(plan, stages_of(plan)).partition('; ')[2]}"
 
 
 def appraisal_json(found: Appraisal, better: Better | None) -> dict[str, Any]:
