@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bigplan.engines.frameworks.search import short_text
+from bigplan.engines.shortage import short_text
 from bigplan.intake.appraisal import Appraisal, Better
 from bigplan.plan import Plan
 from bigplan.report.decision import decision, strategy_text

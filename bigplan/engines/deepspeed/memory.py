@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigplan.cost.price import Costs
-from bigplan.cost.process import locked_bytes
+from bigplan.cost.process import block_of, locked_bytes
 from bigplan.engines.deepspeed.config import accumulated_in
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.sizes import Sizes
@@ -167,17 +167,12 @@ class Held:
         return found
 
 
-def rounded(nbytes: int) -> int:
-    """As torch's allocator of page-locked memory gives it: a power of two."""
-    return 1 << max(0, nbytes - 1).bit_length()
-
-
 def memory_use(held: Held, costs: Costs, nodes: NodeGroup) -> tuple[MemoryUse, ...]:
     """Of every tier, against its capacity."""
     ranks, host = costs.ranks_per_node, defaultdict[str, int](int)
     exact = held.decisions.own_pinning or nodes.gpu.device != "cuda"
     for purpose, nbytes in held.host():
-        host[purpose] += ranks * (nbytes if exact else rounded(nbytes))
+        host[purpose] += ranks * (nbytes if exact else block_of(nbytes))
     placed = sum(host.values())
     host["processes"] = costs.processes + locked_bytes(nodes, placed)
     most = costs.capacity[Tier.HOST]

@@ -12,6 +12,7 @@ from bigplan.engines.deepspeed.memory import Held, memory_use
 from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, priced
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.engines.deepspeed.sizes import Sizes, sizes_of
+from bigplan.engines.shortage import short_text
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.graph import Graph
@@ -21,7 +22,7 @@ from bigplan.plan import MemoryUse
 from bigplan.planner import Request
 from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
 from bigplan.solve.search import Watch
-from bigplan.units import counted, format_bytes
+from bigplan.units import counted
 
 OPEN = (
     "dp, micro_batch, zero, parameters=TIER, optimizer=TIER, optimizer.host=FRACTION, "
@@ -195,10 +196,7 @@ class Search:
 
     def _infeasible(self, misfits: list[Tried]) -> InfeasibleError:
         closest = min(misfits, key=lambda one: (len(one.short), sum(one.short.values())))
-        missing = " and ".join(
-            f"{format_bytes(nbytes)} of {tier} memory {'per GPU' if tier is Tier.GPU else 'a node'}"
-            for tier, nbytes in closest.short.items()
-        )
+        missing = short_text(closest.short)
         tier, nbytes = max(closest.short.items(), key=lambda item: item[1])
         return InfeasibleError(
             f"{self.request.model.name} does not fit with DeepSpeed: {missing} short at least, "

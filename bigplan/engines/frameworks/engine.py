@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.engines.frameworks.price import Priced
-from bigplan.engines.frameworks.search import Search, short_text
+from bigplan.engines.frameworks.search import Search
 from bigplan.engines.frameworks.tool import Tool
 from bigplan.engines.frameworks.way import Way
+from bigplan.engines.shortage import short_text
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Alternative, Plan, SearchRecord, digest

@@ -18,7 +18,7 @@ from functools import cached_property
 from bigplan.cost.band import error_band
 from bigplan.cost.memory import BASE_BYTES, FRAGMENTS, stage_memory
 from bigplan.cost.price import Costs, memory_of_torch
-from bigplan.cost.process import locked_bytes
+from bigplan.cost.process import block_of, locked_bytes
 from bigplan.cost.run import Run
 from bigplan.cost.step import Execution, framework_step, stage_counts
 from bigplan.engines.frameworks.way import Way
@@ -41,11 +41,6 @@ _LANES = {
     "copies": (Lane.D2H, Op.GRAD_OUT),
 }
 _PURPOSES = {"temporaries": "workspace", "buffers": "staging"}
-
-
-def rounded(nbytes: int) -> int:
-    """As torch's allocator of page-locked memory gives it: a power of two."""
-    return 1 << max(0, nbytes - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -126,7 +121,7 @@ class Priced:
         owned = sum(tensors)
         if self.way.parameters_on_host:
             each = {"parameters": MASTER, "gradients": GRADIENT}
-            found = {name: sum(rounded(n * one) for one in tensors) for name, n in each.items()}
+            found = {name: sum(block_of(n * one) for one in tensors) for name, n in each.items()}
             return found | {"optimizer": MOMENTS * owned}
         away = round(self.way.on_cpu * owned)
         return {"optimizer": (MASTER + MOMENTS) * away, "gradients": GRADIENT * away}

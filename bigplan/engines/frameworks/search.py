@@ -11,6 +11,7 @@ from bigplan.cost.run import Run, graph_of
 from bigplan.engines.frameworks.price import Priced
 from bigplan.engines.frameworks.tool import Tool
 from bigplan.engines.frameworks.way import Way
+from bigplan.engines.shortage import short_text
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Ends, Family, Space, Strategy
@@ -18,7 +19,7 @@ from bigplan.placement import Tier
 from bigplan.planner import Request
 from bigplan.solve.pins import Pin, parse_pins
 from bigplan.solve.search import Watch
-from bigplan.units import counted, format_bytes
+from bigplan.units import counted
 
 OPEN = (
     "dp, tp, pp, vpp, zero, micro_batch, first_blocks, last_blocks, parameters=gpu|host, "
@@ -203,11 +204,3 @@ class Search:
             f"micro_batch divide the global batch of {request.training.global_batch}"
             + (f"; {self.refused}" if self.refused else "")
         )
-
-
-def short_text(short: Mapping[Tier, int]) -> str:
-    """'3.2 GiB of gpu memory per GPU and 40 GiB of host memory a node'."""
-    return " and ".join(
-        f"{format_bytes(nbytes)} of {tier} memory {'per GPU' if tier is Tier.GPU else 'a node'}"
-        for tier, nbytes in short.items()
-    )

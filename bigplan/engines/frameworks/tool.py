@@ -31,6 +31,7 @@ class Tool:
     offloaded: tuple[float, ...] = ()  # shares of the optimizer state that may be on the CPU
     # Whether parameters, gradients and state may leave the GPU, all together.
     offloads: Callable[[Strategy], bool] = lambda strategy: False
+    recomputes: Callable[[Strategy], bool] = lambda strategy: True
     pads_vocabulary: bool = False  # to a multiple of 128 x tensor parallelism
     reduces_low: bool = False  # gradients, in the precision of compute
 
@@ -63,8 +64,8 @@ class Tool:
 
     def counts(self, model: ModelSpec, strategy: Strategy) -> range:
         """How many blocks of a chunk it may recompute, besides none."""
-        if self.name == "accelerate" and _replicates(strategy):
-            return range(0)  # its key for recomputation is one of FSDP's
+        if not self.recomputes(strategy):
+            return range(0)
         chunks = chunk_blocks(model.layers, strategy)
         even = min(chunks) == max(chunks)
         return range(1 if self.counts_blocks and even else max(chunks), max(chunks) + 1)
@@ -200,6 +201,7 @@ TOOLS = (
         _accelerate_splits,
         _accelerate_trains,
         offloads=_shards_all,
+        recomputes=lambda strategy: not _replicates(strategy),  # by a key of FSDP's
         reduces_low=True,  # its policy has one dtype for parameters and reductions
     ),
     Tool(
