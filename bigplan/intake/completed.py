@@ -83,8 +83,8 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
             "add --nodes N, or name the cluster that it runs on"
         )
     micro, whole = _batch(setup, experiment, options, dp, file)
-    zero = split.pop("zero", 0) if dp > 1 else split.pop("zero", 0) * 0
-    data = {**split, "dp": dp, "zero": zero, "micro_batch": micro}
+    data: dict[str, Any] = {**split, "dp": dp, "micro_batch": micro}
+    data["zero"] = split.get("zero", 0) if dp > 1 else 0  # one rank has nothing to share out
     if "sequence_parallel" in data:
         data["sequence_parallel"] = bool(data["sequence_parallel"])
     strategy = validate(data, Strategy, file)

@@ -63,6 +63,7 @@ def read(path: Path, given: Given) -> Setup:
         split,
         Offload(Tier.HOST, Tier.HOST) if offload else Offload(),
         again,
+        _processes(parts["parallelism"], split),
         behaviour=_behaviour(parts),
     )
     more = [*_more(parts, split), *told, *unpriced]
@@ -114,6 +115,13 @@ def _split(part: Section) -> tuple[dict[str, int], list[str]]:
         if value and pp > 1:
             told.append(f"{part.path(key)}: stages or schedule by hand; even ones are priced")
     return split, told
+
+
+def _processes(part: Section, split: dict[str, int]) -> int | None:
+    """None: as many as there are share states out."""
+    replicas = part.whole("data_parallel_replicate_degree", 1) or 1
+    shard = part.whole("data_parallel_shard_degree", -1)
+    return shard * replicas * split["tp"] * split["pp"] if shard and shard > 0 else None
 
 
 def _stages(part: Section) -> dict[str, int]:

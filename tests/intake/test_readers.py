@@ -247,6 +247,10 @@ def test_processes_and_cluster_have_to_agree(tmp_path: Path) -> None:
     needed["set"] = {"micro_batch": 2}
     more = setup(tmp_path, "fsdp.yaml", FSDP.replace("processes: 8", "processes: 16"))
     assert priced(more, **needed).plan.cluster.nodes == 2
+    shards = TITAN.replace("shard_degree = -1", "shard_degree = 8")
+    titan = setup(tmp_path, "llama3_8b.toml", shards)
+    assert priced(titan).plan.cluster.nodes == 2
+    assert titan.processes == 16
     few = setup(tmp_path, "fsdp.yaml", FSDP.replace("processes: 8", "processes: 3"))
     with pytest.raises(InputError, match="starts 3 processes"):
         priced(few, **needed)
