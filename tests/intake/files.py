@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bigplan.intake import TOOLS, Given, Setup
 from bigplan.intake.appraisal import Appraisal, appraised
@@ -143,11 +144,6 @@ FILES = {
     "pretrain.sh": ("megatron", SCRIPT),
     "llama3_8b.toml": ("torchtitan", TITAN),
 }
-NEEDED = {
-    "training.sequence_length": 4096,
-    "training.global_batch": 64,
-    "set": {"micro_batch": 2},
-}
 
 
 def setup(folder: Path, name: str, text: str, given: Given | None = None) -> Setup:
@@ -157,7 +153,7 @@ def setup(folder: Path, name: str, text: str, given: Given | None = None) -> Set
     return TOOLS[FILES[name][0]](path, given or Given())
 
 
-def priced(found: Setup, cluster: str = "hgx-h200", **stated: object) -> Appraisal:
+def priced(found: Setup, cluster: str = "hgx-h200", **stated: Any) -> Appraisal:
     """For llama-3-8b, with further keys of an experiment (dots as double underscores)."""
     base = {f"training.{key}": value for key, value in found.training.items()}
     base |= {"model": "llama-3-8b", "cluster": cluster}
