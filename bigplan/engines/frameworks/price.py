@@ -110,18 +110,22 @@ class Priced:
 
     def _host(self, stage: int) -> dict[str, int]:
         """Bytes of one rank."""
+        if not self.way.on_cpu:
+            return {}
         counts, ranks = stage_counts(self.graph, stage), self.way.strategy.dp
         ranks = ranks if self.way.strategy.zero else 1
         tensors = [
-            -(-tensor.elements // ranks)
+            (count, -(-tensor.elements // ranks))
             for name, count in counts.items()
             for tensor in self.graph.kinds[name].tensors
-            for _ in range(count)
         ]
-        owned = sum(tensors)
+        owned = sum(count * elements for count, elements in tensors)
         if self.way.parameters_on_host:
             each = {"parameters": MASTER, "gradients": GRADIENT}
-            found = {name: sum(block_of(n * one) for one in tensors) for name, n in each.items()}
+            found = {
+                name: sum(count * block_of(n * elements) for count, elements in tensors)
+                for name, n in each.items()
+            }
             return found | {"optimizer": MOMENTS * owned}
         away = round(self.way.on_cpu * owned)
         return {"optimizer": (MASTER + MOMENTS) * away, "gradients": GRADIENT * away}

@@ -109,6 +109,8 @@ class Search:
                     continue
                 fitting.append(priced)
                 best = min(priced.seconds, best or priced.seconds)
+                if not priced.way.again:
+                    break  # what moves more only makes room, at the price of time
         if fitting:
             return sorted(fitting, key=lambda one: one.preference)
         if misfits:
