@@ -192,8 +192,8 @@ def test_less_memory_is_never_faster(engine: str) -> None:
     assert make_plan(less).predicted.step_seconds >= roomy - 1e-9
 
 
-# FSDP2 with CPUOffloadPolicy, measured (benchmarks/results/2026-11-22-h200-rows-apart): seconds of a
-# step of 16 sequences in micro-batches of 4, all blocks recomputed, and bytes of host memory.
+# FSDP2 with CPUOffloadPolicy, measured (benchmarks/results/2026-11-22-h200-rows-apart): seconds of
+# a step of 16 sequences in micro-batches of 4, all blocks recomputed, and bytes of host memory.
 MEASURED = {"llama-like-5.5b": (49.66, 95.4e9), "llama-like-3.3b": (35.99, 58.3e9)}
 
 
