@@ -36,6 +36,19 @@ _HARMLESS_ZERO = {
 }
 _HARMLESS_OFFLOAD = {"nvme_path", "pipeline_read", "pipeline_write", "fast_init", "max_in_cpu"}
 _HARMLESS_OFFLOAD |= {"buffer_count", "buffer_size"}
+_READ = {
+    "bf16": {"enabled"},
+    "bfloat16": {"enabled"},
+    "fp16": {"enabled"},
+    "data_types": {"grad_accum_dtype"},
+    "optimizer": {"type", "params"},
+    "aio": set[str](),
+}
+_LOW_STATES = (
+    "bf16_master_weights_and_grads",
+    "bf16_optimizer_states",
+    "fp16_master_weights_and_grads",
+)
 # DeepSpeed's defaults, in elements.
 BUCKET, SUB_GROUP, LIVE, BUFFER = 500_000_000, 1_000_000_000, 1_000_000_000, 100_000_000
 PARAMETER_BUFFERS, STATE_BUFFERS, STATE_TENSORS = 5, 4, 4
@@ -72,10 +85,11 @@ def setup_of(data: object, file: str, given: Given) -> Setup:
         alone=not any(map(top.is_auto, ("gradient_accumulation_steps", "train_batch_size"))),
     )
     sizes = _sizes(zero, offload)
-    unpriced = [*_unpriced(top, zero), *_parallel(top)]
+    unpriced = [*_unpriced(top, zero), *_parallel(top), *_low_states(top)]
     unpriced += [f"{key}: bigplan does not know it" for key in top.left(_HARMLESS)]
     unpriced += [f"{key}: bigplan does not know it" for key in zero.left(_HARMLESS_ZERO)]
     ignored = [*top.without_effect(_HARMLESS), *zero.without_effect(_HARMLESS_ZERO)]
+    ignored += _inner(top)
     return Setup(
         "deepspeed",
         training,
@@ -117,6 +131,23 @@ def _gradients(top: Section, precision: str, stage: int) -> str:
     if stated is not None:
         return _DTYPES[stated]
     return precision if stage or precision == "fp16" else "fp32"
+
+
+def _inner(top: Section) -> Iterator[str]:
+    """Keys of sections that are read for one thing."""
+    for name, keys in _READ.items():
+        part = top.part(name)
+        for key in part.data if part else ():
+            if key not in keys and key not in _LOW_STATES:
+                yield f"{name}.{key}"
+
+
+def _low_states(top: Section) -> Iterator[str]:
+    for name in ("bf16", "fp16"):
+        part = top.part(name)
+        for key in _LOW_STATES:
+            if part and part.flag(key):
+                yield f"{name}.{key}: priced with master weights and moments in 32 bits"
 
 
 def _optimizer(top: Section) -> dict[str, Any]:

@@ -112,8 +112,10 @@ def test_what_deepspeed_does_besides_is_named(tmp_path: Path) -> None:
     text = DEEPSPEED.replace(
         '"overlap_comm": true', '"zero_quantized_weights": true, "zero_hpz_partition_size": 8'
     ).replace('"steps_per_print": 10', '"frobnicate": 1, "curriculum_learning": {"enabled": true}')
+    text = text.replace('{"enabled": true}', '{"enabled": true, "bf16_optimizer_states": true}', 1)
     told = " ".join(setup(tmp_path, "ds_config.json", text).unpriced)
-    for word in ("zero_quantized_weights", "over 8 ranks", "frobnicate", "curriculum_learning"):
+    words = ("zero_quantized_weights", "over 8 ranks", "frobnicate", "curriculum_learning")
+    for word in (*words, "bf16.bf16_optimizer_states"):
         assert word in told
     with pytest.raises(RefusedError, match="autotp_size is 4"):
         setup(tmp_path, "ds_config.json", '{"tensor_parallel": {"autotp_size": 4}}')
