@@ -132,8 +132,7 @@ def launch(
             f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
         )
     require_packages()
-    if options.how.wandb is not None:
-        require_wandb()
+    require_wandb(options.how.wandb)
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:
         folder = options.resume.folder.absolute()
@@ -146,7 +145,12 @@ def launch(
     how = options.how.model_copy(update={"steps": target})
     journal = Journal(plan, folder, target, how.tensorboard, how.wandb)
     launched = _Launch(plan, how, journal, console or Console(), worker)
-    with only_launch(folder), _listed(launched), launched.stop, _ending(launched, resumes=resumes):
+    with (
+        only_launch(folder),
+        listed(*astuple(launched.folders)) as launched.listed,  # for others, should it be killed
+        launched.stop,
+        _ending(launched, resumes=resumes),
+    ):
         if options.resume is not None:
             _prepare(launched, options.resume.plan)
         write_start(folder, plan, how, engine.timeline(plan))
@@ -155,13 +159,6 @@ def launch(
         _prepare_engine(launched, engine)
         _with_ray(launched)
     return folder
-
-
-@contextmanager
-def _listed(launched: _Launch) -> Iterator[None]:
-    """Known to others, should it be killed."""
-    with listed(*astuple(launched.folders)) as launched.listed:
-        yield
 
 
 def _refuse_done(folder: Path, target: int) -> None:
@@ -283,8 +280,7 @@ def _say(launched: _Launch, text: str) -> None:
 def _with_ray(launched: _Launch) -> None:
     layout = Layout.of(launched.plan)
     with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda) as session:
-        launched.session = session
-        _took_ray(launched)
+        _take(launched, session)
         try:
             _until_done(launched)
         finally:
@@ -305,22 +301,20 @@ def _until_done(launched: _Launch) -> None:
             where = "the beginning" if step is None else f"the checkpoint of step {step}"
             _say(launched, f"{error}. Starting again from {where}")
             journal.lose(str(error))
-            _renew_ray(launched)
+            if launched.session is not None:
+                launched.session.renew()
+                _take(launched, launched.session)
             _clear(launched.folders)
         else:
             return
 
 
-def _took_ray(launched: _Launch) -> None:
+def _take(launched: _Launch, session: Session) -> None:
+    """Work in that Ray, which has just been started, and takes signals to itself."""
+    launched.session = session
     launched.stop.listen()
-    if launched.session is not None and launched.listed is not None:
-        launched.listed.ray(launched.session.folder)
-
-
-def _renew_ray(launched: _Launch) -> None:
-    if launched.session is not None:
-        launched.session.renew()
-        _took_ray(launched)
+    if launched.listed is not None and session is not None:
+        launched.listed.ray(session.folder)
 
 
 def _from_newest(launched: _Launch) -> None:

@@ -19,9 +19,9 @@ from bigplan.plan import Plan
 STEP = "step"
 
 
-def require_wandb() -> None:
-    """Raise RefusedError where the library is not installed."""
-    if find_spec("wandb") is None:
+def require_wandb(project: str | None) -> None:
+    """Raise RefusedError where a project is named and the library is not installed."""
+    if project is not None and find_spec("wandb") is None:
         raise RefusedError(
             "--wandb needs Weights & Biases' library, which is not installed; "
             "run: pip install 'bigplan[wandb]'"
