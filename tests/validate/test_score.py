@@ -10,16 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.cost.framework import Framework
+from bigplan.cost.run import graph_of, parts_of
 from bigplan.spec.cluster import NodeGroup
 from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.rows import Row, read_rows
 from bigplan.validate.score import (
     Quality,
     Scored,
-    graph_of,
     group_quality,
     measured_seconds,
-    parts_of,
     score,
     spearman,
 )
