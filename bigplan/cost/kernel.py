@@ -163,7 +163,8 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     again = work.read_each_pass * (passes - 1)
     beside = work.values_a_program * programs * (turns if tile.shape is Shape.LOOPED else 1)
     cached = min(1.0, sm.l2_memory / max(1.0, _held_again(work, tile, fits, gpu)))
-    memory = (work.read + work.written + again * (1 - cached)) / (
+    sums = 2.0 * 4 * work.column_sums * work.width * tile.programs  # written, and read to be added
+    memory = (work.read + work.written + sums + again * (1 - cached)) / (
         gpu.memory_bandwidth * gpu.memory_efficiency
     )
     l2_rate = min(sm.l2_bandwidth, sm.load_bytes * sm.clock * gpu.multiprocessors)

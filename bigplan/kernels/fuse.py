@@ -37,6 +37,9 @@ TWICE_SPECIAL = {"sigmoid", "tanh", "erf"}
 # Elements of a tile, and programs of a strip on a multiprocessor, that candidates have.
 LEAST_TILE, LARGEST_TILE = 256, 32768
 STRIPS = (1, 2, 3, 4, 6, 8)
+# Of a thread. The hand-written kernels have 8 and 16; more warps beside fewer elements each leave
+# the compiler free to issue all loads before their first use.
+MOST_ELEMENTS = 32
 
 
 def body_of(graph: Graph, members: Collection[Node], wanted: Collection[str]) -> Body:
@@ -208,7 +211,7 @@ def tiles_of(body: Body, multiprocessors: int) -> list[Tile]:
     for columns, rows in _tiles(body, whole, whole_rows=reduces):
         for warps in (1, 2, 4, 8, 16, 32):
             few = rows * columns < 64 * warps and warps > 1
-            if few or rows * columns > 2048 * warps:  # 2 to 64 elements a thread
+            if few or rows * columns > MOST_ELEMENTS * 32 * warps:
                 continue
             if adds:
                 tiles = -(-body.rows // rows)
@@ -226,7 +229,9 @@ def tiles_of(body: Body, multiprocessors: int) -> list[Tile]:
 def _tiles(body: Body, whole: int, *, whole_rows: bool) -> Iterator[tuple[int, int]]:
     """Columns and rows of tiles; without `whole_rows`, columns may be cut."""
     adds = bool(body.of("sum_column"))
-    widths = {whole} if whole_rows else {min(whole, 2**k) for k in range(5, 14)}
+    widths = (
+        {whole} if whole_rows else {min(whole, 2**k) for k in range(6, 14)}
+    )  # rows of 128 bytes in bf16, at least
     if whole_rows and not adds and whole > 1024:
         widths |= {1024, 2048, 4096, 8192}
     tallest = power_of_two(body.rows)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from types import MappingProxyType
@@ -82,7 +82,6 @@ class Node:
     outputs: tuple[Value, ...]
     backward: bool = False
     refused: str = ""  # why no kernel can be generated, where the operator alone does not say it
-    operations: float = field(default=0.0, compare=False)  # FLOPs on tensor cores, where known
 
     def refs(self) -> Iterator[str]:
         """Names of the tensors that it reads, in order, repeated where they are."""

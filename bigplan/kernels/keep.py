@@ -48,7 +48,9 @@ class Plan:
 
 def best_plan(graph: Graph, pricer: Pricer, price: float = 0.0) -> Plan:
     """The cheapest plan found; `price` in seconds a byte that is kept."""
-    again = _inner(graph)
+    again: frozenset[str] = frozenset()
+    while found := _inner(with_again(graph, again)) - again:
+        again |= found  # what these read is kept now, unless it is as cheap
     best = _plan(graph, again, pricer, price)
     if not price:
         return best

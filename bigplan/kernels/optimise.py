@@ -113,7 +113,7 @@ def optimise(
     A module's result is a module of the same class that shares its parameters, buffers and
     submodules: autograd, state_dict and optimizers see what they saw before. Shapes other than
     those seen are planned when they come; `examples`, tensors or (shape, dtype) pairs, are planned
-    now, without running anything. `gpu`: a shipped GPU type, by default the one of this machine, or
+    now, without running anything; of pairs the first wants a gradient. `gpu`: a shipped GPU type, by default the one of this machine, or
     an H200 where there is none. `price`: seconds that keeping a byte for the backward costs.
     Raises InputError.
     """
@@ -158,7 +158,7 @@ class _Runner:
         self.optimiser.only_plans = True
         try:
             with fake:
-                args = [_example(example, fake) for example in examples]
+                args = [_example(example, fake, i == 0) for i, example in enumerate(examples)]
                 state = tree_map(lambda t: _like(t, fake), self._state())
                 self.optimiser.compiled(self._function())(state, *args)
         finally:
@@ -196,12 +196,12 @@ def _kind(leaf: Any) -> Any:
     return repr(leaf)
 
 
-def _example(example: Example, fake: FakeTensorMode) -> Tensor:
+def _example(example: Example, fake: FakeTensorMode, first: bool) -> Tensor:
     if isinstance(example, Tensor):
-        return _like(example, fake)
+        return cast(Tensor, _like(example, fake))
     shape, dtype = example
-    wanted = dtype.is_floating_point  # so that a graph without parameters has a backward, too
-    return torch.empty(tuple(shape), dtype=dtype, requires_grad=wanted)
+    # The first is the one that comes from other layers, others are tables and masks.
+    return torch.empty(tuple(shape), dtype=dtype, requires_grad=first and dtype.is_floating_point)
 
 
 def _like(tensor: Any, fake: FakeTensorMode) -> Any:

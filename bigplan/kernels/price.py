@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from bigplan.cost.compute import Device, gemm_seconds
+from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
 from bigplan.cost.kernel import LOADED, KernelTime, Tile, best_tiles
-from bigplan.graph.operators import Gemm
+from bigplan.graph.operators import Attention, Gemm
 from bigplan.kernels.body import Body, Unfusable
 from bigplan.kernels.fuse import body_of, tiles_of, work_of
 from bigplan.kernels.graph import Graph, Node, Ref
@@ -19,7 +19,7 @@ from bigplan.spec.multiprocessor import Multiprocessor
 # input and gradient again for the weights' gradients.
 TORCH_PASSES = {"native_layer_norm_backward": 5 / 3, "_fused_rms_norm_backward": 5 / 3}
 KEPT_CHOICES = 8  # of a kernel's tiles, best first: for --tune, and in case some spill
-PRODUCTS = frozenset("mm addmm bmm baddbmm".split())
+PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,19 @@ class Pricer:
         return Fused(body, tuple(best[:KEPT_CHOICES]))
 
     def torch(self, graph: Graph, node: Node) -> float:
-        """Seconds of torch's own operator: its bytes, or its products, and a start."""
+        """Seconds of torch's own operator: its bytes, products or attention, and a start.
+
+        Of others that compute much, such as convolutions, the bytes alone are counted: they stay
+        torch's in every cover, so that this changes none.
+        """
         read = sum(graph.values[ref].nbytes for ref in dict.fromkeys(node.refs()))
         moved = (read + sum(value.nbytes for value in node.outputs)) * TORCH_PASSES.get(node.op, 1)
         if node.op in PRODUCTS:
             return gemm_seconds(product(graph, node), self.device) + self.sm.kernel_start
-        arithmetic = node.operations / (0.5 * max(self.gpu.peak_flops.values()))
+        if "scaled_dot_product" in node.op:
+            return attention_seconds(attention(graph, node), self.device) + self.sm.kernel_start
         memory = max(moved / self.device.stream_rate, LOADED * self.sm.memory_latency)
-        return max(memory, arithmetic) + self.sm.kernel_start
+        return memory + self.sm.kernel_start
 
 
 def product(graph: Graph, node: Node) -> Gemm:
@@ -99,3 +104,17 @@ def product(graph: Graph, node: Node) -> Gemm:
     *batch, m, k = graph.values[first.name].shape
     n = graph.values[second.name].shape[-1]
     return Gemm(node.name, m, n, k, prod(batch))
+
+
+def attention(graph: Graph, node: Node) -> Attention:
+    """Fused attention of queries [..., heads, s, d] and keys."""
+    names = [node.arguments.get(name) for name in ("query", "key")]
+    query, key = (graph.values[ref.name].shape for ref in names if isinstance(ref, Ref))
+    length, columns = key[-2], query[-1]
+    causal = bool(node.arguments.get("is_causal"))
+    flops = 4.0 * prod(query) * length * (0.5 if causal else 1.0)
+    back = "backward" in node.op
+    moved = sum(value.nbytes for value in node.outputs) + sum(
+        graph.values[ref].nbytes for ref in dict.fromkeys(node.refs())
+    )
+    return Attention(node.name, flops * (2.5 if back else 1.0), moved, back, columns, length)
