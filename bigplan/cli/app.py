@@ -15,6 +15,7 @@ from bigplan.cli.config import config
 from bigplan.cli.data import data
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
+from bigplan.cli.kernels import kernels
 from bigplan.cli.models import models
 from bigplan.cli.output import checked_output
 from bigplan.cli.plan import plan, simulate
@@ -49,6 +50,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(data, name="data")
+app.add_typer(kernels, name="kernels")
 
 
 def _version(wanted: bool) -> None:

@@ -19,7 +19,7 @@ __all__ = ["optimise"]
 def __getattr__(name: str) -> Any:
     """`bigplan.kernels.optimise`, loaded when it is asked for: it needs torch."""
     if name == "optimise":
-        from bigplan.kernels.optimise import optimise
+        from bigplan.kernels.optimised import optimise
 
         return optimise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

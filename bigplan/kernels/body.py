@@ -18,7 +18,7 @@ from bigplan.kernels.graph import FLOATS, Argument, Graph, Node, Ref, Value
 MOST_PIECES = 8  # each is code of its own
 
 
-class Unfusable(Exception):  # noqa: N818 -- no error: an answer
+class Unfusable(Exception):
     """These operators are no kernel together; the message says why."""
 
 

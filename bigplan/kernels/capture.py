@@ -104,11 +104,9 @@ def _node(node: fx.Node, names: Mapping[fx.Node, str], *, backward: bool) -> Nod
         outputs = tuple(_value(f"{node.name}.{i}", t) for i, t in tensors)
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        arguments = {"inputs": tuple(Ref(names[n]) for n in node.all_input_nodes)}
+        read = {"inputs": tuple(Ref(names[n]) for n in node.all_input_nodes)}
         called = node.op if node.op != "call_function" else getattr(target, "__name__", str(target))
-        return Node(
-            node.name, str(called), arguments, outputs, backward, "it is no operator of ATen"
-        )
+        return Node(node.name, str(called), read, outputs, backward, "it is no operator of ATen")
     arguments_of = zip(target._schema.arguments, node.args, strict=False)
     arguments = {entry.name: _argument(given, names) for entry, given in arguments_of}
     arguments |= {name: _argument(given, names) for name, given in node.kwargs.items()}

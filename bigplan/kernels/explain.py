@@ -1,4 +1,4 @@
-"""Why a graph runs as it does: its kernels, what binds each, and why boundaries are where they are."""
+"""Why a graph runs as it does: its kernels, what binds each, and why they are apart."""
 
 from __future__ import annotations
 

@@ -163,9 +163,7 @@ class _Block:
         return self.view(name, (*self.rows, value.parts, value.each))
 
     def _parameters(self, step: Step) -> dict[str, str]:
-        return {
-            p.name.rsplit(".", 1)[-1]: self.given(p.name, p.shape) for p in step.parameters
-        }
+        return {p.name.rsplit(".", 1)[-1]: self.given(p.name, p.shape) for p in step.parameters}
 
     def _norm(self, step: Step, x: str) -> None:
         of_heads = step.reads[0].split
@@ -202,7 +200,8 @@ class _Block:
         names = ("rstd",) if rms else ("mean", "rstd")
         arguments: dict[str, Argument] = {
             "grad_out": Ref(gradient), "input": Ref(x), "normalized_shape": (self.shape(x)[-1],)
-        } | {name: Ref(value) for name, value in zip(names, statistics, strict=True)}  # fmt: skip
+        }  # fmt: skip
+        arguments |= {name: Ref(value) for name, value in zip(names, statistics, strict=True)}
         arguments |= {"weight": Ref(weights[0]), "output_mask": mask}
         op = "_fused_rms_norm_backward" if rms else "native_layer_norm_backward"
         made = self.node(op, outputs, **arguments)
@@ -217,9 +216,7 @@ class _Block:
         bias = ""
         if step.biased:
             bias = self.given(f"{step.name} bias", (sum(widths),))
-            product = self.one(
-                "addmm", made, self=Ref(bias), mat1=Ref(flat), mat2=Ref(weight)
-            )
+            product = self.one("addmm", made, self=Ref(bias), mat1=Ref(flat), mat2=Ref(weight))
         else:
             product = self.one("mm", made, self=Ref(flat), mat2=Ref(weight))
         whole, start = self.view(product, (*self.rows, sum(widths))), 0
@@ -337,7 +334,7 @@ class _Block:
 
 def _attended(value: Value) -> tuple[int, ...]:
     """Strides of [b, heads, s, d] that lies as [b, s, heads, d]."""
-    batch, heads, length, columns = value.shape
+    _, heads, length, columns = value.shape
     return heads * length * columns, columns, heads * columns, 1
 
 

@@ -21,10 +21,18 @@ from bigplan.kernels.body import (
 from bigplan.kernels.graph import SIZES, Graph, Node, Ref
 from bigplan.kernels.operators import EXPAND, why_not
 
-REDUCTIONS = frozenset("sum mean amax".split())
+REDUCTIONS = frozenset(("sum", "mean", "amax"))
 ROWS_REDUCED = frozenset(
-    "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward"
-    " _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data".split()
+    (
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "_fused_rms_norm",
+        "_fused_rms_norm_backward",
+        "_softmax",
+        "_softmax_backward_data",
+        "_log_softmax",
+        "_log_softmax_backward_data",
+    )
 )
 # fp32 operations on lanes and special functions (exponential, root, reciprocal) of each operation:
 # a tanh is an exponential, a division and its polynomial near 0; erf is a polynomial of CUDA's.

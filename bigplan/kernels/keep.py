@@ -19,7 +19,16 @@ from bigplan.kernels.price import Pricer
 
 AGAIN = "again."  # how the names of what the backward computes again begin
 REDUCING = frozenset(
-    "sum mean amax native_layer_norm _fused_rms_norm _softmax _log_softmax".split()
+    (
+        "sum",
+        "mean",
+        "amax",
+        "native_layer_norm",
+        "_fused_rms_norm",
+        "_softmax",
+        "_log_softmax",
+    )
+)
 )
 
 
@@ -52,6 +61,10 @@ def best_plan(graph: Graph, pricer: Pricer, price: float = 0.0) -> Plan:
     while found := _inner(with_again(graph, again)) - again:
         again |= found  # what these read is kept now, unless it is as cheap
     best = _plan(graph, again, pricer, price)
+    for name in sorted(again & _written(best)):  # which a forward kernel writes all the same
+        tried = _plan(graph, again - {name}, pricer, price)
+        if tried.cost < best.cost:
+            best, again = tried, again - {name}
     if not price:
         return best
     for name in sorted(best.kept, key=lambda n: -graph.values[n].nbytes):
@@ -60,6 +73,13 @@ def best_plan(graph: Graph, pricer: Pricer, price: float = 0.0) -> Plan:
             if tried.cost < best.cost:
                 best, again = tried, again | {name}
     return best
+
+
+def _written(plan: Plan) -> frozenset[str]:
+    """Values that kernels of the forward write."""
+    ahead = (unit for unit in plan.cover.units if not unit.members[0].backward)
+    fused = (unit.fused for unit in ahead if unit.fused is not None)
+    return frozenset(value.name for one in fused for value in one.body.outputs)
 
 
 def _plan(graph: Graph, again: frozenset[str], pricer: Pricer, price: float) -> Plan:

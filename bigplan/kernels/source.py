@@ -1,7 +1,7 @@
 """Triton source of a kernel: one generator, four ways to walk over rows and columns.
 
-Tiles are [rows, columns]; what varies with the row alone is [rows, 1], with the column [1, columns].
-Sizes and strides are literals: a kernel belongs to its shapes. Offsets are 64 bits wide wherever a
+Tiles are [rows, columns]; what varies with the row alone is [rows, 1], with the
+column [1, columns]. Sizes and strides are literals: a kernel belongs to its shapes. Offsets are 64 bits wide wherever a
 tensor of the kernel has 2^31 elements or more, and 32 where that is enough.
 """
 
@@ -14,7 +14,7 @@ from bigplan.kernels.body import Body, Micro, Place, Store, Varies
 from bigplan.kernels.fuse import levels
 from bigplan.kernels.graph import Value
 
-# As a tanh 1 - 2 / (1 + exp(2x)) loses its digits near 0, where three terms of its series have 5e-8.
+# 2 / (1 + exp(-2x)) - 1 loses its digits near 0; there three terms of its series have 5e-8.
 TANH = (
     "tl.where(tl.abs({0}) < 0.1,"
     " {0} * (1.0 - {0} * {0} * (0.33333334 - {0} * {0} * 0.13333334)),"
@@ -55,7 +55,9 @@ class _Writer:
         # Elements, their strides and the padding of tiles all stay below twice the largest span.
         self.wide = max(_span(v) for v in (*body.inputs, *body.outputs)) >= 2**30
         self.exact_columns = body.width % tile.columns == 0
-        self.exact_rows = tile.shape is not Shape.STRIP and body.rows % tile.rows == 0
+        self.turns = -(-(-(-body.rows // tile.rows)) // tile.programs) if tile.programs else 1
+        covered = tile.rows * (self.turns * tile.programs if tile.programs else 1)
+        self.exact_rows = body.rows % covered == 0
         self.rows_named: dict[tuple[int, ...], list[str]] = {}
 
     def text(self) -> str:
@@ -266,11 +268,9 @@ class _Writer:
         sums = body.of("sum_column")
         for i in sums:
             self.say(f"a{i} = tl.zeros([{tile.rows}, {tile.columns}], tl.float32)")
-        tiles = -(-body.rows // tile.rows)
-        turns = -(-tiles // tile.programs)
-        self.say(f"for turn in range({turns}):")
+        self.say(f"for turn in range({self.turns}):")
         self.depth += 1
-        self._rows(f"(down * {turns} + turn) * {tile.rows}")
+        self._rows(f"(down * {self.turns} + turn) * {tile.rows}")
         for i, micro in enumerate(micros):
             if i not in steady and micro.op != "sum_column":
                 self._write(i)

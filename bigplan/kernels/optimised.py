@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
+import torch._functorch.config
 from torch import Tensor, fx, nn
 from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -39,13 +40,13 @@ class Optimiser:
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function for inputs like those that it is first called with."""
-        return aot_function(
-            function,
-            fw_compiler=self._finished,
-            bw_compiler=self._finished,
-            inference_compiler=self._inference,
-            partition_fn=self._partition,
-        )
+        compilers: dict[str, Any] = {
+            "fw_compiler": self._finished,
+            "bw_compiler": self._finished,
+            "inference_compiler": self._inference,
+            "partition_fn": self._partition,
+        }
+        return aot_function(function, **compilers)
 
     def _partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -70,7 +71,7 @@ class Optimiser:
             arguments.clear()  # what is passed so can be freed while it runs
             return run(*given)
 
-        boxed._boxed_call = True  # type: ignore[attr-defined] -- AOTAutograd asks for it
+        vars(boxed)["_boxed_call"] = True  # AOTAutograd asks for it
         return boxed
 
     def _maker(self) -> MakeKernel | None:
@@ -127,7 +128,7 @@ def optimise(
     result = copy.copy(module)  # parameters, buffers and submodules stay the same objects
     runner.owner = result
     result.forward = runner.__call__
-    result.kernels = optimiser  # type: ignore[assignment] -- not a submodule: an attribute
+    vars(result)["kernels"] = optimiser
     return result
 
 
@@ -149,8 +150,24 @@ class _Runner:
         state = self._state()
         key = self._key((state, args, kwargs))
         if key not in self.known:
-            self.known[key] = self.optimiser.compiled(self._function())
+            return self._first(key, (state, *args), kwargs)
         return self.known[key](state, *args, **kwargs)
+
+    def _first(self, key: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The call that compiles. Backwards keep what they read, so that one may run twice."""
+        compiled = self.optimiser.compiled(self._function())
+        try:
+            with torch._functorch.config.patch(donated_buffer=False):
+                result = compiled(*args, **kwargs)
+        except AssertionError as problem:
+            if "FakeTensor" not in str(problem):
+                raise
+            raise InputError(
+                "the function reads a tensor that is neither an argument, a parameter nor a buffer; "
+                "pass it in, or register it as a buffer"
+            ) from problem
+        self.known[key] = compiled
+        return result
 
     def plan(self, examples: Sequence[Example]) -> None:
         """Decide for such inputs on fake tensors."""
@@ -158,8 +175,9 @@ class _Runner:
         self.optimiser.only_plans = True
         try:
             with fake:
-                args = [_example(example, fake, i == 0) for i, example in enumerate(examples)]
                 state = tree_map(lambda t: _like(t, fake), self._state())
+                device = next((t.device for t in state.values()), torch.device("cpu"))
+                args = [_example(e, fake, device, i == 0) for i, e in enumerate(examples)]
                 self.optimiser.compiled(self._function())(state, *args)
         finally:
             self.optimiser.only_plans = False
@@ -196,12 +214,13 @@ def _kind(leaf: Any) -> Any:
     return repr(leaf)
 
 
-def _example(example: Example, fake: FakeTensorMode, first: bool) -> Tensor:
+def _example(example: Example, fake: FakeTensorMode, device: torch.device, first: bool) -> Tensor:
     if isinstance(example, Tensor):
         return cast(Tensor, _like(example, fake))
     shape, dtype = example
     # The first is the one that comes from other layers, others are tables and masks.
-    return torch.empty(tuple(shape), dtype=dtype, requires_grad=first and dtype.is_floating_point)
+    wanted = first and dtype.is_floating_point
+    return torch.empty(tuple(shape), dtype=dtype, device=device, requires_grad=wanted)
 
 
 def _like(tensor: Any, fake: FakeTensorMode) -> Any:
