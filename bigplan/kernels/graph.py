@@ -16,9 +16,10 @@ FLOATS = ("fp32", "bf16", "fp16")  # what generated kernels read and write, besi
 
 # They compute nothing: torch makes a view of its input. Names of ATen without overloads.
 LAYOUT = frozenset(
-    "alias as_strided detach expand permute select slice squeeze t transpose unsqueeze view"
-    " _unsafe_view reshape _reshape_alias split split_with_sizes unbind chunk".split()
-)
+    ("alias", "as_strided", "detach", "expand", "permute", "select", "slice", "squeeze", "t",
+     "transpose", "unsqueeze", "view", "_unsafe_view", "reshape", "_reshape_alias", "split",
+     "split_with_sizes", "unbind", "chunk")
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

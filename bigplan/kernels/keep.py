@@ -29,7 +29,6 @@ REDUCING = frozenset(
         "_log_softmax",
     )
 )
-)
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ def _argument(argument: Argument, copies: dict[str, str]) -> Argument:
 
 
 def _views_of(graph: Graph, node: Node, copies: dict[str, str]) -> Iterable[Node]:
-    """Copies of the forward's views, of what is computed again, that a node of the backward reads."""
+    """Copies of the forward's views of what is computed again, for a node that reads them."""
     for ref in node.refs():
         chain: list[Node] = []
         name = ref

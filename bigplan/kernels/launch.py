@@ -47,7 +47,7 @@ def compiled(text: str) -> Any:
     # Triton reads a kernel's text through `inspect`, which finds it here.
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     module: dict[str, Any] = {"__name__": "bigplan.kernels.generated"}
-    exec(compile(text, name, "exec"), module)  # noqa: S102 -- our own generator's text
+    exec(compile(text, name, "exec"), module)  # our own generator's text
     return module["kernel"]
 
 
@@ -121,7 +121,7 @@ class Kernel:
         return int(made.n_spills or 0)
 
     def tune(self, inputs: Sequence[Tensor], best: int, seconds: Callable[..., float]) -> None:
-        """Keep the fastest of the model's best few, by `seconds(function)`, among those that fit."""
+        """Keep the fastest of the model's best few that fit, by `seconds(function)`."""
         timed = []
         for tile, _ in self.choices[:best]:
             if inputs[0].device.type == "cuda" and self._spills(tile, inputs):

@@ -49,11 +49,10 @@ def _sum(b: Builder, node: Node) -> tuple[Val, ...]:
     if node.op == "rsub":
         x, y = y, x
     alpha = _number(node, "alpha", 1.0)
+    if alpha != 1.0 and node.op == "rsub":
+        raise Unfusable("it scales what it subtracts")
     if alpha != 1.0:
-        scaled = b.apply("mul", x if node.op == "rsub" else y, alpha)
-        x, y = (x, scaled) if node.op != "rsub" else (x, scaled)
-        if node.op == "rsub":
-            raise Unfusable("rsub with alpha")
+        y = b.apply("mul", y, alpha)
     return (b.apply("add" if node.op == "add" else "sub", x, y),)
 
 

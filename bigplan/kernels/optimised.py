@@ -114,8 +114,9 @@ def optimise(
     A module's result is a module of the same class that shares its parameters, buffers and
     submodules: autograd, state_dict and optimizers see what they saw before. Shapes other than
     those seen are planned when they come; `examples`, tensors or (shape, dtype) pairs, are planned
-    now, without running anything; of pairs the first wants a gradient. `gpu`: a shipped GPU type, by default the one of this machine, or
-    an H200 where there is none. `price`: seconds that keeping a byte for the backward costs.
+    now, without running anything; of pairs the first wants a gradient. `gpu` is a shipped GPU
+    type, by default the one of this machine, or an H200 where there is none. `price` is what
+    keeping a byte for the backward costs, in seconds.
     Raises InputError.
     """
     optimiser = Optimiser(gpu, price)
@@ -163,8 +164,8 @@ class _Runner:
             if "FakeTensor" not in str(problem):
                 raise
             raise InputError(
-                "the function reads a tensor that is neither an argument, a parameter nor a buffer; "
-                "pass it in, or register it as a buffer"
+                "the function reads a tensor that is neither an argument, a parameter nor a "
+                "buffer; pass it in, or register it as a buffer"
             ) from problem
         self.known[key] = compiled
         return result

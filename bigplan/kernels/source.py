@@ -1,13 +1,14 @@
 """Triton source of a kernel: one generator, four ways to walk over rows and columns.
 
-Tiles are [rows, columns]; what varies with the row alone is [rows, 1], with the
-column [1, columns]. Sizes and strides are literals: a kernel belongs to its shapes. Offsets are 64 bits wide wherever a
-tensor of the kernel has 2^31 elements or more, and 32 where that is enough.
+Tiles are [rows, columns]; what varies with the row alone is [rows, 1], with the column
+[1, columns]. Sizes and strides are literals: a kernel belongs to its shapes. Offsets are 64 bits
+wide where a tensor spans 2^30 elements or more, and 32 where these are enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 
 from bigplan.cost.kernel import Shape, Tile
 from bigplan.kernels.body import Body, Micro, Place, Store, Varies
@@ -55,7 +56,7 @@ class _Writer:
         # Elements, their strides and the padding of tiles all stay below twice the largest span.
         self.wide = max(_span(v) for v in (*body.inputs, *body.outputs)) >= 2**30
         self.exact_columns = body.width % tile.columns == 0
-        self.turns = -(-(-(-body.rows // tile.rows)) // tile.programs) if tile.programs else 1
+        self.turns = ceil(ceil(body.rows / tile.rows) / tile.programs) if tile.programs else 1
         covered = tile.rows * (self.turns * tile.programs if tile.programs else 1)
         self.exact_rows = body.rows % covered == 0
         self.rows_named: dict[tuple[int, ...], list[str]] = {}
