@@ -40,6 +40,13 @@ class ExplainOptions:
             "leave and come back by, such as '50 GB/s'. Default: nothing.",
         ),
     ] = None
+    compiles: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Compile each kernel for that GPU, which need not be here: registers and spills.",
+        ),
+    ] = False
     source: Annotated[bool, typer.Option("--source", help="Print the Triton source, too.")] = False
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
@@ -68,10 +75,17 @@ def explain(
     pricer = Pricer(find_gpu(options.gpu), sm)
     found = _planned(model, options, pricer)
     result = explained(found, pricer, options.gpu)
+    made = _compiled(found, sm.capability) if options.compiles else {}
     if options.as_json:
-        print(json.dumps(result.to_json(), indent=2))
+        print(json.dumps(result.to_json() | ({"compiled": made} if made else {}), indent=2))
         return
     _show(result)
+    for number, one in made.items():
+        print(
+            f"kernel {number}: {one['registers']} registers a thread "
+            f"({one['estimated']} estimated), {one['spilled']} bytes spilled, "
+            f"{one['shared']} bytes of shared memory"
+        )
     if options.source:
         _sources(found)
 
@@ -180,6 +194,23 @@ def _show(result: Explanation) -> None:
     console.print(reasons)
     for operator, reason in result.left:
         console.print(f"torch runs {operator}: {reason}", highlight=False)
+
+
+def _compiled(plan: Plan, capability: str) -> dict[int, dict[str, int]]:
+    """By kernel's number, what compiling it for a GPU says."""
+    from dataclasses import asdict
+    from importlib.util import find_spec
+
+    if find_spec("triton") is None or find_spec("torch") is None:
+        raise InputError("--compile needs torch and Triton: pip install 'bigplan[launch,kernels]'")
+    from bigplan.kernels.compiled import compile_for
+
+    return {
+        number: asdict(compile_for(unit.fused.body, unit.fused.tile, capability))
+        | {"estimated": unit.fused.time.registers}
+        for number, unit in enumerate(plan.cover.units, 1)
+        if unit.fused is not None
+    }
 
 
 def _sources(plan: Plan) -> None:

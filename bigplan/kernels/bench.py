@@ -11,6 +11,7 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -113,8 +114,9 @@ class Bench:
                 work()
                 times.append(time.perf_counter() - began)
                 continue
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(100_000)  # the host queues the call meanwhile
+            event: Any = torch.cuda.Event
+            start, end = event(enable_timing=True), event(enable_timing=True)
+            _sleep(100_000)  # the host queues the call meanwhile
             start.record()
             work()
             end.record()
@@ -265,7 +267,7 @@ class Bench:
         tiles = list(dict.fromkeys([kernel.tile, *tiles]))
         times = {}
         for tile in tiles:
-            times[str(tile)] = self.seconds(lambda tile=tile: kernel._run(tile, inputs))
+            times[str(tile)] = self.seconds(partial(kernel._run, tile, inputs))
         if self.tune:
             kernel.tune(inputs, self.tune, self.seconds)
         predicted = next(t.seconds for c, t in kernel.choices if c == kernel.tile or not self.cuda)
@@ -333,7 +335,7 @@ class Bench:
         result = ahead()
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated() - before - result.numel() * result.element_size()
-        return held / 2**20
+        return float(held / 2**20)
 
 
 BASELINES = ("eager", "compile", "autotune", "liger", "quack")
@@ -378,6 +380,11 @@ def _always_generated() -> Any:
     from bigplan.kernels.price import Pricer
 
     return patch.object(Pricer, "torch", lambda *_: 1.0)
+
+
+def _sleep(cycles: int) -> None:
+    wait: Any = torch.cuda._sleep
+    wait(cycles)
 
 
 def _us(seconds: float) -> str:

@@ -176,6 +176,7 @@ def work_of(body: Body) -> KernelWork:
         lane,
         special,
         _live(body) + len(sums),
+        _packed(body),
         max(levels(body), default=0),
         len(sums),
         float(by_program),
@@ -209,6 +210,13 @@ def _live(body: Body) -> float:
         for gone in [i for i in alive if last.get(i, i) <= index]:
             del alive[gone]
     return most
+
+
+def _packed(body: Body) -> float:
+    """32-bit registers of a position for what is loaded, in its own dtype."""
+    sizes = {value.name: SIZES[value.dtype] for value in body.inputs}
+    whole = (m for m in body.micros if m.varies is Varies.FULL and m.source)
+    return sum(sizes[micro.source] / 4 for micro in whole)
 
 
 def tiles_of(body: Body, multiprocessors: int) -> list[Tile]:

@@ -13,6 +13,8 @@ from bigplan.units import Bandwidth, Bytes, Rate, Seconds
 class Multiprocessor(Block):
     """One streaming multiprocessor (SM) of a GPU, and the cache that all of them share."""
 
+    capability: str = Field(pattern=r"^\d+\.\d$")
+    """what CUDA calls its compute capability, such as 9.0"""
     clock: Rate = Field(gt=0)
     """cycles per second under load that is bound by memory, such as 1.98 G/s"""
     lanes: int = Field(gt=0, le=1024)
