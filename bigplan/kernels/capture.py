@@ -100,8 +100,13 @@ def _node(node: fx.Node, names: Mapping[fx.Node, str], *, backward: bool) -> Nod
     if isinstance(made, Tensor):
         outputs = (_value(node.name, made),)
     elif isinstance(made, tuple | list):
-        tensors = ((i, t) for i, t in enumerate(made) if isinstance(t, Tensor))
-        outputs = tuple(_value(f"{node.name}.{i}", t) for i, t in tensors)
+        given = ((i, one) for i, one in enumerate(made) if one is not None)
+        outputs = tuple(
+            _value(f"{node.name}.{i}", one)
+            if isinstance(one, Tensor)
+            else Value(f"{node.name}.{i}", (), "int64", ())  # flash attention's lengths, say
+            for i, one in given
+        )
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         read = {"inputs": tuple(Ref(names[n]) for n in node.all_input_nodes)}

@@ -78,6 +78,8 @@ def _built(graph: Graph, nodes: list[Node], wanted: Collection[str], rows: int, 
     read = {micro.source for micro in micros if micro.source}
     inputs = tuple(value for name, value in builder.inputs.items() if name in read)
     body = Body(rows, width, micros, inputs, stores, outputs)
+    if not inputs:
+        raise Unfusable("it reads nothing")
     if not any(micro.varies is Varies.FULL for micro in micros):
         raise Unfusable("it has no tensor of its rows and columns")
     if max(len(val.pieces) for val in builder.values.values()) > MOST_PIECES:

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from bigplan.cost.kernel import KernelTime, Tile, grid
 from bigplan.kernels.body import Body
@@ -59,9 +60,16 @@ class Kernel:
         self.tile = self.choices[0][0]
         self.sums = {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
         self._checked = False
+        self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Its outputs, new tensors, in order."""
+        if inputs and inputs[0].is_cuda and inputs[0].device.index != torch.cuda.current_device():
+            with torch.cuda.device(inputs[0].device):
+                return self._checked_run(inputs)
+        return self._checked_run(inputs)
+
+    def _checked_run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if not self._checked:
             self._take_the_first_that_does_not_spill(inputs)
         return self._run(self.tile, inputs)
@@ -89,9 +97,12 @@ class Kernel:
                 )
         return tuple(outputs)
 
-    def _launch(self, tile: Tile, tensors: list[Tensor]) -> Any:
-        kernel = compiled(source(self.body, tile))
-        return kernel[(grid(work_of(self.body), tile),)](*tensors, num_warps=tile.warps)
+    def _launch(self, tile: Tile, tensors: list[Tensor]) -> None:
+        if tile not in self._ready:  # writing the source takes milliseconds
+            programs = (grid(work_of(self.body), tile),)
+            self._ready[tile] = compiled(source(self.body, tile)), programs
+        kernel, programs = self._ready[tile]
+        kernel[programs](*tensors, num_warps=tile.warps)
 
     def _take_the_first_that_does_not_spill(self, inputs: Sequence[Tensor]) -> None:
         """What the compiler says of registers decides where the model's estimate was too low."""
@@ -107,8 +118,8 @@ class Kernel:
                 break
         self.tile = best
 
-    def _spills(self, tile: Tile, inputs: Sequence[Tensor]) -> int:
-        """Spilled registers of a compiled candidate, without running it."""
+    def _spills(self, tile: Tile, inputs: Sequence[Tensor]) -> float:
+        """Spilled registers of a compiled candidate, without running it; inf: it cannot run."""
         outputs = [
             torch.empty((tile.programs, v.elements), dtype=torch.float32, device=inputs[0].device)
             if v.name in self.sums
@@ -117,8 +128,11 @@ class Kernel:
         ]
         tensors = [*map(_bytes, inputs), *map(_bytes, outputs)]
         made = compiled(source(self.body, tile)).warmup(*tensors, grid=(1,), num_warps=tile.warps)
-        made._init_handles()  # loads it, after which its registers are known
-        return int(made.n_spills or 0)
+        try:
+            made._init_handles()  # loads it, after which its registers are known
+        except OutOfResources:
+            return inf
+        return float(made.n_spills or 0)
 
     def tune(self, inputs: Sequence[Tensor], best: int, seconds: Callable[..., float]) -> None:
         """Keep the fastest of the model's best few that fit, by `seconds(function)`."""
