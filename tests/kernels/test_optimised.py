@@ -17,10 +17,7 @@ from torch import Tensor, nn
 import bigplan.kernels
 from bigplan.errors import InputError
 from bigplan.kernels import optimised as optimising
-from bigplan.kernels.families import block_graph
-from bigplan.kernels.keep import best_plan
 from bigplan.kernels.optimised import optimise, runs_kernels
-from bigplan.spec.catalog import find_model
 from tests.kernels.generated import (
     DEVICE,
     GptBlock,
@@ -144,21 +141,6 @@ def test_examples_are_planned_without_running(monkeypatch: pytest.MonkeyPatch) -
     sides = {unit.members[0].backward for unit in plan.cover.units if unit.fused}
     assert sides == {False, True}
     assert plan.kept_bytes > 8 * 1024 * 1600 * 2
-
-
-def test_a_shipped_models_graph_is_as_captured() -> None:
-    """Without torch and with it the same operators are fused (bigplan/kernels/families.py)."""
-    with torch.device("meta"):
-        block = GptBlock(1600, 25).bfloat16()
-    planned = optimise(block, [((4, 1024, 1600), torch.bfloat16)], gpu="h200-sxm").kernels
-    graph = block_graph(find_model("gpt2-xl"), 4, 1024, "bf16")
-    plans = planned.plans[0], best_plan(graph, planned.pricer)
-    fused = [
-        sorted({frozenset(n.op for n in u.members) for u in plan.cover.units if u.fused}, key=len)
-        for plan in plans
-    ]
-    assert fused[0] == fused[1]
-    assert plans[0].kept_bytes == pytest.approx(plans[1].kept_bytes, rel=0.02)
 
 
 def test_what_no_kernel_can_do_stays_torchs(way: str) -> None:
