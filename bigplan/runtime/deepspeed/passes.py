@@ -5,7 +5,7 @@ A pipeline's way is in pipeline.py, which imports deepspeed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,25 +64,15 @@ class Whole:
 
     def _forward(self, batch: Batch) -> Tensor:
         """The sum of the losses of this rank's micro-batch."""
-        loss: Tensor = self.engine(*on_device(batch, self.device))
+        there = (each.to(self.device, non_blocking=True) for each in (batch.tokens, batch.targets))
+        loss: Tensor = self.engine(*there)
         return loss
 
     def evaluate(self, batches: Sequence[Batch]) -> Tensor:
         """See Passes."""
+        total = torch.zeros((), device=self.device)
         self.engine.eval()
-        total = mean(((self._forward(batch), batch) for batch in batches), self.device)
+        for batch in batches:
+            total += self._forward(batch) / batch.counted
         self.engine.train()
         return total
-
-
-def on_device(batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
-    """Tokens and targets."""
-    return tuple(each.to(device, non_blocking=True) for each in (batch.tokens, batch.targets))
-
-
-def mean(losses: Iterable[tuple[Tensor, Batch]], device: torch.device) -> Tensor:
-    """Sums of losses of micro-batches over the targets that count."""
-    total = torch.zeros((), device=device)
-    for loss, batch in losses:
-        total += loss / batch.counted
-    return total

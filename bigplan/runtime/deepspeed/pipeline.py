@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
@@ -26,7 +26,7 @@ from bigplan.runtime import blocks
 from bigplan.runtime.data import Batch
 from bigplan.runtime.deepspeed.clock import Clock
 from bigplan.runtime.deepspeed.model import Block, Embedding, Head, Layer, Values, attribute
-from bigplan.runtime.deepspeed.passes import Take, mean
+from bigplan.runtime.deepspeed.passes import Take
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
 
@@ -45,16 +45,31 @@ class StageBlock(Block):
         return super().forward(x, *self.tables)
 
 
+class Due(NamedTuple):
+    """A micro-batch whose loss is due."""
+
+    targets: Tensor  # on the device
+    factor: float  # of the loss that the backward begins with
+
+
 class StageEnd(nn.Module):
-    """The last layer: its loss needs targets, which DeepSpeed gives to the loss function alone."""
+    """The last layer with its loss, within the module: DeepSpeed clears gradients of what is not.
+
+    A layer takes hidden states alone, so targets come to it beside them.
+    """
 
     def __init__(self, model: ModelSpec, layer: int, values: Values, dtype: torch.dtype) -> None:
         super().__init__()
         self.head = Head(model, layer, values, dtype)
+        self.due: deque[Due] = deque()
+        self.losses: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same."""
-        return x
+        """What the backward begins with; the sum of the losses goes to `losses`."""
+        targets, factor = self.due.popleft()
+        loss: Tensor = self.head(x, targets)
+        self.losses.append(loss.detach())
+        return loss * factor
 
 
 class Stage(PipelineModule):  # type: ignore[misc]
@@ -76,7 +91,6 @@ class Stage(PipelineModule):  # type: ignore[misc]
             super().__init__(
                 list(_specs(model, values, dtype)),
                 num_stages=strategy.pp,
-                loss_fn=self._loss,
                 activation_checkpoint_interval=int(recompute),
                 activation_checkpoint_func=partial(checkpoint, use_reentrant=True),
                 checkpointable_layers=[StageBlock.__name__],
@@ -84,28 +98,21 @@ class Stage(PipelineModule):  # type: ignore[misc]
         for parameter in self.parameters():
             # Else norms without ZeRO count the first stage's gradients alone (0.19.8).
             parameter.model_parallel = not parameter.ds_pipe_replicated
-        # In a list, so that it is no second name of the module.
-        self._heads = [found.head for found in self.forward_funcs if isinstance(found, StageEnd)]
-        for head in self._heads:
-            head.chunk = chunk
+        for end in self.ends:
+            end.head.chunk = chunk
             if model.tied_embeddings:
-                head.share(self.tied_modules[TIED])
-        self.targets: deque[Batch] = deque()  # whose losses are due
-        self.factor = 1.0  # of the losses, see Passes.train
-        self.losses: list[tuple[Tensor, Batch]] = []
+                end.head.share(self.tied_modules[TIED])
+
+    @property
+    def ends(self) -> list[StageEnd]:
+        """The last layer, where it is this stage's."""
+        return [found for found in self.forward_funcs if isinstance(found, StageEnd)]
 
     def _partition_layers(self, method: str = "") -> None:
         """Where DeepSpeed would balance parameters."""
         self.parts = [0, *self._stops]
         stage = self._topo.get_coord(self.global_rank).pipe
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
-
-    def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
-        (head,) = self._heads
-        batch = self.targets.popleft()
-        loss: Tensor = head(x, targets)
-        self.losses.append((loss.detach(), batch))
-        return loss * (self.factor / batch.counted)
 
     def stored(self) -> Iterator[Layer]:
         """The layers that this stage writes to checkpoints, first to last."""
@@ -120,7 +127,7 @@ class Stage(PipelineModule):  # type: ignore[misc]
                 yield found.head if isinstance(found, StageEnd) else found
 
     def _is_copy(self, layer: Layer) -> bool:
-        return bool(self._heads) and layer.kind == "embedding"
+        return bool(self.ends) and layer.kind == "embedding"
 
 
 def _specs(model: ModelSpec, values: Values, dtype: torch.dtype) -> Iterator[LayerSpec]:
@@ -206,32 +213,49 @@ class Piped:
     def train(self, take: Take, count: int, factor: float, clock: Clock) -> Tensor:
         """See Passes."""
         assert count == self.at_least, (count, self.at_least)
-        self._clock, self._stage.factor = clock, factor
+        self._clock = clock
         self._count.clear()
-        self._engine.train_batch(self._loaded(map(take, range(count))))
+        loaded = _Loaded(map(take, range(count)), factor, self._stage, self._device)
+        self._engine.train_batch(loaded)
         self._clock = None
-        return self._lost()
-
-    def _loaded(self, batches: Iterator[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Asked by the first and by the last stage."""
-        for batch in batches:
-            if self._engine.is_last_stage():
-                self._stage.targets.append(batch)
-            yield batch.tokens, batch.targets
-
-    def _lost(self) -> Tensor:
-        found, self._stage.losses = self._stage.losses, []
-        return mean(found, self._device)
+        return loaded.mean()
 
     def evaluate(self, batches: Sequence[Batch]) -> Tensor:
         """See Passes."""
+        loaded = _Loaded(iter(batches), 0.0, self._stage, self._device)
         self._engine.eval_batch(
-            self._loaded(iter(batches)),
-            reduce_output=None,
-            bcast_loss=False,
-            num_micro_batches=len(batches),
+            loaded, reduce_output=None, bcast_loss=False, num_micro_batches=len(batches)
         )
-        return self._lost()
+        return loaded.mean()
+
+
+class _Loaded(Iterator[tuple[Tensor, Tensor]]):
+    """Micro-batches as DeepSpeed asks for them: on the first stage and on the last one."""
+
+    def __init__(
+        self, batches: Iterator[Batch], factor: float, stage: Stage, device: torch.device
+    ) -> None:
+        self._batches, self._factor = batches, factor
+        self._ends, self._device = stage.ends, device
+        self._counted: list[int] = []
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        """Tokens, of which the first stage takes a copy, and targets."""
+        batch = next(self._batches)
+        for end in self._ends:
+            targets = batch.targets.to(self._device, non_blocking=True)
+            end.due.append(Due(targets, self._factor / batch.counted))
+            self._counted.append(batch.counted)
+        return batch.tokens, batch.targets[:0]  # whoever is no last stage asks for none
+
+    def mean(self) -> Tensor:
+        """The losses over the targets that count; 0 where the last layer is not here."""
+        total = torch.zeros((), device=self._device)
+        for end in self._ends:
+            for loss, counted in zip(end.losses, self._counted, strict=True):
+                total += loss / counted
+            end.losses.clear()
+        return total
 
 
 def made(
