@@ -40,8 +40,6 @@ class Decisions:
         """What DeepSpeed does not take together."""
         if self.strategy.pp > 1 and self.stage > 1:
             yield f"pipelines need ZeRO stage 0 or 1, not {self.stage}"
-        if self.strategy.pp > 1 and self.state is not Tier.GPU:
-            yield f"optimizer state on {self.state} is not run with pipelines: tier gpu is"
         if self.parameters is not Tier.GPU and self.stage < 3:
             yield f"parameters on {self.parameters} need ZeRO stage 3, not {self.stage}"
         if self.state is not Tier.GPU and self.stage == 0:

@@ -13,6 +13,8 @@ In bytes a parameter, where a rank owns 1/d of the state, g bytes a summed gradi
                     into; sums of the micro-batches before the last
     host, ZeRO 3    (16 r + g)/d with a part r of the state there (Twin-Flow); + p/d of parameters
     NVMe            16/d of state with its gradient; p/d of parameters
+    host for NVMe   16 buffers of 4 bytes an element of the largest sub-group; g/d; and 8/d of
+                    moments between the first update and the second
 
 Blocks that torch page-locks are rounded up to powers of two, each of them.
 """
@@ -105,7 +107,8 @@ class Held:
         if self.decisions.state is not Tier.GPU:
             # Through which sums of ZeRO 1 and 2 pass on their way to the CPU and back.
             passing = self.sizes.largest * self.graph.sizes.parameter if stage < 3 else 0
-            return bucket + passing
+            whole = self.graph.sizes.parameter * self.parameters if self.piped else 0
+            return whole + bucket + passing
         p = self.graph.sizes.parameter
         if stage < 2:
             elements = self.parameters
@@ -182,7 +185,11 @@ class Held:
                     yield "gradients", p * self.owned
         if decisions.state is Tier.NVME:
             for _ in range(self.sizes.buffers):
-                yield "staging", GRADIENT * self.sizes.sub_group
+                yield "staging", GRADIENT * self.sizes.swapped
+            # Moments are made in ordinary memory by the first update, are written, and stay where
+            # they are until the second one reads them: the swapper that reads ahead lets go of
+            # nothing (pipelined_optimizer_swapper.py has no release_memory in its swap_out).
+            yield "optimizer", MOMENTS * on_cpu
         if decisions.state is not Tier.GPU and decisions.stage == 3:
             yield "gradients", self.gradient * self.owned
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from bigplan.cost.price import Costs
 from bigplan.engines.deepspeed.memory import Held
-from bigplan.engines.deepspeed.price import Phase, Pricing
+from bigplan.engines.deepspeed.price import Phase, Priced, Pricing
 from bigplan.program import Lane, Op
 from bigplan.spec.cluster import NodeGroup
 from bigplan.timeline import Event, Timeline
@@ -32,7 +32,7 @@ class StageTimes(NamedTuple):
     forward: float
     backward: float  # with what is computed again
     again: float  # of the backward
-    reduce: float  # sums of gradients over data-parallel ranks
+    leaves: tuple[Phase, ...]  # gradients, to be summed over data-parallel ranks and off the GPU
     update: tuple[Phase, ...]
 
 
@@ -42,6 +42,7 @@ class Done(NamedTuple):
     stage: int
     lane: Lane
     op: Op
+    kind: Op  # of what a message carries the result
     micro_batch: int
     start: float
     begin: float
@@ -129,16 +130,22 @@ class PipedStep:
     def moved(self) -> dict[str, int]:
         """Bytes through each link, of the stage that moves most: one between two others."""
         ways = min(2, len(self.stages) - 1)
-        nbytes = ways * self.micro_batches * self.nbytes
-        return {str(Lane.RECV): nbytes, str(Lane.SEND): nbytes}
+        messages = ways * self.micro_batches * self.nbytes
+        found = {str(Lane.RECV): messages, str(Lane.SEND): messages}
+        for times in self.stages:
+            for lane, nbytes in Priced((*times.leaves, *times.update)).moved().items():
+                found[lane] = max(found.get(lane, 0), nbytes)
+        return dict(sorted(found.items()))
 
     def timeline(self) -> Timeline:
         """As the worker measures it: of a message the wait for its other end, too."""
-        events = (
-            Event(done.stage, done.lane, done.op, 0, done.micro_batch, done.start, done.end)
-            for done in self._all
-        )
-        return Timeline(tuple(events), _end(self._all))
+        found: dict[tuple[int, Op, Op, int], Event] = {}
+        for done in self._all:
+            key = done.stage, done.op, done.kind, done.micro_batch
+            one = Event(done.stage, done.lane, done.op, 0, done.micro_batch, done.start, done.end)
+            before = found.get(key, one)  # an update's phases are one event
+            found[key] = before._replace(end=done.end)
+        return Timeline(tuple(found.values()), _end(self._all))
 
 
 def piped(every: Sequence[Held], costs: Costs, nodes: NodeGroup) -> PipedStep:
@@ -147,8 +154,8 @@ def piped(every: Sequence[Held], costs: Costs, nodes: NodeGroup) -> PipedStep:
     for held in every:
         pricing = Pricing(held, costs, nodes)
         forward, backward, again = pricing.compute()
-        update = tuple(pricing.update())
-        stages.append(StageTimes(forward, backward + again, again, pricing.reduces(), update))
+        after = tuple(pricing.sums()), tuple(pricing.update())
+        stages.append(StageTimes(forward, backward + again, again, *after))
     nbytes = graph.kinds["block"].boundary
     _, table = costs.table
     return PipedStep(tuple(stages), graph.micro_batches, costs.send, nbytes, table)
@@ -211,21 +218,19 @@ class _Stage:
     def take(self, lane: Lane, seconds: float, after: Done | None = None) -> Done:
         """Do what is next, once `after` has ended."""
         assert self.next is not None
-        op, number = self.next.op, self.next.micro_batch
-        done = self.do(lane, op, number, seconds, after)
+        done = self.do(lane, self.next, seconds, after)
         self.next = next(self._todo, None)
         return done
 
-    def do(
-        self, lane: Lane, op: Op, number: int, seconds: float, after: Done | None = None
-    ) -> Done:
+    def do(self, lane: Lane, todo: Todo, seconds: float, after: Done | None = None) -> Done:
         """Something else."""
         waits = after is not None and after.end > self.now
         cause = after if waits else self.last
         begin = cause.end if cause else 0.0
-        found = Done(self.number, lane, op, number, self.now, begin, begin + seconds, cause)
-        self.last = found
-        return found
+        op, number, kind, _ = todo
+        end = begin + seconds
+        self.last = Done(self.number, lane, op, kind, number, self.now, begin, end, cause)
+        return self.last
 
 
 @lru_cache(maxsize=64)
@@ -270,14 +275,14 @@ def _ended(running: list[_Stage], stages: tuple[StageTimes, ...], table: float) 
     if table:
         first, last = running[0], running[-1]
         ends = first.last, last.last
-        yield first.do(Lane.COMM, Op.TENSOR_REDUCE, 0, table, ends[1])
-        yield last.do(Lane.COMM, Op.TENSOR_REDUCE, 0, table, ends[0])
+        yield first.do(Lane.COMM, Todo(Op.TENSOR_REDUCE, 0), table, ends[1])
+        yield last.do(Lane.COMM, Todo(Op.TENSOR_REDUCE, 0), table, ends[0])
     for one, times in zip(running, stages, strict=True):
-        if times.reduce:
-            yield one.do(Lane.COMM, Op.REDUCE, 0, times.reduce)
+        for phase in times.leaves:
+            yield one.do(phase.lane, Todo(phase.op, 0), phase.seconds)
     latest = max((one.last for one in running), key=lambda done: done.end if done else 0.0)
     for one, times in zip(running, stages, strict=True):
         after = latest
         for phase in times.update:
-            yield one.do(phase.lane, phase.op, 0, phase.seconds, after)
+            yield one.do(phase.lane, Todo(phase.op, 0), phase.seconds, after)
             after = None

@@ -8,6 +8,7 @@ summed gradient, of what a rank owns:
 - Offloaded gradients, ZeRO 1 and 2: each micro-batch's is added to the sum on the GPU, p bytes down
   for the first, p up and p down for the others; with the last one 4 more down, in fp32. Of a step
   of one micro-batch only these 4. ZeRO 3: g down and g up for each, 4 down with the last.
+- A pipeline's gradients are summed on the GPU and leave after the last backward: p and 4 down.
 - Update on the CPU: the clip factor (8 bytes of host memory an element), AdamW (28), under ZeRO 1
   and 2 a cast (4 + p), then the parameters go up (p).
 - State on drives: the last gradients go there in fp32 (4) as the backward makes them. For the
@@ -216,6 +217,16 @@ class Pricing:
         if self.held.graph.strategy.dp == 1:
             return 0.0
         return sum(self.costs.kinds[name].reduce for name in self.held.layers)
+
+    def sums(self) -> Iterator[Phase]:
+        """A pipeline's gradients after its last backward: reduced, and to where the CPU updates."""
+        held, rates = self.held, self.costs.rates
+        if held.graph.strategy.dp > 1:
+            yield Phase(Op.REDUCE, 0, Lane.COMM, self.reduces())
+        if held.decisions.state is not Tier.GPU:
+            summed = held.graph.sizes.parameter if held.graph.micro_batches > 1 else 0
+            nbytes = (summed + GRADIENT) * held.owned
+            yield Phase(Op.GRAD_OUT, 0, Lane.D2H, nbytes / rates.d2h, nbytes)
 
     def update(self) -> Iterator[Phase]:
         """After the last backward."""

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import deepspeed
 import torch
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe import schedule
@@ -173,21 +172,24 @@ _TIMED: dict[type, tuple[Op, Lane]] = {
     schedule.SendGrad: (Op.SEND, Lane.SEND),
     schedule.RecvActivation: (Op.RECV, Lane.RECV),
     schedule.RecvGrad: (Op.RECV, Lane.RECV),
-    schedule.OptimizerStep: (Op.UPDATE, Lane.GPU_UPDATE),
 }
 
 
 class Piped:
     """The engine of a pipeline: it takes all of a step's micro-batches itself (Passes)."""
 
-    def __init__(self, engine: Any, stage: Stage, device: torch.device) -> None:
-        """`engine`: deepspeed's PipelineEngine."""
+    def __init__(self, engine: Any, stage: Stage, device: torch.device, updates: Lane) -> None:
+        """`engine`: deepspeed's PipelineEngine; `updates`: the optimizer's lane."""
         self._engine, self._stage, self._device = engine, stage, device
         self._clock: Clock | None = None
         self._count = Counter[type]()  # instructions of a kind in this step
-        timed = dict(_TIMED)
+        timed = {**_TIMED, schedule.OptimizerStep: (Op.UPDATE, updates)}
         if engine.is_data_parallel:
             timed[schedule.ReduceGrads] = Op.REDUCE, Lane.COMM
+        elif updates is Lane.CPU:  # ZeRO-1 takes them there where others reduce
+            timed[schedule.ReduceGrads] = Op.GRAD_OUT, Lane.D2H
+        if stage.tied_comms:
+            timed[schedule.ReduceTiedGrads] = Op.TENSOR_REDUCE, Lane.COMM
         engine._INSTRUCTION_MAP = {
             kind: self._timed(kind, execute, *timed[kind]) if kind in timed else execute
             for kind, execute in engine._INSTRUCTION_MAP.items()
@@ -256,11 +258,3 @@ class _Loaded(Iterator[tuple[Tensor, Tensor]]):
                 total += loss / counted
             end.losses.clear()
         return total
-
-
-def made(
-    stage: Stage, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device
-) -> tuple[Any, Piped]:
-    """DeepSpeed's engine of a stage, and how it is driven."""
-    engine, *_ = deepspeed.initialize(model=stage, optimizer=optimizer, config=config)
-    return engine, Piped(engine, stage, device)

@@ -165,6 +165,7 @@ class Worker:
         again = placed.activations.get(Recompute.FULL, {}) if placed else {}
         recompute, chunk = bool(sum(again.values())), plan.placement.loss_chunk
         dtype = DTYPES[plan.training.precision]
+        lane = Lane.CPU if updates_on_cpu(config) else Lane.GPU_UPDATE
         if plan.strategy.pp > 1:
             from bigplan.runtime.deepspeed import pipeline
 
@@ -172,17 +173,22 @@ class Worker:
             stage = pipeline.Stage(
                 plan.model, plan.strategy, values, dtype, recompute=recompute, chunk=chunk
             )
-            optimizer = self._optimizer(stage.held(), config)
-            engine, piped = pipeline.made(stage, optimizer, config, self._device)
-            return engine, stage, piped
+            engine = self._initialized(stage, stage.held(), config)
+            return engine, stage, pipeline.Piped(engine, stage, self._device, lane)
         whole = config["zero_optimization"]["stage"] < 3
         shared = nullcontext() if whole else deepspeed.zero.Init(config_dict_or_path=config)
         with shared:
             model = Model(plan.model, values, dtype, recompute=recompute, chunk=chunk)
-        optimizer = self._optimizer(model.held(), config)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-        lane = Lane.CPU if updates_on_cpu(config) else Lane.GPU_UPDATE
+        engine = self._initialized(model, model.held(), config)
         return engine, model, Whole(engine, self._device, lane)
+
+    def _initialized(self, module: nn.Module, held: Iterator[Layer], config: dict[str, Any]) -> Any:
+        """DeepSpeed's engine."""
+        import deepspeed
+
+        optimizer = self._optimizer(held, config)
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+        return engine
 
     def _optimizer(
         self, layers: Iterable[Layer], config: Mapping[str, Any]

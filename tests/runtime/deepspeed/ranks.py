@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ class Staying(Worker):
     def _join(self, meeting: Path) -> Groups:
         if Staying.groups is None:
             Staying.groups = super()._join(meeting)
-        return Staying.groups
+        return replace(Staying.groups, at=self._at, strategy=self._plan.strategy)
 
     def _leave(self) -> None:
         """Not before the process does."""
