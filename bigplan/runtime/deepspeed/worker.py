@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from bigplan.cost.price import memory_of_torch
 from bigplan.data.prepared import check_vocabulary
@@ -25,9 +25,8 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan, digest
 from bigplan.program import Lane
 from bigplan.ranks import Coordinates
-from bigplan.rectangle import all_of
 from bigplan.runtime import operators
-from bigplan.runtime.checkpoint import Found, Manifest, Reader, check_same, latest
+from bigplan.runtime.checkpoint import Manifest, check_same, latest
 from bigplan.runtime.data import Batch, BatchSource, Prefetcher, data_path
 from bigplan.runtime.deepspeed import ops, state
 from bigplan.runtime.deepspeed.clock import Clock
@@ -41,7 +40,7 @@ from bigplan.runtime.deepspeed.config import (
 from bigplan.runtime.deepspeed.model import Layer, Model, Values, with_parameters
 from bigplan.runtime.deepspeed.passes import Passes, Whole
 from bigplan.runtime.deepspeed.saving import write_checkpoint
-from bigplan.runtime.first_values import first_values, whole_values
+from bigplan.runtime.deepspeed.values import values_of
 from bigplan.runtime.groups import COLLECTIVE_TIMEOUT, Groups
 from bigplan.runtime.host_memory import HostMemory, resident_bytes
 from bigplan.runtime.result import Finished, Progress, Saved, StepResult
@@ -49,7 +48,6 @@ from bigplan.runtime.weights import digest_of_all
 from bigplan.runtime.worker import DIGEST_LIMIT, same_bits
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
-from bigplan.spec.step import Parameter
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -118,7 +116,7 @@ class Worker:
             found = latest(resume)
             check_same(found, plan)
             self._steps = found.manifest.step
-        values = _values(plan, found)
+        values = values_of(plan, found)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             same_bits(wanted=plan.training.deterministic)
@@ -371,30 +369,6 @@ class Worker:
             from deepspeed import comm
 
             (comm if comm.is_initialized() else dist).destroy_process_group()
-
-
-def _values(plan: Plan, found: Found | None) -> Callable[[state.Kind], Values]:
-    """By kind ("master" or a moment): what gives a parameter's first value, or a checkpoint's."""
-    if found is None:
-        first = first_values(plan.model, plan.training)
-
-        def made(kind: str, layer: int, parameter: Parameter) -> Tensor:
-            return whole_values(first, kind, layer, parameter)
-
-        return lambda wanted: made
-    reader = Reader(found.path, found.manifest)
-
-    def stored(wanted: state.Kind) -> Values:
-        def read(kind: str, layer: int, parameter: Parameter) -> Tensor:
-            if wanted == "master":
-                return reader.parameter(layer, parameter.name)
-            values = torch.empty(parameter.shape)
-            reader.read(layer, wanted, all_of(parameter), values.view(-1))
-            return values
-
-        return read
-
-    return stored
 
 
 def _notes(device: torch.device) -> tuple[str, ...]:
