@@ -97,6 +97,6 @@ class Setup:
         if "sub_group" in stated:
             stated["sub_group"] = min(stated["sub_group"], sizes.owned)
             # The largest group is so many elements and a part of a parameter, whatever the limit.
-            rest = sizes.swapped - sizes.sub_group
+            rest = max(0, sizes.swapped - sizes.sub_group)
             stated["swapped"] = min(stated["sub_group"] + rest, sizes.owned)
         return replace(sizes, **stated)
