@@ -72,6 +72,46 @@ class ExperimentOptions:
             "TIER=SIZE",
         ),
     ] = None
+    hardware: Annotated[
+        list[str] | None,
+        _option(
+            "--hardware",
+            "Plan for a node with another part, such as nvme.drives=4 or gpu=h200-sxm; repeatable.",
+            WHAT,
+            "KEY=VALUE",
+        ),
+    ] = None
+    prefer: Annotated[
+        str | None,
+        _option(
+            "--prefer",
+            "fastest (default), or cheapest: fewest dollars for the training; nodes may idle.",
+            WHAT,
+            "fastest|cheapest",
+        ),
+    ] = None
+    within: Annotated[
+        str | None,
+        _option(
+            "--within",
+            "Longest time for the whole training, such as '30 d'; needs --tokens.",
+            WHAT,
+            "TIME",
+        ),
+    ] = None
+    tokens: Annotated[
+        str | None,
+        _option(
+            "--tokens",
+            "Of the whole training, such as 1T: the plan tells its days, dollars and kWh.",
+            STEP,
+            "N",
+        ),
+    ] = None
+    tokens_per_step: Annotated[
+        str | None,
+        _option("--tokens-per-step", "In place of --global-batch, such as 65536.", STEP, "N"),
+    ] = None
     sequence_length: Annotated[
         int | None,
         _option("--seq-len", "Tokens in a sequence (default: the model's, at most 8192).", STEP),
@@ -223,6 +263,8 @@ _KEYS = {
     "cluster": "cluster",
     "nodes": "nodes",
     "engine": "engine",
+    "prefer": "prefer",
+    "within": "within",
     "sequence_length": "training.sequence_length",
     "global_batch": "training.global_batch",
     "precision": "training.precision",
@@ -269,6 +311,11 @@ def overrides_of(options: ExperimentOptions) -> dict[str, object]:
     if options.clip_norm is not None:
         unclipped = options.clip_norm.lower() in ("none", "null")
         overrides["training.clip_norm"] = None if unclipped else options.clip_norm
+    for name in ("tokens", "tokens_per_step"):
+        if (text := getattr(options, name)) is not None:
+            overrides[f"training.{name}"] = text  # a number, or text with a unit
+    for key, text in _pairs("--hardware", options.hardware, "nvme.drives=4").items():
+        overrides[f"hardware.{key}"] = text
     for tier, size in _pairs("--cap", options.caps, "gpu=16GiB").items():
         overrides[f"caps.{tier}"] = size
     return overrides

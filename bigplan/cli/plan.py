@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
+    from bigplan.cheapest import Tried
     from bigplan.engines import Chosen
     from bigplan.planner import Request
     from bigplan.runnable import Runnable
@@ -76,7 +77,8 @@ def plan(
 
         runnable = planned.best_runnable(time_limit)
         answer = planned.what_would_help() if what_if else None
-        print(json.dumps(plan_json(planned.plan, planned.seconds, runnable, answer), indent=2))
+        shown = plan_json(planned.plan, planned.seconds, runnable, answer)
+        print(json.dumps(shown | {"nodes_tried": _tried_json(planned)}, indent=2))
     else:
         _show(planned, what_if, time_limit)
         if out is not None:
@@ -107,8 +109,16 @@ def _show(planned: Planned, what_if: bool | None, time_limit: float | None) -> N
     console = Console()
     runnable = planned.best_runnable(time_limit)
     console.print(plan_report(planned.plan, planned.seconds, runnable))
+    if planned.tried:
+        from bigplan.report.bill import nodes_table
+
+        console.print(nodes_table(planned.tried, planned.plan.cluster.nodes))
     if what_if is not False:
         console.print(help_report(planned.what_would_help(None if what_if else UNASKED)))
+
+
+def _tried_json(planned: Planned) -> list[dict[str, object]] | None:
+    return [asdict(tried) for tried in planned.tried] or None
 
 
 @dataclass(frozen=True)
@@ -119,6 +129,7 @@ class Planned:
     plan: Plan
     seconds: float
     chosen: Chosen | None = None  # where the experiment leaves the engine open
+    tried: tuple[Tried, ...] = ()  # numbers of nodes, where the cheapest was asked for
 
     def best_runnable(self, time_limit: float | None = None) -> Runnable:
         """What of it runs today; where the plan does not, what is left of the limit is searched."""
@@ -160,16 +171,24 @@ def plan_experiment(
     keeps_best: bool = True,
 ) -> Planned:
     """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
+    from bigplan.cheapest import cheapest
     from bigplan.cli.waiting import Waiting
     from bigplan.engines import chosen, make_plan
 
     request = request_of(experiment, exact=exact)
     title = f"Planning {request.model.name}"
     with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
-        if request.engine != "auto":
-            return Planned(request, make_plan(request, waiting.go_on), waiting.seconds)
-        found = chosen(request, waiting.go_on)
-        return Planned(request, found.plan, waiting.seconds, found)
+
+        def planned(request: Request) -> Planned:
+            if request.engine != "auto":
+                return Planned(request, make_plan(request, waiting.go_on), waiting.seconds)
+            found = chosen(request, waiting.go_on)
+            return Planned(request, found.plan, waiting.seconds, found)
+
+        if experiment.prefer == "fastest":
+            return planned(request)
+        found = cheapest(request, experiment.within, planned, lambda: not waiting.interrupted)
+        return replace(found.best, seconds=waiting.seconds, tried=found.tried)
 
 
 def request_of(experiment: Experiment, *, exact: bool = False) -> Request:
