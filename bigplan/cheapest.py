@@ -69,8 +69,9 @@ def cheapest(
 ) -> Cheapest[P]:
     """Plan for every number of nodes up to the cluster's; the fewest dollars that end `within`.
 
-    `plan` plans one request; once `go_on` says stop, the best so far is taken. Of equal bills the faster is taken. Raises what the most nodes raise
-    where nothing fits any number, and InfeasibleError where none ends in time.
+    `plan` plans one request; once `go_on` says stop, the best so far is taken. Of equal bills the
+    faster is taken. Raises what the most nodes raise where nothing fits any number, and
+    InfeasibleError where none ends in time.
     """
     tried: list[Tried] = []
     found: list[tuple[Bill, P]] = []
@@ -118,7 +119,6 @@ def _late(found: list[tuple[Bill, P]], within: float | None, most: int) -> str:
     days = [bill.days for bill, _ in found if bill.days is not None]
     soonest = f"the fastest of them takes {min(days):.3g}" if days else "none could at its peak"
     return (
-        f"no number of nodes up to {most} ends within {limit:.3g} days: {soonest}; allow more nodes "
-        "(--nodes), more days (--within), or train on fewer tokens"
+        f"no number of nodes up to {most} ends within {limit:.3g} days: {soonest}; allow more "
+        "nodes (--nodes), more days (--within), or train on fewer tokens"
     )
-

@@ -13,6 +13,7 @@ from bigplan.cli import describe
 from bigplan.cli.clusters import clusters
 from bigplan.cli.config import config
 from bigplan.cli.data import data
+from bigplan.cli.experiment import experiment
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
 from bigplan.cli.models import models
@@ -49,6 +50,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(data, name="data")
+app.add_typer(experiment, name="experiment")
 
 
 def _version(wanted: bool) -> None:

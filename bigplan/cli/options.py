@@ -1,18 +1,12 @@
-"""Every key of an experiment as an option, declared once and shared by the commands.
-
-A command takes one dataclass; `takes` spreads its fields into options that typer understands.
-"""
+"""Every key of an experiment as an option, declared once and shared by the commands."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -23,8 +17,6 @@ from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_expe
 from bigplan.spec.problems import problem_at
 from bigplan.spec.reading import read_text
 from bigplan.units import format_bytes
-
-O = TypeVar("O")  # noqa: E741 -- the options of one command
 
 WHAT, STEP, ADAM, RUN = "What and where", "Training", "Optimizer", "Run"
 
@@ -422,43 +414,3 @@ def _plain(text: str) -> str | int | float:
     value = parse_scalar(text)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number else text
-
-
-def takes(options: type[O]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose `options` parameter appears on the command line as that class's fields."""
-    hints = typing.get_type_hints(options, include_extras=True)
-    spread = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(options)  # type: ignore[arg-type] # a dataclass, as O cannot say
-    ]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own_hints = typing.get_type_hints(command, include_extras=True)
-        own = [
-            parameter.replace(annotation=own_hints[name])
-            for name, parameter in inspect.signature(command).parameters.items()
-            if name != "options"
-        ]
-
-        @wraps(command)
-        def spread_command(**values: Any) -> None:
-            given = {parameter.name: values.pop(parameter.name) for parameter in spread}
-            command(options=options(**given), **values)
-
-        shown = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + spread
-        _describe(spread_command, shown)
-        return spread_command
-
-    return decorate
-
-
-def _describe(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    annotations: Mapping[str, Any] = {p.name: p.annotation for p in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # read by typer
-    command.__annotations__ = {**annotations, "return": None}
-    del command.__wrapped__  # type: ignore[attr-defined] # its own signature is not the command's

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.inputs import checked_plan, files_read, is_plan, warnings
-from bigplan.cli.options import ExperimentOptions, experiment_of, takes
+from bigplan.cli.options import ExperimentOptions, experiment_of
+from bigplan.cli.spread import takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
@@ -174,8 +175,9 @@ def plan_experiment(
     from bigplan.cheapest import cheapest
     from bigplan.cli.waiting import Waiting
     from bigplan.engines import chosen, make_plan
+    from bigplan.planner import Request
 
-    request = request_of(experiment, exact=exact)
+    request = Request.of(experiment, exact=exact)
     title = f"Planning {request.model.name}"
     with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
 
@@ -191,28 +193,15 @@ def plan_experiment(
         return replace(found.best, seconds=waiting.seconds, tried=found.tried)
 
 
-def request_of(experiment: Experiment, *, exact: bool = False) -> Request:
-    """The experiment with its names looked up. Raises InputError."""
-    from bigplan.planner import Request
-
-    return Request(
-        experiment.model_spec(),
-        experiment.resolved_training(),
-        experiment.cluster_spec(),
-        experiment.set,
-        experiment.engine,
-        exact,
-    )
-
-
 def _say_what_would_fit(experiment: Experiment) -> None:
     """On stderr: which changes make a plan possible."""
     from bigplan.cli.waiting import Waiting
+    from bigplan.planner import Request
     from bigplan.report.help_report import help_report
     from bigplan.whatif import what_would_help
 
     with Waiting("Solving again") as waiting:
-        request = request_of(experiment)
+        request = Request.of(experiment)
         answer = what_would_help(request, None, lambda: not waiting.interrupted, waiting.go_on)
     Console(stderr=True).print(help_report(answer))
 

@@ -23,7 +23,10 @@ def bill_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         power = "" if running.power is None else f"{running.power / 1e3:g} kW"
         each = " and ".join(filter(None, (price, power)))
         nodes = counted(bill.nodes, "node")
-        yield "per 1 M tokens", f"{', '.join(parts)}  ({nodes} at {each}{' each' * (bill.nodes > 1)})"
+        yield (
+            "per 1 M tokens",
+            f"{', '.join(parts)}  ({nodes} at {each}{' each' * (bill.nodes > 1)})",
+        )
     if bill.tokens is not None and bill.days is not None:
         whole = [days_text(bill.days), *_parts(bill.dollars, bill.kwh)]
         yield "training", f"{', '.join(whole)} for {format_count(bill.tokens)} tokens"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model, looks_like_path
@@ -86,10 +86,15 @@ class Experiment(Spec):
                 )
         return self
 
+    @field_validator("hardware")
+    @classmethod
+    def _known(cls, hardware: dict[str, Change]) -> dict[str, Change]:
+        refuse_unknown(hardware)
+        return hardware
+
     @model_validator(mode="after")
     def _refuse(self) -> Experiment:
         _refuse_unplanned(self.set)
-        refuse_unknown(self.hardware)
         if self.within is not None and self.training.tokens is None:
             raise InputError(
                 "within limits the time of the whole training, whose length is not stated; add "
@@ -114,21 +119,24 @@ class Experiment(Spec):
 
     def cluster_spec(self) -> Cluster:
         """The cluster with `nodes` and `caps` applied. Raises InputError."""
-        cluster = with_hardware(self._whole_cluster(), self.hardware)
+        cluster = self.whole_cluster()
         if self.nodes is not None:
             cluster = cluster.with_nodes(self.nodes)
         return cluster.with_caps(
             gpu=self.caps.get("gpu"), host=self.caps.get("host"), nvme=self.caps.get("nvme")
         )
 
-    def _whole_cluster(self) -> Cluster:
-        return find_cluster(self.cluster) if isinstance(self.cluster, str) else self.cluster
+    def whole_cluster(self) -> Cluster:
+        """The cluster with `hardware` applied, looked up. Raises InputError."""
+        named = self.cluster
+        cluster = find_cluster(named) if isinstance(named, str) else named
+        return with_hardware(cluster, self.hardware)
 
     def idle_caps(self) -> dict[Tier, int]:
         """Caps above what the cluster has, which limit nothing: what it has. Raises InputError."""
         if not self.caps:
             return {}
-        groups = with_hardware(self._whole_cluster(), self.hardware).node_groups
+        groups = self.whole_cluster().node_groups
         have: dict[Tier, int] = {
             "gpu": max(group.gpu.memory for group in groups),
             "host": max(group.host.memory for group in groups),

@@ -24,13 +24,13 @@ def refuse_unknown(changes: Mapping[str, Change]) -> None:
     for key in changes:
         first = key.partition(".")[0]
         if first in _ELSEWHERE:
-            raise InputError(f"hardware.{key}: write `{_ELSEWHERE[first]}` beside `hardware`")
+            raise InputError(f"{key}: write `{_ELSEWHERE[first]}` beside `hardware`")
         known = list(_keys(NodeGroup))
         if key not in known:
             hint = did_you_mean(key, known) or ";"
             raise InputError(
-                f"hardware has no key {quoted(key)}{hint} keys are those of a node, such as gpu, "
-                "gpus_per_node, nvme.drives or host.memory"
+                f"{quoted(key)} is no key of a node{hint} such are gpu, gpus_per_node, nvme.drives "
+                "and host.memory"
             )
 
 
