@@ -109,9 +109,9 @@ def too_late(request: Request, within: float | None) -> bool:
     if within is None or tokens is None:
         return False
     steps = tokens / request.training.tokens_per_step
-    rates = group.gpu.peak_flops  # of all precisions: GEMMs may be in fp8
-    peak = group.gpus * max(rates.values())
-    return steps * model_flops(request.model, request.training) / peak > within
+    gpu, training = group.gpu, request.training
+    peak = max(gpu.peak_flops.values()) if training.fp8_gemms else gpu.peak(training.precision)
+    return steps * model_flops(request.model, training) / (group.gpus * peak) > within
 
 
 def _late(found: list[tuple[Bill, P]], within: float | None, most: int) -> str:

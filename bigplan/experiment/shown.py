@@ -134,7 +134,8 @@ def _columns(outcome: Outcome) -> Iterator[tuple[str, Sequence[str]]]:
         launched = [row.step_seconds if n in measured else None for n, row in enumerate(rows)]
         yield "rank", [_or(rank, str) for rank in ranks(_per_token(rows, launched))]
         yield "measured rank", [_or(rank, str) for rank in ranks(_per_token(rows, reached))]
-    yield "tokens/s", [_or(row.tokens_per_second, _three) for row in rows]
+    if not measured:
+        yield "tokens/s", [_or(row.tokens_per_second, _three) for row in rows]
     yield "GPU", [_or(row.gpu_bytes, bytes_text) for row in rows]
     if any(row.dollars_per_million_tokens for row in rows):
         yield "$/1 M tokens", [_or(row.dollars_per_million_tokens, dollars_text) for row in rows]
@@ -142,8 +143,8 @@ def _columns(outcome: Outcome) -> Iterator[tuple[str, Sequence[str]]]:
         yield "days", [_or(row.days, lambda days: f"{days:.3g}") for row in rows]
     if len({row.engine for row in rows if row.engine}) > 1 and "engine" not in outcome.index.keys:
         yield "engine", [_or(row.engine, str) for row in rows]
-    yield "bound by", [_or(row.bottleneck, str) for row in rows]
     if not measured:
+        yield "bound by", [_or(row.bottleneck, str) for row in rows]
         yield "strategy", [row.strategy or "failed" for row in rows]
 
 

@@ -51,15 +51,11 @@ def with_hardware(cluster: Cluster, changes: Mapping[str, Change]) -> Cluster:
     """
     if not changes:
         return cluster
-    groups = tuple(_changed(group, changes) for group in cluster.node_groups)
-    return cluster.model_copy(update={"node_groups": groups})
-
-
-def _changed(group: NodeGroup, changes: Mapping[str, Change]) -> NodeGroup:
-    data = group.model_dump(mode="json", exclude_none=True)
-    for key, value in changes.items():
-        _put(data, key, value, group)
-    return validate(data, NodeGroup, "hardware")
+    data = cluster.model_dump(mode="json", exclude_none=True)
+    for group, raw in zip(cluster.node_groups, data["node_groups"], strict=True):
+        for key, value in changes.items():
+            _put(raw, key, value, group)
+    return validate(data, Cluster, "hardware")
 
 
 def _put(data: dict[str, Any], key: str, value: Change, group: NodeGroup) -> None:
