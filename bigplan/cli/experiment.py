@@ -64,7 +64,7 @@ def run(
             outcome = _launched(studied, outcome, measure)
     except KeyboardInterrupt:
         told = f"Stopped; what is done is kept in {folder}. Run the same again to go on."
-        Console(stderr=True).print(told, highlight=False, markup=False)
+        Console(stderr=True).print(told, highlight=False, markup=False, soft_wrap=True)
         raise
     _show(outcome, as_json)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from bigplan.engines import ENGINES
 from bigplan.errors import InputError
 from bigplan.experiment.row import Row
 from bigplan.plan import digest
-from bigplan.spec.catalog import find_cluster
+from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.document import Spec, validate
 from bigplan.spec.experiment import Experiment
 from bigplan.spec.reading import read_json
@@ -71,22 +72,35 @@ class Measured(Spec):
     nvme_bytes: int | None = None
 
 
-def key_of(experiment: Experiment, find: Find | None) -> str:
-    """A digest of what the plan depends on: descriptions, decisions, engines here, this version."""
-    named = experiment.cluster
-    cluster = find_cluster(named) if isinstance(named, str) else named
-    asked = experiment.model_dump(mode="json", exclude={"model", "cluster", "launch"})
-    told = {
-        "asked": asked,
-        "steps": experiment.launch.steps,  # a decay of the learning rate ends with them
-        "model": digest(experiment.model_spec()),
-        "cluster": digest(cluster),
-        "find": None if find is None else find.model_dump(mode="json"),
-        "engines": sorted(name for name, engine in ENGINES.items() if engine.missing() is None),
-        "version": _version(),
-    }
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+class Keys:
+    """Keys of points: digests of what their plans depend on. Each description is read once."""
+
+    def __init__(self) -> None:
+        self._digests: dict[object, str] = {}
+        self._engines = sorted(name for name, e in ENGINES.items() if e.missing() is None)
+
+    def of(self, experiment: Experiment, find: Find | None) -> str:
+        """Of its descriptions, its decisions, the engines here, and this version of bigplan."""
+        asked = experiment.model_dump(mode="json", exclude={"model", "cluster", "launch"})
+        told = {
+            "asked": asked,
+            "steps": experiment.launch.steps,  # a decay of the learning rate ends with them
+            "model": self._digest(experiment.model, find_model),
+            "cluster": self._digest(experiment.cluster, find_cluster),
+            "find": None if find is None else find.model_dump(mode="json"),
+            "engines": self._engines,
+            "version": _version(),
+        }
+        text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+    def _digest(self, named: str | Spec, look_up: Callable[[str], Spec]) -> str:
+        if isinstance(named, Spec):
+            return digest(named)
+        key = (look_up, named)
+        if key not in self._digests:
+            self._digests[key] = digest(look_up(named))
+        return self._digests[key]
 
 
 @lru_cache(maxsize=1)

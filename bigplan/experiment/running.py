@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bigplan.errors import InputError
@@ -16,8 +17,8 @@ from bigplan.experiment.folder import (
     POINTS,
     Entry,
     Index,
+    Keys,
     Measured,
-    key_of,
     make_folder,
     read_row,
     read_spec,
@@ -29,6 +30,7 @@ from bigplan.experiment.row import Row
 from bigplan.experiment.table import measured_table, plan_name, results_table, write_tables
 from bigplan.experiment.workers import Lost, results
 from bigplan.solve.pins import parse_pins, refuse_unknown_kind
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.sweep import Point, Studied
 
 
@@ -77,39 +79,53 @@ def plan_all(
 
 def check(studied: Studied) -> None:
     """Look up models, clusters and decisions of all points. Raises InputError with the line."""
+    seen = set[object]()
+    models: dict[object, ModelSpec] = {}
     for point in studied.points:
-        for key, look in _lookups(point):
+        for key, what, look in _lookups(point, models):
+            if what in seen:
+                continue
             try:
                 look()
             except InputError as error:
                 text = str(error).removeprefix("--set ")
                 raise studied.problem(point, key, f"cannot be used: {text}") from None
+            seen.add(what)
 
 
-def _lookups(point: Point) -> Iterator[tuple[str, Callable[[], object]]]:
+Lookup = tuple[str, object, Callable[[], object]]  # key, what makes it one with others, the look
+
+
+def _lookups(point: Point, models: dict[object, ModelSpec]) -> Iterator[Lookup]:
     experiment = point.experiment
-    yield "model", experiment.model_spec
+    named, cluster = experiment.model, experiment.cluster
+
+    def model() -> None:
+        models[named] = experiment.model_spec()
+
+    yield "model", ("model", named), model
     plain = experiment.model_copy(update={"hardware": {}})
-    yield "cluster", plain.whole_cluster
-    for key in experiment.hardware:
-        yield f"hardware.{key}", experiment.whole_cluster
-    kinds = experiment.model_spec().kinds()
-    for name, value in experiment.set.items():
+    yield "cluster", ("cluster", cluster), plain.whole_cluster
+    for key, value in experiment.hardware.items():
+        alone = experiment.model_copy(update={"hardware": {key: value}})
+        yield f"hardware.{key}", ("hardware", cluster, key, value), alone.whole_cluster
+    for key, value in experiment.set.items():
+        look = partial(_pins, models[named], key, value)
+        yield f"set.{key}", ("set", named, key, value), look
 
-        def pins(name: str = name, value: str | int | float = value) -> None:
-            for pin in parse_pins({name: value})[1]:
-                refuse_unknown_kind(pin, kinds)
 
-        yield f"set.{name}", pins
+def _pins(model: ModelSpec, key: str, value: str | int | float) -> None:
+    for pin in parse_pins({key: value})[1]:
+        refuse_unknown_kind(pin, model.kinds())
 
 
 def _index(studied: Studied) -> Index:
-    study = studied.study
+    study, keys = studied.study, Keys()
     return Index(
         file=studied.path.name,
         keys=studied.keys,
         points=tuple(
-            Entry(key=key_of(point.experiment, study.find), values=dict(point.values))
+            Entry(key=keys.of(point.experiment, study.find), values=dict(point.values))
             for point in studied.points
         ),
         prefer=study.prefer,

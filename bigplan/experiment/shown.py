@@ -21,6 +21,8 @@ from bigplan.report.text import bytes_text, seconds_text, table
 from bigplan.units import counted, format_count
 
 SHOWN = 60  # points in a table; the files have all
+WIDE = 7  # columns beside which a strategy in words has no room
+BOUND, STRATEGY = "bound by", "strategy"
 
 
 def outcome_report(outcome: Outcome) -> RenderableType:
@@ -107,11 +109,12 @@ def short_keys(outcome: Outcome) -> dict[str, str]:
 
 def points_table(outcome: Outcome) -> Table:
     """A line a point: swept keys, predicted, measured where it was launched, ranks by both."""
-    columns = list(_columns(outcome))
-    keys = short_keys(outcome)
+    columns, keys = list(_columns(outcome)), short_keys(outcome)
+    if len(keys) + len(columns) > WIDE:
+        columns = [column for column in columns if column[0] != STRATEGY]
     names = ["#", *keys.values(), *(name for name, _ in columns)]
-    numbers = [name for name, _ in columns if name not in ("strategy", "bound by")]
-    rows = table("Points", *names, right=("#", *numbers), whole=("#", *keys.values()))
+    numbers = ["#", *(name for name, _ in columns if name not in (BOUND, STRATEGY))]
+    rows = table("Points", *names, right=numbers, whole=[*numbers, *keys.values()])
     for number, entry in enumerate(outcome.index.points[:SHOWN]):
         swept = (_value(entry.values.get(key)) for key in keys)
         rows.add_row(str(number), *swept, *(cells[number] for _, cells in columns))
@@ -133,19 +136,19 @@ def _columns(outcome: Outcome) -> Iterator[tuple[str, Sequence[str]]]:
         yield "error", [_or(error, lambda e: f"{e:+.1%}") for error in errors]
         launched = [row.step_seconds if n in measured else None for n, row in enumerate(rows)]
         yield "rank", [_or(rank, str) for rank in ranks(_per_token(rows, launched))]
-        yield "measured rank", [_or(rank, str) for rank in ranks(_per_token(rows, reached))]
+        yield "rank then", [_or(rank, str) for rank in ranks(_per_token(rows, reached))]
     if not measured:
         yield "tokens/s", [_or(row.tokens_per_second, _three) for row in rows]
     yield "GPU", [_or(row.gpu_bytes, bytes_text) for row in rows]
     if any(row.dollars_per_million_tokens for row in rows):
-        yield "$/1 M tokens", [_or(row.dollars_per_million_tokens, dollars_text) for row in rows]
+        yield "$ / M tokens", [_or(row.dollars_per_million_tokens, dollars_text) for row in rows]
     if any(row.days for row in rows):
         yield "days", [_or(row.days, lambda days: f"{days:.3g}") for row in rows]
     if len({row.engine for row in rows if row.engine}) > 1 and "engine" not in outcome.index.keys:
         yield "engine", [_or(row.engine, str) for row in rows]
     if not measured:
-        yield "bound by", [_or(row.bottleneck, str) for row in rows]
-        yield "strategy", [row.strategy or "failed" for row in rows]
+        yield BOUND, [_or(row.bottleneck, str) for row in rows]
+        yield STRATEGY, [row.strategy or "failed" for row in rows]
 
 
 def _per_token(rows: Sequence[Row], seconds: Sequence[float | None]) -> list[float | None]:
@@ -165,27 +168,23 @@ def ranks(values: Sequence[float | None]) -> list[int | None]:
 
 def pareto_table(outcome: Outcome) -> Table:
     """Points that no other beats in time, dollars, memory and drive wear at once."""
-    figures = ("#", "step", "tokens/s", "per 1 M tokens", "GPU memory", "written to drives")
     keys = short_keys(outcome)
-    rows = table("Pareto: no other point is better in all of these", *figures[:1], *keys.values(),
-                 *figures[1:], right=figures, whole=("#",))  # fmt: skip
+    figures = ["#", "step", "tokens/s", "cost", "GPU", "to drives"]
+    names = ["#", *keys.values(), *figures[1:]]
+    title = "Pareto: no other point is better in all of these (cost and writes of 1 M tokens)"
+    rows = table(title, *names, right=figures, whole=names)
     for number in front(outcome.rows)[:SHOWN]:
         row, values = outcome.rows[number], outcome.index.points[number].values
         dollars = row.dollars_per_million_tokens
-        cost = (
-            f"{row.node_hours_per_million_tokens:.3g} node-hours"
-            if dollars is None
-            else dollars_text(dollars)
-        )
-        wear = row.drive_bytes_per_million_tokens or 0.0
+        hours = f"{row.node_hours_per_million_tokens:.3g} node-h"
         rows.add_row(
             str(number),
             *(_value(values.get(key)) for key in keys),
             _or(row.step_seconds, seconds_text),
             _or(row.tokens_per_second, _three),
-            cost,
+            hours if dollars is None else dollars_text(dollars),
             _or(row.gpu_bytes, bytes_text),
-            "nothing" if not wear else f"{bytes_text(wear)} per 1 M tokens",
+            bytes_text(row.drive_bytes_per_million_tokens or 0.0),
         )
     return rows
 

@@ -151,5 +151,5 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(InputError, match="name another one with --out"):
         plan_all(study(tmp_path), tmp_path / "out", 1, unseen)
-    with pytest.raises(InputError, match="holds no experiment.json"):
+    with pytest.raises(InputError, match=r"holds no experiment\.json"):
         read_index(tmp_path)

@@ -138,7 +138,7 @@ def test_measure_is_a_word_or_a_number(tmp_path: Path) -> None:
 
 
 def test_one_plan_is_not_made_of_many_experiments(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="holds many experiments .* `bigplan experiment run"):
+    with pytest.raises(InputError, match=r"holds many experiments .* `bigplan experiment run"):
         load_experiment(write(tmp_path, BASE + SWEEP))
 
 
