@@ -46,11 +46,12 @@ class Lost(Generic[T]):
 def results(
     tasks: Sequence[T], work: Callable[[T], R], jobs: int
 ) -> Generator[R | Lost[T], None, None]:
-    """`work` of every task, as each is done, by up to `jobs` processes; with one of them, by this.
+    """`work` of every task, as each is done, by up to `jobs` processes; with none, by this one.
 
-    Close the generator to end all processes at once. `work` and tasks are pickled.
+    Close the generator to end all processes at once. `work` and tasks are pickled. A search takes
+    Ctrl-C for a wish to see its best so far: where that is no result, let processes do it.
     """
-    if min(jobs, len(tasks)) <= 1:
+    if not jobs:
         yield from map(work, tasks)
         return
     waiting, busy = deque(tasks), dict[Connection, tuple[SpawnProcess, T]]()

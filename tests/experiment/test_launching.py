@@ -52,7 +52,7 @@ def by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Fake]], list[str]]:
 
 
 def planned(folder: Path) -> Outcome:
-    return plan_all(study(folder), folder / "out", 1, unseen)
+    return plan_all(study(folder), folder / "out", 0, unseen)
 
 
 def test_launches_are_measured_and_not_repeated(

@@ -31,7 +31,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, stop_after: int = 100) -> list[str
 def test_rows_plans_and_reasons(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     out = tmp_path / "out"
-    outcome = plan_all(study(tmp_path), out, 1, lambda done, total: seen.append((done, total)))
+    outcome = plan_all(study(tmp_path), out, 0, lambda done, total: seen.append((done, total)))
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert [row.status for row in outcome.rows] == ["planned", "planned", "failed"]
     assert "3 sequences" in outcome.rows[2].reason or "divide" in outcome.rows[2].reason
@@ -51,10 +51,10 @@ def test_rows_plans_and_reasons(tmp_path: Path) -> None:
 
 def test_the_same_bytes_with_any_number_of_processes(tmp_path: Path) -> None:
     studied = study(tmp_path)
-    for jobs in (1, 2):
+    for jobs in (0, 2):
         plan_all(studied, tmp_path / str(jobs), jobs, unseen)
     for name in ("results.csv", "plans/0001.yaml"):
-        one, two = ((tmp_path / jobs / name).read_bytes() for jobs in "12")
+        one, two = ((tmp_path / jobs / name).read_bytes() for jobs in "02")
         assert one == two
 
 
@@ -62,15 +62,15 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     studied, out = study(tmp_path), tmp_path / "out"
     first = counting(monkeypatch, stop_after=2)
     with pytest.raises(KeyboardInterrupt):
-        plan_all(studied, out, 1, unseen)
+        plan_all(studied, out, 0, unseen)
     unfinished = read_outcome(out, read_index(out))
     assert [row.status for row in unfinished.rows] == ["planned", "planned", "failed"]
     assert "not planned yet" in unfinished.rows[2].reason
     rest = counting(monkeypatch)
-    resumed = plan_all(studied, out, 1, unseen)
+    resumed = plan_all(studied, out, 0, unseen)
     assert (len(first), len(rest)) == (2, 1)
     assert not set(first) & set(rest)
-    whole = plan_all(studied, tmp_path / "whole", 1, unseen)
+    whole = plan_all(studied, tmp_path / "whole", 0, unseen)
     assert resumed.rows == whole.rows
     assert (out / "results.csv").read_bytes() == (tmp_path / "whole/results.csv").read_bytes()
 
@@ -79,13 +79,13 @@ def test_a_row_cut_off_by_a_crash_is_planned_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     studied, out = study(tmp_path), tmp_path / "out"
-    before = plan_all(studied, out, 1, unseen)
+    before = plan_all(studied, out, 0, unseen)
     key = before.index.points[1].key
     row = out / "points" / f"{key}.json"
     # What a kill between a write and its rename leaves.
     row.rename(row.with_name(f"{row.name}.partial"))
     planned = counting(monkeypatch)
-    assert plan_all(studied, out, 1, unseen).rows == before.rows
+    assert plan_all(studied, out, 0, unseen).rows == before.rows
     assert planned == [key]
 
 
@@ -93,21 +93,21 @@ def test_a_changed_file_plans_only_what_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    plan_all(study(tmp_path), out, 1, unseen)
+    plan_all(study(tmp_path), out, 0, unseen)
     planned = counting(monkeypatch)
     more = "sweep: {grid: {training.global_batch: [8, 4]}}\n"
-    outcome = plan_all(study(tmp_path, more), out, 1, unseen)
+    outcome = plan_all(study(tmp_path, more), out, 0, unseen)
     assert [row.global_batch for row in outcome.rows] == [8, 4]
     assert len(planned) == 1
     assert sorted(path.name for path in (out / "plans").iterdir()) == ["0000.yaml", "0001.yaml"]
-    plan_all(study(tmp_path, more, devices=4, base=BASE.replace("dp: 2", "dp: 4")), out, 1, unseen)
+    plan_all(study(tmp_path, more, devices=4, base=BASE.replace("dp: 2", "dp: 4")), out, 0, unseen)
     assert len(planned) == 3, "another cluster or decision, other plans"
 
 
 def test_equal_points_are_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = counting(monkeypatch)
     more = "sweep: {grid: {training.global_batch: [4, 4]}}\n"
-    outcome = plan_all(study(tmp_path, more), tmp_path / "out", 1, unseen)
+    outcome = plan_all(study(tmp_path, more), tmp_path / "out", 0, unseen)
     assert len(planned) == 1
     assert outcome.rows[0] == outcome.rows[1]
 
@@ -126,7 +126,7 @@ def test_names_of_nothing_are_told_before_anything_is_planned(
 ) -> None:
     studied = study(tmp_path, f"sweep: {{grid: {{{more}}}}}\n")
     with pytest.raises(InputError, match=told) as error:
-        plan_all(studied, tmp_path / "out", 1, unseen)
+        plan_all(studied, tmp_path / "out", 0, unseen)
     assert str(error.value).startswith(f"{studied.path}:{line}: ")
     assert not (tmp_path / "out").exists()
 
@@ -143,13 +143,13 @@ def test_a_process_that_was_killed_is_a_row_and_is_tried_again(
         )
         outcome = plan_all(studied, out, 2, unseen)
     assert all("memory runs out" in row.reason for row in outcome.rows)
-    again = plan_all(studied, out, 1, unseen)
+    again = plan_all(studied, out, 0, unseen)
     assert [row.status for row in again.rows] == ["planned", "planned", "failed"]
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(InputError, match="name another one with --out"):
-        plan_all(study(tmp_path), tmp_path / "out", 1, unseen)
+        plan_all(study(tmp_path), tmp_path / "out", 0, unseen)
     with pytest.raises(InputError, match=r"holds no experiment\.json"):
         read_index(tmp_path)

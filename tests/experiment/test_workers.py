@@ -23,10 +23,16 @@ def done(found: Sequence[tuple[int, int] | Lost[int]]) -> list[int]:
     return sorted(one[0] for one in found if not isinstance(one, Lost))
 
 
-def test_one_process_is_this_one() -> None:
-    assert list(results([1, 2], work, 1)) == [(1, os.getpid()), (2, os.getpid())]
-    assert list(results([3], work, 8)) == [(3, os.getpid())]
+def test_without_processes_this_one_works() -> None:
+    assert list(results([1, 2], work, 0)) == [(1, os.getpid()), (2, os.getpid())]
     assert list(results([], work, 8)) == []
+
+
+def test_a_single_process_is_another_one() -> None:
+    (first, second) = results([1, 2], work, 1)
+    assert not isinstance(first, Lost)
+    assert not isinstance(second, Lost)
+    assert first[1] == second[1] != os.getpid()
 
 
 def test_a_process_that_dies_takes_one_task_with_it() -> None:
