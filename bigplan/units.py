@@ -261,10 +261,10 @@ def exact_text(quantity: Quantity, value: float) -> str:
 
 
 def _awkwardness(text: str) -> tuple[bool, bool, bool, int, str]:
-    """Exponents, bits ("b", "FLOPS" for "FLOP/s") and leading zeros are harder to read."""
+    """Exponents, bits ("b", "FLOPS" for "FLOP/s", "$") and leading zeros are harder to read."""
     return (
         "e" in text,
-        "b" in text or "FLOPS" in text,
+        "b" in text or "FLOPS" in text or "$" in text,
         text.startswith("0."),
         len(text),
         text.swapcase(),
