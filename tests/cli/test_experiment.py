@@ -1,6 +1,7 @@
 """`bigplan experiment`: from a file to results, and looking at them again."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     points = tmp_path / "o" / "points"
     while not list(points.glob("*.json")) and process.poll() is None:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130
     assert "Run the same again to go on." in err

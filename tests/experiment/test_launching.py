@@ -114,7 +114,7 @@ def test_ctrl_c_in_a_launch_goes_on_from_its_checkpoint(
 
 def test_the_fastest_that_run_here() -> None:
     rows = (row(1.0), row(3.0), row(2.0), row(9.0, runs=False), row(9.0, engine=None))
-    points = index(*({"n": n} for n in range(5)))
+    points = index({"n": 0}, {"n": 1}, {"n": 2}, {"n": 3}, {"n": 4})
     outcome = Outcome(Path(), points, rows, {})
     assert chosen(outcome, "none") == ()
     assert chosen(outcome, "all") == (0, 1, 2)

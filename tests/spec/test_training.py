@@ -126,7 +126,7 @@ def test_gradients_may_be_as_coarse_as_compute(precision: str) -> None:
 def test_tokens_a_step_in_place_of_sequences() -> None:
     model = find_model("llama-3-8b")
     asked = request("sequence_length: 4096\ntokens_per_step: 64 k\ntokens: 1 T\n")
-    with pytest.raises(InputError, match="no multiple of sequence_length 4096.* such as 65536"):
+    with pytest.raises(InputError, match=r"no multiple of sequence_length 4096.* such as 65536"):
         resolve(asked, model)
     asked = request("sequence_length: 4096\ntokens_per_step: 65536\ntokens: 1e12\n")
     training = resolve(asked, model)
