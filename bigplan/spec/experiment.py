@@ -31,6 +31,17 @@ from bigplan.units import Bytes, Seconds, format_bytes
 
 Tier = Literal["gpu", "host", "nvme"]
 FLAT = ("set", "hardware")  # of an experiment's keys: they map dotted names to plain values
+EngineName = Literal[
+    "auto",
+    "any",
+    "native",
+    "deepspeed",
+    "fsdp2",
+    "accelerate",
+    "megatron",
+    "torchtitan",
+    "nemo",
+]
 
 
 class Launch(Spec):
@@ -69,8 +80,9 @@ class Experiment(Spec):
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
     hardware: dict[str, Change] = Field(default_factory=dict)
     """figures or parts of every node in place of the cluster's, such as {nvme.drives: 4}"""
-    engine: Literal["auto", "any", "native", "deepspeed"] = "auto"
-    """what the plan is for: auto is the fastest of those installed, any whatever is fastest"""
+    engine: EngineName = "auto"
+    """what the plan is for: auto is the fastest of those installed, any whatever is fastest;
+    fsdp2 and what follows are planned, and run by their own launchers"""
     prefer: Literal["fastest", "cheapest"] = "fastest"
     """cheapest: fewest dollars for the training (node-hours without a price), nodes may idle"""
     within: Seconds | None = Field(default=None, gt=0)
