@@ -25,7 +25,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.reading import read_text
 from bigplan.spec.training import Training
 
-FORMAT: Final = 5  # of plan files; one for every change that makes older ones unreadable
+FORMAT: Final = 6  # of plan files; one for every change that makes older ones unreadable
 
 
 class MemoryUse(Spec):
@@ -116,7 +116,7 @@ class SearchRecord(Spec):
 class Plan(Spec):
     """Everything that launching, simulating and explaining need."""
 
-    format: Literal[5] = FORMAT
+    format: Literal[6] = FORMAT
     inputs: Mapping[str, str] = Field(description="SHA-256 of each input, canonically written")
     predicted: Predicted
     strategy: Strategy

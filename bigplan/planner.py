@@ -35,6 +35,7 @@ from bigplan.solve.pins import parse_pins
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
 from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.experiment import Experiment
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.timeline import Timeline
@@ -50,6 +51,18 @@ class Request:
     settings: Mapping[str, str | int | float] = field(default_factory=dict)  # --set
     engine: str = "any"
     exact: bool = False
+
+    @classmethod
+    def of(cls, experiment: Experiment, *, exact: bool = False) -> Request:
+        """The experiment with its names looked up. Raises InputError."""
+        return cls(
+            experiment.model_spec(),
+            experiment.resolved_training(),
+            experiment.cluster_spec(),
+            experiment.set,
+            experiment.engine,
+            exact,
+        )
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:

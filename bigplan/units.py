@@ -92,7 +92,7 @@ BANDWIDTH = Quantity(
 )
 SECONDS = Quantity(
     "time",
-    "ns, us, ms, s, min or h",
+    "ns, us, ms, s, min, h or d",
     "7 us",
     {
         "s": Fraction(1),
@@ -101,6 +101,8 @@ SECONDS = Quantity(
         "ns": Fraction(1, 10**9),
         "min": Fraction(60),
         "h": Fraction(3600),
+        "d": Fraction(86400),
+        "days": Fraction(86400),
     },
 )
 _FLOP_UNITS = _scaled("FLOP", "kMGTPE", 1000)
@@ -117,6 +119,11 @@ RATE = Quantity(
     "4.15 G/s",
     {f"{name}/s": size for name, size in _scaled("", "kMGT", 1000).items()} | {"/s": Fraction(1)},
 )
+PRICE = Quantity(
+    "price", "USD/h", "55.04 USD/h", {"USD/h": Fraction(1), "$/h": Fraction(1)}
+)  # per hour, as clouds state them
+POWER = Quantity("power", "W, kW or MW", "10.2 kW", _scaled("W", "kM", 1000))
+COUNT = Quantity("number", "k, M, B or T", "1 T", _scaled("", "kMBT", 1000))
 
 
 def parse_bytes(value: object) -> int:
@@ -142,6 +149,24 @@ def parse_flops(value: object) -> float:
 def parse_rate(value: object) -> float:
     """Items per second. Raises InputError."""
     return float(RATE.parse(value))
+
+
+def parse_price(value: object) -> float:
+    """US dollars per hour. Raises InputError."""
+    return float(PRICE.parse(value))
+
+
+def parse_power(value: object) -> float:
+    """Watts. Raises InputError."""
+    return float(POWER.parse(value))
+
+
+def parse_count(value: object) -> int:
+    """A whole number: "1 T" and 1e12 are the same. Raises InputError."""
+    number = COUNT.parse(value)
+    if number.denominator != 1:
+        raise InputError(f"{quoted(value)} is no whole number; write one, such as '1 T'")
+    return int(number)
 
 
 def _format(value: float, units: tuple[tuple[str, float], ...], digits: int = 4) -> str:
@@ -236,10 +261,10 @@ def exact_text(quantity: Quantity, value: float) -> str:
 
 
 def _awkwardness(text: str) -> tuple[bool, bool, bool, int, str]:
-    """Exponents, bits ("b", "FLOPS" for "FLOP/s") and leading zeros are harder to read."""
+    """Exponents, bits ("b", "FLOPS" for "FLOP/s", "$") and leading zeros are harder to read."""
     return (
         "e" in text,
-        "b" in text or "FLOPS" in text,
+        "b" in text or "FLOPS" in text or "$" in text,
         text.startswith("0."),
         len(text),
         text.swapcase(),
@@ -251,3 +276,6 @@ Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth, json_schema_input_
 Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
 Flops = Annotated[float, BeforeValidator(parse_flops, json_schema_input_type=float | str)]
 Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=float | str)]
+Price = Annotated[float, BeforeValidator(parse_price, json_schema_input_type=float | str)]
+Power = Annotated[float, BeforeValidator(parse_power, json_schema_input_type=float | str)]
+Count = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=float | str)]

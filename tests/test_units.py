@@ -43,6 +43,15 @@ def test_a_number_has_its_noun() -> None:
         (units.parse_flops, "312 TFLOPS", 3.12e14),
         (units.parse_rate, "4.15 G/s", 4.15e9),
         (units.parse_rate, "12 /s", 12.0),
+        (units.parse_seconds, "30 d", 30 * 86400.0),
+        (units.parse_seconds, "1 days", 86400.0),
+        (units.parse_price, "55.04 USD/h", 55.04),
+        (units.parse_price, "3 $/h", 3.0),
+        (units.parse_power, "10.2 kW", 10200.0),
+        (units.parse_count, "1 T", 10**12),
+        (units.parse_count, "1.5T", 15 * 10**11),
+        (units.parse_count, 1e12, 10**12),
+        (units.parse_count, 65536, 65536),
     ],
 )
 def test_parse(parse: Callable[[object], float], text: object, value: float) -> None:
@@ -70,6 +79,10 @@ def test_parse(parse: Callable[[object], float], text: object, value: float) -> 
         (units.parse_seconds, "7 m", "such as '7 us'"),
         (units.parse_flops, "312 TB/s", "write an arithmetic rate in FLOP/s"),
         (units.parse_rate, "4 GB/s", "such as '4.15 G/s'"),
+        (units.parse_price, "55 EUR/h", "such as '55.04 USD/h'"),
+        (units.parse_power, "10 kWh", "has the unit 'kWh', which is no unit of power"),
+        (units.parse_count, "1 Ti", "write a number in k, M, B or T, such as '1 T'"),
+        (units.parse_count, 1.5, "1.5 is no whole number; write one, such as '1 T'"),
     ],
 )
 def test_wrong_input_names_value_unit_and_example(
@@ -115,7 +128,9 @@ def test_formatted_seconds_parse_back_to_four_digits(value: float) -> None:
 
 
 @given(
-    st.sampled_from([units.BANDWIDTH, units.SECONDS, units.FLOPS, units.RATE]),
+    st.sampled_from(
+        [units.BANDWIDTH, units.SECONDS, units.FLOPS, units.RATE, units.PRICE, units.POWER]
+    ),
     st.floats(0, 1e18, allow_subnormal=False),
 )
 def test_exact_text_loses_nothing(quantity: Quantity, value: float) -> None:

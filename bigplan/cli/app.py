@@ -14,6 +14,7 @@ from bigplan.cli.clean import clean
 from bigplan.cli.clusters import clusters
 from bigplan.cli.config import config
 from bigplan.cli.data import data
+from bigplan.cli.experiment import experiment
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
 from bigplan.cli.intake import intake
@@ -54,6 +55,7 @@ for command in (
     app.command()(command)
 app.command("import")(intake)
 app.add_typer(data, name="data")
+app.add_typer(experiment, name="experiment")
 app.add_typer(kernels, name="kernels")
 
 

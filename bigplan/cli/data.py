@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.inputs import require_there
-from bigplan.cli.options import takes
+from bigplan.cli.spread import takes
 from bigplan.errors import InputError
 from bigplan.units import counted
 

@@ -59,8 +59,8 @@ def detect(
 
 
 def schema() -> None:
-    """Print the JSON Schema of an experiment file."""
-    from bigplan.spec.experiment import Experiment
+    """Print the JSON Schema of an experiment file, `sweep` and `find` included."""
     from bigplan.spec.json_schema import json_schema
+    from bigplan.spec.sweep import Study
 
-    print(json.dumps(json_schema(Experiment), indent=2))
+    print(json.dumps(json_schema(Study), indent=2))

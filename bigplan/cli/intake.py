@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
-from bigplan.cli.options import ExperimentOptions, environment_of, experiment_of, takes
+from bigplan.cli.options import ExperimentOptions, environment_of, experiment_of
+from bigplan.cli.spread import takes
 from bigplan.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bigplan.cli.options import takes
+from bigplan.cli.spread import takes
 from bigplan.errors import InputError, quoted
 
 if TYPE_CHECKING:

@@ -1,18 +1,12 @@
-"""Every key of an experiment as an option, declared once and shared by the commands.
-
-A command takes one dataclass; `takes` spreads its fields into options that typer understands.
-"""
+"""Every key of an experiment as an option, declared once and shared by the commands."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -23,8 +17,6 @@ from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_expe
 from bigplan.spec.problems import problem_at
 from bigplan.spec.reading import read_text
 from bigplan.units import format_bytes
-
-O = TypeVar("O")  # noqa: E741 -- the options of one command
 
 WHAT, STEP, ADAM, RUN = "What and where", "Training", "Optimizer", "Run"
 
@@ -72,6 +64,46 @@ class ExperimentOptions:
             WHAT,
             "TIER=SIZE",
         ),
+    ] = None
+    hardware: Annotated[
+        list[str] | None,
+        _option(
+            "--hardware",
+            "Plan for a node with another part, such as nvme.drives=4 or gpu=h200-sxm; repeatable.",
+            WHAT,
+            "KEY=VALUE",
+        ),
+    ] = None
+    prefer: Annotated[
+        str | None,
+        _option(
+            "--prefer",
+            "fastest (default), or cheapest: fewest dollars for the training; nodes may idle.",
+            WHAT,
+            "fastest|cheapest",
+        ),
+    ] = None
+    within: Annotated[
+        str | None,
+        _option(
+            "--within",
+            "Longest time for the whole training, such as '30 d'; needs --tokens.",
+            WHAT,
+            "TIME",
+        ),
+    ] = None
+    tokens: Annotated[
+        str | None,
+        _option(
+            "--tokens",
+            "Of the whole training, such as 1T: the plan tells its days, dollars and kWh.",
+            STEP,
+            "N",
+        ),
+    ] = None
+    tokens_per_step: Annotated[
+        str | None,
+        _option("--tokens-per-step", "In place of --global-batch, such as 65536.", STEP, "N"),
     ] = None
     sequence_length: Annotated[
         int | None,
@@ -237,6 +269,8 @@ _KEYS = {
     "cluster": "cluster",
     "nodes": "nodes",
     "engine": "engine",
+    "prefer": "prefer",
+    "within": "within",
     "sequence_length": "training.sequence_length",
     "global_batch": "training.global_batch",
     "precision": "training.precision",
@@ -285,6 +319,11 @@ def overrides_of(options: ExperimentOptions) -> dict[str, object]:
     if options.clip_norm is not None:
         unclipped = options.clip_norm.lower() in ("none", "null")
         overrides["training.clip_norm"] = None if unclipped else options.clip_norm
+    for name in ("tokens", "tokens_per_step"):
+        if (text := getattr(options, name)) is not None:
+            overrides[f"training.{name}"] = text  # a number, or text with a unit
+    for key, text in _pairs("--hardware", options.hardware, "nvme.drives=4").items():
+        overrides[f"hardware.{key}"] = text
     for tier, size in _pairs("--cap", options.caps, "gpu=16GiB").items():
         overrides[f"caps.{tier}"] = size
     return overrides
@@ -396,43 +435,3 @@ def _plain(text: str) -> str | int | float:
     value = parse_scalar(text)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number else text
-
-
-def takes(options: type[O]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose `options` parameter appears on the command line as that class's fields."""
-    hints = typing.get_type_hints(options, include_extras=True)
-    spread = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(options)  # type: ignore[arg-type] # a dataclass, as O cannot say
-    ]
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own_hints = typing.get_type_hints(command, include_extras=True)
-        own = [
-            parameter.replace(annotation=own_hints[name])
-            for name, parameter in inspect.signature(command).parameters.items()
-            if name != "options"
-        ]
-
-        @wraps(command)
-        def spread_command(**values: Any) -> None:
-            given = {parameter.name: values.pop(parameter.name) for parameter in spread}
-            command(options=options(**given), **values)
-
-        shown = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + spread
-        _describe(spread_command, shown)
-        return spread_command
-
-    return decorate
-
-
-def _describe(command: Callable[..., None], parameters: list[inspect.Parameter]) -> None:
-    annotations: Mapping[str, Any] = {p.name: p.annotation for p in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # read by typer
-    command.__annotations__ = {**annotations, "return": None}
-    del command.__wrapped__  # type: ignore[attr-defined] # its own signature is not the command's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +11,15 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.inputs import checked_plan, files_read, is_plan, warnings
-from bigplan.cli.options import ExperimentOptions, experiment_of, takes
+from bigplan.cli.options import ExperimentOptions, experiment_of
+from bigplan.cli.spread import takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
+    from bigplan.cheapest import Tried
     from bigplan.engines import Chosen
     from bigplan.planner import Request
     from bigplan.runnable import Runnable
@@ -76,7 +78,8 @@ def plan(
 
         runnable = planned.best_runnable(time_limit)
         answer = planned.what_would_help() if what_if else None
-        print(json.dumps(plan_json(planned.plan, planned.seconds, runnable, answer), indent=2))
+        shown = plan_json(planned.plan, planned.seconds, runnable, answer)
+        print(json.dumps(shown | {"nodes_tried": _tried_json(planned)}, indent=2))
     else:
         _show(planned, what_if, time_limit)
         if out is not None:
@@ -107,8 +110,16 @@ def _show(planned: Planned, what_if: bool | None, time_limit: float | None) -> N
     console = Console()
     runnable = planned.best_runnable(time_limit)
     console.print(plan_report(planned.plan, planned.seconds, runnable))
+    if planned.tried:
+        from bigplan.report.bill import nodes_table
+
+        console.print(nodes_table(planned.tried, planned.plan.cluster.nodes))
     if what_if is not False:
         console.print(help_report(planned.what_would_help(None if what_if else UNASKED)))
+
+
+def _tried_json(planned: Planned) -> list[dict[str, object]] | None:
+    return [asdict(tried) for tried in planned.tried] or None
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,7 @@ class Planned:
     plan: Plan
     seconds: float
     chosen: Chosen | None = None  # where the experiment leaves the engine open
+    tried: tuple[Tried, ...] = ()  # numbers of nodes, where the cheapest was asked for
 
     def best_runnable(self, time_limit: float | None = None) -> Runnable:
         """What of it runs today; where the plan does not, what is left of the limit is searched."""
@@ -160,40 +172,36 @@ def plan_experiment(
     keeps_best: bool = True,
 ) -> Planned:
     """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
+    from bigplan.cheapest import cheapest
     from bigplan.cli.waiting import Waiting
     from bigplan.engines import chosen, make_plan
-
-    request = request_of(experiment, exact=exact)
-    title = f"Planning {request.model.name}"
-    with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
-        if request.engine != "auto":
-            return Planned(request, make_plan(request, waiting.go_on), waiting.seconds)
-        found = chosen(request, waiting.go_on)
-        return Planned(request, found.plan, waiting.seconds, found)
-
-
-def request_of(experiment: Experiment, *, exact: bool = False) -> Request:
-    """The experiment with its names looked up. Raises InputError."""
     from bigplan.planner import Request
 
-    return Request(
-        experiment.model_spec(),
-        experiment.resolved_training(),
-        experiment.cluster_spec(),
-        experiment.set,
-        experiment.engine,
-        exact,
-    )
+    request = Request.of(experiment, exact=exact)
+    title = f"Planning {request.model.name}"
+    with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
+
+        def planned(request: Request) -> Planned:
+            if request.engine != "auto":
+                return Planned(request, make_plan(request, waiting.go_on), waiting.seconds)
+            found = chosen(request, waiting.go_on)
+            return Planned(request, found.plan, waiting.seconds, found)
+
+        if experiment.prefer == "fastest":
+            return planned(request)
+        found = cheapest(request, experiment.within, planned, lambda: not waiting.interrupted)
+        return replace(found.best, seconds=waiting.seconds, tried=found.tried)
 
 
 def _say_what_would_fit(experiment: Experiment) -> None:
     """On stderr: which changes make a plan possible."""
     from bigplan.cli.waiting import Waiting
+    from bigplan.planner import Request
     from bigplan.report.help_report import help_report
     from bigplan.whatif import what_would_help
 
     with Waiting("Solving again") as waiting:
-        request = request_of(experiment)
+        request = Request.of(experiment)
         answer = what_would_help(request, None, lambda: not waiting.interrupted, waiting.go_on)
     Console(stderr=True).print(help_report(answer))
 

@@ -15,9 +15,9 @@ from bigplan.cli.options import (
     experiment_of,
     plan_options_given,
     run_options_given,
-    takes,
 )
 from bigplan.cli.plan import plan_experiment
+from bigplan.cli.spread import takes
 from bigplan.errors import InputError
 from bigplan.plan import Plan
 from bigplan.spec.document import validate

@@ -16,7 +16,7 @@ from bigplan.spec.experiment import Launch
 from bigplan.units import be, counted
 
 # Keys of a training that may change in a run: none of them enters the arithmetic of a step.
-_FREE = ("validation",)
+_FREE = ("tokens", "validation")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from bigplan.bill import bill_of
 from bigplan.plan import Plan, Predicted
 from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of
@@ -41,6 +42,7 @@ def plan_json(
     `critical_path` (seconds by resource, most first) and `step_parts` add up to the step each.
     `config` is the engine's own configuration, whole, where it has one.
     `runs_today.strategy` is the best that can be run, null where nothing can.
+    `bill` has null for what no price, power or number of tokens is stated for.
     `drives` is null where nothing is written to NVMe, `what_if` where nothing was asked.
     """
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
@@ -58,6 +60,7 @@ def plan_json(
         "step_parts": predicted.parts.model_dump(mode="json"),
         "moved_bytes": dict(predicted.moved_bytes),
         "drives": None if wear is None else asdict(wear),
+        "bill": asdict(bill_of(plan)),
         "engine": plan.engine,
         "config": dict(plan.config),
         "executable": dict(plan.executable),

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from bigplan.cost.framework import NATIVE
 from bigplan.plan import Plan, Predicted
+from bigplan.report.bill import bill_rows
 from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of, wear_text
 from bigplan.report.homes import homes_table
@@ -77,6 +78,8 @@ def _promise(plan: Plan) -> RenderableType:
     table.add_row("overlap", overlap)
     table.add_row("tokens/s", f"{predicted.tokens_per_second:,.0f}")
     table.add_row("MFU", f"{predicted.mfu:.1%} of the GPUs' peak, counting nothing twice")
+    for name, text in bill_rows(plan):
+        table.add_row(name, text)
     return table
 
 

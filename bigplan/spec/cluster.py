@@ -13,7 +13,7 @@ from bigplan.spec.block import Block
 from bigplan.spec.document import Spec
 from bigplan.spec.plausible import left_out_units
 from bigplan.spec.problems import KeyPath
-from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
+from bigplan.units import Bandwidth, Bytes, Flops, Power, Price, Rate, Seconds, format_bytes
 
 # FlashAttention's three versions; cuDNN's kernel, which Transformer Engine uses; torch's
 # scaled_dot_product_attention where it is none of them.
@@ -257,6 +257,15 @@ NamedGpu = Annotated[Gpu, _or_name(Gpu, find_gpu)]
 NamedLink = Annotated[Link, _or_name(Link, find_link)]
 
 
+class Running(Block):
+    """What a node takes while it runs, whoever owns it."""
+
+    price: Price | None = Field(default=None, gt=0)
+    """of a node, such as 55.04 USD/h"""
+    power: Power | None = Field(default=None, gt=0)
+    """of a node, such as 10.2 kW; the source says whether it is the node's or its GPUs' alone"""
+
+
 class NodeGroup(Spec):
     """Equal nodes. A GPU or link may be written as a shipped name."""
 
@@ -273,6 +282,8 @@ class NodeGroup(Spec):
     """a shipped link such as nvlink3, or all its figures"""
     inter_node: NamedLink | None = None
     """needed from two nodes on: a shipped link such as infiniband-hdr-8x200, or all its figures"""
+    running: Running | None = None
+    """price and power, for dollars and kWh; absent: not stated"""
 
     @model_validator(mode="after")
     def _check(self) -> NodeGroup:

@@ -14,14 +14,20 @@ from bigplan.spec.document import Spec, dump_document
 from bigplan.units import (
     BANDWIDTH,
     BYTES,
+    COUNT,
     FLOPS,
+    POWER,
+    PRICE,
     RATE,
     SECONDS,
     Quantity,
     exact_text,
     parse_bandwidth,
     parse_bytes,
+    parse_count,
     parse_flops,
+    parse_power,
+    parse_price,
     parse_rate,
     parse_seconds,
 )
@@ -32,6 +38,9 @@ _QUANTITIES: dict[Any, Quantity] = {
     parse_seconds: SECONDS,
     parse_flops: FLOPS,
     parse_rate: RATE,
+    parse_price: PRICE,
+    parse_power: POWER,
+    parse_count: COUNT,
 }
 
 

@@ -6,12 +6,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model, looks_like_path
 from bigplan.spec.cluster import MOST_NODES, Cluster
-from bigplan.spec.document import Spec, load_data, set_path, validate, validate_nodes
+from bigplan.spec.document import (
+    Spec,
+    load_data,
+    parse_scalar,
+    set_path,
+    validate,
+    validate_nodes,
+)
+from bigplan.spec.hardware import Change, refuse_unknown, with_hardware
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.plausible import SMALLEST
 from bigplan.spec.problems import KeyPath
@@ -19,9 +27,10 @@ from bigplan.spec.reading import read_text, user_path
 from bigplan.spec.schedule import MOST_STEPS
 from bigplan.spec.training import Training, TrainingRequest, resolve
 from bigplan.spec.unplanned import unplanned
-from bigplan.units import Bytes, format_bytes
+from bigplan.units import Bytes, Seconds, format_bytes
 
 Tier = Literal["gpu", "host", "nvme"]
+FLAT = ("set", "hardware")  # of an experiment's keys: they map dotted names to plain values
 EngineName = Literal[
     "auto",
     "any",
@@ -73,9 +82,15 @@ class Experiment(Spec):
     """decisions to pin, such as {tp: 8}"""
     caps: dict[Tier, Bytes] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
+    hardware: dict[str, Change] = Field(default_factory=dict)
+    """figures or parts of every node in place of the cluster's, such as {nvme.drives: 4}"""
     engine: EngineName = "auto"
     """what the plan is for: auto is the fastest of those installed, any whatever is fastest;
     fsdp2 and what follows are planned, and run by their own launchers"""
+    prefer: Literal["fastest", "cheapest"] = "fastest"
+    """cheapest: fewest dollars for the training (node-hours without a price), nodes may idle"""
+    within: Seconds | None = Field(default=None, gt=0)
+    """longest time for the whole training, such as 30 d; it needs training.tokens"""
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
@@ -87,9 +102,20 @@ class Experiment(Spec):
                 )
         return self
 
+    @field_validator("hardware")
+    @classmethod
+    def _known(cls, hardware: dict[str, Change]) -> dict[str, Change]:
+        refuse_unknown(hardware)
+        return hardware
+
     @model_validator(mode="after")
     def _refuse(self) -> Experiment:
         _refuse_unplanned(self.set)
+        if self.within is not None and self.training.tokens is None:
+            raise InputError(
+                "within limits the time of the whole training, whose length is not stated; add "
+                "training.tokens, such as 300 B"
+            )
         return self
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:
@@ -109,21 +135,24 @@ class Experiment(Spec):
 
     def cluster_spec(self) -> Cluster:
         """The cluster with `nodes` and `caps` applied. Raises InputError."""
-        cluster = self._whole_cluster()
+        cluster = self.whole_cluster()
         if self.nodes is not None:
             cluster = cluster.with_nodes(self.nodes)
         return cluster.with_caps(
             gpu=self.caps.get("gpu"), host=self.caps.get("host"), nvme=self.caps.get("nvme")
         )
 
-    def _whole_cluster(self) -> Cluster:
-        return find_cluster(self.cluster) if isinstance(self.cluster, str) else self.cluster
+    def whole_cluster(self) -> Cluster:
+        """The cluster with `hardware` applied, looked up. Raises InputError."""
+        named = self.cluster
+        cluster = find_cluster(named) if isinstance(named, str) else named
+        return with_hardware(cluster, self.hardware)
 
     def idle_caps(self) -> dict[Tier, int]:
         """Caps above what the cluster has, which limit nothing: what it has. Raises InputError."""
         if not self.caps:
             return {}
-        groups = self._whole_cluster().node_groups
+        groups = self.whole_cluster().node_groups
         have: dict[Tier, int] = {
             "gpu": max(group.gpu.memory for group in groups),
             "host": max(group.host.memory for group in groups),
@@ -154,20 +183,41 @@ def load_experiment(path: Path, overrides: Mapping[str, object] | None = None) -
     data, root = load_data(read_text(path), str(path))
     if isinstance(data, Mapping):
         for key, value in (overrides or {}).items():
-            data = set_path(data, key, value)
+            data = set_key(data, key, value)
+        refuse_sweep(data, path)
     experiment = validate_nodes(data, root, Experiment, str(path))
-    return _rebased(experiment, path.parent, overrides or {})
+    return rebased(experiment, path.parent, overrides or {})
+
+
+def refuse_sweep(data: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError for a file that holds many experiments."""
+    for key in ("sweep", "find"):
+        if key in data:
+            raise InputError(
+                f"{path} holds many experiments (`{key}`): run `bigplan experiment run {path}`, or "
+                f"leave `{key}` out for one plan"
+            )
+
+
+def set_key(data: Mapping[str, Any], key: str, value: object) -> dict[str, Any]:
+    """As set_path; decisions and figures of hardware have dots in their own names."""
+    first, _, rest = key.partition(".")
+    inner = data.get(first) or {}
+    if first not in FLAT or not rest or not isinstance(inner, Mapping):
+        return set_path(data, key, value)
+    told = parse_scalar(value) if isinstance(value, str) else value
+    return {**data, first: {**inner, rest: told}}
 
 
 def make_experiment(overrides: Mapping[str, object]) -> Experiment:
     """An experiment without a file: dotted keys and values, as from the command line."""
     data: dict[str, Any] = {}
     for key, value in overrides.items():
-        data = set_path(data, key, value)
+        data = set_key(data, key, value)
     return validate(data, Experiment, "command line")
 
 
-def _rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, object]) -> Experiment:
+def rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, object]) -> Experiment:
     """Paths seen from the file's folder; those given on the command line stay as they are."""
     changes: dict[str, Any] = {}
     for key in ("model", "cluster"):

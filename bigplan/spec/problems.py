@@ -220,15 +220,15 @@ def _models_at(schema: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:
             for model in models
             if isinstance(part, str) and part in model.model_fields
         ] or annotations
-        models = [model for annotation in annotations for model in _models(annotation)]
+        models = [model for annotation in annotations for model in models_in(annotation)]
     return models
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     """Models in an annotation: through unions, lists and dictionaries."""
     if isinstance(annotation, type):
         if issubclass(annotation, BaseModel):
             yield annotation
         return
     for argument in typing.get_args(annotation):
-        yield from _models(argument)
+        yield from models_in(argument)

@@ -11,6 +11,7 @@ from bigplan.spec.document import Spec, validate
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, check_groups
 from bigplan.spec.schedule import MOST_STEPS, Schedule
+from bigplan.units import Count
 
 Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "materialised"]
@@ -79,6 +80,8 @@ class Training(Spec):
     """the same run twice has the same bits on a GPU too; attention's backward is slower"""
     steps: int = Field(default=20, gt=0, le=MOST_STEPS)
     """optimizer steps to run"""
+    tokens: int | None = Field(default=None, gt=0)
+    """of the whole training, for days, dollars and kWh; how many steps a launch runs is `steps`"""
     data: str = Field(default="bundled", min_length=1)
     """folder written by `bigplan data prepare`, text file (its bytes are tokens), or 'bundled'"""
     validation: Validation | None = None
@@ -143,6 +146,8 @@ class TrainingRequest(Spec):
     """tokens in a sequence; default: the model's longest, at most 8192"""
     global_batch: int | None = Field(default=None, gt=0, le=MOST_TOKENS)
     """sequences per optimizer step; default: 4 Mi tokens' worth"""
+    tokens_per_step: Count | None = Field(default=None, gt=0, le=MOST_TOKENS)
+    """in place of global_batch: a multiple of the sequence length"""
     precision: Precision | None = None
     """dtype of compute; default bf16"""
     gradient_precision: Precision | None = None
@@ -169,6 +174,8 @@ class TrainingRequest(Spec):
     """the same run twice has the same bits on a GPU too, more slowly; default false"""
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
     """optimizer steps to run; default: launch.steps, or 20"""
+    tokens: Count | None = Field(default=None, gt=0)
+    """of the whole training, such as 1 T: a plan tells its days, dollars and kWh"""
     data: str | None = Field(default=None, min_length=1)
     """folder written by `bigplan data prepare`, text file, or 'bundled' (default)"""
     validation: Validation | None = None
@@ -193,7 +200,25 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
             f"sequence_length {length} is longer than the {longest} positions that "
             f"{model.name} has learned; use at most {longest}"
         )
+    if (tokens := given.pop("tokens_per_step", None)) is not None:
+        given["global_batch"] = _sequences(tokens, length, given.get("global_batch"))
     given.setdefault("global_batch", max(1, DEFAULT_TOKENS_PER_STEP // length))
     training = validate(given, Training, "training")
     check_groups(training.optimizer, model)
     return training
+
+
+def _sequences(tokens: int, length: int, batch: int | None) -> int:
+    """Sequences of so many tokens. Raises InputError where that is no whole number of them."""
+    if batch is not None:
+        raise InputError(
+            f"tokens_per_step {tokens} and global_batch {batch} both say how large a step is; "
+            "leave one out"
+        )
+    if tokens % length:
+        near = max(1, round(tokens / length)) * length
+        raise InputError(
+            f"tokens_per_step {tokens} is no multiple of sequence_length {length}; "
+            f"write one, such as {near}"
+        )
+    return tokens // length

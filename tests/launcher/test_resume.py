@@ -62,3 +62,7 @@ def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert hint == (
         "The last good checkpoint is of step 12. Go on with: bigplan launch --resume 'runs/a b'"
     )
+
+
+def test_how_long_the_whole_training_is_may_change() -> None:
+    refuse_other_training(tiny_plan(), changed(tokens=10**12))

@@ -121,3 +121,16 @@ def test_values_that_do_not_go_together(text: str, message: str) -> None:
 def test_gradients_may_be_as_coarse_as_compute(precision: str) -> None:
     text = f"{{precision: {precision}, gradient_precision: {precision}}}"
     assert resolve(request(text), find_model("tiny-llama-test")).gradient_precision == precision
+
+
+def test_tokens_a_step_in_place_of_sequences() -> None:
+    model = find_model("llama-3-8b")
+    asked = request("sequence_length: 4096\ntokens_per_step: 64 k\ntokens: 1 T\n")
+    with pytest.raises(InputError, match=r"no multiple of sequence_length 4096.* such as 65536"):
+        resolve(asked, model)
+    asked = request("sequence_length: 4096\ntokens_per_step: 65536\ntokens: 1e12\n")
+    training = resolve(asked, model)
+    assert (training.global_batch, training.tokens) == (16, 10**12)
+    both = request("sequence_length: 4096\ntokens_per_step: 65536\nglobal_batch: 16\n")
+    with pytest.raises(InputError, match="both say how large a step is; leave one out"):
+        resolve(both, model)

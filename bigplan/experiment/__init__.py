@@ -1,0 +1,1 @@
+"""Many plans from one file: swept, planned, launched and compared."""

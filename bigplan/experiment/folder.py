@@ -1,0 +1,163 @@
+"""What an experiment leaves behind, one folder a file, and reading it again.
+
+experiment.json     which file, which keys it sweeps, in which order its points stand
+points/KEY.json     a point's row, once it is planned
+points/KEY.yaml     its plan
+measured/KEY.json   what its launch measured
+runs/KEY/           records of launches
+plans/NUMBER.yaml   plans by the number of their point
+results.csv         all rows, and results.parquet where pyarrow is installed
+measured.csv        predicted and measured of the points that were launched
+
+KEY is a digest of all that a plan depends on, so a changed file plans again only what changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from bigplan.engines import ENGINES
+from bigplan.errors import InputError
+from bigplan.experiment.row import Row
+from bigplan.plan import digest
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.document import Spec, validate
+from bigplan.spec.experiment import Experiment
+from bigplan.spec.reading import read_json
+from bigplan.spec.shipped import PACKAGE
+from bigplan.spec.sweep import Find
+
+S = TypeVar("S", bound=Spec)
+
+EXPERIMENT = "experiment.json"
+POINTS, PLANS, MEASURED, RUNS = "points", "plans", "measured", "runs"
+_DIGITS = 16  # of a key: 64 bits
+
+
+class Entry(Spec):
+    """A point as the file has it: its key, and the swept keys with their values."""
+
+    key: str
+    values: dict[str, Any]
+
+
+class Index(Spec):
+    """The points of a file, and what was asked of them."""
+
+    file: str
+    keys: tuple[str, ...]
+    points: tuple[Entry, ...]
+    prefer: str = "fastest"
+    within: float | None = None
+    largest: str | None = None
+    """the key whose largest value was looked for"""
+
+
+class Measured(Spec):
+    """What a launch measured; `reason` is why it measured nothing."""
+
+    reason: str = ""
+    run: str = ""
+    """its record, seen from the experiment's folder"""
+    step_seconds: float | None = None
+    steps: int = 0
+    loss: float | None = None
+    gpu_bytes: int | None = None
+    host_bytes: int | None = None
+    nvme_bytes: int | None = None
+
+
+class Keys:
+    """Keys of points: digests of what their plans depend on. Each description is read once."""
+
+    def __init__(self) -> None:
+        self._digests: dict[object, str] = {}
+        self._engines = sorted(name for name, e in ENGINES.items() if e.missing() is None)
+
+    def of(self, experiment: Experiment, find: Find | None) -> str:
+        """Of its descriptions, its decisions, the engines here, and this version of bigplan."""
+        asked = experiment.model_dump(mode="json", exclude={"model", "cluster", "launch"})
+        told = {
+            "asked": asked,
+            "steps": experiment.launch.steps,  # a decay of the learning rate ends with them
+            "model": self._digest(experiment.model, find_model),
+            "cluster": self._digest(experiment.cluster, find_cluster),
+            "find": None if find is None else find.model_dump(mode="json"),
+            "engines": self._engines,
+            "version": _version(),
+        }
+        text = json.dumps(told, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+    def _digest(self, named: str | Spec, look_up: Callable[[str], Spec]) -> str:
+        if isinstance(named, Spec):
+            return digest(named)
+        key = (look_up, named)
+        if key not in self._digests:
+            self._digests[key] = digest(look_up(named))
+        return self._digests[key]
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    """A digest of bigplan's own source: another version may plan otherwise."""
+    whole = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        whole.update(path.read_bytes())
+    return whole.hexdigest()
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder and those in it. Raises InputError."""
+    try:
+        for name in (POINTS, PLANS, MEASURED):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot make the experiment's folder {folder}: {error.strerror}; name another one "
+            "with --out"
+        ) from None
+
+
+def write_whole(path: Path, data: str | bytes) -> None:
+    """All of it or nothing, whenever the process is killed. Raises InputError."""
+    beside = path.with_name(f"{path.name}.partial")
+    try:
+        beside.write_bytes(data.encode() if isinstance(data, str) else data)
+        beside.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; make room there, or name another folder with "
+            "--out"
+        ) from None
+
+
+def write_spec(path: Path, spec: Spec) -> None:
+    """A description as JSON."""
+    write_whole(path, spec.model_dump_json(indent=1, exclude_none=True) + "\n")
+
+
+def read_spec(path: Path, schema: type[S]) -> S | None:
+    """Read it; None where there is none. Raises InputError where it is damaged."""
+    return validate(read_json(path).data, schema, str(path)) if path.is_file() else None
+
+
+def read_index(folder: Path) -> Index:
+    """The points of an experiment's folder. Raises InputError where it is none."""
+    index = read_spec(folder / EXPERIMENT, Index)
+    if index is None:
+        raise InputError(
+            f"{folder} holds no {EXPERIMENT}, so it is no folder of `bigplan experiment run`; name "
+            "one such as runs/my-experiment"
+        )
+    return index
+
+
+def read_row(folder: Path, key: str) -> Row | None:
+    """A point's row; None where it has not been planned. Raises InputError."""
+    return read_spec(folder / POINTS / f"{key}.json", Row)

@@ -1,0 +1,89 @@
+"""One experiment planned, in whichever process: the plan, and the row that tells of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigplan.cheapest import cheapest
+from bigplan.engines import make_plan
+from bigplan.errors import InfeasibleError, InputError
+from bigplan.experiment.row import Row
+from bigplan.plan import Plan, plan_text
+from bigplan.planner import Request
+from bigplan.spec.document import validate
+from bigplan.spec.experiment import Experiment, set_key
+from bigplan.spec.sweep import Find, written_out
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An experiment to plan; `key` names it among all that were ever planned."""
+
+    key: str
+    experiment: Experiment
+    find: Find | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Its row, and its plan as text; empty where there is none."""
+
+    task: Task
+    row: Row
+    plan: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    plan: Plan
+
+
+def plan_task(task: Task) -> Done:
+    """Plan it; what cannot be planned is a row that says why."""
+    experiment, found = task.experiment, None
+    try:
+        if task.find is None:
+            plan = best_plan(experiment)
+        else:
+            found, plan = largest(experiment, task.find)
+    except (InfeasibleError, InputError) as error:
+        return Done(task, Row.failed(str(error)))
+    return Done(task, Row.of(plan, experiment.within, found), plan_text(plan))
+
+
+def best_plan(experiment: Experiment) -> Plan:
+    """The fastest plan, or the cheapest over numbers of nodes. Raises as make_plan."""
+    request = Request.of(experiment)
+    if experiment.prefer == "fastest":
+        return make_plan(request)
+    return cheapest(request, experiment.within, lambda one: _Made(make_plan(one))).best.plan
+
+
+def largest(experiment: Experiment, find: Find) -> tuple[int, Plan]:
+    """The largest value with which a plan fits, and that plan.
+
+    Values double from the least until one does not fit, then the gap is halved: what fits is taken
+    to fit with every smaller value too. Raises what the least raises.
+    """
+    step = find.multiple_of
+    low, high = -(-find.least // step), find.most // step
+    plan = best_plan(with_value(experiment, find.largest, low * step))
+    top, stride = high + 1, max(1, low)  # `low` fits, `top` does not
+    while low + 1 < top:
+        middle = min(low + stride, top - 1) if top > high else (low + top) // 2
+        try:
+            plan = best_plan(with_value(experiment, find.largest, middle * step))
+        except (InfeasibleError, InputError):
+            top = middle
+        else:
+            low, stride = middle, 2 * stride
+    return low * step, plan
+
+
+def with_value(experiment: Experiment, key: str, value: int) -> Experiment:
+    """The experiment with one key changed. Raises InputError."""
+    data = experiment.model_dump(mode="json", exclude_unset=True)
+    if key.startswith("model.") and isinstance(data["model"], str):
+        data["model"] = written_out(data["model"], Path())
+    return validate(set_key(data, key, value), Experiment, key)

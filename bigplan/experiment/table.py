@@ -1,0 +1,96 @@
+"""Rows as one CSV and one Parquet file: the same bytes for the same file, on any machine."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bigplan.experiment.folder import PLANS, Index, Measured, write_whole
+from bigplan.experiment.row import Row
+
+Table = Mapping[str, Sequence[Any]]  # column: values
+
+
+def results_table(index: Index, rows: Sequence[Row]) -> Table:
+    """Number, swept keys as `sweep.KEY`, everything in a row, and where its plan is."""
+    columns: dict[str, list[Any]] = {"point": list(range(len(rows)))}
+    for key in index.keys:
+        columns[f"sweep.{key}"] = [_cell(entry.values.get(key)) for entry in index.points]
+    for name in Row.model_fields:
+        columns[name] = [getattr(row, name) for row in rows]
+    numbers = enumerate(row.status == "planned" for row in rows)
+    columns["plan"] = [plan_name(number) if planned else None for number, planned in numbers]
+    return columns
+
+
+def plan_name(number: int) -> str:
+    """Where a point's plan is, seen from the experiment's folder."""
+    return f"{PLANS}/{number:04}.yaml"
+
+
+def measured_table(index: Index, rows: Sequence[Row], measured: Mapping[int, Measured]) -> Table:
+    """Points that were launched: predicted beside measured, and the error."""
+    columns: dict[str, list[Any]] = {"point": sorted(measured)}
+    for key in index.keys:
+        columns[f"sweep.{key}"] = [_cell(index.points[n].values.get(key)) for n in sorted(measured)]
+    predicted = [rows[number].step_seconds for number in sorted(measured)]
+    columns["predicted_step_seconds"] = predicted
+    reached = [measured[number].step_seconds for number in sorted(measured)]
+    columns["error"] = [error_of(*pair) for pair in zip(predicted, reached, strict=True)]
+    for name in Measured.model_fields:
+        columns[name] = [getattr(measured[number], name) for number in sorted(measured)]
+    return columns
+
+
+def error_of(predicted: float | None, measured: float | None) -> float | None:
+    """By which part of the measured seconds the prediction is off; positive: too high."""
+    return None if predicted is None or measured is None else predicted / measured - 1
+
+
+def _cell(value: Any) -> Any:
+    """A value of a sweep in one cell: mappings and lists as JSON."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list | tuple) else value
+
+
+def write_tables(folder: Path, name: str, table: Table) -> tuple[Path, ...]:
+    """NAME.csv, and NAME.parquet where pyarrow is installed; the files that were written."""
+    written = [folder / f"{name}.csv"]
+    write_whole(written[0], csv_text(table))
+    parquet = folder / f"{name}.parquet"
+    if find_spec("pyarrow") is None:
+        parquet.unlink(missing_ok=True)  # or an older one would be taken for this one's
+        return tuple(written)
+    write_whole(parquet, _parquet(table))
+    return (*written, parquet)
+
+
+def csv_text(table: Table) -> str:
+    """Floats with all the digits that they need; empty where nothing is known."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table)
+    writer.writerows(zip(*table.values(), strict=True))
+    return out.getvalue()
+
+
+def _parquet(table: Table) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    out = io.BytesIO()
+    columns = {name: _one_type(values) for name, values in table.items()}
+    parquet.write_table(pyarrow.table(columns), out)
+    return out.getvalue()
+
+
+def _one_type(values: Sequence[Any]) -> Sequence[Any]:
+    """A column has one type: values of several are text."""
+    types = {type(value) for value in values if value is not None}
+    if len(types) <= 1 or types == {int, float}:
+        return values
+    return [None if value is None else str(value) for value in values]

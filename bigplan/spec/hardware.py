@@ -1,0 +1,80 @@
+"""A cluster as it would be with other parts: more drives, another GPU, a faster link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from bigplan.errors import InputError, RefusedError, quoted
+from bigplan.spec.block import Block
+from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.document import validate
+from bigplan.spec.problems import did_you_mean, models_in
+
+Change = str | int | float
+
+# These have keys of their own in an experiment.
+_ELSEWHERE = {"nodes": "nodes"}
+
+
+def refuse_unknown(changes: Mapping[str, Change]) -> None:
+    """Raise InputError where a dotted key is none of a node group's."""
+    for key in changes:
+        first = key.partition(".")[0]
+        if first in _ELSEWHERE:
+            raise InputError(f"{key}: write `{_ELSEWHERE[first]}` beside `hardware`")
+        known = list(_keys(NodeGroup))
+        if key not in known:
+            hint = did_you_mean(key, known) or ";"
+            raise InputError(
+                f"{quoted(key)} is no key of a node{hint} such are gpu, gpus_per_node, nvme.drives "
+                "and host.memory"
+            )
+
+
+def _keys(model: type[BaseModel], before: str = "") -> Iterator[str]:
+    """Dotted keys of a description and of the parts in it, without sources and names."""
+    for name, field in model.model_fields.items():
+        if name not in ("sources", "name"):
+            yield before + name
+            for part in models_in(field.annotation):
+                yield from _keys(part, f"{before}{name}.")
+
+
+def with_hardware(cluster: Cluster, changes: Mapping[str, Change]) -> Cluster:
+    """This cluster with figures or whole parts of every node replaced.
+
+    `changes` has dotted keys of a node group: {"nvme.drives": 4, "gpu": "h200-sxm"}. The source of
+    a changed figure says so. Raises InputError, RefusedError.
+    """
+    if not changes:
+        return cluster
+    data = cluster.model_dump(mode="json", exclude_none=True)
+    for group, raw in zip(cluster.node_groups, data["node_groups"], strict=True):
+        for key, value in changes.items():
+            _put(raw, key, value, group)
+    return validate(data, Cluster, "hardware")
+
+
+def _put(data: dict[str, Any], key: str, value: Change, group: NodeGroup) -> None:
+    part, dot, name = key.partition(".")
+    if not dot:
+        data[part] = value
+        return
+    block = getattr(group, part)
+    if not isinstance(block, Block):
+        raise RefusedError(
+            f"hardware.{key}: {group.name} has no {part} whose figure could change; describe it in "
+            "a cluster file"
+        )
+    name, _, inner = name.partition(".")
+    told = data[part]["sources"]
+    before = told.get(name, "the default")
+    if inner:
+        data[part][name] = {**(data[part].get(name) or {}), inner: value}
+    else:
+        data[part][name] = value
+    if type(block).model_fields[name].default != value:
+        told[name] = f"estimate: {value} as asked for, in place of: {before}"

@@ -1,0 +1,100 @@
+"""What a person reads of an experiment."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from bigplan.experiment.folder import Index, Measured
+from bigplan.experiment.row import Row
+from bigplan.experiment.running import Outcome
+from bigplan.experiment.shown import (
+    accuracy_text,
+    best_point,
+    headline,
+    outcome_report,
+    ranks,
+    short_keys,
+)
+from tests.experiment.rows import index, row
+
+
+def outcome(points: Index, *rows: Row, **measured: Measured) -> Outcome:
+    found = {int(name.removeprefix("p")): value for name, value in measured.items()}
+    return Outcome(Path("runs/e"), points, rows, found)
+
+
+def words(shown: Outcome) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(outcome_report(shown))
+    return " ".join(capture.get().split())
+
+
+def test_the_fastest_is_of_a_token_not_of_a_step() -> None:
+    small = row(100.0, tokens_per_step=10, step_seconds=0.1)
+    shown = outcome(index({"set.tp": 1}, {"set.tp": 2}), small, row(1000.0))
+    assert best_point(shown) == 1
+    assert headline(shown) == "2 points, 2 planned. Fastest: point 1 (tp=2); c, 1 node, 1 s a step."
+
+
+def test_the_cheapest_is_in_time_and_has_a_price() -> None:
+    rows = (
+        row(1000.0, dollars_per_million_tokens=3.0, dollars=3e6, days=20.0, in_time=True),
+        row(1000.0, dollars_per_million_tokens=1.0, dollars=1e6, days=40.0, in_time=False),
+        row(1000.0, in_time=True),
+        row(1000.0, dollars_per_million_tokens=2.0, dollars=2e6, days=29.0, in_time=True),
+    )
+    points = index({"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}, prefer="cheapest", within=30 * 86400.0)
+    told = headline(outcome(points, *rows))
+    assert "Cheapest within 30 days: point 3 (n=4)" in told
+    assert told.endswith("29 days, $2 M.")
+    assert headline(outcome(points, *[rows[1]] * 4)).endswith("4 planned. None ends in time.")
+
+
+def test_the_largest() -> None:
+    points = index({"n": 1}, {"n": 2}, largest="model.layers")
+    told = headline(outcome(points, row(found=7), row(found=9)))
+    assert told.endswith("Largest model.layers: 9, point 1 (n=2).")
+
+
+def test_keys_are_short_where_that_tells_them_apart() -> None:
+    shown = outcome(index({"set.tp": 1, "caps.gpu": 2, "hardware.gpu": 3}), row())
+    assert short_keys(shown) == {
+        "set.tp": "tp",
+        "caps.gpu": "caps.gpu",
+        "hardware.gpu": "hardware.gpu",
+    }
+
+
+def test_predicted_beside_measured_with_error_and_ranks() -> None:
+    points = index({"n": 1}, {"n": 2}, {"n": 3})
+    rows = (row(1000.0), row(500.0), row(250.0))
+    shown = outcome(
+        points,
+        *rows,
+        p0=Measured(step_seconds=2.0),
+        p1=Measured(step_seconds=1.6),
+        p2=Measured(step_seconds=5.0),
+    )
+    text = words(shown)
+    assert "0 1 1 s 2 s -50.0% 1 2 1 GiB" in text
+    assert "1 2 2 s 1.6 s +25.0% 2 1 1 GiB" in text
+    assert "2 3 4 s 5 s -20.0% 3 3 1 GiB" in text
+    assert accuracy_text(shown) == (
+        "3 points measured, predictions off by 31.7% on average; 2 of 3 pairs in the predicted "
+        "order."
+    )
+    assert "Nothing was measured yet" in accuracy_text(outcome(points, *rows))
+
+
+def test_every_reason_once() -> None:
+    points = index({"n": 1}, {"n": 2}, {"n": 3})
+    failed = Row.failed("does not fit; take more")
+    text = words(outcome(points, failed, failed, row(), p2=Measured(reason="a worker died")))
+    assert "Points 0, 1: does not fit; take more" in text
+    assert "Point 2: launched: a worker died" in text
+    assert "3 points, 1 planned." in text
+
+
+def test_ranks() -> None:
+    assert ranks([3.0, None, 1.0, 3.0]) == [2, None, 1, 2]

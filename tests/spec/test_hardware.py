@@ -1,0 +1,56 @@
+"""A cluster with other parts."""
+
+import pytest
+
+from bigplan.errors import InputError
+from bigplan.spec.catalog import find_cluster, find_gpu
+from bigplan.spec.experiment import make_experiment
+from bigplan.spec.hardware import with_hardware
+
+PLAIN = {"model": "tiny-llama-test", "cluster": "rtx-4090-workstation"}
+
+
+def test_a_figure_and_its_source() -> None:
+    nvme = with_hardware(find_cluster("rtx-4090-workstation"), {"nvme.drives": 4}).group.nvme
+    assert nvme is not None
+    assert nvme.drives == 4
+    assert nvme.sources["drives"].startswith("estimate: 4 as asked for, in place of: estimate: one")
+
+
+def test_sizes_have_units_and_parts_names() -> None:
+    changes = {"host.memory": "128 GiB", "gpu": "h200-sxm", "gpu.peak_flops.bf16": "900 TFLOP/s"}
+    experiment = make_experiment(
+        {**PLAIN, **{f"hardware.{key}": value for key, value in list(changes.items())[:2]}}
+    )
+    group = experiment.cluster_spec().group
+    assert group.host.memory == 128 * 2**30
+    assert group.gpu == find_gpu("h200-sxm")
+    gpu = with_hardware(find_cluster("dgx-h100"), {"gpu.peak_flops.bf16": 9e14}).group.gpu
+    assert gpu.peak("bf16") == 9e14
+    assert gpu.peak("fp32") == find_cluster("dgx-h100").group.gpu.peak("fp32")
+
+
+def test_caps_and_nodes_apply_to_the_changed_cluster() -> None:
+    experiment = make_experiment(
+        {**PLAIN, "cluster": "dgx-h100", "nodes": 2, "hardware.nvme.drives": 2, "caps.nvme": "1 TB"}
+    )
+    group = experiment.cluster_spec().group
+    assert (group.nodes, group.nvme and group.nvme.drives) == (2, 2)
+    assert group.nvme is not None
+    assert group.nvme.capacity == 5 * 10**11
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("nvme.drive", 4, "'nvme.drive' is no key of a node; did you mean 'nvme.drives'"),
+        ("nodes", 4, "write `nodes` beside `hardware`"),
+        ("gpu", "h300", "no GPU type is called 'h300'"),
+        ("nvme.drives", 0, r"nvme\.drives` is 0, which must be greater than 0"),
+        ("host.memory", 128, r"host\.memory` is 128 B, which no machine has"),
+        ("inter_node.latency", "1 us", "has no inter_node whose figure could change"),
+    ],
+)
+def test_mistakes(key: str, value: object, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        make_experiment({**PLAIN, f"hardware.{key}": value}).cluster_spec()
