@@ -90,6 +90,14 @@ class LostError(WorkerError):
     """A rank ended, or lost the others, while it ran: fresh ones may go on from a checkpoint."""
 
 
+class NodeLostError(LostError):
+    """A node was lost, and with it the processes of `ranks`, whose locks nobody may release."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
 class DivergedError(WorkerError):
     """The training has lost its weights; the same steps would again."""
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bigplan.engines import engine_of
 from bigplan.importing import named
 from bigplan.launcher.lock import hold, rank_lock
+from bigplan.launcher.preflight import Facts, listen_on, look
 from bigplan.plan import Plan
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from bigplan.runtime.result import Finished, Progress, StepResult
 
 
@@ -24,10 +29,11 @@ class Worker(Protocol):
     def preflight(self) -> None:
         """Raise PreflightError where the machine has less than the plan promises."""
 
-    def start(self, meeting: Path, resume: Path | None = None) -> int:
+    def start(self, meeting: Path | Store, resume: Path | None = None) -> int:
         """Join the others, allocate, initialise or read a checkpoint; the steps done before.
 
-        `meeting`: a file that only the ranks may write, for their addresses; it need not exist.
+        `meeting`: for their addresses: a file that only the ranks may write, which need not exist,
+        or a store that only they reach.
         Raises CheckpointError where the checkpoint cannot be used.
         """
 
@@ -91,8 +97,28 @@ class RankActor:
         self._made = self._make()
         self._made.preflight()
 
-    def start(self, meeting: Path, resume: Path | None) -> int:
-        """See Worker."""
+    def look(self, scratch: Path, mark: Path, token: str, cuda: bool) -> Facts:
+        """What there is on this machine (preflight.look)."""
+        return look(_node(), scratch, mark, token, cuda=cuda)
+
+    def clock(self) -> float:
+        """Seconds of this machine's clock."""
+        return time.time()
+
+    def listen(self, interface: str) -> None:
+        """On which interface this process will talk to the other ranks."""
+        listen_on(interface)
+
+    def meeting_point(self) -> Path:
+        """A file for ranks of this node alone, in a folder that only this user may enter."""
+        return Path(mkdtemp(dir=self._scratch)) / "addresses"
+
+    def start(self, meeting: Any, resume: Path | None) -> int:
+        """See Worker; `meeting` may be a Board."""
+        if not isinstance(meeting, Path):
+            from bigplan.launcher.meeting import BoardStore
+
+            meeting = self._store = BoardStore(meeting)
         return self._worker().start(meeting, resume)
 
     def step(self, checkpoint: Path | None) -> StepResult:
@@ -113,14 +139,12 @@ class RankActor:
 
     def beat(self) -> Beat:
         """What it is doing, answered beside its other calls."""
-        import ray
-
         ended: int = 0
         doing: tuple[str, ...] = ()
         if self._made is not None:
             progress = self._made.progress()
             ended, doing = progress.ended, progress.doing
-        return Beat(ray.get_runtime_context().get_node_id(), os.getpid(), ended, doing)
+        return Beat(_node(), os.getpid(), ended, doing)
 
     def close(self) -> None:
         """See Worker; the scratch folder goes too."""
@@ -131,6 +155,14 @@ class RankActor:
     def _worker(self) -> Worker:
         assert self._made is not None, "preflight comes first"
         return self._made
+
+
+def _node() -> str:
+    """Ray's name of this node."""
+    import ray
+
+    key: str = ray.get_runtime_context().get_node_id()
+    return key
 
 
 def _make(worker: WorkerType | None, plan: Plan, rank: int, scratch: Path) -> Worker:

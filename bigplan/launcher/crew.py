@@ -2,64 +2,34 @@
 
 from __future__ import annotations
 
-import re
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
-from bigplan.errors import BigplanError, LostError, PreflightError, WorkerError
+from bigplan.errors import PreflightError
+from bigplan.launcher import placing
 from bigplan.launcher.actor import Folders, RankActor, WorkerType
+from bigplan.launcher.failures import Failure, node_lost, told
 from bigplan.launcher.heartbeat import GROUP, Allowed, Heartbeat
+from bigplan.launcher.nodes import Node, known
+from bigplan.launcher.placing import Layout
+from bigplan.launcher.preflight import (
+    MARK,
+    interface_of,
+    require_alike,
+    require_clock,
+    without_share,
+)
 from bigplan.plan import Plan
-from bigplan.units import counted
 
-PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
 MEETING = ".bigplan-meeting-"  # what the name of a folder where ranks meet begins with
-ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail first, for want of it
-# In what torch says where a collective fails: of a bug that fails alike every time none is a word.
-_COLLECTIVE = re.compile("gloo|nccl|ProcessGroup", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How many ranks, where, and with how many cores each."""
-
-    ranks: int
-    per_node: int
-    cores: int
-    cuda: bool
-
-    @classmethod
-    def of(cls, plan: Plan) -> Layout:
-        """All GPUs of as many nodes as the plan needs; a node's cores are shared equally."""
-        group = plan.cluster.group
-        per_node = min(plan.strategy.ranks, group.gpus_per_node)
-        cores = max(1, group.host.cores // per_node)
-        return cls(plan.strategy.ranks, per_node, cores, group.gpu.device == "cuda")
-
-    @property
-    def nodes(self) -> int:
-        """Nodes needed."""
-        return -(-self.ranks // self.per_node)
-
-    def bundle(self) -> dict[str, float]:
-        """What one node must give."""
-        bundle = {"CPU": float(self.cores * self.per_node)}
-        return bundle | ({"GPU": float(self.per_node)} if self.cuda else {})
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong on one rank."""
-
-    rank: int
-    error: Exception
+QUIET_SECONDS = 5.0  # without an answer from a rank, after which its node is asked
 
 
 class Crew:
@@ -69,16 +39,21 @@ class Crew:
         self,
         plan: Plan,
         folders: Folders,
-        local: bool,
+        interface: str | None,
         worker: WorkerType | None,
         meanwhile: Callable[[], None],
     ) -> None:
-        """`meanwhile` is called a few times a second while the ranks are busy."""
+        """`interface`: where the ranks of several nodes listen. `meanwhile` is called a few times
+        a second while the ranks are busy.
+        """
         self._layout = Layout.of(plan)
         self._meanwhile = meanwhile
-        self._local, self._folders = local, folders
+        self._interface, self._folders = interface, folders
         self._meeting: Path | None = None
-        self._group = _place(self._layout)
+        self._board: Any = None
+        self._nodes: dict[int, Node] = {}  # by rank, once they were asked
+        self._asked_nodes = 0.0
+        self._group = placing.place(self._layout)
         self._actors = [
             self._hire(rank).remote(plan, rank, folders, worker)
             for rank in range(self._layout.ranks)
@@ -90,7 +65,7 @@ class Crew:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        # One process never gets another's cores; on this machine all stays on loopback.
+        # One process never gets another's cores.
         variables = {"OMP_NUM_THREADS": str(self._layout.cores)}
         if self._layout.cuda:
             # Read when torch is imported. Without it layers of changing sizes left 1.1 GiB of an
@@ -100,8 +75,6 @@ class Crew:
                 # Read when CUDA is initialised: queues that streams share, 8 of them by default.
                 # Two streams in one queue wait for each other, and with NCCL's there are ten.
                 variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
-        if self._local:
-            variables |= ON_LOOPBACK
         return ray.remote(concurrency_groups={GROUP: 1})(RankActor).options(
             num_cpus=self._layout.cores,
             num_gpus=1 if self._layout.cuda else 0,
@@ -112,11 +85,67 @@ class Crew:
             ),
         )
 
-    def meeting_point(self) -> Path:
-        """A file for the ranks to meet at, in a folder that only this user may enter."""
-        shared = None if self._local else self._folders.run  # None: this machine's own
-        self._meeting = Path(mkdtemp(prefix=MEETING, dir=shared))
-        return self._meeting / "addresses"
+    def prepare(self) -> None:
+        """Look at every node, before anything is allocated. Raises PreflightError."""
+        mark, token = self._folders.run / f"{MARK}{secrets.token_hex(4)}", secrets.token_hex(16)
+        mark.write_text(token)
+        try:
+            scratch, cuda = self._folders.scratch, self._layout.cuda
+            found = self.ask("look", scratch, mark, token, cuda, doing="looking at its machine")
+        finally:
+            mark.unlink()
+        nodes = {node.key: node for node in known()}
+        self._nodes = {n: nodes[each.node] for n, each in enumerate(found) if each.node in nodes}
+        facts = {node.there: found[rank] for rank, node in self._first_ranks().items()}
+        require_alike(facts, self._folders.scratch)
+        for rank, node in self._first_ranks().items():
+            self._check_clock(rank, node)
+        if apart := without_share(facts):
+            raise PreflightError(
+                f"the run folder {self._folders.run} is not the same on node {apart[0]}; name one "
+                "on a file system that all nodes share (--run-dir)"
+            )
+        outside = not all(node.only_loopback for node in self._nodes.values())
+        self.ask("listen", interface_of(facts, self._interface, outside=outside), doing="starting")
+
+    def _first_ranks(self) -> Mapping[int, Node]:
+        """The first rank of every node."""
+        firsts = {node.key: rank for rank, node in reversed(self._nodes.items())}
+        return {rank: self._nodes[rank] for rank in sorted(firsts.values())}
+
+    def _check_clock(self, rank: int, node: Node) -> None:
+        import ray
+
+        before = time.time()
+        there = ray.get(self._actors[rank].clock.remote())
+        require_clock(node.there, before, there, time.time())
+
+    def meeting_point(self) -> Any:
+        """Where the ranks meet: of one node at a file in a folder that only this user may enter.
+
+        Those of several nodes do at an actor on this node, with which the launch would end anyway.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        first, here = self._nodes.get(0), ray.get_runtime_context().get_node_id()
+        if all(node == first for node in self._nodes.values()):
+            if first is None or first.key == here:
+                self._meeting = Path(mkdtemp(prefix=MEETING))
+                return self._meeting / "addresses"
+            return ray.get(self._actors[0].meeting_point.remote())
+        from bigplan.launcher.meeting import Board
+
+        self._board = (
+            ray.remote(Board)
+            .options(
+                num_cpus=0,
+                max_concurrency=16 * self._layout.ranks,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+            )
+            .remote()
+        )
+        return self._board
 
     def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
         """Call a method of every rank; results by rank.
@@ -146,6 +175,7 @@ class Crew:
             if not done and failures:
                 break
             if not done:
+                self._look_at_nodes(doing)
                 self._heartbeat.look(allowed, doing)
                 continue
             rank = ranks[done[0]]
@@ -154,8 +184,18 @@ class Crew:
             except ray.exceptions.RayError as error:
                 failures.append(Failure(rank, error))
         if failures:
-            raise _told(failures, doing)
+            raise told(failures, doing, self._nodes)
         return [results[rank] for rank in range(len(references))]
+
+    def _look_at_nodes(self, doing: str) -> None:
+        """Raise NodeLostError where a quiet rank's node does not answer either."""
+        quiet = self._heartbeat.quiet(QUIET_SECONDS)
+        now = time.monotonic()
+        if quiet and now - self._asked_nodes > QUIET_SECONDS:
+            self._asked_nodes = now
+            theirs = {rank: node for rank, node in self._nodes.items() if rank in quiet}
+            if error := node_lost(theirs, doing):
+                raise error
 
     def dismiss(self) -> None:
         """Kill every actor; none outlives a launch."""
@@ -163,117 +203,8 @@ class Crew:
 
         for actor in self._actors:
             ray.kill(actor)
+        if self._board is not None:
+            ray.kill(self._board)
         if self._meeting is not None:
             rmtree(self._meeting, ignore_errors=True)
-        ray.util.remove_placement_group(self._group)
-
-
-def _place(layout: Layout) -> Any:
-    """A placement group with one bundle per node: a node's ranks stay together."""
-    import ray
-
-    group = ray.util.placement_group(
-        [layout.bundle()] * layout.nodes,
-        strategy="STRICT_PACK" if layout.nodes == 1 else "STRICT_SPREAD",
-    )
-    if not group.wait(PLACEMENT_SECONDS if _plausible(layout) else 0):
-        ray.util.remove_placement_group(group)
-        have = "; ".join(
-            ", ".join(f"{node['Resources'].get(name, 0):g} {name}s" for name in layout.bundle())
-            for node in ray.nodes()
-            if node["Alive"]
-        )
-        need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
-        raise PreflightError(
-            f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free; "
-            f"Ray has nodes with: {have}. Plan for the machines there are, or "
-            "wait until they are free"
-        )
-    return group
-
-
-def _plausible(layout: Layout) -> bool:
-    """Whether enough nodes are large enough, busy or not."""
-    import ray
-
-    bundle = layout.bundle()
-    fitting = [
-        node
-        for node in ray.nodes()
-        if node["Alive"] and all(node["Resources"].get(k, 0) >= v for k, v in bundle.items())
-    ]
-    return len(fitting) >= layout.nodes
-
-
-def _told(failures: Sequence[Failure], doing: str) -> BigplanError:
-    """The failure that explains the others: a death, then our own errors, then the rest."""
-    import ray
-
-    def weight(failure: Failure) -> tuple[int, int]:
-        if isinstance(failure.error, ray.exceptions.RayActorError):
-            return 0, failure.rank
-        return (1 if isinstance(_cause(failure), BigplanError) else 2), failure.rank
-
-    first = min(failures, key=weight)
-    cause = _cause(first)
-    if isinstance(cause, BigplanError):
-        return cause
-    kind = LostError if _may_go_on(first) else WorkerError
-    error = kind(_description(first, failures, doing))
-    error.add_note("\n".join("".join(traceback.format_exception(f.error)) for f in failures))
-    return error
-
-
-def _may_go_on(failure: Failure) -> bool:
-    """Whether fresh ranks may get further: not where a plan does not fit, or by a bug of ours."""
-    import ray
-
-    if isinstance(failure.error, ray.exceptions.RayActorError):
-        return not (_was_not_created(failure) or _was_out_of_memory(failure))
-    cause = _cause(failure)
-    return isinstance(cause, RuntimeError) and bool(_COLLECTIVE.search(str(cause)))
-
-
-def _was_not_created(failure: Failure) -> bool:
-    return "creation task" in str(failure.error)
-
-
-def _was_out_of_memory(failure: Failure) -> bool:
-    text = str(failure.error)
-    return "memory pressure" in text or "low on memory" in text
-
-
-def _description(first: Failure, failures: Sequence[Failure], doing: str) -> str:
-    import ray
-
-    if not isinstance(first.error, ray.exceptions.RayActorError):
-        told = "; ".join(
-            f"rank {failure.rank}: {type(_cause(failure)).__name__}: {_first_line(_cause(failure))}"
-            for failure in sorted(failures, key=lambda failure: failure.rank)
-        )
-        return f"failed while {doing}: {told}"
-    if _was_not_created(first):
-        return (
-            f"rank {first.rank} could not be created: "
-            f"{str(first.error).strip().splitlines()[-1].strip()}. "
-            "Every node needs the same version of bigplan[launch] installed"
-        )
-    if _was_out_of_memory(first):
-        return (
-            f"rank {first.rank} died while {doing}: Ray stopped it because its node's memory was "
-            "full; plan with less, such as --cap host=SIZE, or free memory on that machine"
-        )
-    return (
-        f"rank {first.rank} died while {doing}: its process ended without saying why. Most often "
-        "the host ran out of memory (`dmesg` shows whether the kernel killed it): plan with less, "
-        "such as --cap host=SIZE, or free memory on that machine"
-    )
-
-
-def _cause(failure: Failure) -> Exception:
-    cause = getattr(failure.error, "cause", None)
-    return cause if isinstance(cause, Exception) else failure.error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
+        placing.remove(self._group)

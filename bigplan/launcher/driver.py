@@ -34,10 +34,11 @@ from bigplan.launcher.checkpoints import (
     step_of,
     sweep,
 )
-from bigplan.launcher.crew import MEETING, Crew, Layout
+from bigplan.launcher.crew import MEETING, Crew
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.lock import only_launch, wait_for_workers
 from bigplan.launcher.patience import Patience
+from bigplan.launcher.placing import Layout
 from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
     PLAN,
@@ -330,7 +331,7 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
     crew = Crew(
         launched.plan,
         launched.folders,
-        launched.address is None,
+        launched.how.interface,
         launched.worker,
         launched.meanwhile,
     )
@@ -341,6 +342,7 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
 
 
 def _start(crew: Crew, checkpoint: Path | None) -> int:
+    crew.prepare()
     crew.ask("preflight", doing="checking its machine")
     done: int = crew.ask("start", crew.meeting_point(), checkpoint, doing="starting")[0]
     return done

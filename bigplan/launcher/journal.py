@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import bigplan
 from bigplan.launcher.checkpoints import newest_step
-from bigplan.launcher.crew import Layout
+from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import (
     MEASURED,
     MemoryRow,

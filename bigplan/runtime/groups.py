@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
@@ -55,22 +56,21 @@ class Groups:
         rank: int,
         strategy: Strategy,
         backend: str,
-        meeting: Path,
+        meeting: Path | Store,
         *,
         lends_table: bool = False,
     ) -> Groups:
-        """Meet the other ranks: each writes its address to the file, and reads those of the others.
+        """Meet the other ranks: each writes its address to a file, or where else ranks of several
+        nodes meet, and reads those of the others.
 
         `backend`: of torch.distributed, for tensors; through gloo those of a GPU go by way of host
         memory, which is what ranks that share a GPU need. `lends_table`: as in Graph. No TCPStore:
         it listens on all interfaces, and whoever connects can read and set its keys.
         """
         at = Coordinates.of(rank, strategy)
-        store = dist.FileStore(str(meeting), strategy.ranks)  # type: ignore[attr-defined]
-        store.set_timeout(COLLECTIVE_TIMEOUT)
         dist.init_process_group(
             "gloo",
-            store=store,
+            store=store_of(meeting, strategy.ranks),
             rank=rank,
             world_size=strategy.ranks,
             timeout=COLLECTIVE_TIMEOUT,
@@ -149,6 +149,15 @@ class Groups:
         """Leave."""
         if self._control is not None and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def store_of(meeting: Path | Store, ranks: int) -> Store:
+    """A file as a store for so many ranks; a store as it is."""
+    if isinstance(meeting, Store):
+        return meeting
+    store: Store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
+    store.set_timeout(COLLECTIVE_TIMEOUT)
+    return store
 
 
 _Make = Callable[[Sequence[int]], dist.ProcessGroup]  # of these ranks

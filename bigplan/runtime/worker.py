@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from bigplan.cost.price import memory_of_torch
 from bigplan.cost.process import locked_bytes, process_bytes
@@ -122,10 +123,11 @@ class Worker:
         taken = process_bytes(nodes, 1, layer) - self._host.before
         return max(0, taken) + locked_bytes(nodes, placed)
 
-    def start(self, meeting: Path, resume: Path | None = None) -> int:
+    def start(self, meeting: Path | Store, resume: Path | None = None) -> int:
         """Join the other ranks, allocate everything, fill in the first weights; the steps done.
 
-        `meeting`: a file that only this run's ranks may write; it need not exist.
+        `meeting`: a file that only this run's ranks may write, which need not exist, or a store
+        that only they reach.
         `resume`: a checkpoint, or a folder of them, to go on from. Raises InputError where there
         is none or it is of another training, CheckpointError where it is damaged.
         """

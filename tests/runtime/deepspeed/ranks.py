@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from bigplan.plan import load_plan
 from bigplan.runtime.deepspeed.worker import Worker
@@ -37,7 +38,7 @@ class Staying(Worker):
 
     groups: Groups | None = None
 
-    def _join(self, meeting: Path) -> Groups:
+    def _join(self, meeting: Path | Store) -> Groups:
         if Staying.groups is None:
             Staying.groups = super()._join(meeting)
         return Staying.groups
@@ -83,6 +84,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # A rank's results are written, and its group is left. A thread of gloo that drops a collective's
-    # last tensor while Python finalises would abort the process all the same (pytorch#179291).
+    # A rank's results are written, and its group is left. A thread of gloo that drops a
+    # collective's last tensor while Python finalises would abort the process all the same
+    # (pytorch#179291).
     os._exit(0)
