@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -35,15 +37,17 @@ from bigplan.launcher.checkpoints import (
     sweep,
 )
 from bigplan.launcher.crew import MEETING, Crew
+from bigplan.launcher.elastic import enough, planned_for, usable
 from bigplan.launcher.journal import Journal
-from bigplan.launcher.lock import only_launch, wait_for_workers
+from bigplan.launcher.lock import forget, only_launch, wait_for_workers
 from bigplan.launcher.patience import Patience
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
-    PLAN,
     SUMMARY,
+    Asked,
     Status,
+    keep_plan,
     new_folder,
     read_metrics,
     read_summary,
@@ -64,13 +68,19 @@ from bigplan.plan import Plan
 from bigplan.spec.experiment import Launch
 from bigplan.units import be, counted
 
+NODE_SECONDS = 600.0  # in which a machine starts again, or a cluster's manager brings another
+
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How to run a plan; `resume` is the run that goes on with it."""
+    """How to run a plan; `resume` is the run that goes on with it.
+
+    `asked`: what the plan was asked for with; by default what it is.
+    """
 
     how: Launch = field(default_factory=Launch)
     resume: Resumable | None = None
+    asked: Asked | None = None
 
 
 @dataclass
@@ -82,6 +92,7 @@ class _Launch:
     journal: Journal
     console: Console
     worker: WorkerType | None
+    asked: Asked
     stop: Stop = field(default_factory=Stop)
     told: bool = False
 
@@ -138,11 +149,12 @@ def launch(
         folder = new_folder(Path(options.how.run_dir).expanduser().absolute(), plan.model.name)
     how = options.how.model_copy(update={"steps": target})
     journal = Journal(plan, folder, target, how.tensorboard)
-    launched = _Launch(plan, how, journal, console or Console(), worker)
+    asked = options.asked or Asked(engine=plan.engine, nodes=plan.cluster.nodes)
+    launched = _Launch(plan, how, journal, console or Console(), worker, asked)
     with only_launch(folder), launched.stop, _ending(launched, resumes=resumes):
         if options.resume is not None:
             _prepare(launched, options.resume.plan)
-        write_start(folder, plan, how, engine.timeline(plan))
+        write_start(folder, plan, how, asked, engine.timeline(plan))
         require_space(folder, plan, launched.folders.scratch, more_at_once(folder, plan, how))
         _announce(launched)
         _prepare_engine(launched, engine)
@@ -171,12 +183,16 @@ def _prepare(launched: _Launch, before: Plan) -> None:
     if (folders.run / SUMMARY).exists():
         launched.journal.follow(read_summary(folders.run))
     if before != launched.plan:
-        step = newest_step(folders.run) or 0
-        shutil.copyfile(folders.run / PLAN, folders.run / f"plan-until-step-{step:06}.yaml")
+        keep_plan(folders.run, newest_step(folders.run) or 0)
+        launched.journal.replan(launched.plan, "resumed with it")
 
 
-def _clear(folders: Folders) -> None:
-    """Remove what workers left that were killed, once they have ended."""
+def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
+    """Remove what workers left that were killed, once they have ended.
+
+    Nobody waits for the ranks that were `lost` with their node.
+    """
+    forget(folders.run, lost)
     wait_for_workers(folders.run)
     sweep(folders.run)
     for left in folders.run.glob(f"{MEETING}*"):
@@ -277,6 +293,8 @@ def _with_ray(launched: _Launch) -> None:
 def _until_done(launched: _Launch) -> None:
     """Train; where a rank is lost, on from the newest good checkpoint with fresh ranks."""
     journal, stop, patience = launched.journal, launched.stop, Patience(launched.how.max_restarts)
+    if launched.how.elastic:
+        _find_nodes(launched)
     while True:
         try:
             _from_newest(launched)
@@ -288,9 +306,76 @@ def _until_done(launched: _Launch) -> None:
             where = "the beginning" if step is None else f"the checkpoint of step {step}"
             _say(launched, f"{error}. Starting again from {where}")
             journal.lose(str(error))
-            _clear(launched.folders)
+            _clear(launched.folders, getattr(error, "ranks", ()))
+            _find_nodes(launched, error)
         else:
-            return
+            if stop.asked or journal.done == journal.target:
+                return
+            _clear(launched.folders)
+            _find_nodes(launched)
+
+
+def _find_nodes(launched: _Launch, lost: LostError | None = None) -> None:
+    """Return once there are nodes for the plan, or where a run may, a plan for those there are.
+
+    Raises LostError where none comes.
+    """
+    if launched.address is None:
+        return
+    end, told = time.monotonic() + NODE_SECONDS, False
+    while not (_adapted(launched, lost) if launched.how.elastic else enough(launched.plan)):
+        if time.monotonic() > end:
+            before = f"{lost}. " if lost else ""
+            raise LostError(
+                f"{before}No node has come in its place for {NODE_SECONDS:.0f} s; bring it back, "
+                "or let the run go on with fewer nodes: --elastic"
+            )
+        if not told:
+            told = True
+            _say(launched, f"Waiting up to {NODE_SECONDS:.0f} s for a node in its place")
+        time.sleep(1.0)
+
+
+def _adapted(launched: _Launch, lost: LostError | None) -> bool:
+    """Whether the plan is now for the nodes that there are."""
+    there = len(usable(launched.plan))
+    nodes = Layout.of(launched.plan).nodes
+    if there == nodes or (there > nodes >= launched.asked.nodes):
+        return True
+    found = planned_for(launched.plan, launched.asked, there)
+    if found is None:
+        return False
+    if found.plan != launched.plan:
+        now = Layout.of(found.plan).nodes
+        _say(
+            launched,
+            f"Planned again for {counted(now, 'node')} of {launched.asked.nodes} in "
+            f"{found.seconds:.1f} s: {found.plan.strategy}",
+        )
+        _switch(launched, found.plan, "a node was lost" if now < nodes else "a node is back")
+    return True
+
+
+def _switch(launched: _Launch, plan: Plan, why: str) -> None:
+    """Let the ranks that start next have another plan."""
+    folder = launched.journal.folder
+    keep_plan(folder, newest_step(folder) or 0)
+    launched.plan = plan
+    launched.journal.replan(plan, why)
+    timeline = engine_of(plan).timeline(plan)
+    write_start(folder, plan, launched.how, launched.asked, timeline)
+
+
+def _may_grow(launched: _Launch) -> bool:
+    """Whether a plan for more nodes can be had."""
+    if launched.address is None or not launched.how.elastic:
+        return False
+    now = Layout.of(launched.plan).nodes
+    if now >= launched.asked.nodes:
+        return False
+    there = len(usable(launched.plan))
+    found = planned_for(launched.plan, launched.asked, there) if there > now else None
+    return found is not None and Layout.of(found.plan).nodes > now
 
 
 def _from_newest(launched: _Launch) -> None:
@@ -356,8 +441,11 @@ def _train(launched: _Launch, crew: Crew, done: int) -> None:
     promise = Promise.of(launched.plan)
     with progress(launched.console, done, journal.target, promise) as show:
         pace = Pace(how.checkpoint_every)
-        Steps(crew, journal, how.checkpoint_keep, pace, lambda: launched.stop.asked).run(show)
-    journal.finished += crew.ask("finish", doing="finishing")
+        leaving = partial(_may_grow, launched)
+        stopping = lambda: launched.stop.asked  # noqa: E731 -- beside the other
+        Steps(crew, journal, how.checkpoint_keep, pace, stopping, leaving).run(show)
+    if launched.stop.asked or journal.done == journal.target:
+        journal.finished += crew.ask("finish", doing="finishing")
     crew.ask("close", doing="closing")
 
 

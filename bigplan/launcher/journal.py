@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from bigplan.launcher.record import (
     MEASURED,
     MemoryRow,
     Metric,
+    PlanRun,
     Restart,
     Status,
     Summary,
@@ -29,7 +31,7 @@ from bigplan.launcher.record import (
     write_timeline,
 )
 from bigplan.launcher.tensorboard import EventFile
-from bigplan.plan import MemoryUse, Plan
+from bigplan.plan import MemoryUse, Plan, digest
 from bigplan.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -53,8 +55,9 @@ class Journal:
     furthest: int = 0  # the most steps that were ever done
     resumed: tuple[int, ...] = ()
     restarts: tuple[Restart, ...] = ()
+    plans: tuple[PlanRun, ...] = ()
     finished: list[Finished] = field(default_factory=list)
-    _seconds: list[float] = field(default_factory=list)  # of this launch's steps, those lost too
+    _seconds: list[float] = field(default_factory=list)  # of this plan's steps, lost too
     _progress: dict[int, float] = field(default_factory=dict)  # seconds by step, those lost not
     _before: float = 0.0  # of the steps before it
     _steady: deque[tuple[float, Timeline]] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -62,6 +65,8 @@ class Journal:
     _began: float | None = None  # this launch's first step
     _loss: tuple[float, str] | None = None  # when a rank was lost that is not replaced yet, and why
     _events: EventFile | None = None
+    _stepped: bool = False
+    _reason: str = ""  # why the plan is another one than before
 
     def start(self, done: int) -> None:
         """Go on after `done` steps; what was recorded of later ones is forgotten."""
@@ -77,6 +82,7 @@ class Journal:
         self.done, self.first, self.begun = done, done, True
         self.furthest = max(self.furthest, done)
         self._before = sum(metric.seconds for metric in kept)
+        self._note_plan(done)
         if done:
             self.resumed = (*self.resumed, done)
         if self.tensorboard:
@@ -85,7 +91,29 @@ class Journal:
 
     def follow(self, before: Summary) -> None:
         """Go on with what is known of the launches before."""
-        self.resumed, self.restarts = before.resumed, before.restarts
+        self.resumed, self.restarts, self.plans = before.resumed, before.restarts, before.plans
+
+    def replan(self, plan: Plan, reason: str) -> None:
+        """Go on with another plan, once its ranks start."""
+        self.plan, self._reason = plan, reason
+        self._steady.clear()
+        self._seconds.clear()
+
+    def _note_plan(self, done: int) -> None:
+        plan = self.plan
+        if self.plans and self.plans[-1].plan == digest(plan):
+            return
+        run = PlanRun(
+            after=done,
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            nodes=Layout.of(plan).nodes,
+            strategy=plan.strategy,
+            engine=plan.engine,
+            predicted_step_seconds=plan.predicted.step_seconds,
+            plan=digest(plan),
+            reason=self._reason,
+        )
+        self.plans, self._reason = (*self.plans, run), ""
 
     def lose(self, reason: str) -> None:
         """A rank was lost; steps after the checkpoint that the next start() names do not count."""
@@ -97,7 +125,7 @@ class Journal:
     @property
     def active(self) -> bool:
         """Whether any step ended in this launch."""
-        return bool(self._seconds)
+        return self._stepped
 
     def record(
         self, results: list[StepResult], validation: float | None, checkpoint: int | None
@@ -112,6 +140,7 @@ class Journal:
         if len(self._seconds) == 1:
             self._steady.clear()  # the first step is not steady: it stands in only while alone
         self._seconds.append(metric.seconds)
+        self._stepped = True
         self._progress[self.done] = metric.seconds
         strategy = self.plan.strategy
         first = results[:: strategy.dp * strategy.tp]  # of each stage
@@ -188,6 +217,7 @@ class Journal:
             checkpoint=newest_step(self.folder),
             resumed=self.resumed,
             restarts=self.restarts,
+            plans=self.plans,
             effective=self._effective(),
         )
 

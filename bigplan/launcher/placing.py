@@ -44,6 +44,13 @@ class Layout:
         return bundle | ({"GPU": float(self.per_node)} if self.cuda else {})
 
 
+def whole_node(plan: Plan) -> Layout:
+    """That of a plan for one node of the plan's cluster and all that is in it."""
+    group = plan.cluster.group
+    cores = max(1, group.host.cores // group.gpus_per_node)
+    return Layout(group.gpus_per_node, group.gpus_per_node, cores, group.gpu.device == "cuda")
+
+
 def place(layout: Layout) -> Any:
     """A placement group with one bundle per node: a node's ranks stay together.
 

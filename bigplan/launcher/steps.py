@@ -41,9 +41,11 @@ class Steps:
     keep: int  # checkpoints; 0: none is written
     pace: Pace
     stopping: Callable[[], bool]  # asked after every step
+    leaving: Callable[[], bool] = lambda: False  # and whenever a checkpoint was written
 
     def run(self, show: Show) -> None:
-        """Train until the target, or until somebody asks to stop, and write a last checkpoint.
+        """Train until the target, or until somebody asks to stop or to leave, and write a last
+        checkpoint.
 
         Raises DivergedError, CheckpointError and what else a rank raises.
         """
@@ -61,6 +63,8 @@ class Steps:
             self._tidy(metric)
             if written:
                 journal.write("running")
+                if self.leaving():
+                    break
         self._save(show)
 
     def _ask_step(self) -> list[StepResult]:

@@ -1,0 +1,105 @@
+"""Launches over two nodes of a Ray cluster, of which one is lost and comes back."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bigplan.launcher.driver import LaunchOptions, launch
+from bigplan.launcher.record import Asked, Record, read_record
+from bigplan.report.run_report import run_report
+from bigplan.spec.experiment import Launch
+from tests.launcher import machines as module
+from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of
+
+ray = pytest.importorskip("ray")
+
+STEPS = 16
+PINS = {"dp": 4, "micro_batch": 1}
+# Sums of four ranks' gradients in another order: an ulp of fp32, which AdamW carries on.
+OTHER_LAYOUT = 1e-5
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Machines]:
+    ray.cloudpickle.register_pickle_by_value(module)
+    with machines() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def whole(nodes: Machines, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """The uninterrupted run."""
+    return read_record(run(nodes, tmp_path_factory.mktemp("whole")))
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "script"
+    folder.mkdir()
+    monkeypatch.setattr(Scripted, "folder", folder)
+    return folder
+
+
+def run(nodes: Machines, folder: Path, out: Console | None = None, **how: object) -> Path:
+    told = {"run_dir": str(folder), "address": nodes.address, "checkpoint_every": 2, **how}
+    options = LaunchOptions(Launch.model_validate(told), asked=Asked(set=PINS, nodes=2))
+    console = out or Console(file=StringIO())
+    return launch(plan_of(STEPS, **PINS), options, console, Scripted)
+
+
+def losses(record: Record) -> list[float | None]:
+    return [metric.loss for metric in record.metrics]
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_node_is_planned_around_and_taken_in_again(
+    nodes: Machines, whole: Record, tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scripted, "script", ((6, 4, "lose"), (9, 2, "add")))
+    acts = {"lose": lambda _: nodes.lose("b"), "add": lambda _: nodes.add("b")}
+    out = Console(file=StringIO(), width=300)
+    with happening(scripted, acts):
+        record = read_record(run(nodes, tmp_path / "runs", out, elastic=True))
+    print(out.file.getvalue(), record.summary.plans, record.summary.restarts)
+    assert record.summary.status == "finished"
+    assert losses(record)[:4] == losses(whole)[:4]
+    print([(a / b - 1) for a, b in zip(losses(record), losses(whole))])
+    assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
+    (lost,) = record.summary.restarts
+    assert "node b (127.0.0.4) was lost with ranks 2, 3 while running step 6" in lost.reason
+    assert (lost.done, lost.back_to) == (5, 4)
+    assert [(p.after, p.nodes, p.strategy.dp) for p in record.summary.plans] == [
+        (0, 2, 4),
+        (4, 1, 2),
+        (9, 2, 4),
+    ]
+    screen = Console(record=True, width=300, file=StringIO())
+    screen.print(run_report(record))
+    assert "planned for 1 node: data 2, micro-batch 1" in screen.export_text()
+
+
+@pytest.mark.timeout(300)
+def test_two_faults_at_once_and_one_while_it_starts_again(
+    nodes: Machines, whole: Record, tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is lost and a rank of the other killed; of the next crew one is killed as it starts."""
+    monkeypatch.setattr(Scripted, "script", ((6, 4, "both"),))
+
+    def both(processes: Mapping[int, int]) -> None:
+        os.kill(processes[0], signal.SIGKILL)
+        nodes.lose("b")
+        nodes.add("b")
+
+    out = Console(file=StringIO(), width=300)
+    with happening(scripted, {"both": both}):
+        record = read_record(run(nodes, tmp_path / "runs", out))
+    print(out.file.getvalue(), record.summary.plans, record.summary.restarts)
+    assert losses(record) == losses(whole)
+    assert record.summary.digest == whole.summary.digest
+    assert len(record.summary.plans) == 1
