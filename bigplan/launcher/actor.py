@@ -9,11 +9,21 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from bigplan.engines import engine_of
 from bigplan.importing import named
+from bigplan.launcher.checkpoints import FOLDER
 from bigplan.launcher.lock import hold, rank_lock
+from bigplan.launcher.places import (
+    Places,
+    keep_only,
+    leave_mark,
+    marks,
+    own_run,
+    receive,
+    remove_mark,
+)
 from bigplan.launcher.preflight import Facts, listen_on, look
 from bigplan.plan import Plan
 
@@ -86,7 +96,8 @@ class RankActor:
 
     def __init__(self, plan: Plan, rank: int, folders: Folders, worker: WorkerType | None) -> None:
         # Nothing that can fail: Ray tells little about an actor that was never created.
-        self._lock_file = rank_lock(folders.run, rank)
+        self._run, self._rank = folders.run, rank
+        self._lock_file = rank_lock(own_run(folders.run), rank)
         self._scratch = folders.scratch / f"rank-{rank}"
         self._make = partial(_make, worker, plan, rank, self._scratch)
         self._made: Worker | None = None
@@ -99,7 +110,31 @@ class RankActor:
 
     def look(self, scratch: Path, mark: Path, token: str, cuda: bool) -> Facts:
         """What there is on this machine (preflight.look)."""
-        return look(_node(), scratch, mark, token, cuda=cuda)
+        return look(_node(), scratch, self._here(mark), token, cuda=cuda)
+
+    def leave_mark(self) -> None:
+        """Show other nodes this one's run folder (places.py)."""
+        leave_mark(own_run(self._run), _node())
+
+    def marks(self) -> tuple[str, ...]:
+        """The nodes that share it."""
+        return marks(own_run(self._run))
+
+    def remove_mark(self) -> None:
+        """Once all have seen it."""
+        remove_mark(own_run(self._run), _node())
+
+    def receive(self, step: str, manifest: str) -> None:
+        """See places.receive."""
+        receive(own_run(self._run), step, manifest)
+
+    def keep_only(self, steps: tuple[str, ...]) -> None:
+        """See places.keep_only."""
+        keep_only(own_run(self._run), steps)
+
+    def manifest(self, step: str) -> str:
+        """That of a checkpoint that is here."""
+        return (own_run(self._run) / FOLDER / step / "manifest.json").read_text()
 
     def clock(self) -> float:
         """Seconds of this machine's clock."""
@@ -113,21 +148,29 @@ class RankActor:
         """A file for ranks of this node alone, in a folder that only this user may enter."""
         return Path(mkdtemp(dir=self._scratch)) / "addresses"
 
-    def start(self, meeting: Any, resume: Path | None) -> int:
-        """See Worker; `meeting` may be a Board."""
+    def start(self, meeting: Any, resume: Path | None, places: Places | None) -> int:
+        """See Worker; `meeting` may be a Board, and `places` are told where there are several."""
         if not isinstance(meeting, Path):
             from bigplan.launcher.meeting import BoardStore
 
             meeting = self._store = BoardStore(meeting)
-        return self._worker().start(meeting, resume)
+        if places is None:
+            return self._worker().start(meeting, resume)
+        from bigplan.runtime.checkpoint.apart import Apart
+
+        place = places.of(self._rank)
+        apart = Apart(place, places.ranks[place], places.bring)
+        native: Any = self._worker()  # Crew has seen to it
+        done: int = native.start(meeting, self._here(resume), apart)
+        return done
 
     def step(self, checkpoint: Path | None) -> StepResult:
         """See Worker."""
-        return self._worker().step(checkpoint)
+        return self._worker().step(self._here(checkpoint))
 
     def save(self, folder: Path) -> Path:
         """See Worker."""
-        return self._worker().save(folder)
+        return self._worker().save(self._here(folder))
 
     def evaluate(self) -> float:
         """See Worker."""
@@ -151,6 +194,16 @@ class RankActor:
         if self._made is not None:
             self._made.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @overload
+    def _here(self, path: Path) -> Path: ...
+
+    @overload
+    def _here(self, path: None) -> None: ...
+
+    def _here(self, path: Path | None) -> Path | None:
+        """Where this node has what the launch has at a path of the run."""
+        return path if path is None else own_run(self._run) / path.relative_to(self._run)
 
     def _worker(self) -> Worker:
         assert self._made is not None, "preflight comes first"

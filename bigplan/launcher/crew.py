@@ -13,16 +13,17 @@ from typing import Any
 from bigplan.errors import PreflightError
 from bigplan.launcher import placing
 from bigplan.launcher.actor import Folders, RankActor, WorkerType
+from bigplan.launcher.checkpoints import FOLDER, checkpoints
 from bigplan.launcher.failures import Failure, node_lost, told
 from bigplan.launcher.heartbeat import GROUP, Allowed, Heartbeat
 from bigplan.launcher.nodes import Node, known
+from bigplan.launcher.places import Places, receive, shared_out
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.preflight import (
     MARK,
     interface_of,
     require_alike,
     require_clock,
-    without_share,
 )
 from bigplan.plan import Plan
 
@@ -46,12 +47,13 @@ class Crew:
         """`interface`: where the ranks of several nodes listen. `meanwhile` is called a few times
         a second while the ranks are busy.
         """
-        self._layout = Layout.of(plan)
+        self._plan, self._layout = plan, Layout.of(plan)
         self._meanwhile = meanwhile
         self._interface, self._folders = interface, folders
         self._meeting: Path | None = None
         self._board: Any = None
         self._nodes: dict[int, Node] = {}  # by rank, once they were asked
+        self._places: Places | None = None  # None: all nodes see the launch's run folder
         self._asked_nodes = 0.0
         self._group = placing.place(self._layout)
         self._actors = [
@@ -100,13 +102,41 @@ class Crew:
         require_alike(facts, self._folders.scratch)
         for rank, node in self._first_ranks().items():
             self._check_clock(rank, node)
-        if apart := without_share(facts):
-            raise PreflightError(
-                f"the run folder {self._folders.run} is not the same on node {apart[0]}; name one "
-                "on a file system that all nodes share (--run-dir)"
-            )
+        if not all(fact.shared for fact in facts.values()):
+            self._places = self._found_places()
         outside = not all(node.only_loopback for node in self._nodes.values())
         self.ask("listen", interface_of(facts, self._interface, outside=outside), doing="starting")
+
+    def _found_places(self) -> Places:
+        """Which nodes see one run folder. Raises PreflightError where an engine needs it."""
+        if self._plan.engine != "native":
+            raise PreflightError(
+                f"the run folder {self._folders.run} is not the same on all nodes, and "
+                f"{self._plan.engine} writes its checkpoints into one folder; name one on a file "
+                "system that they share (--run-dir), or plan with --engine native"
+            )
+        doing = "looking for a shared folder"
+        self.ask("leave_mark", doing=doing)
+        seen = dict(enumerate(self.ask("marks", doing=doing)))
+        self.ask("remove_mark", doing=doing)
+        names = {node.key: node.name for node in self._nodes.values()}
+        placed = shared_out(seen, names)
+        ranks = {
+            place: tuple(rank for rank in sorted(placed) if placed[rank] == place)
+            for place in sorted(set(placed.values()))
+        }
+        # Nodes without ranks may have files, too: those of a crew that was larger.
+        nodes = {node.name: node.key for node in known()}
+        return Places(ranks, nodes, self._folders.run)
+
+    def start(self, checkpoint: Path | None) -> int:
+        """Let the ranks meet and get their state; the steps done. Raises as Worker.start."""
+        if self._places is not None and checkpoint is not None:
+            manifest = (checkpoint / "manifest.json").read_text()
+            self.ask("receive", checkpoint.name, manifest, doing="starting", of_places=True)
+        meeting = self.meeting_point()
+        done: int = self.ask("start", meeting, checkpoint, self._places, doing="starting")[0]
+        return done
 
     def _first_ranks(self) -> Mapping[int, Node]:
         """The first rank of every node."""
@@ -147,27 +177,49 @@ class Crew:
         )
         return self._board
 
-    def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
-        """Call a method of every rank; results by rank.
+    def ask(
+        self, method: str, *arguments: object, doing: str, of_places: bool = False
+    ) -> list[Any]:
+        """Call a method of every rank, or of the first `of_places`; results by rank.
 
         Raises the most telling rank's error, and LostError where one hangs.
         """
         allowed = Allowed.elsewhere()
         if method == "step":
             allowed = Allowed.in_step(self._predicted, first=not self._stepped)
+        saves = self._places is not None and method in ("step", "save") and any(arguments)
+        if saves:
+            kept = tuple(path.name for path in checkpoints(self._folders.run))
+            self.ask("keep_only", kept, doing=doing, of_places=True)
         self._heartbeat.begin()
-        called = [getattr(actor, method).remote(*arguments) for actor in self._actors]
+        asked: Sequence[int] = range(self._layout.ranks)
+        if of_places:
+            assert self._places is not None
+            asked = [ranks[0] for ranks in self._places.ranks.values()]
+        called = {getattr(self._actors[rank], method).remote(*arguments): rank for rank in asked}
         results = self._collect(called, doing, allowed)
         self._stepped = self._stepped or method == "step"
+        if self._places is not None and method == "step":
+            for saved in (each for result in results for each in result.saved if not each.error):
+                self._have(saved.path.name)
+        elif self._places is not None and method == "save":
+            self._have(results[0].name)
         return results
 
-    def _collect(self, references: Sequence[Any], doing: str, allowed: Allowed) -> list[Any]:
+    def _have(self, step: str) -> None:
+        """Have the manifest of a checkpoint here: it says which place has what."""
         import ray
 
-        ranks = {reference: rank for rank, reference in enumerate(references)}
+        folder = self._folders.run / FOLDER / step
+        if not folder.exists():
+            receive(self._folders.run, step, ray.get(self._actors[0].manifest.remote(step)))
+
+    def _collect(self, ranks: Mapping[Any, int], doing: str, allowed: Allowed) -> list[Any]:
+        import ray
+
         results: dict[int, Any] = {}
         failures: list[Failure] = []
-        waiting = list(references)
+        waiting = list(ranks)
         while waiting:
             timeout = GRACE_SECONDS if failures else LOOK_SECONDS
             done, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
@@ -185,7 +237,7 @@ class Crew:
                 failures.append(Failure(rank, error))
         if failures:
             raise told(failures, doing, self._nodes)
-        return [results[rank] for rank in range(len(references))]
+        return [results[rank] for rank in sorted(results)]
 
     def _look_at_nodes(self, doing: str) -> None:
         """Raise NodeLostError where a quiet rank's node does not answer either."""

@@ -429,8 +429,7 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
 def _start(crew: Crew, checkpoint: Path | None) -> int:
     crew.prepare()
     crew.ask("preflight", doing="checking its machine")
-    done: int = crew.ask("start", crew.meeting_point(), checkpoint, doing="starting")[0]
-    return done
+    return crew.start(checkpoint)
 
 
 def _train(launched: _Launch, crew: Crew, done: int) -> None:

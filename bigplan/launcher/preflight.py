@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -153,8 +153,3 @@ def listen_on(interface: str) -> None:
     """Let this process talk to other ranks there alone; before it meets them."""
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # "=": no other that begins like it
-
-
-def without_share(facts: Mapping[str, Facts]) -> Sequence[str]:
-    """The nodes that do not see the launch's run folder."""
-    return [name for name, fact in facts.items() if not fact.shared]

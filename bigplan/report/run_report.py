@@ -143,10 +143,10 @@ def _training_lines(record: Record) -> Iterator[str]:
     if len(summary.plans) > 1:
         for run in summary.plans:
             why = f", as {run.reason}" if run.reason else ""
-            seconds = seconds_text(run.predicted_step_seconds)
+            step = seconds_text(run.predicted_step_seconds)
             yield (
                 f"from step {run.after + 1} ({run.when}) planned for {counted(run.nodes, 'node')}: "
-                f"{strategy_text(run.strategy)}; {seconds} a step predicted{why}"
+                f"{strategy_text(run.strategy)}; {step} a step predicted{why}"
             )
     if summary.restarts and summary.effective is not None:
         yield f"effective training time: {100 * summary.effective:.3g}% of the last launch's"

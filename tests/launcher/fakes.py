@@ -124,6 +124,10 @@ class LocalCrew:
     def prepare(self) -> None:
         pass
 
+    def start(self, checkpoint: Path | None) -> int:
+        done: int = self.ask("start", self.meeting_point(), checkpoint, doing="starting")[0]
+        return done
+
     def meeting_point(self) -> Path:
         return self.meeting / "addresses"
 

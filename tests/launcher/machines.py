@@ -12,10 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from bigplan.engines import make_plan
 from bigplan.plan import Plan
 from bigplan.planner import Request
+from bigplan.runtime.checkpoint.apart import Apart
 from bigplan.runtime.result import StepResult
 from bigplan.runtime.worker import Worker
 from bigplan.spec.catalog import find_model
@@ -35,10 +37,11 @@ def two_nodes() -> Cluster:
     return Cluster(name="two", node_groups=(wide,)).with_nodes(2)
 
 
-def plan_of(steps: int, **pins: str | int | float) -> Plan:
-    """tiny-llama-test in fp32 over both nodes."""
+def plan_of(steps: int, nodes: int = 2, **pins: str | int | float) -> Plan:
+    """tiny-llama-test in fp32 over the nodes."""
     training = Training(sequence_length=32, global_batch=4, precision="fp32", steps=steps)
-    return make_plan(Request(find_model("tiny-llama-test"), training, two_nodes(), pins, "native"))
+    cluster = two_nodes().with_nodes(nodes)
+    return make_plan(Request(find_model("tiny-llama-test"), training, cluster, pins, "native"))
 
 
 @dataclass
@@ -47,9 +50,8 @@ class Machines:
 
     cluster: Any  # ray.cluster_utils.Cluster
     nodes: dict[str, Any] = field(default_factory=dict)
-    variables: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict
-    )  # of a node's processes
+    # What a node's processes find in their environment, by its name.
+    variables: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -57,14 +59,16 @@ class Machines:
 
     def add(self, name: str) -> None:
         """A node, as it comes back after it was lost."""
-        self.nodes[name] = self.cluster.add_node(
-            node_ip_address=f"127.0.0.{3 + 'ab'.index(name)}",
-            node_name=name,
-            num_cpus=CORES,
-            include_dashboard=False,
-            object_store_memory=80 << 20,
-            env_vars=dict(self.variables.get(name, {})),
-        )
+        # Ray wants to handle a signal, which threads may not.
+        with mock.patch("ray._private.utils.set_sigterm_handler"):
+            self.nodes[name] = self.cluster.add_node(
+                node_ip_address=f"127.0.0.{3 + 'ab'.index(name)}",
+                node_name=name,
+                num_cpus=CORES,
+                include_dashboard=False,
+                object_store_memory=80 << 20,
+                env_vars=dict(self.variables.get(name, {})),
+            )
 
     def lose(self, name: str) -> None:
         """All its processes are killed at once."""
@@ -72,7 +76,7 @@ class Machines:
 
 
 @contextmanager
-def machines(variables: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[Machines]:
+def machines() -> Iterator[Machines]:
     """A head, and the nodes a and b."""
     from ray.cluster_utils import Cluster as Nodes
 
@@ -83,7 +87,7 @@ def machines(variables: Mapping[str, Mapping[str, str]] | None = None) -> Iterat
         "include_dashboard": False,
         "object_store_memory": 80 << 20,
     }
-    made = Machines(Nodes(initialize_head=True, head_node_args=head), variables=variables or {})
+    made = Machines(Nodes(initialize_head=True, head_node_args=head))
     try:
         made.add("a")
         made.add("b")
@@ -101,8 +105,8 @@ class Scripted(Worker):
     folder = Path()
     script: tuple[tuple[int, int, str], ...] = ()
 
-    def start(self, meeting: Any, resume: Path | None = None) -> int:
-        done = super().start(meeting, resume)
+    def start(self, meeting: Any, resume: Path | None = None, apart: Apart | None = None) -> int:
+        done = super().start(meeting, resume, apart)
         self.await_(-1)
         return done
 
@@ -124,7 +128,7 @@ def happening(
 ) -> Iterator[None]:
     """Let things happen, each once all ranks of a crew wait for it; told are their processes."""
     script = {name: ranks for _, ranks, name in Scripted.script}
-    ended = threading.Event()
+    ended, failed = threading.Event(), list[Exception]()
 
     def watch() -> None:
         left = dict(acts)
@@ -135,7 +139,10 @@ def happening(
                     for p in folder.glob(f"{name}.begin-*")
                 }
                 if len(begun) == script[name] and all(begun.values()):
-                    left.pop(name)(begun)
+                    try:
+                        left.pop(name)(begun)
+                    except Exception as error:  # noqa: BLE001 -- told below, whatever it is
+                        failed.append(error)
                     (folder / f"{name}.done").touch()
             time.sleep(0.01)
 
@@ -146,3 +153,4 @@ def happening(
     finally:
         ended.set()
         thread.join(PATIENCE)
+    assert not failed, failed

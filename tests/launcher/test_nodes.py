@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
@@ -11,16 +10,20 @@ import pytest
 from rich.console import Console
 
 from bigplan.launcher.driver import LaunchOptions, launch
+from bigplan.launcher.places import RUN_DIR
 from bigplan.launcher.record import Asked, Record, read_record
+from bigplan.launcher.resume import read_resumable
 from bigplan.report.run_report import run_report
 from bigplan.spec.experiment import Launch
 from tests.launcher import machines as module
+from tests.launcher.fakes import quiet
 from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of
 
 ray = pytest.importorskip("ray")
 
 STEPS = 16
-PINS = {"dp": 4, "micro_batch": 1}
+Pins = dict[str, str | int | float]
+PINS: Pins = {"dp": 4, "micro_batch": 1}
 # Sums of four ranks' gradients in another order: an ulp of fp32, which AdamW carries on.
 OTHER_LAYOUT = 1e-5
 
@@ -46,11 +49,16 @@ def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def run(nodes: Machines, folder: Path, out: Console | None = None, **how: object) -> Path:
+def run(
+    nodes: Machines,
+    folder: Path,
+    out: Console | None = None,
+    pins: Pins = PINS,
+    **how: object,
+) -> Path:
     told = {"run_dir": str(folder), "address": nodes.address, "checkpoint_every": 2, **how}
-    options = LaunchOptions(Launch.model_validate(told), asked=Asked(set=PINS, nodes=2))
-    console = out or Console(file=StringIO())
-    return launch(plan_of(STEPS, **PINS), options, console, Scripted)
+    options = LaunchOptions(Launch.model_validate(told), asked=Asked(set=pins, nodes=2))
+    return launch(plan_of(STEPS, **pins), options, out or quiet(), Scripted)
 
 
 def losses(record: Record) -> list[float | None]:
@@ -66,10 +74,8 @@ def test_a_lost_node_is_planned_around_and_taken_in_again(
     out = Console(file=StringIO(), width=300)
     with happening(scripted, acts):
         record = read_record(run(nodes, tmp_path / "runs", out, elastic=True))
-    print(out.file.getvalue(), record.summary.plans, record.summary.restarts)
     assert record.summary.status == "finished"
     assert losses(record)[:4] == losses(whole)[:4]
-    print([(a / b - 1) for a, b in zip(losses(record), losses(whole))])
     assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
     (lost,) = record.summary.restarts
     assert "node b (127.0.0.4) was lost with ranks 2, 3 while running step 6" in lost.reason
@@ -88,7 +94,7 @@ def test_a_lost_node_is_planned_around_and_taken_in_again(
 def test_two_faults_at_once_and_one_while_it_starts_again(
     nodes: Machines, whole: Record, tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node is lost and a rank of the other killed; of the next crew one is killed as it starts."""
+    """A node is lost and a rank of the other killed, at the same moment."""
     monkeypatch.setattr(Scripted, "script", ((6, 4, "both"),))
 
     def both(processes: Mapping[int, int]) -> None:
@@ -99,7 +105,32 @@ def test_two_faults_at_once_and_one_while_it_starts_again(
     out = Console(file=StringIO(), width=300)
     with happening(scripted, {"both": both}):
         record = read_record(run(nodes, tmp_path / "runs", out))
-    print(out.file.getvalue(), record.summary.plans, record.summary.restarts)
     assert losses(record) == losses(whole)
     assert record.summary.digest == whole.summary.digest
     assert len(record.summary.plans) == 1
+
+
+@pytest.mark.timeout(300)
+def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
+    nodes: Machines, whole: Record, tmp_path: Path
+) -> None:
+    """Both nodes' ranks write their parts of the state; then one node goes on alone."""
+    for name in "ab":
+        nodes.lose(name)
+        nodes.variables[name] = {RUN_DIR: str(tmp_path / name)}
+        nodes.add(name)
+    folder = run(nodes, tmp_path / "runs", pins={**PINS, "zero": 1}, steps=8)
+    own = {name: next((tmp_path / name).iterdir()) / "checkpoints" for name in "ab"}
+    assert {path.name for path in own["a"].iterdir()} == {"step-000006", "step-000008"}
+    files = {name: {path.name for path in (own[name] / "step-000008").iterdir()} for name in "ab"}
+    assert files["a"] & files["b"] == {"manifest.json"}
+    assert [path.name for path in (folder / "checkpoints" / "step-000008").iterdir()] == [
+        "manifest.json"
+    ]
+    alone = plan_of(STEPS, nodes=1, dp=2, micro_batch=1)
+    before = read_resumable(folder)
+    options = LaunchOptions(before.how.model_copy(update={"steps": STEPS}), before)
+    record = read_record(launch(alone, options, quiet()))
+    assert record.summary.resumed == (8,)
+    assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
+    assert files["b"] <= {path.name for path in (own["a"] / "step-000008").iterdir()}

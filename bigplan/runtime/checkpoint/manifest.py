@@ -67,6 +67,8 @@ class StoredFile(Spec):
     nbytes: int
     extents: tuple[Extent, ...]
     tensors: tuple[StoredTensor, ...]
+    places: tuple[str, ...] = ()
+    """that have it, where the run's machines share no folder"""
 
 
 class Manifest(Spec):
@@ -97,10 +99,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         os.fsync(file.fileno())
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, place: str | None = None) -> Manifest:
     """The manifest, if every file it names is there in its length.
 
-    What is in the files is checked when it is read. Raises CheckpointError.
+    Of a run whose machines share no folder those have to be there that this `place` wrote; None:
+    all. What is in the files is checked when it is read. Raises CheckpointError.
     """
     path = folder / NAME
     try:
@@ -123,17 +126,20 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest.model_validate_json(json.dumps(data["checkpoint"]))
     except ValidationError as error:
         raise _damaged(path, f"breaks its schema: {error.errors()[0]['msg']}") from error
-    _check_files(folder, manifest)
+    _check_files(folder, manifest, place)
     return manifest
 
 
-def _check_files(folder: Path, manifest: Manifest) -> None:
+def _check_files(folder: Path, manifest: Manifest, place: str | None) -> None:
     for file in manifest.files:
+        if place is not None and place not in file.places:
+            continue
         path = folder / file.name
         try:
             found = path.stat().st_size
         except OSError as error:
-            raise _damaged(path, f"cannot be read ({error.strerror})") from error
+            where = f", and places {', '.join(file.places)} have it" if file.places else ""
+            raise _damaged(path, f"cannot be read ({error.strerror}{where})") from error
         if found != file.nbytes:
             raise _damaged(path, f"has {found} bytes, not the {file.nbytes} that were written")
 
