@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bigplan.errors import LostError, NodeLostError
-from bigplan.launcher import driver, failures
+from bigplan.launcher import driver
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.elastic import planned_for
 from bigplan.launcher.failures import node_lost
@@ -58,16 +58,23 @@ def test_a_node_whose_port_is_closed_is_lost_with_its_ranks(
     assert isinstance(error, NodeLostError)
     assert str(error).startswith("node b (127.0.0.1) was lost with ranks 1, 2 while running step 3")
     assert error.ranks == (1, 2)
-    assert failures.NodeLostError is NodeLostError
 
 
 class Shrinks(Fake):
-    """Rank 3, of a second node, is lost in step 4 with it."""
+    """Rank 3, of a second node, is lost in step 4 with it, so many times."""
+
+    times = 1
 
     def step(self, checkpoint: Path | None = None) -> StepResult:
-        if self.rank == 3 and self.steps == 3:
+        if self.rank == 3 and self.steps == 3 and Shrinks.times:
+            Shrinks.times -= 1
             raise NodeLostError("node b was lost with ranks 2, 3 while running step 4", (2, 3))
         return super().step(checkpoint)
+
+
+@pytest.fixture(autouse=True)
+def _once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shrinks, "times", 1)
 
 
 def started(folder: Path, **how: object) -> Path:
@@ -81,15 +88,12 @@ def test_a_run_shrinks_and_grows_at_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second node is away when it is looked for after its loss, and once more."""
-    there = iter([2, 1, 1, 2])
-    left = [2]
+    there = iter([2, 1, 1])
 
     def usable(plan: Plan) -> tuple[Node, ...]:
-        left[0] = next(there, 2)
-        return tuple(node(name, 1) for name in "ab"[: left[0]])
+        return tuple(node(name, 1) for name in "ab"[: next(there, 2)])
 
     monkeypatch.setattr(driver, "usable", usable)
-    monkeypatch.setattr(Shrinks, "step", once(Shrinks.step))
     record = read_record(started(tmp_path, elastic=True))
     assert [metric.step for metric in record.metrics] == list(range(1, 10))
     assert [metric.loss for metric in record.metrics] == [5.0 - step for step in range(1, 10)]
@@ -100,19 +104,6 @@ def test_a_run_shrinks_and_grows_at_a_checkpoint(
     kept = sorted(path.name for path in record.folder.glob("plan-until-*"))
     assert kept == ["plan-until-step-000002.yaml", "plan-until-step-000007.yaml"]
     assert read_asked(record.folder) == Asked(set=PINS, nodes=2)
-
-
-def once(step: object) -> object:
-    """The loss does not happen again."""
-    happened: list[int] = []
-
-    def played(worker: Shrinks, checkpoint: Path | None = None) -> StepResult:
-        if worker.rank == 3 and worker.steps == 3 and not happened:
-            happened.append(1)
-            raise NodeLostError("node b was lost with ranks 2, 3 while running step 4", (2, 3))
-        return Fake.step(worker, checkpoint)
-
-    return played
 
 
 @pytest.mark.usefixtures("without_ray")
@@ -130,7 +121,6 @@ def test_a_run_waits_for_a_node_and_gives_up(
 def test_a_run_goes_on_once_a_node_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False, True])
     monkeypatch.setattr(driver, "enough", lambda plan: next(answers))
-    monkeypatch.setattr(Shrinks, "step", once(Shrinks.step))
     record = read_record(started(tmp_path))
     assert [metric.loss for metric in record.metrics] == [5.0 - step for step in range(1, 10)]
     assert len(record.summary.plans) == 1

@@ -62,7 +62,7 @@ def test_ranks_of_several_machines_listen_where_the_user_says() -> None:
     assert interface_of({"a": ONE}, "eth0", outside=True) == "lo"  # of one node all stays there
     with pytest.raises(PreflightError, match=r"--interface NAME \(a has lo .*eth0 \(10\.0\.0\.1\)"):
         interface_of(both, None, outside=True)
-    with pytest.raises(PreflightError, match="node b has lo .*, none of that name"):
+    with pytest.raises(PreflightError, match=r"node b has lo .*, none of that name"):
         interface_of({"a": ONE, "b": TWO}, "eth0", outside=True)
 
 
