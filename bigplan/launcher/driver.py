@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from bigplan.launcher.checkpoints import (
     sweep,
 )
 from bigplan.launcher.crew import MEETING, Crew
-from bigplan.launcher.elastic import enough, planned_for, usable
+from bigplan.launcher.elastic import find_nodes, may_grow
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.lock import forget, only_launch, wait_for_workers
 from bigplan.launcher.patience import Patience
@@ -67,8 +66,6 @@ from bigplan.launcher.stop import Stop
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Launch
 from bigplan.units import be, counted
-
-NODE_SECONDS = 600.0  # in which a machine starts again, or a cluster's manager brings another
 
 
 @dataclass(frozen=True)
@@ -111,6 +108,10 @@ class _Launch:
         mark = hashlib.sha256(str(run).encode()).hexdigest()[:8]
         name = f"bigplan-{run.name}-{mark}"
         return Folders(run, Path(nvme.path).expanduser().absolute() / name)
+
+    def say(self, text: str) -> None:
+        """Tell the user."""
+        _say(self, text)
 
     def meanwhile(self) -> None:
         """Answer the first Ctrl-C while a step runs on."""
@@ -294,7 +295,7 @@ def _until_done(launched: _Launch) -> None:
     """Train; where a rank is lost, on from the newest good checkpoint with fresh ranks."""
     journal, stop, patience = launched.journal, launched.stop, Patience(launched.how.max_restarts)
     if launched.how.elastic:
-        _find_nodes(launched)
+        find_nodes(launched)
     while True:
         try:
             _from_newest(launched)
@@ -307,75 +308,12 @@ def _until_done(launched: _Launch) -> None:
             _say(launched, f"{error}. Starting again from {where}")
             journal.lose(str(error))
             _clear(launched.folders, getattr(error, "ranks", ()))
-            _find_nodes(launched, error)
+            find_nodes(launched, error)
         else:
             if stop.asked or journal.done == journal.target:
                 return
             _clear(launched.folders)
-            _find_nodes(launched)
-
-
-def _find_nodes(launched: _Launch, lost: LostError | None = None) -> None:
-    """Return once there are nodes for the plan, or where a run may, a plan for those there are.
-
-    Raises LostError where none comes.
-    """
-    if launched.address is None:
-        return
-    end, told = time.monotonic() + NODE_SECONDS, False
-    while not (_adapted(launched, lost) if launched.how.elastic else enough(launched.plan)):
-        if time.monotonic() > end:
-            before = f"{lost}. " if lost else ""
-            raise LostError(
-                f"{before}No node has come in its place for {NODE_SECONDS:.0f} s; bring it back, "
-                "or let the run go on with fewer nodes: --elastic"
-            )
-        if not told:
-            told = True
-            _say(launched, f"Waiting up to {NODE_SECONDS:.0f} s for a node in its place")
-        time.sleep(1.0)
-
-
-def _adapted(launched: _Launch, lost: LostError | None) -> bool:
-    """Whether the plan is now for the nodes that there are."""
-    there = len(usable(launched.plan))
-    nodes = Layout.of(launched.plan).nodes
-    if there == nodes or (there > nodes >= launched.asked.nodes):
-        return True
-    found = planned_for(launched.plan, launched.asked, there)
-    if found is None:
-        return False
-    if found.plan != launched.plan:
-        now = Layout.of(found.plan).nodes
-        _say(
-            launched,
-            f"Planned again for {counted(now, 'node')} of {launched.asked.nodes} in "
-            f"{found.seconds:.1f} s: {found.plan.strategy}",
-        )
-        _switch(launched, found.plan, "a node was lost" if now < nodes else "a node is back")
-    return True
-
-
-def _switch(launched: _Launch, plan: Plan, why: str) -> None:
-    """Let the ranks that start next have another plan."""
-    folder = launched.journal.folder
-    keep_plan(folder, newest_step(folder) or 0)
-    launched.plan = plan
-    launched.journal.replan(plan, why)
-    timeline = engine_of(plan).timeline(plan)
-    write_start(folder, plan, launched.how, launched.asked, timeline)
-
-
-def _may_grow(launched: _Launch) -> bool:
-    """Whether a plan for more nodes can be had."""
-    if launched.address is None or not launched.how.elastic:
-        return False
-    now = Layout.of(launched.plan).nodes
-    if now >= launched.asked.nodes:
-        return False
-    there = len(usable(launched.plan))
-    found = planned_for(launched.plan, launched.asked, there) if there > now else None
-    return found is not None and Layout.of(found.plan).nodes > now
+            find_nodes(launched)
 
 
 def _from_newest(launched: _Launch) -> None:
@@ -440,7 +378,7 @@ def _train(launched: _Launch, crew: Crew, done: int) -> None:
     promise = Promise.of(launched.plan)
     with progress(launched.console, done, journal.target, promise) as show:
         pace = Pace(how.checkpoint_every)
-        leaving = partial(_may_grow, launched)
+        leaving = partial(may_grow, launched)
         stopping = lambda: launched.stop.asked  # noqa: E731 -- beside the other
         Steps(crew, journal, how.checkpoint_keep, pace, stopping, leaving).run(show)
     if launched.stop.asked or journal.done == journal.target:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,6 +38,7 @@ def two_nodes() -> Cluster:
     return Cluster(name="two", node_groups=(wide,)).with_nodes(2)
 
 
+@cache
 def plan_of(steps: int, nodes: int = 2, **pins: str | int | float) -> Plan:
     """tiny-llama-test in fp32 over the nodes."""
     training = Training(sequence_length=32, global_batch=4, precision="fp32", steps=steps)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bigplan.errors import LostError, NodeLostError
-from bigplan.launcher import driver
+from bigplan.launcher import elastic
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.elastic import planned_for
 from bigplan.launcher.failures import node_lost
@@ -93,7 +93,7 @@ def test_a_run_shrinks_and_grows_at_a_checkpoint(
     def usable(plan: Plan) -> tuple[Node, ...]:
         return tuple(node(name, 1) for name in "ab"[: next(there, 2)])
 
-    monkeypatch.setattr(driver, "usable", usable)
+    monkeypatch.setattr(elastic, "usable", usable)
     record = read_record(started(tmp_path, elastic=True))
     assert [metric.step for metric in record.metrics] == list(range(1, 10))
     assert [metric.loss for metric in record.metrics] == [5.0 - step for step in range(1, 10)]
@@ -110,8 +110,8 @@ def test_a_run_shrinks_and_grows_at_a_checkpoint(
 def test_a_run_waits_for_a_node_and_gives_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "enough", lambda plan: False)
-    monkeypatch.setattr(driver, "NODE_SECONDS", 0.0)
+    monkeypatch.setattr(elastic, "enough", lambda plan: False)
+    monkeypatch.setattr(elastic, "NODE_SECONDS", 0.0)
     with pytest.raises(LostError, match=r"node b was lost.*No node has come.*--elastic") as error:
         started(tmp_path)
     assert "The last good checkpoint is of step 2" in str(error.value)
@@ -120,7 +120,7 @@ def test_a_run_waits_for_a_node_and_gives_up(
 @pytest.mark.usefixtures("without_ray")
 def test_a_run_goes_on_once_a_node_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False, True])
-    monkeypatch.setattr(driver, "enough", lambda plan: next(answers))
+    monkeypatch.setattr(elastic, "enough", lambda plan: next(answers))
     record = read_record(started(tmp_path))
     assert [metric.loss for metric in record.metrics] == [5.0 - step for step in range(1, 10)]
     assert len(record.summary.plans) == 1
