@@ -80,6 +80,10 @@ class PreflightError(BigplanError):
     exit_code = 4
 
 
+class NoRoomError(PreflightError):
+    """There are too few nodes with what a plan's ranks need, free."""
+
+
 class WorkerError(BigplanError):
     """A worker failed or died while it ran."""
 

@@ -156,7 +156,7 @@ class RankActor:
             meeting = self._store = BoardStore(meeting)
         if places is None:
             return self._worker().start(meeting, resume)
-        from bigplan.runtime.checkpoint.apart import Apart
+        from bigplan.runtime.apart import Apart
 
         place = places.of(self._rank)
         apart = Apart(place, places.ranks[place], places.bring)

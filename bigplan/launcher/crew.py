@@ -144,10 +144,8 @@ class Crew:
         return {rank: self._nodes[rank] for rank in sorted(firsts.values())}
 
     def _check_clock(self, rank: int, node: Node) -> None:
-        import ray
-
         before = time.time()
-        there = ray.get(self._actors[rank].clock.remote())
+        there = self._one(rank, "clock", doing="looking at its machine")
         require_clock(node.there, before, there, time.time())
 
     def meeting_point(self) -> Any:
@@ -163,7 +161,7 @@ class Crew:
             if first is None or first.key == here:
                 self._meeting = Path(mkdtemp(prefix=MEETING))
                 return self._meeting / "addresses"
-            return ray.get(self._actors[0].meeting_point.remote())
+            return self._one(0, "meeting_point", doing="starting")
         from bigplan.launcher.meeting import Board
 
         self._board = (
@@ -187,8 +185,8 @@ class Crew:
         allowed = Allowed.elsewhere()
         if method == "step":
             allowed = Allowed.in_step(self._predicted, first=not self._stepped)
-        saves = self._places is not None and method in ("step", "save") and any(arguments)
-        if saves:
+        saves = method == "close" or (method in ("step", "save") and any(arguments))
+        if saves and self._places is not None:
             kept = tuple(path.name for path in checkpoints(self._folders.run))
             self.ask("keep_only", kept, doing=doing, of_places=True)
         self._heartbeat.begin()
@@ -208,11 +206,14 @@ class Crew:
 
     def _have(self, step: str) -> None:
         """Have the manifest of a checkpoint here: it says which place has what."""
-        import ray
+        if not (self._folders.run / FOLDER / step).exists():
+            text = self._one(0, "manifest", step, doing="writing a checkpoint")
+            receive(self._folders.run, step, text)
 
-        folder = self._folders.run / FOLDER / step
-        if not folder.exists():
-            receive(self._folders.run, step, ray.get(self._actors[0].manifest.remote(step)))
+    def _one(self, rank: int, method: str, *arguments: object, doing: str) -> Any:
+        """Call a method of one rank, which answers at once."""
+        called = {getattr(self._actors[rank], method).remote(*arguments): rank}
+        return self._collect(called, doing, Allowed.elsewhere())[0]
 
     def _collect(self, ranks: Mapping[Any, int], doing: str, allowed: Allowed) -> list[Any]:
         import ray

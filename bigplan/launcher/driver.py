@@ -19,6 +19,7 @@ from bigplan.errors import (
     DivergedError,
     InputError,
     LostError,
+    NoRoomError,
     RefusedError,
     WorkerError,
 )
@@ -299,8 +300,10 @@ def _until_done(launched: _Launch) -> None:
     while True:
         try:
             _from_newest(launched)
-        except LostError as error:
-            if stop.asked or not patience.again(journal.furthest):
+        except (LostError, NoRoomError) as error:
+            # A node may be lost between two looks; at the beginning there never were enough.
+            again = journal.begun or isinstance(error, LostError)
+            if stop.asked or not again or not patience.again(journal.furthest):
                 raise
             stop.patient = False  # all that was to be saved is
             step = newest_step(journal.folder)

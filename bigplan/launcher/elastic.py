@@ -89,7 +89,7 @@ def _settings(asked: Asked, nodes: int) -> Iterator[Settings]:
     yield fixed
 
 
-def find_nodes(run: Run, lost: LostError | None = None) -> None:
+def find_nodes(run: Run, lost: BigplanError | None = None) -> None:
     """Return once there are nodes for the plan, or where a run may, a plan for those there are.
 
     Raises LostError where none comes.
@@ -110,7 +110,7 @@ def find_nodes(run: Run, lost: LostError | None = None) -> None:
         time.sleep(1.0)
 
 
-def _adapted(run: Run, lost: LostError | None) -> bool:
+def _adapted(run: Run, lost: BigplanError | None) -> bool:
     """Whether the plan is now for the nodes that there are."""
     there = len(usable(run.plan))
     nodes = Layout.of(run.plan).nodes

@@ -27,10 +27,9 @@ def told(failures: Sequence[Failure], doing: str, nodes: Mapping[int, Node]) -> 
 
     `nodes`: where ranks are, as far as it is known.
     """
-    import ray
 
     def weight(failure: Failure) -> tuple[int, int]:
-        if isinstance(failure.error, ray.exceptions.RayActorError):
+        if _has_ended(failure):
             return 0, failure.rank
         return (1 if isinstance(_cause(failure), BigplanError) else 2), failure.rank
 
@@ -64,12 +63,18 @@ def node_lost(nodes: Mapping[int, Node], doing: str) -> NodeLostError | None:
 
 def _may_go_on(failure: Failure) -> bool:
     """Whether fresh ranks may get further: not where a plan does not fit, or by a bug of ours."""
-    import ray
-
-    if isinstance(failure.error, ray.exceptions.RayActorError):
+    if _has_ended(failure):
         return not (_was_not_created(failure) or _was_out_of_memory(failure))
     cause = _cause(failure)
     return isinstance(cause, RuntimeError) and bool(_COLLECTIVE.search(str(cause)))
+
+
+def _has_ended(failure: Failure) -> bool:
+    """Whether the process is gone, or never came for want of its node."""
+    import ray.exceptions as known
+
+    kinds = (known.RayActorError, known.ActorUnschedulableError, known.NodeDiedError)
+    return isinstance(failure.error, kinds)
 
 
 def _was_not_created(failure: Failure) -> bool:

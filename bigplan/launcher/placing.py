@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bigplan.errors import PreflightError
+from bigplan.errors import NoRoomError
 from bigplan.launcher.nodes import Node, fitting, known
 from bigplan.plan import Plan
 from bigplan.units import counted
@@ -54,7 +54,7 @@ def whole_node(plan: Plan) -> Layout:
 def place(layout: Layout) -> Any:
     """A placement group with one bundle per node: a node's ranks stay together.
 
-    Raises PreflightError where there is no room.
+    Raises NoRoomError where there is none.
     """
     found = fitting(layout.bundle())
     if len(found) >= layout.nodes:
@@ -73,7 +73,7 @@ def place(layout: Layout) -> Any:
         for node in known()
     )
     need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
-    raise PreflightError(
+    raise NoRoomError(
         f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free; "
         f"Ray has nodes with: {have}. Plan for the machines there are, or "
         "wait until they are free"

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
 from bigplan.ranks import Channel, Coordinates, GroupName, channels, members
-from bigplan.runtime.checkpoint.apart import Apart
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.group import ALONE, Group
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)

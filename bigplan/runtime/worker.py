@@ -23,8 +23,8 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan, digest, graph_of
 from bigplan.program import Instruction
 from bigplan.ranks import Coordinates
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import Manifest, check_same, checkpoint_path, latest, restore
-from bigplan.runtime.checkpoint.apart import Apart
 from bigplan.runtime.checkpoint.background import Background
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows

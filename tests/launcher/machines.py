@@ -5,12 +5,14 @@ the launch is connected to it, and would end with it.
 """
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +20,7 @@ from unittest import mock
 from bigplan.engines import make_plan
 from bigplan.plan import Plan
 from bigplan.planner import Request
-from bigplan.runtime.checkpoint.apart import Apart
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.result import StepResult
 from bigplan.runtime.worker import Worker
 from bigplan.spec.catalog import find_model
@@ -55,15 +57,21 @@ class Machines:
     # What a node's processes find in their environment, by its name.
     variables: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
+    # Ray lets the kernel end a node's processes with the thread that started them.
+    starter: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1))
+
     @property
     def address(self) -> str:
         return str(self.cluster.address)
 
     def add(self, name: str) -> None:
         """A node, as it comes back after it was lost."""
+        self.nodes[name] = self.starter.submit(self._started, name).result()
+
+    def _started(self, name: str) -> Any:
         # Ray wants to handle a signal, which threads may not.
         with mock.patch("ray._private.utils.set_sigterm_handler"):
-            self.nodes[name] = self.cluster.add_node(
+            return self.cluster.add_node(
                 node_ip_address=f"127.0.0.{3 + 'ab'.index(name)}",
                 node_name=name,
                 num_cpus=CORES,
@@ -74,7 +82,26 @@ class Machines:
 
     def lose(self, name: str) -> None:
         """All its processes are killed at once."""
-        self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
+        node = self.nodes.pop(name)
+        (raylet,) = node.all_processes["raylet"]
+        theirs = children(raylet.process.pid)
+        self.cluster.remove_node(node, allow_graceful=False)
+        for process in theirs:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def children(process: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = status.read_text().rpartition(")")[2].split()
+        except OSError:  # ended
+            continue
+        if int(after_name[1]) == process:
+            found.append(int(status.parent.name))
+    return found
 
 
 @contextmanager
@@ -96,6 +123,7 @@ def machines() -> Iterator[Machines]:
         yield made
     finally:
         made.cluster.shutdown()
+        made.starter.shutdown()
 
 
 class Scripted(Worker):

@@ -17,7 +17,7 @@ from bigplan.launcher.places import (
     remove_mark,
     shared_out,
 )
-from bigplan.runtime.checkpoint.apart import merged
+from bigplan.runtime.checkpoint.copies import merged
 from bigplan.runtime.checkpoint.manifest import Extent, StoredFile
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,12 +18,14 @@ from torch import Tensor
 from bigplan.errors import CheckpointError
 from bigplan.mechanics import DISK_THREADS, PAGE, TRANSFER_BYTES
 from bigplan.rectangle import Rectangle, cut, whole
-from bigplan.runtime.checkpoint.apart import Bring
 from bigplan.runtime.checkpoint.layout import ELEMENT
 from bigplan.runtime.checkpoint.manifest import Extent, Kind, Manifest, StoredFile, StoredTensor
 from bigplan.runtime.checkpoint.writing import BLOCK
 from bigplan.runtime.disk import Pages, TransferError
 from bigplan.runtime.slab import align_up, aligned_empty
+
+if TYPE_CHECKING:
+    from bigplan.runtime.apart import Bring
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bigplan.mechanics import DISK_THREADS, PAGE, STAGING
 from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.ranks import Coordinates
-from bigplan.runtime.checkpoint.apart import merged
+from bigplan.runtime.checkpoint.copies import merged
 from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
 from bigplan.runtime.checkpoint.layout import Image, LayerFile, layer_file
 from bigplan.runtime.checkpoint.manifest import Extent, Manifest, StoredFile, write_manifest
