@@ -37,6 +37,7 @@ from tests.launcher.soak import COMMAND, differences, workers
 
 KINDS = ("rank", "rank", "two ranks", "launch", "node", "node")  # the last comes back
 AWAY = (0.5, 4.0)  # seconds that a node is away
+NOTICED = 50.0  # seconds until a frozen rank is
 FEW = 5  # steps before the first fault
 MORE = 20  # steps after the last fault
 MOST = 100_000  # steps: more than there is time for
@@ -186,7 +187,7 @@ def main() -> None:
         begun = time.monotonic()
         for kind in kinds:
             chaos.fault(kind, "chaos")
-            gap = draw.uniform(least, most)
+            gap = draw.uniform(least, most) + NOTICED * (kind == "frozen")
             end = time.monotonic() + gap
             while time.monotonic() < end:
                 chaos.look("chaos")

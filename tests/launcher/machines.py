@@ -129,7 +129,8 @@ def machines() -> Iterator[Machines]:
 class Scripted(Worker):
     """A worker that stands still before some steps until something has happened elsewhere.
 
-    The script says before which step, of a crew of how many ranks, what happens once.
+    The script says before which step, of a crew of how many ranks, what happens once; a negative
+    one is the number of steps after which a crew starts again.
     """
 
     folder = Path()
@@ -137,7 +138,7 @@ class Scripted(Worker):
 
     def start(self, meeting: Any, resume: Path | None = None, apart: Apart | None = None) -> int:
         done = super().start(meeting, resume, apart)
-        self.await_(-1)
+        self.await_(-done)
         return done
 
     def step(self, checkpoint: Path | None = None) -> StepResult:

@@ -13,6 +13,7 @@ from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.places import RUN_DIR
 from bigplan.launcher.record import Asked, Record, read_record
 from bigplan.launcher.resume import read_resumable
+from bigplan.report.decision import strategy_text
 from bigplan.report.run_report import run_report
 from bigplan.spec.experiment import Launch
 from tests.launcher import machines as module
@@ -24,8 +25,8 @@ ray = pytest.importorskip("ray")
 STEPS = 16
 Pins = dict[str, str | int | float]
 PINS: Pins = {"dp": 4, "micro_batch": 1}
-# Sums of four ranks' gradients in another order: an ulp of fp32, which AdamW carries on.
-OTHER_LAYOUT = 1e-5
+# Sums of gradients in another order are an ulp or two of fp32 apart, 1e-7, and AdamW carries it on.
+OTHER_LAYOUT = 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -87,25 +88,30 @@ def test_a_lost_node_is_planned_around_and_taken_in_again(
     ]
     screen = Console(record=True, width=300, file=StringIO())
     screen.print(run_report(record))
-    assert "planned for 1 node: data 2, micro-batch 1" in screen.export_text()
+    alone = strategy_text(record.summary.plans[1].strategy)
+    assert f"planned for 1 node: {alone}; " in screen.export_text()
 
 
 @pytest.mark.timeout(300)
 def test_two_faults_at_once_and_one_while_it_starts_again(
     nodes: Machines, whole: Record, tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node is lost and a rank of the other killed, at the same moment."""
-    monkeypatch.setattr(Scripted, "script", ((6, 4, "both"),))
+    """A node is lost and a rank of the other killed; of the next crew a rank dies as it starts."""
+    monkeypatch.setattr(Scripted, "script", ((6, 4, "both"), (-4, 4, "start")))
 
     def both(processes: Mapping[int, int]) -> None:
         os.kill(processes[0], signal.SIGKILL)
         nodes.lose("b")
         nodes.add("b")
 
-    out = Console(file=StringIO(), width=300)
-    with happening(scripted, {"both": both}):
-        record = read_record(run(nodes, tmp_path / "runs", out))
+    def start(processes: Mapping[int, int]) -> None:
+        os.kill(processes[1], signal.SIGKILL)
+
+    with happening(scripted, {"both": both, "start": start}):
+        record = read_record(run(nodes, tmp_path / "runs"))
     assert losses(record) == losses(whole)
+    faults = [(lost.done, lost.back_to) for lost in record.summary.restarts]
+    assert faults == [(5, 4)]  # the second one is before the crew has started
     assert record.summary.digest == whole.summary.digest
     assert len(record.summary.plans) == 1
 
