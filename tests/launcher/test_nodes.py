@@ -135,7 +135,9 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     ]
     alone = plan_of(STEPS, nodes=1, dp=2, micro_batch=1)
     before = read_resumable(folder)
-    options = LaunchOptions(before.how.model_copy(update={"steps": STEPS}), before)
+    options = LaunchOptions(
+        before.how.model_copy(update={"steps": STEPS, "checkpoint_keep": 9}), before
+    )
     record = read_record(launch(alone, options, quiet()))
     assert record.summary.resumed == (8,)
     assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
