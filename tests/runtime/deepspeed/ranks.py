@@ -84,7 +84,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # A rank's results are written, and its group is left. A thread of gloo that drops a
-    # collective's last tensor while Python finalises would abort the process all the same
-    # (pytorch#179291).
+    # A rank's results are written, and its group is left. All the same a thread of gloo that drops
+    # a collective's last tensor while Python finalises would abort the process (pytorch#179291).
     os._exit(0)
