@@ -98,7 +98,10 @@ class RankActor:
         # Nothing that can fail: Ray tells little about an actor that was never created.
         self._run, self._rank = folders.run, rank
         self._lock_file = rank_lock(own_run(folders.run), rank)
-        self._scratch = folders.scratch / f"rank-{rank}"
+        scratch = folders.scratch
+        if scratch.is_relative_to(folders.run):  # no drive is named for tensors
+            scratch = self._here(scratch)
+        self._scratch = scratch / f"rank-{rank}"
         self._make = partial(_make, worker, plan, rank, self._scratch)
         self._made: Worker | None = None
 
@@ -108,9 +111,9 @@ class RankActor:
         self._made = self._make()
         self._made.preflight()
 
-    def look(self, scratch: Path, mark: Path, token: str, cuda: bool) -> Facts:
+    def look(self, mark: Path, token: str, cuda: bool) -> Facts:
         """What there is on this machine (preflight.look)."""
-        return look(_node(), scratch, self._here(mark), token, cuda=cuda)
+        return look(_node(), self._scratch.parent, self._here(mark), token, cuda=cuda)
 
     def leave_mark(self) -> None:
         """Show other nodes this one's run folder (places.py)."""

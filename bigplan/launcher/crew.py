@@ -92,8 +92,8 @@ class Crew:
         mark, token = self._folders.run / f"{MARK}{secrets.token_hex(4)}", secrets.token_hex(16)
         mark.write_text(token)
         try:
-            scratch, cuda = self._folders.scratch, self._layout.cuda
-            found = self.ask("look", scratch, mark, token, cuda, doing="looking at its machine")
+            cuda = self._layout.cuda
+            found = self.ask("look", mark, token, cuda, doing="looking at its machine")
         finally:
             mark.unlink()
         nodes = {node.key: node for node in known()}

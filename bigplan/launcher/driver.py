@@ -186,7 +186,7 @@ def _prepare(launched: _Launch, before: Plan) -> None:
         launched.journal.follow(read_summary(folders.run))
     if before != launched.plan:
         keep_plan(folders.run, newest_step(folders.run) or 0)
-        launched.journal.replan(launched.plan, "resumed with it")
+        launched.journal.replan(launched.plan, "the run was resumed with it")
 
 
 def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:

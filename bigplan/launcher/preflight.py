@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import bigplan
 from bigplan.errors import PreflightError
@@ -76,11 +77,10 @@ def _gpu() -> str:
 
 def _drive(scratch: Path) -> str:
     """What keeps this process from writing there."""
-    trial = scratch / ".bigplan-trial"
     try:
         scratch.mkdir(parents=True, exist_ok=True)
-        trial.write_bytes(b"x")
-        trial.unlink()
+        with TemporaryFile(dir=scratch) as trial:  # other ranks of this node try as well
+            trial.write(b"x")
     except OSError as error:
         return error.strerror or str(error)
     return ""
