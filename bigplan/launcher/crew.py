@@ -10,7 +10,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
-from bigplan.errors import PreflightError
+from bigplan.errors import NodeLostError, PreflightError
 from bigplan.launcher import placing
 from bigplan.launcher.actor import Folders, RankActor, WorkerType
 from bigplan.launcher.checkpoints import FOLDER, checkpoints
@@ -97,7 +97,10 @@ class Crew:
         finally:
             mark.unlink()
         nodes = {node.key: node for node in known()}
-        self._nodes = {n: nodes[each.node] for n, each in enumerate(found) if each.node in nodes}
+        if gone := tuple(n for n, each in enumerate(found) if each.node not in nodes):
+            listed = ", ".join(map(str, gone))
+            raise NodeLostError(f"the node of ranks {listed} was lost as it was looked at", gone)
+        self._nodes = {n: nodes[each.node] for n, each in enumerate(found)}
         facts = {node.there: found[rank] for rank, node in self._first_ranks().items()}
         require_alike(facts, self._folders.scratch)
         for rank, node in self._first_ranks().items():

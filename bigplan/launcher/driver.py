@@ -23,6 +23,7 @@ from bigplan.errors import (
     RefusedError,
     WorkerError,
 )
+from bigplan.launcher import places, preflight
 from bigplan.launcher.actor import Folders, WorkerType
 from bigplan.launcher.checkpoints import (
     FOLDER,
@@ -199,6 +200,9 @@ def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
     sweep(folders.run)
     for left in folders.run.glob(f"{MEETING}*"):
         shutil.rmtree(left, ignore_errors=True)
+    for name in (preflight.MARK, places.MARK):
+        for mark in folders.run.glob(f"{name}*"):
+            mark.unlink(missing_ok=True)
     _drop_unrecorded(folders.run)
     shutil.rmtree(folders.scratch, ignore_errors=True)
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bigplan.errors import CheckpointError
-from bigplan.launcher.checkpoints import FOLDER
+from bigplan.launcher.checkpoints import FOLDER, checkpoints, remove
 
 if TYPE_CHECKING:
     from bigplan.runtime.checkpoint.manifest import StoredFile
 
 RUN_DIR = "BIGPLAN_RUN_DIR"
 PART = 64 << 20  # bytes of a file that come at once
-_MARK = ".bigplan-place-"
+MARK = ".bigplan-place-"  # how the name of a file begins by which nodes see that they share one
 
 
 @dataclass(frozen=True)
@@ -86,17 +87,17 @@ def own_run(run: Path) -> Path:
 def leave_mark(run: Path, node: str) -> None:
     """Let other nodes see whether they see the same folder."""
     run.mkdir(parents=True, exist_ok=True)
-    (run / f"{_MARK}{node}").touch()
+    (run / f"{MARK}{node}").touch()
 
 
 def marks(run: Path) -> tuple[str, ...]:
     """The nodes that left one here."""
-    return tuple(sorted(path.name.removeprefix(_MARK) for path in run.glob(f"{_MARK}*")))
+    return tuple(sorted(path.name.removeprefix(MARK) for path in run.glob(f"{MARK}*")))
 
 
 def remove_mark(run: Path, node: str) -> None:
     """The mark goes."""
-    (run / f"{_MARK}{node}").unlink(missing_ok=True)
+    (run / f"{MARK}{node}").unlink(missing_ok=True)
 
 
 def shared_out(seen: Mapping[int, tuple[str, ...]], names: Mapping[str, str]) -> dict[int, str]:
@@ -112,19 +113,19 @@ def receive(run: Path, step: str, manifest: str) -> None:
     from bigplan.runtime.checkpoint.manifest import NAME
 
     folder = run / FOLDER / step
-    path = folder / NAME
-    if path.exists() and path.read_text() == manifest:
+    if (folder / NAME).exists() and (folder / NAME).read_text() == manifest:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in folder.iterdir():
-        file.unlink()
-    path.write_text(manifest)
+    partial = folder.with_name(f"{step}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    (partial / NAME).write_text(manifest)
+    if folder.exists():
+        remove(folder)
+    partial.rename(folder)
 
 
 def keep_only(run: Path, steps: Iterable[str]) -> None:
     """Remove the checkpoints that the launch has removed."""
-    from bigplan.launcher.checkpoints import checkpoints, remove
-
     kept = set(steps)
     for path in checkpoints(run):
         if path.name not in kept:
