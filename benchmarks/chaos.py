@@ -1,6 +1,7 @@
 """Faults in a run over two nodes of two processes each; is its curve the same?
 
-Usage: chaos.py [--faults 30] [--gap 5,18] [--seed 0] [--freezes 2] [--elastic] [--folder NEW]
+Usage: chaos.py --folder NEW [--faults 30] [--minutes 30] [--gap 5,18] [--seed 0] [--freezes 2]
+    [--elastic]
 
 The nodes are those of a Ray cluster on this machine, with processes and addresses of their own. A
 fault is one of: kill -9 of a rank, of two ranks at once, of the launch (which is then resumed), of
@@ -164,6 +165,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--minutes", type=float, default=30, help="after which no more faults come")
     parser.add_argument("--gap", default="5,18", help="seconds between two, at least and at most")
     parser.add_argument("--freezes", type=int, default=2, help="of the faults")
     parser.add_argument("--seed", type=int, default=0)
@@ -186,6 +188,8 @@ def main() -> None:
         chaos.until(FEW, "chaos")
         begun = time.monotonic()
         for kind in kinds:
+            if time.monotonic() - begun > 60 * given.minutes:
+                break
             chaos.fault(kind, "chaos")
             gap = draw.uniform(least, most) + NOTICED * (kind == "frozen")
             end = time.monotonic() + gap
