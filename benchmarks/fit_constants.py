@@ -41,13 +41,14 @@ from bigplan.cost.framework import (
     Framework,
 )
 from bigplan.cost.price import price
+from bigplan.cost.run import Run, graph_of
 from bigplan.cost.step import framework_step
 from bigplan.graph.graph import Graph
 from bigplan.spec.cluster import NodeGroup, find_gpu, find_link
-from bigplan.validate.configure import Run, SkippedError, completed, run_of
+from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.machines import UnknownMachineError
 from bigplan.validate.rows import Row, read_rows
-from bigplan.validate.score import graph_of, measured_seconds
+from bigplan.validate.score import measured_seconds
 
 pricing = sys.modules["bigplan.cost.price"]
 

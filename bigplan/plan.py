@@ -105,6 +105,13 @@ class SearchRecord(Spec):
     programs: int
     stopped: bool = False
 
+    @classmethod
+    def of_all(cls, ways: int, *, stopped: bool = False) -> SearchRecord:
+        """Of an engine that tries all ways that it has."""
+        return cls(
+            solver="all ways tried", strategies=ways, relaxations=0, programs=0, stopped=stopped
+        )
+
 
 class Plan(Spec):
     """Everything that launching, simulating and explaining need."""

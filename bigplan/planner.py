@@ -10,6 +10,7 @@ from functools import lru_cache
 from bigplan.capabilities import executable, native_refusal
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
+from bigplan.cost.framework import NATIVE
 from bigplan.cost.process import locked_bytes
 from bigplan.errors import RefusedError
 from bigplan.graph.strategy import Strategy
@@ -211,7 +212,7 @@ def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:
 
     Raises RefusedError for the plan of an engine that runs no programs.
     """
-    if plan.config:
+    if plan.engine != NATIVE.name:
         raise RefusedError(
             f"the plan is for {plan.engine}, which runs no program of actions: what a step takes "
             "there is in its report, and `bigplan simulate` shows its phases"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bigplan.engines import Chosen, make_plan
+from bigplan.engines import Chosen, engine_of, make_plan
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.planner import Request, refused_however_split
@@ -33,6 +33,8 @@ def best_runnable(request: Request, best: Plan, watch: Watch = unwatched) -> Run
     refusal = best.executable[best.engine]
     if refusal is True:
         return Runnable(best)
+    if not engine_of(best).worker:  # the user asked for what nothing here runs
+        return Runnable(None, str(refusal))
     if always := refused_however_split(request):
         return Runnable(None, always)
     try:

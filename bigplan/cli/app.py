@@ -15,6 +15,7 @@ from bigplan.cli.config import config
 from bigplan.cli.data import data
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
+from bigplan.cli.intake import intake
 from bigplan.cli.models import models
 from bigplan.cli.output import checked_output
 from bigplan.cli.plan import plan, simulate
@@ -48,6 +49,7 @@ for command in (
     describe.schema,
 ):
     app.command()(command)
+app.command("import")(intake)
 app.add_typer(data, name="data")
 
 

@@ -54,9 +54,10 @@ class ExperimentOptions:
         str | None,
         _option(
             "--engine",
-            "What executes it (default auto: the fastest that can here); any: the planner's best.",
+            "What executes it (default auto: the fastest that can here); any: the planner's best. "
+            "Planned only, for `bigplan config`: fsdp2, accelerate, megatron, torchtitan, nemo.",
             WHAT,
-            "auto|any|native|deepspeed",
+            "auto|any|native|deepspeed|TOOL",
         ),
     ] = None
     settings: Annotated[
@@ -388,6 +389,11 @@ def _pairs(flag: str, texts: list[str] | None, example: str) -> dict[str, str]:
             )
         pairs[key] = value
     return pairs
+
+
+def environment_of(texts: list[str] | None) -> dict[str, str]:
+    """Variables of `--env`. Raises InputError."""
+    return _pairs("--env", texts, "DS_PIN_MEMORY_BACKEND=native")
 
 
 def _plain(text: str) -> str | int | float:

@@ -37,6 +37,8 @@ class Framework:
     live_elements: int = 0  # that ZeRO-3 keeps gathered
     updated_elements: int = 0  # whose gradients ZeRO-3 copies at once for an update on the GPU
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
+    summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
+    gradients_stay: bool = False  # on the GPU, whoever updates
     one_numa_domain: bool = False  # of the host's memory is all that a rank's CPU update uses
 
 
@@ -59,10 +61,19 @@ MEGATRON_DEEPSPEED = replace(
 # Megatron Core with Transformer Engine: gradients are reduced during the backward, tensor-parallel
 # collectives are split and pipelined with GEMMs.
 MEGATRON_CORE = Framework(
-    "Megatron Core", tensor_exposed=0.067, reduce_exposed=0.33, send_exposed=0.5
+    "Megatron Core",
+    tensor_exposed=0.067,
+    reduce_exposed=0.33,
+    send_exposed=0.5,
+    gradients_stay=True,  # its buffers of gradients live as long as the model
 )
 
-# FSDP with its defaults: the next layer is gathered while this one computes.
+# FSDP with its defaults: the next layer is gathered while this one computes. With CPUOffloadPolicy
+# gradients of all micro-batches but the first go to memory that is not page-locked, while the GPU
+# waits, and torch adds them there. The rate is between the 1.63 and 1.29 GB/s that two runs on one
+# H200's machine leave for it, four micro-batches of 5.5B in 49.7 s and of 3.3B in 36.0 s
+# (benchmarks/results/2026-11-22-h200-rows-apart).
+SUMMED_ON_CPU = 1.46e9  # bytes/s
 FSDP = Framework(
     "FSDP",
     attention=("flash2",),
@@ -71,6 +82,7 @@ FSDP = Framework(
     regather_exposed=0.006,
     reduce_exposed=0.006,
     tensor_exposed_async=0.78,
+    summed_on_cpu=SUMMED_ON_CPU,
 )
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on

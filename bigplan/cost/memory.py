@@ -45,13 +45,16 @@ def framework_memory(
     counters are printed as the maximum over ranks.
     """
     shown = range(1) if kind == "nvidia-smi" else range(graph.strategy.pp)
-    stages = [_stage(graph, run, framework, stage) for stage in shown]
+    stages = [stage_memory(graph, run, framework, stage) for stage in shown]
     fullest = max(stages, key=lambda parts: sum(parts.values()))
     tensors = {name: FRAGMENTS[kind] * nbytes for name, nbytes in fullest.items()}
     return tensors | {"base": BASE_BYTES[kind]}
 
 
-def _stage(graph: Graph, run: Execution, framework: Framework, stage: int) -> dict[str, float]:
+def stage_memory(
+    graph: Graph, run: Execution, framework: Framework, stage: int
+) -> dict[str, float]:
+    """Bytes of a stage's tensors by part, without the base."""
     strategy, sizes = graph.strategy, graph.sizes
     counts = stage_counts(graph, stage)
     parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
@@ -79,11 +82,12 @@ def _stage(graph: Graph, run: Execution, framework: Framework, stage: int) -> di
     if zero == 3 and not run.cpu_update:
         copies = min(framework.updated_elements, owned) * _copied_by_update(sizes)
     update = {"activations": 0.0, "temporaries": copies, "buffers": 0.0}
+    # A CPU update takes gradients away as they are made.
+    leaves = run.cpu_update and not framework.gradients_stay
     return {
         "parameters": 0.0 if run.parameters_on_host else parameters * sizes.parameter / split(3),
-        # A CPU update takes gradients away as they are made.
-        "gradients": 0.0 if run.cpu_update else parameters * sizes.gradient / split(2),
-        "optimizer": 0.0 if run.cpu_update else owned * sizes.state,
+        "gradients": 0.0 if leaves else parameters * sizes.gradient / split(2),
+        "optimizer": (1.0 - run.on_cpu * run.cpu_update) * owned * sizes.state,
         **max(backward, update, key=lambda parts: sum(parts.values())),
     }
 

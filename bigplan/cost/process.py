@@ -42,3 +42,8 @@ def room(nodes: NodeGroup, ranks: int, layer: int) -> int:
     free = max(0, nodes.host.memory - process_bytes(nodes, ranks, layer))
     left = free - locked_bytes(nodes, free)
     return min(left, nodes.host.tensor_memory or left)
+
+
+def block_of(nbytes: int) -> int:
+    """Bytes that torch's allocator of page-locked memory takes for so many: a power of two."""
+    return 1 << max(0, nbytes - 1).bit_length()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from bigplan.cost.framework import Framework
 from bigplan.cost.price import Costs
 from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.strategy import chunk_blocks
 from bigplan.spec.cluster import NodeGroup
 
 # Bytes an element of fp32 AdamW on the GPU moves: gradient, master and two moments read, all but
@@ -33,6 +34,7 @@ class Execution:
     recomputed: float = 1.0  # share of the layers that do so
     virtual_stages: int = 1
     cpu_update: bool = False
+    on_cpu: float = 1.0  # of the state, the share that the CPU updates, where it does
     state_on_disk: bool = False
     parameters_on_host: bool = False
     boundaries_on_host: bool = False
@@ -56,7 +58,9 @@ def framework_step(
         "update": update,
     }
     if run.cpu_update:
-        parts |= _offloaded(graph, costs, nodes, framework, run, stages)
+        away = _offloaded(graph, costs, nodes, framework, run, stages)
+        # What stays on the GPU is updated there before; nobody updates on both at once.
+        parts |= away | {"update": away["update"] + (1.0 - run.on_cpu) * update}
     return parts
 
 
@@ -113,10 +117,10 @@ def hidden_by(seconds: float, compute: float, exposed: float) -> float:
 
 
 def stage_counts(graph: Graph, stage: int) -> Mapping[str, int]:
-    """Layers of each kind on a stage: blocks as evenly as possible, the ends to the ends."""
+    """Layers of each kind on a stage: blocks as the strategy cuts them, the ends to the ends."""
     stages = graph.strategy.pp
-    blocks, more = divmod(graph.layers.count("block"), stages)
-    counts = {"block": blocks + (stage < more)}
+    blocks = chunk_blocks(graph.layers.count("block"), graph.strategy)
+    counts = {"block": sum(blocks[stage::stages])}
     if stage == 0:
         counts["embedding"] = 1
     if stage == stages - 1:
@@ -133,7 +137,8 @@ def _offloaded(
     stages: list[_Stage],
 ) -> dict[str, float]:
     """The CPU's update and its copies, one after the other while the GPUs wait."""
-    rates, owned = costs.rates, max(s.owned for s in stages)
+    rates, whole = costs.rates, max(s.owned for s in stages)
+    owned = run.on_cpu * whole
     host, parameter = rates.host_memory, graph.sizes.parameter
     if framework.one_numa_domain:
         host = min(host, nodes.host.memory_bandwidth / nodes.host.numa_domains)
@@ -146,7 +151,10 @@ def _offloaded(
     }
     if run.parameters_on_host:  # each rank loads its share for every forward and backward
         passes_over = 2 + (run.recompute is Recompute.FULL)
-        parts["copies"] += passes_over * graph.micro_batches * owned * parameter / rates.h2d
+        parts["copies"] += passes_over * graph.micro_batches * whole * parameter / rates.h2d
+    if framework.summed_on_cpu:
+        again = (graph.micro_batches - 1) * whole * graph.sizes.gradient
+        parts["copies"] += again / framework.summed_on_cpu
     if run.state_on_disk:
         state = owned * graph.sizes.state
         parts["disk"] = state / rates.nvme_read + state / rates.nvme_write

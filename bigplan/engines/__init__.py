@@ -7,6 +7,7 @@ from dataclasses import replace
 from bigplan.engines.auto import Chosen, choose
 from bigplan.engines.deepspeed import DeepSpeed
 from bigplan.engines.engine import Engine
+from bigplan.engines.frameworks import FRAMEWORKS
 from bigplan.engines.native import Native
 from bigplan.errors import InputError
 from bigplan.plan import Plan
@@ -16,19 +17,21 @@ from bigplan.solve.search import Watch, unwatched
 __all__ = ["ENGINES", "Chosen", "Engine", "chosen", "engine_of", "make_plan"]
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Native(), DeepSpeed())}
+# Those that are planned for besides, and that nothing here runs: "auto" looks at none of them.
+_PLANNED: dict[str, Engine] = {**ENGINES, **FRAMEWORKS}
 # A request for "any" is for the planner's best, whether or not an engine executes it yet: plans of
 # the native kind, which has the widest space.
-_BY_REQUEST = {"any": ENGINES["native"], **ENGINES}
+_BY_REQUEST = {"any": ENGINES["native"], **_PLANNED}
 
 
 def engine_of(plan: Plan) -> Engine:
     """The engine that the plan is for. Raises InputError where this version has none such."""
-    if plan.engine not in ENGINES:
+    if plan.engine not in _PLANNED:
         raise InputError(
             f"the plan is for the engine {plan.engine}; this version of bigplan has "
-            f"{', '.join(ENGINES)}: plan again"
+            f"{', '.join(_PLANNED)}: plan again"
         )
-    return ENGINES[plan.engine]
+    return _PLANNED[plan.engine]
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:

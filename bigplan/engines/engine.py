@@ -27,14 +27,18 @@ class Engine(Protocol):
     def worker(self) -> str:
         """ "module:class" of one rank's worker (launcher.actor.WorkerType).
 
-        The class is imported in the rank's own process: the planner half imports no torch.
+        The class is imported in the rank's own process: the planner half imports no torch. Empty:
+        bigplan plans for the engine and never runs it.
         """
 
     def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
         """Why it cannot execute this; None: it can."""
 
     def missing(self) -> str | None:
-        """The package that this machine lacks for it, and how to install it; None: nothing."""
+        """The package that this machine lacks for it, and how to install it; None: nothing.
+
+        Of what bigplan plans for and does not run: that, and how to write its configuration.
+        """
 
     def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
         """Do on this machine what takes long and is done once, before any rank starts.

@@ -34,7 +34,15 @@ def written(plan: Plan) -> Written:
     lost = tuple(_lost(plan))
     precision = {"fp32": "no"}.get(plan.training.precision, plan.training.precision)
     config |= {"mixed_precision": precision} | _fsdp(plan)
-    return Written({NAME: heading(plan, lost) + dump_document(config)}, lost)
+    return Written({NAME: heading(plan, lost) + _script(plan) + dump_document(config)}, lost)
+
+
+def _script(plan: Plan) -> str:
+    """What is the training script's to say, as a comment."""
+    return (
+        f"# The training script's: batches of {plan.strategy.micro_batch} for each process, "
+        f"gradient_accumulation_steps={plan.strategy.micro_batches(plan.training)}\n"
+    )
 
 
 def _deepspeed(plan: Plan, config: dict[str, object]) -> Written:
@@ -51,15 +59,15 @@ def _deepspeed(plan: Plan, config: dict[str, object]) -> Written:
 
 
 def _fsdp(plan: Plan) -> dict[str, object]:
-    blocks, strategy = Blocks.of(plan), plan.strategy
-    if strategy.zero < 2 and not blocks.away("parameters"):
-        return {"distributed_type": "MULTI_GPU" if strategy.ranks > 1 else "NO"}
+    blocks = Blocks.of(plan)
+    if _replicates(plan):
+        return {"distributed_type": "MULTI_GPU" if plan.strategy.ranks > 1 else "NO"}
     return {
         "distributed_type": "FSDP",
         "fsdp_config": {
             "fsdp_version": 2,
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_reshard_after_forward": strategy.zero == 3 or blocks.away("parameters"),
+            "fsdp_reshard_after_forward": plan.strategy.zero == 3 or blocks.away("parameters"),
             "fsdp_offload_params": blocks.away("parameters"),
             "fsdp_activation_checkpointing": bool(blocks.recomputed(Recompute.FULL)),
             "fsdp_cpu_ram_efficient_loading": True,
@@ -68,21 +76,30 @@ def _fsdp(plan: Plan) -> dict[str, object]:
     }
 
 
+def _replicates(plan: Plan) -> bool:
+    """Whether each process has all of the model; one alone recomputes through FSDP as well."""
+    blocks, strategy = Blocks.of(plan), plan.strategy
+    alone = strategy.ranks == 1 and bool(blocks.recomputed(Recompute.FULL))
+    return strategy.zero < 2 and not blocks.away("parameters") and not alone
+
+
 def _lost(plan: Plan) -> Iterator[str]:
     blocks, strategy = Blocks.of(plan), plan.strategy
     yield from lost_by_all(plan)
+    training = plan.training
+    reduced = training.reduce_precision or training.gradient_precision
+    if plan.engine != "accelerate" and strategy.dp > 1 and reduced != training.precision:
+        yield f"gradients reduced in {reduced}: in {training.precision}, as all of its policy"
     if strategy.tp > 1 or strategy.pp > 1:
         yield f"tensor parallelism of {strategy.tp} and {strategy.pp} pipeline stages"
     if strategy.zero == 1:
         yield "ZeRO 1: plain data parallelism is written"
     again = plan.model.layers - blocks.recomputed(Recompute.NONE)
-    if again and blocks.recomputed(Recompute.FULL) < plan.model.layers:
+    if again and _replicates(plan):
+        yield f"recomputation of {again} blocks: DistributedDataParallel has no key for it"
+    elif again and blocks.recomputed(Recompute.FULL) < plan.model.layers:
         yield f"recomputation of {again} of {plan.model.layers} blocks: of all or none"
     if blocks.state_away and not blocks.away("parameters"):
         yield "optimizer state off the GPU with parameters on it: FSDP moves both or neither"
     if blocks.placed.parameters.get(Tier.NVME) or blocks.on_drives:
         yield "anything on drives"
-    yield (
-        f"micro-batches of {strategy.micro_batch}, {strategy.micro_batches(plan.training)} a step: "
-        "the training script's data loader and gradient_accumulation_steps"
-    )

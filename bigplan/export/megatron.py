@@ -51,6 +51,8 @@ def arguments(plan: Plan) -> Iterator[str]:
         yield f"--{training.precision}"
     if training.gradient_precision == "fp32" and training.precision == "bf16":
         yield "--accumulate-allreduce-grads-in-fp32"
+    if training.gradient_precision == "bf16":
+        yield "--grad-reduce-in-bf16"
 
 
 def _model(plan: Plan) -> Iterator[str]:
@@ -86,7 +88,7 @@ def _split(plan: Plan) -> Iterator[str]:
     yield f"--tensor-model-parallel-size {strategy.tp}"
     yield f"--pipeline-model-parallel-size {strategy.pp}"
     if strategy.tp > 1 and strategy.sequence_parallel:
-        yield "--sequence-parallel"
+        yield "--sequence-parallel --tp-comm-overlap"
     if strategy.vpp > 1:
         each = model.layers // (strategy.pp * strategy.vpp)
         yield f"--num-layers-per-virtual-pipeline-stage {each}"
@@ -98,6 +100,8 @@ def _split(plan: Plan) -> Iterator[str]:
         yield "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
     elif strategy.zero == 0 and Blocks.of(plan).state_away:
         yield "--use-distributed-optimizer"  # the precision-aware optimizer is no other
+    elif strategy.zero == 0 and strategy.dp > 1:
+        yield "--overlap-grad-reduce"
     elif strategy.zero > 1:
         sharding = _SHARDING[strategy.zero]
         yield f"--use-megatron-fsdp --data-parallel-sharding-strategy {sharding}"
@@ -108,7 +112,8 @@ def _memory(plan: Plan) -> Iterator[str]:
     blocks = Blocks.of(plan)
     full, selective = (blocks.recomputed(p) for p in (Recompute.FULL, Recompute.SELECTIVE))
     if full:
-        yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {full}"
+        each = -(-full // plan.strategy.vpp)  # of a virtual stage
+        yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {each}"
     elif selective:
         yield "--recompute-granularity selective --recompute-modules layernorm mlp"
     if blocks.state_away > 0:
@@ -124,6 +129,8 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield f"selective recomputation of {selective} of {blocks.placed.layers} blocks of a stage"
     elif selective:
         yield "selective recomputation of norms and activation alone: modules are run again whole"
+    if full % plan.strategy.vpp:
+        yield f"recomputation of {full} blocks of a stage: as many of each of its virtual stages"
     if blocks.away("parameters") or blocks.away("gradients"):
         yield "parameters and gradients off the GPU"
     if blocks.on_drives:

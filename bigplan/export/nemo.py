@@ -12,7 +12,7 @@ from bigplan.plan import Plan
 
 def written(plan: Plan) -> Written:
     """A script; RECIPE is the factory of the model, such as llama3_8b."""
-    lost = tuple(lost_by_megatron(plan))
+    lost = tuple(_lost(plan))
     each = " \\\n  ".join(overrides(plan))
     text = f'nemo llm pretrain --factory "${{RECIPE:?}}" \\\n  {each} \\\n  "$@"\n'
     return Written({"nemo.sh": "#!/usr/bin/env bash\n" + heading(plan, lost) + text}, lost)
@@ -40,4 +40,15 @@ def overrides(plan: Plan) -> Iterator[str]:
     if full:
         yield "model.config.recompute_granularity=full"
         yield "model.config.recompute_method=block"
-        yield f"model.config.recompute_num_layers={full}"
+        yield f"model.config.recompute_num_layers={-(-full // strategy.vpp)}"
+
+
+def _lost(plan: Plan) -> Iterator[str]:
+    blocks, strategy = Blocks.of(plan), plan.strategy
+    yield from lost_by_megatron(plan)
+    if strategy.zero > 1:
+        yield f"ZeRO {strategy.zero}: the distributed optimizer (1) is written"
+    if strategy.first_blocks or strategy.last_blocks:
+        yield "stages of different numbers of blocks"
+    if blocks.state_away:
+        yield "optimizer state off the GPU"

@@ -8,7 +8,7 @@ from bigplan.export.written import Blocks, Written, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp32": "float32"}
 
 
 def written(plan: Plan) -> Written:
@@ -21,6 +21,7 @@ def written(plan: Plan) -> Written:
         "lr_scheduler": _schedule(plan),
         "parallelism": _parallelism(plan),
         "activation_checkpoint": _recomputation(plan),
+        "compile": {"enable": True},
     }
     text = "\n".join(
         f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in keys.items())
@@ -44,7 +45,7 @@ def _training(plan: Plan) -> dict[str, object]:
         "max_norm": training.clip_norm or 0.0,
         "steps": training.steps,
         "mixed_precision_param": _DTYPES[training.precision],
-        "mixed_precision_reduce": _DTYPES[training.gradient_precision],
+        "mixed_precision_reduce": "float32",  # it takes no other
         "enable_cpu_offload": _offloads(plan),
     }
     if plan.strategy.pp == 1:  # a pipeline cuts its batch itself
@@ -94,6 +95,9 @@ def _parallelism(plan: Plan) -> dict[str, object]:
         found |= {
             "pipeline_parallel_schedule": "Interleaved1F1B" if strategy.vpp > 1 else "1F1B",
             "pipeline_parallel_microbatch_size": strategy.micro_batch,
+            # Stages are even: torchtitan counts embedding and output as a block each otherwise.
+            "pipeline_parallel_first_stage_less_layers": 0,
+            "pipeline_parallel_last_stage_less_layers": 0,
         }
     return found
 
@@ -112,6 +116,14 @@ def _lost(plan: Plan) -> Iterator[str]:
     yield from lost_by_all(plan)
     if plan.training.optimizer.name != "adamw":
         yield f"{plan.training.optimizer.name}: AdamW is written"
+    if plan.training.precision == "fp16":
+        yield "fp16: bf16 is written"
+    if plan.training.gradient_precision != "fp32":
+        yield f"gradients in {plan.training.gradient_precision}: in fp32"
+    if strategy.first_blocks or strategy.last_blocks:
+        yield "stages of different numbers of blocks"
+    if strategy.vpp > 2:
+        yield f"{strategy.vpp} virtual stages: two are torchtitan's default"
     if strategy.zero == 1:
         yield "ZeRO 1: torchtitan shards gradients as well (2) or nothing"
     mixed = [policy for policy in Recompute if blocks.recomputed(policy)]

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bigplan.cost.framework import NATIVE
 from bigplan.plan import Plan, Predicted
 from bigplan.report.decision import decision
 from bigplan.report.drives import wear_of, wear_text
@@ -24,24 +25,32 @@ from bigplan.units import counted
 
 def plan_report(plan: Plan, search_seconds: float, runnable: Runnable) -> RenderableType:
     """The decision, whether it runs, what it promises, where everything lives, the rivals."""
-    stages, predicted = stages_of(plan), plan.predicted
+    stages = stages_of(plan)
     parts: list[RenderableType] = [
         Text(decision(plan, stages)),
         Text(today_text(plan, runnable)),
         *([Text(engines)] if (engines := engines_text(plan, runnable)) else []),
-        Text(f"Bound by: {bound_text(predicted)}."),
-        Text(""),
-        _promise(plan),
-        Text(""),
-        memory_table(predicted.memory),
-        homes_table(stages),
-        busy_table(predicted.busy_seconds, predicted.critical_path, predicted.step_seconds),
-        parts_table(predicted.parts),
+        *plan_tables(plan),
     ]
     if plan.alternatives:
         parts.append(rivals_table(plan))
     parts.append(Text("\n".join(_closing(plan, search_seconds))))
     return Group(*parts)
+
+
+def plan_tables(plan: Plan) -> list[RenderableType]:
+    """What binds a step, what it takes of time and memory, and where everything lives."""
+    predicted = plan.predicted
+    return [
+        Text(f"Bound by: {bound_text(predicted)}."),
+        Text(""),
+        _promise(plan),
+        Text(""),
+        memory_table(predicted.memory),
+        homes_table(stages_of(plan)),
+        busy_table(predicted.busy_seconds, predicted.critical_path, predicted.step_seconds),
+        parts_table(predicted.parts),
+    ]
 
 
 def step_report(predicted: Predicted) -> RenderableType:
@@ -88,10 +97,11 @@ def _closing(plan: Plan, search_seconds: float) -> Iterator[str]:
     if wear is not None:
         yield wear_text(wear)
     strategies = counted(record.strategies, "strategy", "strategies")
-    if plan.config:
+    if plan.engine != NATIVE.name:
+        where = "is in the plan file" if plan.config else f"comes from `config --for {plan.engine}`"
         yield (
             f"Priced {counted(record.strategies, 'way', 'ways')} in which {plan.engine} can run it "
-            f"in {seconds_text(search_seconds)}; its configuration is in the plan file."
+            f"in {seconds_text(search_seconds)}; its configuration {where}."
         )
         return
     yield gap_text(plan)

@@ -22,6 +22,17 @@ from bigplan.spec.unplanned import unplanned
 from bigplan.units import Bytes, format_bytes
 
 Tier = Literal["gpu", "host", "nvme"]
+EngineName = Literal[
+    "auto",
+    "any",
+    "native",
+    "deepspeed",
+    "fsdp2",
+    "accelerate",
+    "megatron",
+    "torchtitan",
+    "nemo",
+]
 
 
 class Launch(Spec):
@@ -62,8 +73,9 @@ class Experiment(Spec):
     """decisions to pin, such as {tp: 8}"""
     caps: dict[Tier, Bytes] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
-    engine: Literal["auto", "any", "native", "deepspeed"] = "auto"
-    """what the plan is for: auto is the fastest of those installed, any whatever is fastest"""
+    engine: EngineName = "auto"
+    """what the plan is for: auto is the fastest of those installed, any whatever is fastest;
+    fsdp2 and what follows are planned, and run by their own launchers"""
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:

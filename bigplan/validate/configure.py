@@ -26,14 +26,12 @@ What a row leaves blank is chosen by one rule for all rows:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 
-from bigplan.cost.framework import Framework
+from bigplan.cost.run import Run
 from bigplan.cost.step import Execution
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.validate.frameworks import FrameworkRule, framework_of
@@ -43,21 +41,6 @@ from bigplan.validate.rows import Row
 PADDED_GPT2_VOCABULARY = 50304
 ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings")
 DROPOUT = 0.1  # GPT-2's, where the framework trains with it
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A published run as the model prices it."""
-
-    model: ModelSpec
-    training: Training
-    strategy: Strategy
-    nodes: NodeGroup
-    framework: Framework
-    execution: Execution
-    context_parallel: int = 1
-    chunked_loss: bool = False  # the logits of a micro-batch never live at once
-    low_states: bool = False  # master and moments in 16 bits
 
 
 class SkippedError(Exception):

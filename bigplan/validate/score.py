@@ -9,18 +9,14 @@ from math import isfinite
 from statistics import fmean, median
 from typing import Literal
 
-from bigplan.cost import price
 from bigplan.cost.memory import GIB, framework_memory
-from bigplan.cost.step import framework_step
-from bigplan.graph.build import build_graph
-from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
-from bigplan.spec.cluster import NodeGroup
-from bigplan.validate.configure import Run, SkippedError, completed, run_of
+from bigplan.cost.run import Run, graph_of, parts_of
+from bigplan.graph.graph import Graph
+from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.machines import UnknownMachineError
 from bigplan.validate.rows import Row
 
 MEMORY_KINDS = ("nvidia-smi", "reserved", "allocated")
-LOW_STATE_BYTES = 6  # a parameter: master and two moments in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +78,6 @@ def _scored(row: Row) -> Scored:
         return found
     error = 100 * (seconds / measured - 1)
     return replace(found, status="scored", reason="", measured_step_s=measured, error_pct=error)
-
-
-def graph_of(run: Run) -> Graph:
-    """The run's operators; published frameworks take the loss of a micro-batch at once."""
-    chunk = LOSS_CHUNK_TOKENS if run.chunked_loss else None
-    # Their last pipeline stage holds and updates a tied table, too, as if it were one of its own.
-    apart = {"tied_embeddings": False} if run.strategy.pp > 1 else {}
-    model = run.model.model_copy(update=apart)
-    graph = build_graph(model, run.training, run.strategy, chunk, run.context_parallel)
-    if run.low_states:
-        graph = replace(graph, sizes=replace(graph.sizes, state=LOW_STATE_BYTES))
-    return graph
-
-
-def parts_of(run: Run, graph: Graph, nodes: NodeGroup) -> dict[str, float]:
-    """Seconds of the run's step by part, on these nodes."""
-    costs = price(graph, run.training, nodes, run.framework)
-    return framework_step(graph, costs, nodes, run.framework, run.execution)
 
 
 def measured_seconds(row: Row, run: Run, graph: Graph) -> float | None:

@@ -75,6 +75,14 @@ def test_an_update_on_the_cpu_takes_gradients_and_state_away() -> None:
     assert (found["gradients"], found["optimizer"]) == (0, 0)
 
 
+def test_a_part_of_the_state_leaves_and_gradients_may_stay() -> None:
+    whole = _memory(toy_graph())
+    part = Execution(cpu_update=True, on_cpu=0.25)
+    found = _memory(toy_graph(), part, replace(BARE, gradients_stay=True))
+    assert found["optimizer"] == 0.75 * whole["optimizer"]
+    assert found["gradients"] == whole["gradients"]
+
+
 @pytest.mark.parametrize(
     ("zero", "parameters", "gradients", "optimizer"),
     [(0, 1, 1, 1), (1, 1, 1, 4), (2, 1, 4, 4), (3, 4, 4, 4)],

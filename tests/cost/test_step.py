@@ -226,6 +226,34 @@ def test_an_offloaded_update_is_serial() -> None:
     assert "disk" not in parts
 
 
+def test_a_part_of_the_state_may_stay_on_the_gpu() -> None:
+    rates = replace(RATES, host_memory=1e18, device_memory=100.0)
+    costs = _costs(FREE, rates=rates)
+    on_gpu, on_cpu, half = (
+        _step(toy_graph(), costs, EXPOSED, run)
+        for run in (PLAIN, OFFLOADED, replace(OFFLOADED, on_cpu=0.5))
+    )
+    assert half["update"] == pytest.approx((on_gpu["update"] + on_cpu["update"]) / 2)
+    assert half["copies"] == pytest.approx(on_cpu["copies"] / 2)
+
+
+def test_gradients_summed_on_the_cpu_leave_with_all_micro_batches_but_the_first() -> None:
+    parameters = 6 * toy_kind("block").parameters
+    costs, summing = _costs(FREE, rates=RATES), replace(EXPOSED, summed_on_cpu=50.0)
+    for units in (1, 3):
+        graph = toy_graph(units=units)
+        plain, more = (_step(graph, costs, one, OFFLOADED) for one in (EXPOSED, summing))
+        seconds = (units - 1) * parameters * graph.sizes.gradient / 50
+        assert more["copies"] - plain["copies"] == pytest.approx(seconds)
+
+
+def test_a_stage_has_the_blocks_that_its_strategy_gives_it() -> None:
+    uneven = toy_graph(Strategy(dp=1, pp=3, first_blocks=1, last_blocks=3), blocks=6)
+    assert [stage_counts(uneven, stage)["block"] for stage in range(3)] == [1, 2, 3]
+    virtual = toy_graph(Strategy(dp=1, pp=2, vpp=2), blocks=6)
+    assert [stage_counts(virtual, stage)["block"] for stage in range(2)] == [3, 3]
+
+
 def test_state_on_disk_is_read_and_written() -> None:
     parameters = 6 * toy_kind("block").parameters
     run = replace(OFFLOADED, state_on_disk=True)

@@ -46,6 +46,7 @@ MEGATRON = {
         "optimizer",
     ],
     *["sgd-momentum", "clip-grad", "seed", "bf16", "fp16", "accumulate-allreduce-grads-in-fp32"],
+    *["grad-reduce-in-bf16", "tp-comm-overlap"],
 }
 # Of torchtitan's JobConfig (torchtitan/config/job_config.py of the 0.2 releases).
 TORCHTITAN = {
@@ -70,8 +71,11 @@ TORCHTITAN = {
         "pipeline_parallel_degree",
         "pipeline_parallel_schedule",
         "pipeline_parallel_microbatch_size",
+        "pipeline_parallel_first_stage_less_layers",
+        "pipeline_parallel_last_stage_less_layers",
     },
     "activation_checkpoint": {"mode", "selective_ac_option"},
+    "compile": {"enable"},
 }
 EIGHT, ONE = find_cluster("hgx-h200"), find_cluster("h200-1x")
 CASES: dict[str, tuple[str, int | None, Settings]] = {

@@ -107,7 +107,7 @@ def test_caps_above_what_there_is() -> None:
         ("model: {name: x}\ncluster: b", "e.yaml:1: missing key 'layers' in `model`"),
         ("model: a\ncluster: b\ncaps: {gpu: 16}", "write the unit, such as gpu: 16 GiB"),
         ("model: a\ncluster: b\ncaps: {gpus: 1 GiB}", "e.yaml:3: unknown key 'gpus' in `caps`"),
-        ("model: a\ncluster: b\nengine: megatron", "must be one of auto, any, native, deepspeed"),
+        ("model: a\ncluster: b\nengine: alpa", "must be one of auto, any, native, deepspeed"),
         ("model: a\ncluster: b\nnodes: two", "`nodes` is 'two', which must be a whole number"),
         ("model: 3\ncluster: b", "`model` is 3, which must be text"),
         (

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigplan.cost.run import graph_of
 from bigplan.validate.configure import run_of
 from bigplan.validate.rows import Row, read_rows
 from bigplan.validate.score import (
     Quality,
     Scored,
-    graph_of,
     group_quality,
     measured_seconds,
     score,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.engines.deepspeed.decisions import DEVICES, Decisions
-from bigplan.engines.deepspeed.sizes import AIO_BLOCK, LIVE_BLOCKS, PREFETCHED_BLOCKS, Sizes
+from bigplan.engines.deepspeed.sizes import AIO_BLOCK, PREFETCHED_BLOCKS, Sizes
 from bigplan.placement import Tier
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.training import Training
@@ -72,14 +72,13 @@ def _zero(decisions: Decisions, sizes: Sizes, nodes: NodeGroup) -> dict[str, Any
         zero["offload_param"] = _offload(decisions.parameters, nodes)
     if decisions.stage < 3:
         return zero
-    live, ahead = LIVE_BLOCKS * sizes.block, PREFETCHED_BLOCKS * sizes.block
+    live, ahead = sizes.live, PREFETCHED_BLOCKS * sizes.block
     if decisions.parameters is Tier.NVME:
         # Fetching ahead from a drive fails in 0.19.8 where a parameter stands in the queue twice,
         # as the last of every forward does: "already assigned swap buffer id".
         ahead = 0
-        # Every parameter that is on the GPU holds a buffer of the largest one's size.
-        count = (LIVE_BLOCKS + 2) * sizes.matrices + 2
-        zero["offload_param"] |= {"buffer_count": count, "buffer_size": sizes.largest}
+        buffers = {"buffer_count": sizes.swap_buffers, "buffer_size": sizes.swap_buffer}
+        zero["offload_param"] |= buffers
         zero["offload_param"]["max_in_cpu"] = 0
     return zero | {
         "sub_group_size": sizes.sub_group,

@@ -72,26 +72,30 @@ class DeepSpeed:
             )
         search = Search(request)
         found = search.run(watch)
-        best = found[0]
+        record = SearchRecord.of_all(search.counted, stopped=search.stopped)
+        return self.plan_of(found[0], request, record, tuple(_alternatives(found)))
+
+    def plan_of(
+        self,
+        tried: Tried,
+        request: Request,
+        search: SearchRecord,
+        alternatives: tuple[Alternative, ...] = (),
+    ) -> Plan:
+        """The way written down, whether or not it fits."""
         return Plan(
             inputs={n: digest(getattr(request, n)) for n in ("model", "training", "cluster")},
-            predicted=predicted(best, request),
-            strategy=best.decisions.strategy,
-            placement=best.decisions.placement(request.model),
-            executable=_executable(request, best.decisions),
-            search=SearchRecord(
-                solver="all ways tried",
-                strategies=search.counted,
-                relaxations=0,
-                programs=0,
-                stopped=search.stopped,
-            ),
-            alternatives=tuple(_alternatives(found)),
+            predicted=predicted(tried, request),
+            strategy=tried.decisions.strategy,
+            placement=tried.decisions.placement(request.model),
+            executable=_executable(request, tried.decisions),
+            search=search,
+            alternatives=alternatives,
             model=request.model,
             training=request.training,
             cluster=request.cluster,
             engine=self.name,
-            config=_config(best, request),
+            config=_config(tried, request),
         )
 
     def recheck(self, plan: Plan, path: Path) -> Rechecked:

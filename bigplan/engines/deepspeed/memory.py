@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigplan.cost.price import Costs
-from bigplan.cost.process import locked_bytes
+from bigplan.cost.process import block_of, locked_bytes
 from bigplan.engines.deepspeed.config import accumulated_in
 from bigplan.engines.deepspeed.decisions import Decisions
-from bigplan.engines.deepspeed.sizes import LIVE_BLOCKS, Sizes
+from bigplan.engines.deepspeed.sizes import Sizes
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse
@@ -71,7 +71,7 @@ class Held:
             return p * self.sizes.parameters
         kinds = self.graph.kinds
         ends = max(kinds["embedding"].parameters, kinds["head"].parameters)
-        gathered = min(LIVE_BLOCKS * self.sizes.block + ends, self.sizes.parameters)
+        gathered = min(self.sizes.live + ends, self.sizes.parameters)
         if self.decisions.parameters is not Tier.GPU:
             return p * gathered
         # One rank alone has nothing to gather: it uses its part where it is.
@@ -138,8 +138,7 @@ class Held:
         if decisions.parameters is Tier.HOST:
             yield "parameters", p * self.owned
         if decisions.parameters is Tier.NVME:
-            count = (LIVE_BLOCKS + 2) * self.sizes.matrices + 2
-            yield "staging", p * count * self.sizes.largest
+            yield "staging", p * self.sizes.swap_buffers * self.sizes.swap_buffer
         if decisions.state is Tier.HOST:
             yield "optimizer", MASTER * on_cpu
             yield "gradients", GRADIENT * on_cpu
@@ -168,17 +167,12 @@ class Held:
         return found
 
 
-def rounded(nbytes: int) -> int:
-    """As torch's allocator of page-locked memory gives it: a power of two."""
-    return 1 << max(0, nbytes - 1).bit_length()
-
-
 def memory_use(held: Held, costs: Costs, nodes: NodeGroup) -> tuple[MemoryUse, ...]:
     """Of every tier, against its capacity."""
     ranks, host = costs.ranks_per_node, defaultdict[str, int](int)
     exact = held.decisions.own_pinning or nodes.gpu.device != "cuda"
     for purpose, nbytes in held.host():
-        host[purpose] += ranks * (nbytes if exact else rounded(nbytes))
+        host[purpose] += ranks * (nbytes if exact else block_of(nbytes))
     placed = sum(host.values())
     host["processes"] = costs.processes + locked_bytes(nodes, placed)
     most = costs.capacity[Tier.HOST]

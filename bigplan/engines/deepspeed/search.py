@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from bigplan.cost.price import Costs, price
@@ -11,7 +11,8 @@ from bigplan.engines.deepspeed.decisions import RATIOS, Decisions
 from bigplan.engines.deepspeed.memory import Held, memory_use
 from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, priced
 from bigplan.engines.deepspeed.refusals import refusal
-from bigplan.engines.deepspeed.sizes import sizes_of
+from bigplan.engines.deepspeed.sizes import Sizes, sizes_of
+from bigplan.engines.shortage import short_text
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.graph import Graph
@@ -21,7 +22,7 @@ from bigplan.plan import MemoryUse
 from bigplan.planner import Request
 from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
 from bigplan.solve.search import Watch
-from bigplan.units import counted, format_bytes
+from bigplan.units import counted
 
 OPEN = (
     "dp, micro_batch, zero, parameters=TIER, optimizer=TIER, optimizer.host=FRACTION, "
@@ -175,12 +176,12 @@ class Search:
             return
         yield from reversed(loss_chunks(self.request.model, self.request.training, strategy))
 
-    def tried(self, way: Decisions) -> Tried:
-        """Priced, whether or not it fits."""
+    def tried(self, way: Decisions, sized: Callable[[Sizes], Sizes] = lambda sizes: sizes) -> Tried:
+        """Priced, whether or not it fits; `sized` gives buffers other sizes than a plan's."""
         request = self.request
         graph, costs = self._graph(way.strategy, way.loss_chunk)
         nodes = request.cluster.group
-        sizes = sizes_of(graph, nodes, way.state, partly=way.on_cpu < 1.0)
+        sizes = sized(sizes_of(graph, nodes, way.state, partly=way.on_cpu < 1.0))
         held = Held(graph, request.training, way, sizes)
         return Tried(way, held, memory_use(held, costs, nodes), priced(held, costs, nodes))
 
@@ -195,10 +196,7 @@ class Search:
 
     def _infeasible(self, misfits: list[Tried]) -> InfeasibleError:
         closest = min(misfits, key=lambda one: (len(one.short), sum(one.short.values())))
-        missing = " and ".join(
-            f"{format_bytes(nbytes)} of {tier} memory {'per GPU' if tier is Tier.GPU else 'a node'}"
-            for tier, nbytes in closest.short.items()
-        )
+        missing = short_text(closest.short)
         tier, nbytes = max(closest.short.items(), key=lambda item: item[1])
         return InfeasibleError(
             f"{self.request.model.name} does not fit with DeepSpeed: {missing} short at least, "

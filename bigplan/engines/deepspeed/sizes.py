@@ -38,6 +38,9 @@ class Sizes:
     sub_group: int
     buffers: int  # of state on a drive
     queue: int  # requests to a drive at once
+    live: int  # of what ZeRO-3 gathers, at a time
+    swap_buffers: int  # for parameters that come from a drive
+    swap_buffer: int  # in each
 
 
 def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Sizes:
@@ -47,6 +50,7 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Si
     parameters = sum(kind.parameters for kind in kinds)
     owned = -(-parameters // graph.strategy.dp)
     block = graph.kinds["block"]
+    matrices = sum(tensor.rows > 1 for tensor in block.tensors)
     largest = max(tensor.elements for tensor in tensors)
     sub_group = min(SWAPPED_SUB_GROUP if state is Tier.NVME else SUB_GROUP, owned)
     if partly:
@@ -58,11 +62,15 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Si
         largest=largest,
         vector=max((tensor.elements for tensor in tensors if tensor.rows == 1), default=1),
         block=block.parameters,
-        matrices=sum(tensor.rows > 1 for tensor in block.tensors),
+        matrices=matrices,
         bucket=min(BUCKET, max(block.parameters, 1)),
         sub_group=sub_group,
         buffers=SWAPPED_TENSORS * SWAPPED_GROUPS,
         queue=_power(rate * AIO_SECONDS / AIO_BLOCK),
+        live=LIVE_BLOCKS * block.parameters,
+        # Every parameter that is on the GPU holds a buffer of the largest one's size.
+        swap_buffers=(LIVE_BLOCKS + 2) * matrices + 2,
+        swap_buffer=largest,
     )
 
 

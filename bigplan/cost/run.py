@@ -1,0 +1,55 @@
+"""A training as a named framework runs it, priced: published runs, and plans for such tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bigplan.cost.framework import Framework
+from bigplan.cost.price import Costs, price
+from bigplan.cost.step import Execution, framework_step
+from bigplan.graph.build import build_graph
+from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
+from bigplan.graph.strategy import Strategy
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+LOW_STATE_BYTES = 6  # a parameter: master and two moments in 16 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the closed formulas price."""
+
+    model: ModelSpec
+    training: Training
+    strategy: Strategy
+    nodes: NodeGroup
+    framework: Framework
+    execution: Execution
+    context_parallel: int = 1
+    chunked_loss: bool = False  # the logits of a micro-batch never live at once
+    low_states: bool = False  # master and moments in 16 bits
+
+
+def graph_of(run: Run) -> Graph:
+    """The run's operators; frameworks take the loss of a micro-batch at once."""
+    chunk = LOSS_CHUNK_TOKENS if run.chunked_loss else None
+    # Their last pipeline stage holds and updates a tied table, too, as if it were one of its own.
+    apart = {"tied_embeddings": False} if run.strategy.pp > 1 else {}
+    model = run.model.model_copy(update=apart)
+    graph = build_graph(model, run.training, run.strategy, chunk, run.context_parallel)
+    if run.low_states:
+        graph = replace(graph, sizes=replace(graph.sizes, state=LOW_STATE_BYTES))
+    return graph
+
+
+def costs_of(run: Run, graph: Graph, nodes: NodeGroup) -> Costs:
+    """What its layers and moves take on these nodes. Raises InputError as `price`."""
+    return price(graph, run.training, nodes, run.framework)
+
+
+def parts_of(run: Run, graph: Graph, nodes: NodeGroup) -> dict[str, float]:
+    """Seconds of the run's step by part, on these nodes."""
+    costs = costs_of(run, graph, nodes)
+    return framework_step(graph, costs, nodes, run.framework, run.execution)

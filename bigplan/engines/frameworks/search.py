@@ -1,0 +1,208 @@
+"""Every way in which a framework can run a request, priced; of each strategy the best that fits."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from bigplan.cost.price import Costs, price
+from bigplan.cost.run import Run, graph_of
+from bigplan.engines.frameworks.price import Priced
+from bigplan.engines.frameworks.tool import Tool
+from bigplan.engines.frameworks.way import Way
+from bigplan.engines.shortage import short_text
+from bigplan.errors import InfeasibleError, InputError
+from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.strategy import Ends, Family, Space, Strategy
+from bigplan.placement import Tier
+from bigplan.planner import Request
+from bigplan.solve.pins import Pin, parse_pins
+from bigplan.solve.search import Watch
+from bigplan.units import counted
+
+OPEN = (
+    "dp, tp, pp, vpp, zero, micro_batch, first_blocks, last_blocks, parameters=gpu|host, "
+    "optimizer=gpu|host, optimizer.host=FRACTION, recompute=none|full, recompute.full=N"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The user's own decisions, as far as these tools take them."""
+
+    fixed: Mapping[str, int]
+    parameters: Tier | None = None
+    on_cpu: tuple[float, float] = (0.0, 1.0)  # the least and the most
+    recompute: Recompute | None = None
+    again: int | None = None
+
+    @classmethod
+    def of(cls, request: Request) -> Wanted:
+        """Raises InputError for a decision that is not open here."""
+        fixed, pins = parse_pins(request.settings)
+        found = cls(fixed)
+        for pin in pins:
+            found = found._with(pin)
+        return found
+
+    def _with(self, pin: Pin) -> Wanted:
+        alike = pin.kind in (None, "block") and pin.stage is None
+        match pin:
+            case Pin(tensor="parameters", choice="gpu" | "host" as tier, amount=None) if alike:
+                return replace(self, parameters=Tier(tier))
+            case Pin(tensor="optimizer", choice="gpu", amount=None) if alike:
+                return replace(self, on_cpu=(0.0, 0.0))
+            case Pin(tensor="optimizer", choice="host", amount=amount) if alike:
+                share = 1.0 if amount is None else amount
+                return replace(self, on_cpu=(share, share))
+            case Pin(tensor="recompute", choice="none" | "full" as how, amount=amount) if alike:
+                again = None if amount is None else int(amount)
+                return replace(self, recompute=Recompute(how), again=again)
+        raise InputError(
+            f"--set: {pin.tensor} cannot be set like this for a framework, which treats all layers "
+            f"alike; what is open: {OPEN}"
+        )
+
+    def allows(self, way: Way) -> bool:
+        """Whether it decides nothing else about homes."""
+        least, most = self.on_cpu
+        home = Tier.HOST if way.parameters_on_host else Tier.GPU
+        return least <= way.on_cpu <= most and self.parameters in (None, home)
+
+    def counts(self, tried: range) -> range:
+        """Of the numbers of recomputed blocks, besides none, those that are left."""
+        if self.recompute is Recompute.NONE:
+            return range(0)
+        return tried if self.again is None else range(self.again, self.again + 1)
+
+
+@dataclass(slots=True)
+class Search:
+    """All ways of one request."""
+
+    tool: Tool
+    request: Request
+    wanted: Wanted = field(init=False)
+    counted: int = 0
+    stopped: bool = False
+    refused: str | None = None  # why the tool has not the first strategy that it has not
+    _graphs: dict[tuple[int | bool, ...], Graph] = field(default_factory=dict)
+    _costs: dict[tuple[int | bool, ...], Costs] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.wanted = Wanted.of(self.request)
+
+    def run(self, watch: Watch) -> list[Priced]:
+        """Those that fit, fastest first. Raises InputError, InfeasibleError."""
+        fitting, misfits = list[Priced](), list[Priced]()
+        best: float | None = None
+        for strategy in self._strategies():
+            if fitting and not watch(best, best or 0.0, 0):
+                self.stopped = True
+                break
+            for home in filter(self.wanted.allows, self.tool.homes(strategy)):
+                self.counted += 1
+                priced = self._fitted(home)
+                if priced.short:
+                    misfits.append(priced)
+                    continue
+                fitting.append(priced)
+                best = min(priced.seconds, best or priced.seconds)
+                if not priced.way.again:
+                    break  # what moves more only makes room, at the price of time
+        if fitting:
+            return sorted(fitting, key=lambda one: one.preference)
+        if misfits:
+            raise self._infeasible(misfits)
+        raise self._nothing_legal()
+
+    def _strategies(self) -> Iterator[Strategy]:
+        request, nodes = self.request, self.request.cluster.group
+        fixed = {"accumulation_group": 1, **self.wanted.fixed}
+        space = Space(request.model, request.training, nodes.gpus, nodes.gpus_per_node, fixed)
+        for family in space.families():
+            for strategy in space.members(family, self._ends(family)):
+                why = self.tool.refusal(request.model, request.training, strategy)
+                if why is None:
+                    yield strategy
+                self.refused = self.refused or why
+
+    def _ends(self, family: Family) -> Ends | None:
+        """Seconds of the first and the last layer, in those of a block."""
+        if family.pp == 1:
+            return None
+        costs = self.priced(Way(Strategy(**family._asdict()))).costs.kinds
+        each = costs["block"].forward + costs["block"].backward
+        ends = (costs[name].forward + costs[name].backward for name in ("embedding", "head"))
+        first, last = (seconds / each for seconds in ends)
+        return first, last
+
+    def _fitted(self, home: Way) -> Priced:
+        """With as few blocks recomputed as fit."""
+        if self.wanted.recompute is not Recompute.FULL:
+            priced = self.priced(home)
+            if not priced.short:
+                return priced
+        counts = self.wanted.counts(self.tool.counts(self.request.model, home.strategy))
+        if not counts:
+            return self.priced(home)
+
+        def again(count: int) -> Priced:
+            return self.priced(replace(home, policy=Recompute.FULL, again=count))
+
+        first = bisect_left(counts, True, key=lambda count: not again(count).short)
+        return again(counts[min(first, len(counts) - 1)])
+
+    def priced(self, way: Way) -> Priced:
+        """Whether or not it fits."""
+        request, nodes = self.request, self.request.cluster.group
+        run = Run(
+            self.tool.padded(request.model, way.strategy),
+            self.tool.trained(request.training),
+            way.strategy,
+            nodes,
+            self.tool.behaviour,
+            way.execution(request.model),
+        )
+        graph = self._graph(run)
+        return Priced(way, run, graph, self._priced(run, graph))
+
+    def _graph(self, run: Run) -> Graph:
+        strategy = run.strategy
+        tied = strategy.pp > 1
+        key = strategy.tp, strategy.micro_batch, tied, strategy.sequence_parallel
+        if key not in self._graphs:
+            self._graphs[key] = graph_of(run)
+        micro_batches = strategy.micro_batches(run.training)
+        return replace(self._graphs[key], strategy=strategy, micro_batches=micro_batches)
+
+    def _priced(self, run: Run, graph: Graph) -> Costs:
+        strategy, alike = run.strategy, {"first_blocks": 0, "last_blocks": 0}
+        key = tuple(strategy.model_copy(update=alike).model_dump().values())
+        if key not in self._costs:
+            self._costs[key] = price(graph, run.training, run.nodes, run.framework)
+        return self._costs[key]
+
+    def _infeasible(self, misfits: list[Priced]) -> InfeasibleError:
+        closest = min(misfits, key=lambda one: (len(one.short), sum(one.short.values())))
+        missing = short_text(closest.short)
+        tier, nbytes = max(closest.short.items(), key=lambda item: item[1])
+        return InfeasibleError(
+            f"{self.request.model.name} does not fit with {self.tool.name}: {missing} short at "
+            f"least, of {counted(len(misfits), 'way', 'ways')} to run it. Other engines may fit: "
+            "--engine native",
+            tier=str(tier),
+            bytes_short=nbytes,
+            remedy=missing,
+        )
+
+    def _nothing_legal(self) -> InputError:
+        request = self.request
+        settings = ", ".join(f"{key}={value}" for key, value in request.settings.items())
+        return InputError(
+            f"no way in which {self.tool.name} runs {request.model.name} satisfies "
+            f"{settings or 'its limits'}; open are {OPEN}. dp x tp x pp must equal the GPUs, dp x "
+            f"micro_batch divide the global batch of {request.training.global_batch}"
+            + (f"; {self.refused}" if self.refused else "")
+        )

@@ -1,0 +1,225 @@
+"""Training frameworks that people run already: what each can be told to do, and how it behaves.
+
+A rule here is one of the tool's own, from its documentation or source; the behaviours are those
+that published runs of these frameworks are priced with (cost/framework.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from bigplan.cost.framework import FSDP, MEGATRON_CORE, Framework
+from bigplan.engines.frameworks.way import Way
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy, chunk_blocks
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One of them."""
+
+    name: str
+    behaviour: Framework
+    splits: Callable[
+        [ModelSpec, Strategy], str | None
+    ]  # why it does not split like this; None: it does
+    trains: Callable[[ModelSpec, Training], str | None]  # why it does not train this
+    counts_blocks: bool = False  # recomputes some blocks of a stage; else all or none
+    offloaded: tuple[float, ...] = ()  # shares of the optimizer state that may be on the CPU
+    # Whether parameters, gradients and state may leave the GPU, all together.
+    offloads: Callable[[Strategy], bool] = lambda strategy: False
+    recomputes: Callable[[Strategy], bool] = lambda strategy: True
+    pads_vocabulary: bool = False  # to a multiple of 128 x tensor parallelism
+    reduces_low: bool = False  # gradients, in the precision of compute
+
+    def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
+        """Why it cannot do this; None: it can."""
+        if strategy.accumulation_group > 1:
+            return f"{self.name} passes one micro-batch after the other through all layers"
+        return self.trains(model, training) or self.splits(model, strategy)
+
+    def padded(self, model: ModelSpec, strategy: Strategy) -> ModelSpec:
+        """With the words that it adds."""
+        if not self.pads_vocabulary:
+            return model
+        unit = 128 * strategy.tp
+        return model.model_copy(update={"vocab": -(-model.vocab // unit) * unit})
+
+    def trained(self, training: Training) -> Training:
+        """With the precision that it reduces gradients in."""
+        if not self.reduces_low:
+            return training
+        return training.model_copy(update={"reduce_precision": training.precision})
+
+    def homes(self, strategy: Strategy) -> Iterator[Way]:
+        """Where state and parameters may live, the GPU first."""
+        yield Way(strategy)
+        if self.offloads(strategy):
+            yield Way(strategy, on_cpu=1.0, parameters_on_host=True)
+        if strategy.zero == 1 or strategy.dp == 1:  # Megatron's, by its distributed optimizer
+            yield from (Way(strategy, on_cpu=share) for share in self.offloaded)
+
+    def counts(self, model: ModelSpec, strategy: Strategy) -> range:
+        """How many blocks of a chunk it may recompute, besides none."""
+        if not self.recomputes(strategy):
+            return range(0)
+        chunks = chunk_blocks(model.layers, strategy)
+        even = min(chunks) == max(chunks)
+        return range(1 if self.counts_blocks and even else max(chunks), max(chunks) + 1)
+
+    def problems(self, way: Way, model: ModelSpec) -> Iterator[str]:
+        """What it cannot do of a way that somebody asks for."""
+        if way.policy not in (Recompute.NONE, Recompute.FULL):
+            yield f"{self.name} is not told to recompute a block in part"
+        if way.again and way.again not in self.counts(model, way.strategy):
+            yield f"{self.name} recomputes all blocks or none, not {way.again} of each stage"
+        if not any(
+            (home.on_cpu > 0) == (way.on_cpu > 0)
+            and home.parameters_on_host == way.parameters_on_host
+            for home in self.homes(way.strategy)
+        ):
+            yield f"{self.name} cannot place parameters and optimizer state like this"
+
+
+def _shards_all(strategy: Strategy) -> bool:
+    """As fully_shard does; one GPU has nothing to shard out, and offloads the same."""
+    return strategy.zero == 3 or strategy.dp == 1
+
+
+def _shards_out(strategy: Strategy) -> bool:
+    """As torchtitan does, which shards and offloads nothing on one GPU."""
+    return strategy.zero == 3 and strategy.pp == 1
+
+
+def _replicates(strategy: Strategy) -> bool:
+    """As DistributedDataParallel."""
+    return strategy.dp > 1 and strategy.zero == 0
+
+
+def _megatron_splits(model: ModelSpec, strategy: Strategy) -> str | None:
+    between = chunk_blocks(model.layers, strategy)
+    between = between[strategy.first_blocks > 0 : len(between) - (strategy.last_blocks > 0)]
+    if len(set(between)) > 1:
+        return (
+            "Megatron-LM gives all stages but the first and the last equally many blocks, so "
+            f"{model.layers} do not split over pp {strategy.pp} like this: set first_blocks or "
+            "last_blocks"
+        )
+    if strategy.zero > 1 and (strategy.pp > 1 or strategy.vpp > 1):
+        return f"ZeRO {strategy.zero} is Megatron FSDP, which has no pipelines: use zero 0 or 1"
+    return None
+
+
+def _megatron_trains(model: ModelSpec, training: Training) -> str | None:
+    if model.positions == "alibi" or model.parallel_residual or model.embedding_norm:
+        return (
+            f"Megatron-LM has no linear biases, parallel residuals or embedding norm: {model.name}"
+        )
+    if model.rope_scaling is not None:
+        return (
+            f"bigplan writes no {model.rope_scaling.name} scaling of rotary angles for Megatron-LM"
+        )
+    return _no_groups("Megatron-LM", training)
+
+
+def _no_groups(tool: str, training: Training) -> str | None:
+    if training.optimizer.groups:
+        return f"bigplan writes no weight decay and rates of single parameters for {tool}"
+    return None
+
+
+def _nemo_splits(model: ModelSpec, strategy: Strategy) -> str | None:
+    if strategy.zero > 1 or strategy.first_blocks or strategy.last_blocks:
+        return "bigplan writes neither ZeRO 2 and 3 nor uneven stages for NeMo"
+    return _megatron_splits(model, strategy)
+
+
+def _fsdp_splits(model: ModelSpec, strategy: Strategy) -> str | None:
+    if strategy.tp > 1 or strategy.pp > 1:
+        return f"FSDP2 splits by data alone, not by tp {strategy.tp} and pp {strategy.pp}"
+    if strategy.dp > 1 and strategy.zero < 2:
+        return f"fully_shard shards gradients too: use zero 2 or 3, not {strategy.zero}"
+    return None
+
+
+def _accelerate_splits(model: ModelSpec, strategy: Strategy) -> str | None:
+    if _replicates(strategy) and strategy.tp == strategy.pp == 1:
+        return None
+    return _fsdp_splits(model, strategy)
+
+
+def _fsdp_trains(model: ModelSpec, training: Training) -> str | None:
+    return None  # the model and its optimizer are the user's own code
+
+
+def _accelerate_trains(model: ModelSpec, training: Training) -> str | None:
+    if training.reduce_precision not in (None, training.precision):
+        return (
+            f"accelerate reduces gradients in the precision of compute, {training.precision}, not "
+            f"in {training.reduce_precision}: leave reduce_precision out"
+        )
+    return None
+
+
+def _torchtitan_splits(model: ModelSpec, strategy: Strategy) -> str | None:
+    if strategy.zero == 1:
+        return "torchtitan shards gradients as well (zero 2) or nothing"
+    if strategy.first_blocks or strategy.last_blocks:
+        return "bigplan writes no uneven stages for torchtitan"
+    if strategy.vpp > 2:
+        return f"torchtitan's Interleaved1F1B has two virtual stages by default, not {strategy.vpp}"
+    if not strategy.sequence_parallel:
+        return "torchtitan has tensor parallelism with sequence parallelism alone"
+    return None
+
+
+def _torchtitan_trains(model: ModelSpec, training: Training) -> str | None:
+    if training.optimizer.name != "adamw":
+        return f"torchtitan updates by AdamW here, not by {training.optimizer.name}"
+    if training.precision == "fp16":
+        return "torchtitan computes in bf16 or fp32, not in fp16"
+    if training.gradient_precision != "fp32":
+        return (
+            f"torchtitan reduces gradients in fp32, not in {training.gradient_precision}: "
+            "use --gradient-precision fp32"
+        )
+    return _no_groups("torchtitan", training)
+
+
+# Of torchtitan's `compile.enable`, for model and loss, which its published runs have.
+COMPILED = replace(FSDP, fused=True, compiled_loss=True)
+OFFLOADED = (0.25, 0.5, 0.75, 1.0)  # of Megatron's optimizer_offload_fraction
+
+TOOLS = (
+    Tool("fsdp2", FSDP, _fsdp_splits, _fsdp_trains, counts_blocks=True, offloads=_shards_all),
+    Tool(
+        "accelerate",
+        FSDP,
+        _accelerate_splits,
+        _accelerate_trains,
+        offloads=_shards_all,
+        recomputes=lambda strategy: not _replicates(strategy),  # by a key of FSDP's
+        reduces_low=True,  # its policy has one dtype for parameters and reductions
+    ),
+    Tool(
+        "megatron",
+        MEGATRON_CORE,
+        _megatron_splits,
+        _megatron_trains,
+        counts_blocks=True,
+        offloaded=OFFLOADED,
+        pads_vocabulary=True,
+    ),
+    Tool("torchtitan", COMPILED, _torchtitan_splits, _torchtitan_trains, offloads=_shards_out),
+    Tool(
+        "nemo",
+        MEGATRON_CORE,
+        _nemo_splits,
+        _megatron_trains,
+        counts_blocks=True,
+        pads_vocabulary=True,
+    ),
+)

@@ -1,0 +1,94 @@
+"""What is open where a training framework runs a plan, and the placement that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bigplan.cost.step import Execution
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy, chunk_blocks
+from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
+from bigplan.plan import Plan
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Frameworks treat all layers alike, but for how many blocks they recompute."""
+
+    strategy: Strategy
+    policy: Recompute = Recompute.NONE
+    again: int = 0  # blocks of each chunk that are recomputed so; all, where it has no more
+    on_cpu: float = 0.0  # of the optimizer state: what host memory keeps and the CPU updates
+    parameters_on_host: bool = False  # and gradients
+
+    def blocks_again(self, model: ModelSpec) -> Iterator[int]:
+        """Of each stage, first to last."""
+        chunks = chunk_blocks(model.layers, self.strategy)
+        for stage in range(self.strategy.pp):
+            yield sum(min(self.again, blocks) for blocks in chunks[stage :: self.strategy.pp])
+
+    def execution(self, model: ModelSpec) -> Execution:
+        """What the closed formulas ask for; of uneven stages all recompute the same share."""
+        return Execution(
+            recompute=self.policy,
+            recomputed=sum(self.blocks_again(model)) / model.layers,
+            virtual_stages=self.strategy.vpp,
+            cpu_update=self.on_cpu > 0,
+            on_cpu=self.on_cpu,
+            parameters_on_host=self.parameters_on_host,
+            zero=self.strategy.zero,
+        )
+
+    def placement(self, model: ModelSpec, training: Training) -> Placement:
+        """The same by counts of layers, as every plan has it."""
+        stages, last = list[StagePlacement](), self.strategy.pp - 1
+        chunks = chunk_blocks(model.layers, self.strategy)
+        for stage, again in enumerate(self.blocks_again(model)):
+            blocks = sum(chunks[stage :: self.strategy.pp])
+            kinds = {"block": self._kind(blocks, again)}
+            if stage == 0:
+                kinds["embedding"] = self._kind(1, 0)
+            if stage == last:
+                kinds["head"] = self._kind(1, 0)
+            stages.append(StagePlacement(kinds=kinds))
+        tokens = self.strategy.micro_batch * training.sequence_length
+        return Placement(stages=tuple(stages), loss_chunk=tokens)
+
+    def _kind(self, layers: int, again: int) -> KindPlacement:
+        home = Tier.HOST if self.parameters_on_host else Tier.GPU
+        kept = {Recompute.NONE: layers - again, self.policy: again} if again else {}
+        optimizer = {Tier.GPU: (1.0 - self.on_cpu) * layers, Tier.HOST: self.on_cpu * layers}
+        return KindPlacement(
+            layers=layers,
+            parameters={home: layers},
+            gradients={home: layers},
+            activations={
+                policy: {Tier.GPU: count}
+                for policy, count in (kept or {Recompute.NONE: layers}).items()
+                if count
+            },
+            optimizer={tier: count for tier, count in optimizer.items() if count},
+        )
+
+    @classmethod
+    def of(cls, plan: Plan) -> Way:
+        """What a plan says; what else its placement says is no way of these, and comes to light."""
+        block = plan.placement.stages[0].kinds["block"]
+        chunks = chunk_blocks(plan.model.layers, plan.strategy)
+        again: dict[Recompute, int] = {
+            policy: sum(tiers.values())
+            for policy, tiers in block.activations.items()
+            if policy is not Recompute.NONE and any(tiers.values())
+        }
+        policy, count = next(iter(again.items()), (Recompute.NONE, 0))
+        each = max(chunks) if count == block.layers else count // plan.strategy.vpp
+        return cls(
+            plan.strategy,
+            policy,
+            each if count else 0,
+            on_cpu=block.optimizer.get(Tier.HOST, 0.0) / block.layers,
+            parameters_on_host=bool(block.parameters.get(Tier.HOST)),
+        )

@@ -1,0 +1,246 @@
+"""Megatron-LM's arguments, by the names and defaults of megatron/training in August 2026."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bigplan.errors import RefusedError
+from bigplan.graph.graph import Recompute
+from bigplan.intake.arguments import Arguments
+from bigplan.intake.setup import ALL, Again, Batch, Given, Offload, Setup
+from bigplan.placement import Tier
+from bigplan.spec.reading import read_text
+from bigplan.spec.unplanned import unplanned
+
+_ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_MODEL = {
+    "num-layers": "layers",
+    "hidden-size": "hidden",
+    "ffn-hidden-size": "ffn",
+    "num-attention-heads": "heads",
+}
+DROPOUT, CLIP = 0.1, 1.0  # its defaults
+_HARMLESS = (
+    *["adam-", "adlr", "attention-softmax", "ckpt", "data-", "dataloader", "decoupled", "dist-"],
+    *[
+        "distributed-",
+        "eod",
+        "eval",
+        "exit",
+        "finetune",
+        "init-method",
+        "load",
+        "log",
+        "lr",
+        "make-",
+    ],
+    *[
+        "manual-gc",
+        "master-",
+        "max-position",
+        "merge-file",
+        "min-l",
+        "mock",
+        "no-create",
+        "no-load",
+    ],
+    *["no-mmap", "no-save", "no-check", "node-rank", "norm-epsilon", "num-workers", "one-logger"],
+    *["optimizer", "per-", "profile", "rdzv", "reset-", "role", "rotary-base", "rope", "save"],
+    *[
+        "seed",
+        "sgd-",
+        "split",
+        "start-weight",
+        "end-weight",
+        "tensorboard",
+        "test-data",
+        "tiktoken",
+    ],
+    *["timing", "tokenizer", "train-", "use-mcore", "use-nsys", "valid-data", "vocab", "wandb"],
+    *["weight-decay", "hysteresis", "initial-loss", "loss-scale", "position-embedding", "rotary"],
+    *["swiglu", "squared-relu", "normalization", "disable-bias", "add-qkv", "qk-layernorm"],
+    *["untie", "kv-channels", "apply-layernorm", "group-query", "num-query", "use-rotary", "no-"],
+    *["transformer-impl", "async-save", "auto-detect", "use-dist-ckpt", "calculate-per-token"],
+    *["bias-", "cross-entropy", "empty-unused", "use-flash-attn", "openai-gelu", "enable-msc"],
+    *["overlap-p2p", "overlap-param-gather", "use-precision-aware", "monitor"],
+    *["max-restarts", "tee", "fp8-amax", "fp8-margin", "fp8-recipe", "sft", "override-opt"],
+    *["use-checkpoint", "non-persistent", "lazy-", "use-cpu-init", "batch-p2p", "cuda-graph"],
+)
+_UNPRICED = {
+    "overlap-cpu-optimizer-d2h-h2d": "copies of the CPU's update run beside it",
+    "fine-grained-activation-offloading": "activations of some modules leave the GPU",
+    "cpu-offloading": "activations leave the GPU",
+    "cpu-offloading-num-layers": "activations leave the GPU",
+    "fp8-param-gather": "parameters are gathered in fp8",
+    "fp4-format": "GEMMs in fp4: priced in 16 bits",
+    "enable-cuda-graph": "graphs of kernels: launches are priced one by one",
+    "external-cuda-graph": "graphs of kernels: launches are priced one by one",
+    "delay-wgrad-compute": "gradients of weights are computed later",
+    "defer-embedding-wgrad-compute": "the embedding's gradient is computed later",
+    "use-nccl-ub": "NCCL works on registered buffers",
+    "num-distributed-optimizer-instances": "state is shared out over a part of the ranks",
+    "main-grads-dtype": "gradients of another precision than is priced",
+    "main-params-dtype": "master weights of another precision than fp32",
+    "exp-avg-dtype": "moments of another precision than fp32",
+    "exp-avg-sq-dtype": "moments of another precision than fp32",
+    "rampup-batch-size": "the batch grows: its last size is priced",
+    "step-batch-size-schedule": "the batch grows: its last size is priced",
+    "pipeline-model-parallel-layout": "stages are laid out by hand: even ones are priced",
+    "account-for-embedding-in-pipeline-split": "the embedding counts as a block of its stage",
+    "account-for-loss-in-pipeline-split": "the loss counts as a block of its stage",
+    "distribute-saved-activations": "inputs of blocks are split over tensor-parallel ranks",
+    "window-size": "attention looks at a window",
+    "multi-latent-attention": "attention is latent: priced as the model's own",
+    "mtp-num-layers": "further tokens are predicted by more layers",
+}
+
+
+def read(path: Path, given: Given) -> Setup:
+    """The script's training. Raises InputError, and RefusedError for what is never planned."""
+    found = Arguments.of(read_text(path), str(path))
+    _refuse(found)
+    pp = found.whole("pipeline-model-parallel-size", 1) or 1
+    model = {ours: found.known_whole(theirs) for theirs, ours in _MODEL.items()}
+    again, told = _again(found)
+    split = _split(found, pp)
+    setup = Setup(
+        "megatron",
+        _training(found, given),
+        Batch(found.whole("micro-batch-size"), None, found.whole("global-batch-size"), alone=True),
+        split,
+        _offload(found),
+        again,
+        _processes(found),
+        {name: value for name, value in model.items() if value is not None},
+        behaviour=_behaviour(found, split),
+    )
+    unpriced = [*told, *_unpriced(found, split)]
+    left = sorted(set(found.options) - found.seen)
+    ignored = [f"--{name}" for name in left if name.startswith(_HARMLESS)]
+    unknown = [f"--{name}: bigplan does not know it" for name in left if f"--{name}" not in ignored]
+    return setup.with_told((), (*unpriced, *unknown), ignored)
+
+
+def _refuse(found: Arguments) -> None:
+    for name in (
+        "context-parallel-size",
+        "expert-model-parallel-size",
+        "expert-tensor-parallel-size",
+    ):
+        if (found.whole(name) or 1) > 1:
+            raise RefusedError(f"{found.file}: --{name}: {unplanned(name) or 'not planned'}")
+    for name in found.options:
+        if name not in found.seen and (refusal := unplanned(name)):
+            raise RefusedError(f"{found.file}: --{name}: {refusal}")
+
+
+def _split(found: Arguments, pp: int) -> dict[str, int]:
+    tp = found.whole("tensor-model-parallel-size", 1) or 1
+    parallel = found.flag("sequence-parallel")
+    ends = ("first", "last")
+    blocks = {f"{end}_blocks": found.whole(f"decoder-{end}-pipeline-num-layers") for end in ends}
+    split = {"tp": tp, "pp": pp, "zero": _zero(found)}
+    if tp > 1:
+        split["sequence_parallel"] = int(parallel)
+    split |= {name: count for name, count in blocks.items() if count}
+    if pp > 1:
+        if virtual := found.whole("num-virtual-stages-per-pipeline-rank"):
+            split["vpp"] = virtual
+        if each := found.whole("num-layers-per-virtual-pipeline-stage"):
+            split["blocks_each"] = each
+    return split
+
+
+def _zero(found: Arguments) -> int:
+    sharding = found.text("data-parallel-sharding-strategy", *_ZERO)
+    kept = found.flag("torch-fsdp2-no-reshard-after-forward")
+    distributed = found.flag("use-distributed-optimizer")
+    if found.flag("use-megatron-fsdp", "use-custom-fsdp"):
+        return _ZERO[sharding or "optim_grads_params"]
+    if found.flag("use-torch-fsdp2"):
+        return 2 if kept else 3
+    return int(distributed)
+
+
+def _training(found: Arguments, given: Given) -> dict[str, Any]:
+    bf16, fp16, low = (found.flag(name) for name in ("bf16", "fp16", "grad-reduce-in-bf16"))
+    precision = "bf16" if bf16 else "fp16" if fp16 else "fp32"
+    whole = found.flag("accumulate-allreduce-grads-in-fp32")
+    gradients = "bf16" if bf16 and low else "fp16" if fp16 and not whole else "fp32"
+    training: dict[str, Any] = {"precision": precision, "gradient_precision": gradients}
+    hidden = found.number("hidden-dropout")
+    found.number("attention-dropout")
+    training["dropout"] = DROPOUT if hidden is None else hidden
+    clip = found.number("clip-grad")
+    training["clip_norm"] = (CLIP if clip is None else clip) or None
+    for name, key in (("seq-length", "sequence_length"), ("encoder-seq-length", "sequence_length")):
+        if (length := found.whole(name)) is not None:
+            training[key] = length
+    if found.text("fp8-format") is not None:
+        training["fp8_gemms"] = True
+    if found.text("attention-backend") in ("unfused", "local"):
+        training["attention"] = "materialised"
+    if found.text("optimizer") == "sgd":
+        training["optimizer.name"] = "sgd"
+    return training
+
+
+def _offload(found: Arguments) -> Offload:
+    share = found.number("optimizer-offload-fraction")
+    if not found.flag("optimizer-cpu-offload"):
+        return Offload()
+    return Offload(Tier.HOST, on_cpu=1.0 if share is None else min(share, 1.0))
+
+
+def _again(found: Arguments) -> tuple[Again, list[str]]:
+    """What is recomputed, and what of that is priced as something else."""
+    granularity = found.text("recompute-granularity", "full", "selective")
+    method = found.text("recompute-method", "uniform", "block")
+    count = found.whole("recompute-num-layers")
+    modules = found.options.get("recompute-modules", [])
+    found.seen.add("recompute-modules")
+    if granularity == "full":
+        if method == "uniform" and count and count > 1:
+            return Again(Recompute.FULL), [
+                f"--recompute-num-layers {count}: inputs of every {count}th block alone are kept; "
+                "priced with those of all"
+            ]
+        return Again(Recompute.FULL, count if method == "block" and count else ALL), []
+    if granularity == "selective" or found.flag("recompute-activations"):
+        what = " ".join(modules) or "core_attn"
+        if set(modules) & {"mlp", "layernorm"}:
+            return Again(Recompute.SELECTIVE), [
+                f"--recompute-modules {what}: priced as norms and activations recomputed"
+            ]
+        return Again(), [
+            f"--recompute-modules {what}: priced without, as FlashAttention's backward makes the "
+            "scores again anyway"
+        ]
+    return Again(), []
+
+
+def _behaviour(found: Arguments, split: dict[str, int]) -> dict[str, float]:
+    """What published runs overlap and this one does not."""
+    behaviour = {}
+    overlaps = found.flag("overlap-grad-reduce") or split["zero"] > 1
+    if not overlaps:
+        behaviour["reduce_exposed"] = 1.0
+    if not found.flag("tp-comm-overlap") and split.get("sequence_parallel"):
+        behaviour["tensor_exposed"] = 1.0
+    return behaviour
+
+
+def _unpriced(found: Arguments, split: dict[str, int]) -> Iterator[str]:
+    for name, what in _UNPRICED.items():
+        if found.flag(name):
+            yield f"--{name}: {what}"
+    optimizer = found.text("optimizer")
+    if optimizer not in (None, "adam", "sgd"):
+        yield f"--optimizer {optimizer}: priced as AdamW"
+
+
+def _processes(found: Arguments) -> int | None:
+    nodes, each = found.known_whole("nnodes"), found.known_whole("nproc-per-node")
+    return each * (nodes or 1) if each else None

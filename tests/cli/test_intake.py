@@ -1,0 +1,71 @@
+"""`bigplan import` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bigplan.cli.app import app
+from bigplan.errors import InputError
+from tests.intake.files import DEEPSPEED, FSDP
+
+ARGUMENTS = ["--model", "llama-3-8b", "--cluster", "hgx-h200", "--seq-len", "4096"]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "ds_config.json"
+    path.write_text(DEEPSPEED.replace('"overlap_comm"', '"zero_quantized_weights"'))
+    return str(path)
+
+
+def test_it_says_what_runs_what_is_not_priced_and_where_time_goes(config: str) -> None:
+    told = CliRunner().invoke(
+        app, ["import", config, "--from", "deepspeed", *ARGUMENTS, "--no-better"]
+    )
+    assert told.exit_code == 0, told.output
+    for text in (
+        "by deepspeed",
+        "It fits",
+        "zero_quantized_weights",
+        "Time by resource",
+        "Memory of",
+    ):
+        assert text in told.stdout
+    assert "The best plan" not in told.stdout
+
+
+def test_what_is_faster_is_told_on_the_same_engine_and_on_any(config: str) -> None:
+    asked = ["import", config, "--from", "deepspeed", *ARGUMENTS, "--json"]
+    told = CliRunner().invoke(app, asked)
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert found["fits"]
+    same = found["better"]["same_engine"]
+    assert same["engine"] == "deepspeed"
+    assert same["step_seconds"] <= found["step_seconds"]
+    assert sum(found["step_parts"][name] for name in ("compute", "update")) <= found["step_seconds"]
+
+
+def test_what_does_not_fit_is_told_in_bytes(config: str) -> None:
+    asked = ["import", config, "--from", "deepspeed", "--cluster", "h200-1x", *ARGUMENTS[:2]]
+    told = CliRunner().invoke(app, [*asked, "--seq-len", "4096", "--no-better"])
+    assert told.exit_code == 0
+    assert "It does not fit" in told.stdout
+    assert "GiB of host memory a node short" in told.stdout
+
+
+def test_what_is_missing_is_an_error_that_says_which_option(tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.yaml"
+    path.write_text(FSDP)
+    asked = ["import", str(path), "--from", "accelerate", *ARGUMENTS]
+    told = CliRunner().invoke(app, asked)
+    assert isinstance(told.exception, InputError)
+    assert "--set micro_batch=N and --global-batch N" in str(told.exception)
+    told = CliRunner().invoke(app, [*asked, "--engine", "native"])
+    assert "--engine" in str(told.exception)
+    told = CliRunner().invoke(app, ["import", str(path), "--from", "accelerate", "--model", "x"])
+    assert "--cluster" in str(told.exception)
