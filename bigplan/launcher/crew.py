@@ -87,8 +87,11 @@ class Crew:
             ),
         )
 
-    def prepare(self) -> None:
-        """Look at every node, before anything is allocated. Raises PreflightError."""
+    def prepare(self) -> str:
+        """Look at every node, before anything is allocated; what to tell of it, if anything.
+
+        Raises PreflightError.
+        """
         mark, token = self._folders.run / f"{MARK}{secrets.token_hex(4)}", secrets.token_hex(16)
         mark.write_text(token)
         try:
@@ -109,6 +112,12 @@ class Crew:
             self._places = self._found_places()
         outside = not all(node.only_loopback for node in self._nodes.values())
         self.ask("listen", interface_of(facts, self._interface, outside=outside), doing="starting")
+        if self._places is None:
+            return ""
+        return (
+            f"Not all nodes see {self._folders.run}: {', '.join(self._places.ranks)} each keep the "
+            "checkpoint files that their ranks write"
+        )
 
     def _found_places(self) -> Places:
         """Which nodes see one run folder. Raises PreflightError where an engine needs it."""

@@ -94,6 +94,7 @@ class _Launch:
     asked: Asked
     stop: Stop = field(default_factory=Stop)
     told: bool = False
+    said: set[str] = field(default_factory=set)
 
     @property
     def address(self) -> str | None:
@@ -330,7 +331,7 @@ def _from_newest(launched: _Launch) -> None:
     for checkpoint in reversed(found):
         with _crew(launched) as crew:
             try:
-                done = _start(crew, checkpoint)
+                done = _start(launched, crew, checkpoint)
             except CheckpointError as error:
                 if checkpoint == found[0]:
                     raise
@@ -342,7 +343,7 @@ def _from_newest(launched: _Launch) -> None:
                 _train(launched, crew, done)
                 return
     with _crew(launched) as crew:
-        _train(launched, crew, _start(crew, None))
+        _train(launched, crew, _start(launched, crew, None))
 
 
 def _drop_unrecorded(folder: Path) -> None:
@@ -371,8 +372,10 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
         crew.dismiss()
 
 
-def _start(crew: Crew, checkpoint: Path | None) -> int:
-    crew.prepare()
+def _start(launched: _Launch, crew: Crew, checkpoint: Path | None) -> int:
+    if (told := crew.prepare()) and told not in launched.said:
+        launched.said.add(told)
+        launched.say(told)
     crew.ask("preflight", doing="checking its machine")
     return crew.start(checkpoint)
 

@@ -121,8 +121,8 @@ class LocalCrew:
             scratch.mkdir(parents=True, exist_ok=True)
             self.workers.append((worker or Fake)(plan, rank, scratch))
 
-    def prepare(self) -> None:
-        pass
+    def prepare(self) -> str:
+        return ""
 
     def start(self, checkpoint: Path | None) -> int:
         done: int = self.ask("start", self.meeting_point(), checkpoint, doing="starting")[0]

@@ -125,7 +125,10 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
         nodes.lose(name)
         nodes.variables[name] = {RUN_DIR: str(tmp_path / name)}
         nodes.add(name)
-    folder = run(nodes, tmp_path / "runs", pins={**PINS, "zero": 1}, steps=8)
+    told = StringIO()
+    out = Console(file=told, width=300)
+    folder = run(nodes, tmp_path / "runs", out, pins={**PINS, "zero": 1}, steps=8)
+    assert "a, b each keep the checkpoint files that their ranks write" in told.getvalue()
     own = {name: next((tmp_path / name).iterdir()) / "checkpoints" for name in "ab"}
     assert {path.name for path in own["a"].iterdir()} == {"step-000006", "step-000008"}
     files = {name: {path.name for path in (own[name] / "step-000008").iterdir()} for name in "ab"}
