@@ -5,8 +5,8 @@ Usage: chaos.py --folder NEW [--faults 30] [--minutes 30] [--gap 5,18] [--seed 0
 
 The nodes are those of a Ray cluster on this machine, with processes and addresses of their own. A
 fault is one of: kill -9 of a rank, of two ranks at once, of the launch (which is then resumed), of
-a whole node (which comes back seconds later), or a rank that is frozen. The next comes after a
-random time, often while the run still starts again. At the end the run goes on for some steps, and
+a whole node (which comes back seconds later), or a rank that is frozen. The next comes a random
+time after the run has gained a step, or, after some, while it still starts again. At the end the run goes on for some steps, and
 is compared with one that nothing happened to: to the last bit, with --elastic (where a lost node is
 planned around, so that sums have another order) by the largest relative difference of losses.
 """
@@ -39,6 +39,7 @@ from tests.launcher.soak import COMMAND, differences, workers
 KINDS = ("rank", "rank", "two ranks", "launch", "node", "node")  # the last comes back
 AWAY = (0.5, 4.0)  # seconds that a node is away
 NOTICED = 50.0  # seconds until a frozen rank is
+AGAIN = 0.3  # share of faults after which the next may come before a step is gained
 FEW = 5  # steps before the first fault
 MORE = 20  # steps after the last fault
 MOST = 100_000  # steps: more than there is time for
@@ -190,7 +191,10 @@ def main() -> None:
         for kind in kinds:
             if time.monotonic() - begun > 60 * given.minutes:
                 break
+            before = chaos.done("chaos")
             chaos.fault(kind, "chaos")
+            if draw.random() > AGAIN:
+                chaos.until(before + 1, "chaos")
             gap = draw.uniform(least, most) + NOTICED * (kind == "frozen")
             end = time.monotonic() + gap
             while time.monotonic() < end:
