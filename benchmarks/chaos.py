@@ -6,9 +6,10 @@ Usage: chaos.py --folder NEW [--faults 30] [--minutes 30] [--gap 5,18] [--seed 0
 The nodes are those of a Ray cluster on this machine, with processes and addresses of their own. A
 fault is one of: kill -9 of a rank, of two ranks at once, of the launch (which is then resumed), of
 a whole node (which comes back seconds later), or a rank that is frozen. The next comes a random
-time after the run has gained a step, or, after some, while it still starts again. At the end the run goes on for some steps, and
-is compared with one that nothing happened to: to the last bit, with --elastic (where a lost node is
-planned around, so that sums have another order) by the largest relative difference of losses.
+time after the run has gained a step, or, after some, while it still starts again. At the end the
+run goes on for some steps, and is compared with one that nothing happened to: to the last bit, with
+--elastic (where a lost node is planned around, so that sums have another order) by the largest
+relative difference of losses.
 """
 
 from __future__ import annotations
