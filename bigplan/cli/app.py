@@ -16,6 +16,7 @@ from bigplan.cli.data import data
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
 from bigplan.cli.intake import intake
+from bigplan.cli.kernels import kernels
 from bigplan.cli.models import models
 from bigplan.cli.output import checked_output
 from bigplan.cli.plan import plan, simulate
@@ -51,6 +52,7 @@ for command in (
     app.command()(command)
 app.command("import")(intake)
 app.add_typer(data, name="data")
+app.add_typer(kernels, name="kernels")
 
 
 def _version(wanted: bool) -> None:

@@ -19,14 +19,17 @@ TILES = (
     (64, 64, 0.65),
 )
 ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
-# Batched products of heads whose width is not a multiple of 8 run at a tenth of the rate: fitted to
-# the BLOOM tuning runs with heads of 108 and 150 columns.
-MISALIGNED = 0.1
+# Batched products of heads whose width is not a multiple of 8 run at a fourteenth of the rate:
+# fitted to the BLOOM tuning runs with heads of 108 and 150 columns.
+MISALIGNED = 0.074
 # A single product by what its dimensions divide by, measured on an H200, torch 2.11: 4096 cubed
 # with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
 MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
 ATTENTION_TILE = 128  # rows and columns of a flash attention tile: the diagonal is done in whole
-HEAD_OVERHEAD = 2.7  # columns of a head that cost as much as the softmax of its scores
+# Columns of a head that cost as much as the softmax of its scores. With FlashAttention-2 and 3 on
+# an H100 at 16k tokens heads of 64 reach 0.77 to 0.90 of the rate of heads of 128 (arXiv
+# 2407.08608, figures 5 and 6): 15 to 55 columns, of which 20 meets three kernels of four.
+HEAD_OVERHEAD = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Device:
     gpu: Gpu
     precision: str
     flash: tuple[FlashKernel, ...] = ("sdpa", "flash3", "flash2")  # attention, best liked first
+    gemm_share: float = 1.0  # of what products reach one after the other
+    eager: float = 0.0  # as a framework's
 
     @property
     def stream_rate(self) -> float:
@@ -67,20 +72,25 @@ def norm(a: float, b: float, power: float) -> float:
     return float((a**power + b**power) ** (1 / power))
 
 
-def operator_seconds(operator: Operator, device: Device, *, fused: bool = True) -> float:
+def operator_seconds(operator: Operator, device: Device) -> float:
     """Seconds that the GPU works on one operator; a collective is not priced here."""
     if isinstance(operator, Gemm):
         return gemm_seconds(operator, device)
     if isinstance(operator, Attention):
         return attention_seconds(operator, device)
     assert isinstance(operator, Stream)
-    return operator.nbytes * (1.0 if fused else operator.eager) / device.stream_rate
+    return operator.nbytes * chained(operator, device.eager) / device.stream_rate
 
 
-def launches(operator: Operator, *, fused: bool = True) -> int:
+def chained(operator: Stream, eager: float) -> float:
+    """Times the bytes, and the launches, of the operator as one kernel."""
+    return 1.0 + eager * (operator.eager - 1.0)
+
+
+def launches(operator: Operator, eager: float = 0.0) -> int:
     """Kernels that the host launches for an operator."""
     if isinstance(operator, Stream):
-        return operator.launches if fused else ceil(operator.launches * operator.eager)
+        return ceil(operator.launches * chained(operator, eager))
     return operator.count if isinstance(operator, Gemm) else 1
 
 
@@ -92,7 +102,8 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     """
     gpu = device.gpu
     precision = "fp8" if gemm.fp8 else device.precision
-    rate = gpu.peak(precision) * gpu.gemm_share(precision) * gemm.k / (gemm.k + gpu.gemm_half_k)
+    share = device.gemm_share * gpu.gemm_share(precision)
+    rate = gpu.peak(precision) * share * gemm.k / (gemm.k + gpu.gemm_half_k)
     arithmetic = gemm.flops * tile_waste(gemm, gpu) / (rate * alignment(gemm))
     element = 4 if precision == "fp32" else 2
     return arithmetic + gemm.elements * element / device.stream_rate

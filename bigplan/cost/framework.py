@@ -17,9 +17,17 @@ class Framework:
     """A framework's behaviour. Shares are of a collective's seconds."""
 
     name: str
-    fused: bool = True  # norms, activations and rotary embedding are one kernel each
+    # Of the rate that products reach one after the other, what they reach amid its steps: other
+    # kernels turn the cache over between them, and some add to fp32 sums of gradients.
+    gemm_share: float = 1.0
+    # Of what a chain of plain torch kernels moves more than one kernel would, for norms,
+    # activations and rotary embedding: 0 where each is one kernel, 1 where none is.
+    eager: float = 0.0
     compiled_loss: bool = False  # one kernel from logits to their gradient
-    attention: tuple[FlashKernel, ...] = ("flash3", "flash2")  # kernels it uses, best liked first
+    in_place: bool = (
+        False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
+    )
+    attention: tuple[FlashKernel, ...] = ("flash2",)  # kernels it uses, best liked first
     stops_early: bool = False  # full recomputation ends where the last operator has its input
     # Host seconds per launch, relative to the GPU's launch_overhead; None: as the native runtime,
     # by operator (operator_overhead, action_overhead).
@@ -53,47 +61,52 @@ NATIVE = Framework(
 
 # Megatron-LM before 2023, and Megatron-DeepSpeed: nothing overlaps. A launch costs 48 us of Python,
 # autograd and driver.
-MEGATRON = Framework("Megatron-LM", host=9.67, reduce_scatters=False)
+MEGATRON = Framework("Megatron-LM", gemm_share=0.98, host=9.62, reduce_scatters=False)
 MEGATRON_DEEPSPEED = replace(
     MEGATRON, name="Megatron-DeepSpeed", bucket_elements=2 * 500_000_000
 )  # reduce_bucket_size and allgather_bucket_size
 
-# Megatron Core with Transformer Engine: gradients are reduced during the backward, tensor-parallel
-# collectives are split and pipelined with GEMMs.
+# Megatron Core with Transformer Engine: gradients are reduced during the backward; where asked to,
+# tensor-parallel collectives are split and pipelined with GEMMs.
 MEGATRON_CORE = Framework(
     "Megatron Core",
-    tensor_exposed=0.067,
-    reduce_exposed=0.33,
+    attention=("cudnn", "flash3", "flash2"),
+    gemm_share=0.93,
+    tensor_exposed_async=0.046,
+    reduce_exposed=0.4,
     send_exposed=0.5,
     gradients_stay=True,  # its buffers of gradients live as long as the model
 )
 
 # FSDP with its defaults: the next layer is gathered while this one computes. With CPUOffloadPolicy
 # gradients of all micro-batches but the first go to memory that is not page-locked, while the GPU
-# waits, and torch adds them there. The rate is between the 1.63 and 1.29 GB/s that two runs on one
+# waits, and torch adds them there. The rate is between the 1.58 and 1.29 GB/s that two runs on one
 # H200's machine leave for it, four micro-batches of 5.5B in 49.7 s and of 3.3B in 36.0 s
 # (benchmarks/results/2026-11-22-h200-rows-apart).
-SUMMED_ON_CPU = 1.46e9  # bytes/s
+SUMMED_ON_CPU = 1.43e9  # bytes/s
 FSDP = Framework(
     "FSDP",
-    attention=("flash2",),
+    gemm_share=0.975,
     host=2.0,
-    gather_exposed=0.006,
-    regather_exposed=0.006,
-    reduce_exposed=0.006,
-    tensor_exposed_async=0.78,
+    gather_exposed=0.0055,
+    regather_exposed=0.0055,
+    reduce_exposed=0.0055,
+    tensor_exposed_async=0.77,
     summed_on_cpu=SUMMED_ON_CPU,
 )
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on
-# the communicator that then reduces them, so most of its collectives are not hidden.
+# the communicator that then reduces them, so most of its collectives are not hidden. Its runs are
+# of 2023: FlashAttention is the first version's, most norms and activations are one kernel each.
 COMPOSER = Framework(
     "Composer",
-    attention=("flash2",),
+    attention=("flash1", "flash2"),
+    gemm_share=0.91,
+    eager=0.27,
     host=2.0,
-    gather_exposed=1.0,
-    regather_exposed=0.6,
-    reduce_exposed=0.6,
+    gather_exposed=0.35,
+    regather_exposed=0.73,
+    reduce_exposed=0.73,
 )
 
 # Hugging Face models under DeepSpeed: eager blocks; every module's parameters are fetched and
@@ -101,15 +114,28 @@ COMPOSER = Framework(
 # scales it (8 bytes) before AdamW does; its pinned buffers lie where their process started.
 DEEPSPEED = Framework(
     "DeepSpeed",
-    fused=False,
-    host=12.8,
+    eager=1.0,
+    host=13.0,
     gather_exposed=1.0,
     regather_exposed=1.0,
     reduce_exposed=1.0,
-    gather_launches=3.4,
+    gather_launches=3.75,
     bucket_elements=2 * 500_000_000,  # reduce_bucket_size, and its copy in the order of ranks
     live_elements=1_000_000_000,  # stage3_max_live_parameters
     updated_elements=1_000_000_000,  # sub_group_size
     update_bytes=12,
     one_numa_domain=True,
+)
+
+# llm.q, in C++: a step is one CUDA graph, so launches cost next to nothing; every chain is one
+# kernel, the loss a chunk of tokens at a time; gradients are reduced, and parameters gathered,
+# while the next layer computes.
+LLMQ = Framework(
+    "llm.q",
+    attention=("cudnn", "flash2"),
+    compiled_loss=True,
+    in_place=True,
+    host=0.2,
+    reduce_exposed=0.0,
+    send_exposed=0.0,
 )

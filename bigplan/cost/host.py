@@ -23,9 +23,9 @@ def host_seconds(
     fused kernel or several of torch's. What runs `again` before a backward is no action, and has no
     autograd graph, of its own: its launches count. `hooks`: launches' worth of work besides.
     """
-    gpu, fused = device.gpu, framework.fused and device.gpu.runs_kernels
+    gpu = device.gpu
     kernels = [one for one in operators if not isinstance(one, Collective)]
-    numbers = [launches(one, fused=fused) for one in kernels]
+    numbers = [launches(one, device.eager) for one in kernels]
     if framework.host is not None:
         return (sum(numbers) + hooks) * gpu.launch_overhead * framework.host
     hooked = hooks * gpu.launch_overhead
@@ -33,7 +33,8 @@ def host_seconds(
         return hooked + sum(numbers) * gpu.launch_overhead
     several = sum(number - 1 for number in numbers if number > 1)
     python = gpu.action_overhead + len(numbers) * gpu.operator_overhead
-    python += fused * sum(map(is_kernel, kernels)) * gpu.kernel_overhead
+    if not device.eager:
+        python += sum(map(is_kernel, kernels)) * gpu.kernel_overhead
     return hooked + python + several * gpu.launch_overhead
 
 

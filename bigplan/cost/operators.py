@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bigplan.cost.collective import Group, exposed_seconds
-from bigplan.cost.compute import Device, alignment, launches, operator_seconds, tile_waste
+from bigplan.cost.compute import Device, alignment, chained, launches, operator_seconds, tile_waste
 from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator
 
@@ -45,7 +45,7 @@ def operator_costs(
 ) -> Iterator[OperatorCost]:
     """The costs of a layer's operators, in order; `group` is the tensor-parallel group."""
     gemms = {
-        operator.name: operator_seconds(operator, device, fused=framework.fused)
+        operator.name: operator_seconds(operator, device)
         for operator in operators
         if isinstance(operator, Gemm)
     }
@@ -60,11 +60,10 @@ def operator_costs(
 
 
 def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> OperatorCost:
-    fused = framework.fused and device.gpu.runs_kernels
-    seconds = operator_seconds(operator, device, fused=fused)
-    number = launches(operator, fused=fused)
+    seconds = operator_seconds(operator, device)
+    number = launches(operator, device.eager)
     flops = operator.flops if isinstance(operator, Gemm | Attention) else 0.0
-    nbytes = traffic(operator, device, framework)
+    nbytes = traffic(operator, device)
     if number * device.gpu.launch_overhead * (framework.host or 1.0) > seconds:
         bound = Bound.LATENCY
     elif nbytes / device.stream_rate >= seconds * (1 - 1e-9):
@@ -77,11 +76,10 @@ def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> Op
     return OperatorCost(operator.name, seconds, flops, nbytes, number, bound, waste, width)
 
 
-def traffic(operator: Operator, device: Device, framework: Framework) -> float:
+def traffic(operator: Operator, device: Device) -> float:
     """Bytes of device memory that an operator reads and writes."""
     if isinstance(operator, Gemm):
         return float(operator.elements * (4 if device.precision == "fp32" else 2))
     assert not isinstance(operator, Collective)
-    fused = framework.fused and device.gpu.runs_kernels
-    eager = 1.0 if fused or isinstance(operator, Attention) else operator.eager
-    return operator.nbytes * eager
+    chain = 1.0 if isinstance(operator, Attention) else chained(operator, device.eager)
+    return operator.nbytes * chain

@@ -38,7 +38,14 @@ def graph_of(run: Run) -> Graph:
     # Their last pipeline stage holds and updates a tied table, too, as if it were one of its own.
     apart = {"tied_embeddings": False} if run.strategy.pp > 1 else {}
     model = run.model.model_copy(update=apart)
-    graph = build_graph(model, run.training, run.strategy, chunk, run.context_parallel)
+    graph = build_graph(
+        model,
+        run.training,
+        run.strategy,
+        chunk,
+        run.context_parallel,
+        fused=run.framework.in_place,
+    )
     if run.low_states:
         graph = replace(graph, sizes=replace(graph.sizes, state=LOW_STATE_BYTES))
     return graph

@@ -11,7 +11,7 @@ from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.search import Search
 from bigplan.export.written import Blocks, Written, heading, lost_by_all
 from bigplan.graph.graph import Recompute
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.planner import Request
@@ -97,16 +97,26 @@ def _lost(plan: Plan) -> Iterator[str]:
             f"recomputation of {again} of {plan.model.layers} blocks: the model's own code does "
             "it (torch.utils.checkpoint), no key does"
         )
+    if plan.config and plan.strategy.pp > 1:
+        yield _stages(plan)
     if plan.config:
         return
     yield from lost_by_all(plan)
     if plan.strategy.tp > 1:
         yield f"tensor parallelism of {plan.strategy.tp}"
     if plan.strategy.pp > 1:
-        yield f"{plan.strategy.pp} pipeline stages: PipelineModule is code, not configuration"
+        yield _stages(plan)
     if 0 < blocks.state_away < 1:
         yield f"{blocks.state_away:.0%} of the state off the GPU, but for the ratio of ZeRO-3"
     if plan.training.optimizer.name != "adamw":
         yield f"{plan.training.optimizer.name}: AdamW is written"
     if len({*(k for k, n in blocks.placed.parameters.items() if n)}) > 1:
         yield "parameters of some blocks alone off the GPU: all are, as DeepSpeed treats all alike"
+
+
+def _stages(plan: Plan) -> str:
+    blocks = ", ".join(map(str, chunk_blocks(plan.model.layers, plan.strategy)))
+    return (
+        f"{plan.strategy.pp} pipeline stages of {blocks} blocks: PipelineModule is code, not "
+        "configuration"
+    )

@@ -96,4 +96,7 @@ class Setup:
                 stated[key] = min(stated[key], most)
         if "sub_group" in stated:
             stated["sub_group"] = min(stated["sub_group"], sizes.owned)
+            # The largest group is so many elements and a part of a parameter, whatever the limit.
+            rest = max(0, sizes.swapped - sizes.sub_group)
+            stated["swapped"] = min(stated["sub_group"] + rest, sizes.owned)
         return replace(sizes, **stated)

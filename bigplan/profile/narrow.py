@@ -110,7 +110,7 @@ class _Counted(NamedTuple):
 
 def _counted(operators: tuple[Operator, ...], *, fused: bool) -> _Counted:
     alone = [one for one in operators if not isinstance(one, Collective)]
-    numbers = [launches(one, fused=fused) for one in alone]
+    numbers = [launches(one, float(not fused)) for one in alone]
     several = sum(number - 1 for number in numbers if number > 1)
     return _Counted(len(alone), several, sum(map(is_kernel, alone)))
 

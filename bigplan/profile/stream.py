@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bigplan.cost.compute import Device
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.host import host_seconds
+from bigplan.cost.price import device_of
 from bigplan.graph.build import build_graph
 from bigplan.graph.operators import Stream
 from bigplan.graph.strategy import Strategy
@@ -71,7 +71,7 @@ def _of_layers(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
         for operator in (*one.forward, *one.backward)
         if isinstance(operator, Stream) and operator.name in STREAMED
     ]
-    device = Device(group.gpu, TRAINING.precision)
+    device = device_of(group, TRAINING, NATIVE)
     with threads(bench.threads):
         once = bench.median(_streaming(), seconds)
     python = host_seconds(tuple(streams), device, NATIVE) - group.gpu.action_overhead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from bigplan.content import Content, Holds
 from bigplan.rectangle import held
 from bigplan.runtime.context import Context
+from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import load
 
 
@@ -65,8 +66,13 @@ def weights_digest(context: Context) -> str:
         ).hexdigest()
         for layer, flat in weights(context)
     }
+    return digest_of_all(context.groups, mine)
+
+
+def digest_of_all(groups: Groups, mine: Mapping[int, str]) -> str:
+    """SHA-256 of the layers' own, in order; `mine`: those of this rank's layers."""
     every: dict[int, str] = {}
-    for text in context.groups.texts_of_all(json.dumps(mine).encode()):
+    for text in groups.texts_of_all(json.dumps(mine).encode()):
         every |= {int(layer): found for layer, found in json.loads(text).items()}
     every |= mine
     return hashlib.sha256("".join(every[layer] for layer in sorted(every)).encode()).hexdigest()

@@ -15,10 +15,10 @@ from bigplan.spec.plausible import left_out_units
 from bigplan.spec.problems import KeyPath
 from bigplan.units import Bandwidth, Bytes, Flops, Rate, Seconds, format_bytes
 
-# FlashAttention-2; FlashAttention-3 and what Transformer Engine uses, on Hopper and later; torch's
-# scaled_dot_product_attention where it is neither of them.
-FlashKernel = Literal["flash2", "flash3", "sdpa"]
-Peaked = Literal["bf16", "fp16", "fp32", "fp8"]
+# FlashAttention's three versions; cuDNN's kernel, which Transformer Engine uses; torch's
+# scaled_dot_product_attention where it is none of them.
+FlashKernel = Literal["flash1", "flash2", "flash3", "cudnn", "sdpa"]
+Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
 MOST_NODES = 10**5  # as many GPUs as the largest clusters have
 Traffic = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]  # what a link carries
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -26,6 +26,7 @@ What a row leaves blank is chosen by one rule for all rows:
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 from bigplan.cost.run import Run
@@ -40,6 +41,8 @@ from bigplan.validate.rows import Row
 
 PADDED_GPT2_VOCABULARY = 50304
 ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings")
+NO_DROPOUT = "WITHOUT attention dropout"  # in a row's notes
+LOW_STATES = "bf16 master+states"  # in a row's notes: master and moments in 16 bits
 DROPOUT = 0.1  # GPT-2's, where the framework trains with it
 
 
@@ -93,7 +96,7 @@ def run_of(row: Row) -> Run:
     framework = rule.behaviour_of(row)
     chunked = "Liger" in row.framework
     execution = _execution(row, rule)
-    low = "bf16 master+states" in row.notes
+    low = LOW_STATES in row.notes
     return Run(model, training, strategy, nodes, framework, execution, row.cp or 1, chunked, low)
 
 
@@ -203,7 +206,7 @@ def _training(row: Row, rule: FrameworkRule, batch: int) -> Training:
         gradient_precision=gradients,
         fp8_gemms=low,
         attention="materialised" if rule.materialised(row) else "flash",
-        dropout=DROPOUT if rule.dropout else 0.0,
+        dropout=DROPOUT if rule.dropout and NO_DROPOUT not in row.notes else 0.0,
         clip_norm=1.0,
     )
 
@@ -219,19 +222,29 @@ def _execution(row: Row, rule: FrameworkRule) -> Execution:
     virtual = row.vpp or _virtual_stages(row, rule)
     recompute = Recompute(row.recompute) if row.recompute in tuple(Recompute) else Recompute.NONE
     share = 1.0
+    if "--recompute-ffn" in row.notes:
+        recompute = Recompute.MLP
     if recompute is Recompute.SELECTIVE and row.hfu_pct and row.mfu_pct:
         # Printed FLOPs say how many layers ran their forward, a third of a step, again.
         again = 3 * (row.hfu_pct / row.mfu_pct - 1)
         recompute, share = Recompute.FULL, min(max(0.0, again), 1.0)
     where = row.offload_optimizer or "none"
+    streamed = "update on GPU" in where
     return Execution(
         recompute=recompute,
         recomputed=share,
         virtual_stages=virtual,
-        cpu_update=where != "none",
+        cpu_update=where != "none" and not streamed,
+        streamed_state=_state_bytes(where, row) if streamed else 0,
         state_on_disk=where.startswith("nvme"),
         parameters_on_host=(row.offload_param or "none") != "none",
         boundaries_on_host=(row.offload_activation or "none") != "none",
         zero=rule.zero if row.zero_stage is None else row.zero_stage,
         context_parallel=row.cp or 1,
     )
+
+
+def _state_bytes(where: str, row: Row) -> int:
+    """Bytes an element of the state that `where` names: "m", "v" and "master", in 16 or 32 bits."""
+    named = sum(bool(re.search(rf"\b{kind}\b", where)) for kind in ("m", "v", "master"))
+    return named * (2 if LOW_STATES in row.notes else 4)

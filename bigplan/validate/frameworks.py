@@ -9,12 +9,21 @@ from bigplan.cost.framework import (
     COMPOSER,
     DEEPSPEED,
     FSDP,
+    LLMQ,
     MEGATRON,
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
     Framework,
 )
+from bigplan.spec.cluster import FlashKernel
 from bigplan.validate.rows import Row
+
+# Of a row's `attention_kernel`: the kernel that it names.
+KERNELS: tuple[tuple[str, FlashKernel], ...] = (
+    (r"FA3", "flash3"),
+    (r"FA2|flash v2", "flash2"),
+    (r"cuDNN|^TE\b", "cudnn"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,7 @@ class FrameworkRule:
     zero: int = 0  # where the row does not say
     interleaves: bool = False  # virtual stages, where the row does not say
     sequence_parallel: bool = False  # where the row does not say
+    async_tensor: bool = False  # asynchronous tensor parallelism, where the row does not say
     before_flash: bool = False  # scores were materialised
     dropout: bool = False
     micro_batch_per_stage: bool = False  # as many micro-batches as pipeline stages, by default
@@ -61,11 +71,15 @@ class FrameworkRule:
             behaviour = replace(behaviour, beside_weights=True)
         if row.compile is not None:
             compiled = bool(row.compile)
-            behaviour = replace(behaviour, fused=compiled, compiled_loss=compiled)
-        if row.async_tp is not None:
-            share = behaviour.tensor_exposed_async if row.async_tp else behaviour.tensor_exposed
-            behaviour = replace(behaviour, tensor_exposed=share)
-        return behaviour
+            behaviour = replace(behaviour, eager=float(not compiled), compiled_loss=compiled)
+        if behaviour is MEGATRON_DEEPSPEED and row.precision == "fp32":
+            behaviour = replace(behaviour, eager=1.0)  # its fused softmax takes 16 bits alone
+        if self.async_tensor if row.async_tp is None else row.async_tp:
+            behaviour = replace(behaviour, tensor_exposed=behaviour.tensor_exposed_async)
+        if "no overlap" in row.notes:
+            behaviour = replace(behaviour, reduce_exposed=1.0, send_exposed=1.0)
+        stated = [kernel for text, kernel in KERNELS if re.search(text, row.attention_kernel or "")]
+        return replace(behaviour, attention=(*stated, *behaviour.attention))
 
 
 RULES = (
@@ -76,7 +90,9 @@ RULES = (
         zero=1,
         interleaves=True,
         sequence_parallel=True,
+        async_tensor=True,
     ),
+    FrameworkRule(r"llm\.q", LLMQ),
     FrameworkRule(r"Composer", COMPOSER),
     FrameworkRule(
         r"torchtitan|fms-fsdp|FSDP", FSDP, sequence_parallel=True, micro_batch_per_stage=True

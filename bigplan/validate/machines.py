@@ -26,25 +26,30 @@ class Machine:
 
 
 MACHINES = (
-    Machine(r"A100.*PCIe.*40", "dgx-a100-40g", "a100-pcie-40gb"),
-    Machine(r"A100.*40", "dgx-a100-40g", "a100-sxm4-40gb"),
-    Machine(r"A100", "dgx-a100-80g", "a100-sxm4-80gb"),
-    Machine(r"H100.*(95|96)", "dgx-h100", "h100-sxm-96gb-hbm2e"),
-    Machine(r"H100", "dgx-h100", "h100-sxm-80gb"),
-    Machine(r"H200", "hgx-h200", "h200-sxm"),
-    Machine(r"GB200", "hgx-b200", "gb200", 64),
-    Machine(r"GB300", "hgx-b200", "gb300", 64),
-    Machine(r"B200", "hgx-b200", "b200"),
-    Machine(r"B300", "hgx-b200", "b300"),
-    Machine(r"V100.*SXM3", "dgx2-v100", "v100-sxm3-32gb", 16),
-    Machine(r"V100.*16", "v100-4x", "v100-sxm2-16gb", 4),
-    Machine(r"V100", "v100-4x", "v100-sxm2-32gb", 4),
-    Machine(r"4090", "rtx-4090-workstation", "rtx-4090", 1),
-    Machine(r"3090", "rtx-3090x4-workstation", "rtx-3090", 4),
-    Machine(r"A5000", "rtx-3090x4-workstation", "rtx-a5000", 4),
-    Machine(r"6000", "rtx-4090x2-workstation", "rtx-6000-ada", 2),
-    Machine(r"L4\b", "l4-cloud", "l4"),
-    Machine(r"T4", "t4-cloud", "t4"),
+    Machine(r"^GH200", "gh200-4x", "gh200-96gb", 4),
+    Machine(r"^RTX.?PRO.?6000", "rtx-pro-6000x8-server", "rtx-pro-6000"),
+    Machine(r"^(RTX.?)?5090", "rtx-5090-workstation", "rtx-5090", 1),
+    Machine(r"^L40S", "l40s-8x", "l40s"),
+    Machine(r"^(RTX.?)?A6000(?!.*Ada)", "rtx-a6000x4-workstation", "rtx-a6000", 4),
+    Machine(r"^A100.*PCIe.*40", "dgx-a100-40g", "a100-pcie-40gb"),
+    Machine(r"^A100.*40", "dgx-a100-40g", "a100-sxm4-40gb"),
+    Machine(r"^A100", "dgx-a100-80g", "a100-sxm4-80gb"),
+    Machine(r"^H100.*(95|96)", "dgx-h100", "h100-sxm-96gb-hbm2e"),
+    Machine(r"^H100", "dgx-h100", "h100-sxm-80gb"),
+    Machine(r"^H200", "hgx-h200", "h200-sxm"),
+    Machine(r"^GB200", "hgx-b200", "gb200", 64),
+    Machine(r"^GB300", "hgx-b200", "gb300", 64),
+    Machine(r"^B200", "hgx-b200", "b200"),
+    Machine(r"^B300", "hgx-b200", "b300"),
+    Machine(r"^V100.*SXM3", "dgx2-v100", "v100-sxm3-32gb", 16),
+    Machine(r"^V100.*16", "v100-4x", "v100-sxm2-16gb", 4),
+    Machine(r"^V100", "v100-4x", "v100-sxm2-32gb", 4),
+    Machine(r"^(RTX.?)?4090", "rtx-4090-workstation", "rtx-4090", 1),
+    Machine(r"^(RTX.?)?3090", "rtx-3090x4-workstation", "rtx-3090", 4),
+    Machine(r"^(RTX.?)?A5000", "rtx-3090x4-workstation", "rtx-a5000", 4),
+    Machine(r"^(RTX.?)?A?6000.*Ada", "rtx-4090x2-workstation", "rtx-6000-ada", 2),
+    Machine(r"^L4\b", "l4-cloud", "l4"),
+    Machine(r"^T4\b", "t4-cloud", "t4"),
 )
 
 
@@ -54,17 +59,21 @@ class UnknownMachineError(Exception):
 
 def machine_of(row: Row) -> NodeGroup:
     """Nodes for all of the row's GPUs. Raises UnknownMachineError."""
-    gpu = f"{row.gpu} SXM3" if row.gpu.startswith("V100") and row.gpus_per_node == 16 else row.gpu
-    found = next((m for m in MACHINES if re.search(m.pattern, gpu)), None)
+    model = f"{row.gpu} SXM3" if row.gpu.startswith("V100") and row.gpus_per_node == 16 else row.gpu
+    found = next((m for m in MACHINES if re.search(m.pattern, model)), None)
     if found is None:
         raise UnknownMachineError(f"no description of a {row.gpu} is shipped")
     assert row.n_gpus
-    group = find_cluster(found.cluster).group
+    group, gpu = find_cluster(found.cluster).group, find_gpu(found.gpu)
+    if "TF32" in row.notes and "tf32" in gpu.peak_flops:
+        gpu = gpu.model_copy(
+            update={"peak_flops": gpu.peak_flops | {"fp32": gpu.peak_flops["tf32"]}}
+        )
     per_node = min(row.gpus_per_node or found.gpus_per_node, row.n_gpus)
     inter = group.inter_node or find_link("infiniband-hdr-8x200")
     return group.model_copy(
         update={
-            "gpu": find_gpu(found.gpu),
+            "gpu": gpu,
             "gpus_per_node": per_node,
             "nodes": -(-row.n_gpus // per_node),
             "intra_node": _intra(group.intra_node, row.intra_node or ""),
@@ -78,17 +87,22 @@ def _intra(link: Link, text: str) -> Link:
     return find_link("nvlink3-4-links") if "4 links" in text else link
 
 
+FABRICS = re.compile(r"\bIB\b|InfiniBand|[EHN]DR|Slingshot|RoCE|RDMA", re.IGNORECASE)
 NOMINAL_NETWORK = 200e9  # bytes/s and node of infiniband-hdr-8x200, whose description has the share
 
 
 def _inter(link: Link, text: str, per_node: int) -> Link:
-    """The network, at the rate the row states: Gb/s or GB/s, per node, per GPU or times links."""
+    """The network, at the rate the row states: Gb/s or GB/s, per node, per GPU or times links.
+
+    The rate of a fabric for GPUs is that of a port, of which each has one; of others, of a node.
+    """
     if "OmniPath" in text:
         return find_link("omni-path-4x100")
     found = re.search(r"(?:(\d+)\s*x\s*)?(\d+)\s*(Gb/s|Gbps|GB/s)", text)
     if found is None:
         return link
-    times = int(found[1] or 1) * (per_node if "per GPU" in text else 1)
+    of_a_port = FABRICS.search(text) and not (found[1] or "node" in text)
+    times = int(found[1] or 1) * (per_node if of_a_port or "per GPU" in text else 1)
     rate = times * int(found[2]) * (1e9 if found[3] == "GB/s" else 1e9 / 8)
     if rate == 0:
         return link

@@ -51,10 +51,11 @@ def test_fsdp_hides_what_composers_prefetch_policy_does_not() -> None:
 
 
 def test_megatron_core_overlaps_what_megatron_did_not() -> None:
-    assert MEGATRON_CORE.tensor_exposed < MEGATRON.tensor_exposed
+    assert MEGATRON_CORE.tensor_exposed_async < MEGATRON.tensor_exposed
     assert MEGATRON_CORE.reduce_exposed < MEGATRON.reduce_exposed
     assert (MEGATRON_CORE.host or 0) < (MEGATRON.host or 0)
 
 
-def test_only_eager_frameworks_are_unfused() -> None:
-    assert {f.name for f in NAMED if not f.fused} == {"DeepSpeed"}
+def test_which_frameworks_run_chains_of_kernels() -> None:
+    assert {f.name for f in NAMED if f.eager == 1.0} == {"DeepSpeed"}
+    assert {f.name for f in NAMED if 0.0 < f.eager < 1.0} == {"Composer"}

@@ -9,7 +9,7 @@ import pytest
 from bigplan.cost import price
 from bigplan.cost.collective import collective_seconds, tensor_group
 from bigplan.cost.compute import Device, operator_seconds, tile_waste
-from bigplan.cost.framework import DEEPSPEED, NATIVE, Framework
+from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.operators import Bound, OperatorCost, operator_costs, traffic
 from bigplan.graph.build import build_graph
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
@@ -68,13 +68,13 @@ def test_intensity_is_work_over_traffic() -> None:
     assert _cost(Attention("no traffic stated", 1e9)).intensity == 0.0
 
 
-def test_traffic_by_precision_and_framework() -> None:
+def test_traffic_by_precision_and_by_what_is_one_kernel() -> None:
     gemm, fp32 = Gemm("w", 10, 20, 30), Device(NODES.gpu, "fp32")
-    assert traffic(gemm, DEVICE, FUSED) * 2 == traffic(gemm, fp32, FUSED) == 4 * (300 + 600 + 200)
-    stream = Stream("norm", 100.0, eager=2.5)
-    assert traffic(stream, DEVICE, FUSED) == 100.0
-    assert traffic(stream, DEVICE, DEEPSPEED) == 250.0  # eager kernels
-    assert _cost(stream, DEEPSPEED).launches == 3
+    assert traffic(gemm, DEVICE) * 2 == traffic(gemm, fp32) == 4 * (300 + 600 + 200)
+    stream, eager = Stream("norm", 100.0, eager=2.5), replace(DEVICE, eager=1.0)
+    assert traffic(stream, DEVICE) == 100.0
+    assert traffic(stream, eager) == 250.0
+    assert next(operator_costs((stream,), eager, GROUP, FUSED)).launches == 3
 
 
 def test_collectives_cost_what_the_framework_exposes() -> None:
@@ -104,4 +104,4 @@ def test_operators_are_listed_in_order_and_sum_to_nearly_the_layer(tp: int) -> N
         assert 0 <= launching <= 0.15 * seconds
         for found, operator in zip(costs, operators, strict=True):
             if not isinstance(operator, Collective):
-                assert found.seconds == operator_seconds(operator, DEVICE, fused=NATIVE.fused)
+                assert found.seconds == operator_seconds(operator, DEVICE)

@@ -124,7 +124,8 @@ def test_compute_grows_by_the_same_for_every_sequence() -> None:
         (one.forward, two.forward, four.forward),
         (one.backward, two.backward, four.backward),
     ):
-        assert (c - b) == pytest.approx(2 * (b - a), rel=1e-3)
+        # To half a percent: where the host launches nearly as long, a norm of both is no sum.
+        assert (c - b) == pytest.approx(2 * (b - a), rel=5e-3)
         assert 0 <= (2 * a - b) / a < 0.25  # fixed part of a micro-batch of 4,096 tokens
     assert 1.8 < one.backward / one.forward < 3.0
     # Adding up gradients is in the backward only: two passes over fp32 and, in plain torch
@@ -176,9 +177,9 @@ def test_launching_costs_what_the_framework_makes_of_it() -> None:
 
 def test_eager_frameworks_move_more_and_launch_more() -> None:
     stream = (Stream("norm", 1e9, launches=2, eager=3.0),)
-    eager = replace(FUSED, fused=False)
+    eager = replace(DEVICE, eager=1.0)
     ratio = (
-        pass_cost(stream, DEVICE, ALONE, eager).seconds
+        pass_cost(stream, eager, ALONE, FUSED).seconds
         / pass_cost(stream, DEVICE, ALONE, FUSED).seconds
     )
     assert ratio == pytest.approx(3.0)

@@ -37,8 +37,8 @@ def test_a_layers_streams_are_priced_at_what_they_took() -> None:
     streams = tuple(one for one in (*block.forward, *block.backward) if one.name in STREAMED)
     assert all(isinstance(one, Stream) for one in streams)
     assert len(streams) == 2 * len(STREAMED)  # each forward and backward
-    device = Device(gpu, TRAINING.precision)
-    priced = sum(operator_seconds(one, device, fused=False) for one in streams)
+    device = Device(gpu, TRAINING.precision, eager=1.0)
+    priced = sum(operator_seconds(one, device) for one in streams)
     python = host_seconds(streams, device, NATIVE) - gpu.action_overhead
     assert priced + python == pytest.approx(0.02, rel=0.01)
 

@@ -19,6 +19,7 @@ from tests.validate.rows import row
         ("PyTorch FSDP (Composer/llm-foundry)", "Composer"),
         ("PyTorch FSDP (fms-fsdp)", "FSDP"),
         ("torchtitan", "FSDP"),
+        ("llm.q (CUDA/C++)", "llm.q"),
         ("HF Trainer + DeepSpeed", "DeepSpeed"),
         ("DeepSpeed 0.6.2 ZeRO-3 + Megatron", "DeepSpeed"),
         ("DeepSpeed ZeRO-3 Offload", "DeepSpeed"),
@@ -36,9 +37,41 @@ def test_every_rule_is_reached_by_a_shipped_row() -> None:
 
 def test_a_compiled_run_is_fused_whatever_its_framework() -> None:
     rule = framework_of("HF Trainer + DeepSpeed")
-    assert not rule.behaviour_of(row()).fused
-    assert rule.behaviour_of(row(compile=1)).fused
-    assert not framework_of("torchtitan").behaviour_of(row(compile=0)).fused
+    assert rule.behaviour_of(row()).eager == 1.0
+    assert rule.behaviour_of(row(compile=1)).eager == 0.0
+    assert framework_of("torchtitan").behaviour_of(row(compile=0)).eager == 1.0
+
+
+def test_chains_of_fp32_have_no_fused_softmax_in_megatron() -> None:
+    rule = framework_of("Megatron-DeepSpeed")
+    assert rule.behaviour_of(row(precision="fp32")).eager == 1.0
+    assert rule.behaviour_of(row(precision="fp16")).eager == 0.0
+
+
+@pytest.mark.parametrize(
+    ("stated", "kernel"),
+    [
+        ("FA3", "flash3"),
+        ("FA2", "flash2"),
+        ("SDPA flash v2", "flash2"),
+        ("cuDNN fused", "cudnn"),
+        ("TE 2.11 fused/flash (--use-flash-attn)", "cudnn"),
+        (None, "flash1"),  # Composer's own
+    ],
+)
+def test_a_run_has_the_attention_that_it_states(stated: str | None, kernel: str) -> None:
+    found = framework_of("Composer").behaviour_of(row(attention_kernel=stated))
+    assert found.attention[0] == kernel
+
+
+def test_what_a_run_says_does_not_overlap_is_waited_for() -> None:
+    rule = framework_of("Megatron-Core")
+    usual, alone = (
+        rule.behaviour_of(row(notes=n, async_tp=a)) for n, a in (("", None), ("no overlap", 0))
+    )
+    assert usual.tensor_exposed == usual.tensor_exposed_async < alone.tensor_exposed == 1.0
+    assert (alone.reduce_exposed, alone.send_exposed) == (1.0, 1.0)
+    assert usual.reduce_exposed < 1.0 > usual.send_exposed
 
 
 def test_asynchronous_tensor_parallelism_exposes_less() -> None:

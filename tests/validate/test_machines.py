@@ -33,6 +33,12 @@ from tests.validate.rows import row
         ("RTX4090", "rtx-4090", 1),
         ("A5000", "rtx-a5000", 4),
         ("A6000-Ada", "rtx-6000-ada", 2),
+        ("RTX-6000-Ada", "rtx-6000-ada", 2),
+        ("A6000", "rtx-a6000", 4),
+        ("RTX-PRO-6000-Blackwell", "rtx-pro-6000", 8),
+        ("RTX 5090", "rtx-5090", 1),
+        ("L40S", "l40s", 8),
+        ("GH200-96GB", "gh200-96gb", 4),
         ("L4", "l4", 8),
         ("T4", "t4", 8),
     ],
@@ -51,9 +57,15 @@ def test_every_shipped_row_has_a_machine() -> None:
     assert {machine.gpu for machine in MACHINES} >= {"a100-sxm4-80gb", "h100-sxm-80gb"}
 
 
-def test_a_gpu_without_a_description_is_named() -> None:
-    with pytest.raises(UnknownMachineError, match="no description of a MI300X"):
-        machine_of(row(gpu="MI300X"))
+@pytest.mark.parametrize("gpu", ["MI300X", "RTX 6000", "GTX 4090", "XH100", "6000"])
+def test_a_gpu_without_a_description_is_named_and_never_taken_for_another(gpu: str) -> None:
+    with pytest.raises(UnknownMachineError, match=f"no description of a {gpu}"):
+        machine_of(row(gpu=gpu))
+
+
+def test_products_in_fp32_that_ran_in_tf32_have_its_peak() -> None:
+    plain, tf32 = (machine_of(row(gpu="GH200-96GB", notes=n)).gpu for n in ("", "ran in TF32"))
+    assert tf32.peak("fp32") == plain.peak("tf32") > plain.peak("fp32")
 
 
 def test_dgx_2_has_sixteen_v100s() -> None:
@@ -68,6 +80,8 @@ def test_dgx_2_has_sixteen_v100s() -> None:
         ("8 x 400 Gb/s NDR", 400e9),
         ("100 Gbps", 12.5e9),
         ("25 GB/s per GPU", 8 * 25e9),
+        ("InfiniBand HDR 200 Gb/s", 8 * 25e9),  # a port for each GPU
+        ("Slingshot 200 Gb/s per node", 25e9),
     ],
 )
 def test_a_stated_network_reaches_the_share_of_its_nominal_rate(text: str, nominal: float) -> None:

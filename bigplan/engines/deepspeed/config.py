@@ -29,6 +29,11 @@ def configuration(
         "zero_optimization": _zero(decisions, sizes, nodes),
         "data_types": {"grad_accum_dtype": accumulated_in(decisions, training)},
     }
+    if strategy.pp > 1:
+        found["pipeline"] = {
+            "stages": strategy.pp,
+            "activation_checkpoint_interval": int(decisions.recompute),
+        }
     if Tier.NVME in (decisions.state, decisions.parameters):
         assert nodes.nvme is not None, "what lives on drives was placed where there are some"
         found["aio"] = {
@@ -61,7 +66,7 @@ def _zero(decisions: Decisions, sizes: Sizes, nodes: NodeGroup) -> dict[str, Any
     zero: dict[str, Any] = {
         "stage": decisions.stage,
         "contiguous_gradients": True,
-        "overlap_comm": nodes.gpu.runs_kernels,
+        "overlap_comm": nodes.gpu.runs_kernels and decisions.strategy.pp == 1,
         "reduce_scatter": True,
         "reduce_bucket_size": sizes.bucket,
         "allgather_bucket_size": sizes.bucket,

@@ -9,7 +9,7 @@ from typing import Any
 
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.model import ModelSpec
@@ -38,6 +38,8 @@ class Decisions:
 
     def problems(self) -> Iterator[str]:
         """What DeepSpeed does not take together."""
+        if self.strategy.pp > 1 and self.stage > 1:
+            yield f"pipelines need ZeRO stage 0 or 1, not {self.stage}"
         if self.parameters is not Tier.GPU and self.stage < 3:
             yield f"parameters on {self.parameters} need ZeRO stage 3, not {self.stage}"
         if self.state is not Tier.GPU and self.stage == 0:
@@ -53,11 +55,16 @@ class Decisions:
 
     def placement(self, model: ModelSpec) -> Placement:
         """The same by counts of layers, as every plan has it."""
-        kinds = {
-            kind: self._kind(model.layer_sequence().count(kind), is_block=kind == "block")
-            for kind in model.kinds()
-        }
-        return Placement(stages=(StagePlacement(kinds=kinds),), loss_chunk=self.loss_chunk)
+        last, found = self.strategy.pp - 1, list[StagePlacement]()
+        for stage, blocks in enumerate(chunk_blocks(model.layers, self.strategy)):
+            counts = {"embedding": int(stage == 0), "block": blocks, "head": int(stage == last)}
+            kinds = {
+                kind: self._kind(count, is_block=kind == "block")
+                for kind, count in counts.items()
+                if count
+            }
+            found.append(StagePlacement(kinds=kinds))
+        return Placement(stages=tuple(found), loss_chunk=self.loss_chunk)
 
     def _kind(self, layers: int, *, is_block: bool) -> KindPlacement:
         again = Recompute.FULL if self.recompute and is_block else Recompute.NONE

@@ -32,7 +32,7 @@ ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE)
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeed:
-    """ZeRO with what it offloads, on bigplan's layers."""
+    """ZeRO with what it offloads, and pipelines, on bigplan's layers."""
 
     name: str = "deepspeed"
     worker: str = "bigplan.runtime.deepspeed.worker:Worker"
@@ -154,17 +154,17 @@ def _executable(request: Request, decisions: Decisions) -> dict[str, bool | str]
 
 
 def predicted(tried: Tried, request: Request) -> Predicted:
-    """The promise. DeepSpeed's phases follow each other, so the critical path is all of them."""
+    """The promise. Phases follow each other: of one stage the critical path is all of them."""
     step, nodes = tried.step, request.cluster.group
-    seconds, lanes = step.seconds, step.by_lane()
+    seconds, busy = step.seconds, step.busy()
     offloads = tried.decisions.placement(request.model).stages[0].kinds["block"].moves
     low, high = error_band(seconds, nodes.gpu.name, offloads=offloads)
-    path = dict(sorted(lanes.items(), key=lambda item: -item[1]))
+    path = dict(sorted(step.by_lane().items(), key=lambda item: -item[1]))
     return Predicted(
         step_seconds=seconds,
         step_seconds_low=low,
         step_seconds_high=high,
-        step_seconds_overlapped=max(lanes.values()),
+        step_seconds_overlapped=max(busy.values()),
         step_seconds_serial=seconds,
         tokens_per_second=request.training.tokens_per_step / seconds,
         mfu=mfu(request.model, request.training, nodes, seconds),
@@ -173,7 +173,7 @@ def predicted(tried: Tried, request: Request) -> Predicted:
         simulated_gap=0.0,
         bottleneck=next(iter(path)),
         critical_path=path,
-        busy_seconds=lanes,
+        busy_seconds=busy,
         op_seconds=step.by_op(),
         moved_bytes=step.moved(),
         parts=_parts(tried),
@@ -182,8 +182,7 @@ def predicted(tried: Tried, request: Request) -> Predicted:
 
 
 def _parts(tried: Tried) -> StepParts:
-    lanes = tried.step.by_lane()
-    again = sum(phase.again for phase in tried.step.phases)
+    lanes, again = tried.step.on_busiest(), tried.step.again
     compute, update = (lanes.get(lane, 0.0) for lane in ON_GPU)
     others = {lane: seconds for lane, seconds in lanes.items() if lane not in ON_GPU}
     return StepParts(
@@ -191,7 +190,7 @@ def _parts(tried: Tried) -> StepParts:
         recompute=again,
         collectives=0.0,
         update=update,
-        bubble=0.0,
+        bubble=max(0.0, tried.step.seconds - sum(lanes.values())),
         waiting=sum(others.values()),
         waits_for=max(others, key=lambda lane: others[lane], default=""),
     )

@@ -5,11 +5,16 @@ In bytes a parameter, where a rank owns 1/d of the state, g bytes a summed gradi
 
     GPU, ZeRO 0-2   p whole; g whole (ZeRO 0, 1) or g/d (ZeRO 2); 12/d of master and moments and,
                     while the optimizer steps, 4/d of fp32 gradients
+    GPU, pipelines  as ZeRO 0 or 1 of the stage's layers; in bf16 g and p whole beside each other;
+                    of every micro-batch under way a stage's activations, and its input, that
+                    input's gradient and the output besides
     GPU, ZeRO 3     (p + g + 16)/d; what is gathered: the live parameters
     host, ZeRO 1-2  (16 + p + p)/d: master, its gradient and moments; what the GPU's copy is cast
                     into; sums of the micro-batches before the last
     host, ZeRO 3    (16 r + g)/d with a part r of the state there (Twin-Flow); + p/d of parameters
     NVMe            16/d of state with its gradient; p/d of parameters
+    host for NVMe   16 buffers of 4 bytes an element of the largest sub-group; g/d; and 8/d of
+                    moments between the first update and the second
 
 Blocks that torch page-locks are rounded up to powers of two, each of them.
 """
@@ -17,7 +22,7 @@ Blocks that torch page-locks are rounded up to powers of two, each of them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from bigplan.cost.price import Costs
@@ -36,17 +41,36 @@ MASTER, MOMENTS, GRADIENT = 4, 8, 4  # bytes an element, always fp32
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What decides how much is held where."""
+    """What decides how much a rank of a pipeline stage holds where."""
 
     graph: Graph
     training: Training
     decisions: Decisions
     sizes: Sizes
+    at: int = 0  # the pipeline stage
+
+    @property
+    def layers(self) -> list[str]:
+        """The kinds of the stage's layers."""
+        return [self.graph.layers[layer] for layer in self.graph.stage_layers(self.at)]
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the stage; a table that two stages share is whole on both."""
+        kinds, last = self.graph.kinds, self.at == self.graph.strategy.pp - 1
+        copy = self.graph.lends_table and last
+        table = kinds["embedding"].parameters if copy else 0
+        return table + sum(kinds[name].parameters for name in self.layers)
 
     @property
     def owned(self) -> int:
         """Elements of state of a rank: all of them without ZeRO."""
-        return self.sizes.owned if self.decisions.stage else self.sizes.parameters
+        return -(-self.parameters // (self.graph.strategy.dp if self.decisions.stage else 1))
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches whose activations the stage holds at once."""
+        return self.graph.in_flight_units(self.at)
 
     @property
     def gradient(self) -> int:
@@ -68,10 +92,10 @@ class Held:
     def _parameters(self) -> int:
         p, stage = self.graph.sizes.parameter, self.decisions.stage
         if stage < 3:
-            return p * self.sizes.parameters
+            return p * self.parameters
         kinds = self.graph.kinds
         ends = max(kinds["embedding"].parameters, kinds["head"].parameters)
-        gathered = min(self.sizes.live + ends, self.sizes.parameters)
+        gathered = min(self.sizes.live + ends, self.parameters)
         if self.decisions.parameters is not Tier.GPU:
             return p * gathered
         # One rank alone has nothing to gather: it uses its part where it is.
@@ -83,13 +107,21 @@ class Held:
         if self.decisions.state is not Tier.GPU:
             # Through which sums of ZeRO 1 and 2 pass on their way to the CPU and back.
             passing = self.sizes.largest * self.graph.sizes.parameter if stage < 3 else 0
-            return bucket + passing
+            whole = self.graph.sizes.parameter * self.parameters if self.piped else 0
+            return whole + bucket + passing
         p = self.graph.sizes.parameter
         if stage < 2:
-            elements = self.sizes.parameters
-        # Where sums are wider than what autograd gives, ZeRO 1 has both until the backward ends.
-        beside = p * elements if stage == 1 and self.gradient != p else 0
+            elements = self.parameters
+        # Where sums are wider than what autograd gives, ZeRO 1 has both until the backward ends;
+        # so has the optimizer that every pipeline in bf16 without ZeRO takes.
+        apart = (stage == 1 and self.gradient != p) or (self.piped and not stage and p < 4)
+        beside = p * elements if apart else 0
         return self.gradient * elements + beside + (bucket if stage else 0)
+
+    @property
+    def piped(self) -> bool:
+        """Whether the model is cut into stages."""
+        return self.graph.strategy.pp > 1
 
     def _resident(self) -> int:
         """Elements whose state is on the GPU."""
@@ -114,13 +146,14 @@ class Held:
 
     def _activations(self) -> int:
         again = Recompute.FULL if self.decisions.recompute else Recompute.NONE
-        counts = (
-            (self.graph.kinds[name], self.graph.layers.count(name)) for name in self.graph.kinds
-        )
-        return sum(
-            count * (kind.kept(again) if kind.stores_activations else kind.boundary)
-            for kind, count in counts
-        )
+        kinds = [self.graph.kinds[name] for name in self.layers]
+        each = sum(k.kept(again) if k.stores_activations else k.boundary for k in kinds)
+        if not self.piped:
+            return each
+        # Of each its input, which autograd keeps a copy of, the gradient of that, and the output;
+        # and what messages come into, hidden states and gradients.
+        boundary = self.graph.kinds["block"].boundary
+        return self.in_flight * (each + 3 * boundary) + 2 * boundary
 
     def _workspace(self) -> int:
         """Of a block's backward, with what it made again; or of the loss and its gradients."""
@@ -129,7 +162,8 @@ class Held:
         gradients = block.parameters * self.graph.sizes.parameter
         # The loss's sums of gradients are fp32, and given in the parameters' precision.
         sums = head.parameters * (4 + self.graph.sizes.parameter)
-        return max(again + block.backward_workspace + gradients, head.backward_workspace + sums)
+        loss = head.backward_workspace + sums if "head" in self.layers else 0
+        return max(again + block.backward_workspace + gradients, loss)
 
     def host(self) -> Iterator[tuple[str, int]]:
         """Blocks of a rank's host memory: their purpose, and bytes."""
@@ -150,7 +184,11 @@ class Held:
                     yield "gradients", p * self.owned
         if decisions.state is Tier.NVME:
             for _ in range(self.sizes.buffers):
-                yield "staging", GRADIENT * self.sizes.sub_group
+                yield "staging", GRADIENT * self.sizes.swapped
+            # Moments are made in ordinary memory by the first update, are written, and stay where
+            # they are until the second one reads them: the swapper that reads ahead lets go of
+            # nothing (pipelined_optimizer_swapper.py has no release_memory in its swap_out).
+            yield "optimizer", MOMENTS * on_cpu
         if decisions.state is not Tier.GPU and decisions.stage == 3:
             yield "gradients", self.gradient * self.owned
 
@@ -167,8 +205,12 @@ class Held:
         return found
 
 
-def memory_use(held: Held, costs: Costs, nodes: NodeGroup) -> tuple[MemoryUse, ...]:
-    """Of every tier, against its capacity."""
+def memory_use(every: Sequence[Held], costs: Costs, nodes: NodeGroup) -> tuple[MemoryUse, ...]:
+    """Of every tier and stage, against its capacity."""
+    return tuple(use for held in every for use in _of_stage(held, costs, nodes))
+
+
+def _of_stage(held: Held, costs: Costs, nodes: NodeGroup) -> Iterator[MemoryUse]:
     ranks, host = costs.ranks_per_node, defaultdict[str, int](int)
     exact = held.decisions.own_pinning or nodes.gpu.device != "cuda"
     for purpose, nbytes in held.host():
@@ -186,14 +228,12 @@ def memory_use(held: Held, costs: Costs, nodes: NodeGroup) -> tuple[MemoryUse, .
         Tier.HOST: dict(host),
         Tier.NVME: {name: ranks * nbytes for name, nbytes in held.nvme().items()},
     }
-    return tuple(
-        MemoryUse(
-            stage=0,
+    for tier, purposes in by_tier.items():
+        yield MemoryUse(
+            stage=held.at,
             tier=tier,
             scope="gpu" if tier is Tier.GPU else "node",
             used_bytes=sum(purposes.values()),
             capacity_bytes=capacity[tier],
             by_purpose={name: n for name, n in sorted(purposes.items()) if n},
         )
-        for tier, purposes in by_tier.items()
-    )

@@ -8,6 +8,7 @@ summed gradient, of what a rank owns:
 - Offloaded gradients, ZeRO 1 and 2: each micro-batch's is added to the sum on the GPU, p bytes down
   for the first, p up and p down for the others; with the last one 4 more down, in fp32. Of a step
   of one micro-batch only these 4. ZeRO 3: g down and g up for each, 4 down with the last.
+- A pipeline's gradients are summed on the GPU and leave after the last backward: p and 4 down.
 - Update on the CPU: the clip factor (8 bytes of host memory an element), AdamW (28), under ZeRO 1
   and 2 a cast (4 + p), then the parameters go up (p).
 - State on drives: the last gradients go there in fp32 (4) as the backward makes them. For the
@@ -80,6 +81,13 @@ class Priced:
         found = {str(lane): sum(p.seconds for p in self.phases if p.lane is lane) for lane in lanes}
         return {lane: seconds for lane, seconds in found.items() if seconds}
 
+    busy = on_busiest = by_lane
+
+    @property
+    def again(self) -> float:
+        """Seconds of recomputation."""
+        return sum(phase.again for phase in self.phases)
+
     def by_op(self) -> dict[str, float]:
         """Seconds of each kind of action."""
         ops = dict.fromkeys(phase.op for phase in self.phases)
@@ -112,8 +120,8 @@ class Priced:
 
 
 def priced(held: Held, costs: Costs, nodes: NodeGroup) -> Priced:
-    """A steady step."""
-    pricing = _Pricing(held, costs, nodes)
+    """A steady step of a model that is whole on every rank."""
+    pricing = Pricing(held, costs, nodes)
     last = held.graph.micro_batches - 1
     each = (pricing.micro_batch(i, last=i == last) for i in range(last + 1))
     return Priced((*(phase for phases in each for phase in phases), *pricing.update()))
@@ -128,24 +136,27 @@ class _Drive(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pricing:
+class Pricing:
+    """What a rank of one stage takes."""
+
     held: Held
     costs: Costs
     nodes: NodeGroup
 
     def micro_batch(self, number: int, *, last: bool) -> Iterator[Phase]:
         """Forward and backward."""
-        forward, backward, again = self._compute()
+        forward, backward, again = self.compute()
         yield Phase(Op.FORWARD, number, Lane.COMPUTE, forward)
         yield from self._fetched(Op.FORWARD, number, forward)
         yield Phase(Op.BACKWARD, number, Lane.COMPUTE, backward + again, again=again)
         yield from self._fetched(Op.BACKWARD, number, backward + again)
         yield from self._gradients(number, last=last)
 
-    def _compute(self) -> tuple[float, float, float]:
+    def compute(self) -> tuple[float, float, float]:
+        """Seconds of a micro-batch's forward, its backward, and what runs again for that."""
         graph = self.held.graph
         forward = backward = again = 0.0
-        for name in graph.layers:
+        for name in self.held.layers:
             cost, kind = self.costs.kinds[name], graph.kinds[name]
             forward += cost.forward
             backward += cost.backward
@@ -182,8 +193,8 @@ class _Pricing:
         """Reduced over ranks, then taken to where they are summed."""
         graph, decisions, rates = self.held.graph, self.held.decisions, self.costs.rates
         if graph.strategy.dp > 1 and (decisions.stage >= 2 or last):
-            reduces = sum(self.costs.kinds[name].reduce for name in graph.layers)
-            yield Phase(Op.BACKWARD, number, Lane.COMM, BEHAVIOUR.reduce_exposed * reduces)
+            exposed = BEHAVIOUR.reduce_exposed * self.reduces()
+            yield Phase(Op.BACKWARD, number, Lane.COMM, exposed)
         if decisions.state is Tier.GPU:
             return
         owned, down, up = self.held.owned, 0.0, 0.0
@@ -201,6 +212,22 @@ class _Pricing:
             nbytes = GRADIENT * owned
             yield Phase(Op.BACKWARD, number, Lane.NVME_WRITE, nbytes / self._drive.write, nbytes)
 
+    def reduces(self) -> float:
+        """Seconds of sums of all gradients over data-parallel ranks."""
+        if self.held.graph.strategy.dp == 1:
+            return 0.0
+        return sum(self.costs.kinds[name].reduce for name in self.held.layers)
+
+    def sums(self) -> Iterator[Phase]:
+        """A pipeline's gradients after its last backward: reduced, and to where the CPU updates."""
+        held, rates = self.held, self.costs.rates
+        if held.graph.strategy.dp > 1:
+            yield Phase(Op.REDUCE, 0, Lane.COMM, self.reduces())
+        if held.decisions.state is not Tier.GPU:
+            summed = held.graph.sizes.parameter if held.graph.micro_batches > 1 else 0
+            nbytes = (summed + GRADIENT) * held.owned
+            yield Phase(Op.GRAD_OUT, 0, Lane.D2H, nbytes / rates.d2h, nbytes)
+
     def update(self) -> Iterator[Phase]:
         """After the last backward."""
         decisions, rates, held = self.held.decisions, self.costs.rates, self.held
@@ -213,7 +240,7 @@ class _Pricing:
         if cpu:
             yield from self._on_cpu(cpu)
         if held.graph.strategy.dp > 1 and decisions.stage in (1, 2):
-            gathers = sum(self.costs.kinds[name].gather for name in held.graph.layers)
+            gathers = sum(self.costs.kinds[name].gather for name in held.layers)
             yield Phase(Op.UPDATE, 0, Lane.COMM, gathers)
 
     def _on_cpu(self, elements: float) -> Iterator[Phase]:

@@ -19,7 +19,7 @@ def refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | N
         )
     if training.optimizer.name != "adamw":
         return f"DeepSpeed updates by AdamW here, not by {training.optimizer.name}"
-    split = _split_refusal(strategy)
+    split = _split_refusal(strategy) or _pipeline_refusal(training, strategy)
     alone = Strategy(dp=strategy.dp, micro_batch=strategy.micro_batch)
     return split or native_refusal(model, training, alone)
 
@@ -27,14 +27,33 @@ def refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | N
 def _split_refusal(strategy: Strategy) -> str | None:
     if strategy.tp > 1:
         return (
-            f"DeepSpeed's AutoTP splits modules of Hugging Face models by their names, not the "
-            f"layers that bigplan trains: tp {strategy.tp} needs --engine native"
+            "DeepSpeed's AutoTP splits nn.Linear modules by their names and leaves bigplan's "
+            "embedding and head whole on every rank, which no plan describes, and bigplan's "
+            f"checkpoints do not put its parts together: tp {strategy.tp} needs --engine native"
         )
-    if strategy.pp > 1:
-        return f"pipelines are not run through DeepSpeed yet: pp {strategy.pp} is for native plans"
     if strategy.accumulation_group > 1:
         return (
             "DeepSpeed passes one micro-batch after the other through all layers: "
             f"accumulation_group {strategy.accumulation_group} needs --engine native"
+        )
+    return None
+
+
+def _pipeline_refusal(training: Training, strategy: Strategy) -> str | None:
+    if strategy.pp == 1:
+        return None
+    if strategy.vpp > 1:
+        return (
+            f"DeepSpeed gives a stage one row of layers: vpp {strategy.vpp} needs --engine native"
+        )
+    if strategy.zero > 1:
+        return (
+            f"DeepSpeed's pipelines take ZeRO 0 or 1, not {strategy.zero}: its engine sums "
+            "gradients where they are made until a step's last micro-batch"
+        )
+    if strategy.zero == 0 and strategy.dp > 1 and training.precision != "fp32":
+        return (
+            f"in {training.precision} DeepSpeed's pipelines share optimizer state out over "
+            f"data-parallel ranks in any case: use zero 1 with dp {strategy.dp}"
         )
     return None

@@ -9,6 +9,7 @@ from bigplan.cost.price import Costs, price
 from bigplan.engines.deepspeed.config import accumulated_in
 from bigplan.engines.deepspeed.decisions import RATIOS, Decisions
 from bigplan.engines.deepspeed.memory import Held, memory_use
+from bigplan.engines.deepspeed.pipeline import PipedStep, piped
 from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, priced
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.engines.deepspeed.sizes import Sizes, sizes_of
@@ -16,7 +17,7 @@ from bigplan.engines.shortage import short_text
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.graph import Graph
-from bigplan.graph.strategy import Space, Strategy
+from bigplan.graph.strategy import Ends, Family, Space, Strategy
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse
 from bigplan.planner import Request
@@ -24,9 +25,10 @@ from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
 from bigplan.solve.search import Watch
 from bigplan.units import counted
 
+Step = Priced | PipedStep
 OPEN = (
-    "dp, micro_batch, zero, parameters=TIER, optimizer=TIER, optimizer.host=FRACTION, "
-    "recompute=none|full, loss_chunk"
+    "dp, pp, first_blocks, last_blocks, micro_batch, zero, parameters=TIER, optimizer=TIER, "
+    "optimizer.host=FRACTION, recompute=none|full, loss_chunk"
 )
 
 
@@ -35,15 +37,19 @@ class Tried:
     """One way, and what it takes."""
 
     decisions: Decisions
-    held: Held
+    held: Held  # by a rank of the first stage
     memory: tuple[MemoryUse, ...]
-    step: Priced
+    step: Step
 
     @property
     def short(self) -> dict[Tier, int]:
         """Bytes that are missing, by tier."""
-        missing = {use.tier: use.used_bytes - use.capacity_bytes for use in self.memory}
-        return {tier: nbytes for tier, nbytes in missing.items() if nbytes > 0}
+        found = dict[Tier, int]()
+        for use in self.memory:
+            missing = use.used_bytes - use.capacity_bytes
+            if missing > found.get(use.tier, 0):
+                found[use.tier] = missing
+        return found
 
     @property
     def preference(self) -> tuple[float, int, int, str]:
@@ -112,7 +118,7 @@ class Search:
     wanted: Wanted = field(init=False)
     counted: int = 0
     stopped: bool = False
-    _graphs: dict[tuple[int, ...], tuple[Graph, Costs]] = field(default_factory=dict)
+    _graphs: dict[tuple[Strategy, int], tuple[Graph, Costs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.wanted = Wanted.of(self.request)
@@ -136,11 +142,21 @@ class Search:
 
     def _strategies(self) -> Iterator[Strategy]:
         request, nodes = self.request, self.request.cluster.group
-        fixed = {"tp": 1, "pp": 1, "vpp": 1, "accumulation_group": 1, **self.wanted.fixed}
+        fixed = {"tp": 1, "vpp": 1, "accumulation_group": 1, **self.wanted.fixed}
         space = Space(request.model, request.training, nodes.gpus, nodes.gpus_per_node, fixed)
-        for strategy in space.strategies():
-            if refusal(request.model, request.training, strategy) is None:
-                yield strategy
+        for family in space.families():
+            ends = self._ends(family) if family.pp > 1 else None
+            for strategy in space.members(family, ends):
+                if refusal(request.model, request.training, strategy) is None:
+                    yield strategy
+
+    def _ends(self, family: Family) -> Ends:
+        """Seconds of the first and the last layer, in those of a block."""
+        request, alone = self.request, Strategy(dp=1, micro_batch=family.micro_batch)
+        graph, costs = self._graph(alone, loss_chunks(request.model, request.training, alone)[0])
+        each = [costs.kinds[graph.layers[i]] for i in (0, 1, -1)]
+        first, block, last = (cost.forward + cost.backward for cost in each)
+        return first / block, last / block
 
     def _ways(self) -> Iterator[Decisions]:
         drive = self.request.cluster.group.nvme is not None
@@ -182,11 +198,13 @@ class Search:
         graph, costs = self._graph(way.strategy, way.loss_chunk)
         nodes = request.cluster.group
         sizes = sized(sizes_of(graph, nodes, way.state, partly=way.on_cpu < 1.0))
-        held = Held(graph, request.training, way, sizes)
-        return Tried(way, held, memory_use(held, costs, nodes), priced(held, costs, nodes))
+        stages = range(way.strategy.pp)
+        every = [Held(graph, request.training, way, sizes, stage) for stage in stages]
+        step = piped(every, costs, nodes) if len(every) > 1 else priced(every[0], costs, nodes)
+        return Tried(way, every[0], memory_use(every, costs, nodes), step)
 
     def _graph(self, strategy: Strategy, chunk: int) -> tuple[Graph, Costs]:
-        key = strategy.dp, strategy.micro_batch, strategy.zero, chunk
+        key = strategy, chunk
         if key not in self._graphs:
             model, training = self.request.model, self.request.training
             graph = build_graph(model, training, strategy, chunk)

@@ -5,6 +5,7 @@ DeepSpeed's own defaults are of 500 million elements and more, whatever the mode
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigplan.graph.graph import Graph
@@ -36,6 +37,7 @@ class Sizes:
     matrices: int  # of a block
     bucket: int
     sub_group: int
+    swapped: int  # the largest group of state that comes from a drive at once
     buffers: int  # of state on a drive
     queue: int  # requests to a drive at once
     live: int  # of what ZeRO-3 gathers, at a time
@@ -65,6 +67,7 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Si
         matrices=matrices,
         bucket=min(BUCKET, max(block.parameters, 1)),
         sub_group=sub_group,
+        swapped=max(_groups(graph, sub_group)),
         buffers=SWAPPED_TENSORS * SWAPPED_GROUPS,
         queue=_power(rate * AIO_SECONDS / AIO_BLOCK),
         live=LIVE_BLOCKS * block.parameters,
@@ -72,6 +75,28 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Si
         swap_buffers=(LIVE_BLOCKS + 2) * matrices + 2,
         swap_buffer=largest,
     )
+
+
+def _groups(graph: Graph, least: int) -> Iterator[int]:
+    """Elements of a rank's sub-groups: parameters in a row until there are `least` of them.
+
+    So one is larger by up to a parameter (0.19.8, stage3.py: _create_fp16_sub_groups). Matrices
+    and vectors are two groups of the optimizer, which decays the former alone.
+    """
+    ranks = graph.strategy.dp
+    tensors = [tensor for name in graph.layers for tensor in graph.kinds[name].tensors]
+    for matrices in (True, False):
+        sizes = [-(-t.elements // ranks) for t in tensors if (t.rows > 1) is matrices]
+        if sum(sizes) <= least:
+            yield sum(sizes)
+            continue
+        elements = 0
+        for size in sizes:
+            elements += size
+            if elements >= least:
+                yield elements
+                elements = 0
+        yield elements
 
 
 def _power(number: float) -> int:

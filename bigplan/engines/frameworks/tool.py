@@ -190,7 +190,9 @@ def _torchtitan_trains(model: ModelSpec, training: Training) -> str | None:
 
 
 # Of torchtitan's `compile.enable`, for model and loss, which its published runs have.
-COMPILED = replace(FSDP, fused=True, compiled_loss=True)
+COMPILED = replace(FSDP, compiled_loss=True)
+# Of `--tp-comm-overlap`, which `bigplan config` writes.
+OVERLAPPED = replace(MEGATRON_CORE, tensor_exposed=MEGATRON_CORE.tensor_exposed_async)
 OFFLOADED = (0.25, 0.5, 0.75, 1.0)  # of Megatron's optimizer_offload_fraction
 
 TOOLS = (
@@ -206,7 +208,7 @@ TOOLS = (
     ),
     Tool(
         "megatron",
-        MEGATRON_CORE,
+        OVERLAPPED,
         _megatron_splits,
         _megatron_trains,
         counts_blocks=True,
@@ -216,7 +218,7 @@ TOOLS = (
     Tool("torchtitan", COMPILED, _torchtitan_splits, _torchtitan_trains, offloads=_shards_out),
     Tool(
         "nemo",
-        MEGATRON_CORE,
+        OVERLAPPED,
         _nemo_splits,
         _megatron_trains,
         counts_blocks=True,

@@ -6,7 +6,7 @@ equal weights. Each layer is one module whose parameters are its own: ZeRO-3 gat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,24 +20,33 @@ from bigplan.spec.step import Parameter
 
 # Of a kind, layer and parameter: its first value in its shape, fp32 on the CPU.
 Values = Callable[[str, int, Parameter], Tensor]
+Described = Sequence[tuple[Parameter, nn.Parameter]]
 
 
 class Layer(nn.Module):
     """One layer of the model; attribute `a__b` is its parameter "a.b"."""
 
     def __init__(
-        self, model: ModelSpec, layer: int, values: Values, dtype: torch.dtype, shared: Layer | None
+        self,
+        model: ModelSpec,
+        layer: int,
+        values: Values,
+        dtype: torch.dtype,
+        only: Collection[str] | None = None,
     ) -> None:
-        """`shared`: the layer whose token table this one reads as its own."""
+        """`only`: the parameters that it has; None: all of its kind."""
         super().__init__()
         self.layer, self._model = layer, model
         self.kind = model.layer_sequence()[layer]
-        self.described = tuple(model.kinds()[self.kind])
+        every = model.kinds()[self.kind]
+        self.described = tuple(one for one in every if only is None or one.name in only)
         for parameter in self.described:
             value = values(self.kind, layer, parameter).to(dtype)
-            self.register_parameter(_attribute(parameter.name), nn.Parameter(value))
-        if shared is not None:
-            self.register_parameter(_attribute(TABLE), getattr(shared, _attribute(TABLE)))
+            self.register_parameter(attribute(parameter.name), nn.Parameter(value))
+
+    def share(self, other: Layer) -> None:
+        """Read the other layer's token table as its own."""
+        self.register_parameter(attribute(TABLE), getattr(other, attribute(TABLE)))
 
     def named(self) -> dict[str, Tensor]:
         """All parameters that it reads, by the names of the model's description."""
@@ -119,7 +128,7 @@ class _ChunkedLoss(Function):
         return (None, None, scaled[0], None, *scaled[1:])
 
 
-_KINDS: dict[str, type[Layer]] = {"embedding": Embedding, "block": Block, "head": Head}
+KINDS: dict[str, type[Layer]] = {"embedding": Embedding, "block": Block, "head": Head}
 
 
 class Model(nn.Module):
@@ -133,13 +142,13 @@ class Model(nn.Module):
         self._recompute = recompute
         self.layers = nn.ModuleList()
         for layer, kind in enumerate(model.layer_sequence()):
-            reads = kind == "head" and model.tied_embeddings
-            shared = self.layers[0] if reads else None
-            assert shared is None or isinstance(shared, Layer)
-            self.layers.append(_KINDS[kind](model, layer, values, dtype, shared))
-        head = self.layers[-1]
+            self.layers.append(KINDS[kind](model, layer, values, dtype))
+        first, head = self.layers[0], self.layers[-1]
+        assert isinstance(first, Layer)
         assert isinstance(head, Head)
         head.chunk = chunk
+        if model.tied_embeddings:
+            head.share(first)
         self._tables: blocks.Tables | None = None
         self._spec, self._dtype = model, dtype
 
@@ -161,13 +170,23 @@ class Model(nn.Module):
         loss: Tensor = head(x, targets)
         return loss
 
-    def described(self) -> Iterator[tuple[Layer, Parameter, nn.Parameter]]:
-        """Every parameter once, layer by layer in the order of the model's description."""
+    def stored(self) -> Iterator[Layer]:
+        """Every layer, first to last."""
         for layer in self.layers:
             assert isinstance(layer, Layer)
-            for parameter in layer.described:
-                yield layer, parameter, getattr(layer, _attribute(parameter.name))
+            yield layer
+
+    def held(self) -> Iterator[Layer]:
+        """The same: there are no copies."""
+        return self.stored()
 
 
-def _attribute(name: str) -> str:
+def with_parameters(layers: Iterable[Layer]) -> Iterator[tuple[Layer, Described]]:
+    """Layers with their parameters in the order of the model's description, each once."""
+    for layer in layers:
+        yield layer, [(one, getattr(layer, attribute(one.name))) for one in layer.described]
+
+
+def attribute(name: str) -> str:
+    """A parameter's name as a module has it."""
     return name.replace(".", "__")

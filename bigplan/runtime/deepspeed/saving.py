@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from torch import nn
 
 from bigplan.mechanics import DISK_THREADS, PAGE
 from bigplan.rectangle import all_of
@@ -32,23 +30,21 @@ from bigplan.runtime.checkpoint.manifest import (
 )
 from bigplan.runtime.checkpoint.writing import FileWriter, wait_for
 from bigplan.runtime.deepspeed import state
-from bigplan.runtime.deepspeed.model import Layer, Model
+from bigplan.runtime.deepspeed.model import Described, Layer, with_parameters
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.result import Saved
 from bigplan.runtime.slab import align_up, aligned_empty
-from bigplan.spec.step import Parameter
 
 Share = tuple[str, list[StoredFile]]  # of a rank: what failed, what it has written
 _SHARE = TypeAdapter(Share)
-Described = Sequence[tuple[Parameter, nn.Parameter]]
 
 
 def write_checkpoint(
-    engine: Any, model: Model, groups: Groups, rank: int, folder: Path, manifest: Manifest
+    engine: Any, layers: Iterable[Layer], groups: Groups, folder: Path, manifest: Manifest
 ) -> Saved:
     """Write a checkpoint on all ranks together; Saved.error says on each whether it failed.
 
-    `manifest` has everything but the files.
+    `layers`: those of this rank's stage. `manifest` has everything but the files.
     """
     path, begun = checkpoint_path(folder, manifest.step), time.perf_counter()
     partial = path.with_name(path.name + PARTIAL)
@@ -58,9 +54,9 @@ def write_checkpoint(
         error = _prepare(folder, partial)
     groups.all_true(flag=True)  # there is a folder now
     master: Kind = "weights" if manifest.training.precision == "fp32" else "master"
-    for layer, described in layers_of(model):
-        mine = layer.layer % groups.strategy.ranks == rank
-        image = _brought_together(engine, layer, described, master, keep=mine)
+    for layer, parameters in with_parameters(layers):
+        mine = layer.layer % groups.strategy.dp == groups.at.data
+        image = _brought_together(engine, layer, parameters, master, keep=mine)
         if image is not None and not error:
             try:
                 stored.append(_write(partial, layer, *image))
@@ -75,12 +71,6 @@ def write_checkpoint(
         error = _publish(partial, path, complete)
     told = json.loads(groups.texts_of_all(json.dumps(error).encode())[0])
     return Saved(manifest.step, path, complete.nbytes, time.perf_counter() - begun, error or told)
-
-
-def layers_of(model: Model) -> Iterator[tuple[Layer, Described]]:
-    """Every layer with its parameters, each once."""
-    for layer, found in groupby(model.described(), key=lambda each: each[0]):
-        yield layer, [(parameter, tensor) for _, parameter, tensor in found]
 
 
 def _prepare(folder: Path, partial: Path) -> str:

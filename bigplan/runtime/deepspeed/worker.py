@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch._C._distributed_c10d import Store
 
 from bigplan.cost.price import memory_of_torch
@@ -23,11 +24,10 @@ from bigplan.errors import CheckpointError, PreflightError
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.plan import Plan, digest
-from bigplan.program import Lane, Op
+from bigplan.program import Lane
 from bigplan.ranks import Coordinates
-from bigplan.rectangle import all_of
 from bigplan.runtime import operators
-from bigplan.runtime.checkpoint import Found, Manifest, Reader, check_same, latest
+from bigplan.runtime.checkpoint import Manifest, check_same, latest
 from bigplan.runtime.data import Batch, BatchSource, Prefetcher, data_path
 from bigplan.runtime.deepspeed import ops, state
 from bigplan.runtime.deepspeed.clock import Clock
@@ -38,16 +38,17 @@ from bigplan.runtime.deepspeed.config import (
     updates_on_cpu,
     uses_own_adam,
 )
-from bigplan.runtime.deepspeed.model import Model, Values
-from bigplan.runtime.deepspeed.saving import layers_of, write_checkpoint
-from bigplan.runtime.first_values import first_values, whole_values
+from bigplan.runtime.deepspeed.model import Layer, Model, Values, with_parameters
+from bigplan.runtime.deepspeed.passes import Passes, Whole
+from bigplan.runtime.deepspeed.saving import write_checkpoint
+from bigplan.runtime.deepspeed.values import values_of
 from bigplan.runtime.groups import COLLECTIVE_TIMEOUT, Groups, store_of
 from bigplan.runtime.host_memory import HostMemory, resident_bytes
 from bigplan.runtime.result import Finished, Progress, Saved, StepResult
+from bigplan.runtime.weights import digest_of_all
 from bigplan.runtime.worker import DIGEST_LIMIT, same_bits
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
-from bigplan.spec.step import Parameter
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -57,9 +58,20 @@ class _Parts:
     """What a started worker consists of."""
 
     engine: Any  # deepspeed.DeepSpeedEngine
-    model: Model
+    model: Layered
+    passes: Passes
     groups: Groups
     batches: Prefetcher
+
+
+class Layered(Protocol):
+    """A rank's layers: the whole model, or those of its stage."""
+
+    def stored(self) -> Iterator[Layer]:
+        """That it writes to checkpoints."""
+
+    def held(self) -> Iterator[Layer]:
+        """Those, and copies that it has of others'."""
 
 
 class Worker:
@@ -105,7 +117,7 @@ class Worker:
             found = latest(resume)
             check_same(found, plan)
             self._steps = found.manifest.step
-        values = _values(plan, found)
+        values = values_of(plan, found)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             same_bits(wanted=plan.training.deterministic)
@@ -113,15 +125,15 @@ class Worker:
             allowed = memory_of_torch(plan.cluster.group.gpu, plan.strategy) / total
             torch.cuda.set_per_process_memory_fraction(min(1.0, allowed), self._device)
         groups = self._join(meeting)
-        engine, model = self._made(values("master"))
+        engine, model, passes = self._made(values("master"))
         batches = Prefetcher(self._source(), self._steps)
-        self._parts = _Parts(engine, model, groups, batches)
+        self._parts = _Parts(engine, model, passes, groups, batches)
         if found is not None:
             self._take_empty_step()
         state.set_count(engine, 0)  # without ZeRO DeepSpeed has made moments by an update already
         kinds = state.KINDS[:1] if found is None else state.KINDS
-        for layer, described in layers_of(model):
-            for parameter, tensor in described:
+        for layer, parameters in with_parameters(model.held()):
+            for parameter, tensor in parameters:
                 every = {kind: values(kind)(layer.kind, layer.layer, parameter) for kind in kinds}
                 state.put(engine, tensor, every)
         if found is not None:
@@ -142,34 +154,49 @@ class Worker:
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         return Groups(self._at, strategy, _control=control)
 
-    def _made(self, values: Values) -> tuple[Any, Model]:
-        """The engine and its model."""
+    def _made(self, values: Values) -> tuple[Any, Layered, Passes]:
+        """The engine, its layers, and how it is driven."""
         import deepspeed
 
         plan, config = self._plan, settings(self._plan.config, self._scratch)
-        placed = plan.placement.stages[self._at.stage].kinds["block"].activations
+        placed = plan.placement.stages[self._at.stage].kinds.get("block")
+        again = placed.activations.get(Recompute.FULL, {}) if placed else {}
+        recompute, chunk = bool(sum(again.values())), plan.placement.loss_chunk
+        dtype = DTYPES[plan.training.precision]
+        lane = Lane.CPU if updates_on_cpu(config) else Lane.GPU_UPDATE
+        if plan.strategy.pp > 1:
+            from bigplan.runtime.deepspeed import pipeline
+
+            deepspeed.init_distributed()
+            stage = pipeline.Stage(
+                plan.model, plan.strategy, values, dtype, recompute=recompute, chunk=chunk
+            )
+            engine = self._initialized(stage, stage.held(), config)
+            return engine, stage, pipeline.Piped(engine, stage, self._device, lane)
         whole = config["zero_optimization"]["stage"] < 3
         shared = nullcontext() if whole else deepspeed.zero.Init(config_dict_or_path=config)
         with shared:
-            model = Model(
-                plan.model,
-                values,
-                DTYPES[plan.training.precision],
-                recompute=bool(sum(placed.get(Recompute.FULL, {}).values())),
-                chunk=plan.placement.loss_chunk,
-            )
-        engine, *_ = deepspeed.initialize(
-            model=model, optimizer=self._optimizer(model, config), config=config
-        )
-        return engine, model
+            model = Model(plan.model, values, dtype, recompute=recompute, chunk=chunk)
+        engine = self._initialized(model, model.held(), config)
+        return engine, model, Whole(engine, self._device, lane)
 
-    def _optimizer(self, model: Model, config: Mapping[str, Any]) -> torch.optim.Optimizer:
+    def _initialized(self, module: nn.Module, held: Iterator[Layer], config: dict[str, Any]) -> Any:
+        """DeepSpeed's engine."""
+        import deepspeed
+
+        optimizer = self._optimizer(held, config)
+        engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=config)
+        return engine
+
+    def _optimizer(
+        self, layers: Iterable[Layer], config: Mapping[str, Any]
+    ) -> torch.optim.Optimizer:
         """AdamW, a group for each weight decay and rate factor."""
         wanted = self._plan.training.optimizer
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-        for layer, described in layers_of(model):
+        for layer, parameters in with_parameters(layers):
             found = rules(wanted, self._plan.model, layer.layer)
-            for parameter, tensor in described:
+            for parameter, tensor in parameters:
                 rule = found[parameter.name]
                 key = rule.weight_decay, rule.learning_rate_factor
                 groups.setdefault(key, []).append(tensor)
@@ -191,13 +218,11 @@ class Worker:
 
     def _take_empty_step(self) -> None:
         """An update at a rate of 0, which moves nothing: DeepSpeed makes moments in its first."""
-        engine, source = self._running().engine, self._source()
-        state.set_rates(engine, 0.0)
-        batch = source.batch(0, 0)
-        engine.set_gradient_accumulation_boundary(is_boundary=True)
-        engine.backward(0.0 * self._forward(batch))
-        engine.step()
-        state.link_moments(engine)
+        parts, source = self._running(), self._source()
+        state.set_rates(parts.engine, 0.0)
+        clock = Clock(self._device, self._at.stage)
+        parts.passes.train(partial(source.batch, 0), parts.passes.at_least, 0.0, clock)
+        state.link_moments(parts.engine)
 
     def _source(self, data: str = "", batches: int | None = None) -> BatchSource:
         """The training's data, or another's so many global batches. Raises InputError."""
@@ -215,12 +240,6 @@ class Worker:
         check_vocabulary(source.data, model.vocab, model.name)
         return source
 
-    def _forward(self, batch: Batch) -> Tensor:
-        """The sum of the losses of this rank's micro-batch."""
-        there = (each.to(self._device, non_blocking=True) for each in (batch.tokens, batch.targets))
-        loss: Tensor = self._running().engine(*there)
-        return loss
-
     def step(self, checkpoint: Path | None = None) -> StepResult:
         """One optimizer step; a checkpoint is written whole before it, or after it.
 
@@ -235,11 +254,11 @@ class Worker:
         state.set_rates(engine, rate)
         start = time.perf_counter()
         self._clock = clock = Clock(self._device, self._at.stage)
-        losses: list[Tensor] = []
-        waited = self._micro_batches(clock, losses)
-        lane = Lane.CPU if updates_on_cpu(settings(plan.config)) else Lane.GPU_UPDATE
-        with clock.phase(Op.UPDATE, 0, lane):
-            engine.step()
+        waits: list[float] = []
+        count = plan.strategy.micro_batches(training)
+        # DeepSpeed divides by the micro-batches of a step and by the ranks that share samples out.
+        factor = float(count * plan.strategy.dp)
+        loss = parts.passes.train(partial(self._next, waits), count, factor, clock)
         timeline = clock.timeline()
         seconds = time.perf_counter() - start
         self._steps, self._clock = number, None
@@ -250,13 +269,13 @@ class Worker:
         saved, self._saved = tuple(self._saved), []
         return StepResult(
             number,
-            float(parts.groups.sum_of_all(torch.stack(losses).sum().cpu())),
+            float(parts.groups.sum_of_all(loss.cpu())),
             seconds,
             timeline,
             learning_rate=rate,
             gradient_norm=None if norm is None else float(norm),
             saved=saved,
-            data_seconds=waited,
+            data_seconds=sum(waits),
             memory=self._memory(),
         )
 
@@ -265,26 +284,12 @@ class Worker:
         clock = self._clock
         return Progress(self._phases) if clock is None else clock.progress(self._phases)
 
-    def _micro_batches(self, clock: Clock, losses: list[Tensor]) -> float:
-        """Forward and backward of all; `losses` get their parts. Seconds waited for data."""
-        parts, waited = self._running(), 0.0
-        count = self._plan.strategy.micro_batches(self._plan.training)
-        engine = parts.engine
-        for index in range(count):
-            asked = time.perf_counter()
-            batch = parts.batches.take(self._steps, index)
-            waited += time.perf_counter() - asked
-            with clock.phase(Op.FORWARD, index):
-                loss = self._forward(batch)
-            losses.append(loss.detach() / batch.counted)
-            # DeepSpeed divides by the micro-batches of a step and by the ranks.
-            share = count * self._plan.strategy.dp / batch.counted
-            engine.set_gradient_accumulation_boundary(is_boundary=index == count - 1)
-            with clock.phase(Op.BACKWARD, index):
-                engine.backward(loss * share)
-            if index < count - 1:
-                engine.step()  # counts the micro-batch
-        return waited
+    def _next(self, waits: list[float], index: int) -> Batch:
+        """The step's micro-batch of that number; `waits` gets the seconds until it was there."""
+        asked = time.perf_counter()
+        batch = self._running().batches.take(self._steps, index)
+        waits.append(time.perf_counter() - asked)
+        return batch
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint of the state now. Raises CheckpointError."""
@@ -303,9 +308,8 @@ class Worker:
             state={"scale": 1.0, "good": 0, "applied": self._steps, "skipped": 0},
             files=(),
         )
-        return write_checkpoint(
-            parts.engine, parts.model, parts.groups, self._rank, folder, manifest
-        )
+        layers = parts.model.stored()
+        return write_checkpoint(parts.engine, layers, parts.groups, folder, manifest)
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -314,12 +318,9 @@ class Worker:
         assert wanted is not None, "the plan has no validation"
         source = self._source(wanted.data, wanted.batches)
         total = torch.zeros(())
-        parts.engine.eval()
         for step in range(source.steps or 0):
-            for index in range(source.micro_batches):
-                batch = source.batch(step, index)
-                total += self._forward(batch).cpu() / batch.counted
-        parts.engine.train()
+            batches = [source.batch(step, index) for index in range(source.micro_batches)]
+            total += parts.passes.evaluate(batches).cpu()
         return float(parts.groups.sum_of_all(total))
 
     def finish(self) -> Finished:
@@ -329,14 +330,13 @@ class Worker:
 
     def _digest(self) -> str:
         """As weights.weights_digest."""
-        parts, every = self._running(), ""
+        parts, mine = self._running(), dict[int, str]()
         dtype = DTYPES[self._plan.training.precision]
-        for _, described in layers_of(parts.model):
-            flat = torch.cat(
-                [state.get(parts.engine, t, "master").to(dtype).flatten() for _, t in described]
-            )
-            every += hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
-        return hashlib.sha256(every.encode()).hexdigest()
+        for layer, parameters in with_parameters(parts.model.stored()):
+            masters = (state.get(parts.engine, tensor, "master") for _, tensor in parameters)
+            flat = torch.cat([values.to(dtype).flatten() for values in masters])
+            mine[layer.layer] = hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+        return digest_of_all(parts.groups, mine)
 
     def _memory(self) -> dict[str, int]:
         ranks = min(self._plan.strategy.ranks, self._plan.cluster.group.gpus_per_node)
@@ -369,30 +369,6 @@ class Worker:
             from deepspeed import comm
 
             (comm if comm.is_initialized() else dist).destroy_process_group()
-
-
-def _values(plan: Plan, found: Found | None) -> Callable[[state.Kind], Values]:
-    """By kind ("master" or a moment): what gives a parameter's first value, or a checkpoint's."""
-    if found is None:
-        first = first_values(plan.model, plan.training)
-
-        def made(kind: str, layer: int, parameter: Parameter) -> Tensor:
-            return whole_values(first, kind, layer, parameter)
-
-        return lambda wanted: made
-    reader = Reader(found.path, found.manifest)
-
-    def stored(wanted: state.Kind) -> Values:
-        def read(kind: str, layer: int, parameter: Parameter) -> Tensor:
-            if wanted == "master":
-                return reader.parameter(layer, parameter.name)
-            values = torch.empty(parameter.shape)
-            reader.read(layer, wanted, all_of(parameter), values.view(-1))
-            return values
-
-        return read
-
-    return stored
 
 
 def _notes(device: torch.device) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -41,10 +42,26 @@ class Staying(Worker):
     def _join(self, meeting: Path | Store) -> Groups:
         if Staying.groups is None:
             Staying.groups = super()._join(meeting)
-        return Staying.groups
+        return replace(Staying.groups, at=self._at, strategy=self._plan.strategy)
 
     def _leave(self) -> None:
         """Not before the process does."""
+
+
+def of_drives(worker: Worker) -> Iterator[dict[str, int]]:
+    """Bytes of host memory that state on a drive takes now: buffers, and what is in none."""
+    swapper = getattr(worker._running().engine.optimizer, "optimizer_swapper", None)
+    if swapper is None:
+        return
+    every = [t.compute_tensor for i in swapper.swap_params_info.values() for t in i.tensors]
+    apart = [
+        values for values in every if values.numel() and not swapper.aio_handle.is_pinned(values)
+    ]
+    yield {
+        "buffers": sum(buffer.nbytes for buffer in swapper.swap_buffer_manager.all_buffers),
+        "beside": sum(values.nbytes for values in apart),
+        "elements": sum(info.numel() for info in swapper.swap_params_info.values()),
+    }
 
 
 def train(case: Case, rank: int, scratch: Path, meeting: Path) -> dict[str, object]:
@@ -52,16 +69,18 @@ def train(case: Case, rank: int, scratch: Path, meeting: Path) -> dict[str, obje
     worker.preflight()
     begun = worker.start(meeting, Path(case.resume) if case.resume else None)
     found: dict[str, object] = {"begun": begun}
-    losses, norms = [], []
+    losses, norms, swapping = [], [], list[dict[str, int]]()
     for number in range(case.steps):
         result = worker.step()
         losses.append(result.loss)
         norms.append(result.gradient_norm)
+        swapping.extend(of_drives(worker))
         if case.save and number == 1:
             found["saved"] = str(worker.save(Path(case.save)))
     if case.evaluate:
         found["evaluated"] = worker.evaluate()
     events = [(event.op, event.micro_batch) for event in result.timeline.events]
+    found["swapping"] = swapping
     found["ended"] = worker.progress().ended  # of all steps
     found |= {"losses": losses, "norms": norms, "events": events}
     found["digest"] = worker.finish().digest

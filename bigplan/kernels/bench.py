@@ -1,0 +1,404 @@
+"""`bigplan kernels bench`: predicted, measured, the byte limit, and every baseline side by side.
+
+Times are medians by CUDA events over calls whose inputs are not in the L2 cache: between two calls
+a buffer larger than it is overwritten. On a CPU, for rehearsals, they are the clock's and mean
+nothing. Graph times replay a CUDA graph of several calls, without the host.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from bigplan.errors import InputError, quoted
+from bigplan.kernels import cases
+from bigplan.kernels.cases import Case
+from bigplan.kernels.fuse import tiles_of, work_of
+from bigplan.kernels.optimised import Optimiser, optimise, runs_kernels
+
+PARTS = {
+    "norms": "norms forward, beside eager, torch.compile, Liger and QuACK",
+    "norms-back": "and their backwards",
+    "pointwise": "activations, rotary positions and softmax forward",
+    "pointwise-back": "and their backwards",
+    "sweep-norms": "every tile of the norms' kernels, beside the model's first pick",
+    "sweep-pointwise": "every tile of the others",
+    "workloads": "a GPT-2 block and a convolutional block, time and memory kept",
+}
+CALLS, WARM = 15, 3
+GRAPH_CALLS = 5
+MOST_SECONDS = 540  # of a part: what is left then is named, not measured
+Record = dict[str, Any]
+
+
+def run(part: str | None, out: Path | None, *, rehearse: bool, tune: int) -> None:
+    """Measure one part or all, print tables and append records to `out`. Raises InputError."""
+    if part is not None and part not in PARTS:
+        raise InputError(f"no part is called {quoted(part)} (parts: {', '.join(PARTS)})")
+    if not torch.cuda.is_available() and not rehearse:
+        raise InputError("kernels are measured on a CUDA GPU, and there is none; try --rehearse")
+    bench = Bench(out, rehearse=rehearse, tune=tune)
+    for name in [part] if part else PARTS:
+        bench.part(name)
+
+
+class Bench:
+    """One run on this machine: its device, copy bandwidth and records."""
+
+    def __init__(self, out: Path | None, *, rehearse: bool, tune: int) -> None:
+        self.small, self.out, self.tune = rehearse, out, tune
+        self.cuda = torch.cuda.is_available()
+        self.device = "cuda" if self.cuda else "cpu"
+        self.dtype = torch.bfloat16 if self.cuda else torch.float32
+        self.optimiser = Optimiser(None, 0.0)
+        size = max(2**20, 2 * self.optimiser.pricer.sm.l2_memory) if self.cuda else 2**10
+        self.other = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.copy = self._copy_rate()
+        self.console = Console() if Console().is_terminal else Console(width=160)
+        self.began = 0.0
+        self.record("machine", **self._machine())
+
+    def part(self, name: str) -> None:
+        """Measure what PARTS says."""
+        self.began = time.monotonic()
+        torch._dynamo.reset()
+        source = cases.norms if "norms" in name else cases.pointwise
+        if name == "workloads":
+            self._workloads()
+        elif name.startswith("sweep"):
+            self._sweeps(name, list(source(small=self.small)))
+        else:
+            self._compare(name, list(source(small=self.small)), back=name.endswith("-back"))
+
+    def record(self, kind: str, **values: object) -> None:
+        """Append a line to the file."""
+        if self.out is not None:
+            with self.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+    def _machine(self) -> Record:
+        name = torch.cuda.get_device_name() if self.cuda else "cpu, rehearsed"
+        return {"device": name, "torch": torch.__version__, "copy": self.copy,
+                "priced_for": self.optimiser.gpu, "generated": runs_kernels(),
+                "dtype": str(self.dtype)}  # fmt: skip
+
+    def late(self, name: str) -> bool:
+        """Whether the part's time is up; what is left out is recorded."""
+        if time.monotonic() - self.began < MOST_SECONDS:
+            return False
+        self.record("left out", case=name)
+        return True
+
+    # --- Clocks.
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Median of calls with a cold cache."""
+        for _ in range(1 if self.small else WARM):
+            work()
+        times = []
+        for _ in range(1 if self.small else CALLS):
+            self.other.zero_()
+            if not self.cuda:
+                began = time.perf_counter()
+                work()
+                times.append(time.perf_counter() - began)
+                continue
+            event: Any = torch.cuda.Event
+            start, end = event(enable_timing=True), event(enable_timing=True)
+            _sleep(100_000)  # the host queues the call meanwhile
+            start.record()
+            work()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        return median(times)
+
+    def in_graph(self, work: Callable[[], object]) -> float | None:
+        """Seconds of a call in a CUDA graph, without those of overwriting the cache; None: none."""
+        if not self.cuda:
+            return None
+
+        def many(flush: bool) -> float:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(GRAPH_CALLS):
+                    self.other.zero_()
+                    if flush:
+                        continue
+                    work()
+            return self.seconds(graph.replay) / GRAPH_CALLS
+
+        try:
+            work()
+            return max(0.0, many(False) - many(True))
+        except RuntimeError:  # some baselines synchronise
+            torch.cuda.synchronize()
+            return None
+
+    def _copy_rate(self) -> float:
+        size = 2**30 if self.cuda else 2**20
+        a = torch.ones(size, dtype=torch.uint8, device=self.device)
+        b = torch.empty_like(a)
+        return 2 * size / self.seconds(lambda: b.copy_(a))
+
+    # --- Beside the baselines.
+
+    def _compare(self, name: str, found: Sequence[Case], *, back: bool) -> None:
+        table = Table(title=f"{name}: microseconds (in a CUDA graph), % of the copy's rate")
+        for column in ("case", "predicted", "limit", "generated", *BASELINES):
+            table.add_column(column, justify="left" if column == "case" else "right")
+        for case in found:
+            if self.late(case.label):
+                continue
+            row = self._row(case, back=back)
+            self.record("case", part=name, back=back, **row)
+            shown = [
+                _shown(row["ways"].get(way), row["limit"]) for way in ("generated", *BASELINES)
+            ]
+            table.add_row(
+                case.label + " *" * case.aside, _us(row["predicted"]), _us(row["limit"]), *shown
+            )
+        self.console.print(table)
+        self.console.print(f"* set aside from any fit. Copy: {self.copy / 1e12:.3f} TB/s")
+
+    def _row(self, case: Case, *, back: bool) -> Record:
+        inputs = case.inputs(self.device, self.dtype)
+        ours = optimise(case.function, gpu=self.optimiser.gpu)
+        ways: dict[str, Record] = {}
+        with torch._functorch.config.patch(donated_buffer=False):
+            for way, function in (("generated", ours), *self._baselines(case)):
+                ways[way] = self._timed(function, inputs, back=back)
+                torch.cuda.empty_cache()
+        plan = ours.kernels.plans[-1]
+        units = [u for u in plan.cover.units if u.members[0].backward == back]
+        moved = _least_bytes(plan.graph, back=back)
+        return {
+            "case": case.label, "aside": case.aside, "limit": moved / self.copy,
+            "predicted": sum(unit.seconds for unit in units), "bytes": moved, "ways": ways,
+            "units": [unit.name for unit in units],
+            "picked": [str(unit.fused.tile) if unit.fused else "torch" for unit in units],
+            "taken": [str(kernel.tile) for kernel in ours.kernels.kernels],
+        }  # fmt: skip
+
+    def _timed(self, function: Callable[..., Any], inputs: list[Tensor], *, back: bool) -> Record:
+        try:
+            if not back:
+                plain = [x.detach() for x in inputs]
+
+                def ahead() -> object:
+                    with torch.no_grad():
+                        return function(*plain)
+
+                # Predicted is the training forward, which keeps statistics, too: the same bytes.
+                function(*inputs)
+                return {"seconds": self.seconds(ahead), "graph": self.in_graph(ahead)}
+            result = function(*inputs)
+            gradient = torch.randn_like(result)
+            wanted = [x for x in inputs if x.requires_grad]
+
+            def backward() -> object:
+                return torch.autograd.grad(
+                    result, wanted, gradient, retain_graph=True, allow_unused=True
+                )
+
+            return {"seconds": self.seconds(backward), "graph": self.in_graph(backward)}
+        except Exception as problem:  # noqa: BLE001 -- a baseline that fails is a result
+            return {"failed": f"{type(problem).__name__}: {problem}"[:300]}
+
+    def _baselines(self, case: Case) -> Iterator[tuple[str, Callable[..., Any]]]:
+        yield "eager", case.function
+        if self.cuda:
+            yield "compile", torch.compile(case.function)
+            yield "autotune", torch.compile(case.function, mode="max-autotune-no-cudagraphs")
+        for library in ("liger", "quack"):
+            function = _of_library(library, case.kind)
+            if function is not None and self.cuda:
+                yield library, function
+
+    # --- The model's pick among all tiles.
+
+    def _sweeps(self, name: str, found: Sequence[Case]) -> None:
+        table = Table(title=f"{name}: the model's first pick among all tiles")
+        for column in ("kernel", "tiles", "pick us", "best us", "pick", "median", "predicted"):
+            table.add_column(column, justify="left" if column == "kernel" else "right")
+        for case in found[:2] if self.small else found[::2]:
+            inputs = case.inputs(self.device, self.dtype)
+            with _always_generated():
+                ours = optimise(case.function, gpu=self.optimiser.gpu)
+                ours(*inputs).sum().backward()
+            for kernel in ours.kernels.kernels:
+                if self.late(case.label):
+                    continue
+                row = self._sweep(kernel)
+                self.record("sweep", part=name, case=case.label, aside=case.aside, **row)
+                table.add_row(
+                    f"{case.label}: {len(kernel.body.micros)} operations", str(len(row["times"])),
+                    _us(row["pick"]), _us(row["best"]), f"{row['best'] / row['pick']:.0%}",
+                    f"{row['best'] / row['median']:.0%}", _us(row["predicted"]),
+                )  # fmt: skip
+        self.console.print(table)
+
+    def _sweep(self, kernel: Any) -> Record:
+        from bigplan.kernels.launch import DTYPES
+
+        body = kernel.body
+        inputs = [
+            torch.empty_strided(v.shape, v.strides, dtype=DTYPES[v.dtype], device=self.device)
+            for v in body.inputs
+        ]
+        for tensor in inputs:
+            if tensor.is_floating_point():
+                tensor.normal_()
+        kernel(*inputs)  # takes the first that does not spill
+        pricer = self.optimiser.pricer
+        tiles = tiles_of(body, pricer.gpu.multiprocessors)
+        tiles = tiles[:: max(1, len(tiles) // (4 if self.small else 48))]
+        tiles = list(dict.fromkeys([kernel.tile, *tiles]))
+        times = {}
+        for tile in tiles:
+            times[str(tile)] = self.seconds(partial(kernel._run, tile, inputs))
+        if self.tune:
+            kernel.tune(inputs, self.tune, self.seconds)
+        predicted = next(t.seconds for c, t in kernel.choices if c == kernel.tile or not self.cuda)
+        return {
+            "pick": times[str(tiles[0])], "best": min(times.values()),
+            "median": median(times.values()), "predicted": predicted, "picked": str(tiles[0]),
+            "tuned": str(kernel.tile), "times": times,
+            "bytes": work_of(body).read + work_of(body).written,
+        }  # fmt: skip
+
+    # --- Whole modules.
+
+    def _workloads(self) -> None:
+        table = Table(title="workloads: milliseconds forward and backward, MiB kept between them")
+        for column in ("workload", "way", "forward", "both", "kept"):
+            table.add_column(column, justify="left" if column in ("workload", "way") else "right")
+        for name, module, shape in cases.workloads(small=self.small):
+            built = module.to(self.device, self.dtype)
+            for way, ours in self._ways(built):
+                for training in (True, False):
+                    if self.late(f"{name} {way}"):
+                        continue
+                    row = self._workload(ours.train(training), shape, training=training)
+                    self.record("workload", name=name, way=way, training=training, **row)
+                    mode = "" if training else " (inference)"
+                    table.add_row(name + mode, way, *(_ms(row.get(k)) for k in ("ahead", "both")),
+                                  str(row.get("kept", row.get("failed"))))  # fmt: skip
+        self.console.print(table)
+
+    def _ways(self, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        yield "eager", module
+        if self.cuda:
+            compiled: Any = torch.compile(module)
+            yield "compile", compiled
+        yield "generated", optimise(module, gpu=self.optimiser.gpu)
+
+    def _workload(self, module: nn.Module, shape: tuple[int, ...], *, training: bool) -> Record:
+        x = torch.randn(shape, device=self.device, dtype=self.dtype).requires_grad_(training)
+        gradient = torch.randn(shape, device=self.device, dtype=self.dtype)
+
+        def ahead() -> Any:
+            with torch.set_grad_enabled(training):
+                return module(x)
+
+        def both() -> None:
+            ahead().backward(gradient)
+            x.grad = None
+            module.zero_grad()
+
+        try:
+            row: Record = {"ahead": self.seconds(ahead)}
+            if training:
+                row["both"] = self.seconds(both)
+                row["kept"] = self._kept(ahead)
+            return row
+        except Exception as problem:  # noqa: BLE001 -- what fails is a result
+            return {"failed": f"{type(problem).__name__}: {problem}"[:300]}
+
+    def _kept(self, ahead: Callable[[], Any]) -> float:
+        """MiB that live after a forward and not before, its result aside."""
+        if not self.cuda:
+            return 0.0
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        result = ahead()
+        torch.cuda.synchronize()
+        held = torch.cuda.memory_allocated() - before - result.numel() * result.element_size()
+        return float(held / 2**20)
+
+
+BASELINES = ("eager", "compile", "autotune", "liger", "quack")
+LIGER = {
+    "rms_norm": ("liger_kernel.transformers.functional", "liger_rms_norm"),
+    "layer_norm": ("liger_kernel.transformers.functional", "liger_layer_norm"),
+    "swiglu": ("liger_kernel.transformers.functional", "liger_swiglu"),
+    "geglu": ("liger_kernel.transformers.functional", "liger_geglu"),
+}
+QUACK = {"rms_norm": ("quack", "rmsnorm")}
+
+
+def _of_library(library: str, kind: str) -> Callable[..., Any] | None:
+    """Liger's or QuACK's function of a kind, where it is installed and has one."""
+    entry = (LIGER if library == "liger" else QUACK).get(kind)
+    if entry is None:
+        return None
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(entry[0]), entry[1])
+    except (ImportError, AttributeError):
+        return None
+    if kind == "rms_norm":
+        return lambda x, w: function(x, w, eps=1e-5)
+    return (lambda x, w, b: function(x, w, b, 1e-5)) if kind == "layer_norm" else function
+
+
+def _least_bytes(graph: Any, *, back: bool) -> float:
+    """Bytes that must move: what one half reads from outside once, and gives."""
+    made = {v.name for n in graph.nodes if n.backward == back for v in n.outputs}
+    half = [n for n in graph.nodes if n.backward == back]
+    read = {graph.base[ref] for n in half for ref in n.refs()}
+    given = graph.outputs[graph.forward_outputs :] if back else graph.outputs[:1]
+    sizes = [graph.values[name].nbytes for name in read - made]
+    sizes += [graph.values[graph.base[name]].nbytes for name in dict.fromkeys(given)]
+    return float(sum(sizes))
+
+
+def _always_generated() -> Any:
+    """Torch's own operators are no candidates: a sweep is about kernels."""
+    from unittest.mock import patch
+
+    from bigplan.kernels.price import Pricer
+
+    return patch.object(Pricer, "torch", lambda *_: 1.0)
+
+
+def _sleep(cycles: int) -> None:
+    wait: Any = torch.cuda._sleep
+    wait(cycles)
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def _shown(way: Record | None, limit: float) -> str:
+    if way is None:
+        return ""
+    if "failed" in way:
+        return "failed"
+    graph = f" ({_us(way['graph'])})" if way["graph"] else ""
+    return f"{_us(way['seconds'])}{graph} {limit / way['seconds']:.0%}"

@@ -1,0 +1,354 @@
+"""What a kernel computes at one position: operators taken apart into arithmetic on tiles.
+
+A kernel's domain is `rows` x `width`. Every value varies with both (FULL), with the row (ROW), with
+the column (COLUMN) or with neither (ONE). A tensor whose rows are several times `width` is so many
+pieces: rotary's halves, or a gate beside its up projection. What cannot be said so raises Unfusable
+with the reason, and those operators stay in kernels of their own, or torch's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import gcd, prod
+from typing import NamedTuple
+
+from bigplan.kernels.graph import FLOATS, Argument, Graph, Node, Ref, Value
+
+MOST_PIECES = 8  # each is code of its own
+
+
+class Unfusable(Exception):
+    """These operators are no kernel together; the message says why."""
+
+
+class Varies(StrEnum):
+    """What a value varies with."""
+
+    FULL = "full"
+    ROW = "row"
+    COLUMN = "column"
+    ONE = "one"
+
+
+class Place(NamedTuple):
+    """Where a tensor's elements lie: row r is split by `sizes` (row-major), each by its stride."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    step: int  # from a column to the next
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """One operation; arguments are indices of earlier ones."""
+
+    op: str
+    arguments: tuple[int, ...]
+    varies: Varies
+    number: float = 0.0  # of "number"
+    source: str = ""  # of "load": the tensor's name
+    place: Place | None = None  # of "load"
+
+
+class Val(NamedTuple):
+    """A tensor of the graph inside the kernel: what it varies with, piece by piece."""
+
+    shape: tuple[int, ...]
+    varies: Varies
+    pieces: tuple[int, ...]
+
+
+class Store(NamedTuple):
+    """A piece written to an output."""
+
+    value: Value
+    micro: int
+    place: Place
+    varies: Varies
+
+
+@dataclass(frozen=True)
+class Body:
+    """A kernel before it has a tile."""
+
+    rows: int
+    width: int
+    micros: tuple[Micro, ...]
+    inputs: tuple[Value, ...]
+    stores: tuple[Store, ...]
+    outputs: tuple[Value, ...]
+
+    def of(self, op: str) -> list[int]:
+        """Indices of the operations called so."""
+        return [i for i, micro in enumerate(self.micros) if micro.op == op]
+
+    @property
+    def row_reductions(self) -> list[int]:
+        """Indices of those that reduce rows."""
+        return self.of("sum_row") + self.of("max_row")
+
+
+def join(*kinds: Varies) -> Varies:
+    """What a result varies with."""
+    found = {kind for kind in kinds if kind is not Varies.ONE}
+    if len(found) > 1 or Varies.FULL in found:
+        return Varies.FULL
+    return next(iter(found), Varies.ONE)
+
+
+class Builder:
+    """Makes a body of some nodes of a graph, in their order; `operators.EXPAND` calls it."""
+
+    def __init__(self, graph: Graph, members: list[Node], rows: int, width: int) -> None:
+        self.graph, self.rows, self.width = graph, rows, width
+        self.flat = rows == 1
+        self.inside = {value.name for node in members for value in node.outputs}
+        self.values: dict[str, Val] = {}
+        self.micros: list[Micro] = []
+        self.inputs: dict[str, Value] = {}
+        self._known: dict[Micro, int] = {}
+
+    # --- Operations.
+
+    def micro(self, op: str, *arguments: int, varies: Varies | None = None) -> int:
+        """An operation on earlier ones; the same one twice is one."""
+        kind = varies or join(*(self.micros[a].varies for a in arguments))
+        return self._add(Micro(op, arguments, kind))
+
+    def _add(self, micro: Micro) -> int:
+        if micro not in self._known:
+            self._known[micro] = len(self.micros)
+            self.micros.append(micro)
+        return self._known[micro]
+
+    def number(self, value: float) -> Val:
+        """A constant."""
+        return Val((), Varies.ONE, (self._add(Micro("number", (), Varies.ONE, float(value))),))
+
+    def apply(self, op: str, *operands: Val | float) -> Val:
+        """An operation on whole tensors that broadcast, piece by piece."""
+        vals = [x if isinstance(x, Val) else self.number(x) for x in operands]
+        many = max(len(val.pieces) for val in vals)
+        if any(len(val.pieces) not in (1, many) for val in vals):
+            raise Unfusable("its inputs have different columns")
+        pieces = tuple(
+            self.micro(op, *(v.pieces[i if len(v.pieces) > 1 else 0] for v in vals))
+            for i in range(many)
+        )
+        shape = max((val.shape for val in vals), key=lambda s: (len(s), prod(s)))
+        return Val(shape, join(*(val.varies for val in vals)), pieces)
+
+    def over_row(self, op: str, x: Val) -> Val:
+        """Sum or maximum over the columns."""
+        if x.varies is not Varies.FULL:
+            raise Unfusable("it reduces what does not vary with both rows and columns")
+        whole = x.pieces[0]
+        for piece in x.pieces[1:]:
+            whole = self.micro("add" if op == "sum_row" else "maximum", whole, piece)
+        result = self.micro(op, whole, varies=Varies.ROW)
+        return Val((*x.shape[:-1], 1), Varies.ROW, (result,))
+
+    def over_column(self, x: Val) -> Val:
+        """Sum over the rows; the result can only be written."""
+        if x.varies is not Varies.FULL:
+            raise Unfusable("it adds up rows of what does not vary with both rows and columns")
+        pieces = tuple(self.micro("sum_column", p, varies=Varies.COLUMN) for p in x.pieces)
+        return Val((x.shape[-1],), Varies.COLUMN, pieces)
+
+    # --- Tensors.
+
+    def argument(self, node: Node, name: str, like: tuple[int, ...] | None = None) -> Val:
+        """An argument of a node, as it broadcasts to the node's first output or `like`."""
+        return self.operand(
+            node.arguments.get(name), node.outputs[0].shape if like is None else like
+        )
+
+    def operand(self, argument: Argument, like: tuple[int, ...]) -> Val:
+        """A tensor or a number."""
+        if isinstance(argument, bool | int | float):
+            return self.number(float(argument))
+        if not isinstance(argument, Ref):
+            raise Unfusable("an argument is neither a tensor nor a number")
+        if self.graph.base[argument.name] in self.inside:
+            return self._computed(argument.name)
+        return self._load(self.graph.values[argument.name], like)
+
+    def _computed(self, name: str) -> Val:
+        """What a member made, or a view of it that is no more than another shape."""
+        if name in self.values:
+            val = self.values[name]
+            if any(self.micros[p].op == "sum_column" for p in val.pieces):
+                raise Unfusable("a sum over all rows is known only when the kernel has ended")
+            return val
+        node = self.graph.producer[name]
+        if not node.layout:
+            raise Unfusable("a member is read before it is computed")
+        source = self._computed(next(node.refs()))
+        return self._viewed(node, name, source)
+
+    def _viewed(self, node: Node, name: str, x: Val) -> Val:
+        shape, before = self.graph.values[name].shape, x.shape
+        if node.op == "slice" and shape != before:
+            dim = _dimension(node.arguments.get("dim", 0), len(before))
+            start, end = bounds(node, before[dim])
+            if dim != len(before) - 1 or x.varies not in (Varies.FULL, Varies.COLUMN):
+                raise Unfusable("a part of its rows is read")
+            if node.arguments.get("step", 1) != 1 or start % self.width or end % self.width:
+                raise Unfusable("a part of its columns is read that is no piece")
+            return x._replace(shape=shape, pieces=x.pieces[start // self.width : end // self.width])
+        if node.op in ("transpose", "t", "permute") and not _still(node, before):
+            raise Unfusable("a member is read transposed")
+        if node.op in ("select", "as_strided", "split", "split_with_sizes", "unbind", "chunk"):
+            raise Unfusable(f"a member is read through {node.op}")
+        if self.flat or x.varies is Varies.ONE:
+            return x._replace(shape=shape)
+        return self._reshaped(x, shape)
+
+    def _reshaped(self, x: Val, shape: tuple[int, ...]) -> Val:
+        """Another shape of the same rows and columns; expansions included."""
+        columns = len(x.pieces) * self.width
+        full = bool(shape) and prod(shape) == self.rows * shape[-1]
+        if x.varies is Varies.FULL and full and shape[-1] == columns:
+            return x._replace(shape=shape)
+        if x.varies is Varies.ROW and (prod(shape) == self.rows or full):
+            return x._replace(shape=shape)
+        if x.varies is Varies.COLUMN and shape and shape[-1] == columns:
+            return x._replace(shape=shape)
+        raise Unfusable("a member is read in a shape of other rows and columns")
+
+    def _load(self, value: Value, like: tuple[int, ...]) -> Val:
+        if value.dtype not in (*FLOATS, "bool"):
+            raise Unfusable(f"it reads {value.dtype}")
+        self.inputs[value.name] = value
+        if value.elements == 1:
+            pieces = (self._loaded(value, Place((), (), 0, 0), Varies.ONE),)
+            return Val(value.shape, Varies.ONE, pieces)
+        if self.flat:
+            if value.elements != self.width or not value.contiguous:
+                raise Unfusable("a tensor is broadcast or has gaps")
+            place = Place((), (), 1, 0)
+            return Val(value.shape, Varies.FULL, (self._loaded(value, place, Varies.FULL),))
+        return self._broadcast(value, like)
+
+    def _broadcast(self, value: Value, like: tuple[int, ...]) -> Val:
+        missing = len(like) - len(value.shape)
+        if missing < 0:
+            raise Unfusable("a tensor has more dimensions than the result")
+        shape = (1,) * missing + value.shape
+        strides = (0,) * missing + tuple(
+            0 if n == 1 else s for n, s in zip(value.shape, value.strides, strict=True)
+        )
+        kind = self.kind(like)
+        lead, step, columns = like, 0, 1
+        if kind in (Varies.FULL, Varies.COLUMN):
+            lead, step, columns = like[:-1], strides[-1], like[-1]
+            strides = strides[:-1]
+            if shape[-1] not in (1, columns):
+                raise Unfusable("a tensor does not broadcast to the result")
+        by_row = kind is not Varies.COLUMN and any(strides)
+        by_column = step != 0
+        varies = {
+            (True, True): Varies.FULL,
+            (True, False): Varies.ROW,
+            (False, True): Varies.COLUMN,
+            (False, False): Varies.ONE,
+        }[by_row, by_column]
+        sizes, strides = collapsed(lead, strides) if by_row else ((), ())
+        many = columns // self.width if by_column else 1
+        pieces = tuple(
+            self._loaded(value, Place(sizes, strides, step, p * self.width * step), varies)
+            for p in range(many)
+        )
+        return Val(like, varies, pieces)
+
+    def _loaded(self, value: Value, place: Place, varies: Varies) -> int:
+        op = "load_bool" if value.dtype == "bool" else "load"
+        return self._add(Micro(op, (), varies, source=value.name, place=place))
+
+    def kind(self, shape: tuple[int, ...]) -> Varies:
+        """What a tensor of this shape varies with, in this domain."""
+        if prod(shape) == 1 and not (self.rows == 1 and self.flat):
+            return Varies.ONE
+        last = shape[-1] if shape else 1
+        if last % self.width == 0 and prod(shape) == self.rows * last:
+            return Varies.FULL
+        if last % self.width == 0 and prod(shape) == last:
+            return Varies.COLUMN
+        if prod(shape) == self.rows:
+            return Varies.ROW
+        raise Unfusable("its shape has other rows and columns")
+
+    def stored(self, value: Value) -> list[Store]:
+        """How an output is written."""
+        val = self.values[value.name]
+        if value.dtype not in (*FLOATS, "bool"):
+            raise Unfusable(f"it gives {value.dtype}")
+        if any(n > 1 and s == 0 for n, s in zip(value.shape, value.strides, strict=True)):
+            raise Unfusable("it gives a tensor whose elements share memory")
+        if self.flat:
+            if not value.contiguous or value.elements != self.width:
+                raise Unfusable("a tensor has gaps")
+            return [Store(value, val.pieces[0], Place((), (), 1, 0), Varies.FULL)]
+        kind = val.varies if val.varies is Varies.COLUMN else self.kind(value.shape)
+        if kind is Varies.ONE:
+            raise Unfusable("it gives a single number")
+        lead, strides, step = value.shape, value.strides, 0
+        if kind in (Varies.FULL, Varies.COLUMN):
+            lead, strides, step = value.shape[:-1], value.strides[:-1], value.strides[-1]
+        sizes, strides = collapsed(lead, strides) if kind is not Varies.COLUMN else ((), ())
+        many = value.shape[-1] // self.width if kind is not Varies.ROW else 1
+        pieces = val.pieces if len(val.pieces) == many else val.pieces * many
+        return [
+            Store(value, micro, Place(sizes, strides, step, i * self.width * step), kind)
+            for i, micro in enumerate(pieces)
+        ]
+
+
+def collapsed(
+    sizes: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The same rows by as few dimensions as their strides allow."""
+    found: list[tuple[int, int]] = []
+    for size, stride in zip(sizes, strides, strict=True):
+        if size == 1:
+            continue
+        if found and found[-1][1] == stride * size:
+            found[-1] = (found[-1][0] * size, stride)
+        else:
+            found.append((size, stride))
+    return tuple(size for size, _ in found), tuple(stride for _, stride in found)
+
+
+def bounds(node: Node, size: int) -> tuple[int, int]:
+    """First and past the last of what a slice takes of a dimension of so many."""
+    start, end = node.arguments.get("start") or 0, node.arguments.get("end")
+    assert isinstance(start, int)
+    last = size if not isinstance(end, int) else min(size, end if end >= 0 else end + size)
+    return (start if start >= 0 else start + size), last
+
+
+def _dimension(dim: Argument, count: int) -> int:
+    assert isinstance(dim, int)
+    return dim % count
+
+
+def _still(node: Node, shape: tuple[int, ...]) -> bool:
+    """Whether a transposition moves only dimensions of size 1."""
+    order = list(range(len(shape)))
+    if node.op == "permute":
+        dims = node.arguments["dims"]
+        assert isinstance(dims, tuple)
+        order = [_dimension(dim, len(shape)) for dim in dims]
+    elif len(shape) > 1:
+        ends = (0, 1) if node.op == "t" else (node.arguments["dim0"], node.arguments["dim1"])
+        a, b = (_dimension(dim, len(shape)) for dim in ends)
+        order[a], order[b] = order[b], order[a]
+    wide = [i for i in order if shape[i] > 1]
+    return wide == sorted(wide)
+
+
+def unit(sizes: list[int]) -> int:
+    """The widest piece that all of these columns are whole multiples of."""
+    return gcd(*sizes)

@@ -1,0 +1,155 @@
+"""Generated kernels as functions of tensors: compiled once a source, launched with their tile."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import inf
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from bigplan.cost.kernel import KernelTime, Tile, grid
+from bigplan.kernels.body import Body
+from bigplan.kernels.fuse import work_of
+from bigplan.kernels.graph import Value
+from bigplan.kernels.source import source
+
+DTYPES = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,
+}  # fmt: skip
+COLUMNS, ROWS = 64, 32  # of the tile that adds up partial sums
+
+
+@triton.jit
+def _add_up(partial, out, programs, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of partial [programs, columns] over programs, always in the same order."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, programs, ROWS):
+        row = first + tl.arange(0, ROWS)
+        inside = (row < programs)[:, None] & (column < columns)[None, :]
+        at = row[:, None].to(tl.int64) * columns + column[None, :]
+        total += tl.load(partial + at, mask=inside, other=0.0)
+    result = tl.sum(total, 0).to(out.dtype.element_ty)
+    tl.store(out + column, result, mask=column < columns)
+
+
+@cache
+def compiled(text: str) -> Any:
+    """The kernel of a source. Triton compiles it when it is launched the first time."""
+    name = f"<bigplan kernel {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
+    # Triton reads a kernel's text through `inspect`, which finds it here.
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module: dict[str, Any] = {"__name__": "bigplan.kernels.generated"}
+    exec(compile(text, name, "exec"), module)  # our own generator's text
+    return module["kernel"]
+
+
+class Kernel:
+    """A body with the tiles that the model likes best, as a function of its inputs."""
+
+    def __init__(self, body: Body, choices: Sequence[tuple[Tile, KernelTime]]) -> None:
+        self.body, self.choices = body, list(choices)
+        self.tile = self.choices[0][0]
+        self.sums = {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+        self._checked = False
+        self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Its outputs, new tensors, in order."""
+        if inputs and inputs[0].is_cuda and inputs[0].device.index != torch.cuda.current_device():
+            with torch.cuda.device(inputs[0].device):
+                return self._checked_run(inputs)
+        return self._checked_run(inputs)
+
+    def _checked_run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if not self._checked:
+            self._take_the_first_that_does_not_spill(inputs)
+        return self._run(self.tile, inputs)
+
+    @property
+    def text(self) -> str:
+        """Its source with the tile at hand."""
+        return source(self.body, self.tile)
+
+    def _run(self, tile: Tile, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        device = inputs[0].device
+        outputs = [_empty(value, device) for value in self.body.outputs]
+        targets = [
+            torch.empty((tile.programs, value.elements), dtype=torch.float32, device=device)
+            if value.name in self.sums
+            else output
+            for value, output in zip(self.body.outputs, outputs, strict=True)
+        ]
+        self._launch(tile, [*map(_bytes, inputs), *map(_bytes, targets)])
+        for value, output, target in zip(self.body.outputs, outputs, targets, strict=True):
+            if value.name in self.sums:
+                columns = value.elements
+                _add_up[(triton.cdiv(columns, COLUMNS),)](
+                    target, output, tile.programs, columns, ROWS=ROWS, COLUMNS=COLUMNS
+                )
+        return tuple(outputs)
+
+    def _launch(self, tile: Tile, tensors: list[Tensor]) -> None:
+        if tile not in self._ready:  # writing the source takes milliseconds
+            programs = (grid(work_of(self.body), tile),)
+            self._ready[tile] = compiled(source(self.body, tile)), programs
+        kernel, programs = self._ready[tile]
+        kernel[programs](*tensors, num_warps=tile.warps)
+
+    def _take_the_first_that_does_not_spill(self, inputs: Sequence[Tensor]) -> None:
+        """What the compiler says of registers decides where the model's estimate was too low."""
+        self._checked = True
+        if inputs[0].device.type != "cuda":
+            return
+        best, fewest = self.tile, inf
+        for tile, _ in self.choices:
+            spills = self._spills(tile, inputs)
+            if spills < fewest:
+                best, fewest = tile, spills
+            if not spills:
+                break
+        self.tile = best
+
+    def _spills(self, tile: Tile, inputs: Sequence[Tensor]) -> float:
+        """Spilled registers of a compiled candidate, without running it; inf: it cannot run."""
+        outputs = [
+            torch.empty((tile.programs, v.elements), dtype=torch.float32, device=inputs[0].device)
+            if v.name in self.sums
+            else _empty(v, inputs[0].device)
+            for v in self.body.outputs
+        ]
+        tensors = [*map(_bytes, inputs), *map(_bytes, outputs)]
+        made = compiled(source(self.body, tile)).warmup(*tensors, grid=(1,), num_warps=tile.warps)
+        try:
+            made._init_handles()  # loads it, after which its registers are known
+        except OutOfResources:
+            return inf
+        return float(made.n_spills or 0)
+
+    def tune(self, inputs: Sequence[Tensor], best: int, seconds: Callable[..., float]) -> None:
+        """Keep the fastest of the model's best few that fit, by `seconds(function)`."""
+        timed = []
+        for tile, _ in self.choices[:best]:
+            if inputs[0].device.type == "cuda" and self._spills(tile, inputs):
+                continue
+            timed.append((seconds(lambda tile=tile: self._run(tile, inputs)), tile))
+        if timed:
+            self.tile = min(timed, key=lambda pair: pair[0])[1]
+            self._checked = True
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Booleans as the bytes they are: kernels load and store integers."""
+    return tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor
+
+
+def _empty(value: Value, device: torch.device) -> Tensor:
+    return torch.empty_strided(value.shape, value.strides, dtype=DTYPES[value.dtype], device=device)

@@ -1,0 +1,120 @@
+"""What a group of nodes takes as a generated kernel, and what torch's own operators take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
+from bigplan.cost.kernel import LOADED, KernelTime, Tile, best_tiles
+from bigplan.graph.operators import Attention, Gemm
+from bigplan.kernels.body import Body, Unfusable
+from bigplan.kernels.fuse import body_of, tiles_of, work_of
+from bigplan.kernels.graph import Graph, Node, Ref
+from bigplan.spec.cluster import Gpu
+from bigplan.spec.multiprocessor import Multiprocessor
+
+# Times that torch's operator moves its tensors, where that is not once: its norm backward reads
+# input and gradient again for the weights' gradients.
+TORCH_PASSES = {"native_layer_norm_backward": 5 / 3, "_fused_rms_norm_backward": 5 / 3}
+KEPT_CHOICES = 8  # of a kernel's tiles, best first: for --tune, and in case some spill
+PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm"))
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A group as one kernel: its body and the model's best tiles."""
+
+    body: Body
+    choices: tuple[tuple[Tile, KernelTime], ...]
+
+    @property
+    def tile(self) -> Tile:
+        """The model's pick."""
+        return self.choices[0][0]
+
+    @property
+    def time(self) -> KernelTime:
+        """The pick's prediction."""
+        return self.choices[0][1]
+
+    @property
+    def seconds(self) -> float:
+        """The kernel's, with that of the one that adds up partial sums."""
+        sums = {s.value.name: s.value for s in self.body.stores if self._adds(s.micro)}
+        return self.time.seconds + len(sums) * self.time.start
+
+    def _adds(self, micro: int) -> bool:
+        return self.body.micros[micro].op == "sum_column"
+
+
+class Pricer:
+    """Prices groups on a GPU; the same nodes for the same results are priced once."""
+
+    def __init__(self, gpu: Gpu, sm: Multiprocessor) -> None:
+        self.gpu, self.sm = gpu, sm
+        self.device = Device(gpu, "bf16" if "bf16" in gpu.peak_flops else "fp16")
+        self._known: dict[tuple[frozenset[int], frozenset[str]], Fused | str] = {}
+        self._nodes: list[Node] = []  # kept, as keys are their identities
+
+    def fused(self, graph: Graph, nodes: Iterable[Node], wanted: frozenset[str]) -> Fused | str:
+        """These nodes, in graph order, as one kernel; or why they are none."""
+        members = list(nodes)
+        key = frozenset(map(id, members)), wanted
+        if key not in self._known:
+            self._nodes += members
+            self._known[key] = self._fused(graph, members, wanted)
+        return self._known[key]
+
+    def _fused(self, graph: Graph, nodes: list[Node], wanted: frozenset[str]) -> Fused | str:
+        try:
+            body = body_of(graph, nodes, wanted)
+        except Unfusable as reason:
+            return str(reason)
+        tiles = tiles_of(body, self.gpu.multiprocessors)
+        best = best_tiles(work_of(body), tiles, self.gpu, self.sm)
+        if not best:
+            return "its values do not fit in registers"
+        return Fused(body, tuple(best[:KEPT_CHOICES]))
+
+    def torch(self, graph: Graph, node: Node) -> float:
+        """Seconds of torch's own operator: its bytes, products or attention, and a start.
+
+        Of others that compute much, such as convolutions, the bytes alone are counted: they stay
+        torch's in every cover, so that this changes none.
+        """
+        read = sum(graph.values[ref].nbytes for ref in dict.fromkeys(node.refs()))
+        moved = (read + sum(value.nbytes for value in node.outputs)) * TORCH_PASSES.get(node.op, 1)
+        if node.op in PRODUCTS:
+            return gemm_seconds(product(graph, node), self.device) + self.sm.kernel_start
+        if "scaled_dot_product" in node.op:
+            return attention_seconds(attention(graph, node), self.device) + self.sm.kernel_start
+        memory = max(moved / self.device.stream_rate, LOADED * self.sm.memory_latency)
+        return memory + self.sm.kernel_start
+
+
+def product(graph: Graph, node: Node) -> Gemm:
+    """The matrix product of a node."""
+    names = ("mat1", "mat2") if node.op == "addmm" else ("self", "mat2")
+    names = ("batch1", "batch2") if node.op == "baddbmm" else names
+    first, second = (node.arguments[name] for name in names)
+    assert isinstance(first, Ref)
+    assert isinstance(second, Ref)
+    *batch, m, k = graph.values[first.name].shape
+    n = graph.values[second.name].shape[-1]
+    return Gemm(node.name, m, n, k, prod(batch))
+
+
+def attention(graph: Graph, node: Node) -> Attention:
+    """Fused attention of queries [..., heads, s, d] and keys."""
+    names = [node.arguments.get(name) for name in ("query", "key")]
+    query, key = (graph.values[ref.name].shape for ref in names if isinstance(ref, Ref))
+    length, columns = key[-2], query[-1]
+    causal = bool(node.arguments.get("is_causal"))
+    flops = 4.0 * prod(query) * length * (0.5 if causal else 1.0)
+    back = "backward" in node.op
+    moved = sum(value.nbytes for value in node.outputs) + sum(
+        graph.values[ref].nbytes for ref in dict.fromkeys(node.refs())
+    )
+    return Attention(node.name, flops * (2.5 if back else 1.0), moved, back, columns, length)

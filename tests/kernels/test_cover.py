@@ -1,0 +1,201 @@
+"""The chosen cover beside all covers, on small graphs; what may be one kernel and what not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from bigplan.kernels.cover import Members, Search, best_cover, torch_cover
+from bigplan.kernels.explain import explained
+from bigplan.kernels.families import block_graph
+from bigplan.kernels.graph import Argument, Graph, Node, Ref, dense, frozen
+from bigplan.kernels.keep import AGAIN, best_plan, kept
+from bigplan.kernels.price import Pricer
+from bigplan.spec.catalog import find_model, list_models
+from bigplan.spec.cluster import find_gpu
+from bigplan.spec.multiprocessor import find_multiprocessor, list_multiprocessors
+
+SHAPE = (4096, 2048)
+
+
+def pricer(gpu: str = "h200-sxm") -> Pricer:
+    return Pricer(find_gpu(gpu), find_multiprocessor(gpu))
+
+
+def node(name: str, op: str, *, shape: tuple[int, ...] = SHAPE, **arguments: Argument) -> Node:
+    refs = {k: Ref(v) if isinstance(v, str) else v for k, v in arguments.items()}
+    refs = {("self" if k == "x" else k): v for k, v in refs.items()}
+    return Node(name, op, frozen(refs), (dense(name, shape, "bf16"),))
+
+
+def graph(*nodes: Node, outputs: tuple[str, ...], inputs: str = "ab") -> Graph:
+    return Graph(tuple(dense(i, SHAPE, "bf16") for i in inputs), nodes, outputs, len(outputs))
+
+
+def chain() -> Graph:
+    """An activation, a product that cannot be fused, and another activation, with a shortcut."""
+    return graph(
+        node("silu", "silu", x="a"),
+        node("mul", "mul", x="silu", other="b"),
+        node("mm", "mm", x="mul", mat2="c"),
+        node("exp", "exp", x="mm"),
+        node("add", "add", x="exp", other="mul"),
+        node("sum", "sum", x="add", dim=(1,), keepdim=True, shape=(SHAPE[0], 1)),
+        outputs=("add", "sum"),
+        inputs="abc",
+    )
+
+
+def diamond() -> Graph:
+    """Two readers of one tensor, joined again, and one of another shape."""
+    return graph(
+        node("exp", "exp", x="a"),
+        node("neg", "neg", x="exp"),
+        node("tanh", "tanh", x="exp"),
+        node("add", "add", x="neg", other="tanh"),
+        node("other", "abs", x="b"),
+        node("total", "sum", x="add", dim=(0,), shape=SHAPE[1:]),
+        outputs=("add", "other", "total"),
+    )
+
+
+def softmaxes() -> Graph:
+    """Reductions that depend on each other, and a reader of both ends."""
+    return graph(
+        node("first", "_softmax", x="a", dim=-1, half_to_float=False),
+        node("scaled", "mul", x="first", other="b"),
+        node("second", "_softmax", x="scaled", dim=-1, half_to_float=False),
+        node("both", "add", x="second", other="first"),
+        outputs=("both",),
+    )
+
+
+def partitions(items: list[int]) -> Iterator[list[Members]]:
+    if not items:
+        yield []
+        return
+    first, *rest = items
+    for smaller in partitions(rest):
+        yield [frozenset((first,)), *smaller]
+        for i, group in enumerate(smaller):
+            yield [*smaller[:i], group | {first}, *smaller[i + 1 :]]
+
+
+def linked(search: Search, group: Members) -> bool:
+    """Whether its nodes hang together by what they read from each other or from one tensor."""
+    read = {i: {search.graph.base[ref] for ref in search.nodes[i].refs()} for i in group}
+    known = {min(group)}
+    while True:
+        more = {
+            i
+            for i in group - known
+            if any(
+                read[i] & read[j] or i in search.before[j] or j in search.before[i] for j in known
+            )
+        }
+        if not more:
+            return known == set(group)
+        known |= more
+
+
+def cheapest(of: Graph, prices: Pricer) -> float:
+    """The least time of all covers there are, by groups that hang together."""
+    search = Search(of, prices)
+    best = float("inf")
+    for groups in partitions(list(range(len(search.nodes)))):
+        units = [search.unit(group) for group in groups]
+        if any(unit is None for unit in units) or search.ordered(groups) is None:
+            continue
+        if all(search.convex(g) and linked(search, g) for g in groups):
+            best = min(best, sum(unit.seconds for unit in units if unit))
+    return best
+
+
+@pytest.mark.parametrize("gpu", ["h200-sxm", "t4"])
+@pytest.mark.parametrize("of", [chain(), diamond(), softmaxes()], ids=["chain", "diamond", "rows"])
+def test_no_other_cover_is_faster(of: Graph, gpu: str) -> None:
+    prices = pricer(gpu)
+    found = best_cover(of, prices)
+    assert found.seconds == pytest.approx(cheapest(of, prices), rel=1e-9)
+    assert found.seconds < torch_cover(of, prices).seconds
+    assert sorted(n.name for u in found.units for n in u.members) == sorted(
+        n.name for n in of.nodes
+    )
+
+
+def test_units_run_after_what_they_read() -> None:
+    for of in (chain(), diamond(), softmaxes()):
+        done: set[str] = {value.name for value in of.inputs}
+        for unit in best_cover(of, pricer()).units:
+            inside = {value.name for n in unit.members for value in n.outputs}
+            assert {ref for n in unit.members for ref in n.refs()} - inside <= done
+            done |= inside
+
+
+def test_a_group_is_convex() -> None:
+    search = Search(chain(), pricer())
+    place = {n.name: i for i, n in enumerate(search.nodes)}
+    assert search.convex(frozenset((place["silu"], place["mul"])))
+    assert not search.convex(frozenset((place["mul"], place["add"])))  # mm and exp lie between
+
+
+def _with_backward() -> Graph:
+    """y = exp(a) * b, read by a product; its gradient by b is exp(a) times the tangent."""
+    ahead = (
+        node("exp", "exp", x="a"),
+        node("mul", "mul", x="exp", other="b"),
+        node("mm", "mm", x="mul", mat2="c"),
+    )
+    back = (
+        node("by_mul", "mm", x="tangents_1", mat2="c"),
+        node("by_b", "mul", x="by_mul", other="exp"),
+        node("by_c", "mm", x="mul", mat2="tangents_1"),
+    )
+    names = ("a", "b", "c", "tangents_1")
+    inputs = tuple(dense(name, SHAPE, "bf16") for name in names)
+    marked = tuple(replace(n, backward=True) for n in back)
+    return Graph(inputs, ahead + marked, ("mm", "by_b", "by_c"), 1)
+
+
+def test_what_no_kernel_writes_anyway_is_computed_again() -> None:
+    of = _with_backward()
+    assert set(kept(of)) == {"c", "exp", "mul"}
+    plan = best_plan(of, pricer())
+    assert set(plan.kept) == {"c", "a", "mul"}
+    (unit,) = (u for u in plan.cover.units if u.fused and u.members[0].backward)
+    assert [n.name for n in unit.members] == [AGAIN + "exp", "by_b"]
+    assert plan.kept_bytes == 2 * SHAPE[0] * SHAPE[1]
+
+
+def test_where_bytes_have_a_price_fewer_are_kept() -> None:
+    of = _with_backward()
+    cheap, dear = best_plan(of, pricer()), best_plan(of, pricer(), price=2 / 25e9)
+    assert dear.kept_bytes < cheap.kept_bytes
+    assert dear.cover.seconds >= cheap.cover.seconds
+    assert set(dear.kept) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("name", [n for n in list_models() if n.endswith(("b", "xl"))][::5])
+def test_blocks_of_shipped_models_gain_and_are_explained(name: str) -> None:
+    prices = pricer()
+    model = find_model(name)
+    of = block_graph(model, 1, 2048, "bf16")
+    plan = best_plan(of, prices)
+    result = explained(plan, prices, "h200-sxm")
+    assert 0 < result.seconds < result.apart
+    assert any(line.generated for line in result.lines)
+    assert all(edge.reason and edge.writer != edge.reader for edge in result.boundaries)
+    parameters = {p.name for p in model.kinds()["block"] if p.name.endswith("norm.weight")}
+    assert parameters <= {value.name for value in of.inputs}
+    for line in result.lines:
+        assert line.seconds > line.limit or not line.generated
+
+
+@pytest.mark.parametrize("gpu", list_multiprocessors())
+def test_every_gpu_has_a_cover(gpu: str) -> None:
+    prices = pricer(gpu)
+    of = block_graph(find_model("tiny-llama-test"), 8, 64, "fp16")
+    plan = best_plan(of, prices)
+    assert plan.cover.seconds < torch_cover(of, prices).seconds
