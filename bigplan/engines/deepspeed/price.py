@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import inf
 from typing import NamedTuple
 
@@ -54,7 +55,7 @@ PASSES_BYTES = 18
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Seconds of one lane in a row, and bytes that it moves."""
+    """Seconds of one lane in a row, and bytes that it moves, in a micro-batch and others alike."""
 
     op: Op
     micro_batch: int
@@ -62,6 +63,7 @@ class Phase:
     seconds: float
     nbytes: float = 0.0
     again: float = 0.0  # of the seconds, those of recomputation
+    times: int = 1  # micro-batches from this one on that have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,14 @@ class Priced:
     @property
     def seconds(self) -> float:
         """The step."""
-        return sum(phase.seconds for phase in self.phases)
+        return sum(phase.times * phase.seconds for phase in self.phases)
 
     def by_lane(self) -> dict[str, float]:
         """Seconds of each lane; they add up to the step."""
-        lanes = dict.fromkeys(phase.lane for phase in self.phases)
-        found = {str(lane): sum(p.seconds for p in self.phases if p.lane is lane) for lane in lanes}
+        found: dict[str, float] = {}
+        for phase in self.phases:
+            lane = str(phase.lane)
+            found[lane] = found.get(lane, 0.0) + phase.times * phase.seconds
         return {lane: seconds for lane, seconds in found.items() if seconds}
 
     busy = on_busiest = by_lane
@@ -86,45 +90,53 @@ class Priced:
     @property
     def again(self) -> float:
         """Seconds of recomputation."""
-        return sum(phase.again for phase in self.phases)
+        return sum(phase.times * phase.again for phase in self.phases)
 
     def by_op(self) -> dict[str, float]:
         """Seconds of each kind of action."""
-        ops = dict.fromkeys(phase.op for phase in self.phases)
-        return {str(op): sum(p.seconds for p in self.phases if p.op is op) for op in ops}
+        found: dict[str, float] = {}
+        for phase in self.phases:
+            op = str(phase.op)
+            found[op] = found.get(op, 0.0) + phase.times * phase.seconds
+        return found
 
     def moved(self) -> dict[str, int]:
         """Bytes through each link."""
-        lanes = {phase.lane for phase in self.phases if phase.nbytes}
-        return {
-            str(lane): round(sum(p.nbytes for p in self.phases if p.lane is lane))
-            for lane in sorted(lanes)
-        }
+        found: dict[str, float] = {}
+        for phase in self.phases:
+            if phase.nbytes:
+                lane = str(phase.lane)
+                found[lane] = found.get(lane, 0.0) + phase.times * phase.nbytes
+        return {lane: round(found[lane]) for lane in sorted(found)}
 
     def timeline(self) -> Timeline:
         """At the grain of the worker's: a micro-batch's forward, its backward, the update."""
         events, now = list[Event](), 0.0
-        for op, micro_batch, lane, seconds in self._merged():
-            events.append(Event(0, lane, op, 0, micro_batch, now, now + seconds))
-            now += seconds
+        for (first, times), alike in groupby(self.phases, lambda one: (one.micro_batch, one.times)):
+            merged: dict[Op, tuple[Lane, float]] = {}
+            for phase in alike:
+                lane, before = merged.get(phase.op, (phase.lane, 0.0))
+                merged[phase.op] = lane, before + phase.seconds
+            for micro_batch in range(first, first + times):
+                for op, (lane, seconds) in merged.items():
+                    events.append(Event(0, lane, op, 0, micro_batch, now, now + seconds))
+                    now += seconds
         return Timeline(tuple(events), now)
-
-    def _merged(self) -> Iterator[tuple[Op, int, Lane, float]]:
-        merged: dict[tuple[Op, int], tuple[Lane, float]] = {}
-        for phase in self.phases:
-            key = phase.op, phase.micro_batch
-            lane, before = merged.get(key, (phase.lane, 0.0))
-            merged[key] = lane, before + phase.seconds
-        for (op, micro_batch), (lane, seconds) in merged.items():
-            yield op, micro_batch, lane, seconds
 
 
 def priced(held: Held, costs: Costs, nodes: NodeGroup) -> Priced:
-    """A steady step of a model that is whole on every rank."""
+    """A steady step of a model that is whole on every rank.
+
+    The micro-batches between the first and the last are alike, so one of them is priced.
+    """
     pricing = Pricing(held, costs, nodes)
     last = held.graph.micro_batches - 1
-    each = (pricing.micro_batch(i, last=i == last) for i in range(last + 1))
-    return Priced((*(phase for phases in each for phase in phases), *pricing.update()))
+    phases = [*pricing.micro_batch(0, last=last == 0)]
+    if last > 1:
+        phases += [replace(one, times=last - 1) for one in pricing.micro_batch(1, last=False)]
+    if last:
+        phases += pricing.micro_batch(last, last=True)
+    return Priced((*phases, *pricing.update()))
 
 
 class _Drive(NamedTuple):

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bigplan.cost.price import price
+from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, Pricing
 from bigplan.engines.deepspeed.search import Search, Tried
 from bigplan.placement import Tier
 from bigplan.planner import Request
-from bigplan.program import Lane
+from bigplan.program import Lane, Op
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.document import parse_document
@@ -106,3 +108,21 @@ def test_lanes_add_up_and_moves_follow_from_the_bytes() -> None:
     # the parameters.
     assert moved[Lane.D2H] == pytest.approx((4 * 2 + 4) * parameters, rel=1e-6)
     assert moved[Lane.H2D] == pytest.approx((3 * 2 + 2) * parameters, rel=1e-6)
+
+
+def test_many_micro_batches_are_priced_as_one_of_them_and_shown_one_by_one() -> None:
+    nodes = find_cluster("h200-1x").group
+    found = tried(find_cluster("h200-1x"), "llama-like-5.5b", {**ZERO2, "micro_batch": 1})
+    costs, count = price(found.held.graph, found.held.training, nodes, BEHAVIOUR), 16
+    pricing = Pricing(found.held, costs, nodes)
+    each = [pricing.micro_batch(i, last=i == count - 1) for i in range(count)]
+    written_out = Priced((*(phase for one in each for phase in one), *pricing.update()))
+    step = found.step
+    assert isinstance(step, Priced)
+    assert len(step.phases) < len(written_out.phases) / 4
+    assert step.by_lane() == pytest.approx(written_out.by_lane())
+    assert step.by_op() == pytest.approx(written_out.by_op())
+    assert step.moved() == written_out.moved()
+    shown = [(event.op, event.micro_batch) for event in step.timeline().events]
+    assert shown == [(event.op, event.micro_batch) for event in written_out.timeline().events]
+    assert shown[2:4] == [(Op.FORWARD, 1), (Op.BACKWARD, 1)]
