@@ -80,6 +80,10 @@ class PreflightError(BigplanError):
     exit_code = 4
 
 
+class NoRoomError(PreflightError):
+    """There are too few nodes with what a plan's ranks need, free."""
+
+
 class WorkerError(BigplanError):
     """A worker failed or died while it ran."""
 
@@ -88,6 +92,14 @@ class WorkerError(BigplanError):
 
 class LostError(WorkerError):
     """A rank ended, or lost the others, while it ran: fresh ones may go on from a checkpoint."""
+
+
+class NodeLostError(LostError):
+    """A node was lost, and with it the processes of `ranks`, whose locks nobody may release."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class DivergedError(WorkerError):

@@ -220,6 +220,23 @@ class ExperimentOptions:
         str | None,
         _option("--address", "A running Ray cluster (default: start a local Ray).", RUN),
     ] = None
+    interface: Annotated[
+        str | None,
+        _option(
+            "--interface",
+            "Network interface on which ranks of several nodes listen, such as eth0.",
+            RUN,
+            "NAME",
+        ),
+    ] = None
+    elastic: Annotated[
+        bool | None,
+        _option(
+            "--elastic/--no-elastic",
+            "Where a node is lost, plan for those that are left, and again when it is back.",
+            RUN,
+        ),
+    ] = None
     run_dir: Annotated[
         str | None, _option("--run-dir", "Folder for run records (default: runs).", RUN, "DIR")
     ] = None
@@ -297,6 +314,8 @@ _KEYS = {
     "loss_scale": "training.loss_scale.initial",
     "steps": "launch.steps",
     "address": "launch.address",
+    "interface": "launch.interface",
+    "elastic": "launch.elastic",
     "run_dir": "launch.run_dir",
     "checkpoint_every": "launch.checkpoint_every",
     "checkpoint_keep": "launch.checkpoint_keep",

@@ -25,6 +25,7 @@ from bigplan.spec.experiment import Experiment, Launch
 from bigplan.units import format_bytes
 
 if TYPE_CHECKING:
+    from bigplan.launcher.record import Asked
     from bigplan.launcher.resume import Resumable
 
 A_RUN = "the folder of a run, such as runs/my-model-1"
@@ -51,7 +52,8 @@ def launch(
 
     An experiment is planned first, for what can be executed here unless it says otherwise.
     Ctrl-C finishes the running step, writes a checkpoint and stops; a second one stops at once.
-    On a Ray cluster every node needs bigplan[launch] installed and the run folder mounted.
+    On a Ray cluster every node needs bigplan[launch] installed, and the data; ranks of several
+    machines listen on the --interface that you name.
     Exit codes: 0, 2 bad input or refused, 3 nothing fits, 4 this machine has less than the plan
     promises, 5 a worker failed, 6 a checkpoint is damaged or cannot be written, 130 interrupted.
     """
@@ -70,20 +72,24 @@ def launch(
     run = None if resume is None else read_resumable(resume.expanduser())
     if run is not None and options.run_dir is not None:
         raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
-    plan, how = _wanted(what, options, run, console)
+    plan, how, asked = _wanted(what, options, run, console)
     if how.address in (None, "local"):
         require_inputs(plan.model, plan.training, weights=run is None)
     offer(console)
-    folder = launch_plan(plan, LaunchOptions(how, run), console)
+    folder = launch_plan(plan, LaunchOptions(how, run, asked), console)
     console.print(run_report(read_record(folder)))
 
 
 def _wanted(
     what: Path | None, options: ExperimentOptions, run: Resumable | None, console: Console
-) -> tuple[Plan, Launch]:
-    """The plan to run and how: as the run did that goes on, as the file says, as options say."""
-    from bigplan.launcher.record import PLAN
+) -> tuple[Plan, Launch, Asked | None]:
+    """The plan to run and how: as the run did that goes on, as the file says, as options say.
 
+    With it what the plan was asked for with; None: only the plan knows.
+    """
+    from bigplan.launcher.record import PLAN, Asked
+
+    asked: Asked | None = None
     how = {} if run is None else run.how.model_dump()
     given, changed = plan_options_given(options), run_options_given(options)
     if what is not None and is_plan(what):
@@ -95,7 +101,7 @@ def _wanted(
             )
         plan = checked_plan(what)
     elif what is None and run is not None and not given:
-        plan = checked_plan(run.folder / PLAN, run.plan)
+        plan, asked = checked_plan(run.folder / PLAN, run.plan), run.asked
     else:
         experiment = _experiment(what, options, run)
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
@@ -103,7 +109,9 @@ def _wanted(
             model, training = experiment.model_spec(), experiment.resolved_training()
             require_inputs(model, training, weights=run is None)
         plan = _planned(experiment, console)
-    return plan, validate(how | changed, Launch, "command line")
+        nodes = plan.cluster.nodes
+        asked = Asked(set=experiment.set, engine=experiment.engine, nodes=nodes)
+    return plan, validate(how | changed, Launch, "command line"), asked
 
 
 def _experiment(path: Path | None, options: ExperimentOptions, run: Resumable | None) -> Experiment:

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from bigplan.engines import engine_of
 from bigplan.importing import named
+from bigplan.launcher.checkpoints import FOLDER
 from bigplan.launcher.lock import hold, rank_lock
+from bigplan.launcher.places import (
+    Places,
+    keep_only,
+    leave_mark,
+    marks,
+    own_run,
+    receive,
+    remove_mark,
+)
+from bigplan.launcher.preflight import Facts, listen_on, look
 from bigplan.plan import Plan
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from bigplan.runtime.result import Finished, Progress, StepResult
 
 
@@ -24,10 +39,11 @@ class Worker(Protocol):
     def preflight(self) -> None:
         """Raise PreflightError where the machine has less than the plan promises."""
 
-    def start(self, meeting: Path, resume: Path | None = None) -> int:
+    def start(self, meeting: Path | Store, resume: Path | None = None) -> int:
         """Join the others, allocate, initialise or read a checkpoint; the steps done before.
 
-        `meeting`: a file that only the ranks may write, for their addresses; it need not exist.
+        `meeting`: for their addresses: a file that only the ranks may write, which need not exist,
+        or a store that only they reach.
         Raises CheckpointError where the checkpoint cannot be used.
         """
 
@@ -80,8 +96,12 @@ class RankActor:
 
     def __init__(self, plan: Plan, rank: int, folders: Folders, worker: WorkerType | None) -> None:
         # Nothing that can fail: Ray tells little about an actor that was never created.
-        self._lock_file = rank_lock(folders.run, rank)
-        self._scratch = folders.scratch / f"rank-{rank}"
+        self._run, self._rank = folders.run, rank
+        self._lock_file = rank_lock(own_run(folders.run), rank)
+        scratch = folders.scratch
+        if scratch.is_relative_to(folders.run):  # no drive is named for tensors
+            scratch = self._here(scratch)
+        self._scratch = scratch / f"rank-{rank}"
         self._make = partial(_make, worker, plan, rank, self._scratch)
         self._made: Worker | None = None
 
@@ -91,17 +111,69 @@ class RankActor:
         self._made = self._make()
         self._made.preflight()
 
-    def start(self, meeting: Path, resume: Path | None) -> int:
-        """See Worker."""
-        return self._worker().start(meeting, resume)
+    def look(self, mark: Path, token: str, cuda: bool) -> Facts:
+        """What there is on this machine (preflight.look)."""
+        return look(_node(), self._scratch.parent, self._here(mark), token, cuda=cuda)
+
+    def leave_mark(self) -> None:
+        """Show other nodes this one's run folder (places.py)."""
+        leave_mark(own_run(self._run), _node())
+
+    def marks(self) -> tuple[str, ...]:
+        """The nodes that share it."""
+        return marks(own_run(self._run))
+
+    def remove_mark(self) -> None:
+        """Once all have seen it."""
+        remove_mark(own_run(self._run), _node())
+
+    def receive(self, step: str, manifest: str) -> None:
+        """See places.receive."""
+        receive(own_run(self._run), step, manifest)
+
+    def keep_only(self, steps: tuple[str, ...]) -> None:
+        """See places.keep_only."""
+        keep_only(own_run(self._run), steps)
+
+    def manifest(self, step: str) -> str:
+        """That of a checkpoint that is here."""
+        return (own_run(self._run) / FOLDER / step / "manifest.json").read_text()
+
+    def clock(self) -> float:
+        """Seconds of this machine's clock."""
+        return time.time()
+
+    def listen(self, interface: str) -> None:
+        """On which interface this process will talk to the other ranks."""
+        listen_on(interface)
+
+    def meeting_point(self) -> Path:
+        """A file for ranks of this node alone, in a folder that only this user may enter."""
+        return Path(mkdtemp(dir=self._scratch)) / "addresses"
+
+    def start(self, meeting: Any, resume: Path | None, places: Places | None) -> int:
+        """See Worker; `meeting` may be a Board, and `places` are told where there are several."""
+        if not isinstance(meeting, Path):
+            from bigplan.launcher.meeting import BoardStore
+
+            meeting = self._store = BoardStore(meeting)
+        if places is None:
+            return self._worker().start(meeting, resume)
+        from bigplan.runtime.apart import Apart
+
+        place = places.of(self._rank)
+        apart = Apart(place, places.ranks[place], places.bring)
+        native: Any = self._worker()  # Crew has seen to it
+        done: int = native.start(meeting, self._here(resume), apart)
+        return done
 
     def step(self, checkpoint: Path | None) -> StepResult:
         """See Worker."""
-        return self._worker().step(checkpoint)
+        return self._worker().step(self._here(checkpoint))
 
     def save(self, folder: Path) -> Path:
         """See Worker."""
-        return self._worker().save(folder)
+        return self._worker().save(self._here(folder))
 
     def evaluate(self) -> float:
         """See Worker."""
@@ -113,14 +185,12 @@ class RankActor:
 
     def beat(self) -> Beat:
         """What it is doing, answered beside its other calls."""
-        import ray
-
         ended: int = 0
         doing: tuple[str, ...] = ()
         if self._made is not None:
             progress = self._made.progress()
             ended, doing = progress.ended, progress.doing
-        return Beat(ray.get_runtime_context().get_node_id(), os.getpid(), ended, doing)
+        return Beat(_node(), os.getpid(), ended, doing)
 
     def close(self) -> None:
         """See Worker; the scratch folder goes too."""
@@ -128,9 +198,27 @@ class RankActor:
             self._made.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
+    @overload
+    def _here(self, path: Path) -> Path: ...
+
+    @overload
+    def _here(self, path: None) -> None: ...
+
+    def _here(self, path: Path | None) -> Path | None:
+        """Where this node has what the launch has at a path of the run."""
+        return path if path is None else own_run(self._run) / path.relative_to(self._run)
+
     def _worker(self) -> Worker:
         assert self._made is not None, "preflight comes first"
         return self._made
+
+
+def _node() -> str:
+    """Ray's name of this node."""
+    import ray
+
+    key: str = ray.get_runtime_context().get_node_id()
+    return key
 
 
 def _make(worker: WorkerType | None, plan: Plan, rank: int, scratch: Path) -> Worker:

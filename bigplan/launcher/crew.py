@@ -2,64 +2,35 @@
 
 from __future__ import annotations
 
-import re
-import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
-from bigplan.errors import BigplanError, LostError, PreflightError, WorkerError
+from bigplan.errors import NodeLostError, PreflightError
+from bigplan.launcher import placing
 from bigplan.launcher.actor import Folders, RankActor, WorkerType
+from bigplan.launcher.checkpoints import FOLDER, checkpoints
+from bigplan.launcher.failures import Failure, node_lost, told
 from bigplan.launcher.heartbeat import GROUP, Allowed, Heartbeat
+from bigplan.launcher.nodes import Node, known
+from bigplan.launcher.places import Places, receive, shared_out
+from bigplan.launcher.placing import Layout
+from bigplan.launcher.preflight import (
+    MARK,
+    interface_of,
+    require_alike,
+    require_clock,
+)
 from bigplan.plan import Plan
-from bigplan.units import counted
 
-PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
 MEETING = ".bigplan-meeting-"  # what the name of a folder where ranks meet begins with
-ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail first, for want of it
-# In what torch says where a collective fails: of a bug that fails alike every time none is a word.
-_COLLECTIVE = re.compile("gloo|nccl|ProcessGroup", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How many ranks, where, and with how many cores each."""
-
-    ranks: int
-    per_node: int
-    cores: int
-    cuda: bool
-
-    @classmethod
-    def of(cls, plan: Plan) -> Layout:
-        """All GPUs of as many nodes as the plan needs; a node's cores are shared equally."""
-        group = plan.cluster.group
-        per_node = min(plan.strategy.ranks, group.gpus_per_node)
-        cores = max(1, group.host.cores // per_node)
-        return cls(plan.strategy.ranks, per_node, cores, group.gpu.device == "cuda")
-
-    @property
-    def nodes(self) -> int:
-        """Nodes needed."""
-        return -(-self.ranks // self.per_node)
-
-    def bundle(self) -> dict[str, float]:
-        """What one node must give."""
-        bundle = {"CPU": float(self.cores * self.per_node)}
-        return bundle | ({"GPU": float(self.per_node)} if self.cuda else {})
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong on one rank."""
-
-    rank: int
-    error: Exception
+QUIET_SECONDS = 5.0  # without an answer from a rank, after which its node is asked
 
 
 class Crew:
@@ -69,16 +40,22 @@ class Crew:
         self,
         plan: Plan,
         folders: Folders,
-        local: bool,
+        interface: str | None,
         worker: WorkerType | None,
         meanwhile: Callable[[], None],
     ) -> None:
-        """`meanwhile` is called a few times a second while the ranks are busy."""
-        self._layout = Layout.of(plan)
+        """`interface`: where the ranks of several nodes listen. `meanwhile` is called a few times
+        a second while the ranks are busy.
+        """
+        self._plan, self._layout = plan, Layout.of(plan)
         self._meanwhile = meanwhile
-        self._local, self._folders = local, folders
+        self._interface, self._folders = interface, folders
         self._meeting: Path | None = None
-        self._group = _place(self._layout)
+        self._board: Any = None
+        self._nodes: dict[int, Node] = {}  # by rank, once they were asked
+        self._places: Places | None = None  # None: all nodes see the launch's run folder
+        self._asked_nodes = 0.0
+        self._group = placing.place(self._layout)
         self._actors = [
             self._hire(rank).remote(plan, rank, folders, worker)
             for rank in range(self._layout.ranks)
@@ -90,7 +67,7 @@ class Crew:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        # One process never gets another's cores; on this machine all stays on loopback.
+        # One process never gets another's cores.
         variables = {"OMP_NUM_THREADS": str(self._layout.cores)}
         if self._layout.cuda:
             # Read when torch is imported. Without it layers of changing sizes left 1.1 GiB of an
@@ -100,8 +77,6 @@ class Crew:
                 # Read when CUDA is initialised: queues that streams share, 8 of them by default.
                 # Two streams in one queue wait for each other, and with NCCL's there are ten.
                 variables["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
-        if self._local:
-            variables |= ON_LOOPBACK
         return ray.remote(concurrency_groups={GROUP: 1})(RankActor).options(
             num_cpus=self._layout.cores,
             num_gpus=1 if self._layout.cuda else 0,
@@ -112,33 +87,152 @@ class Crew:
             ),
         )
 
-    def meeting_point(self) -> Path:
-        """A file for the ranks to meet at, in a folder that only this user may enter."""
-        shared = None if self._local else self._folders.run  # None: this machine's own
-        self._meeting = Path(mkdtemp(prefix=MEETING, dir=shared))
-        return self._meeting / "addresses"
+    def prepare(self) -> str:
+        """Look at every node, before anything is allocated; what to tell of it, if anything.
 
-    def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
-        """Call a method of every rank; results by rank.
+        Raises PreflightError.
+        """
+        mark, token = self._folders.run / f"{MARK}{secrets.token_hex(4)}", secrets.token_hex(16)
+        mark.write_text(token)
+        try:
+            cuda = self._layout.cuda
+            found = self.ask("look", mark, token, cuda, doing="looking at its machine")
+        finally:
+            mark.unlink()
+        nodes = {node.key: node for node in known()}
+        if gone := tuple(n for n, each in enumerate(found) if each.node not in nodes):
+            listed = ", ".join(map(str, gone))
+            raise NodeLostError(f"the node of ranks {listed} was lost as it was looked at", gone)
+        self._nodes = {n: nodes[each.node] for n, each in enumerate(found)}
+        facts = {node.there: found[rank] for rank, node in self._first_ranks().items()}
+        require_alike(facts, self._folders.scratch)
+        for rank, node in self._first_ranks().items():
+            self._check_clock(rank, node)
+        if not all(fact.shared for fact in facts.values()):
+            self._places = self._found_places()
+        outside = not all(node.only_loopback for node in self._nodes.values())
+        self.ask("listen", interface_of(facts, self._interface, outside=outside), doing="starting")
+        if self._places is None:
+            return ""
+        return (
+            f"Not all nodes see {self._folders.run}: {', '.join(self._places.ranks)} each keep the "
+            "checkpoint files that their ranks write"
+        )
+
+    def _found_places(self) -> Places:
+        """Which nodes see one run folder. Raises PreflightError where an engine needs it."""
+        if self._plan.engine != "native":
+            raise PreflightError(
+                f"the run folder {self._folders.run} is not the same on all nodes, and "
+                f"{self._plan.engine} writes its checkpoints into one folder; name one on a file "
+                "system that they share (--run-dir), or plan with --engine native"
+            )
+        doing = "looking for a shared folder"
+        self.ask("leave_mark", doing=doing)
+        seen = dict(enumerate(self.ask("marks", doing=doing)))
+        self.ask("remove_mark", doing=doing)
+        names = {node.key: node.name for node in self._nodes.values()}
+        placed = shared_out(seen, names)
+        ranks = {
+            place: tuple(rank for rank in sorted(placed) if placed[rank] == place)
+            for place in sorted(set(placed.values()))
+        }
+        # Nodes without ranks may have files, too: those of a crew that was larger.
+        nodes = {node.name: node.key for node in known()}
+        return Places(ranks, nodes, self._folders.run)
+
+    def start(self, checkpoint: Path | None) -> int:
+        """Let the ranks meet and get their state; the steps done. Raises as Worker.start."""
+        if self._places is not None and checkpoint is not None:
+            manifest = (checkpoint / "manifest.json").read_text()
+            self.ask("receive", checkpoint.name, manifest, doing="starting", of_places=True)
+        meeting = self.meeting_point()
+        done: int = self.ask("start", meeting, checkpoint, self._places, doing="starting")[0]
+        return done
+
+    def _first_ranks(self) -> Mapping[int, Node]:
+        """The first rank of every node."""
+        firsts = {node.key: rank for rank, node in reversed(self._nodes.items())}
+        return {rank: self._nodes[rank] for rank in sorted(firsts.values())}
+
+    def _check_clock(self, rank: int, node: Node) -> None:
+        before = time.time()
+        there = self._one(rank, "clock", doing="looking at its machine")
+        require_clock(node.there, before, there, time.time())
+
+    def meeting_point(self) -> Any:
+        """Where the ranks meet: of one node at a file in a folder that only this user may enter.
+
+        Those of several nodes do at an actor on this node, with which the launch would end anyway.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        first, here = self._nodes.get(0), ray.get_runtime_context().get_node_id()
+        if all(node == first for node in self._nodes.values()):
+            if first is None or first.key == here:
+                self._meeting = Path(mkdtemp(prefix=MEETING))
+                return self._meeting / "addresses"
+            return self._one(0, "meeting_point", doing="starting")
+        from bigplan.launcher.meeting import Board
+
+        self._board = (
+            ray.remote(Board)
+            .options(
+                num_cpus=0,
+                max_concurrency=16 * self._layout.ranks,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
+            )
+            .remote()
+        )
+        return self._board
+
+    def ask(
+        self, method: str, *arguments: object, doing: str, of_places: bool = False
+    ) -> list[Any]:
+        """Call a method of every rank, or of the first `of_places`; results by rank.
 
         Raises the most telling rank's error, and LostError where one hangs.
         """
         allowed = Allowed.elsewhere()
         if method == "step":
             allowed = Allowed.in_step(self._predicted, first=not self._stepped)
+        saves = method == "close" or (method in ("step", "save") and any(arguments))
+        if saves and self._places is not None:
+            kept = tuple(path.name for path in checkpoints(self._folders.run))
+            self.ask("keep_only", kept, doing=doing, of_places=True)
         self._heartbeat.begin()
-        called = [getattr(actor, method).remote(*arguments) for actor in self._actors]
+        asked: Sequence[int] = range(self._layout.ranks)
+        if of_places:
+            assert self._places is not None
+            asked = [ranks[0] for ranks in self._places.ranks.values()]
+        called = {getattr(self._actors[rank], method).remote(*arguments): rank for rank in asked}
         results = self._collect(called, doing, allowed)
         self._stepped = self._stepped or method == "step"
+        if self._places is not None and method == "step":
+            for saved in (each for result in results for each in result.saved if not each.error):
+                self._have(saved.path.name)
+        elif self._places is not None and method == "save":
+            self._have(results[0].name)
         return results
 
-    def _collect(self, references: Sequence[Any], doing: str, allowed: Allowed) -> list[Any]:
+    def _have(self, step: str) -> None:
+        """Have the manifest of a checkpoint here: it says which place has what."""
+        if not (self._folders.run / FOLDER / step).exists():
+            text = self._one(0, "manifest", step, doing="writing a checkpoint")
+            receive(self._folders.run, step, text)
+
+    def _one(self, rank: int, method: str, *arguments: object, doing: str) -> Any:
+        """Call a method of one rank, which answers at once."""
+        called = {getattr(self._actors[rank], method).remote(*arguments): rank}
+        return self._collect(called, doing, Allowed.elsewhere())[0]
+
+    def _collect(self, ranks: Mapping[Any, int], doing: str, allowed: Allowed) -> list[Any]:
         import ray
 
-        ranks = {reference: rank for rank, reference in enumerate(references)}
         results: dict[int, Any] = {}
         failures: list[Failure] = []
-        waiting = list(references)
+        waiting = list(ranks)
         while waiting:
             timeout = GRACE_SECONDS if failures else LOOK_SECONDS
             done, waiting = ray.wait(waiting, num_returns=1, timeout=timeout)
@@ -146,6 +240,7 @@ class Crew:
             if not done and failures:
                 break
             if not done:
+                self._look_at_nodes(doing)
                 self._heartbeat.look(allowed, doing)
                 continue
             rank = ranks[done[0]]
@@ -154,8 +249,18 @@ class Crew:
             except ray.exceptions.RayError as error:
                 failures.append(Failure(rank, error))
         if failures:
-            raise _told(failures, doing)
-        return [results[rank] for rank in range(len(references))]
+            raise told(failures, doing, self._nodes)
+        return [results[rank] for rank in sorted(results)]
+
+    def _look_at_nodes(self, doing: str) -> None:
+        """Raise NodeLostError where a quiet rank's node does not answer either."""
+        quiet = self._heartbeat.quiet(QUIET_SECONDS)
+        now = time.monotonic()
+        if quiet and now - self._asked_nodes > QUIET_SECONDS:
+            self._asked_nodes = now
+            theirs = {rank: node for rank, node in self._nodes.items() if rank in quiet}
+            if error := node_lost(theirs, doing):
+                raise error
 
     def dismiss(self, *, head: bool = True) -> None:
         """Kill every actor; none outlives a launch. Without Ray's `head` this process would end."""
@@ -163,118 +268,9 @@ class Crew:
 
         for actor in self._actors:
             ray.kill(actor)
+        if self._board is not None and head:
+            ray.kill(self._board)
         if self._meeting is not None:
             rmtree(self._meeting, ignore_errors=True)
         if head:
-            ray.util.remove_placement_group(self._group)
-
-
-def _place(layout: Layout) -> Any:
-    """A placement group with one bundle per node: a node's ranks stay together."""
-    import ray
-
-    group = ray.util.placement_group(
-        [layout.bundle()] * layout.nodes,
-        strategy="STRICT_PACK" if layout.nodes == 1 else "STRICT_SPREAD",
-    )
-    if not group.wait(PLACEMENT_SECONDS if _plausible(layout) else 0):
-        ray.util.remove_placement_group(group)
-        have = "; ".join(
-            ", ".join(f"{node['Resources'].get(name, 0):g} {name}s" for name in layout.bundle())
-            for node in ray.nodes()
-            if node["Alive"]
-        )
-        need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
-        raise PreflightError(
-            f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free; "
-            f"Ray has nodes with: {have}. Plan for the machines there are, or "
-            "wait until they are free"
-        )
-    return group
-
-
-def _plausible(layout: Layout) -> bool:
-    """Whether enough nodes are large enough, busy or not."""
-    import ray
-
-    bundle = layout.bundle()
-    fitting = [
-        node
-        for node in ray.nodes()
-        if node["Alive"] and all(node["Resources"].get(k, 0) >= v for k, v in bundle.items())
-    ]
-    return len(fitting) >= layout.nodes
-
-
-def _told(failures: Sequence[Failure], doing: str) -> BigplanError:
-    """The failure that explains the others: a death, then our own errors, then the rest."""
-    import ray
-
-    def weight(failure: Failure) -> tuple[int, int]:
-        if isinstance(failure.error, ray.exceptions.RayActorError):
-            return 0, failure.rank
-        return (1 if isinstance(_cause(failure), BigplanError) else 2), failure.rank
-
-    first = min(failures, key=weight)
-    cause = _cause(first)
-    if isinstance(cause, BigplanError):
-        return cause
-    kind = LostError if _may_go_on(first) else WorkerError
-    error = kind(_description(first, failures, doing))
-    error.add_note("\n".join("".join(traceback.format_exception(f.error)) for f in failures))
-    return error
-
-
-def _may_go_on(failure: Failure) -> bool:
-    """Whether fresh ranks may get further: not where a plan does not fit, or by a bug of ours."""
-    import ray
-
-    if isinstance(failure.error, ray.exceptions.RayActorError):
-        return not (_was_not_created(failure) or _was_out_of_memory(failure))
-    cause = _cause(failure)
-    return isinstance(cause, RuntimeError) and bool(_COLLECTIVE.search(str(cause)))
-
-
-def _was_not_created(failure: Failure) -> bool:
-    return "creation task" in str(failure.error)
-
-
-def _was_out_of_memory(failure: Failure) -> bool:
-    text = str(failure.error)
-    return "memory pressure" in text or "low on memory" in text
-
-
-def _description(first: Failure, failures: Sequence[Failure], doing: str) -> str:
-    import ray
-
-    if not isinstance(first.error, ray.exceptions.RayActorError):
-        told = "; ".join(
-            f"rank {failure.rank}: {type(_cause(failure)).__name__}: {_first_line(_cause(failure))}"
-            for failure in sorted(failures, key=lambda failure: failure.rank)
-        )
-        return f"failed while {doing}: {told}"
-    if _was_not_created(first):
-        return (
-            f"rank {first.rank} could not be created: "
-            f"{str(first.error).strip().splitlines()[-1].strip()}. "
-            "Every node needs the same version of bigplan[launch] installed"
-        )
-    if _was_out_of_memory(first):
-        return (
-            f"rank {first.rank} died while {doing}: Ray stopped it because its node's memory was "
-            "full; plan with less, such as --cap host=SIZE, or free memory on that machine"
-        )
-    return (
-        f"rank {first.rank} died while {doing}: its process ended without saying why. Most often "
-        "the host ran out of memory (`dmesg` shows whether the kernel killed it): plan with less, "
-        "such as --cap host=SIZE, or free memory on that machine"
-    )
-
-
-def _cause(failure: Failure) -> Exception:
-    cause = getattr(failure.error, "cause", None)
-    return cause if isinstance(cause, Exception) else failure.error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0]
+            placing.remove(self._group)

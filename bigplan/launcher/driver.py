@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,9 +19,11 @@ from bigplan.errors import (
     DivergedError,
     InputError,
     LostError,
+    NoRoomError,
     RefusedError,
     WorkerError,
 )
+from bigplan.launcher import places, preflight
 from bigplan.launcher.actor import Folders, WorkerType
 from bigplan.launcher.checkpoints import (
     FOLDER,
@@ -34,16 +37,19 @@ from bigplan.launcher.checkpoints import (
     step_of,
     sweep,
 )
-from bigplan.launcher.crew import MEETING, Crew, Layout
+from bigplan.launcher.crew import MEETING, Crew
+from bigplan.launcher.elastic import find_nodes, may_grow
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.leftovers import Listed, listed
-from bigplan.launcher.lock import only_launch, wait_for_workers
+from bigplan.launcher.lock import forget, only_launch, wait_for_workers
 from bigplan.launcher.patience import Patience
+from bigplan.launcher.placing import Layout
 from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
-    PLAN,
     SUMMARY,
+    Asked,
     Status,
+    keep_plan,
     new_folder,
     read_metrics,
     read_summary,
@@ -68,10 +74,14 @@ from bigplan.units import be, counted
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How to run a plan; `resume` is the run that goes on with it."""
+    """How to run a plan; `resume` is the run that goes on with it.
+
+    `asked`: what the plan was asked for with; by default what it is.
+    """
 
     how: Launch = field(default_factory=Launch)
     resume: Resumable | None = None
+    asked: Asked | None = None
 
 
 @dataclass
@@ -83,10 +93,12 @@ class _Launch:
     journal: Journal
     console: Console
     worker: WorkerType | None
+    asked: Asked
     stop: Stop = field(default_factory=Stop)
     told: bool = False
     session: Session | None = None
     listed: Listed | None = None
+    said: set[str] = field(default_factory=set)
 
     @property
     def address(self) -> str | None:
@@ -103,6 +115,10 @@ class _Launch:
         mark = hashlib.sha256(str(run).encode()).hexdigest()[:8]
         name = f"bigplan-{run.name}-{mark}"
         return Folders(run, Path(nvme.path).expanduser().absolute() / name)
+
+    def say(self, text: str) -> None:
+        """Tell the user."""
+        _say(self, text)
 
     def meanwhile(self) -> None:
         """Answer the first Ctrl-C while a step runs on; notice where Ray itself is lost."""
@@ -144,7 +160,8 @@ def launch(
         folder = new_folder(Path(options.how.run_dir).expanduser().absolute(), plan.model.name)
     how = options.how.model_copy(update={"steps": target})
     journal = Journal(plan, folder, target, how.tensorboard, how.wandb)
-    launched = _Launch(plan, how, journal, console or Console(), worker)
+    asked = options.asked or Asked(engine=plan.engine, nodes=plan.cluster.nodes)
+    launched = _Launch(plan, how, journal, console or Console(), worker, asked)
     with (
         only_launch(folder),
         listed(*astuple(launched.folders)) as launched.listed,  # for others, should it be killed
@@ -153,7 +170,7 @@ def launch(
     ):
         if options.resume is not None:
             _prepare(launched, options.resume.plan)
-        write_start(folder, plan, how, engine.timeline(plan))
+        write_start(folder, plan, how, asked, engine.timeline(plan))
         require_space(folder, plan, launched.folders.scratch, more_at_once(folder, plan, how))
         _announce(launched)
         _prepare_engine(launched, engine)
@@ -182,16 +199,23 @@ def _prepare(launched: _Launch, before: Plan) -> None:
     if (folders.run / SUMMARY).exists():
         launched.journal.follow(read_summary(folders.run))
     if before != launched.plan:
-        step = newest_step(folders.run) or 0
-        shutil.copyfile(folders.run / PLAN, folders.run / f"plan-until-step-{step:06}.yaml")
+        keep_plan(folders.run, newest_step(folders.run) or 0)
+        launched.journal.replan(launched.plan, "the run was resumed with it")
 
 
-def _clear(folders: Folders) -> None:
-    """Remove what workers left that were killed, once they have ended."""
+def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
+    """Remove what workers left that were killed, once they have ended.
+
+    Nobody waits for the ranks that were `lost` with their node.
+    """
+    forget(folders.run, lost)
     wait_for_workers(folders.run)
     sweep(folders.run)
     for left in folders.run.glob(f"{MEETING}*"):
         shutil.rmtree(left, ignore_errors=True)
+    for name in (preflight.MARK, places.MARK):
+        for mark in folders.run.glob(f"{name}*"):
+            mark.unlink(missing_ok=True)
     _drop_unrecorded(folders.run)
     shutil.rmtree(folders.scratch, ignore_errors=True)
 
@@ -290,11 +314,15 @@ def _with_ray(launched: _Launch) -> None:
 def _until_done(launched: _Launch) -> None:
     """Train; where a rank is lost, on from the newest good checkpoint with fresh ranks."""
     journal, stop, patience = launched.journal, launched.stop, Patience(launched.how.max_restarts)
+    if launched.how.elastic:
+        find_nodes(launched)
     while True:
         try:
             _from_newest(launched)
-        except LostError as error:
-            if stop.asked or not patience.again(journal.furthest):
+        except (LostError, NoRoomError) as error:
+            # A node may be lost between two looks; at the beginning there never were enough.
+            again = journal.begun or isinstance(error, LostError)
+            if stop.asked or not again or not patience.again(journal.furthest):
                 raise
             stop.patient = False  # all that was to be saved is
             step = newest_step(journal.folder)
@@ -304,9 +332,13 @@ def _until_done(launched: _Launch) -> None:
             if launched.session is not None:
                 launched.session.renew()
                 _take(launched, launched.session)
-            _clear(launched.folders)
+            _clear(launched.folders, getattr(error, "ranks", ()))
+            find_nodes(launched, error)
         else:
-            return
+            if stop.asked or journal.done == journal.target:
+                return
+            _clear(launched.folders)
+            find_nodes(launched)
 
 
 def _take(launched: _Launch, session: Session) -> None:
@@ -324,7 +356,7 @@ def _from_newest(launched: _Launch) -> None:
     for checkpoint in reversed(found):
         with _crew(launched) as crew:
             try:
-                done = _start(crew, checkpoint)
+                done = _start(launched, crew, checkpoint)
             except CheckpointError as error:
                 if checkpoint == found[0]:
                     raise
@@ -336,7 +368,7 @@ def _from_newest(launched: _Launch) -> None:
                 _train(launched, crew, done)
                 return
     with _crew(launched) as crew:
-        _train(launched, crew, _start(crew, None))
+        _train(launched, crew, _start(launched, crew, None))
 
 
 def _drop_unrecorded(folder: Path) -> None:
@@ -355,7 +387,7 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
     crew = Crew(
         launched.plan,
         launched.folders,
-        launched.address is None,
+        launched.how.interface,
         launched.worker,
         launched.meanwhile,
     )
@@ -366,10 +398,12 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
         crew.dismiss(head=session is None or session.head.alive())
 
 
-def _start(crew: Crew, checkpoint: Path | None) -> int:
+def _start(launched: _Launch, crew: Crew, checkpoint: Path | None) -> int:
+    if (told := crew.prepare()) and told not in launched.said:
+        launched.said.add(told)
+        launched.say(told)
     crew.ask("preflight", doing="checking its machine")
-    done: int = crew.ask("start", crew.meeting_point(), checkpoint, doing="starting")[0]
-    return done
+    return crew.start(checkpoint)
 
 
 def _train(launched: _Launch, crew: Crew, done: int) -> None:
@@ -380,9 +414,12 @@ def _train(launched: _Launch, crew: Crew, done: int) -> None:
     promise = Promise.of(launched.plan)
     with progress(launched.console, done, journal.target, promise) as show:
         pace = Pace(how.checkpoint_every)
+        leaving = partial(may_grow, launched)
         keep, most = how.checkpoint_keep, how.max_skipped
-        Steps(crew, journal, keep, pace, lambda: launched.stop.asked, most).run(show)
-    journal.finished += crew.ask("finish", doing="finishing")
+        stopping = lambda: launched.stop.asked  # noqa: E731 -- beside the other
+        Steps(crew, journal, keep, pace, stopping, most, leaving).run(show)
+    if launched.stop.asked or journal.done == journal.target:
+        journal.finished += crew.ask("finish", doing="finishing")
     crew.ask("close", doing="closing")
 
 

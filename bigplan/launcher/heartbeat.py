@@ -92,6 +92,15 @@ class Heartbeat:
             if rank.question is None and now - rank.asked >= EVERY:
                 rank.question, rank.asked = self._ask(actor), now
 
+    def quiet(self, seconds: float) -> tuple[int, ...]:
+        """The ranks that owe an answer for so long."""
+        now = self.clock()
+        return tuple(
+            number
+            for number, rank in enumerate(self._ranks)
+            if rank.question is not None and now - rank.asked > seconds
+        )
+
     def _ask(self, actor: Any) -> Any:
         return actor.beat.options(concurrency_group=GROUP).remote()
 

@@ -9,17 +9,19 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bigplan
 from bigplan.launcher.checkpoints import newest_step
-from bigplan.launcher.crew import Layout
+from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import (
     MEASURED,
     MemoryRow,
     Metric,
+    PlanRun,
     Restart,
     Status,
     Summary,
@@ -31,7 +33,7 @@ from bigplan.launcher.record import (
 from bigplan.launcher.skipped import idle, idle_since
 from bigplan.launcher.tensorboard import EventFile
 from bigplan.launcher.weights_and_biases import WandbRun
-from bigplan.plan import MemoryUse, Plan
+from bigplan.plan import MemoryUse, Plan, digest
 from bigplan.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -57,8 +59,9 @@ class Journal:
     idle: int = 0  # of the last steps, those in a row that changed nothing
     resumed: tuple[int, ...] = ()
     restarts: tuple[Restart, ...] = ()
+    plans: tuple[PlanRun, ...] = ()
     finished: list[Finished] = field(default_factory=list)
-    _seconds: list[float] = field(default_factory=list)  # of this launch's steps, those lost too
+    _seconds: list[float] = field(default_factory=list)  # of this plan's steps, lost too
     _progress: dict[int, float] = field(default_factory=dict)  # seconds by step, those lost not
     _before: float = 0.0  # of the steps before it
     _steady: deque[tuple[float, Timeline]] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -67,6 +70,8 @@ class Journal:
     _loss: tuple[float, str] | None = None  # when a rank was lost that is not replaced yet, and why
     _events: EventFile | None = None
     _sent: WandbRun | None = None
+    _stepped: bool = False
+    _reason: str = ""  # why the plan is another one than before
 
     def start(self, done: int) -> None:
         """Go on after `done` steps; what was recorded of later ones is forgotten."""
@@ -83,6 +88,7 @@ class Journal:
         self.idle = idle_since(kept)
         self.furthest = max(self.furthest, done)
         self._before = sum(metric.seconds for metric in kept)
+        self._note_plan(done)
         if done:
             self.resumed = (*self.resumed, done)
         if self.tensorboard:
@@ -93,7 +99,29 @@ class Journal:
 
     def follow(self, before: Summary) -> None:
         """Go on with what is known of the launches before."""
-        self.resumed, self.restarts = before.resumed, before.restarts
+        self.resumed, self.restarts, self.plans = before.resumed, before.restarts, before.plans
+
+    def replan(self, plan: Plan, reason: str) -> None:
+        """Go on with another plan, once its ranks start."""
+        self.plan, self._reason = plan, reason
+        self._steady.clear()
+        self._seconds.clear()
+
+    def _note_plan(self, done: int) -> None:
+        plan = self.plan
+        if self.plans and self.plans[-1].plan == digest(plan):
+            return
+        run = PlanRun(
+            after=done,
+            when=datetime.now(UTC).isoformat(timespec="seconds"),
+            nodes=Layout.of(plan).nodes,
+            strategy=plan.strategy,
+            engine=plan.engine,
+            predicted_step_seconds=plan.predicted.step_seconds,
+            plan=digest(plan),
+            reason=self._reason,
+        )
+        self.plans, self._reason = (*self.plans, run), ""
 
     def lose(self, reason: str) -> None:
         """A rank was lost; steps after the checkpoint that the next start() names do not count."""
@@ -105,7 +133,7 @@ class Journal:
     @property
     def active(self) -> bool:
         """Whether any step ended in this launch."""
-        return bool(self._seconds)
+        return self._stepped
 
     def record(
         self, results: list[StepResult], validation: float | None, checkpoint: int | None
@@ -123,6 +151,7 @@ class Journal:
         if len(self._seconds) == 1:
             self._steady.clear()  # the first step is not steady: it stands in only while alone
         self._seconds.append(metric.seconds)
+        self._stepped = True
         self._progress[self.done] = metric.seconds
         strategy = self.plan.strategy
         first = results[:: strategy.dp * strategy.tp]  # of each stage
@@ -201,6 +230,7 @@ class Journal:
             checkpoint=newest_step(self.folder),
             resumed=self.resumed,
             restarts=self.restarts,
+            plans=self.plans,
             effective=self._effective(),
         )
 

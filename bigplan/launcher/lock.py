@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -34,6 +34,12 @@ def only_launch(run: Path) -> Iterator[None]:
 def rank_lock(run: Path, rank: int) -> Path:
     """The file that the process of a rank holds locked."""
     return run / f".lock-rank-{rank}"
+
+
+def forget(run: Path, ranks: Sequence[int]) -> None:
+    """Wait for these ranks no more: a file server may keep a lost machine's locks for minutes."""
+    for rank in ranks:
+        rank_lock(run, rank).unlink(missing_ok=True)
 
 
 def hold(path: Path) -> IO[str]:

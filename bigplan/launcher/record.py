@@ -2,6 +2,7 @@
 
 plan.yaml       the plan that ran last
 launch.json     how it was launched: steps, checkpoints
+request.json    what its plan was asked for with (Asked)
 metrics.jsonl   one line a step (Metric)
 predicted.json  timeline of one steady step, as simulated
 measured.json   timeline of the median steady step, as each stage's first rank measured it
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -24,6 +26,7 @@ from typing import Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from bigplan.errors import InputError
+from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan, load_plan, plan_text
 from bigplan.spec.document import Spec, validate
 from bigplan.spec.experiment import Launch
@@ -32,7 +35,7 @@ from bigplan.timeline import Timeline
 
 PLAN, METRICS, SUMMARY = "plan.yaml", "metrics.jsonl", "summary.json"
 PREDICTED, MEASURED = "predicted.json", "measured.json"
-LAUNCH = "launch.json"
+LAUNCH, REQUEST = "launch.json", "request.json"
 
 _TIMELINE = TypeAdapter(Timeline)
 
@@ -78,6 +81,32 @@ class Restart(Spec):
     reason: str
 
 
+class Asked(Spec):
+    """What a run's plan was asked for with, beside what the plan holds itself (caps among it)."""
+
+    set: Mapping[str, str | int | float] = Field(default_factory=dict)
+    """decisions that were pinned"""
+    engine: str = "auto"
+    nodes: int = Field(gt=0)
+    """at most"""
+
+
+class PlanRun(Spec):
+    """A plan that the run had from the step after `after` on."""
+
+    after: int
+    when: str
+    """UTC, as ISO 8601 writes it"""
+    nodes: int
+    strategy: Strategy
+    engine: str
+    predicted_step_seconds: float
+    plan: str
+    """SHA-256"""
+    reason: str = ""
+    """why it is another one than before"""
+
+
 class MemoryRow(Spec):
     """Bytes of one tier per GPU or per node: promised, measured at most, and there.
 
@@ -118,6 +147,8 @@ class Summary(Spec):
     resumed: tuple[int, ...] = ()
     """steps after which the run went on from a checkpoint"""
     restarts: tuple[Restart, ...] = ()
+    plans: tuple[PlanRun, ...] = ()
+    """every plan that it had, the first one first"""
     effective: float | None = None
     """share of the last launch's seconds since its first step began that are in steps on record"""
 
@@ -155,9 +186,10 @@ def new_folder(parent: Path, name: str) -> Path:
         ) from None
 
 
-def write_start(folder: Path, plan: Plan, how: Launch, predicted: Timeline) -> None:
+def write_start(folder: Path, plan: Plan, how: Launch, asked: Asked, predicted: Timeline) -> None:
     """The plan, its predicted step, and how the run is launched, for whoever resumes it."""
     _write_whole(folder / PLAN, plan_text(plan))
+    _write_whole(folder / REQUEST, asked.model_dump_json(indent=2) + "\n")
     _write_whole(folder / LAUNCH, how.model_dump_json(indent=2) + "\n")
     write_timeline(folder / PREDICTED, predicted)
 
@@ -177,6 +209,22 @@ def settle_metrics(folder: Path) -> None:
 def read_launch(folder: Path) -> Launch:
     """How the run was launched. Raises InputError."""
     return validate(read_json(folder / LAUNCH).data, Launch, str(folder / LAUNCH))
+
+
+def read_asked(folder: Path) -> Asked | None:
+    """What the run's plan was asked for with; None: the run is older. Raises InputError."""
+    path = folder / REQUEST
+    return validate(read_json(path).data, Asked, str(path)) if path.exists() else None
+
+
+def keep_plan(folder: Path, step: int) -> None:
+    """Put the plan that ran until a step beside the one that runs on from there."""
+    name, number = f"plan-until-step-{step:06}", 1
+    path = folder / f"{name}.yaml"
+    while path.exists():
+        number += 1
+        path = folder / f"{name}-{number}.yaml"
+    shutil.copyfile(folder / PLAN, path)
 
 
 def rewind_metrics(folder: Path, done: int) -> tuple[Metric, ...]:

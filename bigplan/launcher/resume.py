@@ -10,7 +10,7 @@ from typing import Any
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.launcher.checkpoints import newest_step
-from bigplan.launcher.record import LAUNCH, PLAN, read_launch
+from bigplan.launcher.record import LAUNCH, PLAN, Asked, read_asked, read_launch
 from bigplan.plan import Plan, digest, load_plan
 from bigplan.spec.experiment import Launch
 from bigplan.units import be, counted
@@ -21,11 +21,12 @@ _FREE = ("tokens", "validation")
 
 @dataclass(frozen=True)
 class Resumable:
-    """A run's folder, the plan it ran with last, and how it was launched."""
+    """A run's folder, the plan it ran with last, how it was launched and what was asked for."""
 
     folder: Path
     plan: Plan
     how: Launch
+    asked: Asked | None = None
 
 
 def read_resumable(folder: Path) -> Resumable:
@@ -40,7 +41,7 @@ def read_resumable(folder: Path) -> Resumable:
             f"{folder} was written by a version of bigplan without checkpoints (it has no "
             f"{LAUNCH}), so nothing can be resumed; launch {folder / PLAN} instead"
         )
-    return Resumable(folder, load_plan(folder / PLAN), read_launch(folder))
+    return Resumable(folder, load_plan(folder / PLAN), read_launch(folder), read_asked(folder))
 
 
 def refuse_other_training(before: Plan, now: Plan) -> None:

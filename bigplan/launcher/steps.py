@@ -44,9 +44,11 @@ class Steps:
     pace: Pace
     stopping: Callable[[], bool]  # asked after every step
     most_skipped: int = 0  # in a row, with no loss scale left to lower; 0: any number
+    leaving: Callable[[], bool] = lambda: False  # and whenever a checkpoint was written
 
     def run(self, show: Show) -> None:
-        """Train until the target, or until somebody asks to stop, and write a last checkpoint.
+        """Train until the target, or until somebody asks to stop or to leave, and write a last
+        checkpoint.
 
         Raises DivergedError, CheckpointError and what else a rank raises.
         """
@@ -64,6 +66,8 @@ class Steps:
             self._tidy(metric)
             if written:
                 journal.write("running")
+                if self.leaving():
+                    break
         self._save(show)
 
     def _ask_step(self) -> list[StepResult]:

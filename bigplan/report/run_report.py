@@ -12,6 +12,7 @@ from rich.text import Text
 from bigplan.launcher.record import Record
 from bigplan.plan import mfu
 from bigplan.program import Lane, Op
+from bigplan.report.decision import strategy_text
 from bigplan.report.resources import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
 from bigplan.timeline import Timeline
@@ -139,6 +140,14 @@ def _training_lines(record: Record) -> Iterator[str]:
             f"after step {lost.done} {lost.reason}. It started again by itself after step "
             f"{lost.back_to}: {again} and {seconds_text(lost.seconds)} lost"
         )
+    if len(summary.plans) > 1:
+        for run in summary.plans:
+            why = f", as {run.reason}" if run.reason else ""
+            step = seconds_text(run.predicted_step_seconds)
+            yield (
+                f"from step {run.after + 1} ({run.when}) planned for {counted(run.nodes, 'node')}: "
+                f"{strategy_text(run.strategy)}; {step} a step predicted{why}"
+            )
     if summary.restarts and summary.effective is not None:
         yield f"effective training time: {100 * summary.effective:.3g}% of the last launch's"
 

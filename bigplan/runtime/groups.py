@@ -17,10 +17,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
 from bigplan.ranks import Channel, Coordinates, GroupName, channels, members
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.group import ALONE, Group
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -36,6 +38,7 @@ class Groups:
     data: Group = ALONE
     tensor: Group = ALONE
     channels: tuple[Channel, ...] = ()  # of all ranks, in one order
+    apart: Apart | None = None  # None: all ranks see one run folder
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
     _out: Mapping[Holds, tuple[Channel, dist.ProcessGroup]] = field(
         default_factory=dict, repr=False
@@ -45,9 +48,9 @@ class Groups:
     )
 
     @classmethod
-    def alone(cls, strategy: Strategy) -> Groups:
+    def alone(cls, strategy: Strategy, apart: Apart | None = None) -> Groups:
         """Of a run of one rank."""
-        return cls(Coordinates.of(0, strategy), strategy)
+        return cls(Coordinates.of(0, strategy), strategy, apart=apart)
 
     @classmethod
     def join(
@@ -55,22 +58,22 @@ class Groups:
         rank: int,
         strategy: Strategy,
         backend: str,
-        meeting: Path,
+        meeting: Path | Store,
         *,
         lends_table: bool = False,
+        apart: Apart | None = None,
     ) -> Groups:
-        """Meet the other ranks: each writes its address to the file, and reads those of the others.
+        """Meet the other ranks: each writes its address to a file, or where else ranks of several
+        nodes meet, and reads those of the others.
 
         `backend`: of torch.distributed, for tensors; through gloo those of a GPU go by way of host
         memory, which is what ranks that share a GPU need. `lends_table`: as in Graph. No TCPStore:
         it listens on all interfaces, and whoever connects can read and set its keys.
         """
         at = Coordinates.of(rank, strategy)
-        store = dist.FileStore(str(meeting), strategy.ranks)  # type: ignore[attr-defined]
-        store.set_timeout(COLLECTIVE_TIMEOUT)
         dist.init_process_group(
             "gloo",
-            store=store,
+            store=store_of(meeting, strategy.ranks),
             rank=rank,
             world_size=strategy.ranks,
             timeout=COLLECTIVE_TIMEOUT,
@@ -84,7 +87,7 @@ class Groups:
         data = _group(GroupName.DATA, at, strategy, make)
         tensor = _group(GroupName.TENSOR, at, strategy, make)
         out, into = _connected(rank, every, make)
-        return cls(at, strategy, data, tensor, every, control, out, into)
+        return cls(at, strategy, data, tensor, every, apart, control, out, into)
 
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
@@ -102,6 +105,11 @@ class Groups:
     def first(self) -> bool:
         """Whether this rank speaks for all."""
         return self.at == Coordinates(0, 0, 0)
+
+    @property
+    def first_here(self) -> bool:
+        """Whether this rank speaks for all that see its run folder."""
+        return self.first if self.apart is None else self.apart.speaks(self.at.rank(self.strategy))
 
     def send(self, kind: Holds, values: Tensor) -> None:
         """To the neighbour that takes messages of this kind."""
@@ -149,6 +157,15 @@ class Groups:
         """Leave."""
         if self._control is not None and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def store_of(meeting: Path | Store, ranks: int) -> Store:
+    """A file as a store for so many ranks; a store as it is."""
+    if isinstance(meeting, Store):
+        return meeting
+    store: Store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
+    store.set_timeout(COLLECTIVE_TIMEOUT)
+    return store
 
 
 _Make = Callable[[Sequence[int]], dist.ProcessGroup]  # of these ranks

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 
 from bigplan.cost.price import memory_of_torch
 from bigplan.cost.process import locked_bytes, process_bytes
@@ -22,6 +23,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan, digest, graph_of
 from bigplan.program import Instruction
 from bigplan.ranks import Coordinates
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import Manifest, check_same, checkpoint_path, latest, restore
 from bigplan.runtime.checkpoint.background import Background
 from bigplan.runtime.compute import Compute
@@ -122,18 +124,22 @@ class Worker:
         taken = process_bytes(nodes, 1, layer) - self._host.before
         return max(0, taken) + locked_bytes(nodes, placed)
 
-    def start(self, meeting: Path, resume: Path | None = None) -> int:
+    def start(
+        self, meeting: Path | Store, resume: Path | None = None, apart: Apart | None = None
+    ) -> int:
         """Join the other ranks, allocate everything, fill in the first weights; the steps done.
 
-        `meeting`: a file that only this run's ranks may write; it need not exist.
+        `meeting`: a file that only this run's ranks may write, which need not exist, or a store
+        that only they reach.
         `resume`: a checkpoint, or a folder of them, to go on from. Raises InputError where there
         is none or it is of another training, CheckpointError where it is damaged.
+        `apart`: where the ranks' machines share no folder.
         """
         plan, source = self._plan, self._source()  # a text too short fails before memory is taken
         if resume is None:
             values = first_values(plan.model, plan.training)  # and so do weights of another model
         else:
-            found = latest(resume)
+            found = latest(resume, place=apart.place if apart else None)
             check_same(found, plan)
             self._steps = found.manifest.step
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -143,11 +149,16 @@ class Worker:
             gpu, lends = plan.cluster.group.gpu, self._graph.lends_table
             allowed = memory_of_torch(gpu, plan.strategy, locked, lends_table=lends)
             _limit_gpu(self._device, allowed)
-        groups = Groups.alone(plan.strategy)
+        groups = Groups.alone(plan.strategy, apart)
         if plan.strategy.ranks > 1:
             lends = self._graph.lends_table
             groups = Groups.join(
-                self._rank, plan.strategy, self._backend, meeting, lends_table=lends
+                self._rank,
+                plan.strategy,
+                self._backend,
+                meeting,
+                lends_table=lends,
+                apart=apart,
             )
             groups.warm(self._device)
         memory = Memory(

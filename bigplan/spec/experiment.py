@@ -57,6 +57,10 @@ class Launch(Spec):
     """steps between checkpoints; default: 10 minutes; 0: only at the end and when interrupted"""
     checkpoint_keep: int = Field(default=2, ge=0, le=MOST_STEPS)
     """checkpoints kept, the newest; 0: none is written"""
+    interface: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,15}$")
+    """network interface on which ranks of several nodes listen, by name, such as eth0"""
+    elastic: bool = False
+    """plan again for the nodes that are left where one is lost, and again when it is back"""
     max_restarts: int = Field(default=3, ge=0, le=MOST_STEPS)
     """starts with fresh workers, in a row without a new step, after a worker was lost"""
     max_skipped: int = Field(default=10, ge=0, le=MOST_STEPS)

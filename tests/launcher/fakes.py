@@ -35,7 +35,7 @@ class Fake:
     def preflight(self) -> None:
         self.trouble("preflight")
 
-    def start(self, meeting: Path, resume: Path | None = None) -> int:
+    def start(self, meeting: Any, resume: Path | None = None) -> int:
         assert stat.S_IMODE(meeting.parent.stat().st_mode) == 0o700
         assert not meeting.exists()
         if resume is not None:
@@ -108,7 +108,7 @@ class LocalCrew:
         self,
         plan: Plan,
         folders: Folders,
-        local: bool,
+        interface: str | None,
         worker: WorkerType | None,
         meanwhile: Callable[[], None],
     ) -> None:
@@ -120,6 +120,13 @@ class LocalCrew:
             scratch = folders.scratch / f"rank-{rank}"
             scratch.mkdir(parents=True, exist_ok=True)
             self.workers.append((worker or Fake)(plan, rank, scratch))
+
+    def prepare(self) -> str:
+        return ""
+
+    def start(self, checkpoint: Path | None) -> int:
+        done: int = self.ask("start", self.meeting_point(), checkpoint, doing="starting")[0]
+        return done
 
     def meeting_point(self) -> Path:
         return self.meeting / "addresses"

@@ -6,13 +6,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bigplan.errors import PreflightError, RefusedError, WorkerError
 from bigplan.launcher import heartbeat
-from bigplan.launcher.crew import Layout
 from bigplan.launcher.driver import launch
+from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import read_record
 from bigplan.runtime.result import StepResult
 from bigplan.spec.catalog import find_cluster
@@ -56,7 +57,7 @@ class Hangs(Fake):
 
     began = 0
 
-    def start(self, meeting: Path, resume: Path | None = None) -> int:
+    def start(self, meeting: Any, resume: Path | None = None) -> int:
         self.began = super().start(meeting, resume)
         return self.began
 

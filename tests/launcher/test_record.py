@@ -11,6 +11,7 @@ from bigplan.launcher.record import (
     MEASURED,
     METRICS,
     PREDICTED,
+    Asked,
     Metric,
     Summary,
     append_metric,
@@ -49,7 +50,7 @@ EVENTS = '{"events": [[0, "gpu compute", "forward", 1, 0, %s]], "seconds": 3.0}'
 def written(parent: Path) -> tuple[Path, Timeline]:
     folder = new_folder(parent, "my model")
     timeline = simulate_plan(tiny_plan())
-    write_start(folder, tiny_plan(), Launch(steps=1), timeline)
+    write_start(folder, tiny_plan(), Launch(steps=1), Asked(nodes=1), timeline)
     append_metric(folder, METRIC)
     write_timeline(folder / MEASURED, timeline)
     write_summary(folder, SUMMARY)

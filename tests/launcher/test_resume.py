@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bigplan.errors import InputError, RefusedError
-from bigplan.launcher.record import write_start
+from bigplan.launcher.record import Asked, write_start
 from bigplan.launcher.resume import read_resumable, refuse_other_training, resume_hint
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
@@ -19,7 +19,7 @@ def changed(**training: object) -> Plan:
 
 def test_a_run_reads_back(tmp_path: Path) -> None:
     how = Launch(steps=7, checkpoint_every=3)
-    write_start(tmp_path, tiny_plan(), how, simulate_plan(tiny_plan()))
+    write_start(tmp_path, tiny_plan(), how, Asked(nodes=1), simulate_plan(tiny_plan()))
     run = read_resumable(tmp_path)
     assert (run.folder, run.plan, run.how) == (tmp_path, tiny_plan(), how)
 
@@ -27,7 +27,7 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
 def test_what_is_no_run_or_an_old_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no run of"):
         read_resumable(tmp_path)
-    write_start(tmp_path, tiny_plan(), Launch(), simulate_plan(tiny_plan()))
+    write_start(tmp_path, tiny_plan(), Launch(), Asked(nodes=1), simulate_plan(tiny_plan()))
     (tmp_path / "launch.json").unlink()
     with pytest.raises(InputError, match="without checkpoints"):
         read_resumable(tmp_path)

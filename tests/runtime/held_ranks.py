@@ -1,12 +1,11 @@
 """Two processes that have met and wait to be told to train; run by test_strangers.py."""
 
-import os
 import time
 from pathlib import Path
 
 import torch
 
-from bigplan.launcher.crew import ON_LOOPBACK
+from bigplan.launcher.preflight import LOOPBACK, listen_on
 from tests.runtime.harness import started
 from tests.runtime.two_ranks import cases
 
@@ -16,7 +15,7 @@ NAME = "same-one-unit"
 def run_rank(rank: int, folder: str) -> None:
     """Meet, tell so, wait for the file `go`, train one step and leave its loss."""
     torch.set_num_threads(1)
-    os.environ.update(ON_LOOPBACK)  # as the launcher does for ranks of one machine
+    listen_on(LOOPBACK)  # as the launcher does for ranks of one machine
     path, plan = Path(folder), cases()[NAME]
     with started(plan, rank=rank, meeting=path / "meeting") as worker:
         (path / f"met.{rank}").touch()

@@ -76,7 +76,8 @@ def write(contexts: Sequence[Context], plan: Plan, folder: Path) -> Manifest:
         assert saver.ended, saver.error
     for saver in savers[1:]:
         saver.close()
-    saved = savers[0].commit((file for saver in savers for file in saver.stored), "")
+    assert not savers[0].seal(file for saver in savers for file in saver.stored)
+    saved = savers[0].commit("")
     assert not saved.error
     return latest(folder).manifest
 

@@ -94,7 +94,8 @@ def _written_by_ranks(worker: Worker, path: Path, folder: Path, bounds: Bounds) 
         savers.append(saver)
     for saver in savers[1:]:
         saver.close()
-    saved = savers[0].commit((file for saver in savers for file in saver.stored), "")
+    assert not savers[0].seal(file for saver in savers for file in saver.stored)
+    saved = savers[0].commit("")
     assert not saved.error
     return latest(folder).manifest
 

@@ -6,7 +6,7 @@ way. So what the ranks must agree on needs no group of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -38,7 +38,7 @@ class Background:
         """Let the CKPT actions of the next program write here; one under way is waited for."""
         self.settle()
         saver = Saver(self.context, folder, manifest)
-        if self.context.groups.first:
+        if self.context.groups.first_here:
             saver.prepare()
         self.context.groups.all_true(flag=True)  # there is a folder now
         self.executor.saver = saver
@@ -70,16 +70,19 @@ class Background:
             return
         self.executor.settle()  # what is left has nothing to write, but would ask for the saver
         self.executor.saver = None
-        shares = self._gathered((saver.error, saver.stored))
-        error = "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
-        if self.context.groups.first:
-            self._ended.append(saver.commit((file for _, files in shares for file in files), error))
-            error = self._ended[-1].error
-        else:
+        shares, speaks = self._gathered((saver.error, saver.stored)), self.context.groups.first_here
+        error = _together(shares)
+        if not error:
+            sealed = saver.seal(file for _, files in shares for file in files) if speaks else ""
+            error = _together(self._gathered((sealed, [])))
+        saved = saver.commit(error) if speaks else None
+        if saved is None:
             saver.close()
-        if self.context.groups.all_true(
-            not error
-        ):  # the first rank may have failed at the end, alone
+        # A first rank may have failed at the end, alone.
+        error = _together(self._gathered((saved.error if saved else error, [])))
+        if saved is not None and self.context.groups.first:
+            self._ended.append(replace(saved, error=error))
+        if not error:
             self.newest = saver.path
 
     def _gathered(self, share: Share) -> list[Share]:
@@ -92,3 +95,8 @@ class Background:
         if self.executor.saver is not None:
             self.executor.saver.close()
             self.executor.saver = None
+
+
+def _together(shares: list[Share]) -> str:
+    """All that failed, each once."""
+    return "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))

@@ -43,11 +43,18 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def latest(resume: Path, *, skip: tuple[str, ...] = (), before: int | None = None) -> Found:
+def latest(
+    resume: Path,
+    *,
+    skip: tuple[str, ...] = (),
+    before: int | None = None,
+    place: str | None = None,
+) -> Found:
     """The newest checkpoint at `resume`, a folder of checkpoints or one of them.
 
     Damaged ones are passed over, and told in `skipped` (after `skip`); so are those of step
-    `before` and later. Raises InputError where there is none, CheckpointError where none is good.
+    `before` and later. `place`: as of read_manifest. Raises InputError where there is none,
+    CheckpointError where none is good.
     """
     alone = (resume / NAME).is_file() or STEP_FOLDER.fullmatch(resume.name) is not None
     paths = [resume] if alone else checkpoints(resume)
@@ -56,7 +63,7 @@ def latest(resume: Path, *, skip: tuple[str, ...] = (), before: int | None = Non
         if before is not None and _step_of(path) >= before:
             continue
         try:
-            return Found(path, read_manifest(path), tuple(skipped))
+            return Found(path, read_manifest(path, place), tuple(skipped))
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:

@@ -70,6 +70,8 @@ class StoredFile(Spec):
     nbytes: int
     extents: tuple[Extent, ...]
     tensors: tuple[StoredTensor, ...]
+    places: tuple[str, ...] = ()
+    """that have it, where the run's machines share no folder"""
 
 
 class Manifest(Spec):
@@ -100,10 +102,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         os.fsync(file.fileno())
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path, place: str | None = None) -> Manifest:
     """The manifest, if every file it names is there in its length.
 
-    What is in the files is checked when it is read. Raises CheckpointError.
+    Of a run whose machines share no folder those have to be there that this `place` wrote; None:
+    all. What is in the files is checked when it is read. Raises CheckpointError.
     """
     path = folder / NAME
     try:
@@ -127,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         raise _damaged(path, f"breaks its schema: {error.errors()[0]['msg']}") from error
     _check_step(folder, manifest)
-    _check_files(folder, manifest)
+    _check_files(folder, manifest, place)
     return manifest
 
 
@@ -138,15 +141,18 @@ def _check_step(folder: Path, manifest: Manifest) -> None:
         raise _damaged(folder / NAME, f"is of step {manifest.step}, not of its folder's name")
 
 
-def _check_files(folder: Path, manifest: Manifest) -> None:
+def _check_files(folder: Path, manifest: Manifest, place: str | None) -> None:
     for file in manifest.files:
         if not PLAIN_NAME.fullmatch(file.name):
             raise _damaged(folder / NAME, f"names {quoted(file.name)}, which is no file in it")
+        if place is not None and place not in file.places:
+            continue
         path = folder / file.name
         try:
             found = path.stat().st_size
         except OSError as error:
-            raise _damaged(path, f"cannot be read ({error.strerror})") from error
+            where = f", and places {', '.join(file.places)} have it" if file.places else ""
+            raise _damaged(path, f"cannot be read ({error.strerror}{where})") from error
         if found != file.nbytes:
             raise _damaged(path, f"has {found} bytes, not the {file.nbytes} that were written")
 

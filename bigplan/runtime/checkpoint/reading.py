@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from bigplan.runtime.checkpoint.manifest import Extent, Kind, Manifest, StoredFi
 from bigplan.runtime.checkpoint.writing import BLOCK
 from bigplan.runtime.disk import Pages, TransferError
 from bigplan.runtime.slab import align_up, aligned_empty
+
+if TYPE_CHECKING:
+    from bigplan.runtime.apart import Bring
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +82,20 @@ class _Run:
 class Reader:
     """Reads the checkpoint at `path` through `buffer`, page-aligned host memory of a block or more.
 
-    Raises CheckpointError where a file is gone or has other bytes than were written.
+    `bring` puts a file there that another place has. Raises CheckpointError where a file is gone or
+    has other bytes than were written.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, buffer: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        buffer: Tensor | None = None,
+        bring: Bring | None = None,
+    ) -> None:
         usable = buffer is not None and buffer.numel() >= BLOCK
         self._buffer = buffer if buffer is not None and usable else aligned_empty(BLOCK)
-        self._path, self.manifest = path, manifest
+        self._path, self.manifest, self._bring = path, manifest, bring
         found: dict[tuple[int, str, Kind], list[_Stored]] = defaultdict(list)
         for file in manifest.files:
             for tensor in file.tensors:
@@ -190,12 +201,12 @@ class Reader:
             held = self._run
             if held is None or held.name != file.name or not held.start <= low < held.stop:
                 last = min(-(-(high - extent.offset) // BLOCK), block + room)
-                held = self._fetch(_Run(file.name, extent, block, last))
+                held = self._fetch(_Run(file.name, extent, block, last), file)
             stop = min(high, held.stop)
             yield self._buffer[low - held.start : stop - held.start].view(torch.float32)
             low = stop
 
-    def _fetch(self, run: _Run) -> _Run:
+    def _fetch(self, run: _Run, file: StoredFile) -> _Run:
         """Read and check blocks into the buffer."""
         self._run = None
         path = self._path / run.name
@@ -204,6 +215,8 @@ class Reader:
                 if self._pages is not None:
                     self._pages.close()
                     self._pages = None
+                if self._bring is not None and not path.exists():
+                    self._bring(path, file)
                 self._pages = Pages.open(path)
             parts = range(run.start, run.stop, TRANSFER_BYTES)
             view = self._buffer.numpy().data

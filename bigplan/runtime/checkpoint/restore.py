@@ -42,7 +42,8 @@ def restore(context: Context, found: Found) -> None:
     """Fill every layer's parameters and optimizer state. Raises CheckpointError."""
     stage = context.memory.place(("stage.c", 0))
     kind: Kind = "master" if context.graph.sizes.master else "weights"
-    with Reader(found.path, found.manifest, stage) as reader:
+    apart = context.groups.apart
+    with Reader(found.path, found.manifest, stage, apart.bring if apart else None) as reader:
         for layer in context.program.layers:
             for image in state_images(context, layer):
                 _fill(context, reader, layer, image, torch.float32)

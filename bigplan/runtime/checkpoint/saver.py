@@ -16,9 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bigplan.errors import CheckpointError
+from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import DISK_THREADS, PAGE, STAGING
 from bigplan.placement import Tier
 from bigplan.program import Action
+from bigplan.ranks import Coordinates
+from bigplan.runtime.checkpoint.copies import merged
 from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
 from bigplan.runtime.checkpoint.layout import Image, LayerFile, layer_file
 from bigplan.runtime.checkpoint.manifest import Extent, Manifest, StoredFile, write_manifest
@@ -49,7 +53,7 @@ class Saver:
         self.stored: list[StoredFile] = []
 
     def prepare(self) -> None:
-        """Make the folder, on rank 0, before any rank writes."""
+        """Make the folder, on the first rank that sees it, before any rank writes."""
         folder = self.path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -131,6 +135,7 @@ class Saver:
 
     def _close(self, file: LayerFile) -> None:
         writer, extents = self._open.pop(file.layer)
+        apart = self._context.groups.apart
         writer.finish()
         self.stored.append(
             StoredFile(
@@ -139,19 +144,30 @@ class Saver:
                 nbytes=file.nbytes,
                 extents=tuple(sorted(extents, key=lambda extent: extent.offset)),
                 tensors=file.tensors,
+                places=(apart.place,) if apart else (),
             )
         )
 
     def _fail(self, error: OSError) -> None:
         self.error = self.error or str(error)
 
-    def commit(self, files: Iterable[StoredFile], error: str) -> Saved:
-        """Make it a checkpoint of all ranks' files, on rank 0; `error`: what failed on any rank."""
-        ordered = tuple(sorted(files, key=lambda file: (file.layer, file.name)))
-        manifest = self._manifest.model_copy(update={"files": ordered})
+    def seal(self, files: Iterable[StoredFile]) -> str:
+        """Write down what all ranks wrote, on the first rank of a folder; what failed, if it did.
+
+        From here on a new name makes it a checkpoint.
+        """
+        try:
+            self._manifest = self._manifest.model_copy(update={"files": merged(files)})
+            write_manifest(self._partial, self._manifest)
+        except (OSError, CheckpointError) as failure:
+            return str(failure)
+        return ""
+
+    def commit(self, error: str) -> Saved:
+        """Name it, on the first rank of a folder; `error`: what failed on any rank."""
+        manifest = self._manifest
         try:
             if not error:
-                write_manifest(self._partial, manifest)
                 publish(self._partial, self.path)
         except OSError as failure:
             error = str(failure)
@@ -160,12 +176,12 @@ class Saver:
         return Saved(manifest.step, self.path, manifest.nbytes, seconds, error)
 
     def close(self) -> None:
-        """Stop; on rank 0 what is not a checkpoint goes."""
+        """Stop; on the first rank of a folder what is not a checkpoint goes."""
         self._pool.shutdown()  # before the files that its threads write to
         for writer, _ in self._open.values():
             writer.abandon()
         self._open.clear()
-        if self._context.groups.first:
+        if self._context.groups.first_here:
             shutil.rmtree(self._partial, ignore_errors=True)
 
 
@@ -177,14 +193,27 @@ def _own(context: Context) -> dict[int, LayerFile]:
 
 
 def _share(context: Context) -> dict[int, LayerFile]:
-    """The files that this rank writes: layers dealt out, the largest first, to whom has least."""
-    strategy, at = context.graph.strategy, context.groups.at
-    number = at.rank(strategy) if strategy.tp > 1 else None
+    """The files that this rank writes: layers dealt out, the largest first, to whom has least.
+
+    Where machines share no folder, each place keeps all that its ranks hold.
+    """
+    strategy, at, apart = context.graph.strategy, context.groups.at, context.groups.apart
+    number = _written_by(at, strategy) if strategy.tp > 1 else None
     files = [layer_file(context, layer, number) for layer in context.program.layers]
-    rank, loads, mine = at.data, [0] * strategy.dp, {}
+    peers = [at.data] if apart else list(range(strategy.dp))
+    for rank in apart.ranks if apart else ():
+        other = Coordinates.of(rank, strategy)
+        if other != at and other._replace(data=at.data) == at:
+            peers.append(other.data)
+    loads, mine = dict.fromkeys(sorted(peers), 0), {}
     for file in sorted(files, key=lambda file: (-file.nbytes, file.layer)):
-        writer = loads.index(min(loads))
+        writer = min(loads, key=lambda peer: (loads[peer], peer))
         loads[writer] += file.nbytes
-        if writer == rank and file.images:
+        if writer == at.data and file.images:
             mine[file.layer] = file
     return mine
+
+
+def _written_by(at: Coordinates, strategy: Strategy) -> int:
+    """The rank that a file is named after: of those with the same state the first."""
+    return at._replace(data=0).rank(strategy)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import Store
 
 from bigplan.cost.price import memory_of_torch
 from bigplan.data.prepared import check_vocabulary
@@ -41,7 +42,7 @@ from bigplan.runtime.deepspeed.model import Layer, Model, Values, with_parameter
 from bigplan.runtime.deepspeed.passes import Passes, Whole
 from bigplan.runtime.deepspeed.saving import write_checkpoint
 from bigplan.runtime.deepspeed.values import values_of
-from bigplan.runtime.groups import COLLECTIVE_TIMEOUT, Groups
+from bigplan.runtime.groups import COLLECTIVE_TIMEOUT, Groups, store_of
 from bigplan.runtime.host_memory import HostMemory, resident_bytes
 from bigplan.runtime.result import Finished, Progress, Saved, StepResult
 from bigplan.runtime.weights import digest_of_all
@@ -106,7 +107,7 @@ class Worker:
         ops.import_deepspeed()
         ops.load(needed(self._plan.config), self._device.type)
 
-    def start(self, meeting: Path, resume: Path | None = None) -> int:
+    def start(self, meeting: Path | Store, resume: Path | None = None) -> int:
         """Join the other ranks, make the engine, fill in first weights or a checkpoint's.
 
         Returns the steps done. As the native worker's.
@@ -139,14 +140,13 @@ class Worker:
             state.set_count(engine, int(found.manifest.state["applied"]))
         return self._steps
 
-    def _join(self, meeting: Path) -> Groups:
+    def _join(self, meeting: Path | Store) -> Groups:
         """A process group for DeepSpeed, and one through gloo for what ranks agree on."""
         strategy, ranks = self._plan.strategy, self._plan.strategy.ranks
         os.environ |= {"RANK": str(self._rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
         store: Any = dist.HashStore()  # type: ignore[attr-defined]
         if ranks > 1:
-            store = dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]
-            store.set_timeout(COLLECTIVE_TIMEOUT)
+            store = store_of(meeting, ranks)
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         dist.init_process_group(
             backend, store=store, rank=self._rank, world_size=ranks, timeout=COLLECTIVE_TIMEOUT

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from bigplan.plan import load_plan
 from bigplan.runtime.deepspeed.worker import Worker
@@ -38,7 +39,7 @@ class Staying(Worker):
 
     groups: Groups | None = None
 
-    def _join(self, meeting: Path) -> Groups:
+    def _join(self, meeting: Path | Store) -> Groups:
         if Staying.groups is None:
             Staying.groups = super()._join(meeting)
         return replace(Staying.groups, at=self._at, strategy=self._plan.strategy)

@@ -1,0 +1,98 @@
+"""Where the ranks of a plan go: how many a node, and which nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bigplan.errors import NoRoomError
+from bigplan.launcher.nodes import Node, fitting, known
+from bigplan.plan import Plan
+from bigplan.units import counted
+
+PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
+BUSY_SECONDS = 5.0  # where other nodes would do as well
+_A_TRACE = 0.001  # Ray's smallest amount: every node has 1 of the resource that names its address
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks, where, and with how many cores each."""
+
+    ranks: int
+    per_node: int
+    cores: int
+    cuda: bool
+
+    @classmethod
+    def of(cls, plan: Plan) -> Layout:
+        """All GPUs of as many nodes as the plan needs; a node's cores are shared equally."""
+        group = plan.cluster.group
+        per_node = min(plan.strategy.ranks, group.gpus_per_node)
+        cores = max(1, group.host.cores // per_node)
+        return cls(plan.strategy.ranks, per_node, cores, group.gpu.device == "cuda")
+
+    @property
+    def nodes(self) -> int:
+        """Nodes needed."""
+        return -(-self.ranks // self.per_node)
+
+    def bundle(self) -> dict[str, float]:
+        """What one node must give."""
+        bundle = {"CPU": float(self.cores * self.per_node)}
+        return bundle | ({"GPU": float(self.per_node)} if self.cuda else {})
+
+
+def whole_node(plan: Plan) -> Layout:
+    """That of a plan for one node of the plan's cluster and all that is in it."""
+    group = plan.cluster.group
+    cores = max(1, group.host.cores // group.gpus_per_node)
+    return Layout(group.gpus_per_node, group.gpus_per_node, cores, group.gpu.device == "cuda")
+
+
+def place(layout: Layout) -> Any:
+    """A placement group with one bundle per node: a node's ranks stay together.
+
+    Raises NoRoomError where there is none.
+    """
+    found = fitting(layout.bundle())
+    if len(found) >= layout.nodes:
+        # By name, as Ray still trusts a node that was lost seconds ago.
+        group = _group(layout, found[: layout.nodes])
+        if group.wait(BUSY_SECONDS if len(found) > layout.nodes else PLACEMENT_SECONDS):
+            return group
+        remove(group)
+    if len(found) != layout.nodes:
+        group = _group(layout)
+        if group.wait(PLACEMENT_SECONDS if len(found) > layout.nodes else 0):
+            return group
+        remove(group)
+    have = "; ".join(
+        ", ".join(f"{node.resources.get(name, 0):g} {name}s" for name in layout.bundle())
+        for node in known()
+    )
+    need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
+    raise NoRoomError(
+        f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free; "
+        f"Ray has nodes with: {have}. Plan for the machines there are, or "
+        "wait until they are free"
+    )
+
+
+def _group(layout: Layout, on: Sequence[Node] = ()) -> Any:
+    """A placement group that Ray is asked for; on these nodes, in their order, if any are told."""
+    import ray
+
+    bundles = [layout.bundle() for _ in range(layout.nodes)]
+    for bundle, node in zip(bundles, on, strict=False):
+        bundle[f"node:{node.address}"] = _A_TRACE
+    strategy = "STRICT_PACK" if layout.nodes == 1 else "STRICT_SPREAD"
+    return ray.util.placement_group(bundles, strategy=strategy)
+
+
+def remove(group: Any) -> None:
+    """Give its room back."""
+    import ray
+
+    ray.util.remove_placement_group(group)

@@ -1,0 +1,147 @@
+"""Launches over two nodes of a Ray cluster, of which one is lost and comes back."""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from bigplan.launcher.driver import LaunchOptions, launch
+from bigplan.launcher.places import RUN_DIR
+from bigplan.launcher.record import Asked, Record, read_record
+from bigplan.launcher.resume import read_resumable
+from bigplan.report.decision import strategy_text
+from bigplan.report.run_report import run_report
+from bigplan.spec.experiment import Launch
+from tests.launcher import machines as module
+from tests.launcher.fakes import quiet
+from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of
+
+ray = pytest.importorskip("ray")
+
+STEPS = 16
+Pins = dict[str, str | int | float]
+PINS: Pins = {"dp": 4, "micro_batch": 1}
+# Sums of gradients in another order are an ulp or two of fp32 apart, 1e-7, and AdamW carries it on.
+OTHER_LAYOUT = 1e-6
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Machines]:
+    ray.cloudpickle.register_pickle_by_value(module)
+    with machines() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def whole(nodes: Machines, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """The uninterrupted run."""
+    return read_record(run(nodes, tmp_path_factory.mktemp("whole")))
+
+
+@pytest.fixture
+def scripted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "script"
+    folder.mkdir()
+    monkeypatch.setattr(Scripted, "folder", folder)
+    return folder
+
+
+def run(
+    nodes: Machines,
+    folder: Path,
+    out: Console | None = None,
+    pins: Pins = PINS,
+    **how: object,
+) -> Path:
+    told = {"run_dir": str(folder), "address": nodes.address, "checkpoint_every": 2, **how}
+    options = LaunchOptions(Launch.model_validate(told), asked=Asked(set=pins, nodes=2))
+    return launch(plan_of(STEPS, **pins), options, out or quiet(), Scripted)
+
+
+def losses(record: Record) -> list[float | None]:
+    return [metric.loss for metric in record.metrics]
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_node_is_planned_around_and_taken_in_again(
+    nodes: Machines, whole: Record, tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scripted, "script", ((6, 4, "lose"), (9, 2, "add")))
+    acts = {"lose": lambda _: nodes.lose("b"), "add": lambda _: nodes.add("b")}
+    out = Console(file=StringIO(), width=300)
+    with happening(scripted, acts):
+        record = read_record(run(nodes, tmp_path / "runs", out, elastic=True))
+    assert record.summary.status == "finished"
+    assert losses(record)[:4] == losses(whole)[:4]
+    assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
+    (lost,) = record.summary.restarts
+    assert "node b (127.0.0.4) was lost with ranks 2, 3 while running step 6" in lost.reason
+    assert (lost.done, lost.back_to) == (5, 4)
+    assert [(p.after, p.nodes, p.strategy.dp) for p in record.summary.plans] == [
+        (0, 2, 4),
+        (4, 1, 2),
+        (9, 2, 4),
+    ]
+    screen = Console(record=True, width=300, file=StringIO())
+    screen.print(run_report(record))
+    alone = strategy_text(record.summary.plans[1].strategy)
+    assert f"planned for 1 node: {alone}; " in screen.export_text()
+
+
+@pytest.mark.timeout(300)
+def test_two_faults_at_once_and_one_while_it_starts_again(
+    nodes: Machines, whole: Record, tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is lost and a rank of the other killed; of the next crew a rank dies as it starts."""
+    monkeypatch.setattr(Scripted, "script", ((6, 4, "both"), (-4, 4, "start")))
+
+    def both(processes: Mapping[int, int]) -> None:
+        os.kill(processes[0], signal.SIGKILL)
+        nodes.lose("b")
+        nodes.add("b")
+
+    def start(processes: Mapping[int, int]) -> None:
+        os.kill(processes[1], signal.SIGKILL)
+
+    with happening(scripted, {"both": both, "start": start}):
+        record = read_record(run(nodes, tmp_path / "runs"))
+    assert losses(record) == losses(whole)
+    faults = [(lost.done, lost.back_to) for lost in record.summary.restarts]
+    assert faults == [(5, 4)]  # the second one is before the crew has started
+    assert record.summary.digest == whole.summary.digest
+    assert len(record.summary.plans) == 1
+
+
+@pytest.mark.timeout(300)
+def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
+    nodes: Machines, whole: Record, tmp_path: Path
+) -> None:
+    """Both nodes' ranks write their parts of the state; then one node goes on alone."""
+    for name in "ab":
+        nodes.lose(name)
+        nodes.variables[name] = {RUN_DIR: str(tmp_path / name)}
+        nodes.add(name)
+    told = StringIO()
+    out = Console(file=told, width=300)
+    folder = run(nodes, tmp_path / "runs", out, pins={**PINS, "zero": 1}, steps=8)
+    assert "a, b each keep the checkpoint files that their ranks write" in told.getvalue()
+    own = {name: next((tmp_path / name).iterdir()) / "checkpoints" for name in "ab"}
+    assert {path.name for path in own["a"].iterdir()} == {"step-000006", "step-000008"}
+    files = {name: {path.name for path in (own[name] / "step-000008").iterdir()} for name in "ab"}
+    assert files["a"] & files["b"] == {"manifest.json"}
+    assert [path.name for path in (folder / "checkpoints" / "step-000008").iterdir()] == [
+        "manifest.json"
+    ]
+    alone = plan_of(STEPS, nodes=1, dp=2, micro_batch=1)
+    before = read_resumable(folder)
+    options = LaunchOptions(
+        before.how.model_copy(update={"steps": STEPS, "checkpoint_keep": 9}), before
+    )
+    record = read_record(launch(alone, options, quiet()))
+    assert record.summary.resumed == (8,)
+    assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
+    assert files["b"] <= {path.name for path in (own["a"] / "step-000008").iterdir()}
