@@ -1,6 +1,9 @@
-"""The README's file tree is true."""
+"""The pages' file tree, options and links are true."""
 
+import re
 from pathlib import Path
+
+import pytest
 
 from bigplan.capabilities import NATIVE_TRAINING
 
@@ -8,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 
 
 def listed() -> set[str]:
-    """Paths in the README's tree; indentation is nesting."""
-    tree = (ROOT / "README.md").read_text().split("```")[1]
+    """Paths in the tree; indentation is nesting."""
+    tree = (ROOT / "docs" / "files.md").read_text().split("```")[1]
     folders: list[str] = []
     paths = set()
     for line in tree.splitlines():
@@ -21,7 +24,7 @@ def listed() -> set[str]:
 
 
 def test_options_that_no_run_takes_are_said_to_be_for_plans() -> None:
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "training.md").read_text()
     told = "".join(part for part in text.split(". ") if "Planned only" in part)
     for key in NATIVE_TRAINING:
         flag = f"--{key.replace('_', '-')}"
@@ -38,3 +41,10 @@ def test_every_module_and_launch_file_is_listed() -> None:
     launch = {path for path in (ROOT / "launch").rglob("*") if path.is_file()}
     missing = {str(path.relative_to(ROOT)) for path in modules | launch} - listed()
     assert not missing
+
+
+@pytest.mark.parametrize("page", ["README.md", "benchmarks/README.md", "docs/*.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for path in sorted(ROOT.glob(page)):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name} links {target}"
