@@ -1,7 +1,8 @@
 # make demo and make test set the environment up first; nothing else is needed than Python 3.11 or 3.12.
 PYTHON ?= python3
 PYTEST_ARGS ?=
-# What starts processes that wait for each other, or times itself: one at a time, with all cores.
+# What starts processes that wait for each other, or times itself: a file at a time on each core, and
+# nothing else beside.
 ALONE := tests/launch tests/launcher tests/profile tests/runtime/deepspeed tests/cli/test_profile.py tests/cli/test_waiting.py \
   $(addprefix tests/runtime/test_,cores.py lanes.py checkpoint_killed.py checkpoint_ranks.py strangers.py two_ranks.py)
 NONE := [ $$? -eq 5 ] # pytest's way to say that PYTEST_ARGS left no test of these
@@ -26,10 +27,10 @@ demo: venv
 
 test: venv
 	@echo "Tests: all of them; those that need a GPU skip themselves where there is none."
-	@echo "First those that a core runs by itself, then those that start processes and take all cores."
+	@echo "First those that a core runs by itself, then those that start processes, a file at a time."
 	@status=0; \
 	$(BIN)/python -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(ALONE)) -m "not compiles" $(PYTEST_ARGS) || $(NONE) || status=1; \
-	$(BIN)/python -m pytest $(ALONE) -m "not compiles" $(PYTEST_ARGS) || $(NONE) || status=1; \
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ALONE) -m "not compiles" $(PYTEST_ARGS) || $(NONE) || status=1; \
 	exit $$status
 
 test-compiled: venv

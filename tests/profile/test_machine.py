@@ -168,7 +168,7 @@ def test_what_a_gpu_does_is_measured_under_load_and_said_to_be(stand_in: StandIn
     gpu = steps[-1].after.gpu
     for name in ("memory_efficiency", "gemm_efficiency", "gemm_efficiencies", "gemm_half_k"):
         assert gpu.sources[name].endswith(", under sustained load"), name
-    assert ", bf16, under sustained load; flash2" in gpu.sources["attention_backward_efficiency"]
+    assert ", bf16, under sustained load; flash1" in gpu.sources["attention_backward_efficiency"]
     assert "load" not in gpu.sources["launch_overhead"]
     for way in ("6 products in bf16", "(forward ", ", by input ", ", by weight "):
         assert way in gpu.sources["gemm_efficiency"]
