@@ -1,11 +1,12 @@
-"""Bytes that are missing, in words."""
+"""Bytes that are missing, in words, and as an error."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from bigplan.errors import InfeasibleError
 from bigplan.placement import Tier
-from bigplan.units import format_bytes
+from bigplan.units import counted, format_bytes
 
 
 def short_text(short: Mapping[Tier, int]) -> str:
@@ -13,4 +14,18 @@ def short_text(short: Mapping[Tier, int]) -> str:
     return " and ".join(
         f"{format_bytes(nbytes)} of {tier} memory {'per GPU' if tier is Tier.GPU else 'a node'}"
         for tier, nbytes in short.items()
+    )
+
+
+def too_large(model: str, engine: str, shorts: Sequence[Mapping[Tier, int]]) -> InfeasibleError:
+    """That none of an engine's ways fits, each with bytes short by tier: the nearest is told."""
+    closest = min(shorts, key=lambda short: (len(short), sum(short.values())))
+    tier, nbytes = max(closest.items(), key=lambda item: item[1])
+    missing = short_text(closest)
+    return InfeasibleError(
+        f"{model} does not fit with {engine}: {missing} short at least, of "
+        f"{counted(len(shorts), 'way', 'ways')} to run it. Other engines may fit: --engine native",
+        tier=str(tier),
+        bytes_short=nbytes,
+        remedy=missing,
     )

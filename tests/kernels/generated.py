@@ -72,26 +72,6 @@ class RmsNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-class GptBlock(nn.Module):
-    """Layer norms, biases, GELU."""
-
-    def __init__(self, width: int = 32, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, s, h = x.shape
-        parts = self.qkv(self.norm_1(x)).chunk(3, -1)
-        q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(b, s, h))
-        result: Tensor = x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
-        return result
-
-
 class LlamaBlock(nn.Module):
     """RMSNorms, rotary positions, grouped heads, SwiGLU."""
 

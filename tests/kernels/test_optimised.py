@@ -17,10 +17,10 @@ from torch import Tensor, nn
 import bigplan.kernels
 from bigplan.errors import InputError
 from bigplan.kernels import optimised as optimising
+from bigplan.kernels.cases import GptBlock
 from bigplan.kernels.optimised import optimise, runs_kernels
 from tests.kernels.generated import (
     DEVICE,
-    GptBlock,
     LlamaBlock,
     ResidualBlock,
     error,
@@ -59,7 +59,7 @@ def _compare(ours: nn.Module, plain: nn.Module, *inputs: Tensor) -> None:
 
 
 def test_a_gpt_block(way: str) -> None:
-    block = GptBlock().to(DEVICE)
+    block = GptBlock(32, 4).to(DEVICE)
     fused = optimise(block)
     _compare(fused, block, random(0, 2, 7, 32))
     (plan,) = fused.kernels.plans
@@ -95,7 +95,7 @@ def test_buffers_change_as_they_would(way: str) -> None:
 
 
 def test_it_is_a_module_like_the_one_before() -> None:
-    block = GptBlock().to(DEVICE)
+    block = GptBlock(32, 4).to(DEVICE)
     fused = optimise(block)
     assert isinstance(fused, GptBlock)
     assert list(fused.state_dict()) == list(block.state_dict())
@@ -112,7 +112,7 @@ def test_it_is_a_module_like_the_one_before() -> None:
 
 
 def test_other_shapes_are_planned_when_they_come() -> None:
-    block = GptBlock().to(DEVICE)
+    block = GptBlock(32, 4).to(DEVICE)
     fused = optimise(block)
     for length in (3, 5, 3):
         x = random(length, 1, length, 32)
@@ -121,7 +121,7 @@ def test_other_shapes_are_planned_when_they_come() -> None:
 
 
 def test_torch_compile_around_it() -> None:
-    block = GptBlock().to(DEVICE)
+    block = GptBlock(32, 4).to(DEVICE)
     model = nn.Sequential(nn.Linear(32, 32).to(DEVICE), optimise(block))
     x = random(0, 1, 4, 32)
     expected = model(x)

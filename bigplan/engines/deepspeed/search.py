@@ -13,8 +13,8 @@ from bigplan.engines.deepspeed.pipeline import PipedStep, piped
 from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, priced
 from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.engines.deepspeed.sizes import Sizes, sizes_of
-from bigplan.engines.shortage import short_text
-from bigplan.errors import InfeasibleError, InputError
+from bigplan.engines.shortage import too_large
+from bigplan.errors import InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Ends, Family, Space, Strategy
@@ -137,7 +137,7 @@ class Search:
         if fitting:
             return sorted(fitting, key=lambda one: one.preference)
         if misfits:
-            raise self._infeasible(misfits)
+            raise too_large(self.request.model.name, "DeepSpeed", [one.short for one in misfits])
         raise self._nothing_legal()
 
     def _strategies(self) -> Iterator[Strategy]:
@@ -211,19 +211,6 @@ class Search:
             costs = price(graph, training, self.request.cluster.group, BEHAVIOUR)
             self._graphs[key] = graph, costs
         return self._graphs[key]
-
-    def _infeasible(self, misfits: list[Tried]) -> InfeasibleError:
-        closest = min(misfits, key=lambda one: (len(one.short), sum(one.short.values())))
-        missing = short_text(closest.short)
-        tier, nbytes = max(closest.short.items(), key=lambda item: item[1])
-        return InfeasibleError(
-            f"{self.request.model.name} does not fit with DeepSpeed: {missing} short at least, "
-            f"of {counted(len(misfits), 'way', 'ways')} to place it. Other engines may fit: "
-            "--engine native",
-            tier=str(tier),
-            bytes_short=nbytes,
-            remedy=missing,
-        )
 
     def _nothing_legal(self) -> InputError:
         request = self.request

@@ -11,15 +11,14 @@ from bigplan.cost.run import Run, graph_of
 from bigplan.engines.frameworks.price import Priced
 from bigplan.engines.frameworks.tool import Tool
 from bigplan.engines.frameworks.way import Way
-from bigplan.engines.shortage import short_text
-from bigplan.errors import InfeasibleError, InputError
+from bigplan.engines.shortage import too_large
+from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Ends, Family, Space, Strategy
 from bigplan.placement import Tier
 from bigplan.planner import Request
 from bigplan.solve.pins import Pin, parse_pins
 from bigplan.solve.search import Watch
-from bigplan.units import counted
 
 OPEN = (
     "dp, tp, pp, vpp, zero, micro_batch, first_blocks, last_blocks, parameters=gpu|host, "
@@ -114,7 +113,7 @@ class Search:
         if fitting:
             return sorted(fitting, key=lambda one: one.preference)
         if misfits:
-            raise self._infeasible(misfits)
+            raise too_large(self.request.model.name, self.tool.name, [one.short for one in misfits])
         raise self._nothing_legal()
 
     def _strategies(self) -> Iterator[Strategy]:
@@ -183,19 +182,6 @@ class Search:
         if key not in self._costs:
             self._costs[key] = price(graph, run.training, run.nodes, run.framework)
         return self._costs[key]
-
-    def _infeasible(self, misfits: list[Priced]) -> InfeasibleError:
-        closest = min(misfits, key=lambda one: (len(one.short), sum(one.short.values())))
-        missing = short_text(closest.short)
-        tier, nbytes = max(closest.short.items(), key=lambda item: item[1])
-        return InfeasibleError(
-            f"{self.request.model.name} does not fit with {self.tool.name}: {missing} short at "
-            f"least, of {counted(len(misfits), 'way', 'ways')} to run it. Other engines may fit: "
-            "--engine native",
-            tier=str(tier),
-            bytes_short=nbytes,
-            remedy=missing,
-        )
 
     def _nothing_legal(self) -> InputError:
         request = self.request
