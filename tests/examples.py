@@ -1,13 +1,14 @@
 """How many examples a property is tried on: a test's own number, scaled by the suite's profile.
 
-`pytest --hypothesis-profile=quick` takes a fifth of them, `thorough` ten times as many.
+The suite's own profile takes two in three of them, `pytest --hypothesis-profile=quick` a fifth,
+`thorough` ten times as many.
 """
 
 from __future__ import annotations
 
 from hypothesis import settings
 
-USUAL = 100  # of the profile that the numbers are stated for
+USUAL = 100  # hypothesis takes so many where a test has no number of its own
 
 
 def examples(number: int) -> int:

@@ -96,7 +96,7 @@ def test_shipped_gpus_are_described_in_full(name: str) -> None:
 def test_half_lengths_of_attention() -> None:
     name = "attention_backward_half_length"
     source = {name: "measured"}
-    gpu = find_gpu("a100-sxm4-80gb")
+    gpu = find_gpu("rtx-4090")
     assert (gpu.attention_forward_half_length, gpu.attention_backward_half_length) == (None, None)
     assert "half_length" not in to_yaml(gpu)  # documents of before are written as before
     assert gpu.replaced({name: {"flash2": 0}}, source).attention_backward_half_length == {
