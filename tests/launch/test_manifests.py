@@ -102,13 +102,14 @@ STUBS = {
         while case "$1" in --*) ;; *) false ;; esac; do
             case "$1" in --nodelist=*|--exclude=*) where="$1" ;; esac; shift
         done
-        echo "$where $RAY_AUTH_MODE ${#RAY_AUTH_TOKEN} $*" | tr '\\n' ' ' >> "$LOG"; echo >> "$LOG"
+        said="$(echo "$where $RAY_AUTH_MODE ${#RAY_AUTH_TOKEN} $*" | tr '\\n' ' ')"
+        echo "$said" >> "$LOG"  # a line at once: nodes are started side by side
         exec "$@" """,
     "ray": """
         [ "$2" != --head ] || : > "$LOG.head"
         [ "$2" = --head ] || : > "$LOG.workers"
         trap 'echo "ended $2" >> "$LOG"; exit 0' TERM
-        while :; do sleep 0.05; done""",
+        for _ in {1..1200}; do sleep 0.05; done""",
     "python3": """
         case "$2" in *secrets*) echo 0123456789abcdef; exit ;; esac
         if [ "$4" = 1 ]; then [ -e "$LOG.head" ]; else [ -e "$LOG.workers" ]; fi""",
@@ -116,7 +117,7 @@ STUBS = {
         trap 'echo stopped >> "$LOG"; exit 130' TERM
         [ "$RUNS" = long ] || exit 5
         : > "$LOG.runs"
-        while :; do sleep 0.05; done""",
+        for _ in {1..1200}; do sleep 0.05; done""",
 }
 
 
