@@ -6,9 +6,9 @@ from hypothesis import settings
 from tests.examples import USUAL
 
 # Neighbours on a shared machine stretch single examples several times: no deadline per example.
-# The profile of `make test` tries two in three of a test's own number, so that it ends within a
-# quarter of an hour on two cores.
-for name, number in (("quick", USUAL // 5), ("bigplan", 2 * USUAL // 3), ("thorough", 10 * USUAL)):
+# The profile of `make test` tries half of a test's own number, so that it ends within a quarter of
+# an hour on two cores.
+for name, number in (("quick", USUAL // 5), ("bigplan", USUAL // 2), ("thorough", 10 * USUAL)):
     settings.register_profile(name, deadline=None, max_examples=number)
 settings.load_profile("bigplan")
 

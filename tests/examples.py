@@ -1,6 +1,6 @@
 """How many examples a property is tried on: a test's own number, scaled by the suite's profile.
 
-The suite's own profile takes two in three of them, `pytest --hypothesis-profile=quick` a fifth,
+The suite's own profile takes half of them, `pytest --hypothesis-profile=quick` a fifth,
 `thorough` ten times as many.
 """
 
