@@ -80,9 +80,9 @@ MEGATRON_CORE = Framework(
 
 # FSDP with its defaults: the next layer is gathered while this one computes. With CPUOffloadPolicy
 # gradients of all micro-batches but the first go to memory that is not page-locked, while the GPU
-# waits, and torch adds them there. The rate is between the 1.58 and 1.29 GB/s that two runs on one
-# H200's machine leave for it, four micro-batches of 5.5B in 49.7 s and of 3.3B in 36.0 s
-# (benchmarks/results/2026-11-22-h200-rows-apart).
+# waits, and torch adds them there. Two runs on one H200's machine took 49.7 s (5.5B) and 36.0 s
+# (3.3B), each of four micro-batches (benchmarks/results/2026-11-22-h200-rows-apart). What the other
+# parts leave of them is 1.58 and 1.29 GB/s for these sums; the rate is between the two.
 SUMMED_ON_CPU = 1.43e9  # bytes/s
 FSDP = Framework(
     "FSDP",
