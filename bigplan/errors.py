@@ -6,6 +6,7 @@ Messages hold the value, the rule that it breaks and what to do about it.
 
 from __future__ import annotations
 
+import re
 from math import log10
 from pathlib import PurePath
 
@@ -20,12 +21,27 @@ def quoted(value: object) -> str:
     return shortened(str(value) if isinstance(value, PurePath) else repr(value))
 
 
-def shortened(text: str) -> str:
-    """The text, its middle left out where it is long."""
-    if len(text) <= _SHOWN:
+def shortened(text: str, most: int = _SHOWN) -> str:
+    """The text, its middle left out where it has more characters than `most`."""
+    if len(text) <= most:
         return text
-    half = _SHOWN // 2
+    half = most // 2
     return f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
+
+
+# All but newline and tab: some make a terminal do what it should not, and none shows.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def control_character(text: str) -> str | None:
+    """The first character that no terminal should get, newlines and tabs not counted."""
+    found = _CONTROL.search(text)
+    return found[0] if found else None
+
+
+def printable(text: str) -> str:
+    """The text with such characters written out, as Python writes them: `\\x1b`."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class BigplanError(Exception):

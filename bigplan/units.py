@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from bigplan.errors import InputError, quoted
 
@@ -271,11 +271,69 @@ def _awkwardness(text: str) -> tuple[bool, bool, bool, int, str]:
     )
 
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str)]
-Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth, json_schema_input_type=float | str)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str)]
-Flops = Annotated[float, BeforeValidator(parse_flops, json_schema_input_type=float | str)]
-Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=float | str)]
-Price = Annotated[float, BeforeValidator(parse_price, json_schema_input_type=float | str)]
-Power = Annotated[float, BeforeValidator(parse_power, json_schema_input_type=float | str)]
-Count = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=float | str)]
+QUANTITY = "quantity"
+"""marks the JSON Schema of a quantity until a field's limits are in it"""
+_DECIMALS = r"(?:\d{1,12}(?:\.\d{1,12})?|\d{1,3}(?:\.\d{1,12})?[eE][+-]?\d)"
+
+
+# A number in a text that is more than 0 has a digit for it, before any exponent.
+_POSITIVE = r"^(?=[0.]*[1-9])"
+
+
+def positive(schema: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of a quantity without 0."""
+    numbers, text = schema["anyOf"]
+    pattern = _POSITIVE + text["pattern"].removeprefix("^")
+    return schema | {"anyOf": [numbers | {"exclusiveMinimum": 0}, text | {"pattern": pattern}]}
+
+
+def _schema(quantity: Quantity, *, whole: bool = False) -> dict[str, Any]:
+    """What a file may say, as JSON Schema: the number, or text with a unit.
+
+    A little narrower than what is read: no underscores, one space at most, exponents of one digit;
+    of whole things three decimals, and those of thousands.
+    """
+    every = _either(quantity.units)
+    texts = [rf"{_DECIMALS} ?{every}"]
+    if whole:
+        thousands = _either([unit for unit, size in quantity.units.items() if size >= 1000])
+        texts = [rf"\d{{1,12}} ?{every}", rf"\d{{1,9}}\.\d{{1,3}} ?{thousands}"]
+    numbers = {"type": "integer" if whole else "number", "minimum": 0, "maximum": _LARGEST}
+    text = {"type": "string", "pattern": f"^(?:{'|'.join(texts)})$"}
+    return {QUANTITY: True, "anyOf": [numbers, text]}
+
+
+def _either(units: Iterable[str]) -> str:
+    return f"(?:{'|'.join(sorted(map(re.escape, units)))})"
+
+
+Bytes = Annotated[
+    int, BeforeValidator(parse_bytes), WithJsonSchema(_schema(BYTES, whole=True), mode="validation")
+]
+Bandwidth = Annotated[
+    float, BeforeValidator(parse_bandwidth), WithJsonSchema(_schema(BANDWIDTH), mode="validation")
+]
+Seconds = Annotated[
+    float, BeforeValidator(parse_seconds), WithJsonSchema(_schema(SECONDS), mode="validation")
+]
+Flops = Annotated[
+    float, BeforeValidator(parse_flops), WithJsonSchema(_schema(FLOPS), mode="validation")
+]
+Rate = Annotated[
+    float, BeforeValidator(parse_rate), WithJsonSchema(_schema(RATE), mode="validation")
+]
+Price = Annotated[
+    float, BeforeValidator(parse_price), WithJsonSchema(_schema(PRICE), mode="validation")
+]
+Power = Annotated[
+    float, BeforeValidator(parse_power), WithJsonSchema(_schema(POWER), mode="validation")
+]
+Count = Annotated[
+    int, BeforeValidator(parse_count), WithJsonSchema(_schema(COUNT, whole=True), mode="validation")
+]
+PositiveFlops = Annotated[
+    float,
+    BeforeValidator(parse_flops),
+    Field(gt=0),
+    WithJsonSchema(positive(_schema(FLOPS)), mode="validation"),
+]

@@ -25,9 +25,10 @@ from bigplan.cli.plan import plan, simulate
 from bigplan.cli.profile import profile
 from bigplan.cli.run import launch, report
 from bigplan.cli.validate import validate
-from bigplan.errors import BigplanError
+from bigplan.errors import BigplanError, InputError, control_character, printable, quoted, shortened
 
 INTERRUPTED = 130
+LONGEST_LINE = 3000  # characters of a message; lists of what is allowed have up to 2,000
 
 app = typer.Typer(
     name="bigplan",
@@ -74,14 +75,31 @@ def _root(
     """Plan the best way to train a model on a cluster, without a GPU, and run that plan."""
 
 
+def _told(error: BigplanError) -> str:
+    """The message as a terminal may get it: no control characters, no endless line."""
+    lines = printable(f"bigplan: {error}").splitlines()
+    return "\n".join(shortened(line, LONGEST_LINE) for line in lines)
+
+
+def _require_text(arguments: list[str]) -> None:
+    """Raise InputError for what would reach the terminal as a command to it."""
+    for argument in arguments:
+        if (found := control_character(argument)) is not None:
+            raise InputError(
+                f"the argument {quoted(argument)} holds the control character {found!r}; leave "
+                "it out, and rename a file that has one in its name"
+            )
+
+
 def run() -> None:
     """The command that was asked for. Exits with 0, 2 bad input, 3 infeasible, and so on."""
     try:
         with checked_output():
+            _require_text(sys.argv[1:])
             app()
     except BigplanError as error:
         with suppress(OSError):  # where nobody can be told, the exit code still says it
-            print(f"bigplan: {error}", file=sys.stderr)
+            print(_told(error), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from bigplan.cli.as_json import AsJson, print_json
 
 if TYPE_CHECKING:
     from bigplan.spec.cluster import Cluster, NodeGroup, Nvme
@@ -15,9 +16,7 @@ def clusters(
     name: Annotated[
         str | None, typer.Argument(help="Show this one: shipped name or cluster YAML.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the shipped clusters, or show one as YAML with the source of every number."""
     from bigplan.spec.catalog import find_cluster, list_clusters
@@ -27,8 +26,7 @@ def clusters(
         return
     found = [find_cluster(known) for known in list_clusters()]
     if as_json:
-        rows = [row for cluster in found for row in _rows(cluster)]
-        print(json.dumps(rows, indent=2))
+        print_json({"clusters": [row for cluster in found for row in _rows(cluster)]})
     else:
         _print_table(found)
 
@@ -38,7 +36,7 @@ def _show(cluster: Cluster, as_json: bool) -> None:
     from bigplan.spec.dump import to_yaml
 
     if as_json:
-        print(json.dumps(cluster.model_dump(), indent=2))
+        print_json({"cluster": cluster.model_dump()})
     else:
         print(to_yaml(cluster), end="")
 

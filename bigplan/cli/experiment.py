@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
 from bigplan.errors import InputError
 
@@ -21,7 +21,6 @@ experiment = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-JSON_OUTPUT = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
 
 
 @experiment.command()
@@ -44,7 +43,7 @@ def run(
             "`measure` in the file says).",
         ),
     ] = None,
-    as_json: Annotated[bool, JSON_OUTPUT] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plan every point of an experiment on all cores, and launch them where asked.
 
@@ -100,7 +99,7 @@ def compare(
     folder: Annotated[
         Path, typer.Argument(help="The folder of an experiment, such as runs/my-experiment.")
     ],
-    as_json: Annotated[bool, JSON_OUTPUT] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show an experiment: predicted beside measured, error, ranks, and the Pareto table."""
     from bigplan.experiment.folder import read_index
@@ -116,7 +115,7 @@ def _show(outcome: Outcome, as_json: bool, *, compared: bool = False) -> None:
     from bigplan.experiment.shown import accuracy_text, outcome_report
 
     if as_json:
-        print(json.dumps(_json(outcome), indent=2))
+        print_json(_json(outcome))
         return
     console = Console()
     console.print(outcome_report(outcome))

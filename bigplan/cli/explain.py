@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bigplan.cli.as_json import AsJson, print_json
+
 
 def explain(
     plan: Annotated[Path, typer.Argument(help="A plan written by `bigplan plan --out`.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Why a plan takes as long as it does: every operator and move, efficiency, and advice."""
     from bigplan.cli.inputs import checked_plan
@@ -22,7 +21,7 @@ def explain(
 
     found = explained(checked_plan(plan))
     if as_json:
-        print(json.dumps(explain_json(found), indent=2))
+        print_json(explain_json(found))
         return
     from rich.console import Console
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.options import ExperimentOptions, environment_of, experiment_of
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError
@@ -42,9 +42,7 @@ def intake(
     better: Annotated[
         bool, typer.Option("--better/--no-better", help="Plan what is faster (default: yes).")
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Price what another tool's configuration runs, and say what a better plan gains.
 
@@ -64,7 +62,7 @@ def intake(
         with Waiting("Planning what is faster") as waiting:
             gained = better_than(found, waiting.go_on)
     if as_json:
-        print(json.dumps(appraisal_json(found, gained), indent=2))
+        print_json(appraisal_json(found, gained))
     elif gained is not None:
         console.print(better_report(found, gained))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError, quoted
 
@@ -48,9 +48,7 @@ class ExplainOptions:
         ),
     ] = False
     source: Annotated[bool, typer.Option("--source", help="Print the Triton source, too.")] = False
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
-    ] = False
+    as_json: AsJson = False
 
 
 @kernels.command()
@@ -77,7 +75,7 @@ def explain(
     result = explained(found, pricer, options.gpu)
     made = _compiled(found, sm.capability) if options.compiles else {}
     if options.as_json:
-        print(json.dumps(result.to_json() | ({"compiled": made} if made else {}), indent=2))
+        print_json(result.to_json() | ({"compiled": made} if made else {}))
         return
     _show(result)
     for number, one in made.items():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from bigplan.cli.as_json import AsJson, print_json
 
 if TYPE_CHECKING:
     from bigplan.spec.model import ModelSpec
@@ -27,20 +28,21 @@ def models(
         str | None,
         typer.Argument(help="Show this one: shipped name, model YAML or Hugging Face config.json."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the shipped models, or show one as YAML with its source and parameters."""
     from bigplan.spec.catalog import find_model, list_models
 
     if name is not None:
         model = find_model(name)
-        print(json.dumps(_in_full(model), indent=2) if as_json else _as_yaml(model))
+        if as_json:
+            print_json(_in_full(model))
+        else:
+            print(_as_yaml(model))
         return
     found = sorted(map(find_model, list_models()), key=_family_and_size)
     if as_json:
-        print(json.dumps([_row(model) for model in found], indent=2))
+        print_json({"models": [_row(model) for model in found]})
     else:
         _print_table(found)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bigplan.capabilities import NATIVE_TRAINING
-from bigplan.errors import InputError, quoted
+from bigplan.errors import InputError, quoted, shortened
 from bigplan.spec.document import load_data, parse_scalar
 from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment
 from bigplan.spec.problems import problem_at
@@ -438,7 +438,8 @@ def _pairs(flag: str, texts: list[str] | None, example: str) -> dict[str, str]:
         key, value = key.strip(), value.strip()
         if key in pairs:
             raise InputError(
-                f"{flag} says {key}={pairs[key]} and {key}={value}, of which only one can hold; "
+                f"{flag} says {shortened(key)}={shortened(pairs[key])} and "
+                f"{shortened(key)}={shortened(value)}, of which only one can hold; "
                 "leave one out"
             )
         pairs[key] = value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import checked_plan, files_read, is_plan, warnings
 from bigplan.cli.options import ExperimentOptions, experiment_of
 from bigplan.cli.spread import takes
@@ -33,7 +34,6 @@ WHAT_IF = typer.Option(
 TIME_LIMIT = typer.Option(
     "--time-limit", min=0.0, help="Seconds after which the best plan so far is taken, with its gap."
 )
-JSON_OUTPUT = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
 
 # Seconds from the start of planning within which what would help is answered unasked: with the
 # imports a plan of one machine stays below a second.
@@ -55,7 +55,7 @@ def plan(
         Path | None,
         typer.Option("--out", help="Write the plan to this file; only a plan is replaced."),
     ] = None,
-    as_json: Annotated[bool, JSON_OUTPUT] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the fastest way to train a model on a cluster. Needs no GPU.
 
@@ -79,7 +79,7 @@ def plan(
         runnable = planned.best_runnable(time_limit)
         answer = planned.what_would_help() if what_if else None
         shown = plan_json(planned.plan, planned.seconds, runnable, answer)
-        print(json.dumps(shown | {"nodes_tried": _tried_json(planned)}, indent=2))
+        print_json(shown | {"nodes_tried": _tried_json(planned)})
     else:
         _show(planned, what_if, time_limit)
         if out is not None:
@@ -214,7 +214,7 @@ def simulate(
             "--trace", help="Write a trace for ui.perfetto.dev; only a trace is replaced."
         ),
     ] = None,
-    as_json: Annotated[bool, JSON_OUTPUT] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play a plan's steady step again: its time, and how busy each resource is."""
     from bigplan.engines import engine_of
@@ -228,7 +228,7 @@ def simulate(
     if trace is not None:
         write_text(trace, json.dumps(engine_of(checked).timeline(checked).to_chrome()), "trace")
     if as_json:
-        print(json.dumps(step_json(checked.predicted), indent=2))
+        print_json(step_json(checked.predicted))
         return
     console = Console()
     console.print(step_report(checked.predicted))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ def validate(
         Path | None,
         typer.Option("--rows", help="CSV of measured runs (default: the published ones shipped)."),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON and nothing else on stdout.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Predict measured training runs with their own configurations, and show the errors.
 
@@ -48,7 +46,7 @@ def validate(
     _require_some(scored, rows)
     groups = group_quality(scored)
     if as_json:
-        print(json.dumps({"rows": [_row(one) for one in scored], "groups": _groups(groups)}))
+        print_json({"rows": [_row(one) for one in scored], "groups": _groups(groups)})
     else:
         _print(scored, groups)
 

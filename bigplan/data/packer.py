@@ -27,7 +27,7 @@ from bigplan.data.prepared import (
     narrowest,
 )
 from bigplan.data.tokenizer import Tokenizer
-from bigplan.errors import InputError
+from bigplan.errors import InputError, printable
 
 
 @dataclass(slots=True)
@@ -117,7 +117,9 @@ class Packer:
     def _end_source(self) -> None:
         documents, tokens = self.documents - self._counts[0], self.tokens - self._counts[1]
         if documents:
-            self._sources.append(Source(path=self._path, documents=documents, tokens=tokens))
+            self._sources.append(
+                Source(path=printable(self._path), documents=documents, tokens=tokens)
+            )
 
     def finish(self) -> Index:
         """Everything to the drive, the index last."""

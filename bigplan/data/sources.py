@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bigplan.data.tokenizer import require
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted
 from bigplan.spec.reading import require_regular
 
 Format = Literal["text", "jsonl", "parquet"]
@@ -218,7 +218,7 @@ def _require_field(where: str, name: str, there: list[str], is_there: bool) -> N
     if not is_there:
         known = ", ".join(map(str, there)) or "nothing"
         raise InputError(
-            f"{where}: no field {name!r}; it has {known}: name the text's with --field, "
+            f"{where}: no field {quoted(name)}; it has {known}: name the text's with --field, "
             "or with --prompt-field and --response-field"
         )
 
@@ -226,14 +226,14 @@ def _require_field(where: str, name: str, there: list[str], is_there: bool) -> N
 def _string(value: object, name: str, where: str) -> str:
     if not isinstance(value, str):
         raise InputError(
-            f"{where}: field {name!r} is {str(value)[:40]!r}, not text: mend it, or name another "
-            "field"
+            f"{where}: field {quoted(name)} is {str(value)[:40]!r}, not text: mend it, or name "
+            "another field"
         )
     try:
         value.encode()
     except UnicodeEncodeError:  # a lone surrogate such as "\ud800" is JSON, but no text
         raise InputError(
-            f"{where}: field {name!r} holds a lone surrogate, which is no text: mend it"
+            f"{where}: field {quoted(name)} holds a lone surrogate, which is no text: mend it"
         ) from None
     return value
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigplan.data.prepared import BYTE_VOCABULARY
-from bigplan.errors import InputError, RefusedError
+from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.reading import INDEX, read_bytes, read_json
 
 BYTE_END = 255  # no UTF-8 text has this byte
@@ -137,7 +137,7 @@ def _end(file: Path, ids: dict[str, int], wanted: str | None) -> int:
             )
     if wanted not in ids:
         raise InputError(
-            f"end of document {wanted!r} is not in the vocabulary of {file}: "
+            f"end of document {quoted(wanted)} is not in the vocabulary of {file}: "
             "name one of its tokens with --end-of-document"
         )
     return ids[wanted]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bigplan.errors import InputError, RefusedError
+from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.graph.graph import Recompute
 from bigplan.intake import deepspeed
 from bigplan.intake.section import Section
@@ -142,8 +142,8 @@ def _stage(part: Section, word: str) -> int:
         name = _SHARDING[int(word) - 1]
     if name not in _SHARDING:
         raise InputError(
-            f"{part.file}: fsdp_config's sharding is {word!r}, which must be true, false or one of "
-            f"{', '.join(_SHARDING)}; correct it"
+            f"{part.file}: fsdp_config's sharding is {quoted(word)}, which must be true, false or "
+            f"one of {', '.join(_SHARDING)}; correct it"
         )
     return _ZERO[_SHARDING.index(name)]
 

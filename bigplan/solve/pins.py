@@ -16,17 +16,17 @@ a kind, a pin speaks of all kinds (a count: of the repeated layers).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted, shortened
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import LEAN, ROOMY
 from bigplan.solve.linear import Linear, Rule, total
 from bigplan.solve.stage import StageClass
+from bigplan.spec.problems import did_you_mean
 
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields
@@ -84,13 +84,16 @@ def _pin(key: str, value: str | int | float) -> Pin:
     kind = parts.pop(0) if len(parts) > 1 and parts[0] not in TENSORS else None
     if not parts or parts[0] not in TENSORS or len(parts) > (3 if parts[0] == TENSORS[3] else 2):
         known = (*STRATEGY_KEYS, *RING_KEYS, LOSS_CHUNK, *TENSORS)
-        close = difflib.get_close_matches(key, known, 1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"--set {key}: no such decision{hint} (decisions: {', '.join(known)})")
+        hint = did_you_mean(key, known)
+        raise InputError(
+            f"--set {shortened(key)}: no such decision{hint} (decisions: {', '.join(known)})"
+        )
     tensor = parts[0]
     if tensor == STREAMED:
         if len(parts) > 1:
-            raise InputError(f"--set {key}: streamed state is in host memory; write streamed=0.5")
+            raise InputError(
+                f"--set {shortened(key)}: streamed state is in host memory; write streamed=0.5"
+            )
         return Pin(kind, tensor, "", _fraction(key, value), stage)
     choices = list(Recompute) if tensor == "recompute" else list(Tier)
     if len(parts) == 1:
@@ -102,27 +105,33 @@ def _pin(key: str, value: str | int | float) -> Pin:
     return Pin(kind, tensor, choice, amount, stage)
 
 
+def _shown(key: str, value: object) -> str:
+    return f"{shortened(key)}={shortened(str(value))}"
+
+
 def _choice(key: str, value: str, choices: list[Recompute] | list[Tier]) -> str:
     if value not in [str(choice) for choice in choices]:
-        raise InputError(f"--set {key}: {value!r} is not one of {', '.join(choices)}")
+        raise InputError(
+            f"--set {shortened(key)}: {quoted(value)} is not one of {', '.join(choices)}"
+        )
     return value
 
 
 def _whole(key: str, value: str | int | float) -> int:
     number = _number(key, value)
     if not number.is_integer() or number < 0:
-        raise InputError(f"--set {key}={value}: write a whole number, such as {key}=4")
+        raise InputError(f"--set {_shown(key, value)}: write a whole number, such as {key}=4")
     if number == 0 and key in POSITIVE:
         raise InputError(f"--set {key}=0: write a whole number of at least 1")
     if number > 1 and key in SWITCHES:
-        raise InputError(f"--set {key}={value}: write 0 or 1")
+        raise InputError(f"--set {_shown(key, value)}: write 0 or 1")
     return int(number)
 
 
 def _fraction(key: str, value: str | int | float) -> float:
     number = _number(key, value, "0.5")
     if not 0 <= number <= 1:
-        raise InputError(f"--set {key}={value}: write a fraction from 0 to 1, such as {key}=0.5")
+        raise InputError(f"--set {_shown(key, value)}: write a fraction from 0 to 1, such as 0.5")
     return number
 
 
@@ -130,14 +139,16 @@ def _number(key: str, value: str | int | float, such: str = "1") -> float:
     try:
         return float(value)
     except ValueError:
-        raise InputError(f"--set {key}={value}: write a number, such as {key}={such}") from None
+        raise InputError(f"--set {_shown(key, value)}: write a number, such as {such}") from None
 
 
 def refuse_unknown_kind(pin: Pin, kinds: Collection[str]) -> None:
     """Raise InputError where the pin is of layers of a kind that is not among these."""
     if pin.kind is not None and pin.kind not in kinds:
         known = ", ".join(kinds)
-        raise InputError(f"--set {pin.kind}.{pin.tensor}: no such layer kind (kinds: {known})")
+        raise InputError(
+            f"--set {shortened(pin.kind)}.{pin.tensor}: no such layer kind (kinds: {known})"
+        )
 
 
 def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:

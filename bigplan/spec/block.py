@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted
 from bigplan.spec.document import Spec
 from bigplan.spec.problems import did_you_mean
 from bigplan.units import format_bytes
@@ -36,7 +36,7 @@ class Block(Spec):
         for name in self.sources:
             if name not in numbers:
                 raise InputError(
-                    f"`sources` names {name!r}, which is no number of this block"
+                    f"`sources` names {quoted(name)}, which is no number of this block"
                     f"{did_you_mean(name, numbers)} (numbers: {', '.join(numbers)})"
                 )
         return self

@@ -10,10 +10,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec import shipped
 from bigplan.spec.block import Block
-from bigplan.spec.document import Spec
+from bigplan.spec.document import LONGEST_NAME, Spec
 from bigplan.spec.plausible import left_out_units
 from bigplan.spec.problems import KeyPath
-from bigplan.units import Bandwidth, Bytes, Flops, Power, Price, Rate, Seconds, format_bytes
+from bigplan.units import Bandwidth, Bytes, PositiveFlops, Power, Price, Rate, Seconds, format_bytes
 
 # FlashAttention's three versions; cuDNN's kernel, which Transformer Engine uses; torch's
 # scaled_dot_product_attention where it is none of them.
@@ -28,14 +28,14 @@ HalfLength = Annotated[float, Field(ge=0)]  # tokens
 class Gpu(Block):
     """One device that computes."""
 
-    name: str
+    name: str = Field(max_length=LONGEST_NAME)
     device: Literal["cuda", "cpu"]
     """cuda, or cpu for a part of the host's cores and memory that stands in for a GPU"""
     memory: Bytes = Field(gt=0)
     """usable device memory, such as 80 GiB"""
     multiprocessors: int = Field(gt=0, le=10**5)
     """streaming multiprocessors (cores, on a CPU): a GEMM's tiles fill them in waves"""
-    peak_flops: dict[Peaked, Flops] = Field(min_length=1)
+    peak_flops: dict[Peaked, PositiveFlops] = Field(min_length=1)
     """dense peak of each precision, such as {bf16: 989 TFLOP/s}"""
     memory_bandwidth: Bandwidth = Field(gt=0)
     """nominal, such as 3.35 TB/s"""
@@ -43,13 +43,13 @@ class Gpu(Block):
     """fraction of the peak that a large GEMM reaches"""
     gemm_half_k: float = Field(ge=0)
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
-    gemm_efficiencies: dict[Peaked, float] | None = None
+    gemm_efficiencies: dict[Peaked, Share] | None = None
     """where a precision reaches another fraction of its peak; absent: gemm_efficiency for all"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
-    attention_forward_efficiency: dict[FlashKernel, float] = Field(min_length=1)
+    attention_forward_efficiency: dict[FlashKernel, Share] = Field(min_length=1)
     """by implementation of flash attention: fraction of the 16-bit peak (causal FLOPs counted)"""
-    attention_backward_efficiency: dict[FlashKernel, float] = Field(min_length=1)
+    attention_backward_efficiency: dict[FlashKernel, Share] = Field(min_length=1)
     """by implementation: fraction of the 16-bit peak (2.5 x the forward's FLOPs)"""
     attention_forward_half_length: dict[FlashKernel, HalfLength] | None = None
     """by implementation: tokens h in the factor s / (s + h) of its efficiency; absent: h is 0"""
@@ -190,7 +190,7 @@ class Nvme(Block):
 class Link(Block):
     """What connects the GPUs of a node, or nodes."""
 
-    name: str
+    name: str = Field(max_length=LONGEST_NAME)
     bandwidth: Bandwidth = Field(gt=0)
     """bus bandwidth reached by large messages: per GPU inside a node, per node between nodes"""
     latency: Seconds = Field(ge=0)
@@ -245,16 +245,19 @@ def find_link(name: str) -> Link:
     return shipped.find(_LINKS, name, Link, "link")
 
 
-def _or_name(block: type[Block], find: Callable[[str], Block]) -> BeforeValidator:
+def _or_name(
+    block: type[Block], find: Callable[[str], Block], known: Callable[[], tuple[str, ...]]
+) -> BeforeValidator:
     """Where such a block is expected, text is the name of a shipped one."""
+    name = Field(json_schema_extra=lambda schema: schema.update(enum=[*known()]))
     return BeforeValidator(
         lambda value: find(value) if isinstance(value, str) else value,
-        json_schema_input_type=block | str,
+        json_schema_input_type=block | Annotated[str, name],
     )
 
 
-NamedGpu = Annotated[Gpu, _or_name(Gpu, find_gpu)]
-NamedLink = Annotated[Link, _or_name(Link, find_link)]
+NamedGpu = Annotated[Gpu, _or_name(Gpu, find_gpu, list_gpus)]
+NamedLink = Annotated[Link, _or_name(Link, find_link, list_links)]
 
 
 class Running(Block):
@@ -269,7 +272,7 @@ class Running(Block):
 class NodeGroup(Spec):
     """Equal nodes. A GPU or link may be written as a shipped name."""
 
-    name: str
+    name: str = Field(max_length=LONGEST_NAME)
     nodes: int = Field(default=1, gt=0, le=MOST_NODES)
     gpus_per_node: int = Field(gt=0, le=1024)
     gpu: NamedGpu
@@ -303,7 +306,7 @@ class NodeGroup(Spec):
 class Cluster(Spec):
     """All the machines a plan may use."""
 
-    name: str
+    name: str = Field(max_length=LONGEST_NAME)
     description: str = ""
     node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
 

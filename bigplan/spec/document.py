@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from bigplan.errors import InputError, quoted, shortened
+from bigplan.errors import InputError, control_character, quoted, shortened
 from bigplan.spec.problems import MOST_PROBLEMS, KeyPath, Problem, describe, problem_at
 from bigplan.spec.reading import DEEPEST, DESCRIPTION, TOO_DEEP, number_problem, read_text
 
@@ -59,6 +59,8 @@ class Spec(BaseModel):
         yield from ()
 
 
+LONGEST_NAME = 500
+"""characters of what tables and messages repeat"""
 S = TypeVar("S", bound=BaseModel)
 
 _VALUE = 16  # characters that a value is counted as, besides its own: key, indent, line
@@ -127,7 +129,10 @@ def parse_document(text: str, schema: type[S], name: str = "<text>") -> S:
 
 
 def validate(data: object, schema: type[S], where: str) -> S:
-    """Validate plain data (as parsed from YAML or JSON) that came from `where`."""
+    """Validate plain data (as parsed from YAML or JSON) that came from `where`.
+
+    Raises ProblemsError.
+    """
     return validate_nodes(data, None, schema, where)
 
 
@@ -163,7 +168,7 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
             "no text; remove it"
         ) from None
     if problems:
-        raise _input_error(problems, name)
+        raise ProblemsError(problems, name)
     return data, root
 
 
@@ -212,6 +217,13 @@ class _Builder:
                 self._complain(key_node, "keys must be plain words")
                 continue
             key = key_node.value
+            if key == "<<" and key_node.style is None:
+                self._complain(
+                    key_node,
+                    "merging with `<<` is not supported; write the keys out, or give a whole "
+                    "value an anchor and an alias",
+                )
+                continue
             if key in result:
                 self._complain(
                     key_node,
@@ -248,6 +260,17 @@ class _Builder:
         self._problems.append(Problem(node.start_mark.line + 1, text))
 
 
+class ProblemsError(InputError):
+    """What is wrong with a document, all of it."""
+
+    def __init__(self, problems: list[Problem], where: str) -> None:
+        self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
+        told = [f"{where}{problem}" for problem in self.problems[:MOST_PROBLEMS]]
+        if len(self.problems) > MOST_PROBLEMS:
+            told.append(f"{where}: more is wrong than these {MOST_PROBLEMS}; correct them first")
+        super().__init__("\n".join(told))
+
+
 def validate_nodes(data: object, root: yaml.Node | None, schema: type[S], where: str) -> S:
     """Validate data, taking lines from `root`, the nodes that it was built from (if any)."""
     line = 1 if root is not None else None
@@ -255,24 +278,40 @@ def validate_nodes(data: object, root: yaml.Node | None, schema: type[S], where:
         got = "nothing" if data is None else quoted(data)
         keys = ", ".join(schema.model_fields)
         problem = Problem(line, f"expected keys and values, got {got}; keys: {keys}")
-        raise _input_error([problem], where)
+        raise ProblemsError([problem], where)
+    text = json.dumps(data)
+    if _ESCAPED.search(text):
+        problems = [problem_at(path, told, root) for path, told in _control_characters(data)]
+        if problems:
+            raise ProblemsError(problems, where)
     try:
-        found = schema.model_validate_json(json.dumps(data), strict=True)
+        found = schema.model_validate_json(text, strict=True)
     except ValidationError as error:
-        raise _input_error(describe(error, schema, data, root), where) from None
+        raise ProblemsError(describe(error, schema, data, root), where) from None
     if isinstance(found, Spec):
         problems = [problem_at(path, text, root) for path, text in found.implausible()]
         if problems:
-            raise _input_error(problems, where)
+            raise ProblemsError(problems, where)
     return found
 
 
-def _input_error(problems: list[Problem], where: str) -> InputError:
-    ordered = sorted(problems, key=lambda problem: problem.line or 0)
-    told = [f"{where}{problem}" for problem in ordered[:MOST_PROBLEMS]]
-    if len(ordered) > MOST_PROBLEMS:
-        told.append(f"{where}: more is wrong than these {MOST_PROBLEMS}; correct them first")
-    return InputError("\n".join(told))
+# As JSON has control characters; also of a backslash before `u00`, so what is found is looked at.
+_ESCAPED = re.compile(r"\\u00[0189]|\\[bfr]|\x7f")
+
+
+def _control_characters(data: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Where texts hold characters that would be commands to a terminal."""
+    if isinstance(data, str):
+        if (found := control_character(data)) is not None:
+            yield path, f"is {quoted(data)}, which holds the control character {found!r}; remove it"
+    elif isinstance(data, Mapping):
+        for key, value in data.items():
+            if (found := control_character(key)) is not None:
+                yield path, f"has the key {quoted(key)} with the control character {found!r}"
+            yield from _control_characters(value, (*path, key))
+    elif isinstance(data, list | tuple):
+        for index, value in enumerate(data):
+            yield from _control_characters(value, (*path, index))
 
 
 def parse_scalar(text: str) -> Any:

@@ -19,7 +19,7 @@ from bigplan.spec.document import (
     validate,
     validate_nodes,
 )
-from bigplan.spec.hardware import Change, refuse_unknown, with_hardware
+from bigplan.spec.hardware import Change, changeable, refuse_unknown, with_hardware
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.plausible import SMALLEST
 from bigplan.spec.problems import KeyPath
@@ -86,7 +86,10 @@ class Experiment(Spec):
     """decisions to pin, such as {tp: 8}"""
     caps: dict[Tier, Bytes] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
-    hardware: dict[str, Change] = Field(default_factory=dict)
+    hardware: dict[str, Change] = Field(
+        default_factory=dict,
+        json_schema_extra={"propertyNames": {"enum": [*changeable()]}},
+    )
     """figures or parts of every node in place of the cluster's, such as {nvme.drives: 4}"""
     engine: EngineName = "auto"
     """what the plan is for: auto is the fastest of those installed, any whatever is fastest;

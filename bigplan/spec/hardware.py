@@ -25,13 +25,20 @@ def refuse_unknown(changes: Mapping[str, Change]) -> None:
         first = key.partition(".")[0]
         if first in _ELSEWHERE:
             raise InputError(f"{key}: write `{_ELSEWHERE[first]}` beside `hardware`")
-        known = list(_keys(NodeGroup))
+        known = changeable()
         if key not in known:
             hint = did_you_mean(key, known) or ";"
             raise InputError(
                 f"{quoted(key)} is no key of a node{hint} such are gpu, gpus_per_node, nvme.drives "
                 "and host.memory"
             )
+
+
+def changeable() -> list[str]:
+    """The dotted keys of a node group that `hardware` may have."""
+    return [
+        key for key in dict.fromkeys(_keys(NodeGroup)) if key.partition(".")[0] not in _ELSEWHERE
+    ]
 
 
 def _keys(model: type[BaseModel], before: str = "") -> Iterator[str]:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bigplan.errors import InputError, RefusedError, quoted
-from bigplan.spec.document import validate
+from bigplan.spec.document import ProblemsError, validate
 from bigplan.spec.families import FAMILIES
+from bigplan.spec.hf_keys import Own
 from bigplan.spec.hf_reader import Config, Reader
 from bigplan.spec.hf_refusals import refuse_adapter, refuse_experts, refuse_foreign
 from bigplan.spec.model import ModelSpec
@@ -56,4 +57,8 @@ def from_hf_config(
     fields = family.read(reader)
     name = reader.name() or Path(where).parent.name
     fields |= {"name": name or model_type, "source": f"Hugging Face config.json ({model_type})"}
-    return validate(fields, ModelSpec, where)
+    try:
+        return validate(fields, ModelSpec, where)
+    except ProblemsError as error:
+        own = Own(config, family.keys, lines or {})
+        raise ProblemsError([own.told(problem) for problem in error.problems], where) from None

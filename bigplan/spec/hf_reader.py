@@ -31,7 +31,8 @@ class Reader:
         if value is _REQUIRED:
             raise InputError(
                 f"{self.where}: missing key {key!r}, which model_type "
-                f"{self.config['model_type']!r} needs; add it, or take the model's own config.json"
+                f"{quoted(self.config['model_type'])} needs; add it, or take the model's own "
+                "config.json"
             )
         return value
 
@@ -87,7 +88,7 @@ class Reader:
         """Stop: `key` has a value that cannot be represented."""
         raise RefusedError(
             f"{self._place(key)}: `{key}` is {quoted(self.get(key))}, which is not supported "
-            f"for model_type {self.config['model_type']!r}; supported: {supported}"
+            f"for model_type {quoted(self.config['model_type'])}; supported: {supported}"
         )
 
     def _value(self, key: str, otherwise: object = None) -> Any:

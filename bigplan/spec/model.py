@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
-from bigplan.spec.document import Spec
+from bigplan.spec.document import LONGEST_NAME, Spec
 from bigplan.spec.layers import described
 from bigplan.spec.step import Parameter, Step
 
@@ -34,11 +34,12 @@ class RopeScaling(Spec):
         needed = {"linear": ("factor",), "llama3": tuple(RopeScaling.model_fields)[1:]}
         missing = [key for key in needed.get(self.name, ()) if getattr(self, key) is None]
         if missing:
-            raise InputError(f"rope_scaling {self.name} needs {', '.join(missing)}; add them")
+            told = ", ".join(f"`{key}`" for key in missing)
+            raise InputError(f"rope scaling {self.name} needs {told}; add them")
         low, high = self.low_frequency_factor, self.high_frequency_factor
         if low is not None and high is not None and low >= high:
             raise InputError(
-                f"rope_scaling: low_frequency_factor {low:g} is not below high_frequency_factor "
+                f"`low_frequency_factor` {low:g} is not below `high_frequency_factor` "
                 f"{high:g}, but waves between the two are blended; exchange them"
             )
         return self
@@ -55,7 +56,7 @@ def _head_dim(data: dict[str, int]) -> int:
 class ModelSpec(Spec):
     """A decoder-only transformer: embedding, `layers` equal blocks, head."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=LONGEST_NAME)
     """what it is called in plans and reports"""
     layers: int = Field(gt=0, le=1000)
     """number of transformer blocks"""
@@ -66,9 +67,9 @@ class ModelSpec(Spec):
     heads: int = Field(gt=0, le=10**5)
     """query heads"""
     kv_heads: int = Field(default_factory=_heads, gt=0, le=10**5)
-    """key and value heads; default: heads"""
+    """key and value heads; default: `heads`"""
     head_dim: int = Field(default_factory=_head_dim, gt=0, le=10**6)
-    """width of one head; default: hidden / heads"""
+    """width of one head; default: `hidden` / `heads`"""
     vocab: int = Field(gt=0, le=10**8)
     """rows of the token table"""
     max_sequence_length: int = Field(gt=0, le=10**9)
@@ -108,26 +109,27 @@ class ModelSpec(Spec):
     def _check(self) -> ModelSpec:
         if "head_dim" not in self.model_fields_set and self.hidden % self.heads:
             raise InputError(
-                f"hidden {self.hidden} is not a multiple of heads {self.heads}; "
-                "state head_dim, or change one of them"
+                f"`hidden` {self.hidden} is not a multiple of `heads` {self.heads}; "
+                "state `head_dim`, or change one of them"
             )
         if self.heads % self.kv_heads:
             raise InputError(
-                f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}; "
+                f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
                 "each key/value head must serve equally many query heads"
             )
         if self.position_offset and self.positions != "learned":
             raise InputError(
-                f"position_offset {self.position_offset} counts rows of a learned table, but "
-                f"positions is {self.positions}; remove it, or use positions: learned"
+                f"`position_offset` {self.position_offset} counts rows of a learned table, but "
+                f"`positions` is {self.positions}; remove it, or use `positions: learned`"
             )
         if self.rope_scaling and self.positions != "rope":
             raise InputError(
-                f"rope_scaling changes rotary angles, but positions is {self.positions}; remove it"
+                "`rope_scaling` changes rotary angles, but `positions` is "
+                f"{self.positions}; remove it"
             )
         if self.positions == "rope" and (self.rotary_width % 2 or not self.rotary_width):
             raise InputError(
-                f"head_dim {self.head_dim} times rotary_fraction {self.rotary_fraction:g} is "
+                f"`head_dim` {self.head_dim} times `rotary_fraction` {self.rotary_fraction:g} is "
                 f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
             )
         return self

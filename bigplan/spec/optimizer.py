@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, quoted
 from bigplan.spec.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.problems import did_you_mean
@@ -107,8 +107,8 @@ def check_groups(optimizer: Optimizer, model: ModelSpec) -> None:
             raise InputError(_unmatched(number, group, model, names))
         if matched <= taken:
             raise InputError(
-                f"optimizer.groups[{number}] matches {group.match!r}, but groups before it have "
-                "all of these parameters, and the first match counts; move it up, or remove it"
+                f"optimizer.groups[{number}] matches {quoted(group.match)}, but groups before it "
+                "have all of these parameters, and the first match counts; move it up, or remove it"
             )
         taken |= matched
 
@@ -126,6 +126,6 @@ def _unmatched(
     known = sorted(ends | {name for name in names if not name.startswith("layers.")})
     hint = did_you_mean(group.match, [*known, *names])
     return (
-        f"optimizer.groups[{number}] matches {group.match!r}, but {model.name} has no such "
+        f"optimizer.groups[{number}] matches {quoted(group.match)}, but {model.name} has no such "
         f"parameter{hint}; it has {', '.join(known)}"
     )

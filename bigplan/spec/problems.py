@@ -25,10 +25,14 @@ _LONGEST_WORD = 100  # for which a likeness is looked for, in time that grows wi
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and the line (from 1) where it stands, if it is known."""
+    """One thing that is wrong, the line (from 1) where it stands, if it is known, and its path.
+
+    The text has names of keys in backticks.
+    """
 
     line: int | None
     text: str
+    path: KeyPath = ()
 
     def __str__(self) -> str:
         return f": {self.text}" if self.line is None else f":{self.line}: {self.text}"
@@ -44,7 +48,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def problem_at(path: KeyPath, text: str, root: yaml.Node | None) -> Problem:
     """What is wrong with the value at `path`, with its line where `root` is given."""
-    return Problem(_line(root, path), f"{_name(path)} {text}")
+    return Problem(_line(root, path), f"{_name(path)} {text}", path)
 
 
 def describe(
@@ -68,7 +72,7 @@ def describe(
             texts.append(text)
     # Of a union's alternatives, the one that got furthest into the value is what was meant.
     return [
-        Problem(_line(root, path), _either(texts))
+        Problem(_line(root, path), _either(texts), path)
         for path, texts in found.items()
         if not any(other != path and other[: len(path)] == path for other in found)
         or not _is_type_clash(texts)
@@ -181,6 +185,7 @@ _RULES = {
     "tuple_type": f"{_TYPE_CLASH} a list",
     "none_required": f"{_TYPE_CLASH} null",
     "too_short": "which is too short: give at least {min_length}",
+    "string_too_long": "which is too long: give at most {max_length} characters",
     "finite_number": f"{_TYPE_CLASH} a finite number",
     "greater_than": f"{_TYPE_CLASH} greater than {{gt}}",
     "greater_than_equal": f"{_TYPE_CLASH} at least {{ge}}",

@@ -42,7 +42,10 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON text's data, and the lines (from 1) of the keys of its outermost object."""
+    """A JSON text's data, and the lines (from 1) of its outermost keys.
+
+    A key inside of an outermost one stands there as "outer.inner".
+    """
 
     data: Any
     lines: Mapping[str, int]
@@ -205,6 +208,8 @@ class _Scan:
         keys[key] = self.line
         if len(self._open) == 1:
             self.lines[key] = self.line
+        elif len(self._open) == 2 and self._open[0]:  # that of a list stays empty
+            self.lines[f"{next(reversed(self._open[0]))}.{key}"] = self.line
         return None
 
 

@@ -25,7 +25,7 @@ def test_the_list_has_every_shipped_cluster(bigplan: Run) -> None:
 
 
 def test_the_list_as_json(bigplan: Run) -> None:
-    rows = {row["name"]: row for row in json.loads(bigplan("clusters", "--json")[1])}
+    rows = {row["name"]: row for row in json.loads(bigplan("clusters", "--json")[1])["clusters"]}
     assert tuple(rows) == list_clusters()
     assert rows["t4-cloud"]["gpu"] == "Tesla T4"
     assert rows["rtx-3090x4-workstation"]["nvme"] == 3_600_000_000_000
@@ -41,7 +41,7 @@ def test_one_cluster_stands_alone_with_its_sources(bigplan: Run) -> None:
 
 def test_one_cluster_as_json(bigplan: Run) -> None:
     shown = json.loads(bigplan("clusters", "h200-1x", "--json")[1])
-    assert Cluster.model_validate(shown) == find_cluster("h200-1x")
+    assert Cluster.model_validate(shown["cluster"]) == find_cluster("h200-1x")
 
 
 def test_a_file_is_shown_as_well(bigplan: Run, tmp_path: Path) -> None:

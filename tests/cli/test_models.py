@@ -43,7 +43,7 @@ def test_no_name_is_cut_off_on_a_narrow_terminal(
 
 def test_the_list_as_json(bigplan: Run) -> None:
     rows = json.loads(bigplan("models", "--json")[1])
-    assert {row["name"]: row["parameters"] for row in rows} == {
+    assert {row["name"]: row["parameters"] for row in rows["models"]} == {
         name: find_model(name).parameter_count for name in list_models()
     }
 

@@ -39,7 +39,7 @@ def test_the_shipped_rows_as_json(bigplan: Run) -> None:
     code, out, err = bigplan("validate", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert set(found) == {"rows", "groups"}
+    assert set(found) == {"format", "rows", "groups"}
     assert all(set(row) == ROW_KEYS for row in found["rows"])
     assert {row["status"] for row in found["rows"]} == {"scored", "skipped"}
     assert all(set(group) == GROUP_KEYS for group in found["groups"].values())

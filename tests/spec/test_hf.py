@@ -281,7 +281,10 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
         ({}, "missing key 'model_type'"),
         ({"model_type": "llama"}, "missing key '"),
         ({"model_type": "llama"} | _SMALL | {"hidden_size": "64"}, "`hidden_size` is '64'"),
-        ({"model_type": "llama"} | _SMALL | {"num_key_value_heads": 3}, "not a multiple of kv_h"),
+        (
+            {"model_type": "llama"} | _SMALL | {"num_key_value_heads": 3},
+            "not a multiple of `num_key_value_heads` 3",
+        ),
         ({"model_type": "llama"} | _SMALL | {"rms_norm_eps": "x"}, "must be a number"),
     ],
 )
@@ -333,8 +336,52 @@ def test_rope_scaling(key: str) -> None:
             from_hf_config(base | {key: unknown})
     with pytest.raises(InputError, match=f"`{key}` is 'llama3', which must be an object"):
         from_hf_config(base | {key: "llama3"})
-    with pytest.raises(InputError, match="rope_scaling llama3 needs high_frequency_factor; add"):
+    with pytest.raises(
+        InputError, match=f"rope scaling llama3 needs `{key}.high_freq_factor`; add"
+    ):
         from_hf_config(base | {key: {k: v for k, v in _LLAMA3.items() if k != "high_freq_factor"}})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "told"),
+    [
+        ("llama", {"num_hidden_layers": 5000}, ":4: `num_hidden_layers` is 5000, which must be at"),
+        ("llama", {"rms_norm_eps": -1}, ":9: `rms_norm_eps` is -1, which must be greater than 0"),
+        ("llama", {"num_attention_heads": 7}, ":2: `hidden_size` 64 is not a multiple of `num_at"),
+        ("llama", {"num_key_value_heads": 3}, ":5: `num_attention_heads` 8 is not a multiple of"),
+        ("llama", {"rope_theta": "x"}, ":9: `rope_theta` is 'x', which must be a number"),
+        ("qwen3", {"head_dim": 15}, ":9: `head_dim` 15 times `partial_rotary_factor` 1 is 15"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "llama3", "factor": "x"}},
+            ":11: `rope_parameters.factor` is 'x', which must be a number",
+        ),
+        (
+            "llama",
+            {"rope_scaling": _LLAMA3 | {"low_freq_factor": 9}},
+            ":11: `rope_scaling`: `rope_scaling.low_freq_factor` 9 is not below `rope_scaling.high",
+        ),
+        ("gpt2", {"n_layer": 5000}, ":3: `n_layer` is 5000, which must be at most 1000"),
+        ("gpt_neox", {"rotary_pct": 2.5}, ":8: `rotary_pct` is 2.5, which must be at most 1"),
+        (
+            "bloom",
+            {"hidden_size": None, "n_embed": 65},
+            ":5: `n_embed` 65 is not a multiple of `n_",
+        ),
+        ("opt", {"ffn_dim": 10**8}, ":7: `ffn_dim` is 100000000, which must be at most"),
+    ],
+)
+def test_problems_have_the_names_and_lines_of_the_file(
+    model_type: str, changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    base = {"gpt2": _GPT2, "bloom": _BLOOM, "gpt_neox": _NEOX, "opt": _OPT}.get(model_type, _SMALL)
+    config = base | changes | {"model_type": model_type}
+    path = tmp_path / "config.json"
+    there = {key: value for key, value in config.items() if value is not None}
+    path.write_text(json.dumps(there, indent=0))
+    with pytest.raises(InputError) as caught:
+        load_hf_config(path)
+    assert f"{path}{told}" in str(caught.value)
 
 
 def test_gelus() -> None:

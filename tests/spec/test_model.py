@@ -55,7 +55,7 @@ def test_llama_block() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_scaling": {"name": "linear"}}, "rope_scaling linear needs factor; add"),
+        ({"rope_scaling": {"name": "linear"}}, "rope scaling linear needs `factor`; add"),
         ({"rope_scaling": {"name": "linear", "factor": 2.0}, "positions": "learned"}, "remove it"),
         (
             {
@@ -67,7 +67,7 @@ def test_llama_block() -> None:
                     "original_length": 8,
                 }
             },
-            "low_frequency_factor 4 is not below high_frequency_factor 4",
+            "`low_frequency_factor` 4 is not below `high_frequency_factor` 4",
         ),
     ],
 )
@@ -149,11 +149,11 @@ def test_layer_sequence() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kv_heads": 3}, "heads 4 is not a multiple of kv_heads 3"),
-        ({"heads": 3}, "hidden 64 is not a multiple of heads 3; state head_dim"),
-        ({"head_dim": 15}, "head_dim 15 times rotary_fraction 1 is 15 columns, but"),
+        ({"kv_heads": 3}, "`heads` 4 is not a multiple of `kv_heads` 3"),
+        ({"heads": 3}, "`hidden` 64 is not a multiple of `heads` 3; state `head_dim`"),
+        ({"head_dim": 15}, "`head_dim` 15 times `rotary_fraction` 1 is 15 columns, but"),
         ({"rotary_fraction": 0.05}, "is 0 columns, but rope rotates pairs"),
-        ({"position_offset": 2}, "position_offset 2 counts rows of a learned table, but positions"),
+        ({"position_offset": 2}, "`position_offset` 2 counts rows of a learned table, but `pos"),
         ({"rotary_fraction": 1.5}, "must be at most 1"),
         ({"num_experts": 8}, "`num_experts`: mixture-of-experts models are not planned"),
         ({"layers": 0}, "`layers` is 0, which must be greater than 0"),
@@ -170,7 +170,7 @@ def test_a_rule_across_fields_names_the_file() -> None:
     text = "\n".join(f"{key}: {value}" for key, value in (_BASE | {"heads": 3}).items())
     with pytest.raises(InputError) as caught:
         parse_document(text, ModelSpec, "m.yaml")
-    assert str(caught.value).startswith("m.yaml:1: hidden 64")
+    assert str(caught.value).startswith("m.yaml:1: `hidden` 64")
 
 
 def test_head_dim_may_differ_from_hidden_over_heads() -> None:

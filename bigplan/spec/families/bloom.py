@@ -27,6 +27,14 @@ _TENSORS = Tensors(
     fused=("q_proj", "k_proj", "v_proj"),
     by_head=True,
 )
+_KEYS = {
+    "layers": ("n_layer", "num_hidden_layers"),
+    "hidden": ("hidden_size", "n_embed"),
+    "heads": ("n_head", "num_attention_heads"),
+    "vocab": ("vocab_size",),
+    "max_sequence_length": ("seq_length",),
+    "norm_epsilon": ("layer_norm_epsilon",),
+}
 _DEFAULTS = {
     "vocab_size": 250880,
     "hidden_size": 64,
@@ -85,4 +93,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-BLOOM = Family(_read, _DEFAULTS, _write, _TENSORS)
+BLOOM = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

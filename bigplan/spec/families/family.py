@@ -31,3 +31,5 @@ class Family:
     defaults: Mapping[str, Any]  # those of transformers' own config class, for absent keys
     write: Callable[[ModelSpec], dict[str, Any]]  # such a config.json, to be read back
     tensors: Tensors
+    keys: Mapping[str, tuple[str, ...]]
+    """field of ModelSpec -> its key in a config.json, dotted; of several the first that is there"""

@@ -28,6 +28,15 @@ _TENSORS = Tensors(
     transposed=(*_FUSED, "o_proj", "up_proj", "down_proj"),
     fused=_FUSED,
 )
+_KEYS = {
+    "layers": ("n_layer",),
+    "hidden": ("n_embd",),
+    "ffn": ("n_inner",),
+    "heads": ("n_head",),
+    "vocab": ("vocab_size",),
+    "max_sequence_length": ("n_positions",),
+    "norm_epsilon": ("layer_norm_epsilon",),
+}
 _DEFAULTS = {
     "activation_function": "gelu_new",
     "layer_norm_epsilon": 1e-5,
@@ -82,4 +91,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-GPT2 = Family(_read, _DEFAULTS, _write, _TENSORS)
+GPT2 = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

@@ -7,7 +7,7 @@ from typing import Any
 
 from bigplan.spec.families.family import Family, Tensors
 from bigplan.spec.families.gelu import GELUS
-from bigplan.spec.families.rope import read_rope, write_scaling
+from bigplan.spec.families.rope import ROPE_KEYS, read_rope, write_scaling
 from bigplan.spec.hf_reader import Reader
 from bigplan.spec.model import ModelSpec
 
@@ -28,6 +28,18 @@ _TENSORS = Tensors(
     fused=("q_proj", "k_proj", "v_proj"),
     by_head=True,
 )
+_KEYS = {
+    "layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "ffn": ("intermediate_size",),
+    "heads": ("num_attention_heads",),
+    "vocab": ("vocab_size",),
+    "max_sequence_length": ("max_position_embeddings",),
+    "norm_epsilon": ("layer_norm_eps",),
+    **ROPE_KEYS,
+    "rope_theta": (*ROPE_KEYS["rope_theta"], "rotary_emb_base"),
+    "rotary_fraction": (*ROPE_KEYS["rotary_fraction"], "rotary_pct"),
+}
 _DEFAULTS = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-5,
@@ -92,4 +104,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-GPT_NEOX = Family(_read, _DEFAULTS, _write, _TENSORS)
+GPT_NEOX = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

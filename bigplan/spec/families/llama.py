@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.spec.families.family import Family, Tensors
-from bigplan.spec.families.rope import read_rope, write_scaling
+from bigplan.spec.families.rope import ROPE_KEYS, read_rope, write_scaling
 from bigplan.spec.hf_reader import Reader
 from bigplan.spec.model import ModelSpec
 
@@ -27,6 +27,18 @@ LLAMA_TENSORS = Tensors(
         "lm_head": "lm_head",
     }
 )
+LLAMA_KEYS = {
+    "layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "ffn": ("intermediate_size",),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads",),
+    "vocab": ("vocab_size",),
+    "max_sequence_length": ("max_position_embeddings",),
+    "norm_epsilon": ("rms_norm_eps",),
+    "tied_embeddings": ("tie_word_embeddings",),
+    **ROPE_KEYS,
+}
 LLAMA_DEFAULTS: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "hidden_act": "silu",
@@ -41,14 +53,13 @@ def read_llama_like(reader: Reader) -> dict[str, Any]:
     """Fields that llama, mistral, qwen2 and qwen3 share."""
     if reader.text("hidden_act") not in ("silu", "swish"):
         reader.refuse("hidden_act", "silu")
-    heads, hidden = reader.count("num_attention_heads"), reader.count("hidden_size")
-    return {
+    heads, head_dim = reader.count("num_attention_heads"), reader.optional_count("head_dim")
+    return ({"head_dim": head_dim} if head_dim is not None else {}) | {
         "layers": reader.count("num_hidden_layers"),
-        "hidden": hidden,
+        "hidden": reader.count("hidden_size"),
         "ffn": reader.count("intermediate_size"),
         "heads": heads,
         "kv_heads": reader.optional_count("num_key_value_heads") or heads,
-        "head_dim": reader.optional_count("head_dim") or hidden // heads,
         "vocab": reader.count("vocab_size"),
         "max_sequence_length": reader.count("max_position_embeddings"),
         "norm": "rmsnorm",
@@ -112,6 +123,7 @@ LLAMA = Family(
     LLAMA_DEFAULTS | {"max_position_embeddings": 2048, "mlp_bias": False},
     _write_llama,
     LLAMA_TENSORS,
+    LLAMA_KEYS,
 )
 MISTRAL = Family(
     _read_mistral,
@@ -119,4 +131,5 @@ MISTRAL = Family(
     | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
     _write_mistral,
     LLAMA_TENSORS,
+    LLAMA_KEYS,
 )

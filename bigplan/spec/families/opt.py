@@ -31,6 +31,14 @@ _SHAPE = {
     "layer_norm_elementwise_affine": True,
     "_remove_final_layer_norm": False,
 }
+_KEYS = {
+    "layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size",),
+    "ffn": ("ffn_dim",),
+    "heads": ("num_attention_heads",),
+    "vocab": ("vocab_size",),
+    "max_sequence_length": ("max_position_embeddings",),
+}
 _DEFAULTS = _SHAPE | {
     "activation_function": "relu",
     "enable_bias": True,
@@ -91,4 +99,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-OPT = Family(_read, _DEFAULTS, _write, _TENSORS)
+OPT = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

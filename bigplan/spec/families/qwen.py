@@ -7,6 +7,7 @@ from typing import Any
 from bigplan.spec.families.family import Family
 from bigplan.spec.families.llama import (
     LLAMA_DEFAULTS,
+    LLAMA_KEYS,
     LLAMA_TENSORS,
     read_llama_like,
     write_llama_like,
@@ -72,5 +73,5 @@ def _write_qwen3(model: ModelSpec) -> dict[str, Any]:
     return config | {"attention_bias": model.qkv_bias}
 
 
-QWEN2 = Family(_read_qwen2, _DEFAULTS, _write_qwen2, LLAMA_TENSORS)
-QWEN3 = Family(_read_qwen3, _DEFAULTS | {"head_dim": 128}, _write_qwen3, LLAMA_TENSORS)
+QWEN2 = Family(_read_qwen2, _DEFAULTS, _write_qwen2, LLAMA_TENSORS, LLAMA_KEYS)
+QWEN3 = Family(_read_qwen3, _DEFAULTS | {"head_dim": 128}, _write_qwen3, LLAMA_TENSORS, LLAMA_KEYS)

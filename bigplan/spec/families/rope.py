@@ -8,6 +8,26 @@ from typing import Any
 from bigplan.spec.hf_reader import Reader
 from bigplan.spec.model import RopeScaling
 
+_PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, with all of it
+_FIELDS = {
+    "factor": "factor",
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_length": "original_max_position_embeddings",
+}
+
+
+def _within(key: str) -> tuple[str, ...]:
+    return tuple(f"{place}.{key}" for place in _PLACES)
+
+
+ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "rope_theta": (*_within("rope_theta"), "rope_theta"),
+    "rotary_fraction": (*_within("partial_rotary_factor"), "partial_rotary_factor"),
+    "rope_scaling": _PLACES,
+    "rope_scaling.name": (*_within("rope_type"), *_within("type")),
+    **{f"rope_scaling.{field}": _within(key) for field, key in _FIELDS.items()},
+}
 _SCALINGS = (None, "default", "linear", "llama3", "dynamic", "yarn", "longrope")
 
 
@@ -33,13 +53,8 @@ def _read_scaling(rope: Mapping[str, Any], reader: Reader) -> dict[str, Any] | N
     length = rope.get("original_max_position_embeddings")
     if length is None and name == "llama3":
         length = reader.count("max_position_embeddings")
-    fields = {
-        "name": name,
-        "factor": rope.get("factor"),
-        "low_frequency_factor": rope.get("low_freq_factor"),
-        "high_frequency_factor": rope.get("high_freq_factor"),
-        "original_length": length,
-    }
+    fields = {"name": name} | {field: rope.get(key) for field, key in _FIELDS.items()}
+    fields["original_length"] = length
     return {key: value for key, value in fields.items() if value is not None}
 
 
@@ -47,11 +62,6 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     """What `rope_scaling` of a config.json says of it."""
     if scaling is None:
         return None
-    fields = {
-        "rope_type": scaling.name,
-        "factor": scaling.factor,
-        "low_freq_factor": scaling.low_frequency_factor,
-        "high_freq_factor": scaling.high_frequency_factor,
-        "original_max_position_embeddings": scaling.original_length,
-    }
+    fields = {key: getattr(scaling, field) for field, key in _FIELDS.items()}
+    fields["rope_type"] = scaling.name
     return {key: value for key, value in fields.items() if value is not None}
