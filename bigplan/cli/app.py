@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-import bigplan
 from bigplan.cli import describe
 from bigplan.cli.clean import clean
 from bigplan.cli.clusters import clusters
 from bigplan.cli.config import config
 from bigplan.cli.data import data
+from bigplan.cli.doctor import doctor
 from bigplan.cli.experiment import experiment
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
@@ -33,7 +33,6 @@ LONGEST_LINE = 3000  # characters of a message; lists of what is allowed have up
 app = typer.Typer(
     name="bigplan",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -44,6 +43,7 @@ for command in (
     validate,
     launch,
     report,
+    doctor,
     clean,
     export,
     config,
@@ -62,14 +62,19 @@ app.add_typer(kernels, name="kernels")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"bigplan {bigplan.__version__}")
+        from bigplan.version import full_version
+
+        print(f"bigplan {full_version()}")
         raise typer.Exit
 
 
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show version and commit."
+        ),
     ] = False,
 ) -> None:
     """Plan the best way to train a model on a cluster, without a GPU, and run that plan."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bigplan.capabilities import NATIVE_TRAINING
+from bigplan.cli.completion import known_clusters, known_models
 from bigplan.errors import InputError, quoted, shortened
 from bigplan.spec.document import load_data, parse_scalar
 from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment
@@ -21,11 +22,23 @@ from bigplan.units import format_bytes
 WHAT, STEP, ADAM, RUN = "What and where", "Training", "Optimizer", "Run"
 
 
-def _option(flag: str, text: str, panel: str, metavar: str | None = None) -> Any:
+def _option(
+    flag: str,
+    text: str,
+    panel: str,
+    metavar: str | None = None,
+    known: Callable[[str], list[str]] | None = None,
+) -> Any:
     """An option whose help says where the runtime takes nothing but the default."""
     key = flag.partition("/")[0].removeprefix("--").replace("-", "_")
     planned = " Planned only: `launch` refuses all but the default." * (key in NATIVE_TRAINING)
-    return typer.Option(flag, help=text + planned, rich_help_panel=panel, metavar=metavar)
+    return typer.Option(
+        flag,
+        help=text + planned,
+        rich_help_panel=panel,
+        metavar=metavar,
+        autocompletion=known,
+    )
 
 
 @dataclass(frozen=True)
@@ -34,10 +47,17 @@ class ExperimentOptions:
 
     model: Annotated[
         str | None,
-        _option("--model", "Shipped name, model YAML, or Hugging Face config.json.", WHAT, "NAME"),
+        _option(
+            "--model",
+            "Shipped name, model YAML, Hugging Face config.json, or the id of a cached one.",
+            WHAT,
+            "NAME",
+            known_models,
+        ),
     ] = None
     cluster: Annotated[
-        str | None, _option("--cluster", "Shipped name or cluster YAML.", WHAT, "NAME")
+        str | None,
+        _option("--cluster", "Shipped name or cluster YAML.", WHAT, "NAME", known_clusters),
     ] = None
     nodes: Annotated[
         int | None, _option("--nodes", "Number of nodes (default: the cluster's).", WHAT)

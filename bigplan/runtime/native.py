@@ -15,7 +15,6 @@ import logging
 import os
 import platform
 import shlex
-import shutil
 import stat
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from bigplan.mechanics import NICE
+from bigplan.spec.machine import COMPILERS, cache_folder, compiler
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.cpp", "sums.cpp"))
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("elements.h", "team.h"))
@@ -38,7 +38,6 @@ FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
-COMPILERS = ("c++", "g++", "clang++")  # tried after $CXX
 OTHERS_WRITE = 0o022  # mode bits
 SECONDS = 60.0  # that a compilation may take
 TYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # as elements.h counts them
@@ -184,21 +183,15 @@ def _native() -> Native | None:
 
 
 def _made() -> Native:
-    command = _compiler()
+    command = compiler()
+    if command is None:
+        raise FileNotFoundError(f"no C++ compiler: none of $CXX, {', '.join(COMPILERS)} is found")
     name = f"host-{_digest(command)}"
     try:
         return _kept(command, cache_folder(), name)
     except (OSError, RuntimeError):  # not writable, nothing there may run, or there is no home
         with TemporaryDirectory(prefix="bigplan-") as folder:
             return _kept(command, Path(folder), name)
-
-
-def _compiler() -> list[str]:
-    """The command of the first that exists."""
-    for command in (shlex.split(os.environ.get("CXX", "")), *([name] for name in COMPILERS)):
-        if command and shutil.which(command[0]):
-            return command
-    raise FileNotFoundError(f"no C++ compiler: none of $CXX, {', '.join(COMPILERS)} is found")
 
 
 def _digest(command: list[str]) -> str:
@@ -224,12 +217,6 @@ def _steady(lines: Iterable[str]) -> list[str]:
     """Lines of /proc/cpuinfo without clock rates and the like."""
     names = ("vendor_id", "cpu family", "model", "flags", "CPU ", "Features")
     return [line for line in lines if line.startswith(names)]
-
-
-def cache_folder() -> Path:
-    """Where code compiled for this user is kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(base) / "bigplan"
 
 
 def _kept(command: list[str], folder: Path, name: str) -> Native:

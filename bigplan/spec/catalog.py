@@ -9,6 +9,7 @@ from bigplan.spec import shipped
 from bigplan.spec.cluster import Cluster, find_gpu, find_link, list_gpus, list_links
 from bigplan.spec.document import load_document
 from bigplan.spec.hf import load_hf_config
+from bigplan.spec.hf_cache import cached_config, hub_folder, is_id
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.reading import user_path
 
@@ -22,6 +23,7 @@ __all__ = [
     "list_links",
     "list_models",
     "looks_like_path",
+    "names_path",
 ]
 
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -52,10 +54,25 @@ def looks_like_path(text: str) -> bool:
     return "/" in text or text.startswith(("~", ".")) or text.endswith(_SUFFIXES)
 
 
+def names_path(text: str, folder: Path = Path()) -> bool:
+    """Whether the user means a path, seen from `folder`, and not a Hugging Face id.
+
+    An id looks like a path; it is one where the cache has it, and no file has that name.
+    """
+    if not looks_like_path(text):
+        return False
+    return cached_config(text) is None or (folder / user_path(text)).exists()
+
+
 def find_model(name: str) -> ModelSpec:
-    """A preset, a model YAML, a config.json, or a folder that holds one. Raises InputError."""
+    """A preset, a model YAML, a config.json, a folder that holds one, or a cached one's id.
+
+    Raises InputError.
+    """
     if name in list_models():
         return shipped.load(_model_folder(), name, ModelSpec)
+    if not names_path(name) and (cached := cached_config(name)) is not None:
+        return load_hf_config(cached).model_copy(update={"name": name})
     path = _existing(name, "model", list_models())
     if path.is_dir():
         path = _config_in(path)
@@ -84,7 +101,11 @@ def _existing(name: str, noun: str, known: tuple[str, ...]) -> Path:
     if path.exists() and name:
         return path
     if looks_like_path(name):
-        raise InputError(
-            f"{noun} {quoted(name)}: no such file; check the path (seen from {Path.cwd()})"
-        )
+        hint = f"check the path (seen from {Path.cwd()})"
+        if noun == "model" and is_id(name):
+            hint += (
+                f"; as a Hugging Face id it is not in the cache, {hub_folder()}, either: run "
+                f"`hf download {name} config.json`"
+            )
+        raise InputError(f"{noun} {quoted(name)}: no such file; {hint}")
     raise shipped.unknown(noun, name, known, "or give a path")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from bigplan.errors import InputError, RefusedError
-from bigplan.spec.catalog import find_cluster, find_model, looks_like_path
+from bigplan.spec.catalog import find_cluster, find_model, names_path
 from bigplan.spec.cluster import MOST_NODES, Cluster
 from bigplan.spec.document import (
     Spec,
@@ -230,7 +230,7 @@ def rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, object
     for key in ("model", "cluster"):
         value = getattr(experiment, key)
         if isinstance(value, str) and key not in overrides:
-            changes[key] = _from(folder, value, looks_like_path(value))
+            changes[key] = _from(folder, value, names_path(value, folder))
     training: dict[str, Any] = {
         key: _from(folder, value, True)
         for key in ("data", "weights")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+COMPILERS = ("c++", "g++", "clang++")  # tried after $CXX
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -49,6 +52,20 @@ def cpu_name(proc: Path = Path("/proc")) -> str:
         if key.strip() == "model name" and value.strip():
             return value.strip()
     return "CPU"
+
+
+def compiler() -> list[str] | None:
+    """The command of the first C++ compiler that exists."""
+    for command in (shlex.split(os.environ.get("CXX", "")), *([name] for name in COMPILERS)):
+        if command and shutil.which(command[0]):
+            return command
+    return None
+
+
+def cache_folder() -> Path:
+    """Where code compiled for this user is kept. Raises RuntimeError where there is no home."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(base) / "bigplan"
 
 
 def find_gpus() -> tuple[FoundGpu, ...]:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
-from bigplan.spec.catalog import find_model, looks_like_path
+from bigplan.spec.catalog import find_model, names_path
 from bigplan.spec.document import Spec, load_data, validate_nodes
 from bigplan.spec.experiment import FLAT, Experiment, rebased, set_key
 from bigplan.spec.nodes import grafted, node_at
@@ -212,5 +212,5 @@ def _set(raw: Mapping[str, Any], key: Key, value: Any, folder: Path) -> Mapping[
 
 def written_out(model: str, folder: Path) -> dict[str, Any]:
     """The keys of a model that is named, so that one of them can change. Raises InputError."""
-    name = str(folder / user_path(model)) if looks_like_path(model) else model
+    name = str(folder / user_path(model)) if names_path(model, folder) else model
     return find_model(name).model_dump(mode="json", exclude_none=True)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigplan.spec import machine
 from bigplan.spec.optimizer import Optimizer
 from tests.examples import examples
 
@@ -313,7 +314,7 @@ def _works() -> None:
 
 
 def test_it_is_compiled_once(anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, compiler = tmp_path / "calls", native._compiler()[0]
+    calls, compiler = tmp_path / "calls", (machine.compiler() or [""])[0]
     wrapped = _script(tmp_path / "cxx", f'echo "$*" >> {calls}; exec {compiler} "$@"')
     monkeypatch.setenv("CXX", wrapped)
     for _ in range(2):
@@ -427,7 +428,7 @@ def test_a_cache_folder_is_its_owners_alone(anew: Path, monkeypatch: pytest.Monk
     assert loaded == [made]
     monkeypatch.setattr(os, "geteuid", lambda: anew.stat().st_uid + 1)  # all is somebody else's
     with pytest.raises(PermissionError, match="another user's folder"):
-        native._kept(native._compiler(), anew, "host")
+        native._kept(machine.compiler() or [], anew, "host")
 
 
 def test_processes_may_compile_at_once(anew: Path) -> None:

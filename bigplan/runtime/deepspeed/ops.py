@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 
 from bigplan.errors import PreflightError
-from bigplan.runtime.native import cache_folder, cpu
+from bigplan.runtime.native import cpu
+from bigplan.spec.machine import cache_folder
 
 BUILDERS = {
     "cpu_adam": "CPUAdamBuilder",

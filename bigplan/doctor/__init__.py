@@ -1,0 +1,21 @@
+"""What of bigplan works on this machine, and what to do about what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from bigplan.doctor import compiler, drives, gpus, machine, network, packages
+from bigplan.doctor.finding import Finding
+
+__all__ = ["Finding", "examine"]
+
+
+def examine(folder: Path) -> Iterator[Finding]:
+    """Every finding, in the order in which they are told; `folder` is where tensors may go."""
+    yield from packages.examine()
+    yield from gpus.examine()
+    yield from machine.examine()
+    yield from drives.examine(folder)
+    yield from compiler.examine()
+    yield from network.examine()

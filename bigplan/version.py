@@ -1,0 +1,42 @@
+"""The version and, where it is known, the commit that it was made from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import bigplan
+
+_SECONDS = 5.0  # that git may take to answer
+
+
+def full_version() -> str:
+    """Such as "0.1.0 (commit 1a2b3c4d5e)"; of a checkout "changed" where files differ from it."""
+    commit = _of_checkout(Path(__file__).parent.parent) or _of_installation()
+    return f"{bigplan.__version__} (commit {commit})" if commit else bigplan.__version__
+
+
+def _of_checkout(root: Path) -> str:
+    """The commit of the git checkout that this file is part of; empty: it is none."""
+    if not (root / ".git").exists():
+        return ""
+    # No user's settings, hooks or pagers: only what the commit is.
+    command = ["git", "-C", str(root), "--no-optional-locks", "describe", "--always", "--abbrev=10"]
+    command += ["--exclude=*", "--dirty=, changed"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _of_installation() -> str:
+    """The commit that pip installed from a repository; empty: from elsewhere."""
+    try:
+        text = distribution("bigplan").read_text("direct_url.json")
+        told = json.loads(text or "{}")
+    except (PackageNotFoundError, ValueError):
+        return ""
+    return str(told.get("vcs_info", {}).get("commit_id", ""))[:10]
