@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import checked_plan
 from bigplan.errors import InputError
 
@@ -20,6 +21,7 @@ def config(
     to: Annotated[
         Path | None, typer.Option("--to", help="Folder to write, new or empty (default: print).")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a plan as another tool's configuration, and say what that cannot express.
 
@@ -28,14 +30,22 @@ def config(
     from bigplan.export import TOOLS
 
     found = TOOLS[tool](checked_plan(plan))
+    if to is not None:
+        _write(to.expanduser(), found.files)
+    if as_json:
+        print_json({"files": found.files, "cannot_express": list(found.lost)})
+        return
     if to is None:
         for name, text in found.files.items():
             print(f"# ----- {name}\n{text}", end="")
     else:
-        _write(to.expanduser(), found.files)
-    told = Console(stderr=True)
+        told = f"Wrote {', '.join(found.files)} to {to.expanduser()}"
+        Console().print(told, highlight=False, markup=False)
+    console = Console(stderr=True)
     for each in found.lost:
-        told.print(f"{tool} cannot express: {each}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"{tool} cannot express: {each}", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
@@ -47,4 +57,3 @@ def _write(folder: Path, files: dict[str, str]) -> None:
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"--to {folder}: {error.strerror}; name another folder") from None
-    Console().print(f"Wrote {', '.join(files)} to {folder}", highlight=False, markup=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError
@@ -81,6 +82,7 @@ def prepare(
         typer.Argument(help="Text, JSONL and Parquet files, or folders of them."),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write; training.data names it.")],
+    as_json: AsJson = False,
 ) -> None:
     """Turn texts into packed token files that training reads as they are.
 
@@ -101,6 +103,10 @@ def prepare(
     )
     with _shown() as progress:
         indices = prepare_folder(wanted, out, force=options.force, progress=progress)
+    if as_json:
+        found = {str(out / part): index.model_dump() for part, index in indices.items()}
+        print_json({"folders": found})
+        return
     for part, index in indices.items():
         print(f"{out / part}: {_described(index)}")
 
@@ -108,12 +114,16 @@ def prepare(
 @data.command()
 def check(
     folder: Annotated[Path, typer.Argument(help="A prepared folder.")],
+    as_json: AsJson = False,
 ) -> None:
     """Say what a prepared folder holds, after comparing every byte with its checksum."""
     from bigplan.data.prepared import check_folder
 
     require_there(folder, "a folder that `bigplan data prepare` wrote")
     index = check_folder(folder)
+    if as_json:
+        print_json({"folders": {str(folder): index.model_dump()}})
+        return
     print(f"{folder}: {_described(index)}, checksums right")
     for source in index.sources:
         print(

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.targets import CLUSTER, require_target
 
 
@@ -32,6 +33,7 @@ def detect(
             help="Write here, not to stdout; only a cluster is replaced.",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Describe this machine as a cluster YAML; measures for a few seconds.
 
@@ -51,11 +53,14 @@ def detect(
 
         cluster = measure_cpu_devices(cluster)
     text = to_yaml(cluster)
-    if out is None:
+    if out is not None:
+        write_text(out, text, "cluster")
+    if as_json:
+        print_json({"cluster": cluster.model_dump(mode="json")})
+    elif out is None:
         print(text, end="")
-        return
-    write_text(out, text, "cluster")
-    print(f"Cluster written to {out}")
+    else:
+        print(f"Cluster written to {out}")
 
 
 def schema() -> None:

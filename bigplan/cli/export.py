@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import require_there
 from bigplan.errors import RefusedError
 from bigplan.units import format_bytes, format_count
@@ -26,6 +27,7 @@ def export(
         Literal["bf16", "fp16", "fp32"] | None,
         typer.Option("--dtype", help="Of the weights; default: the training's precision."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face folder, which transformers loads.
 
@@ -45,11 +47,17 @@ def export(
     inside = run / "checkpoints"
     found = latest(inside if inside.is_dir() else run)
     for problem in found.skipped:
-        print(f"passed over: {problem}")
+        if not as_json:
+            print(f"passed over: {problem}")
     dtype = precision or found.manifest.training.precision
     export_checkpoint(found, to.expanduser(), dtype)
     count = found.manifest.model.parameter_count
     nbytes = sum(path.stat().st_size for path in to.expanduser().iterdir())
+    if as_json:
+        told = {"folder": str(to), "step": found.manifest.step, "dtype": dtype}
+        sizes = {"parameters": count, "bytes": nbytes}
+        print_json({**told, **sizes, "passed_over": [str(each) for each in found.skipped]})
+        return
     print(
         f"Wrote {found.manifest.model.name} after step {found.manifest.step} to {to}: "
         f"{format_count(count)} parameters in {dtype}, {format_bytes(nbytes)}"

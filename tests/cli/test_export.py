@@ -44,8 +44,9 @@ def test_the_newest_checkpoint_of_a_run(bigplan: Run, run: Path, tmp_path: Path)
 
 def test_one_checkpoint_in_another_dtype(bigplan: Run, run: Path, tmp_path: Path) -> None:
     first = run / "checkpoints" / "step-000001"
-    code, out, _ = bigplan("export", first, "--to", "out", "--dtype", "fp32")
-    assert (code, "after step 1" in out) == (0, True)
+    code, out, _ = bigplan("export", first, "--to", "out", "--dtype", "fp32", "--json")
+    told = json.loads(out)
+    assert (code, told["step"], told["dtype"], told["passed_over"]) == (0, 1, "fp32", [])
     values = load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"]
     assert str(values.dtype) == "torch.float32"
     # the master copy, not the bf16 parameters, which it rounds to

@@ -167,6 +167,8 @@ def test_what_a_killed_launch_left_is_named_by_the_next(
     assert f"scratch in {scratch}" in out
     assert "`bigplan clean` removes it" in out
     assert "Would remove" in bigplan("clean", "--dry-run")[1]
+    (left,) = json.loads(bigplan("clean", "--dry-run", "--json")[1])["leftovers"]
+    assert left["scratch"] == str(scratch)
     assert scratch.exists()
     assert str(scratch) in bigplan("clean")[1]
     assert not scratch.exists()
