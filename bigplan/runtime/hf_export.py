@@ -160,8 +160,9 @@ def _write_shards(
 
 def joined(tensor: HfTensor, parts: Sequence[Tensor]) -> Tensor:
     """The tensor, of the values of its pieces in their shapes."""
-    runs = [part.view(-1, tensor.run, *part.shape[1:]) for part in parts]
-    whole = torch.stack(runs, dim=1).flatten(0, 2)
+    sized = zip(parts, tensor.runs, strict=True)
+    whole = torch.cat([part.view(-1, run, *part.shape[1:]) for part, run in sized], dim=1)
+    whole = whole.flatten(0, 1)
     return whole.T.contiguous() if tensor.transposed else whole
 
 

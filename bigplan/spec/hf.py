@@ -14,7 +14,12 @@ from bigplan.spec.document import ProblemsError, validate
 from bigplan.spec.families import FAMILIES
 from bigplan.spec.hf_keys import Own
 from bigplan.spec.hf_reader import Config, Reader
-from bigplan.spec.hf_refusals import refuse_adapter, refuse_experts, refuse_foreign
+from bigplan.spec.hf_refusals import (
+    refuse_adapter,
+    refuse_experts,
+    refuse_foreign,
+    refuse_type,
+)
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.problems import did_you_mean
 from bigplan.spec.reading import read_json
@@ -45,6 +50,7 @@ def from_hf_config(
             f"with one of {', '.join(FAMILIES)}"
         )
     refuse_experts(config, where)
+    refuse_type(model_type, where)
     if model_type not in FAMILIES:
         raise RefusedError(
             f"{where}: model_type {quoted(model_type)} is not supported"

@@ -17,18 +17,19 @@ from bigplan.spec.step import Parameter
 class Stored:
     """A parameter within a tensor, once that is [out, in], or a vector.
 
-    The tensor has `run` rows of each of its parts, one part below the other, then the next of each.
+    The tensor is made of cycles: `run` rows of the parameter in each, below `above` rows of others.
     """
 
     tensor: str
     run: int
     transposed: bool = False
-    part: int = 0
-    parts: int = 1
+    above: int = 0
+    cycle: int = 0  # rows of a cycle; 0: the parameter's alone
 
     def before(self, row: int) -> int:
-        """Rows of other parts above a row of the parameter."""
-        return (row // self.run * (self.parts - 1) + self.part) * self.run
+        """Rows of other parameters above a row of this one."""
+        others = max(0, self.cycle - self.run)
+        return row // self.run * others + self.above
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class HfTensor:
 
     name: str
     pieces: tuple[Piece, ...]
-    run: int
+    runs: tuple[int, ...]  # rows of each piece in a cycle
     transposed: bool
 
     @property
@@ -62,21 +63,25 @@ def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> S
     module, _, part = parameter.name.rpartition(".")
     name = f"{tensors.names[module].format(layer - 1)}.{part}"
     transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
-    if module not in tensors.fused:
+    group = next((modules for modules in tensors.fused if module in modules), None)
+    if group is None:
         return Stored(name, rows, transposed)
-    run = model.head_dim if tensors.by_head else rows
-    return Stored(name, run, transposed, tensors.fused.index(module), len(tensors.fused))
+    shapes = {p.name: p.shape for p in model.kinds()[model.layer_sequence()[layer]]}
+    cycles = model.kv_heads if tensors.by_head else 1
+    runs = [shapes[f"{other}.{part}"][0] // cycles for other in group]
+    place = group.index(module)
+    return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs))
 
 
 def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
     """Every tensor of the model's files, layer by layer."""
-    pieces: dict[tuple[str, int, bool], list[Piece]] = {}
+    pieces: dict[tuple[str, bool], list[tuple[Piece, int]]] = {}
     for layer, kind in enumerate(model.layer_sequence()):
         for parameter in model.kinds()[kind]:
             place = stored(family, model, layer, parameter)
-            key = place.tensor, place.run, place.transposed
-            pieces.setdefault(key, []).append(Piece(layer, parameter))
+            found = pieces.setdefault((place.tensor, place.transposed), [])
+            found.append((Piece(layer, parameter), place.run))
     return tuple(
-        HfTensor(name, tuple(parts), run, transposed)
-        for (name, run, transposed), parts in pieces.items()
+        HfTensor(name, tuple(p for p, _ in parts), tuple(run for _, run in parts), transposed)
+        for (name, transposed), parts in pieces.items()
     )

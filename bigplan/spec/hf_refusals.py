@@ -66,6 +66,34 @@ def refuse_experts(config: Mapping[str, Any], where: str) -> None:
     )
 
 
+_GEMMA = (
+    "its norms add one to their weights, its embeddings are scaled, and its MLP gates with gelu"
+)
+# Dense decoders that people train, and what their blocks have that no block here has.
+_OTHER_BLOCKS = {
+    "gemma": _GEMMA,
+    "gemma2": f"{_GEMMA}; scores and logits are capped, norms stand before and after, and windows "
+    "alternate",
+    "gemma3": f"{_GEMMA}; norms stand before and after, and windows and rope's base alternate",
+    "gemma3_text": f"{_GEMMA}; norms stand before and after, and windows and rope's base alternate",
+    "phi": "attention and MLP read one norm together",
+    "gptj": "attention and MLP read one norm together",
+    "cohere": "attention and MLP read one norm together, and logits are scaled",
+    "cohere2": "attention and MLP read one norm together, and windows alternate",
+    "olmo2": "its norms stand after attention and MLP",
+    "granite": "residuals, scores and logits are scaled",
+}
+
+
+def refuse_type(model_type: str, where: str) -> None:
+    """A model type that is known, and not supported because of one thing."""
+    if model_type in _OTHER_BLOCKS:
+        raise RefusedError(
+            f"{where}: model_type {model_type!r} is not supported: {_OTHER_BLOCKS[model_type]}; "
+            "take a model of another family"
+        )
+
+
 # Keys that change the architecture beyond ModelSpec, unless they hold one of these "off" values.
 _FOREIGN_WORDS = ("lora", "mamba", "ssm", "vision", "audio", "quantization")
 _FOREIGN_KEYS = (

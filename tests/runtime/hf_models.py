@@ -38,6 +38,15 @@ GPT2 = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+PHI3 = LLAMA | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+STABLELM = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
+FALCON = SIZES | {
+    "num_kv_heads": 2,
+    "ffn_hidden_size": 112,
+    "new_decoder_architecture": True,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 OPT = SIZES | {"ffn_dim": 112, "word_embed_proj_dim": 48, "dropout": 0.0}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -60,6 +69,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", LLAMA | {"sliding_window": LENGTH}),
     "qwen2": ("qwen2", LLAMA | {"tie_word_embeddings": False}),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
+    "phi3": ("phi3", PHI3),
+    "phi3-window": ("phi3", PHI3 | {"sliding_window": LENGTH, "num_key_value_heads": 6}),
+    "stablelm": ("stablelm", STABLELM | {"use_qkv_bias": True, "rope_parameters": QUARTER}),
+    "stablelm-tied": ("stablelm", STABLELM | {"tie_word_embeddings": True}),
+    "falcon": ("falcon", FALCON),
+    "falcon-untied-bias": ("falcon", FALCON | {"tie_word_embeddings": False, "bias": True}),
     "gpt2": ("gpt2", GPT2),
     "gpt2-untied-gelu": (
         "gpt2",
@@ -117,8 +132,8 @@ def ours_of(reference: torch.nn.Module, model: ModelSpec) -> Layers:
         for piece in tensor.pieces:
             place = stored(config.model_type, model, piece.layer, piece.parameter)
             matrix = value.T if place.transposed else value
-            runs = matrix.reshape(-1, place.parts, place.run, *matrix.shape[1:])
-            rows = runs[:, place.part].flatten(0, 1)
+            cycles = matrix.reshape(-1, place.cycle or place.run, *matrix.shape[1:])
+            rows = cycles[:, place.above : place.above + place.run].flatten(0, 1)
             assert rows.shape == piece.parameter.shape
             leaf = rows.detach().clone().contiguous().requires_grad_()
             layers[piece.layer][piece.parameter.name] = leaf

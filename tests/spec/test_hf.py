@@ -6,6 +6,7 @@ import pytest
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_model, list_models
+from bigplan.spec.families.rope import write_scaling
 from bigplan.spec.hf import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
 from bigplan.spec.model import ModelSpec, RopeScaling
 
@@ -20,6 +21,9 @@ _SMALL = {
 }
 _GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 128}
 _BLOOM = {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300}
+_PHI3 = _SMALL | {"pad_token_id": None}
+_FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 300}
+_FALCON |= {"new_decoder_architecture": True}
 _NEOX = {key: value for key, value in _SMALL.items() if key != "num_key_value_heads"}
 _OPT = {key: value for key, value in _NEOX.items() if key != "intermediate_size"} | {
     "ffn_dim": 160,
@@ -44,6 +48,12 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("opt", _OPT),
     ("opt", _OPT | {"activation_function": "gelu", "word_embed_proj_dim": 64}),
     ("opt", _OPT | {"enable_bias": False, "tie_word_embeddings": False}),
+    ("phi3", _PHI3),
+    ("phi3", _PHI3 | {"sliding_window": 64, "tie_word_embeddings": True}),
+    ("stablelm", _SMALL),
+    ("stablelm", _SMALL | {"use_qkv_bias": True, "layer_norm_eps": 1e-6}),
+    ("falcon", _FALCON),
+    ("falcon", _FALCON | {"bias": True, "tie_word_embeddings": False, "num_kv_heads": 2}),
     ("bloom", _BLOOM),
     ("bloom", _BLOOM | {"tie_word_embeddings": False}),
 ]
@@ -95,6 +105,15 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
             "max_seq_len": spec.max_sequence_length,
             "vocab_size": spec.vocab,
         }
+    if spec.parallel_residual:
+        return "falcon", {
+            "hidden_size": spec.hidden,
+            "num_hidden_layers": spec.layers,
+            "num_attention_heads": spec.heads,
+            "num_kv_heads": spec.kv_heads,
+            "vocab_size": spec.vocab,
+            "new_decoder_architecture": True,
+        }
     if spec.mlp == "gelu_tanh":
         return "gpt2", {
             "n_embd": spec.hidden,
@@ -113,12 +132,26 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     }
     if spec.mlp == "relu":
         return "opt", shared | {"ffn_dim": spec.ffn, "word_embed_proj_dim": spec.hidden}
+    return _llama_like(spec, shared)
+
+
+def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     llama = shared | {
         "intermediate_size": spec.ffn,
         "num_key_value_heads": spec.kv_heads,
         "rms_norm_eps": spec.norm_epsilon,
         "rope_theta": spec.rope_theta,
     }
+    llama |= {"tie_word_embeddings": spec.tied_embeddings}
+    if spec.norm == "layernorm":
+        return "stablelm", llama | {"use_qkv_bias": spec.qkv_bias}
+    if spec.name.startswith("phi"):
+        return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
+    if spec.qk_norm:
+        return "qwen3", llama | {"head_dim": spec.head_dim}
+    if spec.rope_scaling is not None:
+        told = write_scaling(spec.rope_scaling) or {}
+        llama |= {"rope_parameters": told | {"rope_theta": spec.rope_theta}}
     if spec.qkv_bias:
         return "qwen2", llama
     if spec.sliding_window:
@@ -148,6 +181,24 @@ _PUBLISHED = {
     "megatron-530b": (529.6e9, 0.1e9),
     "megatron-1t": (1008.0e9, 0.1e9),
     # model cards and their safetensors' totals on Hugging Face
+    "bloom-7b1": (7_069_016_064, 0),
+    "falcon-40b": (41_303_293_952, 0),
+    "falcon-180b": (179e9, 1e9),  # the name is rounded
+    "phi-3-mini": (3_821_079_552, 0),
+    "phi-3-medium": (13_960_238_080, 0),
+    "phi-4": (14_659_507_200, 0),
+    "stablelm-3b": (2_795_443_200, 0),
+    "stablelm-2-1.6b": (1_644_515_328, 0),
+    "llama-3.1-8b": (8_030_261_248, 0),
+    "llama-3.1-70b": (70_553_706_496, 0),
+    "llama-3.2-1b": (1_235_814_400, 0),
+    "llama-3.2-3b": (3_212_749_824, 0),
+    "qwen3-0.6b": (596_049_920, 0),
+    "qwen3-1.7b": (1_720_574_976, 0),
+    "qwen3-4b": (4_022_468_096, 0),
+    "qwen3-8b": (8_190_735_360, 0),
+    "qwen3-14b": (14_768_307_200, 0),
+    "qwen3-32b": (32_762_123_264, 0),
     "bloom-176b": (176_247_271_424, 0),
     "gpt2-xl": (1_557_611_200, 0),
     "llama-2-7b": (6_738_415_616, 0),
@@ -185,11 +236,27 @@ def test_published_counts(name: str) -> None:
     ("model_type", "changes", "message"),
     [
         ("mistrall", {}, "model_type 'mistrall' is not supported; did you mean 'mistral'"),
-        ("bert", {}, "(supported: llama, mistral, qwen2, qwen3, gpt2, gpt_neox, opt, bloom)"),
+        (
+            "bert",
+            {},
+            "opt, bloom, phi3, stablelm, falcon)",
+        ),
         ("mixtral", {}, "`model_type` is 'mixtral': mixture-of-experts models are not planned"),
         ("qwen2_moe", {}, "`model_type` is 'qwen2_moe': mixture-of-experts"),
         ("qwen3_moe", {}, "`model_type` is 'qwen3_moe': mixture-of-experts"),
         ("deepseek_v3", {}, "`model_type` is 'deepseek_v3': mixture-of-experts"),
+        ("gemma2", {}, "model_type 'gemma2' is not supported: its norms add one to their"),
+        ("gemma3", {"vision_config": {"depth": 2}}, "windows and rope's base alternate"),
+        ("phi", {}, "is not supported: attention and MLP read one norm together"),
+        ("falcon", {"new_decoder_architecture": False}, "`new_decoder_architecture` is False"),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+            "`num_ln_in_parallel_attn` is 1",
+        ),
+        ("falcon", {"alibi": True}, "`alibi` is True"),
+        ("stablelm", {"qk_layernorm": True}, "`qk_layernorm` is True"),
+        ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
         ("dbrx", {}, "`model_type` is 'dbrx': mixture-of-experts"),
         ("gpt_oss", {}, "`model_type` is 'gpt_oss': mixture-of-experts"),
         ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: mixture-of-experts"),
@@ -418,4 +485,7 @@ def test_supported_types() -> None:
         "gpt_neox",
         "opt",
         "bloom",
+        "phi3",
+        "stablelm",
+        "falcon",
     )

@@ -18,6 +18,9 @@ from bigplan.spec.model import ModelSpec
         ("gpt2-xl", "gpt2"),
         ("opt-13b", "opt"),
         ("bloom-176b", "bloom"),
+        ("phi-3-mini", "phi3"),
+        ("stablelm-2-1.6b", "stablelm"),
+        ("falcon-40b", "falcon"),
     ],
 )
 def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
@@ -55,7 +58,8 @@ def test_families_name_modules_that_there_are(family: str) -> None:
     # Whatever a family leaves out, every model has these.
     least = _modules(qk_norm=False, positions="alibi", embedding_norm=False, mlp="gelu")
     assert least <= set(tensors.names)
-    assert {*tensors.transposed, *tensors.fused} <= set(tensors.names)
+    fused = {module for group in tensors.fused for module in group}
+    assert {*tensors.transposed, *fused} <= set(tensors.names)
 
 
 def _places(family: str, model: ModelSpec, layer: int) -> dict[str, Stored]:

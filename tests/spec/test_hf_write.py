@@ -22,6 +22,11 @@ from bigplan.spec.model import ModelSpec
         ("gpt2-xl", "gpt2"),
         ("opt-13b", "opt"),
         ("bloom-176b", "bloom"),
+        ("phi-3-mini", "mistral"),  # of equal models the first family is written
+        ("stablelm-2-1.6b", "stablelm"),
+        ("falcon-40b", "falcon"),
+        ("llama-3.2-1b", "llama"),
+        ("qwen3-8b", "qwen3"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:
@@ -77,7 +82,7 @@ def test_a_config_is_written_only_where_it_says_the_same(model: ModelSpec) -> No
     ("changes", "words"),
     [
         ({"qk_norm": True, "mlp_bias": True}, "has qk_norm True, which Hugging Face's llama"),
-        ({"norm": "layernorm"}, "norm layernorm"),
+        ({"norm": "layernorm", "mlp_bias": True}, "has norm layernorm, which"),
         ({"parallel_residual": True}, "parallel_residual True"),
         ({"embedding_norm": True}, "nor another of the families that are written: llama, mistral"),
     ],

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.spec.families.bloom import BLOOM
+from bigplan.spec.families.falcon import FALCON
 from bigplan.spec.families.family import Family
 from bigplan.spec.families.gpt2 import GPT2
 from bigplan.spec.families.gpt_neox import GPT_NEOX
 from bigplan.spec.families.llama import LLAMA, MISTRAL
 from bigplan.spec.families.opt import OPT
+from bigplan.spec.families.phi3 import PHI3
 from bigplan.spec.families.qwen import QWEN2, QWEN3
+from bigplan.spec.families.stablelm import STABLELM
 
 FAMILIES: Mapping[str, Family] = {
     "llama": LLAMA,
@@ -21,4 +24,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt_neox": GPT_NEOX,
     "opt": OPT,
     "bloom": BLOOM,
+    "phi3": PHI3,
+    "stablelm": STABLELM,
+    "falcon": FALCON,
 }

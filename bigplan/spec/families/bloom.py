@@ -24,7 +24,7 @@ _TENSORS = Tensors(
         "norm": "transformer.ln_f",
         "lm_head": "lm_head",
     },
-    fused=("q_proj", "k_proj", "v_proj"),
+    fused=(("q_proj", "k_proj", "v_proj"),),
     by_head=True,
 )
 _KEYS = {

@@ -19,8 +19,8 @@ class Tensors:
 
     names: Mapping[str, str]  # module -> its name there
     transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out]
-    fused: tuple[str, ...] = ()  # modules that are one, in this order, one below the other
-    by_head: bool = False  # a head of each below a head of the one before, not all their heads
+    fused: tuple[tuple[str, ...], ...] = ()  # modules that are one, one below another
+    by_head: bool = False  # what goes with a key head of each below each other, not all of each
 
 
 @dataclass(frozen=True, slots=True)

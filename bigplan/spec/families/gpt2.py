@@ -26,7 +26,7 @@ _TENSORS = Tensors(
         "lm_head": "lm_head",
     },
     transposed=(*_FUSED, "o_proj", "up_proj", "down_proj"),
-    fused=_FUSED,
+    fused=(_FUSED,),
 )
 _KEYS = {
     "layers": ("n_layer",),

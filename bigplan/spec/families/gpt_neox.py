@@ -25,7 +25,7 @@ _TENSORS = Tensors(
         "norm": "gpt_neox.final_layer_norm",
         "lm_head": "embed_out",
     },
-    fused=("q_proj", "k_proj", "v_proj"),
+    fused=(("q_proj", "k_proj", "v_proj"),),
     by_head=True,
 )
 _KEYS = {
