@@ -34,6 +34,8 @@ _LIKE = {
     "a100-sxm4-80gb": "dgx-a100-80g",
     "a100-sxm4-40gb": "dgx-a100-40g",
     "b200": "hgx-b200",
+    "b300": "hgx-b300",
+    "a10g": "a10g-cloud",
     "v100-sxm2-32gb": "v100-4x",
     "v100-sxm2-16gb": "v100-4x",
     "v100-sxm3-32gb": "dgx2-v100",

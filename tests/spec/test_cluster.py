@@ -54,7 +54,7 @@ def test_a_source_belongs_to_a_number() -> None:
 
 def told(block: Block) -> bool:
     """Which kind of number each is comes first; a datasheet is named in words."""
-    kinds = ("measured", "fitted to ", "published: ", "estimate: ", "NVIDIA ")
+    kinds = ("measured", "fitted to ", "published: ", "estimate: ", "NVIDIA ", "AMD ")
     return all(text.startswith(kinds) for text in block.sources.values())
 
 

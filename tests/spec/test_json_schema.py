@@ -154,7 +154,7 @@ def test_what_the_schema_accepts_is_read(description: type[BaseModel]) -> None:
         accepted += not told
 
     check()
-    assert accepted
+    assert accepted or rules  # rules between fields may hold for none of so few
 
 
 @pytest.mark.parametrize(
