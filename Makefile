@@ -12,13 +12,14 @@ SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
   sys.exit("bigplan needs Python 3.11 or 3.12, this is " + sys.version.split()[0] + ": add PYTHON=python3.12")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compiled check venv
+.PHONY: help demo test test-compiled check docs venv
 
 help:
 	@echo "make demo    plan two models, train a small one on this machine, resume it twice (a few minutes)"
 	@echo "make test    run all tests (about 15 minutes on 2 cores)"
 	@echo "make test-compiled   those that compile operators of DeepSpeed first"
 	@echo "make check   lint, format, types, import rules, sizes"
+	@echo "make docs    build the documentation into site/; a dead link is an error"
 	@echo "make venv    only install, into $(VENV)"
 
 demo: venv
@@ -47,6 +48,9 @@ check: venv
 	@echo "Check: import rules"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" lint-imports
 	@$(BIN)/python .ci/sizes.py
+
+docs: venv
+	@$(BIN)/mkdocs build --strict
 
 venv: $(VENV)/.installed
 

@@ -71,7 +71,7 @@ def shared_memory(folder: Path) -> Finding:
 
 
 def locked_memory(limit: int) -> Finding:
-    """How much a process may lock; CUDA's own page-locking is not counted by the kernel."""
+    """How much a process may lock with the kernel's mlock."""
     if limit == resource.RLIM_INFINITY or limit >= LITTLE_LOCKED:
         told = "unlimited" if limit == resource.RLIM_INFINITY else format_bytes(limit)
         return Finding(TOPIC, "memlock", "good", told)
@@ -80,7 +80,7 @@ def locked_memory(limit: int) -> Finding:
         "memlock",
         "note",
         f"{format_bytes(limit)}: NCCL over InfiniBand, and DeepSpeed where it page-locks by "
-        "itself, fail beyond that; the native engine on one node does not",
+        "itself, fail beyond that; CUDA's own page-locking is not counted by most drivers",
         "ulimit -l unlimited (a container: --ulimit memlock=-1; a service: LimitMEMLOCK=infinity)",
     )
 
