@@ -31,7 +31,7 @@ def test_every_command_that_prints_has_it() -> None:
     from typer.main import get_command
 
     def commands(group: Any, before: str = "") -> dict[str, Any]:
-        found = {}
+        found: dict[str, Any] = {}
         for name, one in group.commands.items():
             inner = hasattr(one, "commands")
             found |= commands(one, f"{name} ") if inner else {before + name: one}
