@@ -16,6 +16,7 @@ from typing import NamedTuple
 from bigplan.kernels.graph import FLOATS, Argument, Graph, Node, Ref, Value
 
 MOST_PIECES = 8  # each is code of its own
+ROW_REDUCTIONS = ("sum_row", "max_row", "lse_row")  # the last: log of the sum of exponentials
 
 
 class Unfusable(Exception):
@@ -87,7 +88,7 @@ class Body:
     @property
     def row_reductions(self) -> list[int]:
         """Indices of those that reduce rows."""
-        return self.of("sum_row") + self.of("max_row")
+        return [i for i, micro in enumerate(self.micros) if micro.op in ROW_REDUCTIONS]
 
 
 def join(*kinds: Varies) -> Varies:
@@ -101,9 +102,10 @@ def join(*kinds: Varies) -> Varies:
 class Builder:
     """Makes a body of some nodes of a graph, in their order; `operators.EXPAND` calls it."""
 
-    def __init__(self, graph: Graph, members: list[Node], rows: int, width: int) -> None:
-        self.graph, self.rows, self.width = graph, rows, width
-        self.flat = rows == 1
+    def __init__(
+        self, graph: Graph, members: list[Node], rows: int, width: int, flat: bool
+    ) -> None:
+        self.graph, self.rows, self.width, self.flat = graph, rows, width, flat
         self.inside = {value.name for node in members for value in node.outputs}
         self.values: dict[str, Val] = {}
         self.micros: list[Micro] = []
@@ -144,11 +146,28 @@ class Builder:
         """Sum or maximum over the columns."""
         if x.varies is not Varies.FULL:
             raise Unfusable("it reduces what does not vary with both rows and columns")
+        if op == "lse_row" and len(x.pieces) > 1:
+            raise Unfusable("its exponentials are in several pieces")
         whole = x.pieces[0]
         for piece in x.pieces[1:]:
             whole = self.micro("add" if op == "sum_row" else "maximum", whole, piece)
         result = self.micro(op, whole, varies=Varies.ROW)
         return Val((*x.shape[:-1], 1), Varies.ROW, (result,))
+
+    def integers(self, node: Node, name: str, rows: tuple[int, ...]) -> Val:
+        """An int64 argument with a value a row, which stays whole numbers."""
+        ref = node.arguments[name]
+        assert isinstance(ref, Ref)
+        value = self.graph.values[ref.name]
+        if value.dtype != "int64" or self.graph.base[ref.name] in self.inside:
+            raise Unfusable("its whole numbers are none that it reads as int64")
+        self.inputs[value.name] = value
+        return self._broadcast(value, rows)
+
+    def columns(self) -> Val:
+        """The number of the column, from 0."""
+        index = self._add(Micro("column", (), Varies.COLUMN))
+        return Val((self.width,), Varies.COLUMN, (index,))
 
     def over_column(self, x: Val) -> Val:
         """Sum over the rows; the result can only be written."""
@@ -247,7 +266,7 @@ class Builder:
             strides = strides[:-1]
             if shape[-1] not in (1, columns):
                 raise Unfusable("a tensor does not broadcast to the result")
-        by_row = kind is not Varies.COLUMN and any(strides)
+        by_row = kind is not Varies.COLUMN and (any(strides) or self.rows == 1)
         by_column = step != 0
         varies = {
             (True, True): Varies.FULL,
@@ -264,13 +283,13 @@ class Builder:
         return Val(like, varies, pieces)
 
     def _loaded(self, value: Value, place: Place, varies: Varies) -> int:
-        op = "load_bool" if value.dtype == "bool" else "load"
+        op = {"bool": "load_bool", "int64": "load_int"}.get(value.dtype, "load")
         return self._add(Micro(op, (), varies, source=value.name, place=place))
 
     def kind(self, shape: tuple[int, ...]) -> Varies:
         """What a tensor of this shape varies with, in this domain."""
-        if prod(shape) == 1 and not (self.rows == 1 and self.flat):
-            return Varies.ONE
+        if prod(shape) == 1 and not self.flat:
+            return Varies.ONE if self.rows > 1 else Varies.ROW
         last = shape[-1] if shape else 1
         if last % self.width == 0 and prod(shape) == self.rows * last:
             return Varies.FULL

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf
 from typing import Any
@@ -24,6 +24,8 @@ from bigplan.kernels.source import source
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,
 }  # fmt: skip
+Into = Mapping[str, Tensor]
+NOTHING: Into = {}
 COLUMNS, ROWS = 64, 32  # of the tile that adds up partial sums
 
 
@@ -62,26 +64,34 @@ class Kernel:
         self._checked = False
         self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Its outputs, new tensors, in order."""
+    def __call__(self, *inputs: Tensor, into: Into = NOTHING) -> tuple[Tensor, ...]:
+        """Its outputs in order: new tensors, but for those by whose names `into` has some.
+
+        These may be inputs: every position is read before it is written.
+        """
         if inputs and inputs[0].is_cuda and inputs[0].device.index != torch.cuda.current_device():
             with torch.cuda.device(inputs[0].device):
-                return self._checked_run(inputs)
-        return self._checked_run(inputs)
+                return self._checked_run(inputs, into)
+        return self._checked_run(inputs, into)
 
-    def _checked_run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _checked_run(self, inputs: Sequence[Tensor], into: Into) -> tuple[Tensor, ...]:
         if not self._checked:
             self._take_the_first_that_does_not_spill(inputs)
-        return self._run(self.tile, inputs)
+        return self._run(self.tile, inputs, into)
 
     @property
     def text(self) -> str:
         """Its source with the tile at hand."""
         return source(self.body, self.tile)
 
-    def _run(self, tile: Tile, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _run(
+        self, tile: Tile, inputs: Sequence[Tensor], into: Into = NOTHING
+    ) -> tuple[Tensor, ...]:
         device = inputs[0].device
-        outputs = [_empty(value, device) for value in self.body.outputs]
+        outputs = [
+            into[value.name] if value.name in into else _empty(value, device)
+            for value in self.body.outputs
+        ]
         targets = [
             torch.empty((tile.programs, value.elements), dtype=torch.float32, device=device)
             if value.name in self.sums
