@@ -176,7 +176,8 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     l2_rate = min(sm.l2_bandwidth, sm.load_bytes * sm.clock * gpu.multiprocessors)
     l2 = (work.read + work.written + again + beside) / l2_rate
     slots = work.lane_operations + work.special * sm.lanes / sm.special
-    cycles = each * turns * slots / sm.lanes
+    # Passes share out the operations, but each loads again.
+    cycles = each * turns / passes * (slots + passes - 1) / sm.lanes
     issue = cycles * programs / gpu.multiprocessors / sm.clock
     turn = LOADED * sm.memory_latency + _exchange(work, tile, sm) / passes
     latency = ceil(waves) * (turns * turn + cycles / sm.clock + _closing(work, tile, sm))

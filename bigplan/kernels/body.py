@@ -49,8 +49,8 @@ class Micro:
     arguments: tuple[int, ...]
     varies: Varies
     number: float = 0.0  # of "number"
-    source: str = ""  # of "load": the tensor's name
-    place: Place | None = None  # of "load"
+    source: str = ""  # of "load" and "gather": the tensor's name
+    place: Place | None = None  # of them
 
 
 class Val(NamedTuple):
@@ -163,6 +163,14 @@ class Builder:
             raise Unfusable("its whole numbers are none that it reads as int64")
         self.inputs[value.name] = value
         return self._broadcast(value, rows)
+
+    def gathered(self, x: Val, column: Val) -> Val:
+        """Of each row of a loaded tensor what is in one column, an integer; 0 beyond them."""
+        loaded = self.micros[x.pieces[0]]
+        if loaded.op != "load" or len(x.pieces) > 1 or loaded.varies is not Varies.FULL:
+            raise Unfusable("it looks columns up in what is computed")
+        micro = Micro("gather", column.pieces, Varies.ROW, source=loaded.source, place=loaded.place)
+        return Val((*x.shape[:-1], 1), Varies.ROW, (self._add(micro),))
 
     def columns(self) -> Val:
         """The number of the column, from 0."""

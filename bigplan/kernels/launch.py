@@ -23,6 +23,7 @@ from bigplan.kernels.source import source
 
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,
+    "int64": torch.int64,
 }  # fmt: skip
 Into = Mapping[str, Tensor]
 NOTHING: Into = {}
@@ -54,13 +55,30 @@ def compiled(text: str) -> Any:
     return module["kernel"]
 
 
+def warmed(body: Body, tile: Tile) -> Any:
+    """Triton's compiled kernel, in its cache for other processes too; nothing is launched.
+
+    For tensors that are aligned to 16 bytes, as torch's own are.
+    """
+    sums = _summed(body)
+    kinds = [DTYPES[v.dtype] for v in body.inputs]
+    kinds += [torch.float32 if v.name in sums else DTYPES[v.dtype] for v in body.outputs]
+    bytewise = [torch.int8 if kind == torch.bool else kind for kind in kinds]
+    return compiled(source(body, tile)).warmup(*bytewise, grid=(1,), num_warps=tile.warps)
+
+
+def _summed(body: Body) -> set[str]:
+    """Outputs that are sums over rows."""
+    return {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+
+
 class Kernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
     def __init__(self, body: Body, choices: Sequence[tuple[Tile, KernelTime]]) -> None:
         self.body, self.choices = body, list(choices)
         self.tile = self.choices[0][0]
-        self.sums = {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+        self.sums = _summed(body)
         self._checked = False
         self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
 
@@ -77,16 +95,17 @@ class Kernel:
     def _checked_run(self, inputs: Sequence[Tensor], into: Into) -> tuple[Tensor, ...]:
         if not self._checked:
             self._take_the_first_that_does_not_spill(inputs)
-        return self._run(self.tile, inputs, into)
+        return self.run_as(self.tile, inputs, into)
 
     @property
     def text(self) -> str:
         """Its source with the tile at hand."""
         return source(self.body, self.tile)
 
-    def _run(
+    def run_as(
         self, tile: Tile, inputs: Sequence[Tensor], into: Into = NOTHING
     ) -> tuple[Tensor, ...]:
+        """The same with a tile of the caller's choice."""
         device = inputs[0].device
         outputs = [
             into[value.name] if value.name in into else _empty(value, device)
@@ -121,23 +140,16 @@ class Kernel:
             return
         best, fewest = self.tile, inf
         for tile, _ in self.choices:
-            spills = self._spills(tile, inputs)
+            spills = self._spills(tile)
             if spills < fewest:
                 best, fewest = tile, spills
             if not spills:
                 break
         self.tile = best
 
-    def _spills(self, tile: Tile, inputs: Sequence[Tensor]) -> float:
+    def _spills(self, tile: Tile) -> float:
         """Spilled registers of a compiled candidate, without running it; inf: it cannot run."""
-        outputs = [
-            torch.empty((tile.programs, v.elements), dtype=torch.float32, device=inputs[0].device)
-            if v.name in self.sums
-            else _empty(v, inputs[0].device)
-            for v in self.body.outputs
-        ]
-        tensors = [*map(_bytes, inputs), *map(_bytes, outputs)]
-        made = compiled(source(self.body, tile)).warmup(*tensors, grid=(1,), num_warps=tile.warps)
+        made = warmed(self.body, tile)
         try:
             made._init_handles()  # loads it, after which its registers are known
         except OutOfResources:
@@ -148,9 +160,9 @@ class Kernel:
         """Keep the fastest of the model's best few that fit, by `seconds(function)`."""
         timed = []
         for tile, _ in self.choices[:best]:
-            if inputs[0].device.type == "cuda" and self._spills(tile, inputs):
+            if inputs[0].device.type == "cuda" and self._spills(tile):
                 continue
-            timed.append((seconds(lambda tile=tile: self._run(tile, inputs)), tile))
+            timed.append((seconds(lambda tile=tile: self.run_as(tile, inputs)), tile))
         if timed:
             self.tile = min(timed, key=lambda pair: pair[0])[1]
             self._checked = True

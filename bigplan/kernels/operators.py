@@ -345,9 +345,9 @@ def _cross_entropy(b: Builder, node: Node) -> tuple[Val, ...]:
     shape = _shape(b, node, "self")
     x, rows = b.argument(node, "self", shape), (*shape[:-1], 1)
     target = b.integers(node, "target", rows)
+    picked = b.gathered(x, target)  # before its gradient takes the logit's place
     lse = b.over_row("lse_row", x)
     here = b.apply("eq", b.columns(), target)._replace(shape=shape)
-    picked = b.over_row("sum_row", b.apply("where", here, x, 0.0))
     ignored = b.apply("lt", target, 0.0)
     loss = b.apply("where", ignored, 0.0, b.apply("sub", lse, picked))
     powers = b.apply("exp", b.apply("sub", x, lse))

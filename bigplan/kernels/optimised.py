@@ -55,7 +55,7 @@ class Optimiser:
         source = captured(joint, num_fwd_outputs)
         plan = best_plan(source.graph, self.pricer, self.price)
         self.plans.append(plan)
-        return halves(plan, source, num_fwd_outputs, self._maker())
+        return halves(plan, source, num_fwd_outputs, self._maker(_devices(joint)))
 
     def _inference(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         returned = next(n for n in module.graph.nodes if n.op == "output").args[0]
@@ -74,8 +74,8 @@ class Optimiser:
         vars(boxed)["_boxed_call"] = True  # AOTAutograd asks for it
         return boxed
 
-    def _maker(self) -> MakeKernel | None:
-        return self._kernel if not self.only_plans and runs_kernels() else None
+    def _maker(self, devices: set[str]) -> MakeKernel | None:
+        return self._kernel if not self.only_plans and runs_kernels(devices) else None
 
     def _kernel(self, unit: Unit) -> Callable[..., tuple[Tensor, ...]]:
         from bigplan.kernels.launch import Kernel
@@ -92,14 +92,14 @@ class Optimiser:
         return run
 
 
-def runs_kernels() -> bool:
-    """Whether generated kernels run here: on CUDA with Triton, or in Triton's interpreter.
+def runs_kernels(devices: set[str]) -> bool:
+    """Whether generated kernels run on tensors there: on CUDA, or in Triton's interpreter.
 
     Elsewhere the same groups run torch's operators one after another.
     """
     if find_spec("triton") is None:
         return False
-    return torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+    return devices == {"cuda"} or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def optimise(
@@ -228,6 +228,12 @@ def _like(tensor: Any, fake: FakeTensorMode) -> Any:
     if not isinstance(tensor, Tensor):
         return tensor
     return cast(Tensor, fake.from_tensor(tensor, static_shapes=True))
+
+
+def _devices(module: fx.GraphModule) -> set[str]:
+    """Where a graph's inputs are."""
+    given = (n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder")
+    return {value.device.type for value in given if isinstance(value, Tensor)}
 
 
 def _of_metadata(module: fx.GraphModule) -> Callable[..., Any]:

@@ -192,3 +192,37 @@ def cross_entropy(rows: int, columns: int, dtype: str) -> Single:
     outputs = dense("losses", (rows, 1), "fp32"), dense("by_logits", (rows, columns), dtype)
     make.node("cross_entropy_and_gradient", outputs, self=logits, target=targets, scale=scale)
     return make.single("losses", "by_logits")
+
+
+# What an AdamW step multiplies and divides by, in the order of runtime/adamw.py's, the gradient's
+# divisor last.
+FACTORS = ("decay", "fresh", "square_kept", "square_fresh", "unbias", "epsilon", "step", "divisor")
+
+
+def adamw(count: int, gradient: str, copy: str | None) -> Single:
+    """AdamW on fp32 parameters and moments [count], which it gives anew, with a copy in `copy`.
+
+    Factors are fp32 [1] by the names in FACTORS. Each position is read and written once.
+    """
+    make, shape = _Maker(), (count,)
+    p, m, v = (Ref(make.given(name, shape, "fp32")) for name in ("p", "m", "v"))
+    g = Ref(make.given("g", shape, gradient))
+    by = {name: Ref(make.given(name, (1,), "fp32")) for name in FACTORS}
+    numbers = iter(range(100))
+
+    def made(op: str, a: Ref, b: Ref | None = None, name: str = "") -> Ref:
+        output = dense(name or f"t{next(numbers)}", shape, "fp32")
+        more = {} if b is None else {"other": b}
+        return Ref(make.one(op, output, self=a, **more))
+
+    g = made("div", g, by["divisor"])
+    first = made("add", m, made("mul", made("sub", g, m), by["fresh"]), "new m")
+    square = made("mul", made("mul", g, g), by["square_fresh"])
+    second = made("add", made("mul", v, by["square_kept"]), square, "new v")
+    deviation = made("add", made("div", made("sqrt", second), by["unbias"]), by["epsilon"])
+    change = made("mul", made("div", first, deviation), by["step"])
+    result = made("add", made("mul", p, by["decay"]), change, "new p")
+    if copy is None:
+        return make.single("new p", "new m", "new v")
+    make.one("_to_copy", dense("copy", shape, copy), self=result)
+    return make.single("new p", "new m", "new v", "copy")

@@ -40,17 +40,19 @@ FILL = {"sum_row": "0.0", "max_row": LEAST, "lse_row": LOW}  # what leaves the r
 HEADER = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 
 
-def source(body: Body, tile: Tile) -> str:
+def source(body: Body, tile: Tile, *, counted: bool = False) -> str:
     """The text of a module whose function `kernel` takes the body's inputs, then its outputs.
 
+    `counted`: then how many elements there are, in place of the width of a body that has one row.
     Outputs that are sums over rows are buffers [programs, columns] of fp32, added up afterwards.
     """
-    return _Writer(body, tile).text()
+    return _Writer(body, tile, counted).text()
 
 
 class _Writer:
-    def __init__(self, body: Body, tile: Tile) -> None:
-        self.body, self.tile = body, tile
+    def __init__(self, body: Body, tile: Tile, counted: bool) -> None:
+        self.body, self.tile, self.counted = body, tile, counted
+        assert not counted or (body.rows == 1 and tile.shape is Shape.FLAT), tile
         self.levels = levels(body)
         self.lines: list[str] = []
         self.depth = 1
@@ -58,7 +60,7 @@ class _Writer:
         self.targets = {v.name: f"out{i}" for i, v in enumerate(body.outputs)}
         # Elements, their strides and the padding of tiles all stay below twice the largest span.
         self.wide = max(_span(v) for v in (*body.inputs, *body.outputs)) >= 2**30
-        self.exact_columns = body.width % tile.columns == 0
+        self.exact_columns = body.width % tile.columns == 0 and not counted
         self.turns = ceil(ceil(body.rows / tile.rows) / tile.programs) if tile.programs else 1
         covered = tile.rows * (self.turns * tile.programs if tile.programs else 1)
         self.exact_rows = body.rows % covered == 0
@@ -66,6 +68,7 @@ class _Writer:
 
     def text(self) -> str:
         names = ", ".join([*self.pointers.values(), *self.targets.values()])
+        names += ", count" * self.counted
         self._prologue()
         {
             Shape.FLAT: self._flat,
@@ -85,7 +88,9 @@ class _Writer:
         across = -(-body.width // tile.columns)
         cast = ".to(tl.int64)" if self.wide else ""
         self.say(f"program = tl.program_id(0){cast}")
-        if tile.shape is Shape.LOOPED or across == 1:
+        if self.counted:
+            first = f"program * {tile.columns}"
+        elif tile.shape is Shape.LOOPED or across == 1:
             self.say("down = program")
             first = "0"
         else:
@@ -93,14 +98,14 @@ class _Writer:
             first = f"program % {across} * {tile.columns}"
         if tile.shape is not Shape.LOOPED:
             self._columns(first)
-        if tile.shape is not Shape.STRIP:
+        if tile.shape is not Shape.STRIP and not self.counted:
             self._rows(f"down * {tile.rows}")
 
     def _columns(self, first: str) -> None:
         wide = ".to(tl.int64)" if self.wide else ""
         self.say(f"c = ({first} + tl.arange(0, {self.tile.columns})){wide}[None, :]")
         if not self.exact_columns:
-            self.say(f"in_c = c < {self.body.width}")
+            self.say(f"in_c = c < {'count' if self.counted else self.body.width}")
 
     def _rows(self, first: str) -> None:
         self.rows_named = {}
@@ -164,9 +169,19 @@ class _Writer:
         if micro.op == "column":
             return "c"
         names = [f"v{a}" for a in micro.arguments]
+        if micro.op == "gather":
+            return self._gathered(micro, names[0])
         if micro.op in ROW_REDUCTIONS:
             return self._reduced(micro, self._inside(micro, names[0]))
         return WRITTEN[micro.op].format(*(f"({n})" if n.startswith("-") else n for n in names))
+
+    def _gathered(self, micro: Micro, column: str) -> str:
+        assert micro.place is not None
+        at = self._at(self.pointers[micro.source], micro.place, Varies.ROW)
+        masks = [f"({column} >= 0)", f"({column} < {self.body.width})", self._mask(Varies.ROW)]
+        mask = " & ".join(filter(None, masks))
+        at += f" + {column}" + ("" if micro.place.step == 1 else f" * {micro.place.step}")
+        return f"tl.load({at}, mask={mask}, other=0).to(tl.float32)"
 
     def _inside(self, micro: Micro, name: str) -> str:
         """What is reduced, with what leaves the result alone beyond the columns."""

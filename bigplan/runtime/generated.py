@@ -7,6 +7,7 @@ as an RMSNorm's does, and a sum of the residual stream and the norm that reads i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,14 +15,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library
     from bigplan.kernels.single import ActivationKind, NormKind
+    from bigplan.kernels.update import AdamW
 
 
-def library_for(training: Training) -> Library | None:
+def library_for(training: Training, device: torch.device) -> Library | None:
     """The kernels that a training asks for; None: those written by hand, and torch's.
 
     Without CUDA or Triton's interpreter there are none to run, and torch's operators compute the
@@ -31,7 +34,7 @@ def library_for(training: Training) -> Library | None:
         return None
     from bigplan.kernels.optimised import runs_kernels
 
-    return _library() if runs_kernels() else None
+    return _library() if runs_kernels({device.type}) else None
 
 
 @cache
@@ -40,6 +43,28 @@ def _library() -> Library:
     from bigplan.kernels.optimised import Optimiser
 
     return Library(Optimiser(None, 0.0).pricer)
+
+
+def adamw_for(training: Training, device: torch.device) -> AdamW | None:
+    """The kernel that updates what is on the device, where the training asks for generated ones."""
+    if device.type != "cuda" or training.optimizer.name != "adamw":
+        return None
+    library = library_for(training, device)
+    if library is None:
+        return None
+    from bigplan.kernels.update import AdamW
+
+    return AdamW(library.pricer)
+
+
+def adamw_step(
+    kernel: AdamW, constants: Sequence[float], pieces: Sequence[Piece], divisor: float
+) -> None:
+    """As fused.fused_step, of pieces on a GPU: one kernel a piece, and gradients stay."""
+    factors = kernel.factors(constants, divisor, pieces[0].parameter.device)
+    for piece in pieces:
+        first, second = piece.state
+        kernel.step(piece.parameter, piece.gradient, (first, second), piece.copy, factors)
 
 
 class NormRule(NamedTuple):

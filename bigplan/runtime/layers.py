@@ -63,7 +63,7 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
         context.model, length, context.device, context.parameter_dtype, ranks
     )
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
-    kernels = library_for(training)
+    kernels = library_for(training, context.device)
     kinds: dict[str, Layer] = {
         "embedding": Embedding(context.model, batches, ranks, kernels),
         "block": Block(context.model, tables, ranks, in_product=in_product, kernels=kernels),
