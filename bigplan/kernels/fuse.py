@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from math import prod
-from typing import NamedTuple
 
 from bigplan.cost.kernel import KernelWork, Shape, Tile
 from bigplan.kernels.body import (
@@ -13,6 +12,7 @@ from bigplan.kernels.body import (
     ROW_REDUCTIONS,
     Body,
     Builder,
+    Domain,
     Micro,
     Store,
     Unfusable,
@@ -20,7 +20,7 @@ from bigplan.kernels.body import (
     bounds,
     unit,
 )
-from bigplan.kernels.graph import SIZES, Graph, Node, Ref
+from bigplan.kernels.graph import SIZES, Graph, Node, Ref, Value
 from bigplan.kernels.operators import EXPAND, why_not
 
 REDUCTIONS = frozenset(("sum", "mean", "amax"))
@@ -69,18 +69,12 @@ def body_of(graph: Graph, members: Collection[Node], wanted: Collection[str]) ->
     raise Unfusable(reasons[-1] if reasons else "it has neither rows nor columns")
 
 
-class _Domain(NamedTuple):
-    rows: int
-    width: int
-    flat: bool = False  # all elements as one row, where nothing is broadcast or reduced
-
-
-def _built(graph: Graph, nodes: list[Node], wanted: Collection[str], domain: _Domain) -> Body:
-    builder = Builder(graph, nodes, *domain)
+def _built(graph: Graph, nodes: list[Node], wanted: Collection[str], domain: Domain) -> Body:
+    builder = Builder(graph, nodes, domain)
     for node in nodes:
         vals = EXPAND[node.op](builder, node)
         for value, val in zip(node.outputs, vals, strict=True):
-            builder.values[value.name] = val._replace(shape=value.shape)
+            builder.values[value.name] = val._replace(shape=builder.seen(value).shape)
     outputs = tuple(v for node in nodes for v in node.outputs if v.name in wanted)
     stores = tuple(store for value in outputs for store in builder.stored(value))
     micros, stores = _used(builder, stores)
@@ -114,14 +108,19 @@ def _used(
     return micros, tuple(store._replace(micro=order[store.micro]) for store in stores)
 
 
-def _domains(graph: Graph, nodes: list[Node]) -> Iterator[_Domain]:
+def _domains(graph: Graph, nodes: list[Node]) -> Iterator[Domain]:
     """Rows and columns that might do, best first."""
     shapes = [value.shape for node in nodes for value in node.outputs]
+    last = any(_channels_last(value) for node in nodes for value in node.outputs)
     reduced = [shape for node in nodes if (shape := _reduced(graph, node))]
     if not reduced:
         widest = max(shapes, key=prod, default=())
         if prod(widest) > 1 and not any(n.op in ("cat", "slice_backward") for n in nodes):
-            yield _Domain(1, prod(widest), flat=True)
+            yield Domain(1, prod(widest), flat=True)
+        if last and len(widest) == 4:
+            yield Domain(prod(widest) // widest[1], widest[1], channels_last=True)
+        if len(widest) > 3 and prod(widest[2:]) > 1:  # images of channels
+            yield Domain(prod(widest[:2]), prod(widest[2:]))
     read = [graph.values[ref].shape for node in nodes for ref in node.refs()]
     widest = max(reduced or [*shapes, *read], key=prod, default=())
     if not widest or prod(widest) <= 1 or 0 in widest:
@@ -131,7 +130,11 @@ def _domains(graph: Graph, nodes: list[Node]) -> Iterator[_Domain]:
     sizes = [columns, *_cuts(graph, nodes)]
     sizes += [s[-1] for s in (*shapes, *read) if s and s[-1] > 1 and prod(s) == rows * s[-1]]
     if columns > 1 and (rows > 1 or reduced):
-        yield _Domain(rows, unit(sizes))
+        yield Domain(rows, unit(sizes), channels_last=last)
+
+
+def _channels_last(value: Value) -> bool:
+    return len(value.shape) == 4 and value.shape[1] > 1 == value.strides[1]
 
 
 def _reduced(graph: Graph, node: Node) -> tuple[int, ...]:

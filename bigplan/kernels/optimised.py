@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from bigplan.errors import InputError, quoted
 from bigplan.kernels.capture import MakeKernel, captured, halves
 from bigplan.kernels.cover import Unit
+from bigplan.kernels.decomposed import DECOMPOSED, same_everywhere
 from bigplan.kernels.keep import Plan, best_plan
 from bigplan.kernels.price import Pricer
 from bigplan.spec.cluster import find_gpu
@@ -46,7 +47,7 @@ class Optimiser:
             "inference_compiler": self._inference,
             "partition_fn": self._partition,
         }
-        return aot_function(function, **compilers)
+        return aot_function(function, decompositions=DECOMPOSED, **compilers)
 
     def _partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -191,14 +192,14 @@ class _Runner:
     def _function(self) -> Callable[..., Any]:
         target = self.target
         if not isinstance(target, nn.Module):
-            return lambda state, *args, **kwargs: target(*args, **kwargs)
+            return same_everywhere(lambda state, *args, **kwargs: target(*args, **kwargs))
         if self.owner is not None and self.owner.training != target.training:
             target.training = self.owner.training  # flags of submodules are shared, its own is not
 
         def run(state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(target, state, args, kwargs)
 
-        return run
+        return same_everywhere(run)
 
     def _key(self, given: Any) -> Any:
         leaves, spec = tree_flatten(given)
