@@ -184,7 +184,7 @@ class Bench:
 
     def _row(self, case: Case, *, back: bool) -> Record:
         inputs = case.inputs(self.device, self.dtype)
-        ours = optimise(case.function, gpu=self.optimiser.gpu)
+        ours = optimise(case.function, gpu=self.optimiser.gpu, tune=self.tune)
         ways: dict[str, Record] = {}
         with torch._functorch.config.patch(donated_buffer=False):
             for way, function in (("generated", ours), *self._baselines(case)):

@@ -7,7 +7,7 @@ import linecache
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -20,6 +20,9 @@ from bigplan.kernels.body import Body
 from bigplan.kernels.fuse import work_of
 from bigplan.kernels.graph import Value
 from bigplan.kernels.source import source
+
+if TYPE_CHECKING:
+    from bigplan.kernels.tuned import Tuner
 
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,
@@ -75,8 +78,13 @@ def _summed(body: Body) -> set[str]:
 class Kernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
-    def __init__(self, body: Body, choices: Sequence[tuple[Tile, KernelTime]]) -> None:
-        self.body, self.choices = body, list(choices)
+    def __init__(
+        self,
+        body: Body,
+        choices: Sequence[tuple[Tile, KernelTime]],
+        tuner: Tuner | None = None,
+    ) -> None:
+        self.body, self.choices, self.tuner = body, list(choices), tuner
         self.tile = self.choices[0][0]
         self.sums = _summed(body)
         self._checked = False
@@ -93,6 +101,8 @@ class Kernel:
         return self._checked_run(inputs, into)
 
     def _checked_run(self, inputs: Sequence[Tensor], into: Into) -> tuple[Tensor, ...]:
+        if not self._checked and self.tuner is not None:
+            self.tuner.tune(self, inputs)
         if not self._checked:
             self._take_the_first_that_does_not_spill(inputs)
         return self.run_as(self.tile, inputs, into)
@@ -164,8 +174,11 @@ class Kernel:
                 continue
             timed.append((seconds(lambda tile=tile: self.run_as(tile, inputs)), tile))
         if timed:
-            self.tile = min(timed, key=lambda pair: pair[0])[1]
-            self._checked = True
+            self.take(min(timed, key=lambda pair: pair[0])[1])
+
+    def take(self, tile: Tile) -> None:
+        """Run with this tile from now on, which is known to fit."""
+        self.tile, self._checked = tile, True
 
 
 def _bytes(tensor: Tensor) -> Tensor:
