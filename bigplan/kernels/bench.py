@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from bigplan.errors import InputError, quoted
 from bigplan.kernels import beside, cases, sweep
+from bigplan.kernels.body import Body
 from bigplan.kernels.cases import Case
+from bigplan.kernels.fuse import work_of
 from bigplan.kernels.optimised import Optimiser, optimise, runs_kernels
 
 PARTS = {
@@ -196,6 +198,7 @@ class Bench:
         return {
             "case": case.label, "aside": case.aside, "limit": moved / self.copy,
             "predicted": sum(unit.seconds for unit in units), "bytes": moved, "ways": ways,
+            "operations": sum(_operations(u.fused.body) for u in units if u.fused is not None),
             "units": [unit.name for unit in units],
             "picked": [str(unit.fused.tile) if unit.fused else "torch" for unit in units],
             "taken": [str(kernel.tile) for kernel in ours.kernels.kernels],
@@ -324,6 +327,12 @@ def _of_library(library: str, kind: str) -> Callable[..., Any] | None:
     if kind == "rms_norm":
         return lambda x, w: function(x, w, eps=1e-5)
     return (lambda x, w, b: function(x, w, b, 1e-5)) if kind == "layer_norm" else function
+
+
+def _operations(body: Body) -> float:
+    """Fp32 operations of a generated kernel, as the model counts them."""
+    work = work_of(body)
+    return work.lane_operations * work.rows * work.width
 
 
 def _least_bytes(graph: Any, *, back: bool) -> float:
