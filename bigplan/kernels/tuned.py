@@ -118,7 +118,7 @@ def cold_seconds(work: Callable[[], object]) -> float:
 
     event: Any = torch.cuda.Event
     other = torch.empty(2**28, dtype=torch.uint8, device="cuda")  # more than any L2 cache
-    times = []
+    times: list[float] = []
     for _ in range(WARM + CALLS):
         other.zero_()
         start, end = event(enable_timing=True), event(enable_timing=True)
