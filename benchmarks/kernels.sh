@@ -44,7 +44,7 @@ workloads   >= 1.2x eager, no slower than torch.compile, less memory kept than e
             the convolutional block keeps convolutions in the layout that it is given
 loss        <= 1.08 times its products alone, <= 1.5 GiB beside the sum, the same bits twice; the
             generated kernel no slower than the one written by hand
-adamw       30 and 28 bytes a parameter at the copy's rate; torch's 42 and 50 (a cast before)
+adamw       30 and 28 bytes a parameter at the copy's rate; torch's 38 and 44 (a cast before)
 TEXT
 }
 {

@@ -1,8 +1,8 @@
 """A generated AdamW: one pass over parameters, gradients and moments, 16-bit copies included.
 
 torch's fused kernel takes gradients in fp32 alone, writes them back where it divides them, and
-leaves copies to kernels of their own: 36 bytes a parameter and 6 for the copy, against 30 here, 28
-of 16-bit gradients. Pieces of all lengths run the same kernel, which is told how many elements.
+leaves copies to kernels of their own: 38 bytes a parameter, and 44 where gradients have 16 bits,
+against 30 and 28 here. Pieces of all lengths run one kernel, which is told how many elements.
 """
 
 from __future__ import annotations
