@@ -184,7 +184,8 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     l1_rate = sm.load_bytes * sm.clock * multiprocessors
     l1 = (work.read + again + work.values_a_program * programs) / l1_rate
     slots = work.lane_operations + work.special * sm.lanes / sm.special
-    tile_slots = tile.rows * tile.columns * slots  # lane operations of one turn
+    # Lane operations of one turn: passes share out the arithmetic, but each loads again.
+    tile_slots = tile.rows * tile.columns * (slots + passes - 1) / passes
     issue = tile_slots * turns * programs / sm.lanes / multiprocessors / sm.clock
     starts = programs / (STARTED * sm.clock)
     alone = WARP * min(tile.warps, sm.lanes // WARP)  # lanes that a program alone can use

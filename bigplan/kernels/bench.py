@@ -21,8 +21,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from bigplan.errors import InputError, quoted
-from bigplan.kernels import cases, sweep
+from bigplan.kernels import beside, cases, sweep
+from bigplan.kernels.body import Body
 from bigplan.kernels.cases import Case
+from bigplan.kernels.fuse import work_of
 from bigplan.kernels.optimised import Optimiser, optimise, runs_kernels
 
 PARTS = {
@@ -32,6 +34,8 @@ PARTS = {
     "pointwise-back": "and their backwards",
     "sweep-norms": "every tile of the norms' kernels, beside the model's first pick",
     "sweep-pointwise": "every tile of the others",
+    "loss": "linear + cross-entropy in chunks, generated and by hand, beside its products alone",
+    "adamw": "AdamW on resident state beside torch's fused one",
     "workloads": "a GPT-2 block and a convolutional block, time and memory kept",
 }
 CALLS, WARM = 15, 3
@@ -82,6 +86,8 @@ class Bench:
         source = cases.norms if "norms" in name else cases.pointwise
         if name == "workloads":
             self._workloads()
+        elif name in ("loss", "adamw"):
+            (beside.losses if name == "loss" else beside.updates)(self)
         elif name.startswith("sweep"):
             sweep.sweeps(self, name, list(source(small=self.small)))
         else:
@@ -180,7 +186,7 @@ class Bench:
 
     def _row(self, case: Case, *, back: bool) -> Record:
         inputs = case.inputs(self.device, self.dtype)
-        ours = optimise(case.function, gpu=self.optimiser.gpu)
+        ours = optimise(case.function, gpu=self.optimiser.gpu, tune=self.tune)
         ways: dict[str, Record] = {}
         with torch._functorch.config.patch(donated_buffer=False):
             for way, function in (("generated", ours), *self._baselines(case)):
@@ -192,6 +198,7 @@ class Bench:
         return {
             "case": case.label, "aside": case.aside, "limit": moved / self.copy,
             "predicted": sum(unit.seconds for unit in units), "bytes": moved, "ways": ways,
+            "operations": sum(_operations(u.fused.body) for u in units if u.fused is not None),
             "units": [unit.name for unit in units],
             "picked": [str(unit.fused.tile) if unit.fused else "torch" for unit in units],
             "taken": [str(kernel.tile) for kernel in ours.kernels.kernels],
@@ -257,10 +264,16 @@ class Bench:
             compiled: Any = torch.compile(module)
             yield "compile", compiled
         yield "generated", optimise(module, gpu=self.optimiser.gpu)
+        # As if a byte kept cost three passes over it: one more is computed again.
+        dear = 3 / self.optimiser.pricer.device.stream_rate
+        yield "generated, less kept", optimise(module, gpu=self.optimiser.gpu, price=dear)
 
     def _workload(self, module: nn.Module, shape: tuple[int, ...], *, training: bool) -> Record:
-        x = torch.randn(shape, device=self.device, dtype=self.dtype).requires_grad_(training)
-        gradient = torch.randn(shape, device=self.device, dtype=self.dtype)
+        x, gradient = (
+            cases.as_weights(torch.randn(shape, device=self.device, dtype=self.dtype), module)
+            for _ in range(2)
+        )
+        x.requires_grad_(training)
 
         def ahead() -> Any:
             with torch.set_grad_enabled(training):
@@ -314,6 +327,12 @@ def _of_library(library: str, kind: str) -> Callable[..., Any] | None:
     if kind == "rms_norm":
         return lambda x, w: function(x, w, eps=1e-5)
     return (lambda x, w, b: function(x, w, b, 1e-5)) if kind == "layer_norm" else function
+
+
+def _operations(body: Body) -> float:
+    """Fp32 operations of a generated kernel, as the model counts them."""
+    work = work_of(body)
+    return work.lane_operations * work.rows * work.width
 
 
 def _least_bytes(graph: Any, *, back: bool) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -21,9 +21,15 @@ from bigplan.kernels.fuse import work_of
 from bigplan.kernels.graph import Value
 from bigplan.kernels.source import source
 
+if TYPE_CHECKING:
+    from bigplan.kernels.tuned import Tuner
+
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,
+    "int64": torch.int64,
 }  # fmt: skip
+Into = Mapping[str, Tensor]
+NOTHING: Into = {}
 COLUMNS, ROWS = 64, 32  # of the tile that adds up partial sums
 
 
@@ -72,34 +78,49 @@ def _summed(body: Body) -> set[str]:
 class Kernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
-    def __init__(self, body: Body, choices: Sequence[tuple[Tile, KernelTime]]) -> None:
-        self.body, self.choices = body, list(choices)
+    def __init__(
+        self,
+        body: Body,
+        choices: Sequence[tuple[Tile, KernelTime]],
+        tuner: Tuner | None = None,
+    ) -> None:
+        self.body, self.choices, self.tuner = body, list(choices), tuner
         self.tile = self.choices[0][0]
         self.sums = _summed(body)
         self._checked = False
         self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Its outputs, new tensors, in order."""
+    def __call__(self, *inputs: Tensor, into: Into = NOTHING) -> tuple[Tensor, ...]:
+        """Its outputs in order: new tensors, but for those by whose names `into` has some.
+
+        These may be inputs: every position is read before it is written.
+        """
         if inputs and inputs[0].is_cuda and inputs[0].device.index != torch.cuda.current_device():
             with torch.cuda.device(inputs[0].device):
-                return self._checked_run(inputs)
-        return self._checked_run(inputs)
+                return self._checked_run(inputs, into)
+        return self._checked_run(inputs, into)
 
-    def _checked_run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _checked_run(self, inputs: Sequence[Tensor], into: Into) -> tuple[Tensor, ...]:
+        if not self._checked and self.tuner is not None:
+            self.tuner.tune(self, inputs)
         if not self._checked:
             self._take_the_first_that_does_not_spill(inputs)
-        return self.run_as(self.tile, inputs)
+        return self.run_as(self.tile, inputs, into)
 
     @property
     def text(self) -> str:
         """Its source with the tile at hand."""
         return source(self.body, self.tile)
 
-    def run_as(self, tile: Tile, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run_as(
+        self, tile: Tile, inputs: Sequence[Tensor], into: Into = NOTHING
+    ) -> tuple[Tensor, ...]:
         """The same with a tile of the caller's choice."""
         device = inputs[0].device
-        outputs = [_empty(value, device) for value in self.body.outputs]
+        outputs = [
+            into[value.name] if value.name in into else _empty(value, device)
+            for value in self.body.outputs
+        ]
         targets = [
             torch.empty((tile.programs, value.elements), dtype=torch.float32, device=device)
             if value.name in self.sums
@@ -153,8 +174,11 @@ class Kernel:
                 continue
             timed.append((seconds(lambda tile=tile: self.run_as(tile, inputs)), tile))
         if timed:
-            self.tile = min(timed, key=lambda pair: pair[0])[1]
-            self._checked = True
+            self.take(min(timed, key=lambda pair: pair[0])[1])
+
+    def take(self, tile: Tile) -> None:
+        """Run with this tile from now on, which is known to fit."""
+        self.tile, self._checked = tile, True
 
 
 def _bytes(tensor: Tensor) -> Tensor:

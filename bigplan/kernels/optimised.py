@@ -18,8 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from bigplan.errors import InputError, quoted
 from bigplan.kernels.capture import MakeKernel, captured, halves
 from bigplan.kernels.cover import Unit
+from bigplan.kernels.decomposed import DECOMPOSED, same_everywhere
 from bigplan.kernels.keep import Plan, best_plan
 from bigplan.kernels.price import Pricer
+from bigplan.kernels.tuned import Store, Tuner, default_file
 from bigplan.spec.cluster import find_gpu
 from bigplan.spec.multiprocessor import find_multiprocessor, list_multiprocessors, named_as
 
@@ -30,10 +32,12 @@ Example = Tensor | tuple[Sequence[int], torch.dtype]
 class Optimiser:
     """Compiles a function for each kind of inputs, and keeps what was decided."""
 
-    def __init__(self, gpu: str | None, price: float) -> None:
+    def __init__(self, gpu: str | None, price: float, tune: int = 0) -> None:
         self.gpu = gpu or _gpu_here()
         self.pricer = Pricer(find_gpu(self.gpu), find_multiprocessor(self.gpu))
         self.price = price
+        store, multiprocessors = Store(default_file()), self.pricer.gpu.multiprocessors
+        self.tuner = Tuner(tune, self.gpu, multiprocessors, store) if tune else None
         self.plans: list[Plan] = []
         self.kernels: list[Any] = []
         self.only_plans = False
@@ -46,7 +50,7 @@ class Optimiser:
             "inference_compiler": self._inference,
             "partition_fn": self._partition,
         }
-        return aot_function(function, **compilers)
+        return aot_function(function, decompositions=DECOMPOSED, **compilers)
 
     def _partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -81,7 +85,7 @@ class Optimiser:
         from bigplan.kernels.launch import Kernel
 
         assert unit.fused is not None
-        kernel = Kernel(unit.fused.body, unit.fused.choices)
+        kernel = Kernel(unit.fused.body, unit.fused.choices, self.tuner)
         self.kernels.append(kernel)
 
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -108,6 +112,7 @@ def optimise(
     *,
     gpu: str | None = None,
     price: float = 0.0,
+    tune: int = 0,
 ) -> Any:
     """A module (or function) that computes the same with fused kernels.
 
@@ -116,10 +121,11 @@ def optimise(
     those seen are planned when they come; `examples`, tensors or (shape, dtype) pairs, are planned
     now, without running anything; of pairs the first wants a gradient. `gpu` is a shipped GPU
     type, by default the one of this machine, or an H200 where there is none. `price` is what
-    keeping a byte for the backward costs, in seconds.
+    keeping a byte for the backward costs, in seconds. `tune`: on a GPU, time the model's best so
+    many tiles of a kernel when it first runs, and keep the fastest in a file (see `tuned.py`).
     Raises InputError.
     """
-    optimiser = Optimiser(gpu, price)
+    optimiser = Optimiser(gpu, price, tune if torch.cuda.is_available() else 0)
     module = target if isinstance(target, nn.Module) else None
     runner = _Runner(target, optimiser)
     if examples:
@@ -191,14 +197,14 @@ class _Runner:
     def _function(self) -> Callable[..., Any]:
         target = self.target
         if not isinstance(target, nn.Module):
-            return lambda state, *args, **kwargs: target(*args, **kwargs)
+            return same_everywhere(lambda state, *args, **kwargs: target(*args, **kwargs))
         if self.owner is not None and self.owner.training != target.training:
             target.training = self.owner.training  # flags of submodules are shared, its own is not
 
         def run(state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(target, state, args, kwargs)
 
-        return run
+        return same_everywhere(run)
 
     def _key(self, given: Any) -> Any:
         leaves, spec = tree_flatten(given)
