@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
-from bigplan.cli.options import ExperimentOptions, environment_of, experiment_of
+from bigplan.cli.given import environment_of, experiment_of
+from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError
 

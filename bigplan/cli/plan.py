@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.cli.given import experiment_of
 from bigplan.cli.inputs import checked_plan, files_read, is_plan, warnings
-from bigplan.cli.options import ExperimentOptions, experiment_of
+from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.spread import takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.errors import InfeasibleError, InputError

@@ -9,13 +9,9 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.clean import offer
+from bigplan.cli.given import experiment_of, plan_options_given, run_options_given
 from bigplan.cli.inputs import checked_plan, is_plan, require_inputs, require_there
-from bigplan.cli.options import (
-    ExperimentOptions,
-    experiment_of,
-    plan_options_given,
-    run_options_given,
-)
+from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.plan import plan_experiment
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError

@@ -2,11 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from pydantic import BaseModel
 
-from bigplan.cli.options import ExperimentOptions, experiment_of, plan_options_given
+from bigplan.cli.given import experiment_of, plan_options_given
+from bigplan.cli.options import ExperimentOptions, keys
 from bigplan.errors import InputError, RefusedError
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.experiment import Experiment
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.problems import models_in
 from tests.cli.conftest import Run
 
 _WHAT = ExperimentOptions(model="tiny-llama-test", cluster="dgx-h100")
@@ -113,3 +120,59 @@ def test_the_optimizer_and_its_schedule() -> None:
     assert (training.schedule.name, training.schedule.warmup_steps) == ("cosine", 10)
     assert (training.schedule.final_fraction, training.loss_scale.initial) == (0.1, 1024.0)
     assert training.steps == 300  # the decay ends with the run
+
+
+# Written in a file alone: a file is where they have room.
+FILE_ONLY = {
+    "training.optimizer.groups",
+    "training.loss_scale.growth_interval",
+    "training.loss_scale.factor",
+    "training.validation.data",
+    "training.validation.every",
+    "training.validation.batches",
+}
+
+
+def schema_keys(model: type[BaseModel], before: str = "") -> dict[str, Any]:
+    """Dotted keys of an experiment with their types; those of a model or cluster are their own."""
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        inner = [one for one in models_in(field.annotation) if one not in (ModelSpec, Cluster)]
+        if inner and before + name not in ("training.optimizer.groups",):
+            found |= schema_keys(inner[0], f"{before}{name}.")
+        else:
+            found[before + name] = field.annotation
+    return found
+
+
+def test_every_key_of_the_schema_has_its_option() -> None:
+    known = set(schema_keys(Experiment))
+    given = set(keys().values())
+    assert given <= known
+    assert known - given == FILE_ONLY | {"training.steps"}  # which --steps says as launch.steps
+
+
+def test_options_take_what_the_schema_does() -> None:
+    known = schema_keys(Experiment)
+    hints = get_type_hints(ExperimentOptions, include_extras=True)
+    for name, key in keys().items():
+        annotation, option = known[key], hints[name].__metadata__[0]
+        many = annotation if get_origin(annotation) is not dict else None
+        choices = [word for part in literals(many) for word in get_args(part)]
+        if choices and name != "engine":  # some of which are planned alone, and told so
+            assert option.metavar == "|".join(choices), name
+        for plain in (bool, int, float):
+            if plain in parts(annotation) and str not in parts(hints[name]):
+                assert plain in parts(hints[name]), name
+
+
+def parts(annotation: Any) -> set[Any]:
+    """The types that an annotation is made of."""
+    inner = get_args(annotation)
+    return {annotation}.union(*map(parts, inner)) if inner else {annotation}
+
+
+def literals(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Literal:
+        return [annotation]
+    return [found for inner in get_args(annotation) for found in literals(inner)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bigplan.cli.options import RUN_KEYS
+from bigplan.cli.given import RUN_KEYS
 
 LAUNCH = Path(__file__).parent.parent.parent / "launch"
 SCRIPTS = sorted(LAUNCH.glob("*.sh"))

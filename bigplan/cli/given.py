@@ -1,0 +1,152 @@
+"""What the options of a command say: an experiment, and how it is run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import typer
+
+from bigplan.cli.options import ExperimentOptions, keys
+from bigplan.errors import InputError, quoted, shortened
+from bigplan.spec.document import load_data, parse_scalar
+from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment
+from bigplan.spec.problems import problem_at
+from bigplan.spec.reading import read_text
+from bigplan.units import format_bytes
+
+# Read in ways of their own below.
+_APART = ("settings", "caps", "hardware", "clip_norm", "tokens", "tokens_per_step")
+RUN_KEYS = tuple(name for name, key in keys().items() if key.startswith("launch."))
+
+
+def overrides_of(options: ExperimentOptions) -> dict[str, object]:
+    """Dotted experiment keys and the values the user gave. Raises InputError."""
+    overrides: dict[str, object] = {}
+    for name, key in keys().items():
+        value = None if name in _APART else getattr(options, name)
+        if value is not None:
+            # Text is read as YAML further on; quoting keeps "off" or "a: b" what it is.
+            overrides[key] = json.dumps(value) if isinstance(value, str) else value
+    if options.clip_norm is not None:
+        unclipped = options.clip_norm.lower() in ("none", "null")
+        overrides["training.clip_norm"] = None if unclipped else options.clip_norm
+    for name in ("tokens", "tokens_per_step"):
+        if (text := getattr(options, name)) is not None:
+            overrides[f"training.{name}"] = text  # a number, or text with a unit
+    for key, text in _pairs("--hardware", options.hardware, "nvme.drives=4").items():
+        overrides[f"hardware.{key}"] = text
+    for tier, size in _pairs("--cap", options.caps, "gpu=16GiB").items():
+        overrides[f"caps.{tier}"] = size
+    return overrides
+
+
+def experiment_of(
+    path: Path | None, options: ExperimentOptions, base: Mapping[str, object] | None = None
+) -> Experiment:
+    """The experiment file, options winning over it, or the options alone, over `base` if given.
+
+    Warns of caps that limit nothing. Raises InputError.
+    """
+    overrides = overrides_of(options)
+    if path is None:
+        overrides = {**(base or {}), **overrides}
+        missing = [name for name in ("model", "cluster") if name not in overrides]
+        if missing:
+            flags = " and ".join(f"--{name}" for name in missing)
+            raise InputError(
+                f"{flags} missing; name an experiment file, or state --model and --cluster"
+            )
+        experiment = make_experiment(overrides)
+    else:
+        experiment = load_experiment(path, overrides)
+    settings = _pairs("--set", options.settings, "tp=8")
+    fixed = {key: _plain(text) for key, text in settings.items()}
+    for key, ways in (("cp", options.context_parallel), ("ep", options.expert_parallel)):
+        if ways is not None:
+            fixed[key] = ways
+    if path is not None:
+        _refuse_settings(path, experiment, overridden=fixed)
+    if base is None or options.cluster is not None:  # a base's own cluster may be capped already
+        _warn_of_idle_caps(experiment)
+    return experiment.with_settings(fixed)
+
+
+def _refuse_settings(path: Path, experiment: Experiment, overridden: Collection[str]) -> None:
+    """Raise InputError, with the line, for a decision of the file that cannot be."""
+    settings = {key: value for key, value in experiment.set.items() if key not in overridden}
+    if not settings:
+        return
+    from bigplan.solve.pins import parse_pins, refuse_unknown_kind  # which bring the solver
+
+    kinds = experiment.model_spec().kinds()
+    for key, value in settings.items():
+        try:
+            for pin in parse_pins({key: value})[1]:
+                refuse_unknown_kind(pin, kinds)
+        except InputError as error:
+            _, root = load_data(read_text(path), str(path))
+            text = f"cannot be used: {str(error).removeprefix('--set ')}"
+            raise InputError(f"{path}{problem_at(('set', key), text, root)}") from None
+
+
+_WHERE: Mapping[Tier, str] = {
+    "gpu": "per GPU",
+    "host": "of host memory per node",
+    "nvme": "of drives per node",
+}
+
+
+def _warn_of_idle_caps(experiment: Experiment) -> None:
+    for tier, size in experiment.idle_caps().items():
+        cap = format_bytes(experiment.caps[tier])
+        typer.echo(
+            f"warning: the cap {tier}={cap} limits nothing: the cluster has {format_bytes(size)} "
+            f"{_WHERE[tier]}",
+            err=True,
+        )
+
+
+def run_options_given(options: ExperimentOptions) -> dict[str, object]:
+    """The given options that say how a plan is run."""
+    values = {name: getattr(options, name) for name in RUN_KEYS}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def plan_options_given(options: ExperimentOptions) -> list[str]:
+    """Names of the given options that would change a plan."""
+    return [
+        field.name
+        for field in fields(options)
+        if field.name not in RUN_KEYS and getattr(options, field.name) not in (None, [])
+    ]
+
+
+def _pairs(flag: str, texts: list[str] | None, example: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not key.strip() or not equals or not value.strip():
+            raise InputError(f"{flag} {quoted(text)}: write KEY=VALUE, such as {flag} {example}")
+        key, value = key.strip(), value.strip()
+        if key in pairs:
+            raise InputError(
+                f"{flag} says {shortened(key)}={shortened(pairs[key])} and "
+                f"{shortened(key)}={shortened(value)}, of which only one can hold; "
+                "leave one out"
+            )
+        pairs[key] = value
+    return pairs
+
+
+def environment_of(texts: list[str] | None) -> dict[str, str]:
+    """Variables of `--env`. Raises InputError."""
+    return _pairs("--env", texts, "DS_PIN_MEMORY_BACKEND=native")
+
+
+def _plain(text: str) -> str | int | float:
+    value = parse_scalar(text)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number else text

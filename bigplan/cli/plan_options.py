@@ -1,0 +1,294 @@
+"""What is planned, as options: model and machine, training, optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from bigplan.cli.completion import known_clusters, known_models
+from bigplan.cli.option import ADAM, STEP, WHAT
+from bigplan.cli.option import option_of as _option
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options that override the keys of an experiment that make its plan."""
+
+    model: Annotated[
+        str | None,
+        _option(
+            "model",
+            "Shipped name, model YAML, Hugging Face config.json, or the id of a cached one.",
+            WHAT,
+            "NAME",
+            known=known_models,
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        _option("cluster", "Shipped name or cluster YAML.", WHAT, "NAME", known=known_clusters),
+    ] = None
+    nodes: Annotated[
+        int | None, _option("nodes", "Number of nodes (default: the cluster's).", WHAT)
+    ] = None
+    engine: Annotated[
+        str | None,
+        _option(
+            "engine",
+            "What executes it (default auto: the fastest that can here); any: the planner's best. "
+            "Planned only, for `bigplan config`: fsdp2, accelerate, megatron, torchtitan, nemo.",
+            WHAT,
+            "auto|any|native|deepspeed|TOOL",
+        ),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        _option("set", "Fix a decision, such as tp=8; repeatable.", WHAT, "KEY=VALUE"),
+    ] = None
+    caps: Annotated[
+        list[str] | None,
+        _option(
+            "caps",
+            "Limit gpu (per GPU), host or nvme (per node), such as gpu=16GiB; repeatable.",
+            WHAT,
+            "TIER=SIZE",
+            flag="--cap",
+        ),
+    ] = None
+    hardware: Annotated[
+        list[str] | None,
+        _option(
+            "hardware",
+            "Plan for a node with another part, such as nvme.drives=4 or gpu=h200-sxm; repeatable.",
+            WHAT,
+            "KEY=VALUE",
+        ),
+    ] = None
+    prefer: Annotated[
+        str | None,
+        _option(
+            "prefer",
+            "fastest (default), or cheapest: fewest dollars for the training; nodes may idle.",
+            WHAT,
+            "fastest|cheapest",
+        ),
+    ] = None
+    within: Annotated[
+        str | None,
+        _option(
+            "within",
+            "Longest time for the whole training, such as '30 d'; needs --tokens.",
+            WHAT,
+            "TIME",
+        ),
+    ] = None
+    tokens: Annotated[
+        str | None,
+        _option(
+            "training.tokens",
+            "Of the whole training, such as 1T: the plan tells its days, dollars and kWh.",
+            STEP,
+            "N",
+        ),
+    ] = None
+    tokens_per_step: Annotated[
+        str | None,
+        _option(
+            "training.tokens_per_step",
+            "In place of --global-batch, such as 65536.",
+            STEP,
+            "N",
+        ),
+    ] = None
+    sequence_length: Annotated[
+        int | None,
+        _option(
+            "training.sequence_length",
+            "Tokens in a sequence (default: the model's, at most 8192).",
+            STEP,
+            flag="--seq-len",
+        ),
+    ] = None
+    global_batch: Annotated[
+        int | None,
+        _option(
+            "training.global_batch",
+            "Sequences per step, over all GPUs (default: 4 Mi tokens' worth).",
+            STEP,
+        ),
+    ] = None
+    precision: Annotated[
+        str | None,
+        _option(
+            "training.precision",
+            "Of compute (default: bf16).",
+            STEP,
+            "bf16|fp16|fp32",
+        ),
+    ] = None
+    gradient_precision: Annotated[
+        str | None,
+        _option(
+            "training.gradient_precision",
+            "Of stored gradients: fp32, or the precision (default: fp32).",
+            STEP,
+            "bf16|fp16|fp32",
+        ),
+    ] = None
+    reduce_precision: Annotated[
+        str | None,
+        _option(
+            "training.reduce_precision",
+            "In which data-parallel ranks sum gradients (default: as they are stored, and `launch` "
+            "refuses another).",
+            STEP,
+            "bf16|fp16|fp32",
+        ),
+    ] = None
+    fp8_gemms: Annotated[
+        bool | None,
+        _option(
+            "training.fp8_gemms",
+            "The blocks' GEMMs in fp8 (default: no).",
+            STEP,
+            flag="--fp8-gemms/--no-fp8-gemms",
+        ),
+    ] = None
+    attention: Annotated[
+        str | None,
+        _option(
+            "training.attention",
+            "flash (default), or materialised: scores go through memory.",
+            STEP,
+            "flash|materialised",
+        ),
+    ] = None
+    kernels: Annotated[
+        str | None,
+        _option(
+            "training.kernels",
+            "Of norms, activations and the loss: torch's with four written by hand (default), or "
+            "generated ones.",
+            STEP,
+            "torch|generated",
+        ),
+    ] = None
+    dropout: Annotated[
+        float | None,
+        _option("training.dropout", "Probability of dropout (default: 0).", STEP),
+    ] = None
+    clip_norm: Annotated[
+        str | None,
+        _option(
+            "training.clip_norm",
+            "Largest gradient norm, or none (default: 1.0).",
+            STEP,
+            "X|none",
+        ),
+    ] = None
+    seed: Annotated[int | None, _option("training.seed", "Seed (default: 0).", STEP)] = None
+    deterministic: Annotated[
+        bool | None,
+        _option(
+            "training.deterministic",
+            "The same bits every time on a GPU too, slower.",
+            STEP,
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        _option(
+            "training.data",
+            "Prepared folder or text file (default: a bundled text).",
+            STEP,
+            "PATH",
+        ),
+    ] = None
+    weights: Annotated[
+        str | None,
+        _option(
+            "training.weights",
+            "Hugging Face folder to start from (default: random).",
+            STEP,
+            "DIR",
+        ),
+    ] = None
+    optimizer: Annotated[
+        str | None,
+        _option(
+            "training.optimizer.name",
+            "adamw (default) or sgd.",
+            ADAM,
+            "adamw|sgd",
+            flag="--optimizer",
+        ),
+    ] = None
+    learning_rate: Annotated[
+        float | None,
+        _option("training.optimizer.learning_rate", "default: 3e-4.", ADAM),
+    ] = None
+    beta1: Annotated[float | None, _option("training.optimizer.beta1", "default: 0.9.", ADAM)] = (
+        None
+    )
+    beta2: Annotated[float | None, _option("training.optimizer.beta2", "default: 0.95.", ADAM)] = (
+        None
+    )
+    epsilon: Annotated[
+        float | None, _option("training.optimizer.epsilon", "default: 1e-8.", ADAM)
+    ] = None
+    momentum: Annotated[
+        float | None,
+        _option("training.optimizer.momentum", "Of sgd; default: 0.9.", ADAM),
+    ] = None
+    weight_decay: Annotated[
+        float | None,
+        _option("training.optimizer.weight_decay", "default: 0.1; of sgd 0.", ADAM),
+    ] = None
+    schedule: Annotated[
+        str | None,
+        _option(
+            "training.schedule.name",
+            "Learning rate after the warm-up (default: constant).",
+            ADAM,
+            "constant|linear|cosine",
+            flag="--schedule",
+        ),
+    ] = None
+    warmup_steps: Annotated[
+        int | None,
+        _option(
+            "training.schedule.warmup_steps",
+            "Steps in which the learning rate rises (default: 0).",
+            ADAM,
+        ),
+    ] = None
+    decay_steps: Annotated[
+        int | None,
+        _option(
+            "training.schedule.decay_steps",
+            "Steps until the decay ends (default: all steps).",
+            ADAM,
+        ),
+    ] = None
+    final_fraction: Annotated[
+        float | None,
+        _option(
+            "training.schedule.final_fraction",
+            "Part of the learning rate left then (default: 0).",
+            ADAM,
+        ),
+    ] = None
+    loss_scale: Annotated[
+        float | None,
+        _option(
+            "training.loss_scale.initial",
+            "fp16's first loss scale (default: 65536).",
+            ADAM,
+            flag="--loss-scale",
+        ),
+    ] = None
+    # What other programs call these; not planned, and refused by name.
+    context_parallel: Annotated[int | None, typer.Option("--context-parallel", hidden=True)] = None
+    expert_parallel: Annotated[int | None, typer.Option("--expert-parallel", hidden=True)] = None
