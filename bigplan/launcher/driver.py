@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,14 +13,11 @@ from rich.console import Console
 
 from bigplan.engines import Engine, engine_of
 from bigplan.errors import (
-    BigplanError,
     CheckpointError,
-    DivergedError,
     InputError,
     LostError,
     NoRoomError,
     RefusedError,
-    WorkerError,
 )
 from bigplan.launcher import places, preflight
 from bigplan.launcher.actor import Folders, WorkerType
@@ -39,8 +35,10 @@ from bigplan.launcher.checkpoints import (
 )
 from bigplan.launcher.crew import MEETING, Crew
 from bigplan.launcher.elastic import find_nodes, may_grow
+from bigplan.launcher.ending import ending
 from bigplan.launcher.journal import Journal
-from bigplan.launcher.leftovers import Listed, listed
+from bigplan.launcher.launched import Launched
+from bigplan.launcher.leftovers import listed
 from bigplan.launcher.lock import forget, only_launch, wait_for_workers
 from bigplan.launcher.patience import Patience
 from bigplan.launcher.placing import Layout
@@ -48,7 +46,6 @@ from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
     SUMMARY,
     Asked,
-    Status,
     keep_plan,
     new_folder,
     read_metrics,
@@ -60,12 +57,10 @@ from bigplan.launcher.resume import (
     decaying_until,
     refuse_other_training,
     refuse_without_rate,
-    resume_hint,
     shown,
 )
 from bigplan.launcher.session import Session, ray_session, require_packages
 from bigplan.launcher.steps import Steps
-from bigplan.launcher.stop import Stop
 from bigplan.launcher.weights_and_biases import require_wandb
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Launch
@@ -82,52 +77,6 @@ class LaunchOptions:
     how: Launch = field(default_factory=Launch)
     resume: Resumable | None = None
     asked: Asked | None = None
-
-
-@dataclass
-class _Launch:
-    """What the functions below share."""
-
-    plan: Plan
-    how: Launch
-    journal: Journal
-    console: Console
-    worker: WorkerType | None
-    asked: Asked
-    stop: Stop = field(default_factory=Stop)
-    told: bool = False
-    session: Session | None = None
-    listed: Listed | None = None
-    said: set[str] = field(default_factory=set)
-
-    @property
-    def address(self) -> str | None:
-        """Of a running Ray; None: a local one is started."""
-        return None if self.how.address in (None, "local") else self.how.address
-
-    @property
-    def folders(self) -> Folders:
-        """The record, and scratch on the drives that the cluster names, else beside the record."""
-        run, nvme = self.journal.folder, self.plan.cluster.group.nvme
-        if nvme is None or nvme.path is None:
-            return Folders(run, run / "scratch")
-        # Runs of one name in two folders must not share their tensors.
-        mark = hashlib.sha256(str(run).encode()).hexdigest()[:8]
-        name = f"bigplan-{run.name}-{mark}"
-        return Folders(run, Path(nvme.path).expanduser().absolute() / name)
-
-    def say(self, text: str) -> None:
-        """Tell the user."""
-        _say(self, text)
-
-    def meanwhile(self) -> None:
-        """Answer the first Ctrl-C while a step runs on; notice where Ray itself is lost."""
-        if self.session is not None:
-            self.session.head.look()
-        if self.stop.asked and not self.told:
-            self.told = True
-            kept = ", with a checkpoint" if self.how.checkpoint_keep else ""
-            _say(self, f"Stopping after this step{kept}; Ctrl-C again stops at once")
 
 
 def launch(
@@ -161,12 +110,12 @@ def launch(
     how = options.how.model_copy(update={"steps": target})
     journal = Journal(plan, folder, target, how.tensorboard, how.wandb)
     asked = options.asked or Asked(engine=plan.engine, nodes=plan.cluster.nodes)
-    launched = _Launch(plan, how, journal, console or Console(), worker, asked)
+    launched = Launched(plan, how, journal, console or Console(), worker, asked)
     with (
         only_launch(folder),
         listed(*astuple(launched.folders)) as launched.listed,  # for others, should it be killed
         launched.stop,
-        _ending(launched, resumes=resumes),
+        ending(launched, resumes=resumes),
     ):
         if options.resume is not None:
             _prepare(launched, options.resume.plan)
@@ -192,7 +141,7 @@ def _refuse_done(folder: Path, target: int) -> None:
         )
 
 
-def _prepare(launched: _Launch, before: Plan) -> None:
+def _prepare(launched: Launched, before: Plan) -> None:
     """Clear away what a killed launch left; keep its plan."""
     folders = launched.folders
     _clear(folders)
@@ -220,7 +169,7 @@ def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
     shutil.rmtree(folders.scratch, ignore_errors=True)
 
 
-def _prepare_engine(launched: _Launch, engine: Engine) -> None:
+def _prepare_engine(launched: Launched, engine: Engine) -> None:
     """What an engine does once for a machine; on a cluster each rank finds it undone, and does it.
 
     Off a terminal, where nothing can be updated, it is told once.
@@ -234,74 +183,12 @@ def _prepare_engine(launched: _Launch, engine: Engine) -> None:
             status.update(text)
             if not launched.console.is_terminal and not said:
                 said.append(text)
-                _say(launched, text)
+                launched.say(text)
 
         engine.prepare(launched.plan, tell)
 
 
-@contextmanager
-def _ending(launched: _Launch, *, resumes: bool) -> Iterator[None]:
-    """Close the record however the launch ends, and say how to go on."""
-    journal = launched.journal
-    status: Status = "failed"
-    try:
-        yield
-        status = "finished"
-        if journal.done < journal.target:
-            raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        status = "interrupted"
-        if journal.begun:
-            hint = resume_hint(journal.folder)
-            _say(launched, f"Stopped after step {journal.done} of {journal.target}. {hint}")
-        elif resumes:
-            _say(launched, f"Stopped before it went on. {resume_hint(journal.folder)}")
-        raise
-    except OSError as error:
-        told = WorkerError(f"the run's record cannot be written: {error}")
-        raise _hinted(launched, told, resumes=resumes) from error
-    except DivergedError:
-        raise  # it tells itself what to do
-    except BigplanError as error:
-        _keep_details(journal.folder, error)
-        _hinted(launched, error, resumes=resumes)
-        raise
-    finally:
-        _close(journal, status, resumes=resumes)
-
-
-def _close(journal: Journal, status: Status, *, resumes: bool) -> None:
-    """Write what is known; leave no folder where nothing ran and nothing is to be read."""
-    if not (journal.active or resumes or (journal.folder / "error.txt").exists()):
-        shutil.rmtree(journal.folder, ignore_errors=True)
-    elif journal.begun:
-        try:
-            journal.close(status)
-        except OSError:
-            return  # a full disk was told; the steps are on record
-
-
-def _hinted(launched: _Launch, error: BigplanError, *, resumes: bool) -> BigplanError:
-    """The error, with the way to go on where there is something to go on with."""
-    if launched.journal.begun or resumes:
-        error.args = (f"{str(error).rstrip('.')}. {resume_hint(launched.journal.folder)}",)
-    return error
-
-
-def _keep_details(folder: Path, error: BigplanError) -> None:
-    """The worker's own traceback, for whoever looks for the bug."""
-    details = "\n".join(getattr(error, "__notes__", []))
-    if details:
-        path = folder / "error.txt"
-        path.write_text(details)
-        error.args = (f"{error} (details in {path})",)
-
-
-def _say(launched: _Launch, text: str) -> None:
-    launched.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _with_ray(launched: _Launch) -> None:
+def _with_ray(launched: Launched) -> None:
     layout = Layout.of(launched.plan)
     with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda) as session:
         _take(launched, session)
@@ -311,7 +198,7 @@ def _with_ray(launched: _Launch) -> None:
             shutil.rmtree(launched.folders.scratch, ignore_errors=True)
 
 
-def _until_done(launched: _Launch) -> None:
+def _until_done(launched: Launched) -> None:
     """Train; where a rank is lost, on from the newest good checkpoint with fresh ranks."""
     journal, stop, patience = launched.journal, launched.stop, Patience(launched.how.max_restarts)
     if launched.how.elastic:
@@ -327,7 +214,7 @@ def _until_done(launched: _Launch) -> None:
             stop.patient = False  # all that was to be saved is
             step = newest_step(journal.folder)
             where = "the beginning" if step is None else f"the checkpoint of step {step}"
-            _say(launched, f"{error}. Starting again from {where}")
+            launched.say(f"{error}. Starting again from {where}")
             journal.lose(str(error))
             if launched.session is not None:
                 launched.session.renew()
@@ -341,7 +228,7 @@ def _until_done(launched: _Launch) -> None:
             find_nodes(launched)
 
 
-def _take(launched: _Launch, session: Session) -> None:
+def _take(launched: Launched, session: Session) -> None:
     """Work in that Ray, which has just been started, and takes signals to itself."""
     launched.session = session
     launched.stop.listen()
@@ -349,7 +236,7 @@ def _take(launched: _Launch, session: Session) -> None:
         launched.listed.ray(session.folder)
 
 
-def _from_newest(launched: _Launch) -> None:
+def _from_newest(launched: Launched) -> None:
     """Train on from the newest checkpoint that is good, with fresh workers for each one tried."""
     found = checkpoints(launched.journal.folder)
     bad: list[Path] = []
@@ -360,7 +247,7 @@ def _from_newest(launched: _Launch) -> None:
             except CheckpointError as error:
                 if checkpoint == found[0]:
                     raise
-                _say(launched, f"{error}. Trying the checkpoint before it")
+                launched.say(f"{error}. Trying the checkpoint before it")
                 bad.append(checkpoint)
             else:
                 for path in bad:
@@ -383,7 +270,7 @@ def _drop_unrecorded(folder: Path) -> None:
 
 
 @contextmanager
-def _crew(launched: _Launch) -> Iterator[Crew]:
+def _crew(launched: Launched) -> Iterator[Crew]:
     crew = Crew(
         launched.plan,
         launched.folders,
@@ -398,7 +285,7 @@ def _crew(launched: _Launch) -> Iterator[Crew]:
         crew.dismiss(head=session is None or session.head.alive())
 
 
-def _start(launched: _Launch, crew: Crew, checkpoint: Path | None) -> int:
+def _start(launched: Launched, crew: Crew, checkpoint: Path | None) -> int:
     if (told := crew.prepare()) and told not in launched.said:
         launched.said.add(told)
         launched.say(told)
@@ -406,7 +293,7 @@ def _start(launched: _Launch, crew: Crew, checkpoint: Path | None) -> int:
     return crew.start(checkpoint)
 
 
-def _train(launched: _Launch, crew: Crew, done: int) -> None:
+def _train(launched: Launched, crew: Crew, done: int) -> None:
     journal, how = launched.journal, launched.how
     journal.start(done)
     (journal.folder / FOLDER).mkdir(exist_ok=True)
@@ -423,15 +310,14 @@ def _train(launched: _Launch, crew: Crew, done: int) -> None:
     crew.ask("close", doing="closing")
 
 
-def _announce(launched: _Launch) -> None:
+def _announce(launched: Launched) -> None:
     where = f"the Ray cluster at {launched.address}" if launched.address else "a local Ray"
     ranks, journal = launched.plan.strategy.ranks, launched.journal
     done = newest_step(journal.folder)
     todo = f"steps {done + 1} to {journal.target}" if done else counted(journal.target, "step")
     if done == journal.target:
         todo = f"{counted(done, 'step')} done, the record to close"
-    _say(
-        launched,
+    launched.say(
         f"Launching {launched.plan.model.name}: {counted(ranks, 'rank')} on {where}, "
         f"{todo}, record in {shown(journal.folder)}",
     )

@@ -22,6 +22,7 @@ Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
 MOST_NODES = 10**5  # as many GPUs as the largest clusters have
 Traffic = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]  # what a link carries
 Share = Annotated[float, Field(gt=0, le=1)]
+Reached = Annotated[float, Field(gt=0)]  # of a nominal peak; CPU devices reach more than theirs
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
 
 
@@ -43,13 +44,13 @@ class Gpu(Block):
     """fraction of the peak that a large GEMM reaches"""
     gemm_half_k: float = Field(ge=0)
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
-    gemm_efficiencies: dict[Peaked, Share] | None = None
+    gemm_efficiencies: dict[Peaked, Reached] | None = None
     """where a precision reaches another fraction of its peak; absent: gemm_efficiency for all"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
-    attention_forward_efficiency: dict[FlashKernel, Share] = Field(min_length=1)
+    attention_forward_efficiency: dict[FlashKernel, Reached] = Field(min_length=1)
     """by implementation of flash attention: fraction of the 16-bit peak (causal FLOPs counted)"""
-    attention_backward_efficiency: dict[FlashKernel, Share] = Field(min_length=1)
+    attention_backward_efficiency: dict[FlashKernel, Reached] = Field(min_length=1)
     """by implementation: fraction of the 16-bit peak (2.5 x the forward's FLOPs)"""
     attention_forward_half_length: dict[FlashKernel, HalfLength] | None = None
     """by implementation: tokens h in the factor s / (s + h) of its efficiency; absent: h is 0"""

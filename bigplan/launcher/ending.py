@@ -1,0 +1,72 @@
+"""How a launch ends: its record is closed, and the user told how to go on."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bigplan.errors import BigplanError, DivergedError, WorkerError
+from bigplan.launcher.journal import Journal
+from bigplan.launcher.launched import Launched
+from bigplan.launcher.record import Status
+from bigplan.launcher.resume import resume_hint
+
+
+@contextmanager
+def ending(launched: Launched, *, resumes: bool) -> Iterator[None]:
+    """Close the record however the launch ends, and say how to go on."""
+    journal = launched.journal
+    status: Status = "failed"
+    try:
+        yield
+        status = "finished"
+        if journal.done < journal.target:
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        status = "interrupted"
+        if journal.begun:
+            hint = resume_hint(journal.folder)
+            launched.say(f"Stopped after step {journal.done} of {journal.target}. {hint}")
+        elif resumes:
+            launched.say(f"Stopped before it went on. {resume_hint(journal.folder)}")
+        raise
+    except OSError as error:
+        told = WorkerError(f"the run's record cannot be written: {error}")
+        raise _hinted(launched, told, resumes=resumes) from error
+    except DivergedError:
+        raise  # it tells itself what to do
+    except BigplanError as error:
+        _keep_details(journal.folder, error)
+        _hinted(launched, error, resumes=resumes)
+        raise
+    finally:
+        _close(journal, status, resumes=resumes)
+
+
+def _close(journal: Journal, status: Status, *, resumes: bool) -> None:
+    """Write what is known; leave no folder where nothing ran and nothing is to be read."""
+    if not (journal.active or resumes or (journal.folder / "error.txt").exists()):
+        shutil.rmtree(journal.folder, ignore_errors=True)
+    elif journal.begun:
+        try:
+            journal.close(status)
+        except OSError:
+            return  # a full disk was told; the steps are on record
+
+
+def _hinted(launched: Launched, error: BigplanError, *, resumes: bool) -> BigplanError:
+    """The error, with the way to go on where there is something to go on with."""
+    if launched.journal.begun or resumes:
+        error.args = (f"{str(error).rstrip('.')}. {resume_hint(launched.journal.folder)}",)
+    return error
+
+
+def _keep_details(folder: Path, error: BigplanError) -> None:
+    """The worker's own traceback, for whoever looks for the bug."""
+    details = "\n".join(getattr(error, "__notes__", []))
+    if details:
+        path = folder / "error.txt"
+        path.write_text(details)
+        error.args = (f"{error} (details in {path})",)
