@@ -143,24 +143,8 @@ class Worker:
             check_same(found, plan)
             self._steps = found.manifest.step
         sys.setswitchinterval(SWITCH_SECONDS)
-        if self._device.type == "cuda":
-            same_bits(wanted=plan.training.deterministic)
-            locked = static_sizes(self._program).host
-            gpu, lends = plan.cluster.group.gpu, self._graph.lends_table
-            allowed = memory_of_torch(gpu, plan.strategy, locked, lends_table=lends)
-            _limit_gpu(self._device, allowed)
-        groups = Groups.alone(plan.strategy, apart)
-        if plan.strategy.ranks > 1:
-            lends = self._graph.lends_table
-            groups = Groups.join(
-                self._rank,
-                plan.strategy,
-                self._backend,
-                meeting,
-                lends_table=lends,
-                apart=apart,
-            )
-            groups.warm(self._device)
+        self._set_device()
+        groups = self._joined(meeting, apart)
         memory = Memory(
             self._program, self._device, self._scratch / f"bigplan-rank{self._rank}.bin"
         )
@@ -182,6 +166,29 @@ class Worker:
             update.scaling.restore(found.manifest.state)
             background.newest = found.path
         return self._steps
+
+    def _set_device(self) -> None:
+        """Limit what torch takes of a GPU to the plan's share, and make it repeat its bits."""
+        if self._device.type != "cuda":
+            return
+        plan = self._plan
+        same_bits(wanted=plan.training.deterministic)
+        locked = static_sizes(self._program).host
+        gpu, lends = plan.cluster.group.gpu, self._graph.lends_table
+        allowed = memory_of_torch(gpu, plan.strategy, locked, lends_table=lends)
+        _limit_gpu(self._device, allowed)
+
+    def _joined(self, meeting: Path | Store, apart: Apart | None) -> Groups:
+        """The groups of this rank, once all ranks have met and each group has exchanged once."""
+        strategy = self._plan.strategy
+        if strategy.ranks == 1:
+            return Groups.alone(strategy, apart)
+        lends = self._graph.lends_table
+        groups = Groups.join(
+            self._rank, strategy, self._backend, meeting, lends_table=lends, apart=apart
+        )
+        groups.warm(self._device)
+        return groups
 
     def _source(self, data: str = "", batches: int | None = None) -> BatchSource:
         """The training's data, or another's so many global batches. Raises InputError."""
