@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.clean import offer
 from bigplan.cli.given import experiment_of, plan_options_given, run_options_given
 from bigplan.cli.inputs import checked_plan, is_plan, require_inputs, require_there
@@ -21,7 +22,7 @@ from bigplan.spec.experiment import Experiment, Launch
 from bigplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from bigplan.launcher.record import Asked
+    from bigplan.launcher.record import Asked, Record
     from bigplan.launcher.resume import Resumable
 
 A_RUN = "the folder of a run, such as runs/my-model-1"
@@ -43,6 +44,7 @@ def launch(
             metavar="RUN",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a plan through Ray, then show measured beside predicted.
 
@@ -62,7 +64,7 @@ def launch(
 
     require_packages()
     _check_steps(options)
-    console = Console()
+    console = Console(stderr=as_json)
     if resume is not None:
         require_there(resume.expanduser(), A_RUN)
     run = None if resume is None else read_resumable(resume.expanduser())
@@ -73,7 +75,18 @@ def launch(
         require_inputs(plan.model, plan.training, weights=run is None)
     offer(console)
     folder = launch_plan(plan, LaunchOptions(how, run, asked), console)
-    console.print(run_report(read_record(folder)))
+    record = read_record(folder)
+    if as_json:
+        print_json(_told(record))
+    else:
+        console.print(run_report(record))
+
+
+def _told(record: Record) -> dict[str, object]:
+    """Where the record is, how the run ended, and its last step; the rest is in the record."""
+    last = record.metrics[-1].model_dump(mode="json") if record.metrics else None
+    summary = record.summary.model_dump(mode="json")
+    return {"run": str(record.folder), "summary": summary, "last_step": last}
 
 
 def _wanted(

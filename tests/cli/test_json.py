@@ -14,9 +14,9 @@ from tests.cli.conftest import Run
 from tests.data.texts import write_texts
 from tests.tiny import tiny_plan
 
-# `schema` prints a JSON Schema and nothing else; a launch, a profile and a benchmark show what
-# happens while it does, and write it to files; of a run the files are the record.
-WITHOUT = {"schema", "launch", "report", "profile", "kernels bench"}
+# `schema` prints a JSON Schema and nothing else; a profile and a benchmark show what happens while
+# it does, and write it to files; of a run the files are the record.
+WITHOUT = {"schema", "report", "profile", "kernels bench"}
 
 
 def told(bigplan: Run, *arguments: object) -> dict[str, Any]:

@@ -48,6 +48,16 @@ def test_a_run_goes_on_as_it_was_launched(ran: Run) -> None:
     assert (how["steps"], how["checkpoint_every"], how["checkpoint_keep"]) == (7, 2, 2)
 
 
+def test_a_launch_as_json_tells_how_it_ended(ran: Run) -> None:
+    code, out, err = ran("launch", "--resume", RUN, "--steps", "4", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert (told["format"], told["run"]) == (1, str(RUN.resolve()))
+    assert told["summary"]["status"] == "finished"
+    assert told["last_step"]["step"] == 4
+    assert "Launching" in err  # what happens meanwhile
+
+
 def test_a_run_whose_plan_was_edited(ran: Run) -> None:
     """It goes on with what the plan's decisions give; its report keeps what was promised."""
     before = ran("report", RUN)
