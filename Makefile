@@ -50,7 +50,7 @@ check: venv
 	@$(BIN)/python .ci/sizes.py
 
 docs: venv
-	@$(BIN)/mkdocs build --strict
+	@$(BIN)/python -m mkdocs build --strict
 
 venv: $(VENV)/.installed
 

