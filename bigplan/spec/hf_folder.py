@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from bigplan.errors import InputError
+from bigplan.spec.families import FAMILIES
 from bigplan.spec.hf import load_hf_config
+from bigplan.spec.hf_keys import Own
 from bigplan.spec.hf_write import differences
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.reading import read_json
@@ -23,13 +25,17 @@ def family_of(folder: Path, model: ModelSpec) -> str:
         )
     path = folder / CONFIG
     theirs = load_hf_config(path)
+    found = read_json(path)
+    model_type = str(found.data["model_type"])
     different = differences(model, theirs)
     if different:
+        own = Own(found.data, FAMILIES[model_type].keys, found.lines)
         shown = ", ".join(
-            f"{key} {getattr(theirs, key)} instead of {getattr(model, key)}" for key in different
+            f"{own.key((), key)} {getattr(theirs, key)} instead of {getattr(model, key)}"
+            for key in different
         )
         raise InputError(
             f"{path} has {shown}: these weights are not those of {model.name}; plan with this "
             f"config.json as the model, or name the folder of {model.name}"
         )
-    return str(read_json(path).data["model_type"])
+    return model_type

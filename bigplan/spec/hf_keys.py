@@ -24,10 +24,10 @@ class Own:
     def told(self, problem: Problem) -> Problem:
         """The problem with the file's names in place of the fields that stand in backticks."""
         names = _NAME.findall(problem.text)
-        text = _NAME.sub(lambda found: f"`{self._key(problem.path, found[1])}`", problem.text)
+        text = _NAME.sub(lambda found: f"`{self.key(problem.path, found[1])}`", problem.text)
         return Problem(next(self._lines(problem.path, names), None), text, problem.path)
 
-    def _key(self, path: KeyPath, name: str) -> str:
+    def key(self, path: KeyPath, name: str) -> str:
         """The file's key of a field; a nested model's own fields are named without their path."""
         inner = ".".join((*map(str, path), name))
         known = self.keys.get(inner) or self.keys.get(name) or (name,)
@@ -43,7 +43,7 @@ class Own:
 
     def _lines(self, path: KeyPath, names: list[str]) -> Iterator[int]:
         """Lines of the named keys, inner ones first, then of those around them."""
-        keys = [self._key(path, name) for name in names]
+        keys = [self.key(path, name) for name in names]
         keys.sort(key=lambda key: "." not in key)
         for key in (*keys, *(key.partition(".")[0] for key in keys)):
             if key in self.lines:

@@ -201,7 +201,8 @@ def test_another_model_is_told_apart(tmp_path: Path) -> None:
     folder, model = _folder(tmp_path)
     other = ModelSpec.model_validate(model.model_dump() | {"rope_theta": 1e6, "kv_heads": 6})
     message = _refused(folder, other)
-    assert "has kv_heads 2 instead of 6, rope_theta 5000.0 instead of 1000000.0" in message
+    assert "has num_key_value_heads 2 instead of 6, " in message
+    assert "rope_theta 5000.0 instead of 1000000.0" in message
 
 
 @pytest.mark.parametrize("kept", [0, 5, 100, -10])
