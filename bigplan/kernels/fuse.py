@@ -47,6 +47,7 @@ SPECIAL = {"exp", "log", "sqrt", "rsqrt", "reciprocal", "div"}
 TWICE_SPECIAL = {"sigmoid", "tanh", "erf"}
 # Elements of a tile, and programs of a strip on a multiprocessor, that candidates have.
 LEAST_TILE, LARGEST_TILE = 256, 32768
+STAGES = (1, 3)  # of a strip: loads when they are needed, or two turns ahead
 STRIPS = (1, 2, 3, 4, 6, 8)
 # Of a thread. The hand-written kernels have 8 and 16; more warps beside fewer elements each leave
 # the compiler free to issue all loads before their first use.
@@ -194,6 +195,8 @@ def work_of(body: Body) -> KernelWork:
         _live(body) + len(sums),
         _packed(body),
         max(levels(body), default=0),
+        len(body.row_reductions),
+        4 * _packed(body),
         len(sums),
         float(by_program),
         float(again),
@@ -266,7 +269,10 @@ def tiles_of(body: Body, multiprocessors: int) -> list[Tile]:
                 tiles = -(-body.rows // rows)
                 for strips in STRIPS:
                     programs = min(tiles, strips * multiprocessors)
-                    found.append(Tile(Shape.STRIP, rows, columns, warps, programs))
+                    found += [
+                        Tile(Shape.STRIP, rows, columns, warps, programs, stages)
+                        for stages in STAGES
+                    ]
             elif reduces:
                 shape = Shape.ROW if columns >= body.width else Shape.LOOPED
                 found.append(Tile(shape, rows, columns, warps))

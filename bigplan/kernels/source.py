@@ -311,7 +311,8 @@ class _Writer:
         sums = body.of("sum_column")
         for i in sums:
             self.say(f"a{i} = tl.zeros([{tile.rows}, {tile.columns}], tl.float32)")
-        self.say(f"for turn in range({self.turns}):")
+        stages = f", num_stages={tile.stages}" if tile.stages > 1 else ""
+        self.say(f"for turn in tl.range(0, {self.turns}{stages}):")
         self.depth += 1
         self._rows(f"(down * {self.turns} + turn) * {tile.rows}")
         for i, micro in enumerate(micros):
