@@ -48,7 +48,7 @@ SIZES = {"layers": 1, "hidden": 48, "ffn": 80, "head_dim": 8, "vocab": 96}
 def _small(name: str) -> ModelSpec:
     shipped, changes = FAMILIES[name]
     model = find_model(shipped)
-    groups = model.heads // model.kv_heads
+    groups = min(2, model.heads // model.kv_heads)
     sizes = SIZES | {"heads": 2 * groups, "kv_heads": 2, "max_sequence_length": 64}
     return ModelSpec.model_validate(model.model_dump() | sizes | changes)
 
@@ -99,8 +99,16 @@ def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Libra
         assert error(ours, right.double()) < TOLERANCE
 
 
-@pytest.mark.parametrize("recompute", [Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    [
+        ("gpt2", Recompute.NONE),
+        ("opt", Recompute.SELECTIVE),
+        ("llama", Recompute.SELECTIVE),
+        ("neox", Recompute.MLP),
+        ("qwen3", Recompute.MLP),
+    ],
+)
 def test_a_block_keeps_the_same_bytes(name: str, recompute: Recompute, library: Library) -> None:
     model = _small(name)
     tables = blocks.position_tables(model, 8, DEVICE, torch.float32)
