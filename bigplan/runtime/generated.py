@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.errors import InputError
 from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
 
@@ -42,7 +43,12 @@ def _library() -> Library:
     from bigplan.kernels.library import Library
     from bigplan.kernels.optimised import Optimiser
 
-    return Library(Optimiser(None, 0.0).pricer)
+    try:
+        return Library(Optimiser(None, 0.0).pricer)
+    except InputError as problem:
+        raise InputError(
+            f"the plan has generated kernels, and {problem}; or plan with --kernels torch"
+        ) from problem
 
 
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:

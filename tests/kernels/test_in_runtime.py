@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 import torch
 from torch import Tensor
 
+from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.kernels.library import Library
@@ -154,3 +155,14 @@ def test_a_run_trains_as_one_without(style: dict[str, object]) -> None:
     assert ours.losses == pytest.approx(plain.losses, rel=1e-5)
     for one, other in zip(ours.states[-1], plain.states[-1], strict=True):
         assert error(one.moments[0], other.moments[0].double()) < TOLERANCE
+
+
+def test_a_gpu_that_the_model_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    generated._library.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Voodoo 2")
+    training = tiny_training(1, kernels="generated")
+    with pytest.raises(InputError, match="or plan with --kernels torch"):
+        generated.library_for(training, torch.device("cuda"))
+    plain = tiny_training(1)
+    assert generated.library_for(plain, torch.device("cuda")) is None
