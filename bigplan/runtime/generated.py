@@ -69,8 +69,10 @@ def adamw_step(
     """As fused.fused_step, of pieces on a GPU: one kernel a piece, and gradients stay."""
     factors = kernel.factors(constants, divisor, pieces[0].parameter.device)
     for piece in pieces:
-        first, second = piece.state
-        kernel.step(piece.parameter, piece.gradient, (first, second), piece.copy, factors)
+        for start in range(0, piece.elements, kernel.most):
+            part = piece.part(start, min(start + kernel.most, piece.elements))
+            first, second = part.state
+            kernel.step(part.parameter, part.gradient, (first, second), part.copy, factors)
 
 
 class NormRule(NamedTuple):
