@@ -10,7 +10,14 @@ from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
 from bigplan.cost.kernel import LOADED, WARP, KernelTime, Shape, Tile, best_tiles, kernel_seconds
 from bigplan.graph.operators import Attention, Gemm
 from bigplan.kernels.body import Body, Unfusable
-from bigplan.kernels.fuse import LARGEST_TILE, body_of, power_of_two, tiles_of, work_of
+from bigplan.kernels.fuse import (
+    LARGEST_TILE,
+    added_together,
+    body_of,
+    power_of_two,
+    tiles_of,
+    work_of,
+)
 from bigplan.kernels.graph import Graph, Node, Ref
 from bigplan.spec.cluster import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
@@ -49,11 +56,7 @@ class Fused:
     @property
     def seconds(self) -> float:
         """The kernel's, with that of the one that adds up partial sums."""
-        sums = {s.value.name: s.value for s in self.body.stores if self._adds(s.micro)}
-        return self.time.seconds + len(sums) * self.time.start
-
-    def _adds(self, micro: int) -> bool:
-        return self.body.micros[micro].op == "sum_column"
+        return self.time.seconds + len(added_together(self.body)) * self.time.start
 
 
 class Pricer:
