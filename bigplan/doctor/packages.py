@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from bigplan.doctor.finding import Finding
 from bigplan.engines import ENGINES
 from bigplan.engines.frameworks import FRAMEWORKS
+from bigplan.solve.ilp import highs_available, solver_name
 from bigplan.version import full_version
 
 TOPIC, ENGINE = "installed", "engines"
@@ -21,12 +22,11 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "wandb": (("wandb",), "`--wandb`"),
 }
 """extra: the packages that it installs, and what they are for"""
-SOLVERS = ("highspy", "pulp")
 
 
 def examine() -> Iterator[Finding]:
     """Versions, packages and engines."""
-    yield Finding(TOPIC, "bigplan", "good", f"{full_version()}, planning works")
+    yield Finding(TOPIC, "bigplan", "good", full_version())
     yield Finding(TOPIC, "Python", "good", f"{platform.python_version()} on {platform.system()}")
     yield _solver()
     for extra, (names, purpose) in EXTRAS.items():
@@ -37,19 +37,21 @@ def examine() -> Iterator[Finding]:
             yield Finding(ENGINE, name, "good", "planned, and run with `bigplan launch`")
         else:
             told, _, remedy = missing.partition("; ")
-            yield Finding(ENGINE, name, "note", f"planned alone: {told}", remedy)
+            yield Finding(
+                ENGINE, name, "note", f"planned alone: {told}", remedy.removeprefix("run: ")
+            )
     told = f"{', '.join(FRAMEWORKS)}: planned, and written by `bigplan config`"
     yield Finding(ENGINE, "other tools", "good", told)
 
 
 def _solver() -> Finding:
-    if found := _version("highspy"):
-        return Finding(TOPIC, "solver", "good", f"HiGHS {found}")
+    if highs_available():
+        return Finding(TOPIC, "solver", "good", solver_name())
     return Finding(
         TOPIC,
         "solver",
         "note",
-        "HiGHS is missing: PuLP's CBC solves instead, more slowly",
+        f"HiGHS is missing: {solver_name()} solves instead, more slowly",
         "pip install highspy",
     )
 

@@ -104,7 +104,9 @@ def test_weights_of_another_model_are_told(bigplan: Run, experiment: Path) -> No
     _write(experiment, {"weights": "weights"})
     code, _, err = bigplan("plan", experiment)
     assert code == 0
-    assert re.search("warning: .*config.json has intermediate_size 1024 instead of 128", " ".join(err.split()))
+    assert re.search(
+        "warning: .*config.json has intermediate_size 1024 instead of 128", " ".join(err.split())
+    )
 
 
 def test_what_is_there_is_neither_told_nor_refused(bigplan: Run, experiment: Path) -> None:
