@@ -1,4 +1,4 @@
-"""`bigplan launch` and `bigplan report`."""
+"""`bigplan launch`."""
 
 from __future__ import annotations
 
@@ -155,14 +155,3 @@ def _planned(experiment: Experiment, console: Console) -> Plan:
 def _check_steps(options: ExperimentOptions) -> None:
     if options.steps is not None and options.steps < 1:
         raise InputError(f"--steps {options.steps}: run at least 1 step")
-
-
-def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/my-model-1.")],
-) -> None:
-    """Show a run: predicted against measured, by resource, by action and by memory tier."""
-    from bigplan.launcher.record import read_record
-    from bigplan.report.run_report import run_report
-
-    require_there(run, A_RUN)
-    Console().print(run_report(read_record(run)))

@@ -1,0 +1,104 @@
+"""What is in use of each memory over a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bigplan.page.charts.looks import PURPOSES, RED, chart, colour, quantity, three, told
+from bigplan.page.occupancy import Level
+from bigplan.plan import MemoryUse
+from bigplan.report.text import TIER_NAMES, bytes_text
+
+GIB = 1 << 30
+HEIGHT = 150
+
+
+def memory_chart(
+    levels: Sequence[Level], uses: Sequence[MemoryUse], seconds: float
+) -> dict[str, Any]:
+    """One tier: `levels` and `uses` of the stages that are shown, between which a menu chooses."""
+    title = f"{TIER_NAMES[uses[0].tier]} memory, GiB"
+    stages = [use.stage for use in uses]
+    spec = chart(
+        list(_areas(levels)),
+        height=HEIGHT,
+        encoding={"x": quantity("at", "seconds of the step", domain=[0, seconds])},
+        layer=[
+            {
+                "mark": {"type": "area", "interpolate": "step-after"},
+                "encoding": {
+                    "y": quantity("size", title) | {"stack": True},
+                    "color": colour("purpose", _colours(levels)),
+                    "order": {"field": "order"},
+                    "tooltip": told(("purpose", ""), ("size", "GiB"), ("at", "at second")),
+                },
+            },
+            _line([(use.stage, use.used_bytes, "promised") for use in uses], below=True),
+            _line([(use.stage, use.capacity_bytes, "there") for use in uses], below=False),
+        ],
+    )
+    if len(stages) > 1:
+        menu = {"input": "select", "options": stages, "name": "stage "}
+        spec["params"] = [{"name": "stage", "value": stages[0], "bind": menu}]
+        for layer in spec["layer"]:
+            layer["transform"] = [{"filter": "datum.stage == stage"}]
+    return spec
+
+
+def _line(amounts: Sequence[tuple[int, int, str]], *, below: bool) -> dict[str, Any]:
+    """What is promised, or there, as a dashed line with its name."""
+    values = [
+        {"stage": stage, "size": three(nbytes / GIB), "name": f"{word}: {bytes_text(nbytes)}"}
+        for stage, nbytes, word in amounts
+    ]
+    text = {"type": "text", "align": "left", "dx": 4, "dy": 8 if below else -7, "x": 0}
+    return {
+        "data": {"values": values},
+        "encoding": {"y": {"field": "size", "type": "quantitative"}, "x": {"value": 0}},
+        "layer": [
+            {
+                "mark": {"type": "rule", "strokeDash": [4, 3], "color": RED, "strokeWidth": 1.5},
+                "encoding": {"x2": {"value": "width"}},
+            },
+            {"mark": text, "encoding": {"text": {"field": "name"}}},
+        ],
+    }
+
+
+def _colours(levels: Sequence[Level]) -> dict[str, str]:
+    present = {level.purpose for level in levels}
+    return {purpose: shade for purpose, shade in PURPOSES.items() if purpose in present}
+
+
+def _areas(levels: Sequence[Level]) -> Sequence[Mapping[str, Any]]:
+    """Every purpose at every moment at which one of its stage changes: areas are stacked there."""
+    by_stage: dict[int, list[Level]] = defaultdict(list)
+    for level in levels:
+        by_stage[level.stage].append(level)
+    values: list[Mapping[str, Any]] = []
+    order = {purpose: number for number, purpose in enumerate(PURPOSES)}
+    for stage, members in by_stage.items():
+        moments = sorted({m for level in members for m in (level.start, level.end)})
+        by_purpose: dict[str, list[Level]] = defaultdict(list)
+        for level in members:
+            by_purpose[level.purpose].append(level)
+        for purpose, runs in by_purpose.items():
+            values += [
+                {
+                    "stage": stage,
+                    "purpose": purpose,
+                    "order": order.get(purpose, len(order)),
+                    "at": three(moment),
+                    "size": three(_at(runs, moment) / GIB),
+                }
+                for moment in moments
+            ]
+    return values
+
+
+def _at(runs: Sequence[Level], moment: float) -> int:
+    """The last level that has begun by then; levels follow each other without gaps."""
+    begun = [level.nbytes for level in runs if level.start <= moment]
+    return begun[-1] if begun else 0
