@@ -60,6 +60,7 @@ def report(
     if not wanted:
         _print(subject)
         return
+    from bigplan.page.files import write_page
     from bigplan.page.html import require_library
 
     require_library()
@@ -67,7 +68,7 @@ def report(
         assert path is not None
         require_target(option, path, kind, [Path(what)])
     page = _page(subject, what_if)
-    _write(page, html, svg, png)
+    write_page(page, html, svg, png)
     told = ", ".join(str(path) for _, path, _ in wanted)
     Console().print(f"Written: {told}", highlight=False, markup=False, soft_wrap=True)
 
@@ -145,16 +146,3 @@ def _solved_again(plan: Plan, what_if: bool | None) -> Help:
     from bigplan.planner import Request
 
     return _help(plan_request(Request.of_plan(plan)), what_if)
-
-
-def _write(page: Page, html: Path | None, svg: Path | None, png: Path | None) -> None:
-    from bigplan.page import picture
-    from bigplan.page.html import page_html
-    from bigplan.spec.document import write_bytes, write_text
-
-    if html is not None:
-        write_text(html, page_html(page), "page")
-    if svg is not None:
-        write_text(svg, picture.svg(page.picture()), "picture")
-    if png is not None:
-        write_bytes(png, picture.png(page.picture()), "picture")

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.clean import offer
-from bigplan.cli.inputs import checked_plan, is_plan, require_inputs, require_there
+from bigplan.cli.inputs import checked_plan, is_plan, require_there
 from bigplan.cli.options import (
     ExperimentOptions,
     experiment_of,
@@ -19,6 +19,7 @@ from bigplan.cli.options import (
 from bigplan.cli.plan import plan_experiment
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError
+from bigplan.launcher.inputs import require_inputs
 from bigplan.plan import Plan
 from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, Launch

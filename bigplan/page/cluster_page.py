@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 from bigplan.page.charts.compared import rates_chart
@@ -86,11 +87,17 @@ def _rates(group: NodeGroup) -> dict[str, float]:
 
 
 def _sources(group: NodeGroup) -> Iterator[Grid]:
+    """Of every part its numbers; those of one key have one source."""
     for name in PARTS:
         block = getattr(group, name)
-        if isinstance(block, Block):
-            rows = tuple(
-                (key, text, block.sources.get(key.partition(".")[0], "default"))
-                for key, (_, text) in numbers(block).items()
-            )
-            yield Grid(name, ("key", "value", "source"), rows, frozenset({1}))
+        if not isinstance(block, Block):
+            continue
+        values: dict[str, list[str]] = defaultdict(list)
+        for key, (_, text) in numbers(block).items():
+            first, _, rest = key.partition(".")
+            values[first].append(f"{rest} {text}".strip())
+        rows = tuple(
+            (key, ", ".join(texts), block.sources.get(key, "default"))
+            for key, texts in values.items()
+        )
+        yield Grid(name, ("key", "value", "source"), rows)

@@ -24,6 +24,7 @@ from bigplan.report.bill import dollars_text
 from bigplan.report.text import bytes_text, seconds_text
 
 BEST, FRONT, BEATEN = "what the file asks for", "no other is better in everything", "beaten"
+FEW = 12  # points: of more, beaten ones have no label
 SHADES = {BEST: BLUE, FRONT: ORANGE, BEATEN: GREY}
 
 
@@ -56,14 +57,15 @@ def _pareto(outcome: Outcome) -> Chart:
         dollars, memory = row.dollars_per_million_tokens, (row.gpu_bytes or 0) / 2**30
         if priced and dollars is None:
             continue
+        named = f"{number}{point_text(outcome, number)}"
         group = BEST if number == best else FRONT if number in ahead else BEATEN
         points.append(
             {
                 "x": float(f"{1e6 / row.tokens_per_second:.4g}"),
                 "y": float(f"{dollars if priced else memory:.4g}"),
                 "group": group,
-                **({"label": f"point {number}"} if group != BEATEN else {}),
-                "point": f"{number}{point_text(outcome, number)}",
+                **({"label": named} if group != BEATEN or len(outcome.rows) <= FEW else {}),
+                "point": named,
                 "step": seconds_text(row.step_seconds or 0.0),
                 "GPU memory": bytes_text(row.gpu_bytes or 0),
                 "host memory": bytes_text(row.host_bytes or 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from markupsafe import Markup
 
 import bigplan
 from bigplan.errors import RefusedError
-from bigplan.page.parts import Page
+from bigplan.page.parts import Grid, Page
 
 VEGA_LITE = "6.4"  # of those that vl-convert brings
 _FOLDER = Path(__file__).with_name("template")
@@ -21,17 +22,30 @@ _FOLDER = Path(__file__).with_name("template")
 def page_html(page: Page) -> str:
     """The page as one HTML document. Raises RefusedError where the plotting library is missing."""
     charts = {chart.name: chart.spec for section in page.sections for chart in section.charts}
-    environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined
+    return (
+        _templates()
+        .get_template("page.html.j2")
+        .render(
+            page=page,
+            version=bigplan.__version__,
+            charts=_data(charts),
+            style=Markup(_text("page.css")),
+            script=Markup(_text("page.js")),
+            library=Markup(library()),
+        )
     )
-    return environment.get_template("page.html.j2").render(
-        page=page,
-        version=bigplan.__version__,
-        charts=_data(charts),
-        style=Markup(_text("page.css")),
-        script=Markup(_text("page.js")),
-        library=Markup(library()),
-    )
+
+
+def grids_html(headline: str, *grids: Grid, lines: Sequence[str] = ()) -> str:
+    """Tables under a sentence, for a notebook."""
+    template = _templates().get_template("tables.html.j2")
+    return template.render(headline=headline, lines=lines, grids=grids)
+
+
+@lru_cache(maxsize=1)
+def _templates() -> Environment:
+    loader = FileSystemLoader(_FOLDER)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
 
 
 def require_library() -> None:

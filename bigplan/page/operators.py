@@ -25,8 +25,8 @@ def operators_section(plan: Plan) -> tuple[Section, Section]:
         "Roofline: every operator",
         f"{len(placed)} operators of forward, backward and recomputation, as large as their time "
         "in the step. The grey roof is what the GPU's peak and its nominal memory bandwidth allow. "
-        "At the left edge stand those that only move: as far below the roof as the bandwidth that "
-        "they reach is below the memory's.",
+        "Near the left edge stand those that only move: as far below the roof as the bandwidth "
+        "that they reach is below the memory's.",
         roofline_chart(layers, {precision: gpu.peak(precision)}, gpu.memory_bandwidth),
     )
     moves = [row for row in found.rows if not row.of_layers]

@@ -17,6 +17,7 @@ CONFIG = {
     "view": {"stroke": LINE},
     "axis": {**_TEXT, "gridColor": LINE, "domainColor": LINE, "tickColor": LINE},
     "legend": {**_TEXT, "columns": 5},
+    "axisY": {"labelLimit": 320},
     "text": {"color": INK},
 }
 

@@ -21,13 +21,15 @@ from bigplan.page.charts.looks import (
 from bigplan.units import format_bandwidth
 
 BUSY, ON_PATH, NOW = "busy", "on the critical path", "now"
-STEP = 18  # pixels of a row
+STEP = 20  # pixels of a row
+ROOM = 1.08  # times the longest bar: its figure has room behind it
 MEASURED, PREDICTED = "measured", "predicted"
 TRUST = {"A": BLUE, "B": ORANGE, "C": GREY}
 
 
 def bars_chart(rows: Mapping[str, Mapping[str, float]], unit: str) -> dict[str, Any]:
     """A row for every name, in it a bar for every figure; all rows have the same figures."""
+    most = max(value for figures in rows.values() for value in figures.values())
     values = [
         {"name": row, "figure": figure, "value": three(value)}
         for row, figures in rows.items()
@@ -35,16 +37,22 @@ def bars_chart(rows: Mapping[str, Mapping[str, float]], unit: str) -> dict[str, 
     ]
     figures = list(dict.fromkeys(figure for figures in rows.values() for figure in figures))
     shades = dict(zip(figures, (BLUE, RED, GREEN, ORANGE), strict=False))
+    shade = colour("figure", shades) | ({} if len(figures) > 1 else {"legend": None})
+    hover = told(("name", ""), ("figure", ""), ("value", unit))
     return chart(
         values,
         height={"step": STEP if len(figures) < 2 else STEP / 1.6, "for": "offset"},
-        mark="bar",
+        layer=[
+            {"mark": "bar", "encoding": {"color": shade, "tooltip": hover}},
+            {
+                "mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 11},
+                "encoding": {"text": {"field": "value"}},
+            },
+        ],
         encoding={
             "y": name("name", list(rows)),
             "yOffset": {"field": "figure", "type": "nominal", "sort": figures},
-            "x": quantity("value", unit, zero=True),
-            "color": colour("figure", shades) | ({} if len(figures) > 1 else {"legend": None}),
-            "tooltip": told(("name", ""), ("figure", ""), ("value", unit)),
+            "x": quantity("value", unit, domain=[0, ROOM * most]),
         },
     )
 
@@ -107,13 +115,15 @@ def scatter_chart(
     points: Sequence[Mapping[str, Any]], x: str, y: str, shades: Mapping[str, str]
 ) -> dict[str, Any]:
     """Points {x, y, group, name, ...}: every other key is shown when the mouse is on one."""
-    hover = [key for key in (points[0] if points else {}) if key not in ("x", "y", "group")]
+    hidden = ("x", "y", "group", "label")
+    hover = [key for key in (points[0] if points else {}) if key not in hidden]
+    middle = sum(f(point["x"] for point in points) for f in (min, max)) / 2 if points else 0.0
     return chart(
-        points,
+        [{**point, "side": "right" if point["x"] > middle else "left"} for point in points],
         height=320,
         layer=[
             {
-                "mark": {"type": "point", "filled": True, "size": 130},
+                "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1},
                 "encoding": {
                     "color": colour("group", shades),
                     "tooltip": told(*((key, key) for key in hover), ("x", x), ("y", y)),
@@ -121,7 +131,12 @@ def scatter_chart(
             },
             {
                 "transform": [{"filter": "isValid(datum.label)"}],
-                "mark": {"type": "text", "align": "left", "dx": 10, "limit": 330},
+                "mark": {
+                    "type": "text",
+                    "limit": 330,
+                    "align": {"expr": "datum.side"},
+                    "dx": {"expr": "datum.side == 'left' ? 10 : -10"},
+                },
                 "encoding": {"text": {"field": "label"}},
             },
         ],

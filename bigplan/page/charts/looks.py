@@ -38,7 +38,7 @@ def quantity(field: str, title: str, **scale: Any) -> dict[str, Any]:
 
 def name(field: str, order: Sequence[str], title: str | None = None) -> dict[str, Any]:
     """A channel of names in a given order."""
-    axis = {"labelLimit": 260, "ticks": False, "domain": False}
+    axis = {"ticks": False, "domain": False}
     return {"field": field, "type": "nominal", "sort": list(order), "title": title, "axis": axis}
 
 

@@ -13,6 +13,7 @@ from bigplan.units import format_bandwidth, format_flops
 
 BOUNDS = {"compute": BLUE, "memory": ORANGE, "latency": PURPLE, "communication": GREEN}
 LEFT = 10.0  # FLOP per byte at the left edge, unless an operator has less
+EDGE = 1.4  # times that: where what only moves stands
 HEIGHT = 340
 
 
@@ -21,7 +22,7 @@ def roofline_chart(
 ) -> dict[str, Any]:
     """`roofs`: peak FLOP/s by name; `bandwidth`: bytes/s of device memory.
 
-    Operators that only move stand at the left edge: as far below the roof there as the bytes/s
+    Operators that only move stand near the left edge: as far below the roof there as the bytes/s
     that they reach are below the memory's.
     """
     timed = [row for row in rows if row.seconds]
@@ -29,8 +30,8 @@ def roofline_chart(
     most = max([roof / bandwidth for roof in roofs.values()] + reached)
     right = 10.0 ** ceil(log10(most) + 0.3)
     left = min([LEFT] + [10.0 ** floor(log10(x)) for x in reached])
-    values = [_value(row, left) for row in timed if row.nbytes]
-    roof = [_roofs(roofs, bandwidth, (left, right)), _names(roofs, bandwidth, (left, right))]
+    values = [_value(row, EDGE * left) for row in timed if row.nbytes]
+    roof = [_roofs(roofs, bandwidth, (left, right)), _names(roofs, bandwidth, right)]
     return chart(
         values, height=HEIGHT, layer=[*roof, *([_points((left, right))] if values else [])]
     )
@@ -40,7 +41,7 @@ def _points(ends: tuple[float, float]) -> dict[str, Any]:
     size = {"field": "seconds", "type": "quantitative", "scale": {"range": [25, 700]}}
     shape = {"field": "phase", "type": "nominal", "title": "", "legend": {"orient": "top"}}
     return {
-        "mark": {"type": "point", "filled": True, "opacity": 0.8, "clip": True},
+        "mark": {"type": "point", "filled": True, "opacity": 0.85},
         "encoding": {
             "x": _log("x", "FLOP per byte", list(ends)),
             "y": _log("y", "FLOP/s"),
@@ -92,16 +93,19 @@ def _roofs(roofs: dict[str, float], bandwidth: float, ends: tuple[float, float])
     }
 
 
-def _names(roofs: dict[str, float], bandwidth: float, ends: tuple[float, float]) -> dict[str, Any]:
-    left, right = ends
+def _names(roofs: dict[str, float], bandwidth: float, right: float) -> dict[str, Any]:
+    """At the end of each flat roof, and at the corner of the lowest one."""
     values: list[dict[str, Any]] = [
         {"x": right, "y": roof, "name": f"{name}: {format_flops(float(f'{roof:.3g}'))}"}
         for name, roof in roofs.items()
     ]
-    text = f"memory: {format_bandwidth(float(f'{bandwidth:.3g}'))}"
+    lowest = min(roofs.values())
+    memory = f"memory: {format_bandwidth(float(f'{bandwidth:.3g}'))}"
+    text = {"type": "text", "align": "right", "dy": -8, "dx": -4}
+    values.append({"x": lowest / bandwidth, "y": lowest, "name": memory})
     return {
-        "data": {"values": [*values, {"x": right, "y": left * bandwidth, "name": text}]},
-        "mark": {"type": "text", "align": "right", "dy": -8, "dx": -4},
+        "data": {"values": values},
+        "mark": text,
         "encoding": {
             "x": {"field": "x", "type": "quantitative"},
             "y": {"field": "y", "type": "quantitative"},

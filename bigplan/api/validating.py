@@ -1,0 +1,37 @@
+"""`bigplan.validate`: the cost model against measured training runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigplan.page.html import grids_html
+from bigplan.page.sureness import validation_grid
+from bigplan.validate.rows import read_rows
+from bigplan.validate.score import Quality, Scored, group_quality, score
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """Every run with its prediction, and how good these are table by table (`groups`)."""
+
+    scored: tuple[Scored, ...]
+    groups: Mapping[str, Quality]
+
+    def _repr_html_(self) -> str:
+        number = sum(one.status == "scored" for one in self.scored)
+        return grids_html(
+            f"{number} of {len(self.scored)} measured runs, each with its own configuration.",
+            validation_grid(dict(self.groups)),
+        )
+
+
+def validate(rows: str | Path | None = None) -> Validation:
+    """Predict measured runs: the published ones that are shipped, or those of a CSV file.
+
+    Raises InputError where the file cannot be read.
+    """
+    path = None if rows is None else Path(rows).expanduser()
+    scored = score(read_rows(path))
+    return Validation(tuple(scored), group_quality(scored))
