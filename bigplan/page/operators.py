@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bigplan.cost.operators import Bound
 from bigplan.page.charts.roofline import roofline_chart
 from bigplan.page.parts import Chart, Section, grid
 from bigplan.plan import Plan
@@ -19,14 +20,14 @@ def operators_section(plan: Plan) -> tuple[Section, Section]:
     found = explain(plan)
     gpu, precision = plan.cluster.group.gpu, plan.training.precision
     layers = [row for row in found.rows if row.of_layers]
-    placed = [row for row in layers if row.nbytes and row.seconds]
+    placed = [r for r in layers if r.nbytes and r.seconds and r.bound != Bound.COMMUNICATION]
     chart = Chart(
         "roofline",
         "Roofline: every operator",
         f"{len(placed)} operators of forward, backward and recomputation, as large as their time "
-        "in the step. The grey roof is what the GPU's peak and its nominal memory bandwidth allow. "
-        "Near the left edge stand those that only move: as far below the roof as the bandwidth "
-        "that they reach is below the memory's.",
+        "in the step; collectives are in the table alone. The grey roof is what the GPU's peak and "
+        "its nominal memory bandwidth allow. Near the left edge stand operators that only move: as "
+        "far below the roof as the bandwidth that they reach is below the memory's.",
         roofline_chart(layers, {precision: gpu.peak(precision)}, gpu.memory_bandwidth),
     )
     moves = [row for row in found.rows if not row.of_layers]

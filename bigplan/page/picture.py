@@ -45,8 +45,7 @@ def above(first: Spec, *others: Spec) -> dict[str, Any]:
     """Charts below each other, each with colours and axes of its own."""
     members = [_still(spec) for spec in (first, *others)]
     for member in members:
-        for key in ("$schema", "autosize"):
-            member.pop(key)
+        member.pop("$schema")
     apart = {"color": "independent", "x": "independent", "y": "independent"}
     return {
         "$schema": first["$schema"],

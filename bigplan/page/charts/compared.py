@@ -21,7 +21,7 @@ from bigplan.page.charts.looks import (
 from bigplan.units import format_bandwidth
 
 BUSY, ON_PATH, NOW = "busy", "on the critical path", "now"
-STEP = 20  # pixels of a row
+STEP = 16  # pixels of a bar
 ROOM = 1.08  # times the longest bar: its figure has room behind it
 MEASURED, PREDICTED = "measured", "predicted"
 TRUST = {"A": BLUE, "B": ORANGE, "C": GREY}
@@ -41,7 +41,7 @@ def bars_chart(rows: Mapping[str, Mapping[str, float]], unit: str) -> dict[str, 
     hover = told(("name", ""), ("figure", ""), ("value", unit))
     return chart(
         values,
-        height={"step": STEP if len(figures) < 2 else STEP / 1.6, "for": "offset"},
+        height=STEP * len(values),
         layer=[
             {"mark": "bar", "encoding": {"color": shade, "tooltip": hover}},
             {
@@ -68,7 +68,7 @@ def rates_chart(rates: Mapping[str, float]) -> dict[str, Any]:
     axis = {"format": "~s", "tickCount": 6}
     return chart(
         values,
-        height={"step": 24},
+        height=24 * len(values),
         encoding={
             "y": name("name", list(rates)),
             "x": {

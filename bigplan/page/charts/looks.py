@@ -59,12 +59,14 @@ def told(*channels: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def chart(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
-    """A chart as wide as its place on the page."""
+    """A chart as wide as its place on the page; its height is to be a number.
+
+    Vega-Lite warns of a width that is given so beside a height that follows from rows.
+    """
     return {
         "$schema": SCHEMA,
         "data": {"values": list(values)},
         "width": "container",
-        "autosize": {"type": "fit-x", "contains": "padding"},
     } | parts
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from math import ceil, floor, log10
 from typing import Any
 
-from bigplan.page.charts.looks import BLUE, GREEN, GREY, ORANGE, PURPLE, chart, colour, told
+from bigplan.cost.operators import Bound
+from bigplan.page.charts.looks import BLUE, GREY, ORANGE, PURPLE, chart, colour, told
 from bigplan.report.operators import OperatorRow
 from bigplan.report.text import seconds_text
 from bigplan.units import format_bandwidth, format_flops
 
-BOUNDS = {"compute": BLUE, "memory": ORANGE, "latency": PURPLE, "communication": GREEN}
+BOUNDS = {Bound.COMPUTE.value: BLUE, Bound.MEMORY.value: ORANGE, Bound.LATENCY.value: PURPLE}
 LEFT = 10.0  # FLOP per byte at the left edge, unless an operator has less
 EDGE = 1.4  # times that: where what only moves stands
 HEIGHT = 340
@@ -20,12 +21,12 @@ HEIGHT = 340
 def roofline_chart(
     rows: Sequence[OperatorRow], roofs: dict[str, float], bandwidth: float
 ) -> dict[str, Any]:
-    """`roofs`: peak FLOP/s by name; `bandwidth`: bytes/s of device memory.
+    """`roofs`: peak FLOP/s by name; `bandwidth`: bytes/s of device memory. No collectives.
 
     Operators that only move stand near the left edge: as far below the roof there as the bytes/s
     that they reach are below the memory's.
     """
-    timed = [row for row in rows if row.seconds]
+    timed = [row for row in rows if row.seconds and row.bound != Bound.COMMUNICATION]
     reached = [row.intensity for row in timed if row.intensity]
     most = max([roof / bandwidth for roof in roofs.values()] + reached)
     right = 10.0 ** ceil(log10(most) + 0.3)
@@ -64,7 +65,7 @@ def _log(field: str, title: str, domain: list[float] | None = None) -> dict[str,
     scale: dict[str, Any] = {"type": "log", "nice": False}
     if domain is not None:
         scale["domain"] = domain
-    axis = {"format": "~s", "tickCount": 6}
+    axis = {"format": "~s", "tickCount": 6, "gridOpacity": 0.5}
     return {
         "field": field,
         "type": "quantitative",

@@ -59,7 +59,7 @@ def timeline_chart(drawn: Mapping[str, Sequence[Bar]], seconds: float) -> dict[s
     shades = {group: shade for group, shade in COLOURS.items() if group in present}
     return chart(
         values,
-        height={"step": height, **({"for": "offset"} if both else {})},
+        height=height * len(rows) * len(drawn),
         encoding=shared,
         layer=[
             {

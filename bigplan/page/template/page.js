@@ -14,7 +14,7 @@
       view: { stroke: line },
       axisY: { labelLimit: Math.max(110, 0.38 * width) },
       axis: { labelColor: ink, titleColor: dim, gridColor: line, tickColor: line, domainColor: line, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" },
-      legend: { columns: Math.max(1, Math.floor(width / 190)), labelColor: ink, titleColor: dim, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" },
+      legend: { symbolBaseFillColor: dim, symbolBaseStrokeColor: dim, columns: Math.max(1, Math.floor(width / 190)), labelColor: ink, titleColor: dim, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal" },
       title: { color: ink },
       text: { color: ink, fontSize: 12 },
     };
@@ -23,7 +23,6 @@
   async function draw(place) {
     const options = {
       renderer: "canvas",
-      logLevel: 1, // errors: a height that follows its rows is warned of
       config: config(place.clientWidth),
       actions: { export: true, source: false, compiled: false, editor: false },
       tooltip: { theme: dark.matches ? "dark" : "light" },
