@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Unpack
 
@@ -14,7 +15,7 @@ from bigplan.cheapest import cheapest
 from bigplan.engines import engine_of, make_plan
 from bigplan.page.files import write_page
 from bigplan.page.help import Help
-from bigplan.page.html import grids_html
+from bigplan.page.html import grids_html, require_library
 from bigplan.page.parts import grid
 from bigplan.page.plan_page import plan_page
 from bigplan.plan import Plan as Decided
@@ -27,7 +28,6 @@ from bigplan.report.memory import memory_table
 from bigplan.report.plan_report import promise_table
 from bigplan.report.seconds import busy_table
 from bigplan.report.stages import stages_of
-from bigplan.solve.search import Watch, unwatched
 from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, load_experiment
 from bigplan.whatif import what_would_help
@@ -86,9 +86,9 @@ class Plan(Decided):
         """
         pinned = dict(set or {})
         request = Request(self.model, self.training, self.cluster, pinned, self.engine)
-        watch = _until(time_limit)
-        before = make_plan(request, watch)
-        answer = what_would_help(request, before, lambda: watch(None, 0.0, 0), watch)
+        time_left = _TimeLeft(time_limit)
+        before = make_plan(request, time_left.watch)
+        answer = what_would_help(request, before, time_left, time_left.watch)
         return WhatWouldHelp(before.predicted.step_seconds, answer)
 
     def report(
@@ -102,6 +102,7 @@ class Plan(Decided):
 
         Raises RefusedError without bigplan[report], InputError where a file cannot be written.
         """
+        require_library()
         write_page(plan_page(self, help), html, svg, png)
 
     def _repr_html_(self) -> str:
@@ -133,14 +134,14 @@ def plan(
     Raises InputError, InfeasibleError and RefusedError, all of them BigplanErrors.
     """
     wanted = experiment_of(experiment, keys)
-    request, watch = Request.of(wanted, exact=exact), _until(time_limit)
+    request, time_left = Request.of(wanted, exact=exact), _TimeLeft(time_limit)
     if wanted.prefer == "fastest":
-        return Plan.of(make_plan(request, watch))
+        return Plan.of(make_plan(request, time_left.watch))
     found = cheapest(
         request,
         wanted.within,
-        lambda request: _Planned(make_plan(request, watch)),
-        lambda: watch(None, 0.0, 0),
+        lambda request: _Planned(make_plan(request, time_left.watch)),
+        time_left,
     )
     return Plan.of(found.best.plan)
 
@@ -159,9 +160,15 @@ def experiment_of(named: str | Path | Experiment | None, keys: ExperimentKeys) -
     return validate(merged(plain(read), given), Experiment, "bigplan.plan")
 
 
-def _until(time_limit: float | None) -> Watch:
-    """A watch that says stop after so many seconds."""
-    if time_limit is None:
-        return unwatched
-    end = time.monotonic() + time_limit
-    return lambda best, bound, left: time.monotonic() < end
+class _TimeLeft:
+    """Whether there is any of so many seconds; None: for ever."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = inf if seconds is None else time.monotonic() + seconds
+
+    def __call__(self) -> bool:
+        return time.monotonic() < self._end
+
+    def watch(self, best: float | None, bound: float, left: int) -> bool:
+        """A search goes on until it has a plan, whatever the limit."""
+        return best is None or self()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.page.html import grids_html
-from bigplan.page.sureness import validation_grid
+from bigplan.page.sureness import published, validation_grid
 from bigplan.validate.rows import read_rows
 from bigplan.validate.score import Quality, Scored, group_quality, score
 
@@ -32,6 +32,5 @@ def validate(rows: str | Path | None = None) -> Validation:
 
     Raises InputError where the file cannot be read.
     """
-    path = None if rows is None else Path(rows).expanduser()
-    scored = score(read_rows(path))
-    return Validation(tuple(scored), group_quality(scored))
+    scored = published() if rows is None else tuple(score(read_rows(Path(rows).expanduser())))
+    return Validation(scored, group_quality(scored))

@@ -17,7 +17,7 @@ OPS = (Op.FORWARD, Op.BACKWARD, Op.LOAD)
 def events_of(draws: list[tuple[int, int, int, float, float]]) -> list[Event]:
     """Events that follow each other in their lanes, after gaps."""
     clocks: dict[tuple[int, Lane], float] = {}
-    made = []
+    made: list[Event] = []
     for stage, lane, op, gap, seconds in draws:
         key = stage, LANES[lane]
         start = clocks.get(key, 0.0) + gap

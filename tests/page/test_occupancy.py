@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +13,7 @@ from bigplan.plan import Plan
 from tests.report.test_operators import planned
 from tests.tiny import capped_plan, tiny_plan
 
-PLANS = {
+PLANS: dict[str, Callable[[], Plan]] = {
     "resident": tiny_plan,
     "capped": capped_plan,
     "offloaded": lambda: planned("offloaded"),
