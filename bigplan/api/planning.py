@@ -11,6 +11,7 @@ from typing import Unpack
 
 from bigplan.api.keys import ExperimentKeys, merged, plain
 from bigplan.api.shown import Explanation, Simulation, WhatWouldHelp
+from bigplan.bill import Bill, bill_of
 from bigplan.cheapest import cheapest
 from bigplan.engines import engine_of, make_plan
 from bigplan.page.files import write_page
@@ -63,6 +64,11 @@ class Plan(Decided):
         """The plan in one sentence."""
         return decision(self, stages_of(self))
 
+    @property
+    def bill(self) -> Bill:
+        """Days, dollars and kWh, of what the cluster and the training state."""
+        return bill_of(self)
+
     def explain(self) -> Explanation:
         """Every operator and move, efficiency and advice. Raises RefusedError for other engines'.
 
@@ -104,6 +110,11 @@ class Plan(Decided):
         """
         require_library()
         write_page(plan_page(self, help), html, svg, png)
+
+    def __repr__(self) -> str:
+        return f"<Plan: {self.decision}>"
+
+    __str__ = __repr__
 
     def _repr_html_(self) -> str:
         predicted = self.predicted

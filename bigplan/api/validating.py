@@ -19,12 +19,17 @@ class Validation:
     scored: tuple[Scored, ...]
     groups: Mapping[str, Quality]
 
-    def _repr_html_(self) -> str:
+    @property
+    def summary(self) -> str:
+        """How many runs were predicted."""
         number = sum(one.status == "scored" for one in self.scored)
-        return grids_html(
-            f"{number} of {len(self.scored)} measured runs, each with its own configuration.",
-            validation_grid(dict(self.groups)),
-        )
+        return f"{number} of {len(self.scored)} measured runs, each with its own configuration."
+
+    def __repr__(self) -> str:
+        return f"<Validation: {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        return grids_html(self.summary, validation_grid(dict(self.groups)))
 
 
 def validate(rows: str | Path | None = None) -> Validation:

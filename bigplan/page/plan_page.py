@@ -25,10 +25,14 @@ from bigplan.report.memory import NOTHING, memory_table
 from bigplan.report.plan_report import promise_table
 from bigplan.report.seconds import TRIFLE, bound_text, busy_table, parts_table
 from bigplan.report.stages import stages_of
-from bigplan.report.text import TIER_NAMES
 from bigplan.report.today import engine_text
 from bigplan.timeline import Timeline
 
+MEMORIES = {
+    Tier.GPU: "Memory of one GPU",
+    Tier.HOST: "Host memory of one node",
+    Tier.NVME: "Drives of one node",
+}
 MENU = 8  # stages that a chart's menu offers: of more, the first, the fullest and the last
 
 
@@ -132,10 +136,9 @@ def memory_charts(plan: Plan, step: Played) -> Iterator[Chart]:
         shown = _shown(uses)
         stages = {use.stage for use in shown}
         filled = [lv for lv in step.levels if lv.tier is tier and lv.stage in stages]
-        per = "one GPU" if tier is Tier.GPU else "one node"
         yield Chart(
             f"memory-{tier}",
-            f"{TIER_NAMES[tier]} memory of {per}",
+            MEMORIES[tier],
             _memory_text(step, len(uses), len(shown)),
             memory_chart(filled, shown, step.seconds),
         )

@@ -110,7 +110,7 @@ def test_a_run_has_the_measured_step_over_the_predicted_one() -> None:
     timeline = charts_of(Parsed(html("run")))["timeline"]
     runs = {value["run"] for value in timeline["data"]["values"]}
     assert runs == {"predicted", "measured"}
-    assert timeline["encoding"]["yOffset"]["sort"] == ["measured", "predicted"]
+    assert timeline["layer"][0]["encoding"]["yOffset"]["sort"] == ["measured", "predicted"]
     assert any(value.get("critical") for value in timeline["data"]["values"])
 
 

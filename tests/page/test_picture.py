@@ -20,8 +20,8 @@ def test_every_kind_has_a_picture(kind: str) -> None:
     assert 200 < height < 3000
     words = {"".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")}
     wanted = {
-        "plan": {"gpu compute", "GPU memory, GiB", "host memory, GiB", "activations"},
-        "run": {"gpu compute", "GPU memory, GiB"},
+        "plan": {"gpu compute", "GPU memory, MiB", "host memory, GiB", "activations"},
+        "run": {"gpu compute", "GPU memory, MiB"},
         "cluster": {"GPU memory", "bf16: 989 TFLOP/s"},
         "experiment": {"seconds of 1 M tokens"},
     }

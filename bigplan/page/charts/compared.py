@@ -15,7 +15,6 @@ from bigplan.page.charts.looks import (
     colour,
     name,
     quantity,
-    three,
     told,
 )
 from bigplan.units import format_bandwidth
@@ -24,19 +23,20 @@ BUSY, ON_PATH, NOW = "busy", "on the critical path", "now"
 STEP = 16  # pixels of a bar
 ROOM = 1.08  # times the longest bar: its figure has room behind it
 MEASURED, PREDICTED = "measured", "predicted"
+FIGURES = {BUSY: BLUE, ON_PATH: RED, NOW: BLUE, PREDICTED: BLUE, MEASURED: ORANGE}
 TRUST = {"A": BLUE, "B": ORANGE, "C": GREY}
 
 
 def bars_chart(rows: Mapping[str, Mapping[str, float]], unit: str) -> dict[str, Any]:
-    """A row for every name, in it a bar for every figure; all rows have the same figures."""
+    """A row for every name, in it a bar for every figure of FIGURES; all rows have the same."""
     most = max(value for figures in rows.values() for value in figures.values())
     values = [
-        {"name": row, "figure": figure, "value": three(value)}
+        {"name": row, "figure": figure, "value": float(f"{value:.3g}")}
         for row, figures in rows.items()
         for figure, value in figures.items()
     ]
     figures = list(dict.fromkeys(figure for figures in rows.values() for figure in figures))
-    shades = dict(zip(figures, (BLUE, RED, GREEN, ORANGE), strict=False))
+    shades = {figure: FIGURES[figure] for figure in figures}
     shade = colour("figure", shades) | ({} if len(figures) > 1 else {"legend": None})
     hover = told(("name", ""), ("figure", ""), ("value", unit))
     return chart(
@@ -96,7 +96,8 @@ def steps_chart(series: Mapping[str, Sequence[tuple[int, float]]], title: str) -
         for label, points in series.items()
         for step, value in points
     ]
-    shades = dict(zip(series, (BLUE, ORANGE, GREEN, RED), strict=False))
+    others = iter((BLUE, GREEN, RED))
+    shades = {label: FIGURES.get(label) or next(others) for label in series}
     few = max((len(points) for points in series.values()), default=0) <= 60
     return chart(
         values,

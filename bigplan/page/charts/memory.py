@@ -10,6 +10,7 @@ from bigplan.page.charts.looks import PURPOSES, RED, chart, colour, quantity, th
 from bigplan.page.occupancy import Level
 from bigplan.plan import MemoryUse
 from bigplan.report.text import TIER_NAMES, bytes_text
+from bigplan.units import format_bytes, parse_bytes
 
 GIB = 1 << 30
 HEIGHT = 150
@@ -19,10 +20,12 @@ def memory_chart(
     levels: Sequence[Level], uses: Sequence[MemoryUse], seconds: float
 ) -> dict[str, Any]:
     """One tier: `levels` and `uses` of the stages that are shown, between which a menu chooses."""
-    title = f"{TIER_NAMES[uses[0].tier]} memory, GiB"
+    unit = _unit(uses)
+    title = f"{TIER_NAMES[uses[0].tier]} memory, {unit}"
     stages = [use.stage for use in uses]
+    size = parse_bytes(f"1 {unit}")
     spec = chart(
-        list(_areas(levels)),
+        list(_areas(levels, size)),
         height=HEIGHT,
         encoding={"x": quantity("at", "seconds of the step", domain=[0, seconds])},
         layer=[
@@ -32,11 +35,11 @@ def memory_chart(
                     "y": quantity("size", title) | {"stack": True},
                     "color": colour("purpose", _colours(levels)),
                     "order": {"field": "order"},
-                    "tooltip": told(("purpose", ""), ("size", "GiB"), ("at", "at second")),
+                    "tooltip": told(("purpose", ""), ("size", unit), ("at", "at second")),
                 },
             },
-            _line([(use.stage, use.used_bytes, "promised") for use in uses], below=True),
-            _line([(use.stage, use.capacity_bytes, "there") for use in uses], below=False),
+            _line([(use.stage, use.used_bytes, "promised") for use in uses], size, below=True),
+            _line([(use.stage, use.capacity_bytes, "there") for use in uses], size, below=False),
         ],
     )
     if len(stages) > 1:
@@ -47,10 +50,10 @@ def memory_chart(
     return spec
 
 
-def _line(amounts: Sequence[tuple[int, int, str]], *, below: bool) -> dict[str, Any]:
+def _line(amounts: Sequence[tuple[int, int, str]], size: int, *, below: bool) -> dict[str, Any]:
     """What is promised, or there, as a dashed line with its name."""
     values = [
-        {"stage": stage, "size": three(nbytes / GIB), "name": f"{word}: {bytes_text(nbytes)}"}
+        {"stage": stage, "size": three(nbytes / size), "name": f"{word}: {bytes_text(nbytes)}"}
         for stage, nbytes, word in amounts
     ]
     text = {"type": "text", "align": "left", "dx": 4, "dy": 8 if below else -7, "x": 0}
@@ -67,12 +70,17 @@ def _line(amounts: Sequence[tuple[int, int, str]], *, below: bool) -> dict[str, 
     }
 
 
+def _unit(uses: Sequence[MemoryUse]) -> str:
+    """That of the largest use."""
+    return format_bytes(max(use.used_bytes for use in uses)).split()[1]
+
+
 def _colours(levels: Sequence[Level]) -> dict[str, str]:
     present = {level.purpose for level in levels}
     return {purpose: shade for purpose, shade in PURPOSES.items() if purpose in present}
 
 
-def _areas(levels: Sequence[Level]) -> Sequence[Mapping[str, Any]]:
+def _areas(levels: Sequence[Level], size: int) -> Sequence[Mapping[str, Any]]:
     """Every purpose at every moment at which one of its stage changes: areas are stacked there."""
     by_stage: dict[int, list[Level]] = defaultdict(list)
     for level in levels:
@@ -91,7 +99,7 @@ def _areas(levels: Sequence[Level]) -> Sequence[Mapping[str, Any]]:
                     "purpose": purpose,
                     "order": order.get(purpose, len(order)),
                     "at": three(moment),
-                    "size": three(_at(runs, moment) / GIB),
+                    "size": three(_at(runs, moment) / size),
                 }
                 for moment in moments
             ]

@@ -51,12 +51,13 @@ def timeline_chart(drawn: Mapping[str, Sequence[Bar]], seconds: float) -> dict[s
         "x2": {"field": "end"},
         "y": name("row", rows),
     }
-    if both:
-        shared["yOffset"] = {"field": "run", "type": "nominal", "sort": [MEASURED, PREDICTED]}
     zoom = {"type": "interval", "encodings": ["x"], "zoom": WHEEL}
     height = HALF if both else ROW
     present = {value["group"] for value in values}
     shades = {group: shade for group, shade in COLOURS.items() if group in present}
+    bars: dict[str, Any] = {"color": colour("group", shades), "tooltip": hover}
+    if both:
+        bars["yOffset"] = {"field": "run", "type": "nominal", "sort": [MEASURED, PREDICTED]}
     return chart(
         values,
         height=height * len(rows) * len(drawn),
@@ -65,24 +66,19 @@ def timeline_chart(drawn: Mapping[str, Sequence[Bar]], seconds: float) -> dict[s
             {
                 "mark": {"type": "bar", "clip": True, "minBandSize": 4},
                 "params": [{"name": "zoom", "select": zoom, "bind": "scales"}],
-                "encoding": {"color": colour("group", shades), "tooltip": hover},
+                "encoding": bars,
             },
-            _path(height),
+            _path(rows),
         ],
     )
 
 
-def _path(row: int) -> dict[str, Any]:
-    """The critical path as a line under its bars."""
+def _path(rows: Sequence[str]) -> dict[str, Any]:
+    """The critical path as a line at the lower edge of its rows."""
     return {
         "transform": [{"filter": "datum.critical"}],
-        "mark": {
-            "type": "rule",
-            "clip": True,
-            "color": RED,
-            "strokeWidth": 3,
-            "yOffset": row / 2 - 2,
-        },
+        "mark": {"type": "rule", "clip": True, "color": RED, "strokeWidth": 3, "yOffset": -1},
+        "encoding": {"y": name("row", rows) | {"bandPosition": 1}},
     }
 
 
