@@ -10,7 +10,7 @@ from bigplan.page.charts.compared import BUSY, ON_PATH, bars_chart
 from bigplan.page.charts.memory import memory_chart
 from bigplan.page.charts.timeline import PREDICTED, ZOOM, timeline_chart
 from bigplan.page.help import Help
-from bigplan.page.lanes import bars
+from bigplan.page.lanes import MOST_BARS, bars
 from bigplan.page.operators import operators_section
 from bigplan.page.parts import Chart, Page, Section, Spec, grid
 from bigplan.page.picture import above
@@ -33,6 +33,7 @@ MEMORIES = {
     Tier.HOST: "Host memory of one node",
     Tier.NVME: "Drives of one node",
 }
+PICTURE_BARS = 400  # of a picture, where no zoom can tell more of them apart
 MENU = 8  # stages that a chart's menu offers: of more, the first, the fullest and the last
 
 
@@ -90,12 +91,15 @@ def resources(plan: Plan) -> Chart:
     )
 
 
-def timeline(step: Played, measured: Timeline | None = None) -> Chart:
-    """Lane by lane and stage by stage; measured above predicted where both are there."""
-    drawn = {PREDICTED: bars(step.events, step.seconds, step.critical)}
+def timeline(step: Played, measured: Timeline | None = None, most: int = MOST_BARS) -> Chart:
+    """Lane by lane and stage by stage; measured above predicted where both are there.
+
+    `most`: bars of each of the two.
+    """
+    drawn = {PREDICTED: bars(step.events, step.seconds, step.critical, most)}
     seconds, actions = step.seconds, len(step.events)
     if measured is not None:
-        drawn["measured"] = bars(measured.events, measured.seconds)
+        drawn["measured"] = bars(measured.events, measured.seconds, most=most)
         seconds, actions = max(seconds, measured.seconds), actions + len(measured.events)
     count = sum(map(len, drawn.values()))
     told = [f"{actions:,} actions"]
@@ -167,7 +171,7 @@ def _memory_text(step: Played, stages: int, shown: int) -> str:
 def plan_picture(plan: Plan, step: Played, measured: Timeline | None = None) -> Spec:
     """The timeline over what is in use of each memory."""
     charts = [chart.spec for chart in memory_charts(plan, step)]
-    return above(timeline(step, measured).spec, *map(_one_stage, charts))
+    return above(timeline(step, measured, PICTURE_BARS).spec, *map(_one_stage, charts))
 
 
 def _one_stage(spec: Spec) -> Mapping[str, Any]:
