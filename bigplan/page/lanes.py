@@ -41,7 +41,13 @@ class Bar:
     critical: bool
     first: int  # layers
     last: int
+    busy: float  # seconds in which they run
     times: int = 1
+
+    @property
+    def share(self) -> float:
+        """Of the bar's length they run in."""
+        return min(1.0, self.busy / (self.end - self.start))
 
     @property
     def layers(self) -> str:
@@ -86,7 +92,7 @@ def row_name(event: Event, *, several: bool) -> str:
 def _bar(event: Event, row: str, critical: bool) -> Bar:
     group = _GROUP.get(event.op, OTHER)
     what, layer = event.op.replace("_", " "), event.layer
-    return Bar(row, what, group, event.start, event.end, critical, layer, layer)
+    return Bar(row, what, group, event.start, event.end, critical, layer, layer, event.seconds)
 
 
 def _joined(members: Iterable[Bar], gap: float, *, mixed: bool) -> Iterator[Bar]:
@@ -115,5 +121,6 @@ def _one(first: Bar, second: Bar) -> Bar:
         end=max(first.end, second.end),
         first=min(first.first, second.first),
         last=max(first.last, second.last),
+        busy=first.busy + second.busy,
         times=first.times + second.times,
     )

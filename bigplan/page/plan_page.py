@@ -33,7 +33,7 @@ MEMORIES = {
     Tier.HOST: "Host memory of one node",
     Tier.NVME: "Drives of one node",
 }
-PICTURE_BARS = 400  # of a picture, where no zoom can tell more of them apart
+PICTURE_BARS = 1000  # of a picture, where no zoom can tell more of them apart
 MENU = 8  # stages that a chart's menu offers: of more, the first, the fullest and the last
 
 
@@ -104,7 +104,7 @@ def timeline(step: Played, measured: Timeline | None = None, most: int = MOST_BA
     count = sum(map(len, drawn.values()))
     told = [f"{actions:,} actions"]
     if count < actions:
-        told.append(f"drawn as {count:,} bars: short neighbours are one")
+        told.append(f"drawn as {count:,} bars: short neighbours are one, paler with gaps in it")
     if measured is not None:
         told.append("in each row the measured step stands over the predicted one")
     if step.critical:

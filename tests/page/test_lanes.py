@@ -2,6 +2,7 @@
 
 from itertools import groupby, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,8 @@ def test_every_action_is_in_one_bar_of_its_row(
     drawn = bars(events, seconds, {0}, most)
     assert sum(bar.times for bar in drawn) == len(events)
     assert len(drawn) <= len(events)
+    assert sum(bar.busy for bar in drawn) == pytest.approx(sum(event.seconds for event in events))
+    assert all(0 < bar.share <= 1 for bar in drawn)
     for _, members in groupby(drawn, key=lambda bar: bar.row):
         row = list(members)
         assert all(a.end <= b.start for a, b in pairwise(row))

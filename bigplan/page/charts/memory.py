@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bigplan.page.charts.looks import PURPOSES, RED, chart, colour, quantity, three, told
 from bigplan.page.occupancy import Level
+from bigplan.placement import Tier
 from bigplan.plan import MemoryUse
-from bigplan.report.text import TIER_NAMES, bytes_text
+from bigplan.report.text import bytes_text
 from bigplan.units import format_bytes, parse_bytes
 
 GIB = 1 << 30
+TITLES = {Tier.GPU: "GPU memory", Tier.HOST: "host memory", Tier.NVME: "drives"}
 HEIGHT = 150
+NEAR = 1.5  # times what is used: a capacity up to which it is drawn
 
 
 def memory_chart(
@@ -21,7 +24,7 @@ def memory_chart(
 ) -> dict[str, Any]:
     """One tier: `levels` and `uses` of the stages that are shown, between which a menu chooses."""
     unit = _unit(uses)
-    title = f"{TIER_NAMES[uses[0].tier]} memory, {unit}"
+    title = f"{TITLES[uses[0].tier]}, {unit}"
     stages = [use.stage for use in uses]
     size = parse_bytes(f"1 {unit}")
     spec = chart(
@@ -38,8 +41,7 @@ def memory_chart(
                     "tooltip": told(("purpose", ""), ("size", unit), ("at", "at second")),
                 },
             },
-            _line([(use.stage, use.used_bytes, "promised") for use in uses], size, below=True),
-            _line([(use.stage, use.capacity_bytes, "there") for use in uses], size, below=False),
+            *_lines(uses, size),
         ],
     )
     if len(stages) > 1:
@@ -50,11 +52,25 @@ def memory_chart(
     return spec
 
 
-def _line(amounts: Sequence[tuple[int, int, str]], size: int, *, below: bool) -> dict[str, Any]:
-    """What is promised, or there, as a dashed line with its name."""
+def _lines(uses: Sequence[MemoryUse], size: int) -> Iterator[dict[str, Any]]:
+    """What is promised, and what is there where that is near: else it would press the rest flat."""
+    promised = [(use, use.used_bytes, f"promised: {bytes_text(use.used_bytes)}") for use in uses]
+    if all(use.capacity_bytes <= NEAR * use.used_bytes for use in uses):
+        yield _line(promised, size, below=True)
+        there = [(u, u.capacity_bytes, f"there: {bytes_text(u.capacity_bytes)}") for u in uses]
+        yield _line(there, size, below=False)
+    else:
+        of = [(u, n, f"{name} of {bytes_text(u.capacity_bytes)}") for u, n, name in promised]
+        yield _line(of, size, below=False)
+
+
+def _line(
+    amounts: Sequence[tuple[MemoryUse, int, str]], size: int, *, below: bool
+) -> dict[str, Any]:
+    """An amount of each stage as a dashed line with its name."""
     values = [
-        {"stage": stage, "size": three(nbytes / size), "name": f"{word}: {bytes_text(nbytes)}"}
-        for stage, nbytes, word in amounts
+        {"stage": use.stage, "size": three(nbytes / size), "name": text}
+        for use, nbytes, text in amounts
     ]
     text = {"type": "text", "align": "left", "dx": 4, "dy": 8 if below else -7, "x": 0}
     return {

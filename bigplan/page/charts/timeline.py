@@ -43,7 +43,8 @@ def timeline_chart(drawn: Mapping[str, Sequence[Bar]], seconds: float) -> dict[s
         ("layers", "layers"),
         ("times", "actions in this bar"),
         ("from", "from (s)"),
-        ("took", "takes (s)"),
+        ("took", "lasts (s)"),
+        ("busy", "busy in it"),
         *([("run", "")] if both else []),
     )
     shared: dict[str, Any] = {
@@ -55,7 +56,13 @@ def timeline_chart(drawn: Mapping[str, Sequence[Bar]], seconds: float) -> dict[s
     height = HALF if both else ROW
     present = {value["group"] for value in values}
     shades = {group: shade for group, shade in COLOURS.items() if group in present}
-    bars: dict[str, Any] = {"color": colour("group", shades), "tooltip": hover}
+    # A bar of actions with gaps between them is as pale as they are sparse.
+    opacity = quantity("share", "", domain=[0, 1], range=[0.15, 1.0]) | {"legend": None}
+    bars: dict[str, Any] = {
+        "color": colour("group", shades),
+        "opacity": opacity,
+        "tooltip": hover,
+    }
     if both:
         bars["yOffset"] = {"field": "run", "type": "nominal", "sort": [MEASURED, PREDICTED]}
     return chart(
@@ -94,6 +101,8 @@ def _value(bar: Bar, run: str, seconds: float) -> dict[str, Any]:
         "end": round(bar.end, digits + 1),
         "from": f"{bar.start:.4g}",
         "took": f"{bar.end - bar.start:.3g}",
+        "busy": f"{bar.share:.0%}",
+        "share": round(bar.share, 2),
         "run": run,
         **({"critical": True} if bar.critical else {}),
     }
