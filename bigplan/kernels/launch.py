@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -21,9 +21,15 @@ from bigplan.kernels.fuse import work_of
 from bigplan.kernels.graph import Value
 from bigplan.kernels.source import source
 
+if TYPE_CHECKING:
+    from bigplan.kernels.tuned import Tuner
+
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,
+    "int64": torch.int64,
 }  # fmt: skip
+Into = Mapping[str, Tensor]
+NOTHING: Into = {}
 COLUMNS, ROWS = 64, 32  # of the tile that adds up partial sums
 
 
@@ -52,36 +58,69 @@ def compiled(text: str) -> Any:
     return module["kernel"]
 
 
+def warmed(body: Body, tile: Tile) -> Any:
+    """Triton's compiled kernel, in its cache for other processes too; nothing is launched.
+
+    For tensors that are aligned to 16 bytes, as torch's own are.
+    """
+    sums = _summed(body)
+    kinds = [DTYPES[v.dtype] for v in body.inputs]
+    kinds += [torch.float32 if v.name in sums else DTYPES[v.dtype] for v in body.outputs]
+    bytewise = [torch.int8 if kind == torch.bool else kind for kind in kinds]
+    return compiled(source(body, tile)).warmup(*bytewise, grid=(1,), num_warps=tile.warps)
+
+
+def _summed(body: Body) -> set[str]:
+    """Outputs that are sums over rows."""
+    return {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+
+
 class Kernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
-    def __init__(self, body: Body, choices: Sequence[tuple[Tile, KernelTime]]) -> None:
-        self.body, self.choices = body, list(choices)
+    def __init__(
+        self,
+        body: Body,
+        choices: Sequence[tuple[Tile, KernelTime]],
+        tuner: Tuner | None = None,
+    ) -> None:
+        self.body, self.choices, self.tuner = body, list(choices), tuner
         self.tile = self.choices[0][0]
-        self.sums = {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+        self.sums = _summed(body)
         self._checked = False
         self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Its outputs, new tensors, in order."""
+    def __call__(self, *inputs: Tensor, into: Into = NOTHING) -> tuple[Tensor, ...]:
+        """Its outputs in order: new tensors, but for those by whose names `into` has some.
+
+        These may be inputs: every position is read before it is written.
+        """
         if inputs and inputs[0].is_cuda and inputs[0].device.index != torch.cuda.current_device():
             with torch.cuda.device(inputs[0].device):
-                return self._checked_run(inputs)
-        return self._checked_run(inputs)
+                return self._checked_run(inputs, into)
+        return self._checked_run(inputs, into)
 
-    def _checked_run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _checked_run(self, inputs: Sequence[Tensor], into: Into) -> tuple[Tensor, ...]:
+        if not self._checked and self.tuner is not None:
+            self.tuner.tune(self, inputs)
         if not self._checked:
             self._take_the_first_that_does_not_spill(inputs)
-        return self._run(self.tile, inputs)
+        return self.run_as(self.tile, inputs, into)
 
     @property
     def text(self) -> str:
         """Its source with the tile at hand."""
         return source(self.body, self.tile)
 
-    def _run(self, tile: Tile, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run_as(
+        self, tile: Tile, inputs: Sequence[Tensor], into: Into = NOTHING
+    ) -> tuple[Tensor, ...]:
+        """The same with a tile of the caller's choice."""
         device = inputs[0].device
-        outputs = [_empty(value, device) for value in self.body.outputs]
+        outputs = [
+            into[value.name] if value.name in into else _empty(value, device)
+            for value in self.body.outputs
+        ]
         targets = [
             torch.empty((tile.programs, value.elements), dtype=torch.float32, device=device)
             if value.name in self.sums
@@ -111,23 +150,16 @@ class Kernel:
             return
         best, fewest = self.tile, inf
         for tile, _ in self.choices:
-            spills = self._spills(tile, inputs)
+            spills = self._spills(tile)
             if spills < fewest:
                 best, fewest = tile, spills
             if not spills:
                 break
         self.tile = best
 
-    def _spills(self, tile: Tile, inputs: Sequence[Tensor]) -> float:
+    def _spills(self, tile: Tile) -> float:
         """Spilled registers of a compiled candidate, without running it; inf: it cannot run."""
-        outputs = [
-            torch.empty((tile.programs, v.elements), dtype=torch.float32, device=inputs[0].device)
-            if v.name in self.sums
-            else _empty(v, inputs[0].device)
-            for v in self.body.outputs
-        ]
-        tensors = [*map(_bytes, inputs), *map(_bytes, outputs)]
-        made = compiled(source(self.body, tile)).warmup(*tensors, grid=(1,), num_warps=tile.warps)
+        made = warmed(self.body, tile)
         try:
             made._init_handles()  # loads it, after which its registers are known
         except OutOfResources:
@@ -138,12 +170,15 @@ class Kernel:
         """Keep the fastest of the model's best few that fit, by `seconds(function)`."""
         timed = []
         for tile, _ in self.choices[:best]:
-            if inputs[0].device.type == "cuda" and self._spills(tile, inputs):
+            if inputs[0].device.type == "cuda" and self._spills(tile):
                 continue
-            timed.append((seconds(lambda tile=tile: self._run(tile, inputs)), tile))
+            timed.append((seconds(lambda tile=tile: self.run_as(tile, inputs)), tile))
         if timed:
-            self.tile = min(timed, key=lambda pair: pair[0])[1]
-            self._checked = True
+            self.take(min(timed, key=lambda pair: pair[0])[1])
+
+    def take(self, tile: Tile) -> None:
+        """Run with this tile from now on, which is known to fit."""
+        self.tile, self._checked = tile, True
 
 
 def _bytes(tensor: Tensor) -> Tensor:
