@@ -161,7 +161,7 @@ def _memory_text(step: Played, stages: int, shown: int) -> str:
         "What is in use over the step. All that is promised is allocated before the first step; "
         "the difference are rings and slots that wait for their turn."
         if step.whole
-        else "At most; when it is used is not known of this engine."
+        else "At most; when it is used is not known of this step."
     )
     if shown < stages:
         text += f" Of {stages} stages the menu has the first, the fullest and the last."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from bigplan.cost.framework import NATIVE
 from bigplan.launcher.record import Record
@@ -11,7 +10,7 @@ from bigplan.page.charts.compared import MEASURED, PREDICTED, bars_chart, steps_
 from bigplan.page.operators import operators_section
 from bigplan.page.parts import Chart, Page, Section, grid
 from bigplan.page.plan_page import memory_section, plan_picture, step_section
-from bigplan.page.played import Played, played
+from bigplan.page.played import Played, of_events, played
 from bigplan.page.sureness import sureness_section
 from bigplan.report.decision import decision
 from bigplan.report.resources import resource_seconds
@@ -45,12 +44,12 @@ def run_page(record: Record) -> Page:
 def as_recorded(record: Record) -> Played:
     """The step as it was predicted when the run began; the plan's promises may be younger.
 
-    Its path is marked where the plan played now gives the very same events.
+    Path and memory over the step are known where the plan played now gives the same events.
     """
     now, then = played(record.plan), record.predicted
     if then.events == now.events:
         return now
-    return replace(now, events=then.events, seconds=then.seconds, critical=frozenset(), levels=())
+    return of_events(record.plan, then)
 
 
 def _training(record: Record) -> Iterator[Chart]:

@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 from bigplan.experiment.running import Outcome, plan_all
 from bigplan.launcher.record import Metric, Record, Summary
@@ -91,5 +91,6 @@ def record(plan: Plan) -> Record:
 
 @cache
 def outcome() -> Outcome:
-    folder = Path(mkdtemp(prefix="bigplan-pages-"))
-    return plan_all(study(folder), folder / "out", 1, unseen)
+    """What is read of it later is in memory: its folder goes at once."""
+    with TemporaryDirectory() as folder:
+        return plan_all(study(Path(folder)), Path(folder) / "out", 1, unseen)
