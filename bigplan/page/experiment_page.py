@@ -23,7 +23,7 @@ from bigplan.page.picture import above
 from bigplan.report.bill import dollars_text
 from bigplan.report.text import bytes_text, seconds_text
 
-BEST, FRONT, BEATEN = "what the file asks for", "no other is better in everything", "beaten"
+BEST, FRONT, BEATEN = "what the file asks for", "unbeaten", "beaten"
 FEW = 12  # points: of more, beaten ones have no label
 SHADES = {BEST: BLUE, FRONT: ORANGE, BEATEN: GREY}
 

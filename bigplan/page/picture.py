@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from bigplan.page.charts.looks import PICTURE_WIDTH
 from bigplan.page.html import VEGA_LITE, require_library
 from bigplan.page.parts import Spec
 
-WIDTH = 860  # pixels: as wide as a README shows pictures
 SCALE = 2.0  # pixels of a PNG for one of the chart, for screens of high density
 INK, LINE = "#1b1f24", "#d5dae0"
 
@@ -59,5 +59,5 @@ def _still(spec: Spec) -> dict[str, Any]:
     """As wide as a picture is, where a page would say how wide."""
     made = dict(spec)
     if made.get("width") == "container":
-        made["width"] = WIDTH
+        made["width"] = PICTURE_WIDTH
     return made

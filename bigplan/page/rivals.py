@@ -19,7 +19,7 @@ from bigplan.report.rivals import rivals_table
 from bigplan.report.text import bytes_text, seconds_text
 from bigplan.whatif import FASTER
 
-TAKEN, FRONT, BEATEN = "taken", "no other is better in everything", "beaten"
+TAKEN, FRONT, BEATEN = "taken", "unbeaten", "beaten"
 SHADES = {TAKEN: BLUE, FRONT: ORANGE, BEATEN: GREY}
 TIERS = {Tier.GPU: "GPU", Tier.HOST: "host memory", Tier.NVME: "drives"}
 
@@ -64,7 +64,8 @@ def _pareto(plan: Plan, ways: list[Alternative]) -> Chart:
         "rivals",
         "Step time and memory",
         "The best plan of each strategy that was solved to its end: further left is faster, lower "
-        "takes less GPU memory. Host memory, drives and, where the cluster states a price, dollars "
+        "takes less GPU memory. A plan is beaten where another is at least as good in time and in "
+        "every memory. Host memory, drives and, where the cluster states a price, dollars "
         "a step are told on hovering.",
         scatter_chart(points, "seconds a step", "GiB of the fullest GPU", SHADES),
     )

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bigplan.page import picture
+from bigplan.page.charts.looks import PICTURE_WIDTH
 from tests.page.pages import KINDS, page
 
 pytest.importorskip("vl_convert")
@@ -16,7 +17,7 @@ def test_every_kind_has_a_picture(kind: str) -> None:
     root = ElementTree.fromstring(picture.svg(page(kind).picture()))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     width, height = (float(root.attrib[name]) for name in ("width", "height"))
-    assert picture.WIDTH <= width < 1.5 * picture.WIDTH
+    assert PICTURE_WIDTH <= width < 1.5 * PICTURE_WIDTH
     assert 200 < height < 3000
     words = {"".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")}
     wanted = {
@@ -32,4 +33,4 @@ def test_a_png_has_two_pixels_for_one() -> None:
     data = picture.png(page("cluster").picture())
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
     width, _ = struct.unpack(">II", data[16:24])
-    assert width >= picture.SCALE * picture.WIDTH
+    assert width >= picture.SCALE * PICTURE_WIDTH

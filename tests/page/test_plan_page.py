@@ -74,7 +74,7 @@ def test_the_plan_and_a_smaller_one_are_on_the_front() -> None:
     (section,) = rivals_section(plan)
     values = section.charts[0].spec["data"]["values"]
     groups = [value["group"] for value in values]
-    assert groups == ["taken", "no other is better in everything", "beaten"]
+    assert groups == ["taken", "unbeaten", "beaten"]
     assert all(value["dollars a step"].startswith("$") for value in values)
 
 

@@ -10,6 +10,7 @@ from bigplan.page.charts.looks import (
     GREEN,
     GREY,
     ORANGE,
+    PICTURE_WIDTH,
     RED,
     chart,
     colour,
@@ -21,7 +22,7 @@ from bigplan.units import format_bandwidth
 
 BUSY, ON_PATH, NOW = "busy", "on the critical path", "now"
 STEP = 16  # pixels of a bar
-ROOM = 1.08  # times the longest bar: its figure has room behind it
+ROOM = 1.16  # times the longest bar: its figure has room behind it
 MEASURED, PREDICTED = "measured", "predicted"
 FIGURES = {BUSY: BLUE, ON_PATH: RED, NOW: BLUE, PREDICTED: BLUE, MEASURED: ORANGE}
 TRUST = {"A": BLUE, "B": ORANGE, "C": GREY}
@@ -118,6 +119,7 @@ def scatter_chart(
     """Points {x, y, group, name, ...}: every other key is shown when the mouse is on one."""
     hidden = ("x", "y", "group", "label")
     hover = [key for key in (points[0] if points else {}) if key not in hidden]
+    half = f"(width || {PICTURE_WIDTH}) / 2 - 14"  # of a chart among others Vega's width is 0
     middle = sum(f(point["x"] for point in points) for f in (min, max)) / 2 if points else 0.0
     return chart(
         [{**point, "side": "right" if point["x"] > middle else "left"} for point in points],
@@ -134,7 +136,7 @@ def scatter_chart(
                 "transform": [{"filter": "isValid(datum.label)"}],
                 "mark": {
                     "type": "text",
-                    "limit": 330,
+                    "limit": {"expr": half},
                     "align": {"expr": "datum.side"},
                     "dx": {"expr": "datum.side == 'left' ? 10 : -10"},
                 },

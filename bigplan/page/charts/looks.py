@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+PICTURE_WIDTH = 860  # pixels: as wide as a README shows pictures
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name; nothing is fetched from there
 
 # Each stands out by 3:1 at least from white and from the dark page (#14171c), which WCAG asks of
