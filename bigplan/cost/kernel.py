@@ -27,9 +27,9 @@ STARTED = 1.0  # programs that a GPU begins in a cycle (measured on an H200: 0.6
 # How long a load takes over the latency of an idle GPU, and how sharply the longest time hides the
 # others: fitted, together, to the sweeps of an H200 (benchmarks/kernel_model.py), without the cases
 # set aside; nothing is fitted to one kernel or one shape.
-LOADED, POWER = 1.6, 5.0
-# Registers of a thread beside its elements: addresses, masks, loop counters. Elsewhere than in strips
-# an element takes HELD, or PACKED of what is loaded of it, as the compiler takes a few at a time
+LOADED, POWER = 1.4, 4.0
+# Registers of a thread beside its elements: addresses, masks, loop counters. Outside of strips an
+# element takes HELD, or PACKED of what is loaded of it, as the compiler takes a few at a time
 # through all operations. Set to 110 generated kernels that ptxas compiled for compute capability
 # 9.0: most are met to a quarter.
 BASE_REGISTERS, HELD, PACKED = 20, 1.25, 0.7
@@ -175,7 +175,8 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     bandwidth = gpu.memory_bandwidth * gpu.memory_efficiency
     waves = programs / (fits * multiprocessors)
     again = work.read_each_pass * (passes - 1)
-    cached = min(1.0, sm.l2_memory / max(1.0, _held_again(work, tile, fits, gpu)))
+    # Either half of an L2 keeps what its own multiprocessors read.
+    cached = min(1.0, sm.l2_memory / 2 / max(1.0, _held_again(work, tile, fits, gpu)))
     sums = 2.0 * 4 * work.column_sums * work.width * tile.programs  # written, and read to be added
     moved = work.read + work.written + sums + again * (1 - cached)
     memory = moved / bandwidth
@@ -191,7 +192,8 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     alone = WARP * min(tile.warps, sm.lanes // WARP)  # lanes that a program alone can use
     transfer = (work.read + work.written) * multiprocessors / bandwidth / (programs * turns)
     load = transfer + LOADED * sm.memory_latency
-    work_on = tile_slots / alone / sm.clock + _exchange(work, tile, sm) / passes
+    exchange = _exchange(work, tile, sm)
+    work_on = tile_slots / alone / sm.clock + exchange / (turns if passes > 1 else 1)
     turn = load + work_on if tile.stages == 1 else max(load / (tile.stages - 1), work_on)
     chain = ceil(waves) * (turns * turn + _closing(work, tile, sm))
     parts = (memory, l2, l1, issue, starts, chain)

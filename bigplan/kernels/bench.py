@@ -233,7 +233,8 @@ class Bench:
         yield "eager", case.function
         if self.cuda:
             yield "compile", torch.compile(case.function)
-            yield "autotune", torch.compile(case.function, mode="max-autotune-no-cudagraphs")
+            if case.aside:  # a third of the cases: its trials take up to ten seconds each
+                yield "autotune", torch.compile(case.function, mode="max-autotune-no-cudagraphs")
         for library in ("liger", "quack"):
             function = _of_library(library, case.kind)
             if function is not None and self.cuda:
