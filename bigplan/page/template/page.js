@@ -23,6 +23,7 @@
   async function draw(place) {
     const options = {
       renderer: "canvas",
+      downloadFileName: place.dataset.chart,
       config: config(place.clientWidth),
       actions: { export: true, source: false, compiled: false, editor: false },
       tooltip: { theme: dark.matches ? "dark" : "light" },
