@@ -259,11 +259,9 @@ def norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     of_heads = step.reads[0].split  # always RMSNorms
     forward, backward = EAGER_NORM["rmsnorm" if of_heads else shape.model.norm]
     moved, made = shape.activation_shape.nbytes(step.reads[0]), shape.generated
-    # A kernel adds up the strips' sums of each parameter's gradient.
-    launches = 1 + len(step.parameters) if made else 2
     return (
         Stream(step.name, 2 * moved, 1, forward, made),
-        Stream(step.name, 3 * moved, launches, backward, made),
+        Stream(step.name, 3 * moved, 2, backward, made),
     )
 
 

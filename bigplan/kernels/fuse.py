@@ -203,6 +203,23 @@ def work_of(body: Body) -> KernelWork:
     )
 
 
+def added_together(body: Body) -> list[tuple[int, ...]]:
+    """Outputs that are sums over rows, by their places: those of a kernel that adds up strips.
+
+    It takes two at once where they have as many columns, such as gradients of weight and bias.
+    """
+    summed = {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+    places = [i for i, value in enumerate(body.outputs) if value.name in summed]
+    found: list[tuple[int, ...]] = []
+    for i in places:
+        last = found[-1] if found else ()
+        if len(last) == 1 and body.outputs[last[0]].elements == body.outputs[i].elements:
+            found[-1] = (*last, i)
+        else:
+            found.append((i,))
+    return found
+
+
 def levels(body: Body) -> list[int]:
     """For every operation, how many row reductions one after another lead to it and are it."""
     found: list[int] = []

@@ -17,7 +17,7 @@ from triton.runtime.errors import OutOfResources
 
 from bigplan.cost.kernel import KernelTime, Tile, grid
 from bigplan.kernels.body import Body
-from bigplan.kernels.fuse import work_of
+from bigplan.kernels.fuse import added_together, work_of
 from bigplan.kernels.graph import Value
 from bigplan.kernels.source import source
 
@@ -34,17 +34,21 @@ COLUMNS, ROWS = 64, 32  # of the tile that adds up partial sums
 
 
 @triton.jit
-def _add_up(partial, out, programs, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums of partial [programs, columns] over programs, always in the same order."""
+def _add_up(partial, first, second, programs, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of partial [1 or 2, programs, columns] over programs, always in the same order."""
+    partial += tl.program_id(1).to(tl.int64) * programs * columns
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(0, programs, ROWS):
-        row = first + tl.arange(0, ROWS)
+    for start in range(0, programs, ROWS):
+        row = start + tl.arange(0, ROWS)
         inside = (row < programs)[:, None] & (column < columns)[None, :]
         at = row[:, None].to(tl.int64) * columns + column[None, :]
         total += tl.load(partial + at, mask=inside, other=0.0)
-    result = tl.sum(total, 0).to(out.dtype.element_ty)
-    tl.store(out + column, result, mask=column < columns)
+    result = tl.sum(total, 0)
+    if tl.program_id(1) == 0:
+        tl.store(first + column, result.to(first.dtype.element_ty), mask=column < columns)
+    else:
+        tl.store(second + column, result.to(second.dtype.element_ty), mask=column < columns)
 
 
 @cache
@@ -86,7 +90,7 @@ class Kernel:
     ) -> None:
         self.body, self.choices, self.tuner = body, list(choices), tuner
         self.tile = self.choices[0][0]
-        self.sums = _summed(body)
+        self.pairs = added_together(body)
         self._checked = False
         self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
 
@@ -121,19 +125,20 @@ class Kernel:
             into[value.name] if value.name in into else _empty(value, device)
             for value in self.body.outputs
         ]
-        targets = [
-            torch.empty((tile.programs, value.elements), dtype=torch.float32, device=device)
-            if value.name in self.sums
-            else output
-            for value, output in zip(self.body.outputs, outputs, strict=True)
-        ]
+        targets, partial = list(outputs), {}
+        for pair in self.pairs:
+            columns = self.body.outputs[pair[0]].elements
+            shape = len(pair), tile.programs, columns
+            partial[pair] = torch.empty(shape, dtype=torch.float32, device=device)
+            for index, part in zip(pair, partial[pair].unbind(), strict=True):
+                targets[index] = part
         self._launch(tile, [*map(_bytes, inputs), *map(_bytes, targets)])
-        for value, output, target in zip(self.body.outputs, outputs, targets, strict=True):
-            if value.name in self.sums:
-                columns = value.elements
-                _add_up[(triton.cdiv(columns, COLUMNS),)](
-                    target, output, tile.programs, columns, ROWS=ROWS, COLUMNS=COLUMNS
-                )
+        for pair, sums in partial.items():
+            _, programs, columns = sums.shape
+            _add_up[(triton.cdiv(columns, COLUMNS), len(pair))](
+                sums, outputs[pair[0]], outputs[pair[-1]], programs, columns,
+                ROWS=ROWS, COLUMNS=COLUMNS,
+            )  # fmt: skip
         return tuple(outputs)
 
     def _launch(self, tile: Tile, tensors: list[Tensor]) -> None:
@@ -156,6 +161,10 @@ class Kernel:
             if not spills:
                 break
         self.tile = best
+
+    def fits(self, tile: Tile) -> bool:
+        """Whether a program with this tile can run on this GPU at all."""
+        return self._spills(tile) < inf
 
     def _spills(self, tile: Tile) -> float:
         """Spilled registers of a compiled candidate, without running it; inf: it cannot run."""

@@ -165,6 +165,7 @@ class Library:
 
         Targets int64 [n]: a negative one counts nothing. `scale`: one fp32 element.
         """
+        assert logits.is_contiguous()
         rows, columns = logits.shape
         entry = self._entry(
             ("loss", rows, columns, logits.dtype),

@@ -22,11 +22,12 @@ from bigplan.kernels.source import source
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 NOMINAL = 2**24  # elements that the tile is chosen for
-MOST = 2**30  # of a call: offsets are 32 bits wide
 
 
 class AdamW:
     """The kernels of a process, by the dtypes of gradient and copy."""
+
+    most = 2**30  # elements of a call: offsets are 32 bits wide
 
     def __init__(self, pricer: Pricer) -> None:
         self.pricer = pricer
@@ -50,7 +51,7 @@ class AdamW:
         The gradient, in any dtype, is divided by the last of the factors and stays as it is.
         """
         count = parameter.numel()
-        assert count <= MOST, count
+        assert count <= self.most, count
         kernel, order, tile, warps = self._kernel(
             gradient.dtype, copy.dtype if copy is not None else None
         )

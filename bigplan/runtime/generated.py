@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from bigplan.errors import InputError
 from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
 
@@ -42,7 +43,12 @@ def _library() -> Library:
     from bigplan.kernels.library import Library
     from bigplan.kernels.optimised import Optimiser
 
-    return Library(Optimiser(None, 0.0).pricer)
+    try:
+        return Library(Optimiser(None, 0.0).pricer)
+    except InputError as problem:
+        raise InputError(
+            f"the plan has generated kernels, and {problem}; or plan with --kernels torch"
+        ) from problem
 
 
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:
@@ -63,8 +69,10 @@ def adamw_step(
     """As fused.fused_step, of pieces on a GPU: one kernel a piece, and gradients stay."""
     factors = kernel.factors(constants, divisor, pieces[0].parameter.device)
     for piece in pieces:
-        first, second = piece.state
-        kernel.step(piece.parameter, piece.gradient, (first, second), piece.copy, factors)
+        for start in range(0, piece.elements, kernel.most):
+            part = piece.part(start, min(start + kernel.most, piece.elements))
+            first, second = part.state
+            kernel.step(part.parameter, part.gradient, (first, second), part.copy, factors)
 
 
 class NormRule(NamedTuple):

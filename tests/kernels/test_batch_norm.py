@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +21,13 @@ from tests.kernels.generated import DEVICE, ResidualBlock, error, every_operator
 FP32 = 3e-6  # as in test_generated.py
 MEMORY = {"rows": torch.contiguous_format, "channels last": torch.channels_last}
 orders = pytest.mark.parametrize("order", MEMORY)
+
+
+@pytest.fixture(autouse=True)
+def _no_tf32() -> Iterator[None]:
+    """A GPU's convolutions round fp32 to 10 bits otherwise."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        yield
 
 
 def _results(module: nn.Module, x: Tensor, gradient: Tensor) -> list[Tensor]:

@@ -17,6 +17,7 @@ from bigplan.kernels.loss import ROWS, chunk_for, linear_cross_entropy
 from bigplan.kernels.optimised import Optimiser
 from bigplan.kernels.update import AdamW
 from bigplan.runtime.adamw import adamw_kernel
+from bigplan.runtime.generated import adamw_step
 from bigplan.runtime.native import Piece
 from bigplan.spec.optimizer import Optimizer
 from tests.kernels.generated import DEVICE, error, random
@@ -93,4 +94,9 @@ def test_adamw_is_torchs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) ->
         for ours, theirs in zip((p, m, v), twins, strict=True):
             assert error(ours, theirs.double()) < 1e-6  # a few roundings of fp32
         assert error(copy, p.double()) < 2**-7
+        whole = Piece(*(t.clone() for t in (p, g)), (m.clone(), v.clone()))
         update.step(p, g, (m, v), None, factors)
+        monkeypatch.setattr(AdamW, "most", 100)  # a larger piece is cut, with the same bits
+        adamw_step(update, kernel.native.constants, [whole], 4.0)
+        monkeypatch.undo()
+        assert torch.equal(whole.parameter, p)
