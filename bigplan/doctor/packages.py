@@ -18,6 +18,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "launch": (("torch", "ray", "safetensors", "tensorboardX"), "running plans"),
     "deepspeed": (("deepspeed",), "the engine deepspeed"),
     "data": (("tokenizers", "pyarrow"), "tokenizers and Parquet in `bigplan data prepare`"),
+    "report": (("vl-convert-python",), "pages and pictures of `bigplan report`"),
     "kernels": (("triton",), "fused kernels on a GPU"),
     "wandb": (("wandb",), "`--wandb`"),
 }
