@@ -142,7 +142,7 @@ def shared_bytes(work: KernelWork, tile: Tile) -> int:
     """Shared memory of a program: each warp leaves its part of a row's sum, or of a column's."""
     rows = 4 * tile.rows * tile.warps if work.levels else 0
     columns = 4 * tile.columns * tile.warps if work.column_sums and tile.rows > 1 else 0
-    ahead = ceil(tile.rows * tile.columns * work.fetched) * tile.stages if tile.stages > 1 else 0
+    ahead = ceil(tile.rows * tile.columns * work.fetched) * (tile.stages - 1)
     return max(rows, columns) + ahead
 
 

@@ -162,6 +162,10 @@ class Kernel:
                 break
         self.tile = best
 
+    def fits(self, tile: Tile) -> bool:
+        """Whether a program with this tile can run on this GPU at all."""
+        return self._spills(tile) < inf
+
     def _spills(self, tile: Tile) -> float:
         """Spilled registers of a compiled candidate, without running it; inf: it cannot run."""
         made = warmed(self.body, tile)

@@ -100,7 +100,8 @@ def _measured(bench: Bench, swept: Swept) -> dict[str, Any]:
     for tensor in inputs:
         if tensor.is_floating_point():
             tensor.normal_()
-    times = {str(t): bench.seconds(partial(kernel.run_as, t, inputs)) for t in swept.tiles}
+    tiles = [t for t in swept.tiles if not bench.cuda or kernel.fits(t)]
+    times = {str(t): bench.seconds(partial(kernel.run_as, t, inputs)) for t in tiles}
     if bench.tune:
         kernel.tune(inputs, bench.tune, bench.seconds)
     picked = swept.tiles[0]
