@@ -23,8 +23,9 @@ from bigplan.spec.cluster import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
 # Times that torch's operator takes over moving its tensors once. Its norm backward reads input and
-# gradient again for the weights' gradients. Its norms forward: medians of torch 2.11 on an H200, of
-# six widths from 768 to 8,192 (benchmarks/results/2026-11-24-h200-generated, cases not set aside).
+# gradient again for the weights' gradients. Its norms forward: medians of torch 2.11 on an H200
+# over six widths from 768 to 8,192 (benchmarks/results/2026-11-24-h200-generated, those not set
+# aside).
 TORCH_PASSES = {
     "native_layer_norm": 1.78,
     "_fused_rms_norm": 1.3,

@@ -48,13 +48,17 @@ def test_a_residual_block(order: str, training: bool) -> None:
         norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
     twin = copy.deepcopy(block).double().train(training)
     ours = block.to(memory_format=MEMORY[order]).train(training)  # type: ignore[call-overload]
+    start = copy.deepcopy(ours)  # buffers change
     x = (random(0, 3, 4, 3, 5) + 3).contiguous(memory_format=MEMORY[order])
     gradient = random(1, 3, 4, 3, 5)
     with every_operator_generated():
         fused = optimise(ours, price=1e-10)  # so that all that can be is computed again
         found = _results(fused, x, gradient)
-    for one, right in zip(found, _results(twin, x.double(), gradient), strict=True):
-        assert error(one, right.double()) < FP32 * 3
+    # A GPU's convolutions in this order are off by up to 3e-4 in fp32 by themselves, plain too.
+    plain = _results(start, x, gradient)
+    exact = _results(twin, x.double(), gradient)
+    for one, usual, right in zip(found, plain, exact, strict=True):
+        assert error(one, right.double()) < FP32 * 3 + 2 * error(usual, right.double())
     assert found[0].stride() == x.stride()
     left = {u.name for u in fused.kernels.plans[0].cover.units if u.fused is None}
     assert left <= {"convolution", "convolution_backward", "add"}  # the batches tracked are int64
