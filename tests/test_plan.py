@@ -76,7 +76,7 @@ def test_unknown_keys_and_impossible_placements_are_named_with_their_line(
     path.write_text(text.replace("layers: 2\n", "layers: 3\n", 1))
     with pytest.raises(InputError, match="places 2 of 3 layers; place each once"):
         load_plan(path)
-    path.write_text(text.replace("format: 6", "format: 2"))
+    path.write_text(text.replace("format: 7", "format: 2"))
     with pytest.raises(InputError, match=r"plan\.yaml:1: the plan has format 2, .* reads 6; write"):
         load_plan(path)
 
