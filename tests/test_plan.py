@@ -77,7 +77,9 @@ def test_unknown_keys_and_impossible_placements_are_named_with_their_line(
     with pytest.raises(InputError, match="places 2 of 3 layers; place each once"):
         load_plan(path)
     path.write_text(text.replace(f"format: {FORMAT}", "format: 2"))
-    with pytest.raises(InputError, match=r"plan\.yaml:1: the plan has format 2, .* reads \d+; write"):
+    with pytest.raises(
+        InputError, match=r"plan\.yaml:1: the plan has format 2, .* reads \d+; write"
+    ):
         load_plan(path)
 
 
