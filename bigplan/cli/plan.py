@@ -14,6 +14,7 @@ from bigplan.cli.inputs import checked_plan, files_read, is_plan, warnings
 from bigplan.cli.options import ExperimentOptions, experiment_of
 from bigplan.cli.spread import takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
+from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
@@ -33,6 +34,7 @@ WHAT_IF = typer.Option(
 TIME_LIMIT = typer.Option(
     "--time-limit", min=0.0, help="Seconds after which the best plan so far is taken, with its gap."
 )
+EFFORT = typer.Option("--effort", help="high: improve plans in up to 400 more simulations.")
 JSON_OUTPUT = typer.Option("--json", help="Print one JSON object and nothing else on stdout.")
 
 # Seconds from the start of planning within which what would help is answered unasked: with the
@@ -49,6 +51,7 @@ def plan(
     exact: Annotated[
         bool, typer.Option("--exact", help="Try every placement: small problems only.")
     ] = False,
+    effort: Annotated[Effort, EFFORT] = Effort.USUAL,
     what_if: Annotated[bool | None, WHAT_IF] = None,
     time_limit: Annotated[float | None, TIME_LIMIT] = None,
     out: Annotated[
@@ -64,7 +67,7 @@ def plan(
     """
     wanted = _wanted(experiment, options, out)
     try:
-        planned = plan_experiment(wanted, exact=exact, time_limit=time_limit)
+        planned = plan_experiment(wanted, exact=exact, effort=effort, time_limit=time_limit)
     except InfeasibleError:
         if what_if:
             _say_what_would_fit(wanted)
@@ -168,6 +171,7 @@ def plan_experiment(
     experiment: Experiment,
     *,
     exact: bool = False,
+    effort: Effort = Effort.USUAL,
     time_limit: float | None = None,
     keeps_best: bool = True,
 ) -> Planned:
@@ -177,7 +181,7 @@ def plan_experiment(
     from bigplan.engines import chosen, make_plan
     from bigplan.planner import Request
 
-    request = Request.of(experiment, exact=exact)
+    request = replace(Request.of(experiment, exact=exact), effort=effort)
     title = f"Planning {request.model.name}"
     with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
 

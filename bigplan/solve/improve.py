@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bigplan.effort import Effort
 from bigplan.placement import Rings
 from bigplan.solve.candidate import Trial, try_out
 from bigplan.solve.moves import Moves, Neighbour
@@ -29,7 +30,7 @@ SERIAL = 0.02  # of moves' seconds, that count in a promise: they are exposed in
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class Budget:
     """Plans simulated to improve the best strategies' plans, at most."""
 
     simulations: int
@@ -41,7 +42,7 @@ class Effort:
         return min(self.simulations, self.instructions // max(1, trial.instructions))
 
 
-USUAL, HIGH = Effort(48, 110_000, 3), Effort(400, 1_000_000, 8)
+BUDGETS = {Effort.USUAL: Budget(48, 110_000, 3), Effort.HIGH: Budget(400, 1_000_000, 8)}
 
 
 class Climb:
@@ -101,26 +102,26 @@ class Climb:
                 yield neighbour
 
 
-def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], effort: Effort) -> list[Trial]:
+def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> list[Trial]:
     """The best trials, improved by half of the simulations.
 
     Where the best plan moves nothing, moves would have to gain more than they are worth.
     """
     ranked = sorted(trials, key=_expected)
     near = [trial for trial in ranked if trial.expected < NEAR * ranked[0].expected]
-    moving = near[: effort.strategies] if ranked and ranked[0].moves else []
+    moving = near[: budget.strategies] if ranked and ranked[0].moves else []
     climbs = [Climb(trial, pins) for trial in moving if trial.moves]
     for climb in climbs:
-        climb.go(effort.of(climb.best) // (2 * len(climbs)))
+        climb.go(budget.of(climb.best) // (2 * len(climbs)))
     return [climb.best for climb in climbs]
 
 
-def further(trial: Trial, pins: tuple[Pin, ...], effort: Effort) -> Trial:
+def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
     """A plan of the same strategy and pins, improved by the other half."""
     if not trial.moves:
         return trial
     climb = Climb(trial, pins, seed=1)
-    climb.go(effort.of(trial) // 2)
+    climb.go(budget.of(trial) // 2)
     return climb.best
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
+from bigplan.effort import Effort
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Family
 from bigplan.placement import Rings
@@ -27,7 +28,7 @@ from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.improve import USUAL, Effort, further, improved
+from bigplan.solve.improve import BUDGETS, further, improved
 from bigplan.solve.pins import rings_tried
 from bigplan.solve.resolve import (
     SURCHARGES,
@@ -86,7 +87,7 @@ class Found:
 
 
 def search(
-    workload: Workload, scope: Scope, watch: Watch = unwatched, effort: Effort = USUAL
+    workload: Workload, scope: Scope, watch: Watch = unwatched, effort: Effort = Effort.USUAL
 ) -> Found:
     """The fastest plan in simulation of the strategies that look best in the model.
 
@@ -145,8 +146,8 @@ class _Entry:
 class _State:
     """What is known of every strategy while the search goes on."""
 
-    def __init__(self, choice: Choice, watch: Watch, effort: Effort = USUAL) -> None:
-        self.choice, self._watch, self._effort = choice, watch, effort
+    def __init__(self, choice: Choice, watch: Watch, effort: Effort = Effort.USUAL) -> None:
+        self.choice, self._watch, self._budget = choice, watch, BUDGETS[effort]
         self.trials: list[Trial] = []
         self.chosen: Trial | None = None  # of those about as fast as the fastest
         self.optima: dict[int, float] = {}  # the model's optimum, where it was solved for
@@ -199,14 +200,14 @@ class _State:
     def improve(self) -> bool:
         """Improve the best strategies' plans, choose the simplest about as fast, improve that."""
         pins = self.choice.scope.pins
-        for trial in improved(self.trials, pins, self._effort):
+        for trial in improved(self.trials, pins, self._budget):
             if self._stopped():
                 return False
             self._replace(trial)
         self.trials.sort(key=_preference)
         if self.trials:
             simple, pins = simplest(self.trials, pins)
-            self.chosen = further(simple, pins, self._effort)
+            self.chosen = further(simple, pins, self._budget)
         return True
 
     def _replace(self, better: Trial) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from operator import mul
 
 import pytest
 
+from bigplan.effort import Effort
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, Rings
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.candidate import REACHED, Candidate, Trial, Workload, try_out
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.improve import GAIN, USUAL, Climb, further, improved
+from bigplan.solve.improve import BUDGETS, GAIN, Climb, further, improved
 from bigplan.solve.moves import Moves
 from bigplan.solve.pins import parse_pins, rings_tried
 from bigplan.solve.resolve import SURCHARGES, problem_of, resolve
@@ -68,7 +70,7 @@ def test_what_is_pinned_stays() -> None:
     candidate = _trial().candidate
     start = resolve(candidate, [(SURCHARGES[0], ROOMY)], pins)
     assert start is not None
-    best = further(start, pins, USUAL)
+    best = further(start, pins, BUDGETS[Effort.USUAL])
     (stage,) = best.placement.stages
     assert all(
         kind.streamed == pytest.approx(0.25 * kind.layers, abs=1e-5)
@@ -83,8 +85,8 @@ def test_where_the_best_plan_moves_nothing_none_is_improved() -> None:
     still = resolve(candidate, [(SURCHARGES[0], ROOMY)], ())
     assert still is not None
     assert not still.moves
-    assert improved([still, _trial()], (), USUAL) == []
-    assert further(still, (), USUAL) is still
+    assert improved([still, _trial()], (), BUDGETS[Effort.USUAL]) == []
+    assert further(still, (), BUDGETS[Effort.USUAL]) is still
 
 
 def test_what_is_expected_is_the_mean_over_what_the_cpu_may_reach() -> None:
@@ -104,3 +106,10 @@ def test_what_is_expected_is_the_mean_over_what_the_cpu_may_reach() -> None:
     assert each == sorted(each)
     assert each[0] == trial.seconds < each[-1]
     assert trial.expected == pytest.approx(sum(map(mul, parts, each)))
+
+
+def test_more_effort_is_more_simulations_and_less_for_larger_programs() -> None:
+    usual, high = BUDGETS[Effort.USUAL], BUDGETS[Effort.HIGH]
+    assert usual.of(_trial()) < high.of(_trial()) <= high.simulations
+    larger = replace(_trial(), instructions=10 * usual.instructions)
+    assert usual.of(larger) == 0 < high.of(replace(_trial(), instructions=usual.instructions))
