@@ -109,7 +109,7 @@ class Head:
     ) -> Tensor:
         x = x.detach().requires_grad_()
         by = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-        loss = blocks.head_loss(leaves, x, targets, self.model, Products(sums=sums).linears)
+        loss = blocks.head_loss(leaves, x, targets, self.model, Products(sums=sums).ways)
         scale = torch.full_like(loss, 1 / len(self.targets))
         by_x, *gradients = torch.autograd.grad(loss, [x, *by.values()], grad_outputs=scale)
         sums.add(dict(zip(by, gradients, strict=True)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -62,6 +62,8 @@ class Alternative(Spec):
     strategy: Strategy
     step_seconds: float
     parts: StepParts
+    memory: Mapping[Tier, int] = Field(default_factory=dict)
+    """bytes of the fullest GPU, and of the fullest node; empty: the plan is older than this key"""
 
 
 class Predicted(Spec):
@@ -91,6 +93,15 @@ class Predicted(Spec):
     moved_bytes: Mapping[str, int]
     parts: StepParts
     memory: tuple[MemoryUse, ...]
+
+
+def fullest(memory: Iterable[MemoryUse]) -> dict[Tier, int]:
+    """Bytes used of each tier, of the GPU or node that uses most; tiers that are used."""
+    most: dict[Tier, int] = {}
+    for use in memory:
+        if use.used_bytes:
+            most[use.tier] = max(most.get(use.tier, 0), use.used_bytes)
+    return most
 
 
 class SearchRecord(Spec):

@@ -15,7 +15,7 @@ from bigplan.cost.process import locked_bytes
 from bigplan.effort import Effort
 from bigplan.errors import RefusedError
 from bigplan.graph.strategy import Strategy
-from bigplan.lower import lower
+from bigplan.lower import lower, lower_steady
 from bigplan.parts import Step, step_parts
 from bigplan.placement import Tier
 from bigplan.plan import (
@@ -25,6 +25,7 @@ from bigplan.plan import (
     Predicted,
     SearchRecord,
     digest,
+    fullest,
     mfu,
 )
 from bigplan.program import Lane, Program, counted, resource
@@ -65,6 +66,11 @@ class Request:
             experiment.engine,
             exact,
         )
+
+    @classmethod
+    def of_plan(cls, plan: Plan) -> Request:
+        """What a plan was made for. It does not say what was pinned: every decision is free."""
+        return cls(plan.model, plan.training, plan.cluster, engine=plan.engine)
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
@@ -107,7 +113,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
             programs=found.programs,
             stopped=found.stopped,
         ),
-        alternatives=tuple(_alternatives(found)),
+        alternatives=tuple(_alternatives(found, workload.nodes)),
         model=request.model,
         training=request.training,
         cluster=request.cluster,
@@ -199,21 +205,24 @@ def moved_bytes(programs: tuple[Program, ...]) -> dict[str, int]:
     return dict(sorted(most.items()))
 
 
-def _alternatives(found: Found) -> Iterator[Alternative]:
+def _alternatives(found: Found, nodes: NodeGroup) -> Iterator[Alternative]:
     seen: set[Strategy] = {found.best.candidate.strategy}
     for rival in found.rivals:
         strategy = rival.candidate.strategy
         if strategy not in seen:
             seen.add(strategy)
-            yield _alternative(rival)
+            yield _alternative(rival, nodes)
 
 
-def _alternative(rival: Trial) -> Alternative:
+def _alternative(rival: Trial, nodes: NodeGroup) -> Alternative:
     step, settled = Step(rival.seconds, rival.busy), rival.settled
+    graph, costs = settled.graph, settled.costs
+    programs = lower_steady(graph, rival.placement)
     return Alternative(
         strategy=rival.candidate.strategy,
         step_seconds=rival.seconds,
-        parts=step_parts(settled.graph, settled.costs, rival.placement, step),
+        parts=step_parts(graph, costs, rival.placement, step),
+        memory=fullest(memory_use(programs, costs, nodes)),
     )
 
 

@@ -23,7 +23,8 @@ from bigplan.cli.models import models
 from bigplan.cli.output import checked_output
 from bigplan.cli.plan import plan, simulate
 from bigplan.cli.profile import profile
-from bigplan.cli.run import launch, report
+from bigplan.cli.report import report
+from bigplan.cli.run import launch
 from bigplan.cli.validate import validate
 from bigplan.errors import BigplanError
 

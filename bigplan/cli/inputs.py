@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from bigplan.errors import InputError, quoted
+from bigplan.launcher.inputs import unreadable_data
 from bigplan.spec.catalog import list_clusters, list_models
 from bigplan.spec.hf_folder import family_of
 from bigplan.spec.reading import read_text, user_path
@@ -69,34 +70,6 @@ def files_read(experiment: Experiment, path: Path | None) -> Iterator[Path]:
     for name in named:
         if isinstance(name, str) and name not in shipped:
             yield user_path(name)
-
-
-def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError]:
-    """Data of training and validation that is not on this machine, or not for this model."""
-    named = [training.data, *([training.validation.data] if training.validation else [])]
-    for data in named:
-        if data != "bundled":
-            from bigplan.data.prepared import check_length, check_vocabulary, open_tokens
-
-            try:
-                tokens = open_tokens(user_path(data))
-                check_length(tokens, training.sequence_length)
-                check_vocabulary(tokens, model.vocab, model.name)
-            except InputError as error:
-                yield error
-
-
-def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> None:
-    """What the workers of a launch check too, seconds earlier. `weights`: they are read as well.
-
-    Raises InputError, and RefusedError for weights that are not read.
-    """
-    for error in unreadable_data(model, training):
-        raise error
-    if weights and training.weights is not None:
-        from bigplan.runtime.hf_weights import HfFolder
-
-        HfFolder.open(user_path(training.weights), model)
 
 
 def warnings(model: ModelSpec, training: Training) -> Iterator[str]:

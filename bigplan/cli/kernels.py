@@ -233,7 +233,12 @@ def bench(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Tiny sizes, anywhere: times mean nothing.")
     ] = False,
-    tune: Annotated[int, typer.Option(help="Time the model's best so many tiles.")] = 0,
+    tune: Annotated[
+        int,
+        typer.Option(
+            help="Time the model's best so many tiles of each kernel once, and keep the fastest."
+        ),
+    ] = 0,
     listed: Annotated[bool, typer.Option("--list", help="List the parts and end.")] = False,
 ) -> None:
     """Measure generated kernels beside predictions, the byte limit and every baseline here."""

@@ -152,6 +152,16 @@ class ExperimentOptions:
             "flash|materialised",
         ),
     ] = None
+    kernels: Annotated[
+        str | None,
+        _option(
+            "--kernels",
+            "Of norms, activations and the loss: torch's with four written by hand (default), or "
+            "generated ones.",
+            STEP,
+            "torch|generated",
+        ),
+    ] = None
     dropout: Annotated[
         float | None, _option("--dropout", "Probability of dropout (default: 0).", STEP)
     ] = None
@@ -295,6 +305,7 @@ _KEYS = {
     "reduce_precision": "training.reduce_precision",
     "fp8_gemms": "training.fp8_gemms",
     "attention": "training.attention",
+    "kernels": "training.kernels",
     "dropout": "training.dropout",
     "seed": "training.seed",
     "deterministic": "training.deterministic",

@@ -21,6 +21,7 @@ from bigplan.spec.experiment import Experiment
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
     from bigplan.cheapest import Tried
+    from bigplan.cli.waiting import Waiting
     from bigplan.engines import Chosen
     from bigplan.planner import Request
     from bigplan.runnable import Runnable
@@ -178,23 +179,40 @@ def plan_experiment(
     """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
     from bigplan.cheapest import cheapest
     from bigplan.cli.waiting import Waiting
-    from bigplan.engines import chosen, make_plan
     from bigplan.planner import Request
 
     request = replace(Request.of(experiment, exact=exact), effort=effort)
+    if experiment.prefer == "fastest":
+        return plan_request(request, time_limit, keeps_best=keeps_best)
     title = f"Planning {request.model.name}"
     with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
-
-        def planned(request: Request) -> Planned:
-            if request.engine != "auto":
-                return Planned(request, make_plan(request, waiting.go_on), waiting.seconds)
-            found = chosen(request, waiting.go_on)
-            return Planned(request, found.plan, waiting.seconds, found)
-
-        if experiment.prefer == "fastest":
-            return planned(request)
-        found = cheapest(request, experiment.within, planned, lambda: not waiting.interrupted)
+        found = cheapest(
+            request,
+            experiment.within,
+            lambda request: _planned(request, waiting),
+            lambda: not waiting.interrupted,
+        )
         return replace(found.best, seconds=waiting.seconds, tried=found.tried)
+
+
+def plan_request(
+    request: Request, time_limit: float | None = None, *, keeps_best: bool = True
+) -> Planned:
+    """The fastest plan of a request; Ctrl-C as in plan_experiment. Raises BigplanError."""
+    from bigplan.cli.waiting import Waiting
+
+    title = f"Planning {request.model.name}"
+    with Waiting(title, time_limit, keeps_best=keeps_best) as waiting:
+        return _planned(request, waiting)
+
+
+def _planned(request: Request, waiting: Waiting) -> Planned:
+    from bigplan.engines import chosen, make_plan
+
+    if request.engine != "auto":
+        return Planned(request, make_plan(request, waiting.go_on), waiting.seconds)
+    found = chosen(request, waiting.go_on)
+    return Planned(request, found.plan, waiting.seconds, found)
 
 
 def _say_what_would_fit(experiment: Experiment) -> None:

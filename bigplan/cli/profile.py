@@ -62,6 +62,14 @@ def profile(
     ] = None,
     address: Address = None,
     interface: Interface = None,
+    multiprocessors: Annotated[
+        Path | None,
+        typer.Option(
+            "--multiprocessors",
+            help="Measure nothing but the GPU's multiprocessors, for the model of generated "
+            "kernels, and write their description here.",
+        ),
+    ] = None,
 ) -> None:
     """Measure this machine and write it as a cluster YAML for `bigplan plan --cluster FILE`.
 
@@ -72,6 +80,9 @@ def profile(
         raise RefusedError(
             "profiling needs torch, which is not installed; run: pip install 'bigplan[launch]'"
         )
+    if multiprocessors is not None:
+        _multiprocessors(multiprocessors)
+        return
     known = _known(out)
     if nvme is None and known is not None:
         nvme = _drive_of(known)
@@ -83,6 +94,32 @@ def profile(
     if nvme is not None and not nvme.is_dir():
         raise InputError(f"--nvme {nvme} is no folder; name one on the drive to measure")
     _write(_measure(_wish(quick, nvme, name, cpu_devices)), out)
+
+
+def _multiprocessors(out: Path) -> None:
+    """Write the figures of this machine's first GPU, and print them beside the shipped ones."""
+    import torch
+
+    from bigplan.spec.document import write_text
+    from bigplan.spec.dump import to_yaml
+
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        raise RefusedError(
+            "multiprocessors are measured by Triton's kernels on a CUDA GPU, and there is none "
+            "here, or no Triton: pip install 'bigplan[kernels]'"
+        )
+    if out.exists():
+        raise InputError(f"{out} is there already; name a new file")
+    from bigplan.profile.multiprocessor import measure_multiprocessor
+
+    known, found = measure_multiprocessor(torch.device("cuda", 0))
+    write_text(out, to_yaml(found), "multiprocessors")
+    console = Console()
+    for name in type(found).model_fields:
+        before, after = getattr(known, name), getattr(found, name)
+        if before != after and name != "sources":
+            console.print(f"{name:16s} {before:.4g} -> {after:.4g}", highlight=False)
+    console.print(f"Written to {out}", highlight=False)
 
 
 def _known(out: Path) -> Cluster | None:

@@ -1,4 +1,4 @@
-"""`bigplan launch` and `bigplan report`."""
+"""`bigplan launch`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.clean import offer
-from bigplan.cli.inputs import checked_plan, is_plan, require_inputs, require_there
+from bigplan.cli.inputs import checked_plan, is_plan, require_there
 from bigplan.cli.options import (
     ExperimentOptions,
     experiment_of,
@@ -19,6 +19,7 @@ from bigplan.cli.options import (
 from bigplan.cli.plan import plan_experiment
 from bigplan.cli.spread import takes
 from bigplan.errors import InputError
+from bigplan.launcher.inputs import require_inputs
 from bigplan.plan import Plan
 from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, Launch
@@ -155,14 +156,3 @@ def _planned(experiment: Experiment, console: Console) -> Plan:
 def _check_steps(options: ExperimentOptions) -> None:
     if options.steps is not None and options.steps < 1:
         raise InputError(f"--steps {options.steps}: run at least 1 step")
-
-
-def report(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/my-model-1.")],
-) -> None:
-    """Show a run: predicted against measured, by resource, by action and by memory tier."""
-    from bigplan.launcher.record import read_record
-    from bigplan.report.run_report import run_report
-
-    require_there(run, A_RUN)
-    Console().print(run_report(read_record(run)))

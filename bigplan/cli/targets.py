@@ -48,6 +48,12 @@ def _no_cluster(path: Path) -> str:
 PLAN = Kind("plan", _begins(rb"format: \d+\s+inputs:", "`format: N` and `inputs:`"))
 TRACE = Kind("trace", _begins(rb'\s*\{\s*"traceEvents"\s*:', '{"traceEvents":'))
 CLUSTER = Kind("cluster", _no_cluster)
+PAGE = Kind(
+    "page",
+    _begins(rb'(?s).*<meta name="generator" content="bigplan">', "the head of a page of bigplan's"),
+)
+PNG = Kind("picture", _begins(rb"\x89PNG", "a PNG's signature"))
+SVG = Kind("picture", _begins(rb"<svg ", "`<svg`"))
 
 
 def require_target(option: str, path: Path, kind: Kind, inputs: Iterable[Path] = ()) -> None:

@@ -40,4 +40,6 @@ def host_seconds(
 
 def is_kernel(operator: Operator) -> bool:
     """Whether the operator is a fused kernel where there are some: plain torch moves far more."""
-    return isinstance(operator, Stream) and operator.launches > 0 and operator.eager > FUSED
+    if not isinstance(operator, Stream) or not operator.launches:
+        return False
+    return operator.generated or operator.eager > FUSED

@@ -1,15 +1,16 @@
 """Seconds of one fused memory-bound kernel, from what it moves and computes and how it is tiled.
 
-Five times are estimated apart: device memory, L2, shared memory and issue of the multiprocessors,
-and latency, which is how long resident programs take one wave after another when nothing but their
-own loads, reductions and arithmetic holds them up. The longest hides most of the others:
+Six times are estimated apart: device memory, L2, L1 and the issue of arithmetic, each as if nothing
+else held the kernel up; the start of its programs, of which the GPU begins about one a cycle; and
+the chain, which is how long resident programs take one wave after another: a program waits for its
+loads, moves and computes its tile, and exchanges what it reduces, in turn. The longest hides most
+of the others:
 
-    seconds = (memory^p + l2^p + issue^p + latency^p)^(1/p) + start of the kernel
+    seconds = (memory^p + l2^p + l1^p + issue^p + starts^p + chain^p)^(1/p) + start of the kernel
 
-Latency is where the tile matters. A program's loads are under way for `memory_latency` times
-LOADED, its reductions exchange values through shared memory, and only so many programs reside as
-their registers, threads and shared memory allow (Little's law: bytes in flight are the bandwidth
-times the latency). The last wave counts as a whole one: its programs take as long as others.
+The chain is where the tile matters. Many small programs overlap each other's loads and arithmetic,
+few large ones do not, as their warps wait for each other; only so many reside as their registers,
+threads and shared memory allow. The last wave counts as a whole one.
 """
 
 from __future__ import annotations
@@ -22,17 +23,20 @@ from bigplan.spec.cluster import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
 WARP = 32  # threads
-# Of a load while the memory is busy, over one on an idle GPU; and how sharply the longest time
-# hides the others. Both are fitted, together, to all nine committed measurements of hand-written
-# kernels on H200s (tests/cost/test_kernel.py); nothing is fitted to one kernel or one shape.
-LOADED, POWER = 4.0, 4.0
-# Registers of a thread beside its elements: addresses, masks, loop counters; of strips and others.
-# Set, with what KernelWork counts, to 73 generated kernels that ptxas compiled for compute
-# capability 9.0: strips are met to 10% but for a few, others to 30%, and none of the 73 spilled.
-STRIP_REGISTERS, BASE_REGISTERS = 24, 16
+STARTED = 1.0  # programs that a GPU begins in a cycle (measured on an H200: 0.60 ns each)
+# How long a load takes over the latency of an idle GPU, and how sharply the longest time hides the
+# others: fitted, together, to the sweeps of an H200 (benchmarks/kernel_model.py), without the cases
+# set aside; nothing is fitted to one kernel or one shape.
+LOADED, POWER = 1.4, 4.0
+# Registers of a thread beside its elements: addresses, masks, loop counters. Outside of strips an
+# element takes HELD, or PACKED of what is loaded of it, as the compiler takes a few at a time
+# through all operations. Set to 110 generated kernels that ptxas compiled for compute capability
+# 9.0: most are met to a quarter.
+BASE_REGISTERS, HELD, PACKED = 20, 1.25, 0.7
 MOST_REGISTERS = 255  # of a thread, from Volta on
 REGISTER_UNIT = 8  # they are given out to a warp by so many a thread
 STEPS_IN_WARP = 5  # exchanges that reduce 32 lanes
+STEPS_ACROSS = 6  # twice to shared memory, all warps' meeting there, and back
 
 
 class Shape(StrEnum):
@@ -53,6 +57,7 @@ class Tile:
     columns: int
     warps: int
     programs: int = 0  # strips only: how many share out the rows
+    stages: int = 1  # strips only: tiles in flight or at work; of several all but one are fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,8 @@ class KernelWork:
     live: float  # values of a position that are held at once, in 32-bit registers, in a strip
     packed: float  # of them what is loaded, in its own dtype: all that other kernels hold
     levels: int = 0  # row reductions of which each needs the one before
+    reductions: int = 0  # all of them
+    fetched: float = 0.0  # bytes of a position that are loaded
     column_sums: int = 0
     values_a_program: float = 0.0  # bytes that each program reads besides, such as a weight's row
     read_each_pass: float = 0.0  # bytes that every pass of LOOPED reads
@@ -113,10 +120,9 @@ class KernelTime:
 def registers(work: KernelWork, tile: Tile) -> int:
     """32-bit registers of a thread; above MOST_REGISTERS, or the GPU's share, it spills."""
     elements = tile.rows * tile.columns / (WARP * tile.warps)
-    if tile.shape is Shape.STRIP:
-        needed = STRIP_REGISTERS + ceil(elements * work.live)
-    else:  # the compiler takes a few elements at a time through all operations
-        needed = BASE_REGISTERS + ceil(elements * (work.packed + (tile.shape is Shape.LOOPED)))
+    strip = tile.shape is Shape.STRIP
+    each = work.live if strip else max(HELD, PACKED * work.packed)
+    needed = BASE_REGISTERS + ceil(elements * each)
     return -(-needed // REGISTER_UNIT) * REGISTER_UNIT
 
 
@@ -136,7 +142,8 @@ def shared_bytes(work: KernelWork, tile: Tile) -> int:
     """Shared memory of a program: each warp leaves its part of a row's sum, or of a column's."""
     rows = 4 * tile.rows * tile.warps if work.levels else 0
     columns = 4 * tile.columns * tile.warps if work.column_sums and tile.rows > 1 else 0
-    return max(rows, columns)
+    ahead = ceil(tile.rows * tile.columns * work.fetched) * (tile.stages - 1)
+    return max(rows, columns) + ahead
 
 
 def grid(work: KernelWork, tile: Tile) -> int:
@@ -164,29 +171,39 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     if not fits:
         return None
     programs, (turns, passes) = grid(work, tile), _turns(work, tile)
-    each = tile.rows * tile.columns
-    waves = programs / (fits * gpu.multiprocessors)
+    multiprocessors = gpu.multiprocessors
+    bandwidth = gpu.memory_bandwidth * gpu.memory_efficiency
+    waves = programs / (fits * multiprocessors)
     again = work.read_each_pass * (passes - 1)
-    beside = work.values_a_program * programs * (turns if tile.shape is Shape.LOOPED else 1)
-    cached = min(1.0, sm.l2_memory / max(1.0, _held_again(work, tile, fits, gpu)))
+    # Either half of an L2 keeps what its own multiprocessors read.
+    cached = min(1.0, sm.l2_memory / 2 / max(1.0, _held_again(work, tile, fits, gpu)))
     sums = 2.0 * 4 * work.column_sums * work.width * tile.programs  # written, and read to be added
-    memory = (work.read + work.written + sums + again * (1 - cached)) / (
-        gpu.memory_bandwidth * gpu.memory_efficiency
-    )
-    l2_rate = min(sm.l2_bandwidth, sm.load_bytes * sm.clock * gpu.multiprocessors)
-    l2 = (work.read + work.written + again + beside) / l2_rate
+    moved = work.read + work.written + sums + again * (1 - cached)
+    memory = moved / bandwidth
+    l2 = (work.read + work.written + again) / sm.l2_bandwidth
+    # What every program reads besides is shared by those of a multiprocessor, in its L1.
+    l1_rate = sm.load_bytes * sm.clock * multiprocessors
+    l1 = (work.read + again + work.values_a_program * programs) / l1_rate
     slots = work.lane_operations + work.special * sm.lanes / sm.special
-    cycles = each * turns * slots / sm.lanes
-    issue = cycles * programs / gpu.multiprocessors / sm.clock
-    turn = LOADED * sm.memory_latency + _exchange(work, tile, sm) / passes
-    latency = ceil(waves) * (turns * turn + cycles / sm.clock + _closing(work, tile, sm))
-    overlapped = sum(part**POWER for part in (memory, l2, issue, latency)) ** (1 / POWER)
+    # Lane operations of one turn: passes share out the arithmetic, but each loads again.
+    tile_slots = tile.rows * tile.columns * (slots + passes - 1) / passes
+    issue = tile_slots * turns * programs / sm.lanes / multiprocessors / sm.clock
+    starts = programs / (STARTED * sm.clock)
+    alone = WARP * min(tile.warps, sm.lanes // WARP)  # lanes that a program alone can use
+    transfer = (work.read + work.written) * multiprocessors / bandwidth / (programs * turns)
+    load = transfer + LOADED * sm.memory_latency
+    exchange = _exchange(work, tile, sm)
+    work_on = tile_slots / alone / sm.clock + exchange / (turns if passes > 1 else 1)
+    turn = load + work_on if tile.stages == 1 else max(load / (tile.stages - 1), work_on)
+    chain = ceil(waves) * (turns * turn + _closing(work, tile, sm))
+    parts = (memory, l2, l1, issue, starts, chain)
+    overlapped = sum(part**POWER for part in parts) ** (1 / POWER)
     return KernelTime(
         overlapped + sm.kernel_start,
         memory,
-        l2,
+        max(l2, l1),
         issue,
-        latency,
+        max(chain, starts),
         sm.kernel_start,
         fits,
         waves,
@@ -203,8 +220,8 @@ def _held_again(work: KernelWork, tile: Tile, fits: int, gpu: Gpu) -> float:
 def _exchange(work: KernelWork, tile: Tile, sm: Multiprocessor) -> float:
     """Seconds of a turn's row reductions: lanes of a warp, then warps through shared memory."""
     across = min(tile.warps, max(1, tile.columns // (4 * WARP)))  # warps that share a row
-    steps = STEPS_IN_WARP + (2 + log2(across) if across > 1 else 0)
-    return work.levels * steps * sm.shared_latency
+    steps = STEPS_IN_WARP + (STEPS_ACROSS + log2(across) if across > 1 else 0)
+    return work.reductions * steps * sm.shared_latency
 
 
 def _closing(work: KernelWork, tile: Tile, sm: Multiprocessor) -> float:

@@ -32,7 +32,7 @@ def outcome_report(outcome: Outcome) -> RenderableType:
         parts.append(Text(f"The first {SHOWN} of {len(outcome.rows)} points; results.csv has all."))
     if sum(row.status == "planned" for row in outcome.rows) > 1:
         parts.append(pareto_table(outcome))
-    parts += [Text(line) for line in _failures(outcome)]
+    parts += [Text(line) for line in failures(outcome)]
     return Group(*parts)
 
 
@@ -45,7 +45,7 @@ def headline(outcome: Outcome) -> str:
         late = bool(rows) and outcome.index.within is not None
         why = " None ends in time." if late else ""
         return told + why
-    row, number = outcome.rows[best], f"point {best}{_named(outcome, best)}"
+    row, number = outcome.rows[best], f"point {best}{point_text(outcome, best)}"
     if outcome.index.largest is not None:
         return f"{told} Largest {outcome.index.largest}: {row.found}, {number}."
     what = "Cheapest" if outcome.index.prefer == "cheapest" else "Fastest"
@@ -90,7 +90,8 @@ def _cost(row: Row) -> float:
     return (row.node_hours_per_million_tokens or 0.0) if dollars is None else dollars
 
 
-def _named(outcome: Outcome, number: int) -> str:
+def point_text(outcome: Outcome, number: int) -> str:
+    """The point's swept keys and values, ' (nodes=4)'; empty where nothing is swept."""
     values = outcome.index.points[number].values
     told = ", ".join(
         f"{short}={values[key]}" for key, short in short_keys(outcome).items() if key in values
@@ -107,15 +108,17 @@ def short_keys(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def points_table(outcome: Outcome) -> Table:
-    """A line a point: swept keys, predicted, measured where it was launched, ranks by both."""
+def points_table(outcome: Outcome, most: int | None = SHOWN) -> Table:
+    """A line for each of the first `most` points: swept keys, predicted, measured where it was
+    launched, ranks by both.
+    """
     columns, keys = list(_columns(outcome)), short_keys(outcome)
     if len(keys) + len(columns) > WIDE:
         columns = [column for column in columns if column[0] != STRATEGY]
     names = ["#", *keys.values(), *(name for name, _ in columns)]
     numbers = ["#", *(name for name, _ in columns if name not in (BOUND, STRATEGY))]
     rows = table("Points", *names, right=numbers, whole=[*numbers, *keys.values()])
-    for number, entry in enumerate(outcome.index.points[:SHOWN]):
+    for number, entry in enumerate(outcome.index.points[:most]):
         swept = (_value(entry.values.get(key)) for key in keys)
         rows.add_row(str(number), *swept, *(cells[number] for _, cells in columns))
     return rows
@@ -210,7 +213,7 @@ def accuracy_text(outcome: Outcome) -> str:
     return f"{text}."
 
 
-def _failures(outcome: Outcome) -> Iterator[str]:
+def failures(outcome: Outcome) -> Iterator[str]:
     """Each reason once, with the points that it is of."""
     reasons: dict[str, list[int]] = {}
     for number, row in enumerate(outcome.rows):

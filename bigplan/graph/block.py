@@ -258,8 +258,11 @@ def norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     """A norm forward and backward."""
     of_heads = step.reads[0].split  # always RMSNorms
     forward, backward = EAGER_NORM["rmsnorm" if of_heads else shape.model.norm]
-    moved = shape.activation_shape.nbytes(step.reads[0])
-    return Stream(step.name, 2 * moved, 1, forward), Stream(step.name, 3 * moved, 2, backward)
+    moved, made = shape.activation_shape.nbytes(step.reads[0]), shape.generated
+    return (
+        Stream(step.name, 2 * moved, 1, forward, made),
+        Stream(step.name, 3 * moved, 2, backward, made),
+    )
 
 
 def _rotary(shape: Shape, step: Step) -> Stream:
@@ -271,8 +274,8 @@ def _activation(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     forward, backward = EAGER_ACTIVATION[shape.model.mlp]
     width, passes = shape.activation_shape.nbytes(step.gives[0]), len(step.reads)
     return (
-        Stream(step.name, (passes + 1) * width, 1, forward),
-        Stream(step.name, (2 * passes + 1) * width, 1, backward),
+        Stream(step.name, (passes + 1) * width, 1, forward, shape.generated),
+        Stream(step.name, (2 * passes + 1) * width, 1, backward, shape.generated),
     )
 
 
@@ -282,7 +285,10 @@ def _residual(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     masks = hidden // shape.element if shape.training.dropout else 0
     dropped = 2 * hidden + masks if shape.training.dropout else 0
     forward = Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0)
-    if shape.fused and shape.model.norm == "rmsnorm":
+    normed = step.gives[0] in (norm.reads[0] for norm in shape.steps(Op.NORM))
+    if shape.generated and normed:  # in the norm's kernel, which reads two tensors and writes two
+        forward = Stream(name, 2 * hidden, 0, 1.5)
+    if shape.generated or (shape.fused and shape.model.norm == "rmsnorm"):
         return forward, Stream(name, hidden, 0, 3.0)  # which the norm's backward adds
     return forward, Stream(name, 3 * hidden + dropped, 1 + bool(dropped))
 

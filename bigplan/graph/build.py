@@ -199,6 +199,10 @@ EAGER_LOSS = 3.6
 
 def _loss(shape: Shape, logits: int, launches: int) -> Stream:
     """Softmax and cross-entropy; the native kernels read logits twice and write their gradient."""
+    if shape.generated and shape.tp == 1:
+        # One kernel for both: the second read is memory's as well where rows that programs have
+        # under way are more than the L2 cache, as those of large vocabularies are.
+        return Stream("loss", 3 * shape.element * logits, launches // 2, generated=True)
     if shape.fused:
         return Stream("loss", 3 * shape.element * logits, launches)
     return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)

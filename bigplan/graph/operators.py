@@ -52,13 +52,15 @@ class Stream:
     """Memory-bound kernels that move `nbytes` through device memory.
 
     `eager`: how many times the bytes, and the launches, where the operator is a chain of plain
-    torch kernels instead of a fused one.
+    torch kernels instead of a fused one. `generated`: it is one of bigplan/kernels, which Python
+    launches.
     """
 
     name: str
     nbytes: float
     launches: int = 1
     eager: float = 1.0
+    generated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,11 @@ class Shape:
         return self.training.compute_bytes
 
     @property
+    def generated(self) -> bool:
+        """Whether these are kernels that bigplan generates."""
+        return self.fused and self.training.kernels == "generated"
+
+    @property
     def sums_in_products(self) -> bool:
         """Whether the native runtime's products add matrices' gradients to the sums themselves."""
         return self.fused and sums_in_products(self.training.gradient_bytes)

@@ -3,10 +3,13 @@
 optimise.py             a module or function that runs fused
 capture.py              torch's graphs to ours and back
 graph.py, families.py   operators and tensors, without torch; blocks of shipped models
+decomposed.py           batch norm in steps that are one kernel each
 cover.py, keep.py       which operators are one kernel; what the backward computes again
 price.py                seconds of a group, and of torch's own operators
 fuse.py, body.py, operators.py   a group as arithmetic on rows and columns
 source.py, launch.py    its Triton source; compiled and launched
+single.py, library.py   a block's operators one by one, for the runtime; loss.py, update.py
+tuned.py                tiles that were timed once
 """
 
 from __future__ import annotations

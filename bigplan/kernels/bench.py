@@ -11,7 +11,6 @@ import importlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,9 +21,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from bigplan.errors import InputError, quoted
-from bigplan.kernels import cases
+from bigplan.kernels import beside, cases, sweep
+from bigplan.kernels.body import Body
 from bigplan.kernels.cases import Case
-from bigplan.kernels.fuse import tiles_of, work_of
+from bigplan.kernels.fuse import work_of
 from bigplan.kernels.optimised import Optimiser, optimise, runs_kernels
 
 PARTS = {
@@ -34,10 +34,13 @@ PARTS = {
     "pointwise-back": "and their backwards",
     "sweep-norms": "every tile of the norms' kernels, beside the model's first pick",
     "sweep-pointwise": "every tile of the others",
+    "loss": "linear + cross-entropy in chunks, generated and by hand, beside its products alone",
+    "adamw": "AdamW on resident state beside torch's fused one",
     "workloads": "a GPT-2 block and a convolutional block, time and memory kept",
 }
 CALLS, WARM = 15, 3
 GRAPH_CALLS = 5
+QUEUED = 2_000_000  # cycles, a millisecond, in which the host queues a call
 MOST_SECONDS = 540  # of a part: what is left then is named, not measured
 Record = dict[str, Any]
 
@@ -60,6 +63,9 @@ class Bench:
         self.small, self.out, self.tune = rehearse, out, tune
         self.cuda = torch.cuda.is_available()
         self.device = "cuda" if self.cuda else "cpu"
+        # A backward runs on the stream of its forward, and a graph captures one stream.
+        stream: Any = torch.cuda.Stream
+        self.stream = stream() if self.cuda else None
         self.dtype = torch.bfloat16 if self.cuda else torch.float32
         self.optimiser = Optimiser(None, 0.0)
         size = max(2**20, 2 * self.optimiser.pricer.sm.l2_memory) if self.cuda else 2**10
@@ -71,13 +77,19 @@ class Bench:
 
     def part(self, name: str) -> None:
         """Measure what PARTS says."""
+        with torch.cuda.stream(self.stream):
+            self._part(name)
+
+    def _part(self, name: str) -> None:
         self.began = time.monotonic()
         torch._dynamo.reset()
         source = cases.norms if "norms" in name else cases.pointwise
         if name == "workloads":
             self._workloads()
+        elif name in ("loss", "adamw"):
+            (beside.losses if name == "loss" else beside.updates)(self)
         elif name.startswith("sweep"):
-            self._sweeps(name, list(source(small=self.small)))
+            sweep.sweeps(self, name, list(source(small=self.small)))
         else:
             self._compare(name, list(source(small=self.small)), back=name.endswith("-back"))
 
@@ -90,7 +102,7 @@ class Bench:
     def _machine(self) -> Record:
         name = torch.cuda.get_device_name() if self.cuda else "cpu, rehearsed"
         return {"device": name, "torch": torch.__version__, "copy": self.copy,
-                "priced_for": self.optimiser.gpu, "generated": runs_kernels(),
+                "priced_for": self.optimiser.gpu, "generated": runs_kernels({self.device}),
                 "dtype": str(self.dtype)}  # fmt: skip
 
     def late(self, name: str) -> bool:
@@ -116,7 +128,7 @@ class Bench:
                 continue
             event: Any = torch.cuda.Event
             start, end = event(enable_timing=True), event(enable_timing=True)
-            _sleep(100_000)  # the host queues the call meanwhile
+            _sleep(QUEUED)
             start.record()
             work()
             end.record()
@@ -131,7 +143,7 @@ class Bench:
 
         def many(flush: bool) -> float:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=self.stream):
                 for _ in range(GRAPH_CALLS):
                     self.other.zero_()
                     if flush:
@@ -167,14 +179,14 @@ class Bench:
                 _shown(row["ways"].get(way), row["limit"]) for way in ("generated", *BASELINES)
             ]
             table.add_row(
-                case.label + " *" * case.aside, _us(row["predicted"]), _us(row["limit"]), *shown
+                case.label + " *" * case.aside, in_us(row["predicted"]), in_us(row["limit"]), *shown
             )
         self.console.print(table)
         self.console.print(f"* set aside from any fit. Copy: {self.copy / 1e12:.3f} TB/s")
 
     def _row(self, case: Case, *, back: bool) -> Record:
         inputs = case.inputs(self.device, self.dtype)
-        ours = optimise(case.function, gpu=self.optimiser.gpu)
+        ours = optimise(case.function, gpu=self.optimiser.gpu, tune=self.tune)
         ways: dict[str, Record] = {}
         with torch._functorch.config.patch(donated_buffer=False):
             for way, function in (("generated", ours), *self._baselines(case)):
@@ -186,6 +198,7 @@ class Bench:
         return {
             "case": case.label, "aside": case.aside, "limit": moved / self.copy,
             "predicted": sum(unit.seconds for unit in units), "bytes": moved, "ways": ways,
+            "operations": sum(_operations(u.fused.body) for u in units if u.fused is not None),
             "units": [unit.name for unit in units],
             "picked": [str(unit.fused.tile) if unit.fused else "torch" for unit in units],
             "taken": [str(kernel.tile) for kernel in ours.kernels.kernels],
@@ -220,63 +233,12 @@ class Bench:
         yield "eager", case.function
         if self.cuda:
             yield "compile", torch.compile(case.function)
-            yield "autotune", torch.compile(case.function, mode="max-autotune-no-cudagraphs")
+            if case.aside:  # a third of the cases: its trials take up to ten seconds each
+                yield "autotune", torch.compile(case.function, mode="max-autotune-no-cudagraphs")
         for library in ("liger", "quack"):
             function = _of_library(library, case.kind)
             if function is not None and self.cuda:
                 yield library, function
-
-    # --- The model's pick among all tiles.
-
-    def _sweeps(self, name: str, found: Sequence[Case]) -> None:
-        table = Table(title=f"{name}: the model's first pick among all tiles")
-        for column in ("kernel", "tiles", "pick us", "best us", "pick", "median", "predicted"):
-            table.add_column(column, justify="left" if column == "kernel" else "right")
-        for case in found[:2] if self.small else found[::2]:
-            inputs = case.inputs(self.device, self.dtype)
-            with _always_generated():
-                ours = optimise(case.function, gpu=self.optimiser.gpu)
-                ours(*inputs).sum().backward()
-            for kernel in ours.kernels.kernels:
-                if self.late(case.label):
-                    continue
-                row = self._sweep(kernel)
-                self.record("sweep", part=name, case=case.label, aside=case.aside, **row)
-                table.add_row(
-                    f"{case.label}: {len(kernel.body.micros)} operations", str(len(row["times"])),
-                    _us(row["pick"]), _us(row["best"]), f"{row['best'] / row['pick']:.0%}",
-                    f"{row['best'] / row['median']:.0%}", _us(row["predicted"]),
-                )  # fmt: skip
-        self.console.print(table)
-
-    def _sweep(self, kernel: Any) -> Record:
-        from bigplan.kernels.launch import DTYPES
-
-        body = kernel.body
-        inputs = [
-            torch.empty_strided(v.shape, v.strides, dtype=DTYPES[v.dtype], device=self.device)
-            for v in body.inputs
-        ]
-        for tensor in inputs:
-            if tensor.is_floating_point():
-                tensor.normal_()
-        kernel(*inputs)  # takes the first that does not spill
-        pricer = self.optimiser.pricer
-        tiles = tiles_of(body, pricer.gpu.multiprocessors)
-        tiles = tiles[:: max(1, len(tiles) // (4 if self.small else 48))]
-        tiles = list(dict.fromkeys([kernel.tile, *tiles]))
-        times = {}
-        for tile in tiles:
-            times[str(tile)] = self.seconds(partial(kernel._run, tile, inputs))
-        if self.tune:
-            kernel.tune(inputs, self.tune, self.seconds)
-        predicted = next(t.seconds for c, t in kernel.choices if c == kernel.tile or not self.cuda)
-        return {
-            "pick": times[str(tiles[0])], "best": min(times.values()),
-            "median": median(times.values()), "predicted": predicted, "picked": str(tiles[0]),
-            "tuned": str(kernel.tile), "times": times,
-            "bytes": work_of(body).read + work_of(body).written,
-        }  # fmt: skip
 
     # --- Whole modules.
 
@@ -303,10 +265,16 @@ class Bench:
             compiled: Any = torch.compile(module)
             yield "compile", compiled
         yield "generated", optimise(module, gpu=self.optimiser.gpu)
+        # As if a byte kept cost three passes over it: one more is computed again.
+        dear = 3 / self.optimiser.pricer.device.stream_rate
+        yield "generated, less kept", optimise(module, gpu=self.optimiser.gpu, price=dear)
 
     def _workload(self, module: nn.Module, shape: tuple[int, ...], *, training: bool) -> Record:
-        x = torch.randn(shape, device=self.device, dtype=self.dtype).requires_grad_(training)
-        gradient = torch.randn(shape, device=self.device, dtype=self.dtype)
+        x, gradient = (
+            cases.as_weights(torch.randn(shape, device=self.device, dtype=self.dtype), module)
+            for _ in range(2)
+        )
+        x.requires_grad_(training)
 
         def ahead() -> Any:
             with torch.set_grad_enabled(training):
@@ -362,6 +330,12 @@ def _of_library(library: str, kind: str) -> Callable[..., Any] | None:
     return (lambda x, w, b: function(x, w, b, 1e-5)) if kind == "layer_norm" else function
 
 
+def _operations(body: Body) -> float:
+    """Fp32 operations of a generated kernel, as the model counts them."""
+    work = work_of(body)
+    return work.lane_operations * work.rows * work.width
+
+
 def _least_bytes(graph: Any, *, back: bool) -> float:
     """Bytes that must move: what one half reads from outside once, and gives."""
     made = {v.name for n in graph.nodes if n.backward == back for v in n.outputs}
@@ -373,21 +347,13 @@ def _least_bytes(graph: Any, *, back: bool) -> float:
     return float(sum(sizes))
 
 
-def _always_generated() -> Any:
-    """Torch's own operators are no candidates: a sweep is about kernels."""
-    from unittest.mock import patch
-
-    from bigplan.kernels.price import Pricer
-
-    return patch.object(Pricer, "torch", lambda *_: 1.0)
-
-
 def _sleep(cycles: int) -> None:
     wait: Any = torch.cuda._sleep
     wait(cycles)
 
 
-def _us(seconds: float) -> str:
+def in_us(seconds: float) -> str:
+    """Microseconds, for a table."""
     return f"{seconds * 1e6:.1f}"
 
 
@@ -400,5 +366,5 @@ def _shown(way: Record | None, limit: float) -> str:
         return ""
     if "failed" in way:
         return "failed"
-    graph = f" ({_us(way['graph'])})" if way["graph"] else ""
-    return f"{_us(way['seconds'])}{graph} {limit / way['seconds']:.0%}"
+    graph = f" ({in_us(way['graph'])})" if way["graph"] else ""
+    return f"{in_us(way['seconds'])}{graph} {limit / way['seconds']:.0%}"

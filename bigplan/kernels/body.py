@@ -16,6 +16,7 @@ from typing import NamedTuple
 from bigplan.kernels.graph import FLOATS, Argument, Graph, Node, Ref, Value
 
 MOST_PIECES = 8  # each is code of its own
+ROW_REDUCTIONS = ("sum_row", "max_row", "lse_row")  # the last: log of the sum of exponentials
 
 
 class Unfusable(Exception):
@@ -48,8 +49,8 @@ class Micro:
     arguments: tuple[int, ...]
     varies: Varies
     number: float = 0.0  # of "number"
-    source: str = ""  # of "load": the tensor's name
-    place: Place | None = None  # of "load"
+    source: str = ""  # of "load" and "gather": the tensor's name
+    place: Place | None = None  # of them
 
 
 class Val(NamedTuple):
@@ -87,7 +88,7 @@ class Body:
     @property
     def row_reductions(self) -> list[int]:
         """Indices of those that reduce rows."""
-        return self.of("sum_row") + self.of("max_row")
+        return [i for i, micro in enumerate(self.micros) if micro.op in ROW_REDUCTIONS]
 
 
 def join(*kinds: Varies) -> Varies:
@@ -98,12 +99,21 @@ def join(*kinds: Varies) -> Varies:
     return next(iter(found), Varies.ONE)
 
 
+class Domain(NamedTuple):
+    """Rows and columns of a kernel."""
+
+    rows: int
+    width: int
+    flat: bool = False  # all elements as one row, where nothing is broadcast or reduced
+    channels_last: bool = False  # columns are the channels of [n, c, h, w]
+
+
 class Builder:
     """Makes a body of some nodes of a graph, in their order; `operators.EXPAND` calls it."""
 
-    def __init__(self, graph: Graph, members: list[Node], rows: int, width: int) -> None:
-        self.graph, self.rows, self.width = graph, rows, width
-        self.flat = rows == 1
+    def __init__(self, graph: Graph, members: list[Node], domain: Domain) -> None:
+        self.graph, self.domain = graph, domain
+        self.rows, self.width, self.flat = domain.rows, domain.width, domain.flat
         self.inside = {value.name for node in members for value in node.outputs}
         self.values: dict[str, Val] = {}
         self.micros: list[Micro] = []
@@ -144,11 +154,36 @@ class Builder:
         """Sum or maximum over the columns."""
         if x.varies is not Varies.FULL:
             raise Unfusable("it reduces what does not vary with both rows and columns")
+        if op == "lse_row" and len(x.pieces) > 1:
+            raise Unfusable("its exponentials are in several pieces")
         whole = x.pieces[0]
         for piece in x.pieces[1:]:
             whole = self.micro("add" if op == "sum_row" else "maximum", whole, piece)
         result = self.micro(op, whole, varies=Varies.ROW)
         return Val((*x.shape[:-1], 1), Varies.ROW, (result,))
+
+    def integers(self, node: Node, name: str, rows: tuple[int, ...]) -> Val:
+        """An int64 argument with a value a row, which stays whole numbers."""
+        ref = node.arguments[name]
+        assert isinstance(ref, Ref)
+        value = self.graph.values[ref.name]
+        if value.dtype != "int64" or self.graph.base[ref.name] in self.inside:
+            raise Unfusable("its whole numbers are none that it reads as int64")
+        self.inputs[value.name] = value
+        return self._broadcast(value, rows)
+
+    def gathered(self, x: Val, column: Val) -> Val:
+        """Of each row of a loaded tensor what is in one column, an integer; 0 beyond them."""
+        loaded = self.micros[x.pieces[0]]
+        if loaded.op != "load" or len(x.pieces) > 1 or loaded.varies is not Varies.FULL:
+            raise Unfusable("it looks columns up in what is computed")
+        micro = Micro("gather", column.pieces, Varies.ROW, source=loaded.source, place=loaded.place)
+        return Val((*x.shape[:-1], 1), Varies.ROW, (self._add(micro),))
+
+    def columns(self) -> Val:
+        """The number of the column, from 0."""
+        index = self._add(Micro("column", (), Varies.COLUMN))
+        return Val((self.width,), Varies.COLUMN, (index,))
 
     def over_column(self, x: Val) -> Val:
         """Sum over the rows; the result can only be written."""
@@ -161,9 +196,18 @@ class Builder:
 
     def argument(self, node: Node, name: str, like: tuple[int, ...] | None = None) -> Val:
         """An argument of a node, as it broadcasts to the node's first output or `like`."""
-        return self.operand(
-            node.arguments.get(name), node.outputs[0].shape if like is None else like
-        )
+        if like is None:
+            like = self.seen(node.outputs[0]).shape
+        return self.operand(node.arguments.get(name), like)
+
+    def seen(self, value: Value) -> Value:
+        """A tensor with its dimensions in the order of the domain's rows and columns."""
+        if not self.domain.channels_last or len(value.shape) != 4:
+            return value
+        if value.name in self.graph.producer and channels_moved(self.graph.producer[value.name]):
+            return value
+        shape, strides = (tuple(one[i] for i in LAST) for one in (value.shape, value.strides))
+        return Value(value.name, shape, value.dtype, strides)
 
     def operand(self, argument: Argument, like: tuple[int, ...]) -> Val:
         """A tensor or a number."""
@@ -189,7 +233,9 @@ class Builder:
         return self._viewed(node, name, source)
 
     def _viewed(self, node: Node, name: str, x: Val) -> Val:
-        shape, before = self.graph.values[name].shape, x.shape
+        shape, before = self.seen(self.graph.values[name]).shape, x.shape
+        if self.domain.channels_last and channels_moved(node):
+            return x._replace(shape=shape)
         if node.op == "slice" and shape != before:
             dim = _dimension(node.arguments.get("dim", 0), len(before))
             start, end = bounds(node, before[dim])
@@ -206,15 +252,23 @@ class Builder:
             return x._replace(shape=shape)
         return self._reshaped(x, shape)
 
+    def across(self, shape: tuple[int, ...]) -> int:
+        """How many of the last dimensions are the columns: those of an image may be together."""
+        if prod(shape) == self.rows * self.width and shape[-1] % self.width:
+            for many in range(2, len(shape)):
+                if prod(shape[-many:]) == self.width:
+                    return many
+        return 1
+
     def _reshaped(self, x: Val, shape: tuple[int, ...]) -> Val:
         """Another shape of the same rows and columns; expansions included."""
-        columns = len(x.pieces) * self.width
-        full = bool(shape) and prod(shape) == self.rows * shape[-1]
-        if x.varies is Varies.FULL and full and shape[-1] == columns:
+        columns, last = len(x.pieces) * self.width, prod(shape[-self.across(shape) :])
+        full = bool(shape) and prod(shape) == self.rows * last
+        if x.varies is Varies.FULL and full and last == columns:
             return x._replace(shape=shape)
         if x.varies is Varies.ROW and (prod(shape) == self.rows or full):
             return x._replace(shape=shape)
-        if x.varies is Varies.COLUMN and shape and shape[-1] == columns:
+        if x.varies is Varies.COLUMN and shape and last == columns:
             return x._replace(shape=shape)
         raise Unfusable("a member is read in a shape of other rows and columns")
 
@@ -230,7 +284,7 @@ class Builder:
                 raise Unfusable("a tensor is broadcast or has gaps")
             place = Place((), (), 1, 0)
             return Val(value.shape, Varies.FULL, (self._loaded(value, place, Varies.FULL),))
-        return self._broadcast(value, like)
+        return self._broadcast(self.seen(value), like)
 
     def _broadcast(self, value: Value, like: tuple[int, ...]) -> Val:
         missing = len(like) - len(value.shape)
@@ -243,11 +297,12 @@ class Builder:
         kind = self.kind(like)
         lead, step, columns = like, 0, 1
         if kind in (Varies.FULL, Varies.COLUMN):
-            lead, step, columns = like[:-1], strides[-1], like[-1]
-            strides = strides[:-1]
-            if shape[-1] not in (1, columns):
+            many = self.across(like)
+            if shape[-1] not in (1, like[-1]):
                 raise Unfusable("a tensor does not broadcast to the result")
-        by_row = kind is not Varies.COLUMN and any(strides)
+            lead, columns = like[:-many], prod(like[-many:])
+            strides, step = strides[:-many], together(like[-many:], strides[-many:])
+        by_row = kind is not Varies.COLUMN and (any(strides) or self.rows == 1)
         by_column = step != 0
         varies = {
             (True, True): Varies.FULL,
@@ -264,14 +319,14 @@ class Builder:
         return Val(like, varies, pieces)
 
     def _loaded(self, value: Value, place: Place, varies: Varies) -> int:
-        op = "load_bool" if value.dtype == "bool" else "load"
+        op = {"bool": "load_bool", "int64": "load_int"}.get(value.dtype, "load")
         return self._add(Micro(op, (), varies, source=value.name, place=place))
 
     def kind(self, shape: tuple[int, ...]) -> Varies:
         """What a tensor of this shape varies with, in this domain."""
-        if prod(shape) == 1 and not (self.rows == 1 and self.flat):
-            return Varies.ONE
-        last = shape[-1] if shape else 1
+        if prod(shape) == 1 and not self.flat:
+            return Varies.ONE if self.rows > 1 else Varies.ROW
+        last = prod(shape[-self.across(shape) :]) if shape else 1
         if last % self.width == 0 and prod(shape) == self.rows * last:
             return Varies.FULL
         if last % self.width == 0 and prod(shape) == last:
@@ -282,7 +337,7 @@ class Builder:
 
     def stored(self, value: Value) -> list[Store]:
         """How an output is written."""
-        val = self.values[value.name]
+        val, value = self.values[value.name], self.seen(value)
         if value.dtype not in (*FLOATS, "bool"):
             raise Unfusable(f"it gives {value.dtype}")
         if any(n > 1 and s == 0 for n, s in zip(value.shape, value.strides, strict=True)):
@@ -295,10 +350,12 @@ class Builder:
         if kind is Varies.ONE:
             raise Unfusable("it gives a single number")
         lead, strides, step = value.shape, value.strides, 0
+        wide = self.across(value.shape)
         if kind in (Varies.FULL, Varies.COLUMN):
-            lead, strides, step = value.shape[:-1], value.strides[:-1], value.strides[-1]
+            lead, strides = value.shape[:-wide], value.strides[:-wide]
+            step = together(value.shape[-wide:], value.strides[-wide:])
         sizes, strides = collapsed(lead, strides) if kind is not Varies.COLUMN else ((), ())
-        many = value.shape[-1] // self.width if kind is not Varies.ROW else 1
+        many = prod(value.shape[-wide:]) // self.width if kind is not Varies.ROW else 1
         pieces = val.pieces if len(val.pieces) == many else val.pieces * many
         return [
             Store(value, micro, Place(sizes, strides, step, i * self.width * step), kind)
@@ -319,6 +376,24 @@ def collapsed(
         else:
             found.append((size, stride))
     return tuple(size for size, _ in found), tuple(stride for _, stride in found)
+
+
+LAST = (0, 2, 3, 1)
+
+
+def channels_moved(node: Node) -> bool:
+    """Whether a node is a view of [n, c, h, w] as [n, h, w, c]."""
+    return node.op == "permute" and node.arguments.get("dims") == LAST
+
+
+def together(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """The stride of dimensions as one. Raises Unfusable where they are none."""
+    if len(sizes) == 1:
+        return strides[0]
+    _, found = collapsed(sizes, strides)
+    if len(found) > 1:
+        raise Unfusable("its last dimensions do not lie one behind the other")
+    return found[0] if found else 0
 
 
 def bounds(node: Node, size: int) -> tuple[int, int]:

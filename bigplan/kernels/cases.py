@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -156,7 +157,7 @@ class ResidualBlock(nn.Module):
         self.norm_1, self.norm_2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, c, h, w] to the same."""
+        """[n, c, h, w] to the same, in the memory order of the weights."""
         inner = F.relu(self.norm_1(self.conv_1(x)))
         return F.relu(self.norm_2(self.conv_2(inner)) + x)
 
@@ -166,6 +167,23 @@ def workloads(*, small: bool) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]
     if small:
         yield "gpt-2 block", GptBlock(32, 4), (2, 8, 32)
         yield "residual block", ResidualBlock(4), (2, 4, 8, 8)
+        yield "residual block, channels last", _channels_last(ResidualBlock(4)), (2, 4, 3, 3)
         return
     yield "gpt-2 block", GptBlock(1600, 25), (16, 1024, 1600)
-    yield "residual block", ResidualBlock(256), (64, 256, 56, 56)
+    shape = (64, 256, 56, 56)
+    yield "residual block", ResidualBlock(256), shape
+    yield "residual block, channels last", _channels_last(ResidualBlock(256)), shape
+
+
+def _channels_last(module: nn.Module) -> nn.Module:
+    """As tensor cores want it: channels of a position side by side."""
+    kind: Any = {"memory_format": torch.channels_last}
+    result: nn.Module = module.to(**kind)
+    return result
+
+
+def as_weights(x: Tensor, module: nn.Module) -> Tensor:
+    """An input in the memory order of a module's convolutions, if it has some."""
+    images = [p for p in module.parameters() if p.dim() == 4]
+    last = images and images[0].is_contiguous(memory_format=torch.channels_last)
+    return x.contiguous(memory_format=torch.channels_last) if last else x

@@ -14,7 +14,7 @@ from bigplan.errors import InputError
 from bigplan.kernels.body import Body
 from bigplan.kernels.source import source
 
-POINTERS = {"bf16": "*bf16", "fp32": "*fp32", "fp16": "*fp16", "bool": "*i8"}
+POINTERS = {"bf16": "*bf16", "fp32": "*fp32", "fp16": "*fp16", "bool": "*i8", "int64": "*i64"}
 
 
 @dataclass(frozen=True)

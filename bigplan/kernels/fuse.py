@@ -9,8 +9,10 @@ from math import prod
 from bigplan.cost.kernel import KernelWork, Shape, Tile
 from bigplan.kernels.body import (
     MOST_PIECES,
+    ROW_REDUCTIONS,
     Body,
     Builder,
+    Domain,
     Micro,
     Store,
     Unfusable,
@@ -18,7 +20,7 @@ from bigplan.kernels.body import (
     bounds,
     unit,
 )
-from bigplan.kernels.graph import SIZES, Graph, Node, Ref
+from bigplan.kernels.graph import SIZES, Graph, Node, Ref, Value
 from bigplan.kernels.operators import EXPAND, why_not
 
 REDUCTIONS = frozenset(("sum", "mean", "amax"))
@@ -32,18 +34,20 @@ ROWS_REDUCED = frozenset(
         "_softmax_backward_data",
         "_log_softmax",
         "_log_softmax_backward_data",
+        "cross_entropy_and_gradient",
     )
 )
 # fp32 operations on lanes and special functions (exponential, root, reciprocal) of each operation:
 # a tanh is an exponential, a division and its polynomial near 0; erf is a polynomial of CUDA's.
 LANE_OPERATIONS = {
     "exp": 1, "log": 2, "sqrt": 2, "rsqrt": 1, "reciprocal": 2, "sigmoid": 4, "tanh": 14,
-    "erf": 24, "div": 6, "load": 1, "load_bool": 1, "number": 0,
+    "erf": 24, "div": 6, "load": 1, "load_bool": 1, "number": 0, "column": 0,
 }  # fmt: skip
 SPECIAL = {"exp", "log", "sqrt", "rsqrt", "reciprocal", "div"}
 TWICE_SPECIAL = {"sigmoid", "tanh", "erf"}
 # Elements of a tile, and programs of a strip on a multiprocessor, that candidates have.
 LEAST_TILE, LARGEST_TILE = 256, 32768
+STAGES = (1, 3)  # of a strip: loads when they are needed, or two turns ahead
 STRIPS = (1, 2, 3, 4, 6, 8)
 # Of a thread. The hand-written kernels have 8 and 16; more warps beside fewer elements each leave
 # the compiler free to issue all loads before their first use.
@@ -58,26 +62,26 @@ def body_of(graph: Graph, members: Collection[Node], wanted: Collection[str]) ->
         if reason:
             raise Unfusable(reason)
     reasons = []
-    for rows, width in _domains(graph, nodes):
+    for domain in _domains(graph, nodes):
         try:
-            return _built(graph, nodes, wanted, rows, width)
+            return _built(graph, nodes, wanted, domain)
         except Unfusable as reason:
             reasons.append(str(reason))
     raise Unfusable(reasons[-1] if reasons else "it has neither rows nor columns")
 
 
-def _built(graph: Graph, nodes: list[Node], wanted: Collection[str], rows: int, width: int) -> Body:
-    builder = Builder(graph, nodes, rows, width)
+def _built(graph: Graph, nodes: list[Node], wanted: Collection[str], domain: Domain) -> Body:
+    builder = Builder(graph, nodes, domain)
     for node in nodes:
         vals = EXPAND[node.op](builder, node)
         for value, val in zip(node.outputs, vals, strict=True):
-            builder.values[value.name] = val._replace(shape=value.shape)
+            builder.values[value.name] = val._replace(shape=builder.seen(value).shape)
     outputs = tuple(v for node in nodes for v in node.outputs if v.name in wanted)
     stores = tuple(store for value in outputs for store in builder.stored(value))
     micros, stores = _used(builder, stores)
     read = {micro.source for micro in micros if micro.source}
     inputs = tuple(value for name, value in builder.inputs.items() if name in read)
-    body = Body(rows, width, micros, inputs, stores, outputs)
+    body = Body(domain.rows, domain.width, micros, inputs, stores, outputs)
     if not inputs:
         raise Unfusable("it reads nothing")
     if not any(micro.varies is Varies.FULL for micro in micros):
@@ -105,14 +109,19 @@ def _used(
     return micros, tuple(store._replace(micro=order[store.micro]) for store in stores)
 
 
-def _domains(graph: Graph, nodes: list[Node]) -> Iterator[tuple[int, int]]:
+def _domains(graph: Graph, nodes: list[Node]) -> Iterator[Domain]:
     """Rows and columns that might do, best first."""
     shapes = [value.shape for node in nodes for value in node.outputs]
+    last = any(_channels_last(value) for node in nodes for value in node.outputs)
     reduced = [shape for node in nodes if (shape := _reduced(graph, node))]
     if not reduced:
         widest = max(shapes, key=prod, default=())
         if prod(widest) > 1 and not any(n.op in ("cat", "slice_backward") for n in nodes):
-            yield 1, prod(widest)  # flat: one row of all elements, where nothing is broadcast
+            yield Domain(1, prod(widest), flat=True)
+        if last and len(widest) == 4:
+            yield Domain(prod(widest) // widest[1], widest[1], channels_last=True)
+        if len(widest) > 3 and prod(widest[2:]) > 1:  # images of channels
+            yield Domain(prod(widest[:2]), prod(widest[2:]))
     read = [graph.values[ref].shape for node in nodes for ref in node.refs()]
     widest = max(reduced or [*shapes, *read], key=prod, default=())
     if not widest or prod(widest) <= 1 or 0 in widest:
@@ -121,8 +130,12 @@ def _domains(graph: Graph, nodes: list[Node]) -> Iterator[tuple[int, int]]:
     rows = prod(widest) // columns
     sizes = [columns, *_cuts(graph, nodes)]
     sizes += [s[-1] for s in (*shapes, *read) if s and s[-1] > 1 and prod(s) == rows * s[-1]]
-    if rows > 1 and columns > 1:
-        yield rows, unit(sizes)
+    if columns > 1 and (rows > 1 or reduced):
+        yield Domain(rows, unit(sizes), channels_last=last)
+
+
+def _channels_last(value: Value) -> bool:
+    return len(value.shape) == 4 and value.shape[1] > 1 == value.strides[1]
 
 
 def _reduced(graph: Graph, node: Node) -> tuple[int, ...]:
@@ -157,12 +170,14 @@ def _cuts(graph: Graph, nodes: list[Node]) -> Iterator[int]:
 def work_of(body: Body) -> KernelWork:
     """What the model prices a kernel by."""
     full = [m for m in body.micros if m.varies is Varies.FULL]
-    reductions = [m for m in body.micros if m.op in ("sum_row", "max_row", "sum_column")]
+    reductions = [m for m in body.micros if m.op in (*ROW_REDUCTIONS, "sum_column")]
     columns = [m for m in body.micros if m.varies is Varies.COLUMN and m.op.startswith("load")]
     lane = sum(LANE_OPERATIONS.get(m.op, 1) for m in full)
     lane += len(reductions) + len(columns)
     lane += sum(1 for store in body.stores if store.varies is Varies.FULL)
     special = sum((m.op in SPECIAL) + 2 * (m.op in TWICE_SPECIAL) for m in full)
+    # A running sum of exponentials takes two of them, the maximum, two differences and a product.
+    lane, special = lane + 6 * len(body.of("lse_row")), special + 2 * len(body.of("lse_row"))
     by_program = sum(v.nbytes for v in body.inputs if any(m.source == v.name for m in columns))
     again = sum(
         v.nbytes
@@ -180,10 +195,29 @@ def work_of(body: Body) -> KernelWork:
         _live(body) + len(sums),
         _packed(body),
         max(levels(body), default=0),
+        len(body.row_reductions),
+        4 * _packed(body),
         len(sums),
         float(by_program),
         float(again),
     )
+
+
+def added_together(body: Body) -> list[tuple[int, ...]]:
+    """Outputs that are sums over rows, by their places: those of a kernel that adds up strips.
+
+    It takes two at once where they have as many columns, such as gradients of weight and bias.
+    """
+    summed = {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+    places = [i for i, value in enumerate(body.outputs) if value.name in summed]
+    found: list[tuple[int, ...]] = []
+    for i in places:
+        last = found[-1] if found else ()
+        if len(last) == 1 and body.outputs[last[0]].elements == body.outputs[i].elements:
+            found[-1] = (*last, i)
+        else:
+            found.append((i,))
+    return found
 
 
 def levels(body: Body) -> list[int]:
@@ -191,7 +225,7 @@ def levels(body: Body) -> list[int]:
     found: list[int] = []
     for micro in body.micros:
         before = max((found[a] for a in micro.arguments), default=0)
-        found.append(before + (micro.op in ("sum_row", "max_row")))
+        found.append(before + (micro.op in ROW_REDUCTIONS))
     return found
 
 
@@ -235,7 +269,10 @@ def tiles_of(body: Body, multiprocessors: int) -> list[Tile]:
                 tiles = -(-body.rows // rows)
                 for strips in STRIPS:
                     programs = min(tiles, strips * multiprocessors)
-                    found.append(Tile(Shape.STRIP, rows, columns, warps, programs))
+                    found += [
+                        Tile(Shape.STRIP, rows, columns, warps, programs, stages)
+                        for stages in STAGES
+                    ]
             elif reduces:
                 shape = Shape.ROW if columns >= body.width else Shape.LOOPED
                 found.append(Tile(shape, rows, columns, warps))

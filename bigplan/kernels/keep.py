@@ -42,11 +42,9 @@ class Plan:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of what is kept and was no input of the graph."""
-        return sum(self.graph.values[name].nbytes for name in self.kept if self._made(name))
-
-    def _made(self, name: str) -> bool:
-        return name in self.graph.producer
+        """Bytes of what is kept and was neither an input of the graph nor is a result of it."""
+        own = (name for name in self.kept if _own(self.graph, name))
+        return sum(self.graph.values[name].nbytes for name in own)
 
     @property
     def cost(self) -> float:
@@ -56,9 +54,7 @@ class Plan:
 
 def best_plan(graph: Graph, pricer: Pricer, price: float = 0.0) -> Plan:
     """The cheapest plan found; `price` in seconds a byte that is kept."""
-    again: frozenset[str] = frozenset()
-    while found := _inner(with_again(graph, again)) - again:
-        again |= found  # what these read is kept now, unless it is as cheap
+    again = _closed(graph, frozenset())
     best = _plan(graph, again, pricer, price)
     for name in sorted(again & _written(best)):  # which a forward kernel writes all the same
         tried = _plan(graph, again - {name}, pricer, price)
@@ -67,11 +63,25 @@ def best_plan(graph: Graph, pricer: Pricer, price: float = 0.0) -> Plan:
     if not price:
         return best
     for name in sorted(best.kept, key=lambda n: -graph.values[n].nbytes):
-        if name in graph.producer and _cheap(graph, graph.producer[name]):
-            tried = _plan(graph, again | {name}, pricer, price)
+        if _own(graph, name) and _cheap(graph, graph.producer[name]):
+            more = _closed(graph, again | {name})
+            tried = _plan(graph, more, pricer, price)
             if tried.cost < best.cost:
-                best, again = tried, again | {name}
+                best, again = tried, more
     return best
+
+
+def _own(graph: Graph, name: str) -> bool:
+    """Whether a value lives from the forward to the backward because it is kept."""
+    results = (graph.base[one] for one in graph.outputs[: graph.forward_outputs])
+    return name in graph.producer and name not in results
+
+
+def _closed(graph: Graph, again: frozenset[str]) -> frozenset[str]:
+    """With what these read, where it is as cheap and would be kept for them alone."""
+    while found := _inner(with_again(graph, again)) - again:
+        again |= found
+    return again
 
 
 def _written(plan: Plan) -> frozenset[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -17,28 +17,38 @@ from triton.runtime.errors import OutOfResources
 
 from bigplan.cost.kernel import KernelTime, Tile, grid
 from bigplan.kernels.body import Body
-from bigplan.kernels.fuse import work_of
+from bigplan.kernels.fuse import added_together, work_of
 from bigplan.kernels.graph import Value
 from bigplan.kernels.source import source
 
+if TYPE_CHECKING:
+    from bigplan.kernels.tuned import Tuner
+
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,
+    "int64": torch.int64,
 }  # fmt: skip
+Into = Mapping[str, Tensor]
+NOTHING: Into = {}
 COLUMNS, ROWS = 64, 32  # of the tile that adds up partial sums
 
 
 @triton.jit
-def _add_up(partial, out, programs, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sums of partial [programs, columns] over programs, always in the same order."""
+def _add_up(partial, first, second, programs, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of partial [1 or 2, programs, columns] over programs, always in the same order."""
+    partial += tl.program_id(1).to(tl.int64) * programs * columns
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(0, programs, ROWS):
-        row = first + tl.arange(0, ROWS)
+    for start in range(0, programs, ROWS):
+        row = start + tl.arange(0, ROWS)
         inside = (row < programs)[:, None] & (column < columns)[None, :]
         at = row[:, None].to(tl.int64) * columns + column[None, :]
         total += tl.load(partial + at, mask=inside, other=0.0)
-    result = tl.sum(total, 0).to(out.dtype.element_ty)
-    tl.store(out + column, result, mask=column < columns)
+    result = tl.sum(total, 0)
+    if tl.program_id(1) == 0:
+        tl.store(first + column, result.to(first.dtype.element_ty), mask=column < columns)
+    else:
+        tl.store(second + column, result.to(second.dtype.element_ty), mask=column < columns)
 
 
 @cache
@@ -52,49 +62,83 @@ def compiled(text: str) -> Any:
     return module["kernel"]
 
 
+def warmed(body: Body, tile: Tile) -> Any:
+    """Triton's compiled kernel, in its cache for other processes too; nothing is launched.
+
+    For tensors that are aligned to 16 bytes, as torch's own are.
+    """
+    sums = _summed(body)
+    kinds = [DTYPES[v.dtype] for v in body.inputs]
+    kinds += [torch.float32 if v.name in sums else DTYPES[v.dtype] for v in body.outputs]
+    bytewise = [torch.int8 if kind == torch.bool else kind for kind in kinds]
+    return compiled(source(body, tile)).warmup(*bytewise, grid=(1,), num_warps=tile.warps)
+
+
+def _summed(body: Body) -> set[str]:
+    """Outputs that are sums over rows."""
+    return {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+
+
 class Kernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
-    def __init__(self, body: Body, choices: Sequence[tuple[Tile, KernelTime]]) -> None:
-        self.body, self.choices = body, list(choices)
+    def __init__(
+        self,
+        body: Body,
+        choices: Sequence[tuple[Tile, KernelTime]],
+        tuner: Tuner | None = None,
+    ) -> None:
+        self.body, self.choices, self.tuner = body, list(choices), tuner
         self.tile = self.choices[0][0]
-        self.sums = {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
+        self.pairs = added_together(body)
         self._checked = False
         self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
 
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Its outputs, new tensors, in order."""
+    def __call__(self, *inputs: Tensor, into: Into = NOTHING) -> tuple[Tensor, ...]:
+        """Its outputs in order: new tensors, but for those by whose names `into` has some.
+
+        These may be inputs: every position is read before it is written.
+        """
         if inputs and inputs[0].is_cuda and inputs[0].device.index != torch.cuda.current_device():
             with torch.cuda.device(inputs[0].device):
-                return self._checked_run(inputs)
-        return self._checked_run(inputs)
+                return self._checked_run(inputs, into)
+        return self._checked_run(inputs, into)
 
-    def _checked_run(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _checked_run(self, inputs: Sequence[Tensor], into: Into) -> tuple[Tensor, ...]:
+        if not self._checked and self.tuner is not None:
+            self.tuner.tune(self, inputs)
         if not self._checked:
             self._take_the_first_that_does_not_spill(inputs)
-        return self._run(self.tile, inputs)
+        return self.run_as(self.tile, inputs, into)
 
     @property
     def text(self) -> str:
         """Its source with the tile at hand."""
         return source(self.body, self.tile)
 
-    def _run(self, tile: Tile, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run_as(
+        self, tile: Tile, inputs: Sequence[Tensor], into: Into = NOTHING
+    ) -> tuple[Tensor, ...]:
+        """The same with a tile of the caller's choice."""
         device = inputs[0].device
-        outputs = [_empty(value, device) for value in self.body.outputs]
-        targets = [
-            torch.empty((tile.programs, value.elements), dtype=torch.float32, device=device)
-            if value.name in self.sums
-            else output
-            for value, output in zip(self.body.outputs, outputs, strict=True)
+        outputs = [
+            into[value.name] if value.name in into else _empty(value, device)
+            for value in self.body.outputs
         ]
+        targets, partial = list(outputs), {}
+        for pair in self.pairs:
+            columns = self.body.outputs[pair[0]].elements
+            shape = len(pair), tile.programs, columns
+            partial[pair] = torch.empty(shape, dtype=torch.float32, device=device)
+            for index, part in zip(pair, partial[pair].unbind(), strict=True):
+                targets[index] = part
         self._launch(tile, [*map(_bytes, inputs), *map(_bytes, targets)])
-        for value, output, target in zip(self.body.outputs, outputs, targets, strict=True):
-            if value.name in self.sums:
-                columns = value.elements
-                _add_up[(triton.cdiv(columns, COLUMNS),)](
-                    target, output, tile.programs, columns, ROWS=ROWS, COLUMNS=COLUMNS
-                )
+        for pair, sums in partial.items():
+            _, programs, columns = sums.shape
+            _add_up[(triton.cdiv(columns, COLUMNS), len(pair))](
+                sums, outputs[pair[0]], outputs[pair[-1]], programs, columns,
+                ROWS=ROWS, COLUMNS=COLUMNS,
+            )  # fmt: skip
         return tuple(outputs)
 
     def _launch(self, tile: Tile, tensors: list[Tensor]) -> None:
@@ -111,23 +155,20 @@ class Kernel:
             return
         best, fewest = self.tile, inf
         for tile, _ in self.choices:
-            spills = self._spills(tile, inputs)
+            spills = self._spills(tile)
             if spills < fewest:
                 best, fewest = tile, spills
             if not spills:
                 break
         self.tile = best
 
-    def _spills(self, tile: Tile, inputs: Sequence[Tensor]) -> float:
+    def fits(self, tile: Tile) -> bool:
+        """Whether a program with this tile can run on this GPU at all."""
+        return self._spills(tile) < inf
+
+    def _spills(self, tile: Tile) -> float:
         """Spilled registers of a compiled candidate, without running it; inf: it cannot run."""
-        outputs = [
-            torch.empty((tile.programs, v.elements), dtype=torch.float32, device=inputs[0].device)
-            if v.name in self.sums
-            else _empty(v, inputs[0].device)
-            for v in self.body.outputs
-        ]
-        tensors = [*map(_bytes, inputs), *map(_bytes, outputs)]
-        made = compiled(source(self.body, tile)).warmup(*tensors, grid=(1,), num_warps=tile.warps)
+        made = warmed(self.body, tile)
         try:
             made._init_handles()  # loads it, after which its registers are known
         except OutOfResources:
@@ -138,12 +179,15 @@ class Kernel:
         """Keep the fastest of the model's best few that fit, by `seconds(function)`."""
         timed = []
         for tile, _ in self.choices[:best]:
-            if inputs[0].device.type == "cuda" and self._spills(tile, inputs):
+            if inputs[0].device.type == "cuda" and self._spills(tile):
                 continue
-            timed.append((seconds(lambda tile=tile: self._run(tile, inputs)), tile))
+            timed.append((seconds(lambda tile=tile: self.run_as(tile, inputs)), tile))
         if timed:
-            self.tile = min(timed, key=lambda pair: pair[0])[1]
-            self._checked = True
+            self.take(min(timed, key=lambda pair: pair[0])[1])
+
+    def take(self, tile: Tile) -> None:
+        """Run with this tile from now on, which is known to fit."""
+        self.tile, self._checked = tile, True
 
 
 def _bytes(tensor: Tensor) -> Tensor:

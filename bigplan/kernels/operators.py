@@ -335,6 +335,27 @@ def _softmax_backward(b: Builder, node: Node) -> tuple[Val, ...]:
     return (b.apply("sub", d, b.apply("mul", b.apply("exp", y), total)),)
 
 
+@_operator("cross_entropy_and_gradient")
+def _cross_entropy(b: Builder, node: Node) -> tuple[Val, ...]:
+    """Losses and their gradient by the logits: no operator of torch's, see `single.py`.
+
+    A negative target counts nothing. One beyond the columns is in another rank's logits: of it the
+    loss lacks its logit.
+    """
+    shape = _shape(b, node, "self")
+    x, rows = b.argument(node, "self", shape), (*shape[:-1], 1)
+    target = b.integers(node, "target", rows)
+    picked = b.gathered(x, target)  # before its gradient takes the logit's place
+    lse = b.over_row("lse_row", x)
+    here = b.apply("eq", b.columns(), target)._replace(shape=shape)
+    ignored = b.apply("lt", target, 0.0)
+    loss = b.apply("where", ignored, 0.0, b.apply("sub", lse, picked))
+    powers = b.apply("exp", b.apply("sub", x, lse))
+    gradient = b.apply("sub", powers, b.apply("where", here, 1.0, 0.0))
+    scale = b.apply("where", ignored, 0.0, b.argument(node, "scale", rows))
+    return loss, b.apply("mul", gradient, scale)
+
+
 # --- Columns put together and taken apart.
 
 

@@ -18,8 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from bigplan.errors import InputError, quoted
 from bigplan.kernels.capture import MakeKernel, captured, halves
 from bigplan.kernels.cover import Unit
+from bigplan.kernels.decomposed import DECOMPOSED, same_everywhere
 from bigplan.kernels.keep import Plan, best_plan
 from bigplan.kernels.price import Pricer
+from bigplan.kernels.tuned import Store, Tuner, default_file
 from bigplan.spec.cluster import find_gpu
 from bigplan.spec.multiprocessor import find_multiprocessor, list_multiprocessors, named_as
 
@@ -30,10 +32,12 @@ Example = Tensor | tuple[Sequence[int], torch.dtype]
 class Optimiser:
     """Compiles a function for each kind of inputs, and keeps what was decided."""
 
-    def __init__(self, gpu: str | None, price: float) -> None:
+    def __init__(self, gpu: str | None, price: float, tune: int = 0) -> None:
         self.gpu = gpu or _gpu_here()
         self.pricer = Pricer(find_gpu(self.gpu), find_multiprocessor(self.gpu))
         self.price = price
+        store, multiprocessors = Store(default_file()), self.pricer.gpu.multiprocessors
+        self.tuner = Tuner(tune, self.gpu, multiprocessors, store) if tune else None
         self.plans: list[Plan] = []
         self.kernels: list[Any] = []
         self.only_plans = False
@@ -46,7 +50,7 @@ class Optimiser:
             "inference_compiler": self._inference,
             "partition_fn": self._partition,
         }
-        return aot_function(function, **compilers)
+        return aot_function(function, decompositions=DECOMPOSED, **compilers)
 
     def _partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -55,7 +59,7 @@ class Optimiser:
         source = captured(joint, num_fwd_outputs)
         plan = best_plan(source.graph, self.pricer, self.price)
         self.plans.append(plan)
-        return halves(plan, source, num_fwd_outputs, self._maker())
+        return halves(plan, source, num_fwd_outputs, self._maker(_devices(joint)))
 
     def _inference(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         returned = next(n for n in module.graph.nodes if n.op == "output").args[0]
@@ -74,14 +78,14 @@ class Optimiser:
         vars(boxed)["_boxed_call"] = True  # AOTAutograd asks for it
         return boxed
 
-    def _maker(self) -> MakeKernel | None:
-        return self._kernel if not self.only_plans and runs_kernels() else None
+    def _maker(self, devices: set[str]) -> MakeKernel | None:
+        return self._kernel if not self.only_plans and runs_kernels(devices) else None
 
     def _kernel(self, unit: Unit) -> Callable[..., tuple[Tensor, ...]]:
         from bigplan.kernels.launch import Kernel
 
         assert unit.fused is not None
-        kernel = Kernel(unit.fused.body, unit.fused.choices)
+        kernel = Kernel(unit.fused.body, unit.fused.choices, self.tuner)
         self.kernels.append(kernel)
 
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -92,14 +96,14 @@ class Optimiser:
         return run
 
 
-def runs_kernels() -> bool:
-    """Whether generated kernels run here: on CUDA with Triton, or in Triton's interpreter.
+def runs_kernels(devices: set[str]) -> bool:
+    """Whether generated kernels run on tensors there: on CUDA, or in Triton's interpreter.
 
     Elsewhere the same groups run torch's operators one after another.
     """
     if find_spec("triton") is None:
         return False
-    return torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+    return devices == {"cuda"} or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def optimise(
@@ -108,6 +112,7 @@ def optimise(
     *,
     gpu: str | None = None,
     price: float = 0.0,
+    tune: int = 0,
 ) -> Any:
     """A module (or function) that computes the same with fused kernels.
 
@@ -116,10 +121,11 @@ def optimise(
     those seen are planned when they come; `examples`, tensors or (shape, dtype) pairs, are planned
     now, without running anything; of pairs the first wants a gradient. `gpu` is a shipped GPU
     type, by default the one of this machine, or an H200 where there is none. `price` is what
-    keeping a byte for the backward costs, in seconds.
+    keeping a byte for the backward costs, in seconds. `tune`: on a GPU, time the model's best so
+    many tiles of a kernel when it first runs, and keep the fastest in a file (see `tuned.py`).
     Raises InputError.
     """
-    optimiser = Optimiser(gpu, price)
+    optimiser = Optimiser(gpu, price, tune if torch.cuda.is_available() else 0)
     module = target if isinstance(target, nn.Module) else None
     runner = _Runner(target, optimiser)
     if examples:
@@ -191,14 +197,14 @@ class _Runner:
     def _function(self) -> Callable[..., Any]:
         target = self.target
         if not isinstance(target, nn.Module):
-            return lambda state, *args, **kwargs: target(*args, **kwargs)
+            return same_everywhere(lambda state, *args, **kwargs: target(*args, **kwargs))
         if self.owner is not None and self.owner.training != target.training:
             target.training = self.owner.training  # flags of submodules are shared, its own is not
 
         def run(state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(target, state, args, kwargs)
 
-        return run
+        return same_everywhere(run)
 
     def _key(self, given: Any) -> Any:
         leaves, spec = tree_flatten(given)
@@ -228,6 +234,12 @@ def _like(tensor: Any, fake: FakeTensorMode) -> Any:
     if not isinstance(tensor, Tensor):
         return tensor
     return cast(Tensor, fake.from_tensor(tensor, static_shapes=True))
+
+
+def _devices(module: fx.GraphModule) -> set[str]:
+    """Where a graph's inputs are."""
+    given = (n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder")
+    return {value.device.type for value in given if isinstance(value, Tensor)}
 
 
 def _of_metadata(module: fx.GraphModule) -> Callable[..., Any]:

@@ -7,17 +7,32 @@ from dataclasses import dataclass
 from math import prod
 
 from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
-from bigplan.cost.kernel import LOADED, KernelTime, Tile, best_tiles
+from bigplan.cost.kernel import LOADED, WARP, KernelTime, Shape, Tile, best_tiles, kernel_seconds
 from bigplan.graph.operators import Attention, Gemm
 from bigplan.kernels.body import Body, Unfusable
-from bigplan.kernels.fuse import body_of, tiles_of, work_of
+from bigplan.kernels.fuse import (
+    LARGEST_TILE,
+    added_together,
+    body_of,
+    power_of_two,
+    tiles_of,
+    work_of,
+)
 from bigplan.kernels.graph import Graph, Node, Ref
 from bigplan.spec.cluster import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
-# Times that torch's operator moves its tensors, where that is not once: its norm backward reads
-# input and gradient again for the weights' gradients.
-TORCH_PASSES = {"native_layer_norm_backward": 5 / 3, "_fused_rms_norm_backward": 5 / 3}
+# Times that torch's operator takes over moving its tensors once. Its norm backward reads input and
+# gradient again for the weights' gradients. Its norms forward: medians of torch 2.11 on an H200
+# over six widths from 768 to 8,192 (benchmarks/results/2026-11-24-h200-generated, those not set
+# aside).
+TORCH_PASSES = {
+    "native_layer_norm": 1.78,
+    "_fused_rms_norm": 1.3,
+    "native_layer_norm_backward": 5 / 3,
+    "_fused_rms_norm_backward": 5 / 3,
+}
+TORCH_WARPS, TORCH_ELEMENTS = 4, 4  # of a program and a thread of torch's kernels
 KEPT_CHOICES = 8  # of a kernel's tiles, best first: for --tune, and in case some spill
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 
@@ -42,11 +57,7 @@ class Fused:
     @property
     def seconds(self) -> float:
         """The kernel's, with that of the one that adds up partial sums."""
-        sums = {s.value.name: s.value for s in self.body.stores if self._adds(s.micro)}
-        return self.time.seconds + len(sums) * self.time.start
-
-    def _adds(self, micro: int) -> bool:
-        return self.body.micros[micro].op == "sum_column"
+        return self.time.seconds + len(added_together(self.body)) * self.time.start
 
 
 class Pricer:
@@ -91,7 +102,26 @@ class Pricer:
         if "scaled_dot_product" in node.op:
             return attention_seconds(attention(graph, node), self.device) + self.sm.kernel_start
         memory = max(moved / self.device.stream_rate, LOADED * self.sm.memory_latency)
-        return memory + self.sm.kernel_start
+        return max(memory + self.sm.kernel_start, self._as_torch_tiles(graph, node))
+
+    def _as_torch_tiles(self, graph: Graph, node: Node) -> float:
+        """Seconds of a generated kernel of this node with the tile that torch's own has.
+
+        A block of four warps for each row of a norm or softmax: of rows of 64 it starts two million
+        and takes ten times as long as their bytes (H200, torch 2.11). Elsewhere four elements a
+        thread. 0 where there is no such kernel, or where it adds columns up.
+        """
+        alone = self.fused(graph, [node], frozenset(v.name for v in node.outputs))
+        if isinstance(alone, str):
+            return 0.0
+        work = work_of(alone.body)
+        tile = Tile(Shape.FLAT, 1, TORCH_ELEMENTS * WARP * TORCH_WARPS, TORCH_WARPS)
+        if work.levels:
+            tile = Tile(Shape.ROW, 1, min(LARGEST_TILE, power_of_two(work.width)), TORCH_WARPS)
+        if work.column_sums:
+            return 0.0
+        time = kernel_seconds(work, tile, self.gpu, self.sm)
+        return time.seconds if time else 0.0
 
 
 def product(graph: Graph, node: Node) -> Gemm:

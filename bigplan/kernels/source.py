@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from math import ceil
 
 from bigplan.cost.kernel import Shape, Tile
-from bigplan.kernels.body import Body, Micro, Place, Store, Varies
+from bigplan.kernels.body import ROW_REDUCTIONS, Body, Micro, Place, Store, Varies
 from bigplan.kernels.fuse import levels
 from bigplan.kernels.graph import Value
 
@@ -34,20 +34,25 @@ WRITTEN = {
     "round_fp16": "{0}.to(tl.float16).to(tl.float32)",
 }  # fmt: skip
 LEAST = "float('-inf')"
+# Below every logit; of a running sum of exponentials -inf minus itself would be no number.
+LOW = "-1e30"
+FILL = {"sum_row": "0.0", "max_row": LEAST, "lse_row": LOW}  # what leaves the result alone
 HEADER = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
 
 
-def source(body: Body, tile: Tile) -> str:
+def source(body: Body, tile: Tile, *, counted: bool = False) -> str:
     """The text of a module whose function `kernel` takes the body's inputs, then its outputs.
 
+    `counted`: then how many elements there are, in place of the width of a body that has one row.
     Outputs that are sums over rows are buffers [programs, columns] of fp32, added up afterwards.
     """
-    return _Writer(body, tile).text()
+    return _Writer(body, tile, counted).text()
 
 
 class _Writer:
-    def __init__(self, body: Body, tile: Tile) -> None:
-        self.body, self.tile = body, tile
+    def __init__(self, body: Body, tile: Tile, counted: bool) -> None:
+        self.body, self.tile, self.counted = body, tile, counted
+        assert not counted or (body.rows == 1 and tile.shape is Shape.FLAT), tile
         self.levels = levels(body)
         self.lines: list[str] = []
         self.depth = 1
@@ -55,7 +60,7 @@ class _Writer:
         self.targets = {v.name: f"out{i}" for i, v in enumerate(body.outputs)}
         # Elements, their strides and the padding of tiles all stay below twice the largest span.
         self.wide = max(_span(v) for v in (*body.inputs, *body.outputs)) >= 2**30
-        self.exact_columns = body.width % tile.columns == 0
+        self.exact_columns = body.width % tile.columns == 0 and not counted
         self.turns = ceil(ceil(body.rows / tile.rows) / tile.programs) if tile.programs else 1
         covered = tile.rows * (self.turns * tile.programs if tile.programs else 1)
         self.exact_rows = body.rows % covered == 0
@@ -63,6 +68,7 @@ class _Writer:
 
     def text(self) -> str:
         names = ", ".join([*self.pointers.values(), *self.targets.values()])
+        names += ", count" * self.counted
         self._prologue()
         {
             Shape.FLAT: self._flat,
@@ -82,7 +88,9 @@ class _Writer:
         across = -(-body.width // tile.columns)
         cast = ".to(tl.int64)" if self.wide else ""
         self.say(f"program = tl.program_id(0){cast}")
-        if tile.shape is Shape.LOOPED or across == 1:
+        if self.counted:
+            first = f"program * {tile.columns}"
+        elif tile.shape is Shape.LOOPED or across == 1:
             self.say("down = program")
             first = "0"
         else:
@@ -90,14 +98,14 @@ class _Writer:
             first = f"program % {across} * {tile.columns}"
         if tile.shape is not Shape.LOOPED:
             self._columns(first)
-        if tile.shape is not Shape.STRIP:
+        if tile.shape is not Shape.STRIP and not self.counted:
             self._rows(f"down * {tile.rows}")
 
     def _columns(self, first: str) -> None:
         wide = ".to(tl.int64)" if self.wide else ""
         self.say(f"c = ({first} + tl.arange(0, {self.tile.columns})){wide}[None, :]")
         if not self.exact_columns:
-            self.say(f"in_c = c < {self.body.width}")
+            self.say(f"in_c = c < {'count' if self.counted else self.body.width}")
 
     def _rows(self, first: str) -> None:
         self.rows_named = {}
@@ -155,20 +163,55 @@ class _Writer:
             loaded = f"tl.load({at}{masked})"
             if micro.op == "load_bool":
                 return f"{loaded} != 0"
+            if micro.op == "load_int":
+                return loaded
             return f"{loaded}.to(tl.float32)"
+        if micro.op == "column":
+            return "c"
         names = [f"v{a}" for a in micro.arguments]
-        if micro.op in ("sum_row", "max_row"):
+        if micro.op == "gather":
+            return self._gathered(micro, names[0])
+        if micro.op in ROW_REDUCTIONS:
             return self._reduced(micro, self._inside(micro, names[0]))
         return WRITTEN[micro.op].format(*(f"({n})" if n.startswith("-") else n for n in names))
+
+    def _gathered(self, micro: Micro, column: str) -> str:
+        assert micro.place is not None
+        at = self._at(self.pointers[micro.source], micro.place, Varies.ROW)
+        masks = [f"({column} >= 0)", f"({column} < {self.body.width})", self._mask(Varies.ROW)]
+        mask = " & ".join(filter(None, masks))
+        at += f" + {column}" + ("" if micro.place.step == 1 else f" * {micro.place.step}")
+        return f"tl.load({at}, mask={mask}, other=0).to(tl.float32)"
 
     def _inside(self, micro: Micro, name: str) -> str:
         """What is reduced, with what leaves the result alone beyond the columns."""
         if self.exact_columns:
             return name
-        return f"tl.where(in_c, {name}, {'0.0' if micro.op == 'sum_row' else LEAST})"
+        return f"tl.where(in_c, {name}, {FILL[micro.op]})"
 
-    def _reduced(self, micro: Micro, inside: str) -> str:
-        return f"tl.{'sum' if micro.op == 'sum_row' else 'max'}({inside}, 1)[:, None]"
+    def _reduced(self, micro: Micro, inside: str, total: str = "") -> str:
+        """The result of a row, of its values or, of exponentials, of maxima and their `total`."""
+        if micro.op != "lse_row":
+            return f"tl.{'sum' if micro.op == 'sum_row' else 'max'}({inside}, 1)[:, None]"
+        top = f"tl.max({inside}, 1)[:, None]"
+        powers = f"tl.exp({inside} - {top})" + (f" * {total}" if total else "")
+        return f"{top} + tl.log(tl.sum({powers}, 1)[:, None])"
+
+    def _accumulate(self, index: int) -> None:
+        """Adds a tile to what a row's reduction has so far, column by column."""
+        micro = self.body.micros[index]
+        inside = self._inside(micro, f"v{micro.arguments[0]}")
+        if micro.op == "sum_row":
+            self.say(f"a{index} = a{index} + {inside}")
+        elif micro.op == "max_row":
+            self.say(f"a{index} = tl.maximum(a{index}, {inside})")
+        else:
+            self.say(f"x{index} = {inside}")
+            self.say(f"n{index} = tl.maximum(a{index}, x{index})")
+            self.say(
+                f"t{index} = t{index} * tl.exp(a{index} - n{index}) + tl.exp(x{index} - n{index})"
+            )
+            self.say(f"a{index} = n{index}")
 
     def _store(self, store: Store) -> None:
         mask = self._mask(store.varies)
@@ -182,9 +225,10 @@ class _Writer:
         elif store.varies is Varies.ROW:
             value = f"tl.broadcast_to({value}, [{self.tile.rows}, 1])"
         kind = "tl.int8" if store.value.dtype == "bool" else f"{pointer}.dtype.element_ty"
-        self.say(
-            f"tl.store({self._at(pointer, store.place, store.varies)}, {value}.to({kind}){masked})"
-        )
+        at = self._at(pointer, store.place, store.varies)
+        if store.varies is Varies.ROW and self.body.rows == 1:
+            at += " + tl.zeros([1, 1], tl.int32)"  # a block, as the value is
+        self.say(f"tl.store({at}, {value}.to({kind}){masked})")
 
     # --- Ways to walk.
 
@@ -203,20 +247,18 @@ class _Writer:
             ends = [i for i in self.body.row_reductions if self.levels[i] == level]
             shape = f"[{self.tile.rows}, {self.tile.columns}]"
             for i in ends:
-                fill = "0.0" if micros[i].op == "sum_row" else LEAST
-                self.say(f"a{i} = tl.full({shape}, {fill}, tl.float32)")
+                self.say(f"a{i} = tl.full({shape}, {FILL[micros[i].op]}, tl.float32)")
+                if micros[i].op == "lse_row":
+                    self.say(f"t{i} = tl.zeros({shape}, tl.float32)")
             self._loop()
             for i in self._needed([micros[i].arguments[0] for i in ends], done):
                 self._write(i)
             for i in ends:
-                inside = self._inside(micros[i], f"v{micros[i].arguments[0]}")
-                sums = micros[i].op == "sum_row"
-                self.say(
-                    f"a{i} = a{i} + {inside}" if sums else f"a{i} = tl.maximum(a{i}, {inside})"
-                )
+                self._accumulate(i)
             self.depth -= 1
             for i in ends:
-                self.say(f"v{i} = {self._reduced(micros[i], f'a{i}')}")
+                total = f"t{i}" if micros[i].op == "lse_row" else ""
+                self.say(f"v{i} = {self._reduced(micros[i], f'a{i}', total)}")
             done.update(ends)
         self._outside(done, max(self.levels))
         by_row = [s for s in self.body.stores if s.varies is Varies.ROW]
@@ -241,7 +283,7 @@ class _Writer:
         for i, micro in enumerate(self.body.micros):
             steady = micro.varies in (Varies.ROW, Varies.ONE) and self.levels[i] <= level
             ready = steady and i not in done and all(a in done for a in micro.arguments)
-            if ready and micro.op not in ("sum_row", "max_row"):
+            if ready and micro.op not in ROW_REDUCTIONS:
                 self._write(i)
                 done.add(i)
 
@@ -269,7 +311,8 @@ class _Writer:
         sums = body.of("sum_column")
         for i in sums:
             self.say(f"a{i} = tl.zeros([{tile.rows}, {tile.columns}], tl.float32)")
-        self.say(f"for turn in range({self.turns}):")
+        stages = f", num_stages={tile.stages}" if tile.stages > 1 else ""
+        self.say(f"for turn in tl.range(0, {self.turns}{stages}):")
         self.depth += 1
         self._rows(f"(down * {self.turns} + turn) * {tile.rows}")
         for i, micro in enumerate(micros):

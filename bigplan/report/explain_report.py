@@ -32,16 +32,16 @@ def explain_report(explanation: Explanation, width: int = 200) -> RenderableType
         Text(explanation.runs_today),
         Text(f"Bound by: {explanation.bound_by}."),
         Text(""),
-        _operators([row for row in rows if row.of_layers], width),
+        operators_table([row for row in rows if row.of_layers], width),
         Text(LEGEND, style="dim"),
-        _moves([row for row in rows if not row.of_layers]),
-        Text("\n".join(_efficiency(explanation.efficiency, explanation.monitor))),
+        moves_table([row for row in rows if not row.of_layers]),
+        Text("\n".join(efficiency_lines(explanation.efficiency, explanation.monitor))),
         Text(""),
-        Text("\n".join(_advice(explanation))),
+        Text("\n".join(advice_lines(explanation))),
     )
 
 
-def _operators(rows: Sequence[OperatorRow], width: int) -> Table:
+def operators_table(rows: Sequence[OperatorRow], width: int = 200) -> Table:
     """A row per pass, then its operators; waiting for launches only where it is worth a row."""
     columns = {n: cell for n, cell in COLUMNS.items() if width >= WIDE or n not in WIDE_ONLY}
     title = "Operators of a step (one GPU of every pipeline stage)"
@@ -82,7 +82,8 @@ WIDE = 105  # columns of a terminal in which all of these fit
 WIDE_ONLY = ("of peak", "tile", "wave")
 
 
-def _moves(rows: Sequence[OperatorRow]) -> Table:
+def moves_table(rows: Sequence[OperatorRow]) -> Table:
+    """A row per kind of update or move, busiest first within its resource."""
     made = table(
         "Updates and moves of a step",
         *("resource", "action", "for every", "times", "seconds", "bytes", "rate", "bound by"),
@@ -107,7 +108,8 @@ def _short(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _efficiency(found: Efficiency, monitor: str) -> Iterator[str]:
+def efficiency_lines(found: Efficiency, monitor: str) -> Iterator[str]:
+    """How well the GPU is used, beside what a monitor would show."""
     yield (
         f"{monitor} would show a utilisation of {found.utilisation:.0%}: some kernel runs for so "
         "much of the step. It does not say how well:"
@@ -129,7 +131,8 @@ def _tokens(tokens: float) -> str:
     return format_count(float(f"{tokens:.2g}"))
 
 
-def _advice(explanation: Explanation) -> Iterator[str]:
+def advice_lines(explanation: Explanation) -> Iterator[str]:
+    """From how many tokens on compute hides all transfers, then each advice, dearest first."""
     if explanation.hidden_from is not None:
         lane, tokens = explanation.hidden_from
         yield (

@@ -14,13 +14,14 @@ from bigplan.whatif import Answer, Outcome, helps
 
 def help_report(answer: Answer) -> RenderableType:
     """A row per change that was solved, and the names of those that were not."""
-    parts: list[RenderableType] = [_help_table(answer.outcomes)] if answer.outcomes else []
+    parts: list[RenderableType] = [help_table(answer.outcomes)] if answer.outcomes else []
     if answer.unasked:
         parts.append(Text(unasked_text(answer.unasked)))
     return Group(*parts)
 
 
-def _help_table(outcomes: Sequence[Outcome]) -> Table:
+def help_table(outcomes: Sequence[Outcome]) -> Table:
+    """A row per change that was solved."""
     rows = table("What would help (solved again)", "change", "step", "then bound by")
     for outcome in outcomes:
         rows.add_row(outcome.change, step_text(outcome), outcome.bottleneck or "-")

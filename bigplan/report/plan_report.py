@@ -45,7 +45,7 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
     return [
         Text(f"Bound by: {bound_text(predicted)}."),
         Text(""),
-        _promise(plan),
+        promise_table(plan),
         Text(""),
         memory_table(predicted.memory),
         homes_table(stages_of(plan)),
@@ -63,7 +63,8 @@ def step_report(predicted: Predicted) -> RenderableType:
     )
 
 
-def _promise(plan: Plan) -> RenderableType:
+def promise_table(plan: Plan) -> Table:
+    """Step time with its band, overlap, speed, and what a training costs."""
     predicted = plan.predicted
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     band = (

@@ -21,35 +21,39 @@ from bigplan.units import counted, format_bytes, format_count
 
 def run_report(record: Record) -> RenderableType:
     """Loss and speed of the run, then three tables: resources, actions, memory."""
-    parts: list[RenderableType] = [Text("\n".join(_headline(record)))]
-    if record.measured is not None:
-        predicted, measured = record.predicted, _work(record.measured)
-        parts += [
-            comparison(
-                "One steady step by resource (busy seconds)",
-                resource_seconds(predicted),
-                resource_seconds(measured),
-            ),
-            comparison(
-                "One steady step by kind of action (seconds)",
-                predicted.total_by(lambda event: event.op),
-                measured.total_by(lambda event: event.op),
-            ),
-        ]
-        if any(event.lane == Lane.STATE_IN for event in measured.events):
-            parts.append(Text(_BESIDE))
-    parts.append(_memory_table(record))
+    parts: list[RenderableType] = [Text("\n".join(headline_lines(record))), *comparisons(record)]
+    if record.measured and any(e.lane == Lane.STATE_IN for e in record.measured.events):
+        parts.append(Text(_BESIDE))
+    parts.append(memory_comparison(record))
     parts += [Text(f"Note: {note}") for note in record.summary.notes]
     return Group(*parts)
 
 
-def _work(timeline: Timeline) -> Timeline:
+def comparisons(record: Record) -> Iterator[Table]:
+    """A steady step by resource and by kind of action; none where no step was measured."""
+    if record.measured is None:
+        return
+    predicted, measured = record.predicted, at_work(record.measured)
+    yield comparison(
+        "One steady step by resource (busy seconds)",
+        resource_seconds(predicted),
+        resource_seconds(measured),
+    )
+    yield comparison(
+        "One steady step by kind of action (seconds)",
+        predicted.total_by(lambda event: event.op),
+        measured.total_by(lambda event: event.op),
+    )
+
+
+def at_work(timeline: Timeline) -> Timeline:
     """Without what no simulation shows: FREE runs nothing, and RECV waits for what is sent."""
     idle = (Op.FREE, Op.RECV)
     return replace(timeline, events=tuple(e for e in timeline.events if e.op not in idle))
 
 
-def _headline(record: Record) -> Iterator[str]:
+def headline_lines(record: Record) -> Iterator[str]:
+    """What ran, how far it came, its speed, and what befell it."""
     summary, metrics = record.summary, record.metrics
     versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
     state = "" if summary.status == "finished" else f", {_STATES.get(summary.status)}"
@@ -166,7 +170,8 @@ def comparison(title: str, predicted: Mapping[str, float], measured: Mapping[str
     return rows
 
 
-def _memory_table(record: Record) -> Table:
+def memory_comparison(record: Record) -> Table:
+    """Bytes promised and measured at most, tier by tier."""
     figures = ("promised", "measured", "ratio", "capacity")
     rows = table("Memory at most", "tier", *figures, right=figures)
     several = any(use.stage for use in record.summary.memory)

@@ -9,19 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
-from bigplan.runtime import alibi
+from bigplan.runtime import alibi, generated
+from bigplan.runtime.generated import NormRule
 from bigplan.runtime.operators import layer_norm, rms_norm, rotary, swiglu
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.words import cross_entropy, own_rows
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec, RopeScaling
+
+if TYPE_CHECKING:
+    from bigplan.kernels.library import Library
 
 Parameters = Mapping[str, Tensor]
 Tables = tuple[Tensor, Tensor]  # of position_tables; the first has a row for each position
@@ -30,7 +34,9 @@ Forget = Callable[..., None]  # told a result, and the function and inputs that 
 Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
 # Adds a product to a tensor, as Ways.close does; the second that of silu(gate) * up.
 Closing = Callable[[Parameters, str, Tensor, Tensor], Tensor]
+Alone = Callable[[Parameters, str, Tensor], Tensor]  # the product by itself
 Gated = Callable[[Parameters, str, Tensor, Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]  # the sum of cross-entropies of logits [n, V] by targets
 
 
 def embedding(
@@ -54,9 +60,9 @@ def embedding(
     return output if ranks.alone else ranks.sum(output)()
 
 
-def embedding_norm(p: Parameters, x: Tensor, model: ModelSpec) -> Tensor:
+def embedding_norm(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways | None = None) -> Tensor:
     """What the first block reads, of `embedding`'s x [..., h]: its norm, where there is one."""
-    return _norm(p, "embed_norm", x, model)[0] if model.embedding_norm else x
+    return _norm(p, "embed_norm", x, model, ways or PLAIN)[0] if model.embedding_norm else x
 
 
 def looked_up(tokens: Tensor, model: ModelSpec) -> dict[str, Tensor]:
@@ -86,6 +92,9 @@ class Ways(NamedTuple):
     closing: Closing | None = None  # products added to the residual stream; None: by `linears`
     last: Closing | None = None  # those whose sum nothing in the block reads; None: as the others
     gated: Gated | None = None  # that and the gated activation before it; None: apart
+    kernels: Library | None = None  # generated ones; None: those written by hand, and torch's
+    alone: Alone | None = None  # that product by itself; None: by `linears`
+    loss: Loss | None = None  # None: by words.cross_entropy
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
         """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
@@ -104,14 +113,13 @@ def block(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways
     and p with its heads and its part of the MLP.
     """
     last = ways.last or ways.close
-    normed, x = _norm(p, "input_norm", x, model, ways.forget, over=True)
-    mixed = _attention(p, normed, model, tables, ways.linears)
+    normed, x = _norm(p, "input_norm", x, model, ways, over=True)
+    mixed = _attention(p, normed, model, tables, ways)
     if model.parallel_residual:
-        normed, x = _norm(p, "post_norm", x, model, ways.forget)
+        normed, x = _norm(p, "post_norm", x, model, ways)
         x = last(p, "o_proj", x, mixed)
     else:
-        x = ways.close(p, "o_proj", x, mixed)
-        normed, x = _norm(p, "post_norm", x, model, ways.forget)
+        normed, x = _closed_and_normed(p, x, mixed, model, ways)
     inputs = _mlp_inputs(p, normed, model, ways)
     if ways.gated and model.mlp == "swiglu":
         return ways.gated(p, "down_proj", x, *inputs)
@@ -123,7 +131,7 @@ def head_loss(
     x: Tensor,
     targets: Tensor,
     model: ModelSpec,
-    linears: Linears = plain_linears,
+    ways: Ways = PLAIN,
     ranks: TensorParallel = ONE,
 ) -> Tensor:
     """Sum of the targets' cross-entropies, an fp32 scalar: x [..., h], targets int64 [...].
@@ -134,7 +142,9 @@ def head_loss(
     Logits are in the dtype of x, softmax and loss in fp32. `ranks` that share out the table have
     parts of x, but all its targets, and each returns the whole loss.
     """
-    scores = logits(p, x, model, linears, ranks).flatten(0, -2)
+    scores = logits(p, x, model, ways, ranks).flatten(0, -2)
+    if ways.loss is not None:
+        return ways.loss(scores, targets.flatten())
     return cross_entropy(scores, targets.flatten(), model.vocab, ranks)
 
 
@@ -142,12 +152,13 @@ def logits(
     p: Parameters,
     x: Tensor,
     model: ModelSpec,
-    linears: Linears = plain_linears,
+    ways: Ways = PLAIN,
     ranks: TensorParallel = ONE,
 ) -> Tensor:
     """Scores of every word, [..., V] in the dtype of x [..., h]; p and `ranks` as in head_loss."""
     table = "embed_tokens" if model.tied_embeddings else "lm_head"
-    return linears(p, (table,), ranks.gathered(_norm(p, "norm", x, model)[0]))[0]
+    normed = _norm(p, "norm", x, model, ways)[0]
+    return ways.linears(p, (table,), ranks.gathered(normed))[0]
 
 
 def position_tables(
@@ -202,17 +213,16 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
     return frequencies * (stays + (1.0 - stays) / scaling.factor)
 
 
-def _attention(
-    p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, linears: Linears
-) -> Tensor:
+def _attention(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
     shape = len(tables[0]), model.head_dim
-    q, k, v = (_heads(y, *shape) for y in linears(p, ("q_proj", "k_proj", "v_proj"), x))
+    q, k, v = (_heads(y, *shape) for y in ways.linears(p, ("q_proj", "k_proj", "v_proj"), x))
     if model.qk_norm:
-        q = _normed(q, p["q_norm.weight"], model.norm_epsilon)
-        k = _normed(k, p["k_norm.weight"], model.norm_epsilon)
+        q = _rms_normed(q, p["q_norm.weight"], model.norm_epsilon, ways.kernels)
+        k = _rms_normed(k, p["k_norm.weight"], model.norm_epsilon, ways.kernels)
     if model.positions == "rope":
-        q, k = rotary(q, *tables), rotary(k, *tables)
+        turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
+        q, k = turned(q, *tables), turned(k, *tables)
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
@@ -242,6 +252,12 @@ def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple
 
 def _activation(inputs: tuple[Tensor, ...], model: ModelSpec, ways: Ways) -> Tensor:
     """The MLP's activation, [b, s, f] as its inputs."""
+    if ways.kernels is not None:
+        made = partial(generated.activation, ways.kernels, model.mlp)
+        output = made(*inputs)
+        if model.mlp != "relu":
+            ways.forget(output, made, *inputs)
+        return output
     if model.mlp == "relu":
         return F.relu(inputs[0])  # its output is all that it needs itself
     approximation = "tanh" if model.mlp == "gelu_tanh" else "none"
@@ -256,27 +272,61 @@ def _norm(
     name: str,
     x: Tensor,
     model: ModelSpec,
-    forget: Forget = keep,
+    ways: Ways,
     *,
     over: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The norm called `name` of x [..., h], as the model has it, and x for all others to read.
 
-    Of an RMSNorm, the gradient by that x becomes part of its own, `over` what it was: nobody else
-    may have it then, as a caller has a block's.
+    Of an RMSNorm, and of any norm by a generated kernel, the gradient by that x becomes part of its
+    own, `over` what it was: nobody else may have it then, as a caller has a block's.
     """
-    weight, epsilon = p[f"{name}.weight"], model.norm_epsilon
+    weight, epsilon, forget = p[f"{name}.weight"], model.norm_epsilon, ways.forget
+    if ways.kernels is not None:
+        weights = _norm_weights(p, name)
+        rule = NormRule(ways.kernels, model.norm, epsilon)
+        normed, x = generated.norm(rule, x, *weights, over=over)
+        forget(normed, partial(generated.normed, rule), x, *weights)
+        return normed, x
     if model.norm == "rmsnorm":
         normed, x = rms_norm(x, weight, epsilon, over=over)
-        forget(normed, partial(_normed, epsilon=epsilon), x, weight)
+        forget(normed, partial(_rms_normed, epsilon=epsilon), x, weight)
         return normed, x
-    bias = p.get(f"{name}.bias")
-    inputs = (x, weight) if bias is None else (x, weight, bias)
+    inputs = (x, *_norm_weights(p, name))
     norm = partial(layer_norm, epsilon=epsilon)
     normed = norm(*inputs)
     forget(normed, norm, *inputs)
     return normed, x
 
 
-def _normed(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def _norm_weights(p: Parameters, name: str) -> tuple[Tensor, ...]:
+    """Weight and, where it has one, bias."""
+    bias = p.get(f"{name}.bias")
+    return (p[f"{name}.weight"],) if bias is None else (p[f"{name}.weight"], bias)
+
+
+def _closed_and_normed(
+    p: Parameters, x: Tensor, mixed: Tensor, model: ModelSpec, ways: Ways
+) -> tuple[Tensor, Tensor]:
+    """The norm after attention, and the sum that it reads: x and the product of `mixed`.
+
+    A generated kernel adds and norms in one pass.
+    """
+    if ways.kernels is None:
+        return _norm(p, "post_norm", ways.close(p, "o_proj", x, mixed), model, ways)
+    weights = _norm_weights(p, "post_norm")
+    rule = NormRule(ways.kernels, model.norm, model.norm_epsilon)
+    product = (
+        ways.alone(p, "o_proj", mixed) if ways.alone else ways.linears(p, ("o_proj",), mixed)[0]
+    )
+    normed, x = generated.added_norm(rule, x, product, *weights)
+    ways.forget(normed, partial(generated.normed, rule), x, *weights)
+    return normed, x
+
+
+def _rms_normed(
+    x: Tensor, weight: Tensor, epsilon: float, kernels: Library | None = None
+) -> Tensor:
+    if kernels is not None:
+        return generated.normed(NormRule(kernels, "rmsnorm", epsilon), x, weight)
     return rms_norm(x, weight, epsilon)[0]

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
 from bigplan.mechanics import sums_in_products
-from bigplan.runtime import blocks
-from bigplan.runtime.blocks import Linears, Tables, Ways
+from bigplan.runtime import blocks, generated
+from bigplan.runtime.blocks import PLAIN, Tables, Ways
 from bigplan.runtime.context import Context
+from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import Kept, differentiate
 from bigplan.runtime.products import Products
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -26,6 +27,9 @@ from bigplan.runtime.visit import Batches, Visit
 from bigplan.runtime.words import own_rows
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from bigplan.kernels.library import Library
 
 
 class Layer(Protocol):
@@ -59,10 +63,11 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
         context.model, length, context.device, context.parameter_dtype, ranks
     )
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
+    kernels = library_for(training, context.device)
     kinds: dict[str, Layer] = {
-        "embedding": Embedding(context.model, batches, ranks),
-        "block": Block(context.model, tables, ranks, in_product=in_product),
-        "head": Head(context, batches, losses, in_product=in_product),
+        "embedding": Embedding(context.model, batches, ranks, kernels),
+        "block": Block(context.model, tables, ranks, in_product=in_product, kernels=kernels),
+        "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
     }
     return tuple(kinds[kind] for kind in graph.layers)
 
@@ -70,8 +75,15 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
 class Embedding:
     """Rows of tables, by token and place, and their norm where the model has one."""
 
-    def __init__(self, model: ModelSpec, batches: Batches, ranks: TensorParallel) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        batches: Batches,
+        ranks: TensorParallel,
+        kernels: Library | None = None,
+    ) -> None:
         self._model, self._batches, self._ranks = model, batches, ranks
+        self._ways = PLAIN._replace(kernels=kernels)
         self._elsewhere = ranks.counted_elsewhere(model.steps("embedding"))
 
     def forward(self, visit: Visit, kept: Kept) -> Tensor:
@@ -82,13 +94,15 @@ class Embedding:
             return x
         leaves = _leaves(visit.parameters(), in_product=True)  # rows are added to the tables' sums
         kept.parameters = _differentiated(leaves)
-        return kept.record(lambda x: blocks.embedding_norm(leaves, x, model), x)
+        return kept.record(lambda x: blocks.embedding_norm(leaves, x, model, self._ways), x)
 
     @torch.no_grad()
     def evaluate(self, visit: Visit) -> Tensor:
         """The same, with nothing kept."""
         x, model = self._embedded(visit, self._batches.tokens(visit)), self._model
-        return blocks.embedding_norm(visit.parameters(), x, model) if model.embedding_norm else x
+        if not model.embedding_norm:
+            return x
+        return blocks.embedding_norm(visit.parameters(), x, model, self._ways)
 
     @torch.no_grad()
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
@@ -123,10 +137,17 @@ class Block:
     """Attention and MLP, recomputed as the plan has it."""
 
     def __init__(
-        self, model: ModelSpec, tables: Tables, ranks: TensorParallel = ONE, *, in_product: bool
+        self,
+        model: ModelSpec,
+        tables: Tables,
+        ranks: TensorParallel = ONE,
+        *,
+        in_product: bool,
+        kernels: Library | None = None,
     ) -> None:
         """`in_product`: the products of the backward add the weights' gradients to their sums."""
         self._model, self._tables, self._in_product = model, tables, in_product
+        self._kernels = kernels
         self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
         self._constants = frozenset(t.untyped_storage().data_ptr() for t in tables)
 
@@ -143,7 +164,7 @@ class Block:
         return self._alone(visit, visit.hidden())
 
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
-        ways = Products(self._ranks).ways
+        ways = Products(self._ranks, kernels=self._kernels).ways
         with torch.no_grad():
             return blocks.block(visit.parameters(), x, self._model, self._tables, ways)
 
@@ -175,7 +196,7 @@ class Block:
         return kept.record(lambda x: blocks.block(leaves, x, model, tables, ways), x)
 
     def _ways(self, kept: Kept, recompute: Recompute) -> Ways:
-        products = Products(self._ranks, kept.sums if self._in_product else None)
+        products = Products(self._ranks, kept.sums if self._in_product else None, self._kernels)
         ways = products.ways
         if recompute is Recompute.FULL:
             last = partial(products.closing, unread=True)
@@ -191,9 +212,16 @@ class Head:
     """Final norm, scores of all words and loss. It does all its work in its backward."""
 
     def __init__(
-        self, context: Context, batches: Batches, losses: Losses, *, in_product: bool
+        self,
+        context: Context,
+        batches: Batches,
+        losses: Losses,
+        *,
+        in_product: bool,
+        kernels: Library | None = None,
     ) -> None:
         """As in Block."""
+        self._kernels = kernels
         self._model, self._batches, self._losses = context.model, batches, losses
         self._chunk, self._tied = context.graph.loss_chunk, context.graph.tied
         self._in_product, self._ranks = in_product, context.tensor_parallel
@@ -208,13 +236,14 @@ class Head:
         """The loss alone."""
         x, targets, parameters = visit.hidden(), self._batches.targets(visit), self._tables(visit)
         for mine, wanted in self._chunks(targets):
-            self._loss(parameters, x.flatten(0, -2)[mine], wanted)
+            piece = x.flatten(0, -2)[mine]
+            self._loss(parameters, piece, wanted, PLAIN._replace(kernels=self._kernels))
 
     def backward(self, visit: Visit, kept: Kept) -> Tensor:
         """Loss and its gradients, a chunk of tokens at a time: never all logits at once."""
         x, targets = kept.kept_input(), self._batches.targets(visit)
         # Gathered tokens stay until the backward, which follows at once: products see no ranks.
-        products = Products(ONE, kept.sums if self._in_product else None)
+        products = Products(ONE, kept.sums if self._in_product else None, self._kernels)
         parameters = _leaves(self._tables(visit), in_product=self._in_product)
         visit.open(kept.sums)
         by_input = torch.empty_like(x)
@@ -238,10 +267,14 @@ class Head:
         self, parameters: dict[str, Tensor], x: Tensor, targets: Tensor, products: Products
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The gradients by one chunk, and those by the parameters that no product adds up."""
-        x, leaves = _leaf(x), _differentiated(parameters)
+        x, leaves, ways = _leaf(x), _differentiated(parameters), products.ways
+        share = self._losses.share * self._losses.scale
+        if self._kernels is not None and self._ranks.alone:  # its kernel multiplies by the share
+            one = generated.scale_of(share, x.device)
+            ways = ways._replace(loss=partial(generated.cross_entropy, self._kernels, one))
         with torch.enable_grad():
-            loss = self._loss(parameters, x, targets, products.ways.linears)
-        scale = torch.full_like(loss, self._losses.share * self._losses.scale)
+            loss = self._loss(parameters, x, targets, ways)
+        scale = torch.full_like(loss, share)
         by_x, *gradients = differentiate([loss], [x, *leaves.values()], [scale])
         return by_x, dict(zip(leaves, gradients, strict=True))
 
@@ -250,10 +283,10 @@ class Head:
         parameters: dict[str, Tensor],
         x: Tensor,
         targets: Tensor,
-        linears: Linears = blocks.plain_linears,
+        ways: Ways,
     ) -> Tensor:
         """Sum of the losses of x [tokens, h]; their part of the mean goes to the step's."""
-        loss = blocks.head_loss(parameters, x, targets, self._model, linears, self._ranks)
+        loss = blocks.head_loss(parameters, x, targets, self._model, ways, self._ranks)
         self._losses.parts.append(loss.detach() * self._losses.share)
         return loss
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,9 @@ from bigplan.runtime.lookup import add_rows
 from bigplan.runtime.operators import gated as gated_activation
 from bigplan.runtime.operators import gated_backward
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
+
+if TYPE_CHECKING:
+    from bigplan.kernels.library import Library
 
 # Takes the gradient [tokens, out] by a product's output, and its input [tokens, in].
 AddProduct = Callable[[Tensor, Tensor], None]
@@ -127,16 +130,19 @@ def linears(
 class _Closing(Function):
     """x + F.linear(inner, weight, bias), of a matrix that ranks split by columns: their sum.
 
-    `factor`: a Factor's. `unread`: for the backward alone, every element is one and the same.
+    Without x the product alone. `factor`: a Factor's. `unread`: for the backward alone, every
+    element is one and the same.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, unread: bool, ranks: TensorParallel, x: Tensor, inner: Tensor, *factor: Any
+        ctx: Any, unread: bool, ranks: TensorParallel, x: Tensor | None, inner: Tensor, *factor: Any
     ) -> Tensor:
         weight, bias, ctx.add = factor
         ctx.save_for_backward(inner, weight)
-        ctx.ranks, ctx.biased = ranks, bias is not None
+        ctx.ranks, ctx.biased, ctx.added = ranks, bias is not None, x is not None
+        if x is None:
+            return _summed(ranks, inner, weight, bias)
         return _nothing(x) if unread else x + _summed(ranks, inner, weight, bias)
 
     @staticmethod
@@ -147,7 +153,8 @@ class _Closing(Function):
         by_weight = _by_weight(ctx.add, gradient, rows)
         by_inner = (gradient @ weight).view(inner.shape)
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
-        return None, None, by_output, by_inner, by_weight, by_bias, None
+        by_x = by_output if ctx.added else None
+        return None, None, by_x, by_inner, by_weight, by_bias, None
 
 
 def _nothing(x: Tensor) -> Tensor:
@@ -167,13 +174,18 @@ class _Gated(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, unread: bool, ranks: TensorParallel, x: Tensor, *inputs: Any) -> Tensor:
-        gate, up, weight, bias, ctx.add = inputs
+    def forward(
+        ctx: Any, unread: bool, products: Products, x: Tensor, gate: Tensor, up: Tensor,
+        *factor: Any,
+    ) -> Tensor:  # fmt: skip
+        weight, bias, ctx.add = factor
         ctx.save_for_backward(gate, up, weight)
+        ranks, ctx.kernels = products.ranks, products.kernels
         ctx.ranks, ctx.biased = ranks, bias is not None
-        return (
-            _nothing(x) if unread else x + _summed(ranks, gated_activation(gate, up), weight, bias)
-        )
+        if unread:
+            return _nothing(x)
+        run = gated_activation if ctx.kernels is None else partial(ctx.kernels.activation, "swiglu")
+        return x + _summed(ranks, run(gate, up), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
@@ -181,7 +193,10 @@ class _Gated(Function):
         (by_output,) = gradients
         gradient = ctx.ranks.gather(by_output)().flatten(0, -2)
         inner = (gradient @ weight).view(gate.shape)
-        by_gate, by_up = gated_backward(gate, up, inner, out=inner)
+        if ctx.kernels is None:
+            by_gate, by_up = gated_backward(gate, up, inner, out=inner)
+        else:
+            by_gate, by_up = ctx.kernels.activation_backward("swiglu", inner, gate, up, out=inner)
         del gate, up  # which may have been computed again, and are as large
         by_weight = _by_weight(ctx.add, gradient, inner.flatten(0, -2))
         by_bias = by_output.flatten(0, -2).sum(0) if ctx.biased else None
@@ -241,13 +256,14 @@ class Products:
 
     ranks: TensorParallel = ONE
     sums: Sums | None = None
+    kernels: Library | None = None  # generated ones of what lies between products
 
     @property
     def ways(self) -> Ways:
         """How a block runs its products."""
         if self.ranks.alone and self.sums is None:
-            return PLAIN
-        return Ways(self.linears, closing=self.closing)
+            return PLAIN._replace(kernels=self.kernels)
+        return Ways(self.linears, closing=self.closing, kernels=self.kernels, alone=self.alone)
 
     def linears(self, p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
         """As blocks.plain_linears, of matrices that ranks split by rows."""
@@ -263,6 +279,10 @@ class Products:
         """
         return _Closing.apply(unread, self.ranks, x, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
 
+    def alone(self, p: Parameters, name: str, inner: Tensor) -> Tensor:
+        """That product by itself, for a kernel that adds it to x."""
+        return _Closing.apply(False, self.ranks, None, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
+
     def gated(
         self,
         p: Parameters,
@@ -275,7 +295,7 @@ class Products:
     ) -> Tensor:
         """Likewise of silu(gate) * up; keeps gate and up."""
         factor = self._factor(p, name)
-        return _Gated.apply(unread, self.ranks, x, gate, up, *factor)  # type: ignore[no-any-return, no-untyped-call]
+        return _Gated.apply(unread, self, x, gate, up, *factor)  # type: ignore[no-any-return, no-untyped-call]
 
     def _factor(self, p: Parameters, name: str) -> Factor:
         weight = f"{name}.weight"

@@ -17,6 +17,7 @@ from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import Kernel, fused_step
+from bigplan.runtime.generated import adamw_for, adamw_step
 from bigplan.runtime.gradient_sums import add, square_sum
 from bigplan.runtime.lookup import add_up
 from bigplan.runtime.native import Piece, native
@@ -44,6 +45,7 @@ class Update:
             for layer in context.program.layers
         }
         self._cores = Cores(CORES_BESIDE_COPIES) if context.device.type == "cuda" else Cores()
+        self._adamw = adamw_for(context.training, context.device)
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
         self.verdict: Verdict | None = None
@@ -144,7 +146,11 @@ class Update:
                 )
                 for box in merged(group)
             ]
-            fused_step(pieces, _kernel(optimizer, verdict, rule), verdict.divisor, self._cores)
+            kernel = _kernel(optimizer, verdict, rule)
+            if self._adamw is not None and pieces[0].parameter.is_cuda:
+                adamw_step(self._adamw, kernel.native.constants, pieces, verdict.divisor)
+            else:
+                fused_step(pieces, kernel, verdict.divisor, self._cores)
 
     def close(self) -> None:
         """Join the threads of the CPU's updates."""

@@ -31,6 +31,7 @@ from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher, data_path
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import first_values
+from bigplan.runtime.generated import library_for
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import fill_first
 from bigplan.runtime.host_memory import HostMemory, resident_bytes
@@ -104,6 +105,7 @@ class Worker:
                 "the plan counts on fused kernels, which need Triton, and none is installed; "
                 "run: pip install 'bigplan[kernels]'"
             )
+        library_for(self._plan.training, self._device)  # where no kernel could be chosen here
         ranks = self._ranks_here
         self._scratch.mkdir(parents=True, exist_ok=True)
         sizes = static_sizes(self._program)
@@ -303,7 +305,7 @@ class Worker:
         ended = parts.background.ended(wait=True)
         small = self._plan.model.parameter_count <= DIGEST_LIMIT
         sha256 = weights_digest(parts.context) if small else ""
-        taken = _notes(self._device, parts.context.memory)
+        taken = _notes(self._device, parts.context)
         notes = (*taken, *(saved.message for saved in ended if saved.error))
         return Finished(self._measured_memory(parts.context.memory), notes, sha256)
 
@@ -361,13 +363,16 @@ def _limit_gpu(device: torch.device, nbytes: int) -> None:
     torch.cuda.set_per_process_memory_fraction(allowed, device)
 
 
-def _notes(device: torch.device, memory: Memory) -> tuple[str, ...]:
+def _notes(device: torch.device, context: Context) -> tuple[str, ...]:
     if device.type == "cuda":
         return ()
+    memory, training = context.memory, context.training
+    plain = training.kernels == "generated" and library_for(training, device) is None
     process = max(0, resident_bytes() - memory.arena.size - memory.slab.size) / 2**20
     return (
         f"beside its tensors a worker's process takes about {round(process, -2):.0f} MiB of host "
         "memory here, for Python and torch; a plan leaves half of such a machine free for it",
         "measured GPU memory is the arena of this CPU device; hidden states, saved "
         "activations and workspace, which the promise includes, are not measured here",
+        *["kernels are generated for CUDA: torch's operators ran in their place here"] * plain,
     )

@@ -4,7 +4,7 @@ Lanes run their actions in program order; an action starts when its lane is free
 depends on have ended. Nothing here knows how the solver estimated the plan.
 """
 
-from bigplan.simulate.critical import critical_path
+from bigplan.simulate.critical import critical_events, critical_path
 from bigplan.simulate.play import simulate, step_seconds, steps_seconds
 from bigplan.simulate.seconds import (
     COLLECTIVES,
@@ -21,6 +21,7 @@ __all__ = [
     "Totals",
     "action_seconds",
     "busy_seconds",
+    "critical_events",
     "critical_path",
     "simulate",
     "step_seconds",

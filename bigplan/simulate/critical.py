@@ -14,8 +14,9 @@ from bigplan.graph.graph import Graph
 from bigplan.program import Action, Program
 from bigplan.simulate.moment import Moment, Skipped
 from bigplan.simulate.play import last_end
-from bigplan.simulate.rank import ranks_of
+from bigplan.simulate.rank import ranks_of, run
 from bigplan.simulate.seconds import by_resource
+from bigplan.timeline import Event
 
 
 def critical_path(programs: Sequence[Program], graph: Graph, costs: Costs) -> dict[str, float]:
@@ -30,6 +31,28 @@ def critical_path(programs: Sequence[Program], graph: Graph, costs: Costs) -> di
             spent[name] += part
     ordered = sorted(spent.items(), key=lambda item: -item[1])
     return {name: seconds for name, seconds in ordered if seconds > 0}
+
+
+def critical_events(
+    programs: Sequence[Program], graph: Graph, costs: Costs
+) -> tuple[tuple[Event, ...], frozenset[int]]:
+    """Every event of the step, in the order of `simulate`, and which of them are on the path.
+
+    Nothing is skipped, so that each event has its own times. Raises VerificationError where stages
+    wait for each other for ever.
+    """
+    events: list[Event] = []
+    ranks = ranks_of(programs, graph, costs, events, traced=True)
+    run(ranks)
+    # Ends are objects of their own here, and whoever waited for one keeps that very object.
+    numbers = {id(event.end): number for number, event in enumerate(events)}
+    moment = max((clock for rank in ranks for clock in rank.clocks), default=0.0)
+    path: set[int] = set()
+    while isinstance(moment, Moment):
+        if id(moment) in numbers:  # FREE is an action without an event
+            path.add(numbers[id(moment)])
+        moment = moment.before
+    return tuple(events), frozenset(path)
 
 
 def _walk_back(end: float) -> Iterator[tuple[Action, float]]:

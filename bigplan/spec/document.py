@@ -133,8 +133,13 @@ def validate(data: object, schema: type[S], where: str) -> S:
 
 def write_text(path: Path, text: str, noun: str) -> None:
     """Write `noun`, which is that text, as UTF-8. Raises InputError where it cannot be written."""
+    write_bytes(path, text.encode(), noun)
+
+
+def write_bytes(path: Path, data: bytes, noun: str) -> None:
+    """Write `noun`, which is these bytes. Raises InputError where it cannot be written."""
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(data)
     except OSError as error:
         raise InputError(
             f"cannot write the {noun} to {path}: {error.strerror}; name another file, "

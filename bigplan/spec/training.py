@@ -15,6 +15,7 @@ from bigplan.units import Count
 
 Precision = Literal["bf16", "fp16", "fp32"]
 AttentionKernel = Literal["flash", "materialised"]
+Kernels = Literal["torch", "generated"]
 
 DTYPE_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -66,6 +67,10 @@ class Training(Spec):
     """the blocks' GEMMs run in fp8"""
     attention: AttentionKernel = "flash"
     """flash: scores never reach memory; materialised: matrix products and a softmax kernel"""
+    # Generated kernels have not been measured on a GPU beside those written by hand, so they are
+    # not the default, whatever the model of them predicts.
+    kernels: Kernels = "torch"
+    """of norms, activations and the loss: torch's and four written by hand, or generated"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """probability after attention, MLP, embedding and, where materialised, softmax"""
     optimizer: Optimizer = Optimizer()
@@ -158,6 +163,8 @@ class TrainingRequest(Spec):
     """the blocks' GEMMs run in fp8, where the GPU has it; default false"""
     attention: AttentionKernel | None = None
     """flash (default), or materialised: scores go through memory"""
+    kernels: Kernels | None = None
+    """of norms, activations, loss: torch's and four written by hand (default), or generated"""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """probability of dropout; default 0"""
     optimizer: Optimizer | None = None

@@ -218,7 +218,7 @@ def test_a_plan_is_no_experiment(bigplan: Run) -> None:
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        (("report",), "the folder of a run, such as runs/my-model-1"),
+        (("report",), "the folder of a run or of an experiment"),
         (("launch", "--resume"), "the folder of a run, such as runs/my-model-1"),
         (("export", "--to", "out"), "or of one checkpoint"),
         (("data", "check"), "a folder that `bigplan data prepare` wrote"),

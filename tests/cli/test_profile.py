@@ -117,3 +117,12 @@ def test_an_interface_is_of_several_nodes(bigplan: Run) -> None:
     code, _, err = bigplan("profile", "--interface", "eth0")
     assert code == 2
     assert "name that with --address" in err
+
+
+def test_multiprocessors_are_a_gpus(bigplan: Run, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    code, _, err = bigplan("profile", "--multiprocessors", str(tmp_path / "sm.yaml"))
+    assert code
+    assert "on a CUDA GPU" in err

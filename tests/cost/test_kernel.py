@@ -17,8 +17,8 @@ COPY = 4.242e12  # bytes/s of a device copy in the run of benchmarks/results/202
 def _norm(rows: int, width: int, *, back: bool) -> KernelWork:
     each = rows * width * 2.0
     if back:
-        return KernelWork(rows, width, 2 * each, each, 14, 0, 5, 1, 1, 1, width * 2.0)
-    return KernelWork(rows, width, each, each, 6, 0, 2.5, 0.5, 1, 0, width * 2.0)
+        return KernelWork(rows, width, 2 * each, each, 14, 0, 5, 1, 1, 1, 4, 1, width * 2.0)
+    return KernelWork(rows, width, each, each, 6, 0, 2.5, 0.5, 1, 1, 2, 0, width * 2.0)
 
 
 TOKENS, GATED, HEADS = 32768, 32768 * 14336, 32768 * 32

@@ -22,6 +22,7 @@ from bigplan.kernels.launch import Kernel
 from bigplan.kernels.optimised import optimise
 from bigplan.kernels.source import source
 from tests.kernels.generated import (
+    DEVICE,
     both_ways,
     error,
     every_operator_generated,
@@ -139,7 +140,7 @@ def test_masks_and_comparisons() -> None:
 
 def test_not_a_number_stays_one() -> None:
     with every_operator_generated():
-        result = optimise(F.relu)(torch.tensor([float("nan"), -1.0, 2.0]))
+        result = optimise(F.relu)(torch.tensor([float("nan"), -1.0, 2.0], device=DEVICE))
     assert result.isnan().tolist() == [True, False, False]
     assert result[1:].tolist() == [0.0, 2.0]
 

@@ -39,8 +39,9 @@ def test_a_short_profile() -> None:
     assert 0.8 * min(alone) < group.pcie.both_ways < 1.1 * sum(alone)
     assert all("measured" in source for source in group.pcie.sources.values())
     # cuBLAS keeps a workspace, 32 MiB on an H200, for every thread and stream that asked it for a
-    # product: this thread's and autograd's here, those of earlier tests' lanes from before.
-    assert torch.cuda.memory_allocated() - before < 2**27
+    # product: this thread's and autograd's here, and those of the threads that load the GPU, of
+    # which four were seen in all. A product's matrices that stayed would be larger.
+    assert torch.cuda.memory_allocated() - before < 5 * 2**25
     assert HEAT.name in [step.name for step in told]
     for name in ("memory_efficiency", "gemm_efficiency", "attention_forward_efficiency"):
         assert " load" in group.gpu.sources[name]

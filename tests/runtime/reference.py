@@ -266,8 +266,10 @@ class PlainLoop:
             x = blocks.block(used(layer), x, model, self._tables, blocks.Ways(linears(layer)))
         last = len(kinds) - 1
         if model.tied_embeddings:
-            return blocks.head_loss(used(last) | used(0), x, targets, model, linears(0))
-        return blocks.head_loss(used(last), x, targets, model, linears(last))
+            return blocks.head_loss(
+                used(last) | used(0), x, targets, model, blocks.Ways(linears(0))
+            )
+        return blocks.head_loss(used(last), x, targets, model, blocks.Ways(linears(last)))
 
     def _clip_divisor(self, norm: float) -> float:
         limit = self._plan.training.clip_norm

@@ -268,7 +268,7 @@ def test_ranks_compute_what_one_does(
     for one in found:
         for losses, all_of in ((one.losses, alone.losses), (one.evaluated, alone.evaluated)):
             assert len(losses) == len(all_of)
-            assert sum(losses) == pytest.approx(float(sum(all_of)), rel=APART)
+            assert float(sum(losses)) == pytest.approx(float(sum(all_of)), rel=APART)
 
 
 def _called(operators: tuple[Operator, ...]) -> Counter[Called]:

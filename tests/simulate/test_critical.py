@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,7 +15,15 @@ from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.placement import Tier
 from bigplan.program import Lane
-from bigplan.simulate import COLLECTIVES, LAUNCHING, busy_seconds, critical_path, step_seconds
+from bigplan.simulate import (
+    COLLECTIVES,
+    LAUNCHING,
+    busy_seconds,
+    critical_events,
+    critical_path,
+    simulate,
+    step_seconds,
+)
 from bigplan.simulate.rank import ranks_of, run
 from bigplan.simulate.rounds import play_steady
 from bigplan.timeline import Event
@@ -149,3 +158,20 @@ def test_repetitions_are_skipped_where_no_activations_leave(stages: int) -> None
     run(ranks)
     micro_batches = {event.micro_batch for event in events}
     assert len(micro_batches) < 100
+
+
+@settings(max_examples=examples(40))
+@given(cases(free=True), st.integers(0, 12))
+def test_the_marked_events_are_the_path(case: Case, more: int) -> None:
+    """Played in full they spend the same seconds on the same lanes, one after the other."""
+    group = case.graph.strategy.accumulation_group
+    graph = replace(case.graph, micro_batches=case.graph.micro_batches + more * group)
+    programs = lower(graph, case.placement)
+    events, marked = critical_events(programs, graph, case.costs)
+    assert events == simulate(programs, graph, case.costs).events
+    path = [event for event in map(events.__getitem__, sorted(marked)) if event.seconds > 0]
+    path.sort(key=lambda event: event.end)
+    assert sum(event.seconds for event in path) == pytest.approx(
+        step_seconds(programs, graph, case.costs), rel=1e-7
+    )
+    assert all(a.end == b.start for a, b in pairwise(path))

@@ -14,7 +14,7 @@ from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.engines.deepspeed.search import Search, Tried
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.strategy import Strategy
-from bigplan.plan import Alternative, Plan, Predicted, SearchRecord, StepParts, digest, mfu
+from bigplan.plan import Alternative, Plan, Predicted, SearchRecord, StepParts, digest, fullest, mfu
 from bigplan.planner import Request
 from bigplan.program import Lane
 from bigplan.recheck import Rechecked
@@ -73,7 +73,7 @@ class DeepSpeed:
         search = Search(request)
         found = search.run(watch)
         record = SearchRecord.of_all(search.counted, stopped=search.stopped)
-        return self.plan_of(found[0], request, record, tuple(_alternatives(found)))
+        return self.plan_of(found[0], request, record, tuple(_alternatives(found, request)))
 
     def plan_of(
         self,
@@ -196,7 +196,7 @@ def _parts(tried: Tried) -> StepParts:
     )
 
 
-def _alternatives(found: list[Tried]) -> Iterator[Alternative]:
+def _alternatives(found: list[Tried], request: Request) -> Iterator[Alternative]:
     """The best of other strategies."""
     seen = {found[0].decisions.strategy}
     for tried in found:
@@ -204,5 +204,8 @@ def _alternatives(found: list[Tried]) -> Iterator[Alternative]:
         if strategy not in seen and len(seen) <= RIVALS:
             seen.add(strategy)
             yield Alternative(
-                strategy=strategy, step_seconds=tried.step.seconds, parts=_parts(tried)
+                strategy=strategy,
+                step_seconds=tried.step.seconds,
+                parts=_parts(tried),
+                memory=fullest(predicted(tried, request).memory),
             )

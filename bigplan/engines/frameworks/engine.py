@@ -13,7 +13,7 @@ from bigplan.engines.frameworks.way import Way
 from bigplan.engines.shortage import short_text
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.strategy import Strategy
-from bigplan.plan import Alternative, Plan, SearchRecord, digest
+from bigplan.plan import Alternative, Plan, SearchRecord, digest, fullest
 from bigplan.planner import Request
 from bigplan.recheck import Rechecked
 from bigplan.solve.search import Watch
@@ -139,5 +139,8 @@ def _alternatives(found: list[Priced]) -> Iterator[Alternative]:
         if strategy not in seen and len(seen) <= RIVALS:
             seen.add(strategy)
             yield Alternative(
-                strategy=strategy, step_seconds=priced.seconds, parts=priced.step_parts()
+                strategy=strategy,
+                step_seconds=priced.seconds,
+                parts=priced.step_parts(),
+                memory=fullest(priced.predicted().memory),
             )

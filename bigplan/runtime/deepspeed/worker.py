@@ -174,7 +174,11 @@ class Worker:
             engine = self._initialized(stage, stage.held(), config)
             return engine, stage, pipeline.Piped(engine, stage, self._device, lane)
         whole = config["zero_optimization"]["stage"] < 3
-        shared = nullcontext() if whole else deepspeed.zero.Init(config_dict_or_path=config)
+        # Tensors are made as asked meanwhile: first values are drawn in fp32 on the CPU, where
+        # DeepSpeed would make every new tensor one of the GPU, in its precision.
+        shared: Any = nullcontext()
+        if not whole:
+            shared = deepspeed.zero.Init(config_dict_or_path=config, tensor_overrides=set())
         with shared:
             model = Model(plan.model, values, dtype, recompute=recompute, chunk=chunk)
         engine = self._initialized(model, model.held(), config)

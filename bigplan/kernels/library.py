@@ -1,0 +1,176 @@
+"""Generated kernels of a block's operators, made when a shape first comes and kept: a library.
+
+Each is one of `single.py`'s, with the tile that the model picks for the GPU. Functions take and
+give tensors without autograd, which is around them in `runtime/generated.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigplan.kernels import single
+from bigplan.kernels.launch import NOTHING, Into, Kernel
+from bigplan.kernels.price import Fused, Pricer
+from bigplan.kernels.single import ActivationKind, NormKind, Single
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class _Entry:
+    """A kernel that takes its inputs by name and gives its outputs as `single.py` orders them."""
+
+    def __init__(self, made: Single, fused: Fused) -> None:
+        self.kernel = Kernel(fused.body, fused.choices)
+        self.inputs = tuple(value.name for value in fused.body.inputs)
+        names = [value.name for value in fused.body.outputs]
+        self.order = tuple(names.index(name) for name in made.wanted)
+
+    def __call__(self, named: Mapping[str, Tensor], into: Into = NOTHING) -> tuple[Tensor, ...]:
+        found = self.kernel(*(named[name] for name in self.inputs), into=into)
+        return tuple(found[i] for i in self.order)
+
+
+class Library:
+    """All kernels of a process, for one GPU."""
+
+    def __init__(self, pricer: Pricer) -> None:
+        self.pricer = pricer
+        self._entries: dict[Any, _Entry] = {}
+
+    def _entry(self, key: Any, make: Callable[[], Single]) -> _Entry:
+        if key not in self._entries:
+            self._entries[key] = self._made(make())
+        return self._entries[key]
+
+    def _made(self, made: Single) -> _Entry:
+        nodes = [node for node in made.graph.nodes if not node.layout]
+        fused = self.pricer.fused(made.graph, nodes, frozenset(made.wanted))
+        assert isinstance(fused, Fused), fused
+        return _Entry(made, fused)
+
+    # --- Norms over the last dimension.
+
+    def norm(
+        self, kind: NormKind, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float
+    ) -> tuple[Tensor, ...]:
+        """Normed x in its dtype, and its statistics, fp32 [..., 1]."""
+        return self._norm(kind, {"x": x.contiguous(), "weight": weight}, bias, epsilon)
+
+    def added_norm(
+        self, kind: NormKind, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
+        epsilon: float,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """The same of x + y, then x + y, which takes the place of y."""
+        named = {"x": x.contiguous(), "y": y.contiguous(), "weight": weight}
+        return self._norm(kind, named, bias, epsilon, {"sum": named["y"]})
+
+    def _norm(
+        self, kind: NormKind, named: dict[str, Tensor], bias: Tensor | None, epsilon: float,
+        into: Into = NOTHING,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        x, biased, added = named["x"], bias is not None, "y" in named
+        if bias is not None:
+            named["bias"] = bias
+        entry = self._entry(
+            ("norm", kind, x.shape, x.dtype, epsilon, biased, added),
+            lambda: single.norm(
+                kind, tuple(x.shape[:-1]), x.shape[-1], NAMES[x.dtype], epsilon, biased=biased,
+                added=added,
+            ),
+        )  # fmt: skip
+        return entry(named, into)
+
+    def norm_backward(
+        self,
+        kind: NormKind,
+        named: Mapping[str, Tensor],
+        beside: Tensor | None = None,
+        *,
+        biased: bool = False,
+        over: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Gradients by x, weight and bias, of `gradient`, x, weight, (mean,) rstd by these names.
+
+        `beside`, like x, is added to the gradient by x, and with `over` overwritten by it.
+        """
+        named = {name: tensor.contiguous() for name, tensor in named.items()}
+        into = NOTHING
+        if beside is not None:
+            named["beside"] = beside.contiguous()
+            into = {"total": named["beside"]} if over else NOTHING
+        x, added = named["x"], beside is not None
+        entry = self._entry(
+            ("norm backward", kind, x.shape, x.dtype, biased, added),
+            lambda: single.norm_backward(
+                kind, tuple(x.shape[:-1]), x.shape[-1], NAMES[x.dtype], biased=biased, beside=added
+            ),
+        )
+        return entry(named, into)
+
+    # --- Activations.
+
+    def activation(self, kind: ActivationKind, *inputs: Tensor) -> Tensor:
+        """Of x, or of SwiGLU's gate and up."""
+        x = inputs[0]
+        entry = self._entry(
+            ("activation", kind, x.shape, x.dtype),
+            lambda: single.activation(kind, tuple(x.shape), NAMES[x.dtype]),
+        )
+        (out,) = entry(dict(zip("xy", (one.contiguous() for one in inputs), strict=False)))
+        return out
+
+    def activation_backward(
+        self, kind: ActivationKind, gradient: Tensor, *inputs: Tensor, out: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Gradients by the inputs (of a ReLU its output stands for its input).
+
+        SwiGLU's output goes to `out`, which may be `gradient` itself, contiguous.
+        """
+        x, again = inputs[0], out is not None
+        entry = self._entry(
+            ("activation backward", kind, x.shape, x.dtype, again),
+            lambda: single.activation_backward(kind, tuple(x.shape), NAMES[x.dtype], again=again),
+        )
+        named = dict(zip("xy", (one.contiguous() for one in inputs), strict=False))
+        found = entry(
+            named | {"gradient": gradient.contiguous()}, NOTHING if out is None else {"out": out}
+        )
+        return found[: len(inputs)]
+
+    # --- Positions and the loss.
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+        """Heads x [b, s, heads, d] of any strides, turned by cos and sin [s, r / 2]; contiguous."""
+        half, key = cos.shape[-1], (x.shape, x.stride(), x.dtype, back)
+        entry = self._entry(
+            ("rotary", half, key),
+            lambda: single.rotary(
+                tuple(x.shape), tuple(x.stride()), half, NAMES[x.dtype], back=back
+            ),
+        )
+        named = {
+            "first": x[..., :half],
+            "second": x[..., half : 2 * half],
+            "rest": x[..., 2 * half :],
+        }
+        (out,) = entry(named | {"cos": cos.unsqueeze(1), "sin": sin.unsqueeze(1)})
+        return out
+
+    def cross_entropy_(self, logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+        """Losses fp32 [n] of contiguous logits [n, V], which their gradient times `scale` replaces.
+
+        Targets int64 [n]: a negative one counts nothing. `scale`: one fp32 element.
+        """
+        assert logits.is_contiguous()
+        rows, columns = logits.shape
+        entry = self._entry(
+            ("loss", rows, columns, logits.dtype),
+            lambda: single.cross_entropy(rows, columns, NAMES[logits.dtype]),
+        )
+        named = {"logits": logits, "targets": targets.view(-1, 1), "scale": scale.view(1)}
+        losses, _ = entry(named, {"by_logits": logits})
+        return losses.view(-1)

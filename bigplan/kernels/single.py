@@ -1,0 +1,228 @@
+"""The operators of a block, each as a graph that is one kernel: what the runtime calls one by one.
+
+`families.py` has whole blocks, for covers that see all of them. The runtime decides itself what
+leaves the GPU and what is computed again, and asks for a norm, an activation or a loss at a time,
+with what its backward adds in the same pass. Without torch, so that the planner can price them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bigplan.kernels.graph import Argument, Graph, Node, Ref, Value, dense, frozen
+
+NormKind = Literal["rmsnorm", "layernorm"]
+ActivationKind = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
+APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
+Shape = tuple[int, ...]
+Arguments = Mapping[str, Argument]
+
+
+@dataclass(frozen=True)
+class Single:
+    """A graph that is one kernel, and the values that it writes, in the order of its callers."""
+
+    graph: Graph
+    wanted: tuple[str, ...]
+
+
+@dataclass
+class _Maker:
+    """Collects inputs and nodes."""
+
+    inputs: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def given(self, name: str, shape: Shape, dtype: str, strides: Shape | None = None) -> str:
+        made = dense(name, shape, dtype)
+        self.inputs.append(made if strides is None else Value(name, shape, dtype, strides))
+        return name
+
+    def node(self, op: str, outputs: tuple[Value, ...], /, **arguments: Argument) -> None:
+        self.nodes.append(Node(f"{op} {len(self.nodes)}", op, frozen(arguments), outputs))
+
+    def one(self, op: str, output: Value, /, **arguments: Argument) -> str:
+        self.node(op, (output,), **arguments)
+        return output.name
+
+    def single(self, *wanted: str) -> Single:
+        return Single(Graph(tuple(self.inputs), tuple(self.nodes), wanted, len(wanted)), wanted)
+
+
+def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: bool) -> Arguments:
+    arguments: dict[str, Argument] = {"weight": Ref(make.given("weight", (columns,), dtype))}
+    if kind == "layernorm":
+        arguments["bias"] = Ref(make.given("bias", (columns,), dtype)) if biased else None
+    return arguments
+
+
+def norm(
+    kind: NormKind, rows: Shape, columns: int, dtype: str, epsilon: float, *,
+    biased: bool = False, added: bool = False,
+) -> Single:  # fmt: skip
+    """Of x [*rows, columns], or of the sum x + y with `added`: out, statistics and the sum.
+
+    Statistics are fp32 [*rows, 1]: the mean of a layer norm, and the reciprocal deviation.
+    """
+    make, shape = _Maker(), (*rows, columns)
+    x = make.given("x", shape, dtype)
+    if added:
+        y = make.given("y", shape, dtype)
+        x = make.one("add", dense("sum", shape, dtype), self=Ref(x), other=Ref(y))
+        # As torch has it: a norm reads the sum in its dtype.
+        x = _rounded(make, x, shape, dtype)
+    row = dense("rstd", (*rows, 1), "fp32")
+    mean = (dense("mean", (*rows, 1), "fp32"),) if kind == "layernorm" else ()
+    op = "native_layer_norm" if kind == "layernorm" else "_fused_rms_norm"
+    make.node(
+        op, (dense("out", shape, dtype), *mean, row), input=Ref(x), normalized_shape=(columns,),
+        eps=epsilon, **_weights(make, kind, columns, dtype, biased),
+    )  # fmt: skip
+    statistics = (*(value.name for value in mean), "rstd")
+    return make.single("out", *statistics, *(["sum"] if added else []))
+
+
+def _rounded(make: _Maker, x: str, shape: Shape, dtype: str) -> str:
+    if dtype == "fp32":
+        return x
+    return make.one("_to_copy", dense(f"rounded {x}", shape, dtype), self=Ref(x))
+
+
+def norm_backward(
+    kind: NormKind, rows: Shape, columns: int, dtype: str, *, biased: bool = False,
+    beside: bool = False,
+) -> Single:  # fmt: skip
+    """Gradients by x, weight and bias. `beside` [*rows, columns] is added to that by x."""
+    make, shape, layer = _Maker(), (*rows, columns), kind == "layernorm"
+    gradient, x = make.given("gradient", shape, dtype), make.given("x", shape, dtype)
+    weight = make.given("weight", (columns,), dtype)
+    names = ("mean", "rstd") if layer else ("rstd",)
+    statistics = {name: Ref(make.given(name, (*rows, 1), "fp32")) for name in names}
+    vectors = ("by_weight", "by_bias") if layer and biased else ("by_weight",)
+    outputs = tuple(dense(name, (columns,), dtype) for name in vectors)
+    mask = (True, True, biased) if layer else (True, True)
+    op = "native_layer_norm_backward" if layer else "_fused_rms_norm_backward"
+    make.node(
+        op, (dense("by_x", shape, dtype), *outputs), grad_out=Ref(gradient), input=Ref(x),
+        normalized_shape=(columns,), weight=Ref(weight), output_mask=mask, **statistics,
+    )  # fmt: skip
+    if not beside:
+        return make.single("by_x", *vectors)
+    other = make.given("beside", shape, dtype)
+    make.one("add", dense("total", shape, dtype), self=Ref("by_x"), other=Ref(other))
+    return make.single("total", *vectors)
+
+
+def activation(kind: ActivationKind, shape: Shape, dtype: str) -> Single:
+    """Of x, and of SwiGLU y: silu(x) * y."""
+    make, out = _Maker(), dense("out", shape, dtype)
+    x = Ref(make.given("x", shape, dtype))
+    if kind == "swiglu":
+        y = Ref(make.given("y", shape, dtype))
+        silu = make.one("silu", dense("silu", shape, dtype), self=x)
+        make.one("mul", out, self=Ref(silu), other=y)
+    elif kind == "relu":
+        make.one("relu", out, self=x)
+    else:
+        make.one("gelu", out, self=x, approximate=APPROXIMATE[kind])
+    return make.single("out")
+
+
+def activation_backward(
+    kind: ActivationKind, shape: Shape, dtype: str, *, again: bool = False
+) -> Single:
+    """The gradient by x, of SwiGLU that by y, and with `again` SwiGLU's output.
+
+    A ReLU's x is its output, which has the same signs.
+    """
+    make, by_x = _Maker(), dense("by_x", shape, dtype)
+    gradient, x = Ref(make.given("gradient", shape, dtype)), Ref(make.given("x", shape, dtype))
+    if kind == "relu":
+        make.one("threshold_backward", by_x, grad_output=gradient, self=x, threshold=0)
+        return make.single("by_x")
+    if kind != "swiglu":
+        approximate = APPROXIMATE[kind]
+        make.one("gelu_backward", by_x, grad_output=gradient, self=x, approximate=approximate)
+        return make.single("by_x")
+    y = Ref(make.given("y", shape, dtype))
+    inner = Ref(make.one("mul", dense("inner", shape, dtype), self=gradient, other=y))
+    silu = Ref(make.one("silu", dense("silu", shape, dtype), self=x))
+    make.one("silu_backward", by_x, grad_output=inner, self=x)
+    make.one("mul", dense("by_y", shape, dtype), self=gradient, other=silu)
+    if not again:
+        return make.single("by_x", "by_y")
+    make.one("mul", dense("out", shape, dtype), self=silu, other=y)
+    return make.single("by_x", "by_y", "out")
+
+
+def rotary(shape: Shape, strides: Shape, half: int, dtype: str, *, back: bool = False) -> Single:
+    """Heads [b, s, heads, d], the pairs (i, i + half) turned by cos and sin [s, 1, half].
+
+    They are read in parts: first and second half of what turns, and the rest.
+    """
+    make, columns = _Maker(), shape[-1]
+    cos, sin = (Ref(make.given(name, (shape[1], 1, half), dtype)) for name in ("cos", "sin"))
+    piece = (*shape[:-1], half)
+    first, second = (Ref(make.given(name, piece, dtype, strides)) for name in ("first", "second"))
+    rest = (*shape[:-1], columns - 2 * half)
+    others = (Ref(make.given("rest", rest, dtype, strides)),) if rest[-1] else ()
+
+    def made(op: str, name: str, a: Ref, b: Ref) -> Ref:
+        return Ref(make.one(op, dense(name, piece, "fp32"), self=a, other=b))
+
+    turned, other = ("add", "sub") if back else ("sub", "add")
+    low = made(turned, "low", made("mul", "a", first, cos), made("mul", "b", second, sin))
+    high = made(other, "high", made("mul", "c", second, cos), made("mul", "d", first, sin))
+    make.one("cat", dense("out", shape, dtype), tensors=(low, high, *others), dim=-1)
+    return make.single("out")
+
+
+def cross_entropy(rows: int, columns: int, dtype: str) -> Single:
+    """Losses fp32 [rows, 1] of logits, and their gradient times `scale` [1], dtype of the logits.
+
+    One pass takes the logarithm of the sum of exponentials, one more writes the gradient, and reads
+    the row again from the L2 cache where it is still there.
+    """
+    make = _Maker()
+    logits = Ref(make.given("logits", (rows, columns), dtype))
+    targets = Ref(make.given("targets", (rows, 1), "int64"))
+    scale = Ref(make.given("scale", (1,), "fp32"))
+    outputs = dense("losses", (rows, 1), "fp32"), dense("by_logits", (rows, columns), dtype)
+    make.node("cross_entropy_and_gradient", outputs, self=logits, target=targets, scale=scale)
+    return make.single("losses", "by_logits")
+
+
+# What an AdamW step multiplies and divides by, in the order of runtime/adamw.py's, the gradient's
+# divisor last.
+FACTORS = ("decay", "fresh", "square_kept", "square_fresh", "unbias", "epsilon", "step", "divisor")
+
+
+def adamw(count: int, gradient: str, copy: str | None) -> Single:
+    """AdamW on fp32 parameters and moments [count], which it gives anew, with a copy in `copy`.
+
+    Factors are fp32 [1] by the names in FACTORS. Each position is read and written once.
+    """
+    make, shape = _Maker(), (count,)
+    p, m, v = (Ref(make.given(name, shape, "fp32")) for name in ("p", "m", "v"))
+    g = Ref(make.given("g", shape, gradient))
+    by = {name: Ref(make.given(name, (1,), "fp32")) for name in FACTORS}
+    numbers = iter(range(100))
+
+    def made(op: str, a: Ref, b: Ref | None = None, name: str = "") -> Ref:
+        output = dense(name or f"t{next(numbers)}", shape, "fp32")
+        more = {} if b is None else {"other": b}
+        return Ref(make.one(op, output, self=a, **more))
+
+    g = made("div", g, by["divisor"])
+    first = made("add", m, made("mul", made("sub", g, m), by["fresh"]), "new m")
+    square = made("mul", made("mul", g, g), by["square_fresh"])
+    second = made("add", made("mul", v, by["square_kept"]), square, "new v")
+    deviation = made("add", made("div", made("sqrt", second), by["unbias"]), by["epsilon"])
+    change = made("mul", made("div", first, deviation), by["step"])
+    result = made("add", made("mul", p, by["decay"]), change, "new p")
+    if copy is None:
+        return make.single("new p", "new m", "new v")
+    make.one("_to_copy", dense("copy", shape, copy), self=result)
+    return make.single("new p", "new m", "new v", "copy")

@@ -1,0 +1,79 @@
+"""A generated AdamW: one pass over parameters, gradients and moments, 16-bit copies included.
+
+torch's fused kernel takes gradients in fp32 alone, writes them back where it divides them, and
+leaves copies to kernels of their own: 38 bytes a parameter, and 44 where gradients have 16 bits,
+against 30 and 28 here. Pieces of all lengths run one kernel, which is told how many elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from bigplan.cost.kernel import Shape
+from bigplan.kernels import single
+from bigplan.kernels.launch import compiled
+from bigplan.kernels.price import Fused, Pricer
+from bigplan.kernels.source import source
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+NOMINAL = 2**24  # elements that the tile is chosen for
+
+
+class AdamW:
+    """The kernels of a process, by the dtypes of gradient and copy."""
+
+    most = 2**30  # elements of a call: offsets are 32 bits wide
+
+    def __init__(self, pricer: Pricer) -> None:
+        self.pricer = pricer
+        self._made: dict[tuple[str, str | None], tuple[Any, tuple[str, ...], int, int]] = {}
+
+    def factors(self, constants: Sequence[float], divisor: float, device: torch.device) -> Tensor:
+        """What `step` multiplies by, fp32 on the device; constants in runtime/adamw.py's order."""
+        values = torch.tensor([*constants, divisor], pin_memory=device.type == "cuda")
+        return values.to(device, non_blocking=True)
+
+    def step(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        moments: tuple[Tensor, Tensor],
+        copy: Tensor | None,
+        factors: Tensor,
+    ) -> None:
+        """Update contiguous fp32 parameters [n] and moments in place, and write `copy`, if any.
+
+        The gradient, in any dtype, is divided by the last of the factors and stays as it is.
+        """
+        count = parameter.numel()
+        assert count <= self.most, count
+        kernel, order, tile, warps = self._kernel(
+            gradient.dtype, copy.dtype if copy is not None else None
+        )
+        named = {"p": parameter, "g": gradient, "m": moments[0], "v": moments[1]}
+        named |= dict(zip(single.FACTORS, factors.view(-1, 1).unbind(), strict=True))
+        named |= {"new p": parameter, "new m": moments[0], "new v": moments[1]}
+        if copy is not None:
+            named["copy"] = copy
+        tensors = (named[name] for name in order)
+        kernel[(triton.cdiv(count, tile),)](*tensors, count, num_warps=warps)
+
+    def _kernel(
+        self, gradient: torch.dtype, copy: torch.dtype | None
+    ) -> tuple[Any, tuple[str, ...], int, int]:
+        key = NAMES[gradient], None if copy is None else NAMES[copy]
+        if key not in self._made:
+            made = single.adamw(NOMINAL, *key)
+            fused = self.pricer.fused(made.graph, made.graph.nodes, frozenset(made.wanted))
+            assert isinstance(fused, Fused), fused
+            tile, body = fused.tile, fused.body
+            assert tile.shape is Shape.FLAT, tile
+            order = tuple(value.name for value in (*body.inputs, *body.outputs))
+            kernel = compiled(source(body, tile, counted=True))
+            self._made[key] = kernel, order, tile.columns, tile.warps
+        return self._made[key]

@@ -1,0 +1,38 @@
+"""Has a training all that it reads on this machine: looked at before a launch spends seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bigplan.errors import InputError
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.reading import user_path
+from bigplan.spec.training import Training
+
+
+def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError]:
+    """Data of training and validation that is not on this machine, or not for this model."""
+    named = [training.data, *([training.validation.data] if training.validation else [])]
+    for data in named:
+        if data != "bundled":
+            from bigplan.data.prepared import check_length, check_vocabulary, open_tokens
+
+            try:
+                tokens = open_tokens(user_path(data))
+                check_length(tokens, training.sequence_length)
+                check_vocabulary(tokens, model.vocab, model.name)
+            except InputError as error:
+                yield error
+
+
+def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> None:
+    """What the workers of a launch check too, seconds earlier. `weights`: they are read as well.
+
+    Raises InputError, and RefusedError for weights that are not read.
+    """
+    for error in unreadable_data(model, training):
+        raise error
+    if weights and training.weights is not None:
+        from bigplan.runtime.hf_weights import HfFolder
+
+        HfFolder.open(user_path(training.weights), model)

@@ -1,0 +1,103 @@
+"""A cluster as a page: what it has, how fast its parts are, and where every number is from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from bigplan.page.charts.compared import rates_chart
+from bigplan.page.charts.roofline import roofline_chart
+from bigplan.page.parts import Chart, Grid, Page, Section
+from bigplan.page.picture import above
+from bigplan.report.text import bytes_text
+from bigplan.spec.block import Block
+from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.dump import numbers
+from bigplan.units import counted
+
+PARTS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node", "running")
+
+
+def cluster_page(cluster: Cluster) -> Page:
+    """Every group of nodes, one after the other."""
+    sections = [part for group in cluster.node_groups for part in _sections(cluster, group)]
+    charts = [chart.spec for section in sections for chart in section.charts]
+    return Page(
+        title=cluster.name,
+        headline=_headline(cluster),
+        sections=tuple(sections),
+        picture=lambda: above(*charts),
+    )
+
+
+def _headline(cluster: Cluster) -> str:
+    groups = "; ".join(
+        f"{counted(group.nodes, 'node')} of {group.gpus_per_node} x {group.gpu.name} "
+        f"({bytes_text(group.gpu.memory)} each), {bytes_text(group.host.memory)} of host memory"
+        + (f" and {bytes_text(group.nvme.node_capacity)} on drives" if group.nvme else "")
+        for group in cluster.node_groups
+    )
+    said = f" {cluster.description.rstrip('.')}." if cluster.description else ""
+    return f"{groups}.{said}"
+
+
+def _sections(cluster: Cluster, group: NodeGroup) -> Iterator[Section]:
+    of = f" of {group.name}" if len(cluster.node_groups) > 1 else ""
+    number = cluster.node_groups.index(group)
+    gpu = group.gpu
+    roofs = {str(name): rate for name, rate in gpu.peak_flops.items()}
+    yield Section(
+        f"How fast its parts are{of}",
+        charts=(
+            Chart(
+                f"rates-{number}",
+                "Bytes a second, per GPU",
+                "Nominal for the GPU's memory, reached by large transfers elsewhere; what GPUs of "
+                "a node share is divided by them. One division of the axis is a factor.",
+                rates_chart(_rates(group)),
+            ),
+            Chart(
+                f"roofs-{number}",
+                f"Roofs of {gpu.name}",
+                "The most FLOP/s of each precision by how often a byte of memory is used.",
+                roofline_chart((), roofs, gpu.memory_bandwidth),
+            ),
+        ),
+    )
+    yield Section(f"Where every number is from{of}", grids=tuple(_sources(group)))
+
+
+def _rates(group: NodeGroup) -> dict[str, float]:
+    """Bytes/s by what carries them, fastest first."""
+    each, pcie = group.gpus_per_node, group.pcie
+    rates = {
+        "GPU memory": group.gpu.memory_bandwidth,
+        "host memory": group.host.memory_bandwidth / each,
+        "to the GPU": min(pcie.host_to_device, pcie.node_host_to_device / each),
+        "from the GPU": min(pcie.device_to_host, pcie.node_device_to_host / each),
+    }
+    if each > 1:
+        rates[f"between GPUs ({group.intra_node.name})"] = group.intra_node.bandwidth
+    if group.inter_node is not None:
+        rates[f"between nodes ({group.inter_node.name})"] = group.inter_node.bandwidth / each
+    if group.nvme is not None:
+        rates["drives, reading"] = group.nvme.node_read / each
+        rates["drives, writing"] = group.nvme.node_write / each
+    return dict(sorted(rates.items(), key=lambda item: -item[1]))
+
+
+def _sources(group: NodeGroup) -> Iterator[Grid]:
+    """Of every part its numbers; those of one key have one source."""
+    for name in PARTS:
+        block = getattr(group, name)
+        if not isinstance(block, Block):
+            continue
+        values: dict[str, list[str]] = defaultdict(list)
+        for key, (_, text) in numbers(block).items():
+            first, _, rest = key.partition(".")
+            values[first].append(f"{rest} {text}".strip())
+        rows = tuple(
+            (key, ", ".join(texts), block.sources.get(key, "default"))
+            for key, texts in values.items()
+        )
+        yield Grid(name, ("key", "value", "source"), rows)

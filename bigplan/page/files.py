@@ -1,0 +1,29 @@
+"""A page written to files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bigplan.page import picture
+from bigplan.page.html import page_html, require_library
+from bigplan.page.parts import Page
+from bigplan.spec.document import write_bytes, write_text
+
+
+def write_page(
+    page: Page,
+    html: str | Path | None = None,
+    svg: str | Path | None = None,
+    png: str | Path | None = None,
+) -> None:
+    """The page as HTML, its picture as SVG and as PNG: whichever is named.
+
+    Raises RefusedError without the plotting library, InputError where a file cannot be written.
+    """
+    require_library()
+    if html is not None:
+        write_text(Path(html).expanduser(), page_html(page), "page")
+    if svg is not None:
+        write_text(Path(svg).expanduser(), picture.svg(page.picture()), "picture")
+    if png is not None:
+        write_bytes(Path(png).expanduser(), picture.png(page.picture()), "picture")

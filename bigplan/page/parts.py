@@ -1,0 +1,82 @@
+"""What a page is made of. How it becomes HTML is in html.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+Spec = Mapping[str, Any]  # a chart in Vega-Lite's grammar
+
+_BARS = str.maketrans("", "", "█░")  # a terminal's; on a page the charts show the same
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A Vega-Lite chart. `text` says in words what it shows: the caption, and for screen readers.
+
+    `zoom`: the signal that holds the shown domain of x, where the chart can be zoomed; the page
+    has buttons for it.
+    """
+
+    name: str
+    title: str
+    text: str
+    spec: Spec
+    zoom: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table: cells are text, `right` the numbers of the columns of figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[int] = frozenset()
+    folded: bool = False  # shown when asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading, sentences, and what is shown below them."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+    charts: tuple[Chart, ...] = ()
+    grids: tuple[Grid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`headline` is the one sentence that the page is about; `picture` draws it in short."""
+
+    title: str
+    headline: str
+    sections: tuple[Section, ...]
+    picture: Callable[[], Spec]
+
+
+def grid(table: Table, without: Sequence[str] = (), *, folded: bool = False) -> Grid:
+    """A terminal's table with the same columns and words, but for columns of these headings."""
+    columns = [column for column in table.columns if _plain(column.header) not in without]
+    cells = [[_plain(cell).translate(_BARS).strip() for cell in column.cells] for column in columns]
+    return Grid(
+        title=_plain(table.title or ""),
+        columns=tuple(_plain(column.header) for column in columns),
+        rows=tuple(zip(*cells, strict=True)),
+        right=frozenset(i for i, column in enumerate(columns) if column.justify == "right"),
+        folded=folded,
+    )
+
+
+def pairs(title: str, rows: Sequence[tuple[str, str]]) -> Grid:
+    """Names and what they are."""
+    return Grid(title, ("", ""), tuple(rows))
+
+
+def _plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain

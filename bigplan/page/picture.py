@@ -1,0 +1,63 @@
+"""A chart as a picture in a file, drawn without a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bigplan.page.charts.looks import PICTURE_WIDTH
+from bigplan.page.html import VEGA_LITE, require_library
+from bigplan.page.parts import Spec
+
+SCALE = 2.0  # pixels of a PNG for one of the chart, for screens of high density
+INK, LINE = "#1b1f24", "#d5dae0"
+
+_TEXT = {"labelColor": INK, "titleColor": INK, "titleFontWeight": "normal", "labelFontSize": 12}
+CONFIG = {
+    "aria": False,  # a label for every bar would be two thirds of the file
+    "background": "white",
+    "view": {"stroke": LINE},
+    "axis": {**_TEXT, "gridColor": LINE, "domainColor": LINE, "tickColor": LINE},
+    "legend": {**_TEXT, "columns": 5},
+    "axisY": {"labelLimit": 320},
+    "text": {"color": INK},
+}
+
+
+def svg(spec: Spec) -> str:
+    """The chart as an SVG document. Raises RefusedError without the plotting library."""
+    require_library()
+    import vl_convert
+
+    return str(vl_convert.vegalite_to_svg(_still(spec), vl_version=VEGA_LITE, config=CONFIG))
+
+
+def png(spec: Spec) -> bytes:
+    """The chart as a PNG. Raises RefusedError without the plotting library."""
+    require_library()
+    import vl_convert
+
+    found = vl_convert.vegalite_to_png(
+        _still(spec), vl_version=VEGA_LITE, config=CONFIG, scale=SCALE
+    )
+    return bytes(found)
+
+
+def above(first: Spec, *others: Spec) -> dict[str, Any]:
+    """Charts below each other, each with colours and axes of its own."""
+    members = [_still(spec) for spec in (first, *others)]
+    for member in members:
+        member.pop("$schema")
+    apart = {"color": "independent", "x": "independent", "y": "independent"}
+    return {
+        "$schema": first["$schema"],
+        "vconcat": members,
+        "resolve": {"scale": apart, "legend": {"color": "independent"}},
+    }
+
+
+def _still(spec: Spec) -> dict[str, Any]:
+    """As wide as a picture is, where a page would say how wide."""
+    made = dict(spec)
+    if made.get("width") == "container":
+        made["width"] = PICTURE_WIDTH
+    return made

@@ -1,0 +1,64 @@
+"""A plan's steady step played again, as its pages and pictures show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bigplan.cost.framework import NATIVE
+from bigplan.engines import engine_of
+from bigplan.page.occupancy import Level, levels
+from bigplan.plan import MemoryUse, Plan
+from bigplan.planner import programs_of
+from bigplan.simulate import critical_events
+from bigplan.timeline import Event, Timeline
+
+PROCESSES = "processes"  # host memory of Python, CUDA, Ray: no buffer of a program
+
+
+@dataclass(frozen=True)
+class Played:
+    """The step's events, which of them are on the critical path, and what memory they fill.
+
+    `whole` is False where nothing but the events is known: of engines that run no program of
+    actions. Then no path is marked, and memory counts as filled all the time as it is at most.
+    """
+
+    seconds: float
+    events: tuple[Event, ...]
+    critical: frozenset[int]
+    levels: tuple[Level, ...]
+    whole: bool
+
+
+def played(plan: Plan) -> Played:
+    """The plan's step. Raises InputError where this version lacks the plan's engine."""
+    seconds, memory = plan.predicted.step_seconds, plan.predicted.memory
+    if plan.engine != NATIVE.name:
+        return of_events(plan, Timeline(engine_of(plan).timeline(plan).events, seconds))
+    candidate, programs = programs_of(plan)
+    costs = candidate.costs
+    events, critical = critical_events(programs, candidate.graph, costs)
+    found = levels(programs, events, seconds, costs.ranks_per_node)
+    for use in memory:
+        beside = {name: n for name, n in use.by_purpose.items() if name == PROCESSES}
+        found += _still(use, beside, seconds)
+    return Played(seconds, events, critical, tuple(found), whole=True)
+
+
+def of_events(plan: Plan, timeline: Timeline) -> Played:
+    """A step of which nothing but its events is known."""
+    still = tuple(
+        level
+        for use in plan.predicted.memory
+        for level in _still(use, use.by_purpose, timeline.seconds)
+    )
+    return Played(timeline.seconds, timeline.events, frozenset(), still, whole=False)
+
+
+def _still(use: MemoryUse, purposes: Mapping[str, int], seconds: float) -> list[Level]:
+    """Levels that do not change over the step."""
+    return [
+        Level(use.stage, use.tier, purpose, 0.0, seconds, nbytes)
+        for purpose, nbytes in purposes.items()
+    ]

@@ -1,0 +1,225 @@
+"""Norms, activations, positions and the loss by generated kernels, as autograd functions.
+
+They save what the functions of operators.py save, so that a plan's memory is the same either way.
+What differs is what one pass does: a layer norm's backward adds what else comes back to its input,
+as an RMSNorm's does, and a sum of the residual stream and the norm that reads it are one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from bigplan.errors import InputError
+from bigplan.runtime.native import Piece
+from bigplan.spec.training import Training
+
+if TYPE_CHECKING:
+    from bigplan.kernels.library import Library
+    from bigplan.kernels.single import ActivationKind, NormKind
+    from bigplan.kernels.update import AdamW
+
+
+def library_for(training: Training, device: torch.device) -> Library | None:
+    """The kernels that a training asks for; None: those written by hand, and torch's.
+
+    Without CUDA or Triton's interpreter there are none to run, and torch's operators compute the
+    same. Raises InputError where the model of kernels knows no GPU like this one.
+    """
+    if training.kernels == "torch":
+        return None
+    from bigplan.kernels.optimised import runs_kernels
+
+    return _library() if runs_kernels({device.type}) else None
+
+
+@cache
+def _library() -> Library:
+    from bigplan.kernels.library import Library
+    from bigplan.kernels.optimised import Optimiser
+
+    try:
+        return Library(Optimiser(None, 0.0).pricer)
+    except InputError as problem:
+        raise InputError(
+            f"the plan has generated kernels, and {problem}; or plan with --kernels torch"
+        ) from problem
+
+
+def adamw_for(training: Training, device: torch.device) -> AdamW | None:
+    """The kernel that updates what is on the device, where the training asks for generated ones."""
+    if device.type != "cuda" or training.optimizer.name != "adamw":
+        return None
+    library = library_for(training, device)
+    if library is None:
+        return None
+    from bigplan.kernels.update import AdamW
+
+    return AdamW(library.pricer)
+
+
+def adamw_step(
+    kernel: AdamW, constants: Sequence[float], pieces: Sequence[Piece], divisor: float
+) -> None:
+    """As fused.fused_step, of pieces on a GPU: one kernel a piece, and gradients stay."""
+    factors = kernel.factors(constants, divisor, pieces[0].parameter.device)
+    for piece in pieces:
+        for start in range(0, piece.elements, kernel.most):
+            part = piece.part(start, min(start + kernel.most, piece.elements))
+            first, second = part.state
+            kernel.step(part.parameter, part.gradient, (first, second), part.copy, factors)
+
+
+class NormRule(NamedTuple):
+    """What a norm over the last dimension is, and what runs it."""
+
+    library: Library
+    kind: NormKind
+    epsilon: float
+
+
+class _Norm(Function):
+    """A norm over the last dimension, and x; saves x and its statistics (fp32 [..., 1] each).
+
+    The gradient by the second output, if any, is added to that by the first; `over`: in its place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rule: NormRule, over: bool, *given: Any) -> tuple[Tensor, Tensor]:
+        x, weight, bias = given
+        ctx.set_materialize_grads(False)
+        ctx.rule, ctx.over, ctx.biased = rule, over, bias is not None
+        out, *statistics = rule.library.norm(rule.kind, x, weight, bias, rule.epsilon)
+        ctx.save_for_backward(x, weight, *statistics)
+        return out, x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        by_x, *by_weights = _norm_gradients(ctx, *gradients, over=ctx.over)
+        return None, None, by_x, *by_weights
+
+
+def _norm_gradients(ctx: Any, by_out: Tensor, beside: Tensor | None, *, over: bool) -> list[Any]:
+    """Gradients by x, weight and bias, the last None where there is none."""
+    x, weight, *statistics = ctx.saved_tensors
+    library, kind, _ = ctx.rule
+    names = ("mean", "rstd") if kind == "layernorm" else ("rstd",)
+    named = {"gradient": by_out, "x": x, "weight": weight}
+    named |= dict(zip(names, statistics, strict=True))
+    found = library.norm_backward(kind, named, beside, biased=ctx.biased, over=over)
+    return [*found, *[None] * (3 - len(found))]
+
+
+class _AddedNorm(Function):
+    """The norm of x + y, and x + y, which takes the memory of y; saves it and its statistics."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: NormRule, *given: Any) -> tuple[Tensor, Tensor]:
+        x, y, weight, bias = given
+        ctx.set_materialize_grads(False)
+        ctx.rule, ctx.biased = rule, bias is not None
+        found = rule.library.added_norm(rule.kind, x, y, weight, bias, rule.epsilon)
+        out, *statistics, total = found
+        ctx.save_for_backward(total, weight, *statistics)
+        return out, total.view_as(total)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        by_sum, *by_weights = _norm_gradients(ctx, *gradients, over=False)
+        return None, by_sum, by_sum, *by_weights
+
+
+class _Activation(Function):
+    """GELU, ReLU or SwiGLU; saves its inputs, a ReLU its output."""
+
+    @staticmethod
+    def forward(ctx: Any, library: Library, kind: ActivationKind, *inputs: Tensor) -> Tensor:
+        out = library.activation(kind, *inputs)
+        ctx.library, ctx.kind = library, kind
+        ctx.save_for_backward(*([out] if kind == "relu" else inputs))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        found = ctx.library.activation_backward(ctx.kind, gradients[0], *ctx.saved_tensors)
+        return None, None, *found
+
+
+class _Rotary(Function):
+    """Rotates pairs of columns of x [b, s, heads, d]; saves cos and sin only."""
+
+    @staticmethod
+    def forward(ctx: Any, library: Library, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.library = library
+        ctx.save_for_backward(cos, sin)
+        return library.rotary(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        cos, sin = ctx.saved_tensors
+        return None, ctx.library.rotary(gradients[0], cos, sin, back=True), None, None
+
+
+class _CrossEntropy(Function):
+    """Sum of the losses of logits [n, V], whose memory has their gradient when it is known."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, library: Library, scale: Tensor, logits: Tensor, targets: Tensor
+    ) -> Tensor:
+        losses = library.cross_entropy_(logits, targets, scale)
+        ctx.save_for_backward(logits)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        (by_logits,) = ctx.saved_tensors
+        return None, None, by_logits, None
+
+
+def norm(
+    rule: NormRule, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, over: bool = False
+) -> tuple[Tensor, Tensor]:
+    """A norm of x [..., h], and x for all others to read, as operators.rms_norm has it."""
+    return _Norm.apply(rule, over, x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def normed(rule: NormRule, x: Tensor, *weights: Tensor) -> Tensor:
+    """The norm of x alone, by weight and, if any, bias."""
+    return norm(rule, x, *weights)[0]
+
+
+def added_norm(
+    rule: NormRule, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The norm of x + y, and x + y; nobody else may read y, which it is written over."""
+    return _AddedNorm.apply(rule, x, y, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def activation(library: Library, kind: ActivationKind, *inputs: Tensor) -> Tensor:
+    """Of x [..., f], or of SwiGLU's gate and up."""
+    return _Activation.apply(library, kind, *inputs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def rotary(library: Library, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As operators.rotary."""
+    return _Rotary.apply(library, x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def cross_entropy(library: Library, scale: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum over rows of logits [n, V] by targets int64 [n]; a negative one counts nothing. fp32.
+
+    One kernel writes the gradient over the logits at once, so `scale`, one fp32 element that it is
+    multiplied by, has to be known; what autograd brings for the sum counts nothing.
+    """
+    return _CrossEntropy.apply(library, scale, logits, targets)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def scale_of(value: float, device: torch.device) -> Tensor:
+    """A factor as kernels read it."""
+    return torch.full((1,), value, dtype=torch.float32, device=device)

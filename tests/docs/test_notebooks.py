@@ -1,0 +1,36 @@
+"""The notebooks run from top to bottom, and show what they are stored with."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+pytest.importorskip("vl_convert")
+
+FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def kinds(cell: Any) -> list[tuple[str, tuple[str, ...]]]:
+    """What a cell showed, without its figures: those change with the planner."""
+    return [(each.output_type, tuple(sorted(each.get("data", ())))) for each in cell.outputs]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    stored = [kinds(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    client = nbclient.NotebookClient(
+        notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()  # raises where a cell does
+    assert [kinds(cell) for cell in notebook.cells if cell.cell_type == "code"] == stored
+    assert any("text/html" in shown for cell in stored for _, shown in cell)
+
+
+def test_there_are_two() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["first_plan", "which_machine"]

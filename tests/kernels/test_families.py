@@ -1,0 +1,76 @@
+"""Graphs of shipped families, written from their steps, have the kernels of captured ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from bigplan.kernels.cover import Unit
+from bigplan.kernels.families import block_graph
+from bigplan.kernels.keep import Plan, best_plan
+from bigplan.kernels.optimised import Optimiser, optimise
+from bigplan.spec.catalog import find_model
+from bigplan.spec.model import ModelSpec
+from tests.kernels.generated import DEVICE
+from tests.kernels.plain import PlainBlock
+
+LENGTH = 256
+# On a CPU attention of grouped heads is no kernel of its own: each has all heads here.
+SIZES = {"hidden": 256, "ffn": 768, "heads": 4, "kv_heads": 4, "head_dim": 64}
+NEOX = {"positions": "rope", "rotary_fraction": 0.25, "parallel_residual": True}
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "gpt2": ("gpt2-xl", {}),
+    "opt": ("opt-13b", {}),
+    "neox": ("gpt2-xl", NEOX),
+    "llama": ("llama-3-8b", {}),
+    "qwen3": ("llama-3-8b", {"qk_norm": True}),
+}
+
+
+def _model(name: str) -> ModelSpec:
+    shipped, changes = FAMILIES[name]
+    return ModelSpec.model_validate(find_model(shipped).model_dump() | SIZES | changes)
+
+
+def _captured(model: ModelSpec) -> Plan:
+    block = PlainBlock(model).to(DEVICE, torch.bfloat16)
+    table = ((LENGTH, 1, model.rotary_width), torch.bfloat16)
+    shapes = [((2, LENGTH, model.hidden), torch.bfloat16), table, table]
+    plan: Plan = optimise(block, shapes, gpu="h200-sxm").kernels.plans[0]
+    return plan
+
+
+def _kernels(units: Iterable[Unit], *, backward: bool) -> Counter[tuple[str, ...]]:
+    """The operators of every generated kernel, but for copies."""
+    side = (u for u in units if u.fused is not None and u.members[0].backward == backward)
+    return Counter(_operators([node.op for node in unit.members]) for unit in side)
+
+
+def _operators(names: list[str]) -> tuple[str, ...]:
+    """Autograd puts halves of heads together by other operators than families.py does."""
+    moved = {"cat", "slice_backward", "add"} if "neg" in names else set[str]()
+    return tuple(sorted(name for name in names if name not in {"clone", "_to_copy", *moved}))
+
+
+# On a CPU F.rms_norm is a chain of other operators, so that its covers are others.
+RMS = [pytest.param(name, marks=pytest.mark.gpu) for name in ("llama", "qwen3")]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "neox", *RMS])
+def test_a_familys_graph_has_the_kernels_of_a_captured_one(name: str) -> None:
+    model = _model(name)
+    written = best_plan(block_graph(model, 2, LENGTH, "bf16"), Optimiser("h200-sxm", 0.0).pricer)
+    captured = _captured(model)
+    for backward in (False, True):
+        ours, theirs = (
+            _kernels(plan.cover.units, backward=backward) for plan in (written, captured)
+        )
+        assert ours == theirs
+    # Attention's statistics are larger on a CPU; all else is kept alike.
+    assert written.kept_bytes == pytest.approx(captured.kept_bytes, rel=0.02)

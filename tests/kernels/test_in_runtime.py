@@ -1,0 +1,168 @@
+"""The runtime's blocks by generated kernels: the same numbers, and the same tensors kept."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch
+from torch import Tensor
+
+from bigplan.errors import InputError
+from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import Strategy
+from bigplan.kernels.library import Library
+from bigplan.kernels.optimised import Optimiser
+from bigplan.placement import Tier
+from bigplan.plan import Plan
+from bigplan.runtime import blocks, generated
+from bigplan.runtime.kept import Kept
+from bigplan.runtime.layers import Block
+from bigplan.runtime.products import Products
+from bigplan.spec.catalog import find_model
+from bigplan.spec.layers import TABLE
+from bigplan.spec.model import ModelSpec
+from tests.kernels.generated import DEVICE, error, random
+from tests.runtime.harness import execute
+from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.toys import kind_placement
+
+# fp32 sums of some hundred terms in another order, through a block (as in test_blocks.py).
+TOLERANCE = 1e-5
+# Of every family of blocks: layer norms and GELU, ReLU, partial rotary positions beside parallel
+# residuals, linear biases and a norm of the embedding, RMSNorms and gates, norms of heads.
+NEOX = {"positions": "rope", "rotary_fraction": 0.25, "parallel_residual": True, "head_dim": 16}
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "gpt2": ("gpt2-xl", {}),
+    "opt": ("opt-13b", {}),
+    "neox": ("gpt2-xl", NEOX),
+    "bloom": ("bloom-176b", {}),
+    "llama": ("llama-3-8b", {}),
+    "qwen3": ("llama-3-8b", {"qk_norm": True}),
+}
+NO_GRADIENT = "k_proj.bias"  # without rope softmax ignores what is added to all keys alike
+SIZES = {"layers": 1, "hidden": 48, "ffn": 80, "head_dim": 8, "vocab": 96}
+
+
+def _small(name: str) -> ModelSpec:
+    shipped, changes = FAMILIES[name]
+    model = find_model(shipped)
+    groups = min(2, model.heads // model.kv_heads)
+    sizes = SIZES | {"heads": 2 * groups, "kv_heads": 2, "max_sequence_length": 64}
+    return ModelSpec.model_validate(model.model_dump() | sizes | changes)
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return Library(Optimiser("h200-sxm", 0.0).pricer)
+
+
+def _parameters(model: ModelSpec, kind: str) -> dict[str, Tensor]:
+    kinds = model.kinds()
+    tied = kind == "head" and model.tied_embeddings
+    named = {p.name: p for p in kinds[kind]}
+    named |= {p.name: p for p in kinds["embedding"] if tied and p.name == TABLE}
+    made = {n: random(i, *p.shape) * 0.2 for i, (n, p) in enumerate(named.items())}
+    return {n: (t + float(t.dim() == 1)).requires_grad_() for n, t in made.items()}
+
+
+def _gradients(result: Tensor, p: dict[str, Tensor], x: Tensor, given: Tensor) -> list[Tensor]:
+    wanted = [t for name, t in p.items() if name != NO_GRADIENT]
+    return [result.detach(), *torch.autograd.grad(result, [x, *wanted], given)]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_block_and_the_loss_are_those_of_plain_torch(name: str, library: Library) -> None:
+    model = _small(name)
+    tables = blocks.position_tables(model, 5, DEVICE, torch.float32)
+    p, x = _parameters(model, "block"), random(50, 1, 5, 48).requires_grad_()
+    given = random(51, 1, 5, 48)
+    before = given.clone()
+    found = []
+    for kernels in (None, library):
+        ways = Products(kernels=kernels).ways
+        found.append(_gradients(blocks.block(p, x, model, tables, ways), p, x, given))
+    assert torch.equal(given, before)  # it is the caller's
+    for ours, plain in zip(found[1], found[0], strict=True):
+        assert error(ours, plain.double()) < TOLERANCE
+    p, targets = _parameters(model, "head"), torch.arange(5, device=DEVICE)[None] * 20 - 1
+    scale = generated.scale_of(0.25, x.device)
+    ways = blocks.PLAIN._replace(
+        kernels=library, loss=lambda *a: generated.cross_entropy(library, scale, *a)
+    )
+    targets[targets < 0] = -100
+    plain = blocks.head_loss(p, x, targets, model)
+    expected = _gradients(plain, p, x, torch.full_like(plain, 0.25))
+    loss = blocks.head_loss(p, x, targets, model, ways)
+    for ours, right in zip(_gradients(loss, p, x, torch.ones_like(loss)), expected, strict=True):
+        assert error(ours, right.double()) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    [
+        ("gpt2", Recompute.NONE),
+        ("opt", Recompute.SELECTIVE),
+        ("llama", Recompute.SELECTIVE),
+        ("neox", Recompute.MLP),
+        ("qwen3", Recompute.MLP),
+    ],
+)
+def test_a_block_keeps_the_same_bytes(name: str, recompute: Recompute, library: Library) -> None:
+    model = _small(name)
+    tables = blocks.position_tables(model, 8, DEVICE, torch.float32)
+    p = _parameters(model, "block")
+    flat = torch.cat([t.detach().flatten() for t in p.values()])
+    parts = torch.split(flat, [t.numel() for t in p.values()])
+    views = {n: part.view(t.shape) for (n, t), part in zip(p.items(), parts, strict=True)}
+    x, given, found = random(0, 1, 8, 48), random(1, 1, 8, 48), []
+    for kernels in (None, library):
+        kept = Kept(weights=flat.view(torch.uint8))
+        block = Block(model, tables, in_product=False, kernels=kernels)
+        out = block.record(views, x, kept, recompute)
+        nbytes = kept.nbytes
+        by_x, by_weights = kept.gradients(given.clone())
+        by_weights.pop(NO_GRADIENT, None)
+        found.append((nbytes, [out, by_x, *by_weights.values()]))
+    assert found[0][0] == found[1][0]
+    for ours, plain in zip(found[1][1], found[0][1], strict=True):
+        assert error(ours, plain.double()) < TOLERANCE
+
+
+def _plan(kernels: str, **style: object) -> Plan:
+    placement = placed(
+        embedding=kind_placement(1),
+        block=kind_placement(1, Tier.HOST, Tier.HOST, (Recompute.SELECTIVE, Tier.HOST), Tier.HOST),
+        head=kind_placement(1),
+    )
+    training = tiny_training(1, kernels=kernels, sequence_length=6)
+    plan = plan_of(tiny_model(layers=1, **style), training, Strategy(dp=1), placement, DEVICE)
+    return plan.model_copy(update={"placement": placement.model_copy(update={"loss_chunk": 5})})
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        {},
+        {"norm": "layernorm", "mlp": "gelu_tanh", "positions": "learned", "tied_embeddings": True},
+    ],
+    ids=["llama", "gpt2"],
+)
+def test_a_run_trains_as_one_without(style: dict[str, object]) -> None:
+    ours, plain = (execute(_plan(way, **style), steps=1) for way in ("generated", "torch"))
+    assert ours.losses == pytest.approx(plain.losses, rel=1e-5)
+    for one, other in zip(ours.states[-1], plain.states[-1], strict=True):
+        assert error(one.moments[0], other.moments[0].double()) < TOLERANCE
+
+
+def test_a_gpu_that_the_model_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    generated._library.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Voodoo 2")
+    training = tiny_training(1, kernels="generated")
+    with pytest.raises(InputError, match="or plan with --kernels torch"):
+        generated.library_for(training, torch.device("cuda"))
+    plain = tiny_training(1)
+    assert generated.library_for(plain, torch.device("cuda")) is None

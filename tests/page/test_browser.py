@@ -1,0 +1,131 @@
+"""Pages in headless Chromium: drawn at two widths, light and dark, zoomed, asking for nothing.
+
+Skipped where there is no Chromium, which `.ci/run` installs from the distribution's packages.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.page.pages import KINDS, html
+
+pytest.importorskip("vl_convert")
+playwright = pytest.importorskip("playwright.sync_api")
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+ALL_DRAWN = "[...document.querySelectorAll('.chart')].every(c => c.dataset.drawn)"
+DRAWN_AS = "[...document.querySelectorAll('.chart')].map(c => c.dataset.drawn)"
+WINDOW = """bigplanViews.get(document.querySelector('[data-chart=timeline]'))
+  .view.scale('x').domain()"""
+# Pixels of each canvas that differ from its first one.
+INKED = """[...document.querySelectorAll('.chart canvas')].map(canvas => {
+  const pixels = new Uint32Array(
+    canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+  return pixels.reduce((n, pixel) => n + (pixel !== pixels[0]), 0) / pixels.length;
+})"""
+OVERFLOWS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+SECONDS = 60_000  # milliseconds that a chart may take on a machine that is busy
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip(f"needs Chromium: none of {', '.join(NAMES)} is installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page in a window, with what it asked for and complained of."""
+
+    def __init__(self, page: Page, path: Path) -> None:
+        self.page, self.requests, self.complaints = page, list[str](), list[str]()
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.goto(path.as_uri())
+        page.wait_for_function(ALL_DRAWN, timeout=SECONDS)
+        self.uri = path.as_uri()
+
+    def evaluate(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+
+@pytest.fixture
+def opened(chromium: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """The page, width and scheme of the test's parameter."""
+    kind, width, scheme = request.param
+    path = tmp_path / f"{kind}.html"
+    path.write_text(html(kind))
+    context = chromium.new_context(
+        viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True
+    )
+    yield Opened(context.new_page(), path)
+    context.close()
+
+
+EVERY = [(kind, *view) for kind in KINDS for view in ((1280, "light"), (390, "dark"))]
+
+
+@pytest.mark.parametrize("opened", EVERY, indirect=True, ids=lambda case: "-".join(map(str, case)))
+def test_a_page_is_drawn_and_fits(opened: Opened, request: pytest.FixtureRequest) -> None:
+    _, _, scheme = request.node.callspec.params["opened"]
+    assert set(opened.evaluate(DRAWN_AS)) == {scheme}
+    assert all(share > 0.01 for share in opened.evaluate(INKED))
+    assert not opened.evaluate(OVERFLOWS)
+    assert opened.complaints == []
+    assert opened.requests == [opened.uri]
+
+
+@pytest.mark.parametrize("opened", [("plan", 1280, "light")], indirect=True)
+def test_the_timeline_zooms(opened: Opened) -> None:
+    page = opened.page
+    whole = opened.evaluate(WINDOW)
+
+    def pressed(what: str) -> list[float]:
+        page.click(f"#timeline [data-zoom={what}]")
+        page.wait_for_timeout(100)
+        return [float(end) for end in opened.evaluate(WINDOW)]
+
+    start, end = pressed("in")
+    assert (start, end) == pytest.approx((0.25 * whole[1], 0.75 * whole[1]))
+    assert pressed("right")[0] > start
+    assert pressed("all") == whole
+    page.hover("#timeline canvas")
+    page.mouse.wheel(0, 200)  # scrolls, as everywhere
+    page.wait_for_timeout(200)
+    assert opened.evaluate(WINDOW) == whole
+    page.hover("#timeline canvas")
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -300)
+    page.keyboard.up("Control")
+    page.wait_for_timeout(200)
+    start, end = opened.evaluate(WINDOW)
+    assert 0 < end - start < whole[1]
+    assert opened.complaints == []
+
+
+@pytest.mark.parametrize("opened", [("run", 1280, "light")], indirect=True)
+def test_a_scheme_that_changes_is_followed(opened: Opened) -> None:
+    opened.page.emulate_media(color_scheme="dark")
+    dark = f"{DRAWN_AS}.every(drawn => drawn === 'dark')"
+    opened.page.wait_for_function(dark, timeout=SECONDS)
+    assert opened.complaints == []
+
+
+@pytest.mark.parametrize("opened", [("plan", 390, "light")], indirect=True)
+def test_the_policy_of_the_page_stops_requests(opened: Opened) -> None:
+    """Were a script to ask for something, the browser would refuse before it leaves."""
+    asked = """() => fetch('https://example.com/').then(() => 'left', error => error.name)"""
+    assert opened.page.evaluate(asked) == "TypeError"
+    assert any("Content Security Policy" in text for text in opened.complaints)
