@@ -25,7 +25,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.reading import read_text
 from bigplan.spec.training import Training
 
-FORMAT: Final = 6  # of plan files; one for every change that makes older ones unreadable
+FORMAT: Final = 7  # of plan files; one for every change that makes older ones unreadable
 
 
 class MemoryUse(Spec):
@@ -127,7 +127,7 @@ class SearchRecord(Spec):
 class Plan(Spec):
     """Everything that launching, simulating and explaining need."""
 
-    format: Literal[6] = FORMAT
+    format: Literal[7] = FORMAT
     inputs: Mapping[str, str] = Field(description="SHA-256 of each input, canonically written")
     predicted: Predicted
     strategy: Strategy
@@ -145,8 +145,12 @@ class Plan(Spec):
 
 
 def digest(spec: Spec) -> str:
-    """SHA-256 of a description, independent of how it was written."""
-    text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """SHA-256 of a description, independent of how it was written.
+
+    Of what is not as usual alone: a key that later versions have does not make older files unlike.
+    """
+    said = spec.model_dump(mode="json", exclude_defaults=True)
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -33,6 +33,14 @@ Interface = Annotated[
         "eth0; with --address.",
     ),
 ]
+Multiprocessors = Annotated[
+    Path | None,
+    typer.Option(
+        "--multiprocessors",
+        help="Measure nothing but the GPU's multiprocessors, for the model of generated kernels, "
+        "and write their description here.",
+    ),
+]
 
 
 def profile(
@@ -62,14 +70,7 @@ def profile(
     ] = None,
     address: Address = None,
     interface: Interface = None,
-    multiprocessors: Annotated[
-        Path | None,
-        typer.Option(
-            "--multiprocessors",
-            help="Measure nothing but the GPU's multiprocessors, for the model of generated "
-            "kernels, and write their description here.",
-        ),
-    ] = None,
+    multiprocessors: Multiprocessors = None,
 ) -> None:
     """Measure this machine and write it as a cluster YAML for `bigplan plan --cluster FILE`.
 

@@ -54,8 +54,8 @@ def _statistics(x: Tensor) -> Statistics:
     count = x.numel() // x.shape[1]
     if _by_position(x):
         rows = _positions(x)
-        shift = rows[:1].float()
-        centred = rows - shift
+        shift = rows[:1]
+        centred = rows.float() - shift  # the cast is inside the kernel; of the row it would be one
         first = centred.sum(0).view(-1, 1) / count
         square = (centred * centred).sum(0).view(-1, 1) / count
         return shift.view(-1, 1) + first, square - first * first

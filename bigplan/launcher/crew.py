@@ -194,7 +194,7 @@ class Crew:
 
         Raises the most telling rank's error, and LostError where one hangs.
         """
-        allowed = Allowed.elsewhere()
+        allowed = Allowed.checking() if method == "preflight" else Allowed.elsewhere()
         if method == "step":
             allowed = Allowed.in_step(self._predicted, first=not self._stepped)
         saves = method == "close" or (method in ("step", "save") and any(arguments))

@@ -38,6 +38,11 @@ class Allowed:
         return cls(times * SILENT, times * max(longer, STEPS * predicted))
 
     @classmethod
+    def checking(cls) -> Allowed:
+        """While nothing is allocated or compiled, which could hold Python up for long."""
+        return cls(SILENT)
+
+    @classmethod
     def elsewhere(cls) -> Allowed:
         """In all other calls, which tell nothing of how far they are."""
         return cls(PATIENT * SILENT)
@@ -81,7 +86,9 @@ class Heartbeat:
         # A silent rank is why the others stand still.
         for number, rank in enumerate(self._ranks):
             silent = now - rank.asked
-            if rank.question is not None and silent > allowed.silent:
+            # One that never answered may still be importing, beside many others on slow disks.
+            most = allowed.silent if rank.beat is not None else PATIENT * SILENT
+            if rank.question is not None and silent > most:
                 _end(rank.beat)
                 raise LostError(_told(number, rank, "gave no sign of life", silent, doing))
         for number, rank in enumerate(self._ranks):

@@ -46,7 +46,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("slow work although the target is bad")
 
     monkeypatch.setattr("bigplan.cli.plan.plan_experiment", begun)
-    monkeypatch.setattr("bigplan.planner.simulate_plan", begun)
+    monkeypatch.setattr("bigplan.engines.native.simulate_plan", begun)
     monkeypatch.setattr("bigplan.spec.detect.detect", begun)
 
 

@@ -94,7 +94,7 @@ def test_adamw_is_torchs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) ->
         for ours, theirs in zip((p, m, v), twins, strict=True):
             assert error(ours, theirs.double()) < 1e-6  # a few roundings of fp32
         assert error(copy, p.double()) < 2**-7
-        whole = Piece(*(t.clone() for t in (p, g)), (m.clone(), v.clone()))
+        whole = Piece(p.clone(), g.clone(), (m.clone(), v.clone()))
         update.step(p, g, (m, v), None, factors)
         monkeypatch.setattr(AdamW, "most", 100)  # a larger piece is cut, with the same bits
         adamw_step(update, kernel.native.constants, [whole], 4.0)
