@@ -4,7 +4,7 @@
 
 1. Of every run on an H200 since the rates of a profile are of updates beside copies, but those that
    wait for a drive: seconds of the updates as promised over those measured, sorted, and the middles
-   of fifths. `solve/cpu_to_spare.py` chooses plans by them (REACHED).
+   of fifths. `solve/candidate.py` chooses plans by them (REACHED).
 2. Of steps whose trace and plan are here: GB/s to the host while the CPU updated, activations and
    chunks of state together, and the part of what chunks reached beside updates just before.
 """

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from bigplan.capabilities import executable, native_refusal
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.process import locked_bytes
+from bigplan.effort import Effort
 from bigplan.errors import RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower, lower_steady
@@ -52,6 +53,7 @@ class Request:
     settings: Mapping[str, str | int | float] = field(default_factory=dict)  # --set
     engine: str = "any"
     exact: bool = False
+    effort: Effort = Effort.USUAL
 
     @classmethod
     def of(cls, experiment: Experiment, *, exact: bool = False) -> Request:
@@ -87,10 +89,11 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         return request.engine == "any" or refusal is None
 
     scope = Scope(fixed, pins, allowed)
+    find: Callable[[Workload, Scope, Watch], Found]
     if request.exact:
         from bigplan.solve.exact import exact_search as find
     else:
-        find = search
+        find = partial(search, effort=request.effort)
     found = find(workload, scope, watch)
     best = found.best
     return Plan(

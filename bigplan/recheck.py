@@ -79,7 +79,7 @@ def _promised_again(plan: Plan) -> Plan:
     verify(programs, graph, capacity_beside(programs, costs), costs.ranks_per_node)
     seconds = step_seconds(programs, graph, costs)
     totals = total_seconds(programs, graph, costs)
-    placed = Placed(candidate, plan.placement, seconds, totals, programs)
+    placed = Placed(candidate, plan.placement, seconds, seconds, totals, 0, programs)
     # Decisions that were pinned for the search and are not any more may beat its bound.
     bound = min(plan.predicted.lower_bound_seconds, seconds)
     predicted = predict(placed, workload, bound, plan.predicted.model_gap)

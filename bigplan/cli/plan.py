@@ -16,6 +16,7 @@ from bigplan.cli.inputs import checked_plan, files_read, is_plan, warnings
 from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.spread import takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
+from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
@@ -36,6 +37,7 @@ WHAT_IF = typer.Option(
 TIME_LIMIT = typer.Option(
     "--time-limit", min=0.0, help="Seconds after which the best plan so far is taken, with its gap."
 )
+EFFORT = typer.Option("--effort", help="high: improve plans in up to 400 more simulations.")
 
 # Seconds from the start of planning within which what would help is answered unasked: with the
 # imports a plan of one machine stays below a second.
@@ -51,6 +53,7 @@ def plan(
     exact: Annotated[
         bool, typer.Option("--exact", help="Try every placement: small problems only.")
     ] = False,
+    effort: Annotated[Effort, EFFORT] = Effort.USUAL,
     what_if: Annotated[bool | None, WHAT_IF] = None,
     time_limit: Annotated[float | None, TIME_LIMIT] = None,
     out: Annotated[
@@ -66,7 +69,7 @@ def plan(
     """
     wanted = _wanted(experiment, options, out)
     try:
-        planned = plan_experiment(wanted, exact=exact, time_limit=time_limit)
+        planned = plan_experiment(wanted, exact=exact, effort=effort, time_limit=time_limit)
     except InfeasibleError:
         if what_if:
             _say_what_would_fit(wanted)
@@ -170,6 +173,7 @@ def plan_experiment(
     experiment: Experiment,
     *,
     exact: bool = False,
+    effort: Effort = Effort.USUAL,
     time_limit: float | None = None,
     keeps_best: bool = True,
 ) -> Planned:
@@ -178,7 +182,7 @@ def plan_experiment(
     from bigplan.cli.waiting import Waiting
     from bigplan.planner import Request
 
-    request = Request.of(experiment, exact=exact)
+    request = replace(Request.of(experiment, exact=exact), effort=effort)
     if experiment.prefer == "fastest":
         return plan_request(request, time_limit, keeps_best=keeps_best)
     title = f"Planning {request.model.name}"

@@ -15,6 +15,7 @@ from bigplan.units import be, counted, format_count
 
 DEGREES = (("data parallel", "dp"), ("tensor parallel", "tp"), ("pipeline", "pp"))
 HARDLY = 1e-4  # of the optimizer state: too little to name
+WORTH_A_WORD = 0.01  # of a drive's rated writes
 SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
 
 
@@ -40,11 +41,19 @@ def _by(plan: Plan) -> str:
 
 
 def _worn(plan: Plan) -> str:
-    """What training without a break does to drives, where they do not survive it for long."""
+    """What the whole training does to drives, or without its length, how soon they are worn out."""
     wear = wear_of(plan)
-    if wear is None or wear.life_days is None or wear.life_days >= SOON:
+    if wear is None or wear.life_days is None:
         return ""
     whose = "its" if plan.cluster.group.nodes == 1 else "each node's"
+    if wear.job_share is not None and wear.job_share >= WORTH_A_WORD:
+        rated = f"{whose} {wear.named} {be(wear.drives)} rated for"
+        return (
+            f"; the whole training takes {percent(wear.job_share)} of the writes that {rated} "
+            f"({days_text(wear.life_days)} without a break)"
+        )
+    if wear.job_share is not None or wear.life_days >= SOON:
+        return ""
     return f"; {whose} {wear.named} would be worn out in {days_text(wear.life_days)} of training"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from bigplan.plan import Plan
 from bigplan.program import Lane
-from bigplan.report.text import bytes_text
+from bigplan.report.text import bytes_text, percent
 
 DAY = 86400.0
 NOTHING = 1 << 20  # bytes a step: no drive dies of that
@@ -14,12 +14,16 @@ NOTHING = 1 << 20  # bytes a step: no drive dies of that
 
 @dataclass(frozen=True)
 class Wear:
-    """Bytes written on one node; `life_days` is None where no endurance is stated."""
+    """Bytes written on one node; `life_days` is None where no endurance is stated.
+
+    `job_share`: part of the rated writes that the whole training takes, where its tokens are known.
+    """
 
     bytes_per_step: int
     bytes_per_day: float
     drives: int
     life_days: float | None
+    job_share: float | None = None
 
     @property
     def named(self) -> str:
@@ -35,9 +39,11 @@ def wear_of(plan: Plan) -> Wear | None:
     if written < NOTHING or group.nvme is None:
         return None
     a_day = written / plan.predicted.step_seconds * DAY
-    endurance = group.nvme.endurance
-    life = None if endurance is None else endurance * group.nvme.drives / a_day
-    return Wear(written, a_day, group.nvme.drives, life)
+    if group.nvme.endurance is None:
+        return Wear(written, a_day, group.nvme.drives, None)
+    rated, tokens = group.nvme.endurance * group.nvme.drives, plan.training.tokens
+    share = None if tokens is None else tokens / plan.training.tokens_per_step * written / rated
+    return Wear(written, a_day, group.nvme.drives, rated / a_day, share)
 
 
 def wear_text(wear: Wear) -> str:
@@ -47,6 +53,8 @@ def wear_text(wear: Wear) -> str:
         life = f"how long its {wear.named} {last} is unknown: endurance not stated"
     else:
         life = f"its {wear.named} {last} {days_text(wear.life_days)}"
+    if wear.job_share is not None:
+        life += f"; the whole training takes {percent(wear.job_share)} of the writes rated for"
     return (
         f"Each node writes {bytes_text(wear.bytes_per_step)} to NVMe a step, "
         f"{bytes_text(wear.bytes_per_day)} a day of training; {life}."

@@ -5,7 +5,7 @@ depends on have ended. Nothing here knows how the solver estimated the plan.
 """
 
 from bigplan.simulate.critical import critical_events, critical_path
-from bigplan.simulate.play import simulate, step_seconds
+from bigplan.simulate.play import simulate, step_seconds, steps_seconds
 from bigplan.simulate.seconds import (
     COLLECTIVES,
     LAUNCHING,
@@ -25,5 +25,6 @@ __all__ = [
     "critical_path",
     "simulate",
     "step_seconds",
+    "steps_seconds",
     "total_seconds",
 ]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph
 from bigplan.program import Program
-from bigplan.simulate.rank import Rank, ranks_of, run
+from bigplan.simulate.rank import Rank, priced_anew, ranks_of, run
 from bigplan.simulate.rounds import play_steady
 from bigplan.timeline import Event, Timeline
 
@@ -28,7 +28,17 @@ def step_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> flo
 
     Raises VerificationError where stages wait for each other for ever.
     """
-    return last_end(ranks_of(programs, graph, costs))
+    return next(steps_seconds(programs, graph, [costs]))
+
+
+def steps_seconds(
+    programs: Sequence[Program], graph: Graph, prices: Iterable[Costs]
+) -> Iterator[float]:
+    """The same at several prices, one after the other; what they share is made once."""
+    ranks: list[Rank] = []
+    for costs in prices:
+        ranks = priced_anew(ranks, graph, costs) if ranks else ranks_of(programs, graph, costs)
+        yield last_end(ranks)
 
 
 def last_end(ranks: list[Rank]) -> float:

@@ -5,7 +5,7 @@ The order is the runtime's (bigplan/order.py), kept as times instead of action n
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bigplan.content import Content
@@ -32,6 +32,15 @@ class Segment:
     count: int
     stride: int
     steps: list[tuple[Step, int]]
+
+    def priced(self, seconds: Callable[[Action], float]) -> Segment:
+        """The same at other prices."""
+        known: dict[int, Step] = {}
+        for step, _ in self.steps:
+            if id(step) not in known:
+                lane, _, uses, message, action = step
+                known[id(step)] = lane, seconds(action), uses, message, action
+        return Segment(self.count, self.stride, [(known[id(s)], n) for s, n in self.steps])
 
 
 @dataclass(slots=True)
@@ -136,6 +145,26 @@ def ranks_of(
     for rank in ranks:
         rank.events, rank.traced = events, traced
     return ranks
+
+
+def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]:
+    """The ranks at the start of their step again, at other prices."""
+    mail: Mail = {}
+
+    def seconds(action: Action) -> float:
+        return action_seconds(action, graph, costs)
+
+    return [
+        Rank(
+            stage=rank.stage,
+            segments=[segment.priced(seconds) for segment in rank.segments],
+            waits=Waits[float](rank.waits.count, 0.0, max),
+            mail=mail,
+            links=_links(rank.segments),
+            clocks=[0.0] * len(LANES),
+        )
+        for rank in ranks
+    ]
 
 
 def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:

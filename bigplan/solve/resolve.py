@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import inf
 
 from bigplan.placement import Placement, Rings
@@ -22,8 +21,6 @@ from bigplan.solve.relaxation import relaxed_steps
 # The second is tried too: by a fifth, a GiB of activations there and back costs 8 ms on an H200
 # and spares 7.
 SURCHARGES = (0.2, 0.05)
-MORE_SURCHARGES = (0.02, 0.005)  # for the best strategies
-LOSS_GAIN = 0.01  # of a step that larger chunks of the loss must save, to be made room for
 MARGIN = 1e-3  # of each tier, kept free for what rounding to whole rows and pages adds
 MARGINS = (MARGIN, 10 * MARGIN)  # the second where the first is not enough
 
@@ -61,27 +58,9 @@ def resolve(
                 break
             trial = try_out(candidate, placement)
             if trial is not None:
-                best = trial if best is None or trial.seconds < best.seconds else best
+                best = trial if best is None or trial.expected < best.expected else best
                 break
     return best
-
-
-def with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
-    """The trial, or a plan of its strategy that leaves room for more of the loss at a time.
-
-    The integer program counts on the time of the most tokens and the memory of the fewest, so what
-    it fills may be worth less than a larger chunk.
-    """
-    candidate, rings = trial.candidate, Rings.of(trial.placement)
-    for chunk in candidate.loss.chunks if candidate.loss else ():
-        shorter = candidate.saved_by(chunk, trial.placement.loss_chunk)
-        if shorter > LOSS_GAIN * trial.seconds:
-            larger = candidate.settled(trial.placement.model_copy(update={"loss_chunk": chunk}))
-            found = resolve(larger, [(rho, rings) for rho in SURCHARGES], pins, trial)
-            if found is None or found is trial:
-                break
-            trial = replace(found, candidate=candidate)
-    return trial
 
 
 def _same_but_loss(one: Placement, other: Placement) -> bool:

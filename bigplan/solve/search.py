@@ -20,25 +20,23 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
+from bigplan.effort import Effort
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Family
 from bigplan.placement import Rings
 from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
 from bigplan.solve.choice import Choice, Scope
-from bigplan.solve.cpu_to_spare import with_cpu_to_spare
 from bigplan.solve.decisions import decisions_of
+from bigplan.solve.improve import BUDGETS, further, improved
 from bigplan.solve.pins import rings_tried
-from bigplan.solve.relaxation import relaxed_steps
 from bigplan.solve.resolve import (
-    MORE_SURCHARGES,
     SURCHARGES,
     bounding_problem,
     model_outlook,
     optimum,
     problem_of,
     resolve,
-    with_larger_chunks,
 )
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.simplicity import complexity, simplest
@@ -54,16 +52,6 @@ RESIGNED = 1
 # with slow networks plans of four are 3 to 16% faster, and 9 take longer (search_patience.py).
 PROMISING, PATIENCE_PROMISING = 1.1, 40
 PROGRESS = 0.002  # a plan that is faster by less is none
-# Best strategies that more surcharges are tried on: on a second they changed none of nine plans, of
-# 8B to 175B on one to 64 GPUs, and took an eighth of the search.
-POLISHED = 1
-# Where even the best is so far above a strategy's linear program, that strategy is one of them too:
-# 8B on 16 GiB with 16-bit gradients 9.6 s in place of 11.0.
-FAR, POLISHED_FAR = 1.1, 3
-CRAMPED = 0.02  # by which room that rings take may slow a strategy before fewer are tried as well
-# Where a plan takes no longer than its linear program and so much more, other rings are not tried:
-# of 26 plans, 3B to 19B on one GPU, they made three faster, by 0.7 to 6%, none of those eleven.
-CLOSE = 0.025
 COUNTED = 16  # steps after which what waits is counted again
 CERTIFIED = 8  # integer programs, and
 CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
@@ -98,15 +86,17 @@ class Found:
         return self.model_seconds / self.bound - 1.0
 
 
-def search(workload: Workload, scope: Scope, watch: Watch = unwatched) -> Found:
+def search(
+    workload: Workload, scope: Scope, watch: Watch = unwatched, effort: Effort = Effort.USUAL
+) -> Found:
     """The fastest plan in simulation of the strategies that look best in the model.
 
     Raises InputError (no legal strategy, or stopped before the first plan) and InfeasibleError
     (none fits). An interrupt (Ctrl-C) stops it like `watch` does.
     """
-    state = _State(Choice.of(workload, scope), watch)
+    state = _State(Choice.of(workload, scope), watch, effort)
     try:
-        stopped = not (state.explore() and state.polish() and state.certify())
+        stopped = not (state.explore() and state.improve() and state.certify())
     except KeyboardInterrupt:
         stopped = True
     if not state.trials:
@@ -156,8 +146,8 @@ class _Entry:
 class _State:
     """What is known of every strategy while the search goes on."""
 
-    def __init__(self, choice: Choice, watch: Watch) -> None:
-        self.choice, self._watch = choice, watch
+    def __init__(self, choice: Choice, watch: Watch, effort: Effort = Effort.USUAL) -> None:
+        self.choice, self._watch, self._budget = choice, watch, BUDGETS[effort]
         self.trials: list[Trial] = []
         self.chosen: Trial | None = None  # of those about as fast as the fastest
         self.optima: dict[int, float] = {}  # the model's optimum, where it was solved for
@@ -182,8 +172,8 @@ class _State:
 
     @property
     def best(self) -> float:
-        """Simulated seconds of the fastest plan so far."""
-        return min((trial.seconds for trial in self.trials), default=inf)
+        """Seconds that the fastest plan so far is expected to take."""
+        return min((trial.expected for trial in self.trials), default=inf)
 
     def explore(self) -> bool:
         """Refine what looks fastest until no bound is below the best plan, or patience ends."""
@@ -207,39 +197,23 @@ class _State:
                 heapq.heappush(self._queue, (self._refine(entry), index))
         return True
 
-    def polish(self) -> bool:
-        """Try more surcharges and other rings on the best strategies."""
+    def improve(self) -> bool:
+        """Improve the best strategies' plans, choose the simplest about as fast, improve that."""
         pins = self.choice.scope.pins
-        self.trials.sort(key=_preference)
-        for i, trial in enumerate(self.trials[:POLISHED_FAR]):
+        for trial in improved(self.trials, pins, self._budget):
             if self._stopped():
                 return False
-            rings = Rings.of(trial.placement)
-            if i >= POLISHED and self.trials[0].seconds <= FAR * self._promise(
-                trial.candidate, rings
-            ):
-                break
-            ways = [(rho, rings) for rho in MORE_SURCHARGES]
-            better = resolve(trial.candidate, ways, pins, trial, self.best) or trial
-            better = self._with_other_rings(better)
-            self.trials[i] = with_cpu_to_spare(with_larger_chunks(better, pins), pins)
+            self._replace(trial)
         self.trials.sort(key=_preference)
         if self.trials:
-            self.chosen = simplest(self.trials, pins)
+            simple, pins = simplest(self.trials, pins)
+            self.chosen = further(simple, pins, self._budget)
         return True
 
-    def _with_other_rings(self, trial: Trial) -> Trial:
-        """The trial, or a faster plan of its strategy whose rings have other numbers of entries."""
-        rings, pins = Rings.of(trial.placement), self.choice.scope.pins
-        promised = self._promise(trial.candidate, rings) if trial.moves else inf
-        if trial.seconds <= promised * (1 + CLOSE):
-            return trial
-        for other in self._rings:
-            if other != rings:
-                worth = trial.seconds * (1 - PROGRESS)  # fewer entries leave less for jitter
-                found = resolve(trial.candidate, [(SURCHARGES[0], other)], pins, below=worth)
-                trial = found if found and found.seconds < worth else trial
-        return trial
+    def _replace(self, better: Trial) -> None:
+        """Let a plan take the place of the one before of its strategy."""
+        same = (t.candidate.strategy == better.candidate.strategy for t in self.trials)
+        self.trials[list(same).index(True)] = better
 
     def certify(self) -> bool:
         """Raise the least bounds, as long as that narrows the gap."""
@@ -317,32 +291,8 @@ class _State:
             trial = trial or resolve(entry.of, [(SURCHARGES[1], rings)], pins)
         if trial is None:
             return
-        leaner = self._leaner(entry, trial, fewer)
         ways = [(SURCHARGES[1], Rings.of(trial.placement))]
-        if leaner is not None:
-            ways.append((SURCHARGES[0], leaner))
         self.trials.append(resolve(entry.of, ways, pins, trial, self.best) or trial)
-
-    def _leaner(self, entry: _Entry, trial: Trial, fewer: list[Rings]) -> Rings | None:
-        """The rings, if any, that may give the fastest plan for the room that they leave.
-
-        The strategy's estimate counts on the times of many rings and the memory of few.
-        """
-        step = self._promise(trial.candidate, Rings.of(trial.placement))
-        if not fewer or trial.seconds * entry.estimate / step >= self.best:
-            return None
-        promises = {rings: self._promise(trial.candidate, rings) for rings in fewer}
-        enough = min(promises.values()) * (1 + CRAMPED)
-        if enough >= step:
-            return None
-        return next(rings for rings, seconds in promises.items() if seconds <= enough)
-
-    def _promise(self, candidate: Candidate, rings: Rings) -> float:
-        """Seconds of a step by its linear program with these rings."""
-        (step,) = relaxed_steps(
-            problem_of(candidate, self.choice.scope.pins, rings), SURCHARGES[:1]
-        )
-        return step
 
     def _solve(self, index: int) -> None:
         """Raise a strategy's bound to its integer optimum."""
@@ -362,4 +312,4 @@ def _patience(expected: float, best: float) -> int:
 
 def _preference(trial: Trial) -> tuple[float, tuple[bool, int, float, float], str]:
     """Fastest first; among equals the simplest, then by name."""
-    return round(trial.seconds, 9), complexity(trial), str(trial.candidate.strategy)
+    return round(trial.expected, 9), complexity(trial), str(trial.candidate.strategy)

@@ -13,7 +13,6 @@ from bigplan.placement import KindPlacement, Placement, Rings, Tier
 from bigplan.program import Lane
 from bigplan.solve.bounds import memory_outlook
 from bigplan.solve.candidate import Trial
-from bigplan.solve.cpu_to_spare import expected_seconds
 from bigplan.solve.pins import STREAMED, Pin
 from bigplan.solve.resolve import SURCHARGES, resolve
 
@@ -22,20 +21,22 @@ MOVED = ("parameters", "gradients", "optimizer", "activations")
 DRIVE, RECOMPUTE = "drive", "recompute"
 
 
-def simplest(trials: Sequence[Trial], pins: tuple[Pin, ...]) -> Trial:
+def simplest(trials: Sequence[Trial], pins: tuple[Pin, ...]) -> tuple[Trial, tuple[Pin, ...]]:
     """The simplest of plans about as fast as the first: of its strategy, or a trial that is still.
+
+    With the pins that hold it so simple.
 
     Mechanisms are forbidden one after the other, all moves first, where that costs next to nothing.
     """
     chosen, forbidden = trials[0], pins
-    most = expected_seconds(chosen) * (1 + WITHIN)
+    most = chosen.expected * (1 + WITHIN)
     for used, without in _ways(chosen):
         if used & mechanisms(chosen.placement):
             simpler = _resolved(chosen, (*forbidden, *without), most)
-            if simpler is not None and complexity(simpler) < complexity(chosen):
+            if simpler is not None and complexity(simpler)[:2] < complexity(chosen)[:2]:
                 chosen, forbidden = simpler, (*forbidden, *without)
-    still = (trial for trial in trials if not trial.moves and trial.seconds <= most)
-    return next(still, chosen) if chosen.moves else chosen
+    still = (trial for trial in trials if not trial.moves and trial.expected <= most)
+    return (next(still, chosen) if chosen.moves else chosen), forbidden
 
 
 def complexity(trial: Trial) -> tuple[bool, int, float, float]:
@@ -83,4 +84,4 @@ def _resolved(trial: Trial, pins: tuple[Pin, ...], most: float) -> Trial | None:
     if memory_outlook(candidate.graph, candidate.costs, (rings,), pins).bound >= most:
         return None
     found = resolve(candidate, [(SURCHARGES[0], rings)], pins, below=most)
-    return found if found is not None and expected_seconds(found) <= most else None
+    return found if found is not None and found.expected <= most else None

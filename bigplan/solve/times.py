@@ -115,9 +115,17 @@ def first_forward_rows(times: StageTimes, before: Linear) -> Iterator[AtLeast]:
     """E of a class: the stages before it, and deferred updates, come first."""
     name, rates = f"{times.stage.name}.E", times.costs.rates
     forward = var(f"{times.stage.name}.F")
-    kinds = list(times.stage.kinds)
+    kinds, slots = list(times.stage.kinds), times.stage.most.slots
     loads, _ = times.loads(kinds)
-    saved = times.saves - times.entries("passing", times.stage.most.slots)
+    reads, _ = times.weight_reads(kinds)
+    saved = times.saves - times.entries("passing", slots)
+    written = times.disk_saves - times.entries("on_disk", slots + STAGING)
+    moved = {
+        "h2d": (1 / rates.h2d) * loads,
+        "d2h": (1 / rates.d2h) * saved,
+        "read": (1 / rates.nvme_read) * reads,
+        "write": (1 / rates.nvme_write) * written,
+    }
     yield AtLeast(name, before + forward)
     if not times.stage.graph.deferred:
         yield AtLeast(name, (1 / rates.h2d) * loads)
@@ -126,7 +134,6 @@ def first_forward_rows(times: StageTimes, before: Linear) -> Iterator[AtLeast]:
     yield from _first_layer_rows(times, name)
     yield from _last_layer_rows(times, name)
     for lane, seconds in update_seconds(times, kinds):
-        moved = {"h2d": (1 / rates.h2d) * loads, "d2h": (1 / rates.d2h) * saved}
         # What leaves does so before the last layer, too, unless that saves activations itself.
         ends = lane in BEFORE_FORWARD or (lane == "d2h" and times.stage.last)
         after = times.last_forward if ends else 0.0

@@ -27,6 +27,20 @@ def test_drives_that_training_wears_out_within_three_years_are_told_at_once() ->
     assert "worn out" not in told(1100)
 
 
+def test_wear_is_judged_over_the_whole_training_where_its_length_is_known() -> None:
+    def told(steps: int) -> str:
+        plan = writing(10**9, 86.4, endurance=10**14)  # 50,000 steps
+        tokens = steps * plan.training.tokens_per_step
+        training = plan.training.model_copy(update={"tokens": tokens})
+        return decision(plan.model_copy(update={"training": training}), stages_of(plan))
+
+    assert told(5000).endswith(
+        "; the whole training takes 10% of the writes that its drive is rated for "
+        "(50 days without a break)."
+    )
+    assert "drive" not in told(50).rsplit(";", 1)[-1]
+
+
 def test_one_of_a_kind_is_told_so() -> None:
     plan = tiny_plan()
     one = plan.training.model_copy(update={"global_batch": 1, "sequence_length": 4096})

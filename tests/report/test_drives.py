@@ -43,3 +43,16 @@ def test_one_drive_in_days() -> None:
     wear = wear_of(writing(10**9, 86.4, endurance=10**14))
     assert wear is not None
     assert "its drive lasts 50 days" in wear_text(wear)
+
+
+def test_a_job_of_known_length_takes_its_share_of_the_rated_writes() -> None:
+    plan = writing(10**9, 86.4, endurance=10**14)
+    steps = 1000
+    training = plan.training.model_copy(update={"tokens": steps * plan.training.tokens_per_step})
+    wear = wear_of(plan.model_copy(update={"training": training}))
+    assert wear is not None
+    assert wear.job_share is not None
+    assert wear.life_days is not None
+    assert wear.job_share == pytest.approx(steps * wear.bytes_per_step / 10**14)
+    assert wear.job_share * wear.life_days == pytest.approx(steps * 86.4 / 86400)
+    assert "the whole training takes" in wear_text(wear)

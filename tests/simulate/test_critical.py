@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bigplan.cost import Costs, KindCost, Waits
@@ -29,7 +29,7 @@ from bigplan.simulate.rounds import play_steady
 from bigplan.timeline import Event
 from tests.examples import examples
 from tests.simulate.test_simulate import FAST, IDEAL, PASSES, TINY, unstreamed
-from tests.toys import Case, cases, kind_placement, placed, toy_graph
+from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
 
 ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE)
 
@@ -53,7 +53,7 @@ FACTORS = st.sampled_from((0.25, 0.5, 1.0, 2.0, 8.0))
 
 def _slower(costs: Costs, gpu: float, read: float, write: float, send: float) -> Costs:
     """Prices at which whatever the GPU computes takes `gpu` times as long, and so on."""
-    rates = costs.rates
+    rates, (lent, back) = costs.rates, costs.table
     kinds = {
         name: replace(
             kind,
@@ -67,6 +67,7 @@ def _slower(costs: Costs, gpu: float, read: float, write: float, send: float) ->
         costs,
         kinds=kinds,
         send=costs.send * send,
+        table=(lent * send, back * send),
         rates=replace(
             rates,
             gpu_update=rates.gpu_update / gpu,
@@ -77,6 +78,13 @@ def _slower(costs: Costs, gpu: float, read: float, write: float, send: float) ->
     )
 
 
+def _lent_table() -> Case:
+    """An interleaved pipeline whose table's messages alone bind: they are sends like others."""
+    graph = toy_graph(Strategy(dp=1, pp=2, vpp=2), blocks=4, units=2, tied=True)
+    return Case(graph, replace(COSTS, table=(3.0, 5.0)), placed(graph))
+
+
+@example(_lent_table(), 0, (0.25, 0.25, 0.25, 8.0))
 @settings(max_examples=examples(100))
 @given(cases(free=True), st.integers(0, 40), st.tuples(FACTORS, FACTORS, FACTORS, FACTORS))
 def test_it_is_a_path_of_the_same_step_at_other_prices(

@@ -1,0 +1,12 @@
+"""How much a search tries."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Effort(StrEnum):
+    """What the user asks for; `solve/improve.py` says what it comes to."""
+
+    USUAL = "usual"
+    HIGH = "high"

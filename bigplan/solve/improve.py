@@ -1,0 +1,129 @@
+"""The best plans of some strategies, improved: a local search in which the simulator decides.
+
+The integer program does not know when what overlaps is late, so plans that are equal to it differ
+by up to a quarter in simulations. Neighbours are drawn with a fixed seed. Of those that the rows of
+time allow to be faster, one is simulated: the first, or of several the one whose model promises
+most. As long as one of these ways finds faster plans it goes on, else it is the other's turn: where
+drives bind the model knows best, elsewhere it leads nowhere. Taken is the least expected step.
+
+Half of the simulations is shared by the best strategies; the other half is for the plan that was
+chosen among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bigplan.effort import Effort
+from bigplan.placement import Rings
+from bigplan.solve.candidate import Trial, try_out
+from bigplan.solve.moves import Moves, Neighbour
+from bigplan.solve.pins import Pin, rings_tried
+from bigplan.solve.resolve import SURCHARGES, resolve
+
+GAIN = 3e-4  # of a step: less is not worth a simulation, nor a change
+NEAR = 1.05  # times the best plan's step, that a plan worth improving takes at most
+DRAWN = 100  # neighbours of a plan, none of which may be faster, before it counts as the best
+SEVERAL = 6  # neighbours of which the most promising is simulated
+SERIAL = 0.02  # of moves' seconds, that count in a promise: they are exposed in part
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Plans simulated to improve the best strategies' plans, at most."""
+
+    simulations: int
+    instructions: int  # of all their programs: those of a larger model take longer
+    strategies: int  # that share the first half of them
+
+    def of(self, trial: Trial) -> int:
+        """Simulations of plans like the trial."""
+        return min(self.simulations, self.instructions // max(1, trial.instructions))
+
+
+BUDGETS = {Effort.USUAL: Budget(48, 110_000, 3), Effort.HIGH: Budget(400, 1_000_000, 8)}
+
+
+class Climb:
+    """A strategy's plan on its way to a better one."""
+
+    def __init__(self, trial: Trial, pins: tuple[Pin, ...], seed: int = 0) -> None:
+        rings = dict.fromkeys((Rings.of(trial.placement), *rings_tried(pins)))
+        self.best = trial
+        self._pins, self._rings = pins, list(rings)[1:]
+        self._moves = Moves(trial.candidate, pins, tuple(rings), seed)
+        self._tried = set[tuple[object, ...]]()
+        self._several = False
+
+    def go(self, simulations: int) -> int:
+        """Simulate so many neighbours, fewer where there are none; how many it were.
+
+        Other rings leave other room, so the first of them are solved for anew.
+        """
+        if self._rings:
+            ways = [(SURCHARGES[0], self._rings.pop(0))]
+            worth = self.best.expected * (1 - GAIN)
+            found = resolve(self.best.candidate, ways, self._pins, below=worth)
+            if found is not None and found.expected < worth:
+                self.best = found
+        for number in range(simulations):
+            if not self._step():
+                return number
+        return simulations
+
+    def _step(self) -> bool:
+        neighbour = self._promising(SEVERAL if self._several else 1)
+        if neighbour is None:
+            return False
+        self._tried.add(neighbour.key)
+        below = self.best.expected * (1 - GAIN)
+        found = try_out(self.best.candidate, self._moves.placement(neighbour), below)
+        if found is not None and found.expected < below:
+            self.best = found
+        else:
+            self._several = not self._several
+        return True
+
+    def _promising(self, several: int) -> Neighbour | None:
+        """The most promising of several neighbours, if there is any."""
+        found = list[Neighbour]()
+        for neighbour in self._drawn():
+            found.append(neighbour)
+            if len(found) == several:
+                break
+        return min(found, key=lambda n: n.seconds + SERIAL * n.serial, default=None)
+
+    def _drawn(self) -> Iterator[Neighbour]:
+        below = self.best.expected * (1 - GAIN)
+        for _ in range(DRAWN):
+            neighbour = self._moves.draw(self.best.placement, below)
+            if neighbour is not None and neighbour.key not in self._tried:
+                yield neighbour
+
+
+def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> list[Trial]:
+    """The best trials, improved by half of the simulations.
+
+    Where the best plan moves nothing, moves would have to gain more than they are worth.
+    """
+    ranked = sorted(trials, key=_expected)
+    near = [trial for trial in ranked if trial.expected < NEAR * ranked[0].expected]
+    moving = near[: budget.strategies] if ranked and ranked[0].moves else []
+    climbs = [Climb(trial, pins) for trial in moving if trial.moves]
+    for climb in climbs:
+        climb.go(budget.of(climb.best) // (2 * len(climbs)))
+    return [climb.best for climb in climbs]
+
+
+def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
+    """A plan of the same strategy and pins, improved by the other half."""
+    if not trial.moves:
+        return trial
+    climb = Climb(trial, pins, seed=1)
+    climb.go(budget.of(trial) // 2)
+    return climb.best
+
+
+def _expected(trial: Trial) -> float:
+    return trial.expected

@@ -1,0 +1,217 @@
+"""Plans beside a plan: a few of its decisions changed, all that follows from them made to fit.
+
+Decisions are the variables of the strategy's integer program, and its rules say which of them
+belong together: layers move from one place of a tensor, or one way to keep activations, to another.
+So a neighbour is known by the program alone: legal by its rules and rows of memory, and no faster
+than its rows of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+from bigplan.placement import Placement, Rings, Tier
+from bigplan.solve.candidate import Candidate
+from bigplan.solve.decisions import Consequences, Values, decisions_of
+from bigplan.solve.formulation import placement_of
+from bigplan.solve.linear import Linear, Problem
+from bigplan.solve.pins import Pin
+from bigplan.solve.resolve import MARGIN, problem_of
+from bigplan.solve.stage import StageClass, placement_rules, stage_classes
+
+EXACT = 1e-6  # layers by which a rule may be missed
+# How many changes a move makes, how many layers (or which part of their state) each of them moves.
+CHANGES, LAYERS, PARTS = (1, 1, 1, 2, 2, 3), (1, 1, 1, 2, 4, 999), (0.1, 0.25, 0.5, 1.0)
+STREAMED = (-1.0, -0.3, -0.1, -0.05, 0.05, 0.1, 0.3, 1.0)  # of the state in host memory, besides
+OF_RINGS, OF_STREAMED, REFILLED, RAISED = 0.06, 0.3, 0.8, 0.3  # how often a move does which
+BELOW = {Tier.GPU: Tier.HOST, Tier.HOST: Tier.NVME}
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A plan beside another by its decisions, with what the model says of it."""
+
+    rings: Rings
+    values: Mapping[str, float]
+    seconds: float  # no plan with these decisions is faster
+    serial: float  # seconds of moves
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal plans."""
+        return self.rings, *(round(value, 5) for value in self.values.values())
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What can be changed of plans with the same rings."""
+
+    problem: Problem
+    stages: tuple[StageClass, ...]
+
+    @cached_property
+    def consequences(self) -> Consequences:
+        return Consequences.of(self.stages)
+
+    @cached_property
+    def excluded(self) -> frozenset[str]:
+        return self.problem.excluded
+
+    @cached_property
+    def groups(self) -> list[list[str]]:
+        """Decisions that add up: where tensors are, how activations are kept."""
+        rules = (rule for stage in self.stages for rule in placement_rules(stage) if rule.equal)
+        named = (list(rule.expression.terms) for rule in rules)
+        left = ([n for n in names if n not in self.excluded] for names in named)
+        return [names for names in left if len(names) > 1]
+
+    @cached_property
+    def states(self) -> list[_State]:
+        """Optimizer state of every kind of layer."""
+        every = (_State.of(stage, kind.name) for stage in self.stages for kind, _ in stage.kinds)
+        return [state for state in every if self.excluded.isdisjoint(state.host.terms)]
+
+    def allows(self, values: Values) -> bool:
+        """Whether decisions keep all rules and fit into all memories."""
+        problem = self.problem
+        if any(values.get(name, 0.0) > EXACT for name in self.excluded):
+            return False
+        for rule in problem.rules:
+            off = rule.expression.at(values)
+            if off > EXACT or (rule.equal and off < -EXACT):
+                return False
+        return all(row.used.at(values) <= row.limit for row in problem.capacities)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The optimizer state of a kind of layer by tier, and what bounds the GPU's share."""
+
+    tiers: Mapping[Tier, str]
+    host: Linear
+    streamed: str | None
+    homes: tuple[Linear, Linear]  # layers with parameters, with gradients on the GPU
+
+    @classmethod
+    def of(cls, stage: StageClass, name: str) -> _State:
+        kind = stage.graph.kinds[name]
+        tiers = {tier: next(iter(stage.tensor(kind, "optimizer", tier).terms)) for tier in Tier}
+        homes = (stage.tensor(kind, tensor, Tier.GPU) for tensor in ("parameters", "gradients"))
+        host = stage.tensor(kind, "optimizer", Tier.HOST)
+        streamed = next(iter(stage.streamed(kind).terms), None)
+        parameters, gradients = homes
+        return cls(tiers, host, streamed, (parameters, gradients))
+
+    def shift(self, values: Values, tier: Tier, layers: float) -> float:
+        """Bring so many layers' state to `tier` from the one below, or back; how many it were."""
+        here, below = self.tiers[tier], self.tiers[BELOW[tier]]
+        if tier is Tier.GPU and layers > 0:
+            layers = min(layers, self._most(values) - values[here])
+        layers = max(-values[here], min(values[below], layers))
+        values[here] += layers
+        values[below] -= layers
+        self.restrain(values)
+        return layers
+
+    def restrain(self, values: Values) -> None:
+        """The GPU updates rows that it has, and no more streams than is in host memory."""
+        gpu, host = self.tiers[Tier.GPU], self.tiers[Tier.HOST]
+        if (surplus := values[gpu] - self._most(values)) > 0:
+            values[gpu] -= surplus
+            values[host] += surplus
+        if self.streamed is not None:
+            values[self.streamed] = max(0.0, min(values[self.streamed], values[host]))
+
+    def _most(self, values: Values) -> float:
+        return max(0.0, min(home.at(values) for home in self.homes))
+
+
+class Moves:
+    """Neighbours of a strategy's plans, drawn with a fixed seed."""
+
+    def __init__(
+        self, candidate: Candidate, pins: tuple[Pin, ...], rings: tuple[Rings, ...], seed: int
+    ):
+        self._candidate, self._pins = candidate, pins
+        fields = ({getattr(ring, name) for ring in rings} for name in Rings._fields)
+        self._choices = dict(zip(Rings._fields, map(sorted, fields), strict=True))
+        self._grounds: dict[Rings, _Ground] = {}
+        self._random = Random(seed)
+        self._of: Placement | None = None
+        self._known: dict[Rings, Values] = {}
+
+    def placement(self, neighbour: Neighbour) -> Placement:
+        """The placement that a neighbour's decisions describe."""
+        return placement_of(self._candidate.graph, neighbour.values, neighbour.rings)
+
+    def draw(self, placement: Placement, below: float) -> Neighbour | None:
+        """A random neighbour; None where it is none that could be faster than `below` seconds."""
+        draw, rings = self._random, Rings.of(placement)
+        if draw.random() < OF_RINGS:
+            name = draw.choice(Rings._fields)
+            rings = rings._replace(**{name: draw.choice(self._choices[name])})
+        ground = self._ground(rings)
+        values = self._values(placement, rings)
+        self._change(ground, values)
+        if draw.random() < REFILLED:
+            ground.consequences.complete(values)
+            self._refill(ground, values)
+        ground.consequences.complete(values)
+        if not ground.allows(values):
+            return None
+        seconds = ground.problem.step_seconds(values)
+        if seconds >= below:
+            return None
+        return Neighbour(rings, values, seconds, ground.problem.serial.at(values))
+
+    def _values(self, placement: Placement, rings: Rings) -> Values:
+        """The placement's decisions, had it these rings; the last placement's are known."""
+        if placement is not self._of:
+            self._of, self._known = placement, {}
+        if rings not in self._known:
+            wanted = placement.model_copy(update=rings._asdict())
+            self._known[rings] = decisions_of(self._candidate.graph, wanted)
+        return dict(self._known[rings])
+
+    def _ground(self, rings: Rings) -> _Ground:
+        if rings not in self._grounds:
+            problem = problem_of(self._candidate, self._pins, rings)
+            self._grounds[rings] = _Ground(problem, stage_classes(self._candidate.graph, rings))
+        return self._grounds[rings]
+
+    def _change(self, ground: _Ground, values: Values) -> None:
+        draw, streaming = self._random, [s for s in ground.states if s.streamed is not None]
+        for _ in range(draw.choice(CHANGES)):
+            if streaming and draw.random() < OF_STREAMED:
+                state = draw.choice(streaming)
+                assert state.streamed is not None
+                values[state.streamed] += draw.choice(STREAMED) * state.host.at(values)
+            elif ground.groups:
+                names = draw.choice(ground.groups)
+                source = draw.choice([name for name in names if values[name] > EXACT])
+                target = draw.choice([name for name in names if name != source])
+                whole = ".optimizer." not in source
+                layers = draw.choice(LAYERS) if whole else draw.choice(PARTS) * values[source]
+                layers = min(layers, values[source])
+                values[source] -= layers
+                values[target] += layers
+        for state in ground.states:
+            state.restrain(values)
+
+    def _refill(self, ground: _Ground, values: Values) -> None:
+        """Share memory anew: what does not fit goes one tier down, what there is room for, up."""
+        for row in ground.problem.capacities:
+            if row.tier not in BELOW:
+                continue
+            free = row.limit * (1.0 - MARGIN) - row.used.at(values)
+            if row.tier is Tier.GPU and free > 0 and self._random.random() >= RAISED:
+                continue
+            states = [s for s in ground.states if s.tiers[row.tier] in row.used.terms]
+            for state in self._random.sample(states, len(states)):
+                here, below = (state.tiers[t] for t in (row.tier, BELOW[row.tier]))
+                each = row.used.terms[here] - row.used.terms.get(below, 0.0)
+                if each > 0:
+                    free -= each * state.shift(values, row.tier, free / each)

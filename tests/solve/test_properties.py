@@ -1,0 +1,111 @@
+"""What every search keeps, on random small workloads: pins, more of anything, and idle GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigplan.errors import InfeasibleError
+from bigplan.solve.candidate import Workload
+from bigplan.solve.pins import parse_pins
+from bigplan.solve.search import Found, Scope, search
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
+from tests.examples import examples
+
+PREFERRED, NOISE = 1.01, 1.005  # what simplicity may cost, and what is no difference
+CLUSTERS = {"rtx-4090-workstation": (6, 24), "h200-1x": (12, 40), "t4-cloud": (6, 14)}
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """A few layers of a model on a machine whose GPUs, hosts and drives are small beside it."""
+    name = draw(st.sampled_from(sorted(CLUSTERS)))
+    low, high = CLUSTERS[name]
+    cluster = find_cluster(name).with_caps(
+        gpu=draw(st.integers(low, high)) << 30, host=draw(st.integers(16, 48)) << 30
+    )
+    model = find_model(draw(st.sampled_from(("llama-3-8b", "llama-2-13b"))))
+    model = model.model_copy(update={"layers": draw(st.integers(4, 8))})
+    precision = "fp16" if name == "t4-cloud" else "bf16"
+    training = Training(
+        sequence_length=draw(st.sampled_from((1024, 4096))),
+        global_batch=draw(st.sampled_from((4, 8, 16))),
+        precision=precision,
+    )
+    return Workload(model, training, cluster.group)
+
+
+def _found(workload: Workload, pinned: Mapping[str, str | int | float]) -> Found | None:
+    fixed, pins = parse_pins({"micro_batch": 1, **pinned})  # one family of strategies is fast
+    try:
+        return search(workload, Scope(fixed, pins))
+    except InfeasibleError:
+        return None
+
+
+PINS: tuple[dict[str, str | int | float], ...] = (
+    {"gradients": "host"},
+    {"optimizer": "host"},
+    {"recompute": "full"},
+    {"block.activations": "host"},
+    {"streamed": 0.5},
+    {"accumulation_group": 1},
+    {"slots": 2},
+)
+
+
+@settings(max_examples=examples(4))
+@given(workloads(), st.sampled_from(PINS))
+def test_no_pin_beats_the_free_plan(
+    workload: Workload, pinned: Mapping[str, str | int | float]
+) -> None:
+    free, held = _found(workload, {}), _found(workload, pinned)
+    if held is not None:
+        assert free is not None
+        assert free.best.expected <= PREFERRED * NOISE * held.best.expected
+        assert free.bound <= held.best.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=examples(4))
+@given(workloads(), st.sampled_from(("cpu", "drive", "host", "gpu")))
+def test_more_of_anything_is_never_slower(workload: Workload, what: str) -> None:
+    nodes = workload.nodes
+    host, nvme, gpu = nodes.host, nodes.nvme, nodes.gpu
+    if what == "cpu" and host.adam_rate_beside_copies is not None:
+        changed = {"adam_rate_beside_copies": 1.3 * host.adam_rate_beside_copies}
+        more = nodes.model_copy(update={"host": host.model_copy(update=changed)})
+    elif what == "drive" and nvme is not None:
+        rates = {"read": 1.3 * nvme.read, "write": 1.3 * nvme.write}
+        more = nodes.model_copy(update={"nvme": nvme.model_copy(update=rates)})
+    elif what == "gpu":
+        larger = gpu.model_copy(update={"memory": gpu.memory + (4 << 30)})
+        more = nodes.model_copy(update={"gpu": larger})
+    else:
+        larger_host = host.model_copy(update={"memory": host.memory + (16 << 30)})
+        more = nodes.model_copy(update={"host": larger_host})
+    before, after = (
+        _found(workload, {}),
+        _found(Workload(workload.model, workload.training, more), {}),
+    )
+    if before is not None:
+        assert after is not None
+        assert after.best.expected <= PREFERRED * NOISE * before.best.expected
+        assert before.bound <= before.best.seconds * (1 + 1e-9)
+
+
+def test_the_bound_is_below_the_plan_on_a_slow_drive() -> None:
+    """A drive of 1 GB/s, behind which all rows but those of drives are next to nothing."""
+    nodes = find_cluster("rtx-4090-workstation").with_caps(gpu=8 << 30, host=16 << 30).group
+    assert nodes.nvme is not None
+    slow = nodes.nvme.model_copy(update={"read": 1e9, "write": 1e9})
+    model = find_model("llama-3-8b").model_copy(update={"layers": 8})
+    workload = Workload(
+        model,
+        Training(sequence_length=4096, global_batch=16),
+        nodes.model_copy(update={"nvme": slow}),
+    )
+    found = search(workload, Scope())
+    assert found.bound <= found.best.seconds * (1 + 1e-9)
