@@ -308,7 +308,11 @@ def test_interrupt_stops_a_launch_cleanly(tmp_path: Path) -> None:
         while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        try:
+            output, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
