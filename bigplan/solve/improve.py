@@ -13,7 +13,7 @@ chosen among them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bigplan.effort import Effort
 from bigplan.placement import Rings
@@ -120,9 +120,25 @@ def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
     """A plan of the same strategy and pins, improved by the other half."""
     if not trial.moves:
         return trial
-    climb = Climb(trial, pins, seed=1)
+    climb = Climb(_with_larger_chunks(trial, pins), pins, seed=1)
     climb.go(budget.of(trial) // 2)
     return climb.best
+
+
+def _with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
+    """The trial, or a plan that leaves room for more of the loss at a time.
+
+    The integer program counts on the time of the most tokens and the memory of the fewest, so what
+    it fills may be worth less than a larger chunk; moves seldom free as much at once.
+    """
+    loss, rings = trial.candidate.loss, Rings.of(trial.placement)
+    for chunk in loss.chunks if loss else ():
+        placement = trial.placement.model_copy(update={"loss_chunk": chunk})
+        larger = trial.candidate.settled(placement)
+        solved = resolve(larger, [(rho, rings) for rho in SURCHARGES], pins)
+        if solved and solved.expected < trial.expected:
+            trial = replace(solved, candidate=trial.candidate)
+    return trial
 
 
 def _expected(trial: Trial) -> float:
