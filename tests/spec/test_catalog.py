@@ -4,6 +4,7 @@ import pytest
 
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_cluster, find_model, list_clusters, list_models
+from bigplan.spec.multiprocessor import find_multiprocessor
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,6 +75,11 @@ def test_unknown_model(name: str, message: str) -> None:
 def test_unknown_cluster() -> None:
     with pytest.raises(InputError, match="no cluster is called 'dgx-h10'; did you mean 'dgx-h100'"):
         find_cluster("dgx-h10")
+
+
+def test_the_beginning_of_a_name_is_meant_before_one_that_looks_alike() -> None:
+    with pytest.raises(InputError, match="did you mean 'h200-sxm'?"):
+        find_multiprocessor("h200")
 
 
 def test_folder_without_a_config(tmp_path: Path) -> None:
