@@ -218,7 +218,7 @@ def _held_again(work: KernelWork, tile: Tile, fits: int, gpu: Gpu) -> float:
 
 
 def _exchange(work: KernelWork, tile: Tile, sm: Multiprocessor) -> float:
-    """Seconds of a turn's row reductions: lanes of a warp, then warps through shared memory."""
+    """Seconds of a tile's row reductions: lanes of a warp, then warps through shared memory."""
     across = min(tile.warps, max(1, tile.columns // (4 * WARP)))  # warps that share a row
     steps = STEPS_IN_WARP + (STEPS_ACROSS + log2(across) if across > 1 else 0)
     return work.reductions * steps * sm.shared_latency

@@ -78,7 +78,7 @@ def test_unknown_cluster() -> None:
 
 
 def test_the_beginning_of_a_name_is_meant_before_one_that_looks_alike() -> None:
-    with pytest.raises(InputError, match="did you mean 'h200-sxm'?"):
+    with pytest.raises(InputError, match="did you mean 'h200-sxm'"):
         find_multiprocessor("h200")
 
 
