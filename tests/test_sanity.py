@@ -25,6 +25,7 @@ SC21 = Training(sequence_length=2048, global_batch=1536)  # Narayanan et al., ar
 SEARCHES = 1.01
 
 
+@cache
 def planned(model: str, cluster: Cluster, training: Training, **settings: str | int) -> Plan:
     return make_plan(Request(find_model(model), training, cluster, settings))
 
@@ -94,7 +95,6 @@ def test_where_memory_is_ample_nothing_leaves_the_gpu(model: str, cluster: str) 
         assert set(kind.parameters) == set(kind.gradients) == set(kind.optimizer) == {Tier.GPU}
 
 
-@cache
 def with_host_memory(gib: int) -> Plan:
     cluster = find_cluster("rtx-4090-workstation").with_caps(host=gib * GIB)
     return planned("llama-3-8b", cluster, Training(sequence_length=4096, global_batch=64))
@@ -117,7 +117,6 @@ def test_streaming_state_through_the_gpu_never_slows_a_step_down(gpu: int) -> No
     assert free.predicted.step_seconds <= SEARCHES * without.predicted.step_seconds
 
 
-@cache
 def with_nodes(nodes: int) -> Plan:
     cluster = find_cluster("dgx-a100-40g").with_nodes(nodes)
     return planned("llama-2-13b", cluster, Training(sequence_length=4096, global_batch=256))
