@@ -53,6 +53,10 @@ def test_a_70b_on_one_rtx_4090_lives_on_its_drive_and_wears_it_out() -> None:
     plan = planned("llama-3-70b", find_cluster("rtx-4090-workstation"), training)
     blocks = plan.placement.stages[0].kinds["block"]
     assert blocks.optimizer.get(Tier.NVME, 0.0) > blocks.layers / 2
+    state = 12 * plan.model.parameter_count  # fp32 master weights and two moments
+    assert used(plan, Tier.NVME) + used(plan, Tier.HOST) >= state
+    assert used(plan, Tier.NVME) > 0.8 * state > plan.cluster.group.host.memory
+    assert all(use.used_bytes <= use.capacity_bytes for use in plan.predicted.memory)
     wear = wear_of(plan)
     assert wear is not None
     # Moments and master weights, 12 bytes a parameter, are written once a step.
