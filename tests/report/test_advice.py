@@ -1,5 +1,7 @@
 """Advice appears where it is deserved, with its number, and not where it is not."""
 
+from functools import cache
+
 import pytest
 
 from bigplan.graph.strategy import Strategy
@@ -14,6 +16,7 @@ from bigplan.spec.training import Training
 LARGE = Training(sequence_length=1024, global_batch=32)
 
 
+@cache
 def planned(model: str, training: Training = LARGE, **dimensions: int) -> Plan:
     spec = find_model(model).model_copy(update=dimensions)
     settings: dict[str, str | int | float] = {"micro_batch": 8, "recompute": "none"}
