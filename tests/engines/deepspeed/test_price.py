@@ -1,7 +1,7 @@
 """The price against DeepSpeed 0.19.8 on H200 machines, none of whose runs went into it.
 
 Hugging Face modules in benchmarks/peers, whose head takes a whole micro-batch at once; each beside
-the cluster that `bigplan profile` measured there just before (benchmarks/results).
+the cluster that `bigplan profile` measured there just before (benchmarks/results/clusters).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from bigplan.spec.cluster import Cluster
 from bigplan.spec.document import parse_document
 from bigplan.spec.training import Training
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+MACHINES = Path(__file__).parents[3] / "benchmarks" / "results" / "clusters"
 GIB = 2**30
 ZERO2: dict[str, str | int | float] = {"zero": 2, "optimizer": "host", "micro_batch": 4}
-# Folder, model, decisions, GPU it was held to; seconds a step, GiB of the host's memory at most.
+# Machine, model, decisions, GPU it was held to; seconds a step, GiB of the host's memory at most.
 RUNS = [
-    ("2026-11-22-h200-lanes/machine-2", "llama-like-5.5b", ZERO2, 24, 9.62, 102.7),
+    ("2026-11-22-h200-lanes-2", "llama-like-5.5b", ZERO2, 24, 9.62, 102.7),
     ("2026-11-22-h200-one-at-a-time", "llama-like-5.5b", ZERO2, 24, 9.47, 104.4),
     ("2026-11-22-h200-rows-apart", "llama-like-3.3b", ZERO2, 16, 5.81, 60.8),
     (
@@ -50,11 +50,11 @@ RUNS = [
 OWN = 1.15, 1.13  # of time, of memory; memory counts Ray and a launch, which those runs had not
 
 
-def measured_cluster(folder: str) -> Cluster:
+def measured_cluster(name: str) -> Cluster:
     """As it was measured; one rate that is known no more is left out."""
-    lines = (RESULTS / folder / "cluster.yaml").read_text().splitlines()
+    lines = (MACHINES / f"{name}.yaml").read_text().splitlines()
     text = "\n".join(line for line in lines if "node_both_ways_beside_update" not in line)
-    return parse_document(text, Cluster, folder)
+    return parse_document(text, Cluster, name)
 
 
 def tried(cluster: Cluster, model: str, settings: dict[str, str | int | float]) -> Tried:
@@ -66,16 +66,16 @@ def tried(cluster: Cluster, model: str, settings: dict[str, str | int | float]) 
     return search._fitted(way)
 
 
-@pytest.mark.parametrize(("folder", "model", "settings", "gib", "seconds", "host"), RUNS)
+@pytest.mark.parametrize(("machine", "model", "settings", "gib", "seconds", "host"), RUNS)
 def test_measured_runs_are_predicted(
-    folder: str,
+    machine: str,
     model: str,
     settings: dict[str, str | int | float],
     gib: int | None,
     seconds: float,
     host: float,
 ) -> None:
-    cluster = measured_cluster(folder)
+    cluster = measured_cluster(machine)
     found = tried(cluster.with_caps(gpu=gib * GIB) if gib else cluster, model, settings)
     assert 1 / OWN[0] < found.step.seconds / seconds < OWN[0]
     used = {use.tier: use.used_bytes for use in found.memory}[Tier.HOST]
