@@ -174,7 +174,7 @@ def run_one(out: Path, name: str, environment: dict[str, str], seconds: float) -
 
 def one(out: Path, name: str) -> None:
     """Run one case here; its steps, actions and memory to OUT/NAME.json."""
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.files.dump import to_yaml
 
     if CLUSTER:
         drive = bool(promises(out)[name]["memory"].get("nvme"))

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple, Self, TypeVar
 from pydantic import Field, model_validator
 
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
 
 Choice = TypeVar("Choice")
 

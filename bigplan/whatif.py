@@ -17,8 +17,8 @@ from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.program import Lane
 from bigplan.solve.search import Watch, unwatched
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.part import Block
 
 B = TypeVar("B", bound=Block)
 

@@ -9,8 +9,8 @@ import pytest
 from bigplan.experiment.planning import Task, plan_task
 from bigplan.experiment.row import Row
 from bigplan.experiment.running import check
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.sweep import Studied, load_study
 from tests.tiny import small_cluster
 

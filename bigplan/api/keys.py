@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import Spec
 from bigplan.spec.experiment import EngineName, Launch, Tier
+from bigplan.spec.files.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training, TrainingRequest
 

@@ -109,8 +109,8 @@ def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> 
 
 def _show(planned: Planned, what_if: bool | None, time_limit: float | None) -> None:
     """The plan at once, then what would help: unasked, what takes next to no time."""
-    from bigplan.report.help_report import help_report
     from bigplan.report.plan_report import plan_report
+    from bigplan.report.tables import help_report
 
     console = Console()
     runnable = planned.best_runnable(time_limit)
@@ -220,7 +220,7 @@ def _say_what_would_fit(experiment: Experiment) -> None:
     """On stderr: which changes make a plan possible."""
     from bigplan.cli.waiting import Waiting
     from bigplan.planner import Request
-    from bigplan.report.help_report import help_report
+    from bigplan.report.tables import help_report
     from bigplan.whatif import what_would_help
 
     with Waiting("Solving again") as waiting:
@@ -243,7 +243,7 @@ def simulate(
     from bigplan.engines import engine_of
     from bigplan.report.plan_json import step_json
     from bigplan.report.plan_report import step_report
-    from bigplan.spec.document import write_text
+    from bigplan.spec.files.document import write_text
 
     if trace is not None:
         require_target("--trace", trace, TRACE, (plan,))

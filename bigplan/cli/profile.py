@@ -101,8 +101,8 @@ def _multiprocessors(out: Path) -> None:
     """Write the figures of this machine's first GPU, and print them beside the shipped ones."""
     import torch
 
-    from bigplan.spec.document import write_text
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.files.document import write_text
+    from bigplan.spec.files.dump import to_yaml
 
     if not torch.cuda.is_available() or find_spec("triton") is None:
         raise RefusedError(
@@ -126,7 +126,7 @@ def _multiprocessors(out: Path) -> None:
 def _known(out: Path) -> Cluster | None:
     """The cluster that will be replaced; no other file ever is. Raises InputError."""
     from bigplan.spec.cluster import Cluster
-    from bigplan.spec.document import load_document
+    from bigplan.spec.files.document import load_document
 
     require_target("--out", out, CLUSTER)
     return load_document(out, Cluster) if out.is_file() and out.stat().st_size else None
@@ -193,8 +193,8 @@ def _write(found: Profile, out: Path) -> None:
 
 
 def _write_cluster(cluster: Cluster, out: Path) -> None:
-    from bigplan.spec.document import write_text
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.files.document import write_text
+    from bigplan.spec.files.dump import to_yaml
 
     write_text(out, to_yaml(cluster), "cluster")
 

@@ -86,7 +86,7 @@ def _print(subject: Subject) -> None:
 
             console.print(run_report(subject))
         case Cluster():
-            from bigplan.spec.dump import to_yaml
+            from bigplan.spec.files.dump import to_yaml
 
             print(to_yaml(subject), end="")
         case Outcome():

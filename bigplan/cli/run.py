@@ -18,8 +18,8 @@ from bigplan.cli.spread import takes
 from bigplan.errors import InputError
 from bigplan.launcher.inputs import require_inputs
 from bigplan.plan import Plan
-from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, Launch
+from bigplan.spec.files.document import validate
 from bigplan.units import format_bytes
 
 if TYPE_CHECKING:

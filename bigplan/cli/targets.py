@@ -36,7 +36,7 @@ def _begins(pattern: bytes, told: str) -> Callable[[Path], str]:
 
 def _no_cluster(path: Path) -> str:
     from bigplan.spec.cluster import Cluster
-    from bigplan.spec.document import load_document
+    from bigplan.spec.files.document import load_document
 
     try:
         load_document(path, Cluster)

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigplan.errors import InputError
-from bigplan.spec.document import Spec, validate
-from bigplan.spec.reading import read_json, require_regular
+from bigplan.spec.files.document import Spec, validate
+from bigplan.spec.files.reading import read_json, require_regular
 
 VERSION = 1
 INDEX, TOKENS, MASK = "index.json", "tokens.bin", "mask.bin"

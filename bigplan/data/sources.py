@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from bigplan.data.tokenizer import require
 from bigplan.errors import InputError, quoted
-from bigplan.spec.reading import require_regular
+from bigplan.spec.files.reading import require_regular
 
 Format = Literal["text", "jsonl", "parquet"]
 SUFFIXES: dict[str, Format] = {

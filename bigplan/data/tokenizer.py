@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bigplan.data.prepared import BYTE_VOCABULARY
 from bigplan.errors import InputError, RefusedError, quoted
-from bigplan.spec.reading import INDEX, read_bytes, read_json
+from bigplan.spec.files.reading import INDEX, read_bytes, read_json
 
 BYTE_END = 255  # no UTF-8 text has this byte
 # How published tokenizers call the token after a document, where nothing beside them says it.

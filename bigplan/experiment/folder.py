@@ -26,10 +26,10 @@ from bigplan.errors import InputError
 from bigplan.experiment.row import Row
 from bigplan.plan import digest
 from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.document import Spec, validate
 from bigplan.spec.experiment import Experiment
-from bigplan.spec.reading import read_json
-from bigplan.spec.shipped import PACKAGE
+from bigplan.spec.files.document import Spec, validate
+from bigplan.spec.files.reading import read_json
+from bigplan.spec.files.shipped import PACKAGE
 from bigplan.spec.sweep import Find
 
 S = TypeVar("S", bound=Spec)

@@ -11,8 +11,8 @@ from bigplan.errors import InfeasibleError, InputError
 from bigplan.experiment.row import Row
 from bigplan.plan import Plan, plan_text
 from bigplan.planner import Request
-from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, set_key
+from bigplan.spec.files.document import validate
 from bigplan.spec.sweep import Find, written_out
 
 

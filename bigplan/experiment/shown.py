@@ -15,8 +15,7 @@ from bigplan.experiment.pareto import front
 from bigplan.experiment.row import Row
 from bigplan.experiment.running import Outcome
 from bigplan.experiment.table import error_of
-from bigplan.report.bill import dollars_text
-from bigplan.report.drives import days_text
+from bigplan.report.bill import days_text, dollars_text
 from bigplan.report.text import bytes_text, seconds_text, table
 from bigplan.units import counted, format_count
 

@@ -9,7 +9,7 @@ from bigplan.export.written import Blocks, Written, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.spec.document import dump_document
+from bigplan.spec.files.document import dump_document
 
 NAME = "accelerate.yaml"
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 

@@ -13,8 +13,8 @@ from bigplan.intake import deepspeed
 from bigplan.intake.section import Section
 from bigplan.intake.setup import ALL, Again, Batch, Given, Offload, Setup
 from bigplan.placement import Tier
-from bigplan.spec.document import load_data
-from bigplan.spec.reading import read_json, read_text
+from bigplan.spec.files.document import load_data
+from bigplan.spec.files.reading import read_json, read_text
 from bigplan.spec.unplanned import CONTEXT_PARALLEL
 
 _PRECISIONS = {"no": "fp32", "false": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}

@@ -10,7 +10,7 @@ from bigplan.errors import RefusedError
 from bigplan.intake.section import Section
 from bigplan.intake.setup import Batch, Given, Offload, Setup
 from bigplan.placement import Tier
-from bigplan.spec.reading import read_json
+from bigplan.spec.files.reading import read_json
 
 _TIERS = {"none": Tier.GPU, "cpu": Tier.HOST, "nvme": Tier.NVME}
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "half": "fp16", "fp32": "fp32"}

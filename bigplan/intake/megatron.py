@@ -11,7 +11,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.intake.arguments import Arguments
 from bigplan.intake.setup import ALL, Again, Batch, Given, Offload, Setup
 from bigplan.placement import Tier
-from bigplan.spec.reading import read_text
+from bigplan.spec.files.reading import read_text
 from bigplan.spec.unplanned import unplanned
 
 _ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}

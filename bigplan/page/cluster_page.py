@@ -10,9 +10,9 @@ from bigplan.page.charts.roofline import roofline_chart
 from bigplan.page.parts import Chart, Grid, Page, Section
 from bigplan.page.picture import above
 from bigplan.report.text import bytes_text
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.dump import numbers
+from bigplan.spec.files.dump import numbers
+from bigplan.spec.part import Block
 from bigplan.units import counted
 
 PARTS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node", "running")

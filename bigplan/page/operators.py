@@ -6,10 +6,10 @@ from bigplan.cost.operators import Bound
 from bigplan.page.charts.roofline import roofline_chart
 from bigplan.page.parts import Chart, Section, grid
 from bigplan.plan import Plan
-from bigplan.report.explain import explain
-from bigplan.report.explain_report import (
+from bigplan.report.explain import (
     advice_lines,
     efficiency_lines,
+    explain,
     moves_table,
     operators_table,
 )

@@ -20,11 +20,17 @@ from bigplan.page.sureness import sureness_section
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse, Plan
 from bigplan.report.decision import decision
-from bigplan.report.homes import homes_table
-from bigplan.report.memory import NOTHING, memory_table
 from bigplan.report.plan_report import promise_table
-from bigplan.report.seconds import TRIFLE, bound_text, busy_table, parts_table
 from bigplan.report.stages import stages_of
+from bigplan.report.tables import (
+    NOTHING,
+    TRIFLE,
+    bound_text,
+    busy_table,
+    homes_table,
+    memory_table,
+    parts_table,
+)
 from bigplan.report.today import engine_text
 from bigplan.timeline import Timeline
 

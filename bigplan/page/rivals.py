@@ -14,8 +14,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Alternative, Plan, fullest
 from bigplan.report.bill import dollars_text
 from bigplan.report.decision import strategy_text
-from bigplan.report.help_report import help_table, unasked_text
-from bigplan.report.rivals import rivals_table
+from bigplan.report.tables import help_table, rivals_table, unasked_text
 from bigplan.report.text import bytes_text, seconds_text
 from bigplan.whatif import FASTER
 

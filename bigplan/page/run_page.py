@@ -13,7 +13,7 @@ from bigplan.page.plan_page import memory_section, plan_picture, step_section
 from bigplan.page.played import Played, of_events, played
 from bigplan.page.sureness import sureness_section
 from bigplan.report.decision import decision
-from bigplan.report.resources import resource_seconds
+from bigplan.report.efficiency import resource_seconds
 from bigplan.report.run_report import at_work, comparisons, headline_lines, memory_comparison
 from bigplan.report.stages import stages_of
 

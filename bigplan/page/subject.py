@@ -13,9 +13,9 @@ from bigplan.launcher.record import SUMMARY, Record, read_record
 from bigplan.plan import Plan, load_plan
 from bigplan.spec.catalog import find_cluster, list_clusters
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import load_document
 from bigplan.spec.experiment import Experiment, load_experiment
-from bigplan.spec.reading import read_text
+from bigplan.spec.files.document import load_document
+from bigplan.spec.files.reading import read_text
 
 __all__ = [
     "Cluster",

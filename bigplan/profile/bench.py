@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from bigplan.profile.budget import Clock, median_seconds
+from bigplan.profile.load import Load, event
 from bigplan.profile.sensors import Watch, watching
 from bigplan.runtime.slab import available_host_memory
 from bigplan.spec.cluster import Gpu
 
 if TYPE_CHECKING:
-    from bigplan.profile.load import Load
     from bigplan.profile.peers import Peers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -139,22 +139,6 @@ class Conditions:
         """Such as ', under sustained load at 1.32 GHz, 690 W, limited by power'."""
         seen = str(self.watch)
         return f"{self.load} at {seen}" if seen else self.load
-
-
-def grouped_heads(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's fused attention knows fewer key and value heads than query heads.
-
-    FlashAttention's and cuDNN's do, from Ampere on and in 16 bits; elsewhere torch would take the
-    unfused path, which keeps the square of the scores.
-    """
-    if device.type != "cuda" or dtype == torch.float32:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def event() -> torch.cuda.Event:
-    """A CUDA event that tells times and lets the host sleep while it waits."""
-    return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
 
 def source(how: str) -> str:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from bigplan.mechanics import PAGE
-from bigplan.profile.bench import Bench, event, rounded, source, threads
+from bigplan.profile.bench import Bench, rounded, source, threads
 from bigplan.profile.budget import Clock
 from bigplan.profile.fit import fit_transfer
+from bigplan.profile.load import event
 from bigplan.runtime.slab import Arena, Slab
 from bigplan.spec.cluster import NodeGroup
 from bigplan.units import format_bandwidth, format_bytes

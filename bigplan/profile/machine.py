@@ -21,14 +21,14 @@ from bigplan.profile.drive import measure_drive
 from bigplan.profile.exchange import begin, end, multiplying
 from bigplan.profile.gemm import measure_gemm
 from bigplan.profile.host import measure_cpu_update, measure_device_update, measure_host
-from bigplan.profile.load import Load, heat, tokens_of_round
+from bigplan.profile.load import Load, tokens_of_round
 from bigplan.profile.memory import Use, busy, gpu_uses, measure_memory
 from bigplan.profile.narrow import measure_narrow
 from bigplan.profile.sensors import uuid_of
 from bigplan.profile.stream import measure_launch, measure_stream
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.detect import OVERHEADS, detect
-from bigplan.spec.machine import FoundGpu, available_cores, find_gpus
+from bigplan.spec.detect.cluster import OVERHEADS, detect
+from bigplan.spec.detect.machine import FoundGpu, available_cores, find_gpus
 from bigplan.units import format_bytes
 
 QUICK_SECONDS = 45.0  # of measuring; starting torch and CUDA takes the rest of a minute
@@ -51,6 +51,13 @@ class Probe:
     measure: Measure
     hot: bool = False
     together: bool = False
+
+
+def heat(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
+    """Bring the GPU to its sustained state before what is measured in it; no figure changes."""
+    assert bench.load is not None
+    bench.load.heat(seconds, bench.clock)
+    return group
 
 
 # Products need the rate of memory and the launch overhead, attention needs the peak. Launches leave

@@ -19,7 +19,8 @@ from torch import Tensor
 from bigplan.cost.kernel import STEPS_IN_WARP
 from bigplan.errors import InputError, quoted
 from bigplan.kernels.probes import chase, exchange, nothing, powers, read
-from bigplan.profile.bench import event, rounded, source
+from bigplan.profile.bench import rounded, source
+from bigplan.profile.load import event
 from bigplan.spec.multiprocessor import Multiprocessor, find_multiprocessor, named_as
 
 LINE = 128  # bytes that a load from memory brings at least, and elements of 4 bytes in it

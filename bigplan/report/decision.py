@@ -8,7 +8,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.report.drives import days_text, wear_of
+from bigplan.report.bill import days_text, wear_of
 from bigplan.report.stages import TENSORS, Stage
 from bigplan.report.text import listed, percent
 from bigplan.units import be, counted, format_count

@@ -7,10 +7,10 @@ from typing import Any
 
 from bigplan.bill import bill_of
 from bigplan.plan import Plan, Predicted
+from bigplan.report.bill import wear_of
 from bigplan.report.decision import decision
-from bigplan.report.drives import wear_of
-from bigplan.report.rivals import why_slower
 from bigplan.report.stages import stages_of
+from bigplan.report.tables import why_slower
 from bigplan.report.today import today_json
 from bigplan.runnable import Runnable
 from bigplan.whatif import Answer

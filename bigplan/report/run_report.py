@@ -13,7 +13,7 @@ from bigplan.launcher.record import Record
 from bigplan.plan import mfu
 from bigplan.program import Lane, Op
 from bigplan.report.decision import strategy_text
-from bigplan.report.resources import resource_seconds
+from bigplan.report.efficiency import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
 from bigplan.timeline import Timeline
 from bigplan.units import counted, format_bytes, format_count

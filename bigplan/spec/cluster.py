@@ -8,11 +8,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from bigplan.errors import InputError, RefusedError, quoted
-from bigplan.spec import shipped
-from bigplan.spec.block import Block
-from bigplan.spec.document import LONGEST_NAME, Spec
-from bigplan.spec.plausible import left_out_units
-from bigplan.spec.problems import KeyPath
+from bigplan.spec.files import shipped
+from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.files.problems import KeyPath
+from bigplan.spec.part import Block, left_out_units
 from bigplan.units import Bandwidth, Bytes, PositiveFlops, Power, Price, Rate, Seconds, format_bytes
 
 # FlashAttention's three versions; cuDNN's kernel, which Transformer Engine uses; torch's

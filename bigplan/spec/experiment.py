@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model, names_path
 from bigplan.spec.cluster import MOST_NODES, Cluster
-from bigplan.spec.document import (
+from bigplan.spec.files.document import (
     Spec,
     load_data,
     parse_scalar,
@@ -19,11 +19,11 @@ from bigplan.spec.document import (
     validate,
     validate_nodes,
 )
+from bigplan.spec.files.problems import KeyPath
+from bigplan.spec.files.reading import read_text, user_path
 from bigplan.spec.hardware import Change, changeable, refuse_unknown, with_hardware
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.plausible import SMALLEST
-from bigplan.spec.problems import KeyPath
-from bigplan.spec.reading import read_text, user_path
+from bigplan.spec.part import SMALLEST
 from bigplan.spec.schedule import MOST_STEPS
 from bigplan.spec.training import Training, TrainingRequest, resolve
 from bigplan.spec.unplanned import unplanned

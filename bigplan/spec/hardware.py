@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from bigplan.errors import InputError, RefusedError, quoted
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.document import validate
-from bigplan.spec.problems import did_you_mean, models_in
+from bigplan.spec.files.document import validate
+from bigplan.spec.files.problems import did_you_mean, models_in
+from bigplan.spec.part import Block
 
 Change = str | int | float
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
-from bigplan.spec.document import LONGEST_NAME, Spec
+from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.layers import described
 from bigplan.spec.step import Parameter, Step
 

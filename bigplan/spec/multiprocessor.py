@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bigplan.spec import shipped
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Gpu, find_gpu, list_gpus
+from bigplan.spec.files import shipped
+from bigplan.spec.part import Block
 from bigplan.units import Bandwidth, Bytes, Rate, Seconds
 
 

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError, quoted
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
+from bigplan.spec.files.problems import did_you_mean
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.problems import did_you_mean
 from bigplan.spec.step import Parameter
 
 

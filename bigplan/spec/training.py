@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
-from bigplan.spec.document import Spec, validate
+from bigplan.spec.files.document import Spec, validate
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, check_groups
 from bigplan.spec.schedule import MOST_STEPS, Schedule

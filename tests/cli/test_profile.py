@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 
 from bigplan.profile import machine
 from bigplan.spec.catalog import find_cluster
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.dump import to_yaml
 from tests.cli.conftest import Run
 from tests.profile.small import shrink
 

@@ -18,9 +18,9 @@ from bigplan.profile.exchange import begin, copying, end, form_groups, multiplyi
 from bigplan.profile.fit import Exchange
 from bigplan.profile.machine import Wish
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.detect import detect
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.detect.cluster import detect
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
 from tests.profile.small import bench
 
 FIGURES = {

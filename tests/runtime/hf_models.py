@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from bigplan.runtime import blocks
-from bigplan.spec.hf import from_hf_config
-from bigplan.spec.hf_names import hf_tensors, stored
+from bigplan.spec.hf.config import from_hf_config
+from bigplan.spec.hf.weights import hf_tensors, stored
 from bigplan.spec.model import ModelSpec
 
 SEED = 3

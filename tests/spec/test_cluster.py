@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from bigplan.cost.compute import Device, gemm_seconds
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.operators import Gemm
-from bigplan.spec.block import Block
 from bigplan.spec.catalog import (
     find_cluster,
     find_gpu,
@@ -17,8 +16,9 @@ from bigplan.spec.catalog import (
     list_links,
 )
 from bigplan.spec.cluster import Cluster, Link
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.part import Block
 
 GiB = 2**30
 _ROOT = Path(__file__).resolve().parents[2]

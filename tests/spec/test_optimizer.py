@@ -7,7 +7,7 @@ import pytest
 from bigplan.errors import InputError
 from bigplan.graph.build import element_sizes
 from bigplan.spec.catalog import find_model
-from bigplan.spec.document import parse_document
+from bigplan.spec.files.document import parse_document
 from bigplan.spec.optimizer import Optimizer, ParameterGroup, Rule, check_groups, rules
 from bigplan.spec.training import Training, TrainingRequest, resolve
 

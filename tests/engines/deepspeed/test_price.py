@@ -19,7 +19,7 @@ from bigplan.planner import Request
 from bigplan.program import Lane, Op
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import parse_document
+from bigplan.spec.files.document import parse_document
 from bigplan.spec.training import Training
 
 MACHINES = Path(__file__).parents[3] / "benchmarks" / "results" / "clusters"
