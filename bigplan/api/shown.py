@@ -24,11 +24,11 @@ from bigplan.spec.files.document import write_text
 from bigplan.timeline import Timeline
 
 
-class Explanation(explained.Explanation):
+class Explanation(explained.OperatorExplanation):
     """Why a plan takes as long as it does."""
 
     @classmethod
-    def of(cls, found: explained.Explanation) -> Self:
+    def of(cls, found: explained.OperatorExplanation) -> Self:
         """The report's explanation with its tables."""
         return cls(**vars(found))
 

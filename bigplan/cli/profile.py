@@ -13,7 +13,7 @@ from bigplan.cli.targets import CLUSTER, require_target
 from bigplan.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
-    from bigplan.profile.machine import Profile, Progress, Wish
+    from bigplan.profile.machine import ProbeDone, Profile, Wish
     from bigplan.spec.cluster import Cluster
 
 
@@ -173,7 +173,7 @@ def _measure(wish: Wish) -> Profile:
     console = Console()
     from bigplan.report.profile_report import progress_line
 
-    def tell(step: Progress) -> None:
+    def tell(step: ProbeDone) -> None:
         line = progress_line(step.before, step.after)
         console.print(f"{step.name:20s} {step.seconds:5.1f} s  {line}", highlight=False)
 

@@ -12,7 +12,7 @@ from bigplan.cli.inputs import checked_plan
 from bigplan.cli.targets import PAGE, PNG, SVG, require_target
 
 if TYPE_CHECKING:
-    from bigplan.cli.plan import Planned
+    from bigplan.cli.plan import PlanAnswer
     from bigplan.page.help import Help
     from bigplan.page.parts import Page
     from bigplan.page.subject import Subject
@@ -75,7 +75,7 @@ def report(
 
 def _print(subject: Subject) -> None:
     """In a terminal: a plan's tables, a run's comparison, a cluster's YAML, all points."""
-    from bigplan.page.subject import Cluster, Experiment, Outcome, PlanFile, Record
+    from bigplan.page.subject import Cluster, Experiment, PlanFile, Record, StudyOutcome
 
     console = Console()
     match subject:
@@ -89,7 +89,7 @@ def _print(subject: Subject) -> None:
             from bigplan.spec.files.dump import to_yaml
 
             print(to_yaml(subject), end="")
-        case Outcome():
+        case StudyOutcome():
             from bigplan.experiment.shown import outcome_report
 
             console.print(outcome_report(subject))
@@ -114,7 +114,7 @@ def _page(subject: Subject, what_if: bool | None) -> Page:
     from bigplan.page.experiment_page import experiment_page
     from bigplan.page.plan_page import plan_page
     from bigplan.page.run_page import run_page
-    from bigplan.page.subject import Cluster, Experiment, Outcome, PlanFile, Record
+    from bigplan.page.subject import Cluster, Experiment, PlanFile, Record, StudyOutcome
 
     match subject:
         case PlanFile():
@@ -124,7 +124,7 @@ def _page(subject: Subject, what_if: bool | None) -> Page:
             return run_page(subject)
         case Cluster():
             return cluster_page(subject)
-        case Outcome():
+        case StudyOutcome():
             return experiment_page(subject)
         case Experiment():
             from bigplan.cli.plan import plan_experiment
@@ -133,7 +133,7 @@ def _page(subject: Subject, what_if: bool | None) -> Page:
             return plan_page(planned.plan, None if what_if is False else _help(planned, what_if))
 
 
-def _help(planned: Planned, what_if: bool | None) -> Help:
+def _help(planned: PlanAnswer, what_if: bool | None) -> Help:
     from bigplan.page.help import Help
 
     limit = None if what_if else planned.seconds + UNASKED

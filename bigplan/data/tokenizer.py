@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class ByteTokenizer:
     """The bytes of the UTF-8 text."""
 
     name: str = "bytes"
@@ -94,7 +94,7 @@ def load_tokenizer(path: Path | None, end: str | None) -> Tokenizer:
                 f"--end-of-document {end}: byte {BYTE_END} ends a document of bytes; "
                 "name a --tokenizer, or leave the option out"
             )
-        return Bytes()
+        return ByteTokenizer()
     require("tokenizers", f"reading {path}")
     file = path / "tokenizer.json" if path.is_dir() else path
     inner, content = _read(file)

@@ -10,7 +10,7 @@ from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Strea
 from bigplan.graph.shape import Shape, gradient_sum, local_tensors
 from bigplan.mechanics import ALIBI_COLUMNS
 from bigplan.spec.cluster import FlashKernel
-from bigplan.spec.step import Op, Step
+from bigplan.spec.step import LayerStep, StepOp
 
 # What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
 # RMSNorm 40 and 94 bytes an element forward and backward instead of 4 and 6, SwiGLU's silu and
@@ -108,8 +108,8 @@ def _reruns(
     cheap_streams = _of(cheap, streams)
     selective = Rerun(saved - (scores or cheap_bytes), core or cheap_streams)
     # Of products before the activation: where it saves their results, they give them again.
-    wanted = {v for step in steps if step.op is Op.ACTIVATION for v in step.saves}
-    widening = tuple(step for step in steps if step.op is Op.PRODUCT and wanted & {*step.gives})
+    wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
+    widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives)
     gathered = shape.into_matrix("mlp input")
     mlp = Rerun(
@@ -125,13 +125,13 @@ def _reruns(
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 
-def _of(steps: Sequence[Step], operators: Sequence[Operator]) -> tuple[Operator, ...]:
+def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """The operators that run these steps, casts to fp8 included."""
     names = {name for step in steps for name in (step.name, _cast(step.name))}
     return tuple(operator for operator in operators if operator.name in names)
 
 
-def unread(steps: Sequence[Step]) -> Sequence[Step]:
+def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
     """Those whose results nothing in the backward reads: they lead to the block's output alone."""
     read = {value for step in steps for value in step.saves}
     left_out = []
@@ -152,7 +152,7 @@ def _run_again(shape: Shape, stream: Stream) -> Stream:
 
 def _linear(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The matrix products, those of one input as one, and their backward."""
-    fp8, products = shape.training.fp8_gemms, shape.steps(Op.PRODUCT)
+    fp8, products = shape.training.fp8_gemms, shape.steps(StepOp.PRODUCT)
     gemms = tuple(
         Gemm(
             step.name,
@@ -243,18 +243,18 @@ def _streams(shape: Shape) -> tuple[tuple[Stream, Stream], ...]:
     found = []
     for step in shape.model.steps("block"):
         match step.op:
-            case Op.NORM:
+            case StepOp.NORM:
                 found.append(norm(shape, step))
-            case Op.ROTARY:
+            case StepOp.ROTARY:
                 found.append((_rotary(shape, step),) * 2)
-            case Op.ACTIVATION:
+            case StepOp.ACTIVATION:
                 found.append(_activation(shape, step))
-            case Op.SUM:
+            case StepOp.SUM:
                 found.append(_residual(shape, step))
     return tuple(found)
 
 
-def norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+def norm(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
     """A norm forward and backward."""
     of_heads = step.reads[0].split  # always RMSNorms
     forward, backward = EAGER_NORM["rmsnorm" if of_heads else shape.model.norm]
@@ -265,12 +265,12 @@ def norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     )
 
 
-def _rotary(shape: Shape, step: Step) -> Stream:
+def _rotary(shape: Shape, step: LayerStep) -> Stream:
     moved = 2 * sum(map(shape.activation_shape.nbytes, step.reads))
     return Stream(step.name, moved, 1, EAGER_ROTARY)
 
 
-def _activation(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+def _activation(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
     forward, backward = EAGER_ACTIVATION[shape.model.mlp]
     width, passes = shape.activation_shape.nbytes(step.gives[0]), len(step.reads)
     return (
@@ -279,13 +279,13 @@ def _activation(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     )
 
 
-def _residual(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+def _residual(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
     """A sum of the residual stream, with dropout of what is added to it."""
     name, hidden = step.name, shape.hidden
     masks = hidden // shape.element if shape.training.dropout else 0
     dropped = 2 * hidden + masks if shape.training.dropout else 0
     forward = Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0)
-    normed = step.gives[0] in (norm.reads[0] for norm in shape.steps(Op.NORM))
+    normed = step.gives[0] in (norm.reads[0] for norm in shape.steps(StepOp.NORM))
     if shape.generated and normed:  # in the norm's kernel, which reads two tensors and writes two
         forward = Stream(name, 2 * hidden, 0, 1.5)
     if shape.generated or (shape.fused and shape.model.norm == "rmsnorm"):

@@ -12,7 +12,7 @@ from bigplan.graph.shape import Shape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import Op
+from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
 
 
@@ -104,7 +104,7 @@ def _embedding(shape: Shape) -> LayerKind:
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
     steps = shape.model.steps("embedding")
-    norms = tuple(norm(shape, step) for step in steps if step.op is Op.NORM)
+    norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
     return LayerKind(
         name="embedding",

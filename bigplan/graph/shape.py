@@ -10,7 +10,7 @@ from bigplan.graph.operators import Collective, Pattern, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import repeats_heads, sums_in_products
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import Op, Parameter, Step
+from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
 
 
@@ -75,7 +75,7 @@ class Shape:
         """Bytes of a hidden state whose parts were brought together, where ranks have parts."""
         return self.whole_hidden if self.sequence_parallel else 0
 
-    def steps(self, op: Op) -> tuple[Step, ...]:
+    def steps(self, op: StepOp) -> tuple[LayerStep, ...]:
         """Those of a block that do this."""
         return tuple(step for step in self.model.steps("block") if step.op is op)
 

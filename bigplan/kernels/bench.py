@@ -51,12 +51,12 @@ def run(part: str | None, out: Path | None, *, rehearse: bool, tune: int) -> Non
         raise InputError(f"no part is called {quoted(part)} (parts: {', '.join(PARTS)})")
     if not torch.cuda.is_available() and not rehearse:
         raise InputError("kernels are measured on a CUDA GPU, and there is none; try --rehearse")
-    bench = Bench(out, rehearse=rehearse, tune=tune)
+    bench = KernelBench(out, rehearse=rehearse, tune=tune)
     for name in [part] if part else PARTS:
         bench.part(name)
 
 
-class Bench:
+class KernelBench:
     """One run on this machine: its device, copy bandwidth and records."""
 
     def __init__(self, out: Path | None, *, rehearse: bool, tune: int) -> None:

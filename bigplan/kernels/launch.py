@@ -18,7 +18,7 @@ from triton.runtime.errors import OutOfResources
 from bigplan.cost.kernel import KernelTime, Tile, grid
 from bigplan.kernels.body import Body
 from bigplan.kernels.fuse import added_together, work_of
-from bigplan.kernels.graph import Value
+from bigplan.kernels.graph import KernelValue
 from bigplan.kernels.source import source
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _summed(body: Body) -> set[str]:
     return {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
 
 
-class Kernel:
+class LaunchedKernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
     def __init__(
@@ -195,5 +195,5 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor
 
 
-def _empty(value: Value, device: torch.device) -> Tensor:
+def _empty(value: KernelValue, device: torch.device) -> Tensor:
     return torch.empty_strided(value.shape, value.strides, dtype=DTYPES[value.dtype], device=device)

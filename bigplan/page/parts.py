@@ -41,7 +41,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A heading, sentences, and what is shown below them."""
 
     title: str
@@ -56,7 +56,7 @@ class Page:
 
     title: str
     headline: str
-    sections: tuple[Section, ...]
+    sections: tuple[PageSection, ...]
     picture: Callable[[], Spec]
 
 

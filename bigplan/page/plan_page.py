@@ -12,7 +12,7 @@ from bigplan.page.charts.timeline import PREDICTED, ZOOM, timeline_chart
 from bigplan.page.help import Help
 from bigplan.page.lanes import MOST_BARS, bars
 from bigplan.page.operators import operators_section
-from bigplan.page.parts import Chart, Page, Section, Spec, grid
+from bigplan.page.parts import Chart, Page, PageSection, Spec, grid
 from bigplan.page.picture import above
 from bigplan.page.played import Played, played
 from bigplan.page.rivals import help_section, rivals_section
@@ -50,7 +50,7 @@ def plan_page(plan: Plan, help: Help | None = None) -> Page:  # noqa: A002 -- wh
         title=f"{plan.model.name} on {plan.cluster.name}",
         headline=decision(plan, stages_of(plan)),
         sections=(
-            Section("In short", _short(plan), grids=(grid(promise_table(plan)),)),
+            PageSection("In short", _short(plan), grids=(grid(promise_table(plan)),)),
             step_section(plan, step),
             memory_section(plan, step),
             *(operators_section(plan) if plan.engine == NATIVE.name else ()),
@@ -66,10 +66,10 @@ def _short(plan: Plan) -> tuple[str, ...]:
     return engine_text(plan), f"Bound by: {bound_text(plan.predicted)}."
 
 
-def step_section(plan: Plan, step: Played, measured: Timeline | None = None) -> Section:
+def step_section(plan: Plan, step: Played, measured: Timeline | None = None) -> PageSection:
     """The timeline, and where the time goes by resource and by part."""
     predicted = plan.predicted
-    return Section(
+    return PageSection(
         "The step",
         charts=(timeline(step, measured), resources(plan)),
         grids=(
@@ -125,9 +125,9 @@ def timeline(step: Played, measured: Timeline | None = None, most: int = MOST_BA
     )
 
 
-def memory_section(plan: Plan, step: Played) -> Section:
+def memory_section(plan: Plan, step: Played) -> PageSection:
     """What is in use over the step, tier by tier, and where every kind of tensor lives."""
-    return Section(
+    return PageSection(
         "Memory",
         charts=tuple(memory_charts(plan, step)),
         grids=(

@@ -17,7 +17,7 @@ MOST_SAMPLES = 50
 
 
 @dataclass(slots=True)
-class Budget:
+class TimeBudget:
     """`seconds` from the moment it is made, handed out by weight."""
 
     seconds: float

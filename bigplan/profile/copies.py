@@ -119,7 +119,7 @@ class Passage:
 
 
 @dataclass(slots=True)
-class Reached:
+class CopyRates:
     """Bytes/s by direction, of all devices together, once the window is over."""
 
     rates: dict[str, float] = field(default_factory=dict)
@@ -131,9 +131,11 @@ class Reached:
 
 
 @contextmanager
-def copying(copiers: Sequence[Copier], clock: Clock, *, passing: bool = False) -> Iterator[Reached]:
+def copying(
+    copiers: Sequence[Copier], clock: Clock, *, passing: bool = False
+) -> Iterator[CopyRates]:
     """All copiers at work for the length of the block; `passing`: two and two are a passage."""
-    stop, reached, errors = threading.Event(), Reached(), []
+    stop, reached, errors = threading.Event(), CopyRates(), []
     tasks: Sequence[Copier | Passage] = copiers
     if passing:
         tasks = [Passage(*pair) for pair in zip(copiers[::2], copiers[1::2], strict=True)]
@@ -229,7 +231,7 @@ def _seconds(copier: Copier, nbytes: int, bench: Bench, seconds: float) -> float
         return bench.median(lambda: copier.copy(nbytes), seconds)
 
 
-def _together(copiers: Sequence[Copier], bench: Bench, seconds: float) -> Reached:
+def _together(copiers: Sequence[Copier], bench: Bench, seconds: float) -> CopyRates:
     with copying(copiers, bench.clock) as reached:
         threading.Event().wait(seconds)
     return reached
@@ -263,7 +265,7 @@ def _of_node(
     return values, sources
 
 
-def by_way(reached: Reached) -> str:
+def by_way(reached: CopyRates) -> str:
     """Rates by direction, as sources tell them."""
     parts = (
         f"{way.replace('_', ' ')} {format_bandwidth(rounded(rate))}"

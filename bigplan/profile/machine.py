@@ -14,7 +14,7 @@ import torch
 from bigplan.errors import InputError, PreflightError, WorkerError
 from bigplan.profile.attention import measure_attention
 from bigplan.profile.bench import DTYPES, Bench, rounded
-from bigplan.profile.budget import Budget, Clock
+from bigplan.profile.budget import Clock, TimeBudget
 from bigplan.profile.collectives import measure_collectives, start_peers
 from bigplan.profile.copies import measure_copies
 from bigplan.profile.drive import measure_drive
@@ -83,7 +83,7 @@ DRIVE = Probe("drive", 9, measure_drive)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProbeDone:
     """A probe that is done: what it measured stands in `after`, and took `seconds`."""
 
     name: str
@@ -112,7 +112,7 @@ class Profile:
 
 def profile_machine(
     wish: Wish,
-    tell: Callable[[Progress], None],
+    tell: Callable[[ProbeDone], None],
     warn: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> Profile:
@@ -228,17 +228,17 @@ def _bench(group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, cloc
 
 def _measured(
     probes: Iterable[Probe], group: NodeGroup, bench: Bench, seconds: float
-) -> Iterator[Progress]:
+) -> Iterator[ProbeDone]:
     probes = [probe for probe in probes if bench.cuda or probe is not HEAT]
     cold = replace(bench, load=None)
-    budget = Budget(seconds, bench.clock)
+    budget = TimeBudget(seconds, bench.clock)
     waiting = sum(probe.weight for probe in probes)
     for probe in probes:
         start = bench.clock()
         allotted = budget.allot(probe.weight, waiting)
         waiting -= probe.weight
         measured = _measure(probe, group, bench if probe.hot else cold, allotted)
-        yield Progress(probe.name, group, measured, bench.clock() - start)
+        yield ProbeDone(probe.name, group, measured, bench.clock() - start)
         group = measured
 
 

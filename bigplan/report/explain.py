@@ -25,7 +25,7 @@ from bigplan.units import format_bandwidth, format_count, format_flops
 
 
 @dataclass(frozen=True)
-class Explanation:
+class OperatorExplanation:
     """Everything that `bigplan explain` shows.
 
     `hidden_from`: the slowest transfer's resource and the tokens a step from which on compute takes
@@ -46,11 +46,11 @@ class Explanation:
     advice: tuple[Advice, ...]
 
 
-def explain(plan: Plan) -> Explanation:
+def explain(plan: Plan) -> OperatorExplanation:
     """The plan's graph built, priced and played again, and read by operator."""
     rows, together = operator_rows(plan), in_one_unit(plan)
     hidden = hiding_tokens(plan, rows if together == plan else operator_rows(together))
-    return Explanation(
+    return OperatorExplanation(
         headline=decision(plan, stages_of(plan)),
         runs_today=engine_text(plan),
         bound_by=bound_text(plan.predicted),
@@ -65,7 +65,7 @@ def explain(plan: Plan) -> Explanation:
     )
 
 
-def explain_json(explanation: Explanation) -> dict[str, Any]:
+def explain_json(explanation: OperatorExplanation) -> dict[str, Any]:
     """The explanation for programs: seconds, FLOPs, bytes; shares between 0 and 1."""
     data = asdict(explanation)
     found = explanation.hidden_from
@@ -87,7 +87,7 @@ LEGEND = (
 )
 
 
-def explain_report(explanation: Explanation, width: int = 200) -> RenderableType:
+def explain_report(explanation: OperatorExplanation, width: int = 200) -> RenderableType:
     """Operators, moves, efficiency, advice, for a terminal of `width` columns."""
     rows = explanation.rows
     return Group(
@@ -194,7 +194,7 @@ def _tokens(tokens: float) -> str:
     return format_count(float(f"{tokens:.2g}"))
 
 
-def advice_lines(explanation: Explanation) -> Iterator[str]:
+def advice_lines(explanation: OperatorExplanation) -> Iterator[str]:
     """From how many tokens on compute hides all transfers, then each advice, dearest first."""
     if explanation.hidden_from is not None:
         lane, tokens = explanation.hidden_from

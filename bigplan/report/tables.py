@@ -13,7 +13,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.plan import Alternative, MemoryUse, Plan, Predicted, StepParts
 from bigplan.report.decision import strategy_text
-from bigplan.report.stages import TENSORS, Home, Stage
+from bigplan.report.stages import TENSORS, Home, StageShares
 from bigplan.report.text import (
     PURPOSES,
     TIER_NAMES,
@@ -181,7 +181,7 @@ POLICIES = {
 }
 
 
-def homes_table(stages: Sequence[Stage]) -> Table:
+def homes_table(stages: Sequence[StageShares]) -> Table:
     """A row per tensor kind; neighbouring stages that place the same counts share it."""
     used = [tier for tier in Tier if any(tier in s.homes[t] for s in stages for t in TENSORS)]
     per = {
@@ -198,7 +198,7 @@ def homes_table(stages: Sequence[Stage]) -> Table:
     return rows
 
 
-def _counts(stage: Stage) -> list[tuple[str, str, float, tuple[tuple[str, int], ...]]]:
+def _counts(stage: StageShares) -> list[tuple[str, str, float, tuple[tuple[str, int], ...]]]:
     """What makes stages alike: their counts, not their bytes, which fall along the pipeline."""
     return [
         (tensor, tier, home.layers, tuple(home.recompute.items()))
@@ -207,7 +207,7 @@ def _counts(stage: Stage) -> list[tuple[str, str, float, tuple[tuple[str, int], 
     ]
 
 
-def _cell(stages: Sequence[Stage], tensor: str, tier: str) -> str:
+def _cell(stages: Sequence[StageShares], tensor: str, tier: str) -> str:
     homes = [stage.homes[tensor][tier] for stage in stages if tier in stage.homes[tensor]]
     if not homes:
         return "-"
@@ -223,7 +223,7 @@ def _range(nbytes: Sequence[float]) -> str:
     return bytes_text(most) if least == most else f"{bytes_text(least)} - {bytes_text(most)}"
 
 
-def _amount(stage: Stage, tensor: str, home: Home) -> str:
+def _amount(stage: StageShares, tensor: str, home: Home) -> str:
     if tensor == "activations":
         return ", ".join(f"{count} {POLICIES[policy]}" for policy, count in home.recompute.items())
     whole = sum(other.layers for other in stage.homes[tensor].values())

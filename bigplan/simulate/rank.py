@@ -12,9 +12,9 @@ from bigplan.content import Content
 from bigplan.cost import Costs
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
-from bigplan.order import Places, Uses, Waits
+from bigplan.order import EntryPlaces, Uses, Waits
 from bigplan.program import LINKS, Action, Lane, Op, Program, Repeat, walk
-from bigplan.simulate.link import Link
+from bigplan.simulate.link import BusyLink
 from bigplan.simulate.moment import Moment
 from bigplan.simulate.seconds import action_seconds
 from bigplan.timeline import Event
@@ -54,7 +54,7 @@ class Rank:
     events: list[Event] | None = None
     traced: bool = False  # times are moments, which know how they came about
     main: int | None = None  # the segment that is played in rounds
-    links: dict[int, Link] = field(default_factory=dict)  # by lane that shares one
+    links: dict[int, BusyLink] = field(default_factory=dict)  # by lane that shares one
     clocks: list[float] = field(default_factory=list)  # by lane
     repetition: int = 0  # of the segment that is being played
     waiting: Message | None = None  # for this message
@@ -168,7 +168,7 @@ def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]
 
 
 def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
-    places, priced = Places(program.buffers), dict[int, Step]()
+    places, priced = EntryPlaces(program.buffers), dict[int, Step]()
 
     def step(action: Action) -> Step:
         found = priced.get(id(action))
@@ -196,17 +196,17 @@ def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
     )
 
 
-def _links(segments: Sequence[Segment]) -> dict[int, Link]:
+def _links(segments: Sequence[Segment]) -> dict[int, BusyLink]:
     """The links that several of the lanes use."""
     lanes = {step[0] for segment in segments for step, _ in segment.steps}
-    shared: dict[int, Link] = {}
+    shared: dict[int, BusyLink] = {}
     for lane, other in LINKS.items():
         if LANES[lane] in lanes:
-            shared[LANES[lane]] = shared.setdefault(LANES[other], Link())
+            shared[LANES[lane]] = shared.setdefault(LANES[other], BusyLink())
     return shared
 
 
-def _step(action: Action, places: Places, seconds: float) -> Step:
+def _step(action: Action, places: EntryPlaces, seconds: float) -> Step:
     message = None
     if action.op in (Op.SEND, Op.RECV):
         message = (action.reads if action.op is Op.SEND else action.writes)[0].content

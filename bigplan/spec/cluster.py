@@ -11,7 +11,7 @@ from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.files import shipped
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.files.problems import KeyPath
-from bigplan.spec.part import Block, left_out_units
+from bigplan.spec.part import MachinePart, left_out_units
 from bigplan.units import Bandwidth, Bytes, PositiveFlops, Power, Price, Rate, Seconds, format_bytes
 
 # FlashAttention's three versions; cuDNN's kernel, which Transformer Engine uses; torch's
@@ -25,7 +25,7 @@ Reached = Annotated[float, Field(gt=0)]  # of a nominal peak; CPU devices reach 
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
 
 
-class Gpu(Block):
+class Gpu(MachinePart):
     """One device that computes."""
 
     name: str = Field(max_length=LONGEST_NAME)
@@ -110,7 +110,7 @@ class Gpu(Block):
         return rates[precision]
 
 
-class Host(Block):
+class Host(MachinePart):
     """The CPU side of one node."""
 
     memory: Bytes = Field(gt=0)
@@ -128,7 +128,7 @@ class Host(Block):
     """parts that memory_bandwidth divides into: a process that binds nothing gets one's share"""
 
 
-class Pcie(Block):
+class Pcie(MachinePart):
     """Copies between pinned host memory and GPU memory."""
 
     host_to_device: Bandwidth = Field(gt=0)
@@ -152,7 +152,7 @@ class Pcie(Block):
     """the other direction meanwhile: what it leaves the GPU at"""
 
 
-class Nvme(Block):
+class Nvme(MachinePart):
     """The drives of one node; rates and capacity are per drive."""
 
     capacity: Bytes = Field(gt=0)
@@ -187,7 +187,7 @@ class Nvme(Block):
         return self.write * self.drives
 
 
-class Link(Block):
+class Link(MachinePart):
     """What connects the GPUs of a node, or nodes."""
 
     name: str = Field(max_length=LONGEST_NAME)
@@ -246,7 +246,9 @@ def find_link(name: str) -> Link:
 
 
 def _or_name(
-    block: type[Block], find: Callable[[str], Block], known: Callable[[], tuple[str, ...]]
+    block: type[MachinePart],
+    find: Callable[[str], MachinePart],
+    known: Callable[[], tuple[str, ...]],
 ) -> BeforeValidator:
     """Where such a block is expected, text is the name of a shipped one."""
     name = Field(json_schema_extra=lambda schema: schema.update(enum=[*known()]))
@@ -260,7 +262,7 @@ NamedGpu = Annotated[Gpu, _or_name(Gpu, find_gpu, list_gpus)]
 NamedLink = Annotated[Link, _or_name(Link, find_link, list_links)]
 
 
-class Running(Block):
+class Running(MachinePart):
     """What a node takes while it runs, whoever owns it."""
 
     price: Price | None = Field(default=None, gt=0)
@@ -314,7 +316,7 @@ class Cluster(Spec):
         """Figures that no machine has."""
         for index, group in enumerate(self.node_groups):
             for name, block in group:
-                if isinstance(block, Block):
+                if isinstance(block, MachinePart):
                     for path, text in left_out_units(block):
                         yield ("node_groups", index, name, *path), text
             held, memory = group.gpu.context_memory, group.gpu.memory

@@ -21,7 +21,7 @@ from bigplan.spec.files.document import (
 )
 from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.files.reading import read_text, user_path
-from bigplan.spec.hardware import Change, changeable, refuse_unknown, with_hardware
+from bigplan.spec.hardware import NewValue, changeable, refuse_unknown, with_hardware
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.part import SMALLEST
 from bigplan.spec.schedule import MOST_STEPS
@@ -86,7 +86,7 @@ class Experiment(Spec):
     """decisions to pin, such as {tp: 8}"""
     caps: dict[Tier, Bytes] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
-    hardware: dict[str, Change] = Field(
+    hardware: dict[str, NewValue] = Field(
         default_factory=dict,
         json_schema_extra={"propertyNames": {"enum": [*changeable()]}},
     )
@@ -111,7 +111,7 @@ class Experiment(Spec):
 
     @field_validator("hardware")
     @classmethod
-    def _known(cls, hardware: dict[str, Change]) -> dict[str, Change]:
+    def _known(cls, hardware: dict[str, NewValue]) -> dict[str, NewValue]:
         refuse_unknown(hardware)
         return hardware
 

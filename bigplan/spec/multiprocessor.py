@@ -6,11 +6,11 @@ from pydantic import Field
 
 from bigplan.spec.cluster import Gpu, find_gpu, list_gpus
 from bigplan.spec.files import shipped
-from bigplan.spec.part import Block
+from bigplan.spec.part import MachinePart
 from bigplan.units import Bandwidth, Bytes, Rate, Seconds
 
 
-class Multiprocessor(Block):
+class Multiprocessor(MachinePart):
     """One streaming multiprocessor (SM) of a GPU, and the cache that all of them share."""
 
     capability: str = Field(pattern=r"^\d+\.\d$")

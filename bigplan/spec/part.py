@@ -13,14 +13,14 @@ from bigplan.spec.files.problems import KeyPath, did_you_mean
 from bigplan.units import BANDWIDTH, BYTES, FLOPS, RATE, SECONDS, Quantity, exact_text, format_bytes
 
 
-class Block(Spec):
+class MachinePart(Spec):
     """Part of a machine. `sources` says of every number where it comes from."""
 
     sources: dict[str, str]
     """for every number of this block, where it comes from"""
 
     @model_validator(mode="after")
-    def _every_number_has_a_source(self) -> Block:
+    def _every_number_has_a_source(self) -> MachinePart:
         numbers = [
             name
             for name in type(self).model_fields

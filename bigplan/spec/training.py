@@ -39,7 +39,7 @@ class LossScale(Spec):
     """by which it grows and shrinks"""
 
 
-class Validation(Spec):
+class ValidationSpec(Spec):
     """The loss on other data, between training steps."""
 
     data: str = Field(min_length=1)
@@ -89,7 +89,7 @@ class Training(Spec):
     """of the whole training, for days, dollars and kWh; how many steps a launch runs is `steps`"""
     data: str = Field(default="bundled", min_length=1)
     """folder written by `bigplan data prepare`, text file (its bytes are tokens), or 'bundled'"""
-    validation: Validation | None = None
+    validation: ValidationSpec | None = None
     """loss on other data, now and then; null: none"""
     weights: str | None = Field(default=None, min_length=1)
     """Hugging Face folder (config.json, safetensors) to start from; null: seeded random weights"""
@@ -185,7 +185,7 @@ class TrainingRequest(Spec):
     """of the whole training, such as 1 T: a plan tells its days, dollars and kWh"""
     data: str | None = Field(default=None, min_length=1)
     """folder written by `bigplan data prepare`, text file, or 'bundled' (default)"""
-    validation: Validation | None = None
+    validation: ValidationSpec | None = None
     """loss on other data, now and then; default: none"""
     weights: str | None = Field(default=None, min_length=1)
     """Hugging Face folder to start from; default: seeded random weights"""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bigplan.cli.targets import CLUSTER, PLAN, TRACE, Kind, require_target
+from bigplan.cli.targets import CLUSTER, PLAN, TRACE, TargetKind, require_target
 from bigplan.errors import InputError
 from bigplan.plan import load_plan, save_plan
 from bigplan.spec.catalog import find_cluster
@@ -150,7 +150,7 @@ def _trace() -> str:
         (CLUSTER, "\udcff", False),
     ],
 )
-def test_what_is_of_the_kind(tmp_path: Path, kind: Kind, text: str, replaced: bool) -> None:
+def test_what_is_of_the_kind(tmp_path: Path, kind: TargetKind, text: str, replaced: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(text.encode(errors="surrogateescape"))
     if replaced:

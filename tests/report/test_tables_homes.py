@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from bigplan.report.stages import Home, Stage, stages_of
+from bigplan.report.stages import Home, StageShares, stages_of
 from bigplan.report.tables import homes_table
 from tests.report.shown import shown
 from tests.tiny import tiny_plan
@@ -8,7 +8,7 @@ from tests.tiny import tiny_plan
 KIB = 2**10
 
 
-def stage(**homes: dict[str, Home]) -> Stage:
+def stage(**homes: dict[str, Home]) -> StageShares:
     found = stages_of(tiny_plan())[0]
     return replace(found, homes={**found.homes, **homes})
 

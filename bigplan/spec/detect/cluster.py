@@ -25,7 +25,7 @@ from bigplan.spec.detect.machine import (
 )
 from bigplan.spec.detect.probes import probe_copy, probe_disk, probe_gemm
 from bigplan.spec.files.document import Spec, load_document
-from bigplan.spec.part import Block
+from bigplan.spec.part import MachinePart
 
 # Shipped GPU types, and the cluster whose links and copy rates a machine with them probably has.
 _LIKE = {
@@ -61,7 +61,7 @@ class Fallback(Spec):
     cpu_link: Link
 
 
-B = TypeVar("B", bound=Block)
+B = TypeVar("B", bound=MachinePart)
 
 
 def detect(

@@ -18,7 +18,7 @@ from bigplan.spec.files.document import ProblemsError, validate
 from bigplan.spec.files.problems import KeyPath, Problem, did_you_mean
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.families import FAMILIES
-from bigplan.spec.hf.reader import Config, Reader
+from bigplan.spec.hf.reader import Config, ConfigReader
 from bigplan.spec.hf.refusals import refuse_adapter, refuse_experts, refuse_foreign, refuse_type
 from bigplan.spec.model import ModelSpec
 
@@ -57,7 +57,7 @@ def from_hf_config(
         )
     refuse_foreign(config, where)
     family = FAMILIES[model_type]
-    reader = Reader(config, family.defaults, where, lines or {})
+    reader = ConfigReader(config, family.defaults, where, lines or {})
     fields = family.read(reader)
     name = reader.name() or Path(where).parent.name
     fields |= {"name": name or model_type, "source": f"Hugging Face config.json ({model_type})"}

@@ -14,7 +14,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Reader:
+class ConfigReader:
     """A config with its class's defaults, and for messages the file's name and its keys' lines."""
 
     config: Config

@@ -37,7 +37,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterPiece:
     """A parameter of a layer (its index in layer_sequence())."""
 
     layer: int
@@ -49,7 +49,7 @@ class HfTensor:
     """A tensor of a Hugging Face file: its pieces as Stored says, then transposed or not."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ParameterPiece, ...]
     runs: tuple[int, ...]  # rows of each piece in a cycle
     transposed: bool
 
@@ -79,12 +79,12 @@ def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> S
 
 def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
     """Every tensor of the model's files, layer by layer."""
-    pieces: dict[tuple[str, bool], list[tuple[Piece, int]]] = {}
+    pieces: dict[tuple[str, bool], list[tuple[ParameterPiece, int]]] = {}
     for layer, kind in enumerate(model.layer_sequence()):
         for parameter in model.kinds()[kind]:
             place = stored(family, model, layer, parameter)
             found = pieces.setdefault((place.tensor, place.transposed), [])
-            found.append((Piece(layer, parameter), place.run))
+            found.append((ParameterPiece(layer, parameter), place.run))
     return tuple(
         HfTensor(name, tuple(p for p, _ in parts), tuple(run for _, run in parts), transposed)
         for (name, transposed), parts in pieces.items()

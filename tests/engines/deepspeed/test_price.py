@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from bigplan.cost.price import price
-from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, Pricing
-from bigplan.engines.deepspeed.search import Search, Tried
+from bigplan.engines.deepspeed.price import BEHAVIOUR, PricedStep, StagePricing
+from bigplan.engines.deepspeed.search import DeepSpeedSearch, TriedWay
 from bigplan.placement import Tier
 from bigplan.planner import Request
 from bigplan.program import Lane, Op
@@ -57,10 +57,12 @@ def measured_cluster(name: str) -> Cluster:
     return parse_document(text, Cluster, name)
 
 
-def tried(cluster: Cluster, model: str, settings: dict[str, str | int | float]) -> Tried:
+def tried(cluster: Cluster, model: str, settings: dict[str, str | int | float]) -> TriedWay:
     training = Training(sequence_length=4096, global_batch=16, gradient_precision="bf16")
     settings = {**settings, "recompute": "full", "loss_chunk": 65536}
-    search = Search(Request(find_model(model), training, cluster, settings, engine="deepspeed"))
+    search = DeepSpeedSearch(
+        Request(find_model(model), training, cluster, settings, engine="deepspeed")
+    )
     part = settings.get("optimizer.host", 1.0) != 1.0
     (way,) = (way for way in search._ways() if (way.on_cpu < 1.0) == part)
     return search._fitted(way)
@@ -86,7 +88,7 @@ def test_blocks_of_powers_of_two_do_not_fit_where_blocks_of_their_size_do() -> N
     """5.5 B with torch's page-locking ended in the kernel's out-of-memory killer on an H200."""
     found = tried(find_cluster("h200-1x"), "llama-like-5.5b", ZERO2)
     assert not found.short
-    search = Search(
+    search = DeepSpeedSearch(
         Request(
             find_model("llama-like-5.5b"),
             found.held.training,
@@ -114,11 +116,11 @@ def test_many_micro_batches_are_priced_as_one_of_them_and_shown_one_by_one() -> 
     nodes = find_cluster("h200-1x").group
     found = tried(find_cluster("h200-1x"), "llama-like-5.5b", {**ZERO2, "micro_batch": 1})
     costs, count = price(found.held.graph, found.held.training, nodes, BEHAVIOUR), 16
-    pricing = Pricing(found.held, costs, nodes)
+    pricing = StagePricing(found.held, costs, nodes)
     each = [pricing.micro_batch(i, last=i == count - 1) for i in range(count)]
-    written_out = Priced((*(phase for one in each for phase in one), *pricing.update()))
+    written_out = PricedStep((*(phase for one in each for phase in one), *pricing.update()))
     step = found.step
-    assert isinstance(step, Priced)
+    assert isinstance(step, PricedStep)
     assert len(step.phases) < len(written_out.phases) / 4
     assert step.by_lane() == pytest.approx(written_out.by_lane())
     assert step.by_op() == pytest.approx(written_out.by_op())

@@ -17,10 +17,10 @@ from bigplan.spec.files.document import validate
 from bigplan.spec.files.json_schema import json_schema
 from bigplan.spec.model import ModelSpec, RopeScaling
 from bigplan.spec.optimizer import Optimizer, ParameterGroup
-from bigplan.spec.part import Block
+from bigplan.spec.part import MachinePart
 from bigplan.spec.schedule import Schedule
 from bigplan.spec.sweep import Find
-from bigplan.spec.training import LossScale, TrainingRequest, Validation
+from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
 
 # Rules between fields, names of what is shipped, and figures that no machine has: a schema of JSON
 # has no words for them. Each is a part of what is told.
@@ -38,7 +38,7 @@ BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
 OF_BLOCKS = ("which no machine has", "no source for", "leaves nothing of")
 DESCRIPTIONS = (
     *(ModelSpec, RopeScaling, TrainingRequest, Optimizer, ParameterGroup, Schedule, LossScale),
-    *(Validation, Launch, Find, Gpu, Host, Pcie, Nvme, Link, Running),
+    *(ValidationSpec, Launch, Find, Gpu, Host, Pcie, Nvme, Link, Running),
 )
 Schema = Mapping[str, Any]
 TEXT = st.text("abz 0.", max_size=8)
@@ -113,7 +113,7 @@ _OF_TYPE = {
 
 def sourced(description: type[BaseModel], data: dict[str, Any]) -> dict[str, Any]:
     """A part of a machine with a source for each of its numbers."""
-    if not issubclass(description, Block):
+    if not issubclass(description, MachinePart):
         return data
     named = {"sources", "name", "device", "path"}
     stated = (key for key, value in data.items() if key not in named and value is not None)
@@ -134,7 +134,7 @@ def test_what_the_schema_accepts_is_read(description: type[BaseModel]) -> None:
     schema = json_schema(description)
     checker = jsonschema.Draft202012Validator(schema)
     checker.check_schema(schema)
-    rules = BETWEEN_FIELDS.get(description, ()) + OF_BLOCKS * issubclass(description, Block)
+    rules = BETWEEN_FIELDS.get(description, ()) + OF_BLOCKS * issubclass(description, MachinePart)
     accepted = 0
 
     @settings(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bigplan.spec.hf.families.bloom import BLOOM
 from bigplan.spec.hf.families.falcon import FALCON
-from bigplan.spec.hf.families.family import Family
+from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gpt2 import GPT2
 from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
 from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
@@ -15,7 +15,7 @@ from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.stablelm import STABLELM
 
-FAMILIES: Mapping[str, Family] = {
+FAMILIES: Mapping[str, ModelFamily] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "qwen2": QWEN2,

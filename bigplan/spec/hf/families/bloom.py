@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import Family, Tensors
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.families.family import ModelFamily, Tensors
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 _TENSORS = Tensors(
@@ -49,7 +49,7 @@ _DEFAULTS = {
 _OLD = {"hidden_size": "n_embed", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
 
 
-def _read(reader: Reader) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     renamed = {new: reader.config[old] for new, old in _OLD.items() if old in reader.config}
     reader = replace(reader, config={**renamed, **reader.config})
     if reader.flag("apply_residual_connection_post_layernorm"):
@@ -93,4 +93,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-BLOOM = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
+BLOOM = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import GELUS, Family, Tensors
+from bigplan.spec.hf.families.family import GELUS, ModelFamily, Tensors
 from bigplan.spec.hf.families.rope import ROPE_KEYS, read_rope, write_scaling
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 _TENSORS = Tensors(
@@ -60,7 +60,7 @@ _DEFAULTS = {
 }
 
 
-def _read(reader: Reader) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     if "n_embed" in reader.config:
         renamed = {**reader.config, "hidden_size": reader.config["n_embed"]}
         reader = replace(reader, config=renamed)
@@ -123,4 +123,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-FALCON = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
+FALCON = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

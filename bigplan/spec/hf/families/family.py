@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 
@@ -24,10 +24,10 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """A model_type."""
 
-    read: Callable[[Reader], dict[str, Any]]  # a config.json's fields of ModelSpec
+    read: Callable[[ConfigReader], dict[str, Any]]  # a config.json's fields of ModelSpec
     defaults: Mapping[str, Any]  # those of transformers' own config class, for absent keys
     write: Callable[[ModelSpec], dict[str, Any]]  # such a config.json, to be read back
     tensors: Tensors

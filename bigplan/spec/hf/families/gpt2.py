@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import GELUS, Family, Tensors
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.families.family import GELUS, ModelFamily, Tensors
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 _FUSED = ("q_proj", "k_proj", "v_proj")
@@ -44,7 +44,7 @@ _DEFAULTS = {
 }
 
 
-def _read(reader: Reader) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     if reader.text("activation_function") not in GELUS:
         reader.refuse("activation_function", ", ".join(GELUS))
     if not reader.flag("scale_attn_weights"):
@@ -90,4 +90,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-GPT2 = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
+GPT2 = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

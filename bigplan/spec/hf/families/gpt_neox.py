@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import GELUS, Family, Tensors
+from bigplan.spec.hf.families.family import GELUS, ModelFamily, Tensors
 from bigplan.spec.hf.families.rope import ROPE_KEYS, read_rope, write_scaling
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 _TENSORS = Tensors(
@@ -52,7 +52,7 @@ _DEFAULTS = {
 _OLD = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
 
 
-def _read(reader: Reader) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     if reader.text("hidden_act") not in GELUS:
         reader.refuse("hidden_act", ", ".join(GELUS))
     renamed = {new: reader.config[name] for new, name in _OLD.items() if name in reader.config}
@@ -103,4 +103,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-GPT_NEOX = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
+GPT_NEOX = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

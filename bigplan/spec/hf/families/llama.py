@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import Family, Tensors
+from bigplan.spec.hf.families.family import ModelFamily, Tensors
 from bigplan.spec.hf.families.rope import ROPE_KEYS, read_rope, write_scaling
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 LLAMA_TENSORS = Tensors(
@@ -49,7 +49,7 @@ LLAMA_DEFAULTS: dict[str, Any] = {
 }
 
 
-def read_llama_like(reader: Reader) -> dict[str, Any]:
+def read_llama_like(reader: ConfigReader) -> dict[str, Any]:
     """Fields that llama, mistral, qwen2 and qwen3 share."""
     if reader.text("hidden_act") not in ("silu", "swish"):
         reader.refuse("hidden_act", "silu")
@@ -93,7 +93,7 @@ def write_llama_like(model: ModelSpec, model_type: str, architecture: str) -> di
     }
 
 
-def _read_llama(reader: Reader) -> dict[str, Any]:
+def _read_llama(reader: ConfigReader) -> dict[str, Any]:
     bias = reader.flag("attention_bias")
     return read_llama_like(reader) | {
         "qkv_bias": bias,
@@ -109,7 +109,7 @@ def _write_llama(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _read_mistral(reader: Reader) -> dict[str, Any]:
+def _read_mistral(reader: ConfigReader) -> dict[str, Any]:
     return read_llama_like(reader) | {"sliding_window": reader.optional_count("sliding_window")}
 
 
@@ -118,14 +118,14 @@ def _write_mistral(model: ModelSpec) -> dict[str, Any]:
     return config | {"sliding_window": model.sliding_window}
 
 
-LLAMA = Family(
+LLAMA = ModelFamily(
     _read_llama,
     LLAMA_DEFAULTS | {"max_position_embeddings": 2048, "mlp_bias": False},
     _write_llama,
     LLAMA_TENSORS,
     LLAMA_KEYS,
 )
-MISTRAL = Family(
+MISTRAL = ModelFamily(
     _read_mistral,
     LLAMA_DEFAULTS
     | {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import GELUS, Family, Tensors
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.families.family import GELUS, ModelFamily, Tensors
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 _TENSORS = Tensors(
@@ -45,7 +45,7 @@ _DEFAULTS = _SHAPE | {
 }
 
 
-def _read(reader: Reader) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     activation, hidden = reader.text("activation_function"), reader.count("hidden_size")
     if activation not in ("relu", *GELUS):
         reader.refuse("activation_function", ", ".join(("relu", *GELUS)))
@@ -98,4 +98,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-OPT = Family(_read, _DEFAULTS, _write, _TENSORS, _KEYS)
+OPT = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from bigplan.spec.hf.families.family import Family
+from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -13,7 +13,7 @@ from bigplan.spec.hf.families.llama import (
     read_llama_like,
     write_llama_like,
 )
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -33,7 +33,7 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 }
 
 
-def _read(reader: Reader) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     return read_llama_like(reader) | {"sliding_window": reader.optional_count("sliding_window")}
 
 
@@ -50,4 +50,4 @@ def _write(model: ModelSpec) -> dict[str, Any]:
 
 
 _TENSORS = replace(LLAMA_TENSORS, names={**LLAMA_TENSORS.names, **_MATRICES}, fused=_FUSED)
-PHI3 = Family(_read, _DEFAULTS, _write, _TENSORS, LLAMA_KEYS)
+PHI3 = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, LLAMA_KEYS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import Family
+from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -12,7 +12,7 @@ from bigplan.spec.hf.families.llama import (
     read_llama_like,
     write_llama_like,
 )
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 _DEFAULTS = LLAMA_DEFAULTS | {
@@ -24,7 +24,7 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 }
 
 
-def _read_window(reader: Reader) -> int | None:
+def _read_window(reader: ConfigReader) -> int | None:
     """Qwen slides in layers from max_window_layers on; ModelSpec can say only all or none."""
     kinds = set(reader.texts("layer_types"))
     if len(kinds) > 1:
@@ -50,7 +50,7 @@ def _write_window(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _read_qwen2(reader: Reader) -> dict[str, Any]:
+def _read_qwen2(reader: ConfigReader) -> dict[str, Any]:
     return read_llama_like(reader) | {"qkv_bias": True, "sliding_window": _read_window(reader)}
 
 
@@ -58,7 +58,7 @@ def _write_qwen2(model: ModelSpec) -> dict[str, Any]:
     return write_llama_like(model, "qwen2", "Qwen2ForCausalLM") | _write_window(model)
 
 
-def _read_qwen3(reader: Reader) -> dict[str, Any]:
+def _read_qwen3(reader: ConfigReader) -> dict[str, Any]:
     bias = reader.flag("attention_bias")
     return read_llama_like(reader) | {
         "qkv_bias": bias,
@@ -73,5 +73,7 @@ def _write_qwen3(model: ModelSpec) -> dict[str, Any]:
     return config | {"attention_bias": model.qkv_bias}
 
 
-QWEN2 = Family(_read_qwen2, _DEFAULTS, _write_qwen2, LLAMA_TENSORS, LLAMA_KEYS)
-QWEN3 = Family(_read_qwen3, _DEFAULTS | {"head_dim": 128}, _write_qwen3, LLAMA_TENSORS, LLAMA_KEYS)
+QWEN2 = ModelFamily(_read_qwen2, _DEFAULTS, _write_qwen2, LLAMA_TENSORS, LLAMA_KEYS)
+QWEN3 = ModelFamily(
+    _read_qwen3, _DEFAULTS | {"head_dim": 128}, _write_qwen3, LLAMA_TENSORS, LLAMA_KEYS
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import RopeScaling
 
 _PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, with all of it
@@ -31,7 +31,7 @@ ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
 _SCALINGS = (None, "default", "linear", "llama3", "dynamic", "yarn", "longrope")
 
 
-def read_rope(reader: Reader) -> dict[str, Any]:
+def read_rope(reader: ConfigReader) -> dict[str, Any]:
     """Base of the rotary angles, how they are scaled, and the part of a head that is rotated."""
     key = "rope_parameters" if reader.mapping("rope_parameters") else "rope_scaling"
     rope = reader.mapping(key)
@@ -45,7 +45,7 @@ def read_rope(reader: Reader) -> dict[str, Any]:
     }
 
 
-def _read_scaling(rope: Mapping[str, Any], reader: Reader) -> dict[str, Any] | None:
+def _read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any] | None:
     """The fields of ModelSpec.rope_scaling, "type" and "rope_type" being old and new names."""
     name = rope.get("rope_type", rope.get("type"))
     if name in (None, "default"):

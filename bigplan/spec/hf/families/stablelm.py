@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bigplan.spec.hf.families.family import Family
+from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.llama import (
     LLAMA_DEFAULTS,
     LLAMA_KEYS,
@@ -12,7 +12,7 @@ from bigplan.spec.hf.families.llama import (
     read_llama_like,
     write_llama_like,
 )
-from bigplan.spec.hf.reader import Reader
+from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import ModelSpec
 
 _DEFAULTS = LLAMA_DEFAULTS | {
@@ -31,7 +31,7 @@ _DEFAULTS = LLAMA_DEFAULTS | {
 }
 
 
-def _read(reader: Reader) -> dict[str, Any]:
+def _read(reader: ConfigReader) -> dict[str, Any]:
     for key, why in (
         ("qk_layernorm", "false: its LayerNorm has weights of its own for each head"),
         ("use_parallel_residual", "false: attention and MLP would share one norm"),
@@ -56,7 +56,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-STABLELM = Family(
+STABLELM = ModelFamily(
     _read,
     _DEFAULTS,
     _write,
