@@ -26,7 +26,7 @@ from bigplan.errors import InputError
 
 BATCH = 1024  # parts tokenised at a time, or fewer that make a BLOCK of text
 
-Progress = Callable[[int, int, int], None]  # bytes read, bytes in all, tokens written
+OnProgress = Callable[[int, int, int], None]  # bytes read, bytes in all, tokens written
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Preparation:
 
 
 def prepare(
-    wanted: Preparation, out: Path, *, force: bool = False, progress: Progress | None = None
+    wanted: Preparation, out: Path, *, force: bool = False, progress: OnProgress | None = None
 ) -> dict[str, PreparedIndex]:
     """Write the folder, or with a fraction its parts train and validation; the indices by part.
 
@@ -165,7 +165,7 @@ class _Reads:
     wanted: Preparation
     files: list[tuple[Path, Format]]
     tokenizer: Tokenizer
-    progress: Progress | None
+    progress: OnProgress | None
 
     def batches(self) -> Iterator[tuple[Path, list[TextPart]]]:
         """Parts to be tokenised together, all of one file."""

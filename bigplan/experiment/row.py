@@ -11,7 +11,7 @@ from bigplan.report.bill import wear_of
 from bigplan.report.decision import strategy_text
 from bigplan.spec.files.document import Spec
 
-Status = Literal["planned", "failed"]
+RowStatus = Literal["planned", "failed"]
 
 
 class StudyRow(Spec):
@@ -20,7 +20,7 @@ class StudyRow(Spec):
     Nothing in it depends on when, where or beside what it was planned.
     """
 
-    status: Status
+    status: RowStatus
     reason: str = ""
     """why there is no plan"""
     found: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
-from bigplan.graph.shape import Shape, gradient_sum, local_tensors
+from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.mechanics import ALIBI_COLUMNS
 from bigplan.spec.cluster import FlashKernel
 from bigplan.spec.step import LayerStep, StepOp
@@ -40,7 +40,7 @@ def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
     return (*by_input, *by_weight)
 
 
-def block(shape: Shape) -> LayerKind:
+def block(shape: RankShape) -> LayerKind:
     """One block: attention and MLP, each after a norm and added to the residual stream."""
     tensors = local_tensors(shape, "block")
     activation_shape = shape.activation_shape
@@ -88,7 +88,7 @@ def block(shape: Shape) -> LayerKind:
 
 
 def _reruns(
-    shape: Shape,
+    shape: RankShape,
     saved: int,
     linear: tuple[Operator, ...],
     inner: tuple[Operator, ...],
@@ -143,14 +143,14 @@ def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
     return left_out[::-1]
 
 
-def _run_again(shape: Shape, stream: Stream) -> Stream:
+def _run_again(shape: RankShape, stream: Stream) -> Stream:
     """What a second run takes. The native backward writes a gated activation beside gradients."""
     if stream.name == "activation" and shape.fused and shape.model.mlp == "swiglu":
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream
 
 
-def _linear(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The matrix products, those of one input as one, and their backward."""
     fp8, products = shape.training.fp8_gemms, shape.steps(StepOp.PRODUCT)
     gemms = tuple(
@@ -183,7 +183,7 @@ def _quantisation(gemms: tuple[Gemm, ...]) -> tuple[tuple[Stream, ...], tuple[St
     return tuple(forward), tuple(backward)
 
 
-def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+def _attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """Scores, softmax and weighted values: one flash kernel, or products and a softmax kernel."""
     model, training, tokens = shape.model, shape.training, shape.tokens
     heads, length, width = model.heads // shape.tp, training.sequence_length, model.head_dim
@@ -216,7 +216,7 @@ def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]
     )
 
 
-def _linear_biases(shape: Shape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
+def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Copies of heads with more columns (runtime/alibi.py), read and written, and back.
 
     Forward of queries, keys, values and the result, backward of these and their gradients.
@@ -228,7 +228,7 @@ def _linear_biases(shape: Shape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]
     return (Stream(name, moved / 2, launches=4),), (Stream(name, moved, launches=8),)
 
 
-def _widened(shape: Shape) -> int:
+def _widened(shape: RankShape) -> int:
     """Bytes of those copies in a backward; in a forward half of them."""
     model = shape.model
     if model.positions != "alibi" or shape.training.attention != "flash":
@@ -238,7 +238,7 @@ def _widened(shape: Shape) -> int:
     return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.tokens * shape.element
 
 
-def _streams(shape: Shape) -> tuple[tuple[Stream, Stream], ...]:
+def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """Memory-bound operators, forward and backward."""
     found = []
     for step in shape.model.steps("block"):
@@ -254,7 +254,7 @@ def _streams(shape: Shape) -> tuple[tuple[Stream, Stream], ...]:
     return tuple(found)
 
 
-def norm(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
+def norm(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """A norm forward and backward."""
     of_heads = step.reads[0].split  # always RMSNorms
     forward, backward = EAGER_NORM["rmsnorm" if of_heads else shape.model.norm]
@@ -265,12 +265,12 @@ def norm(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
     )
 
 
-def _rotary(shape: Shape, step: LayerStep) -> Stream:
+def _rotary(shape: RankShape, step: LayerStep) -> Stream:
     moved = 2 * sum(map(shape.activation_shape.nbytes, step.reads))
     return Stream(step.name, moved, 1, EAGER_ROTARY)
 
 
-def _activation(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
+def _activation(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     forward, backward = EAGER_ACTIVATION[shape.model.mlp]
     width, passes = shape.activation_shape.nbytes(step.gives[0]), len(step.reads)
     return (
@@ -279,7 +279,7 @@ def _activation(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
     )
 
 
-def _residual(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
+def _residual(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """A sum of the residual stream, with dropout of what is added to it."""
     name, hidden = step.name, shape.hidden
     masks = hidden // shape.element if shape.training.dropout else 0
@@ -293,7 +293,7 @@ def _residual(shape: Shape, step: LayerStep) -> tuple[Stream, Stream]:
     return forward, Stream(name, 3 * hidden + dropped, 1 + bool(dropped))
 
 
-def _gathered_again(shape: Shape) -> tuple[Collective, ...]:
+def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     """With sequence parallelism the weight gradients need the gathered inputs a second time.
 
     They are gathered while the gradient by the input is computed (arXiv 2205.05198, section 4.2.2).
@@ -305,7 +305,7 @@ def _gathered_again(shape: Shape) -> tuple[Collective, ...]:
     )
 
 
-def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -> int:
+def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: int) -> int:
     """Bytes that a block's backward needs beyond what its forward saved.
 
     Inside the backward of the gated activation three tensors of its width are new and one that was

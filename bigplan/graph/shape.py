@@ -15,7 +15,7 @@ from bigplan.spec.training import Training
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RankShape:
     """The sizes that every operator of one micro-batch on one rank is made of."""
 
     model: ModelSpec
@@ -113,7 +113,7 @@ def local_tensor(parameter: Parameter, tp: int) -> Tensor:
     return Tensor(parameter.name, *parameter.local(tp), parameter.holders(tp))
 
 
-def local_tensors(shape: Shape, kind: str) -> tuple[Tensor, ...]:
+def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
     """All parameters of a kind of layer on one rank; what more ranks have the same of is later.
 
     So what ranks sum, and what is one rank's to count and to store, are ranges of the flat layer.
@@ -122,7 +122,7 @@ def local_tensors(shape: Shape, kind: str) -> tuple[Tensor, ...]:
     return tuple(sorted(tensors, key=lambda tensor: tensor.holders))
 
 
-def gradient_sum(shape: Shape, tensors: tuple[Tensor, ...]) -> Stream:
+def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     """Adding a micro-batch's gradient to its sum.
 
     Fused into the GEMM it reads and writes the sum; apart it also reads what the GEMM wrote. The

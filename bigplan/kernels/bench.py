@@ -42,7 +42,7 @@ CALLS, WARM = 15, 3
 GRAPH_CALLS = 5
 QUEUED = 2_000_000  # cycles, a millisecond, in which the host queues a call
 MOST_SECONDS = 540  # of a part: what is left then is named, not measured
-Record = dict[str, Any]
+KernelRecord = dict[str, Any]
 
 
 def run(part: str | None, out: Path | None, *, rehearse: bool, tune: int) -> None:
@@ -99,7 +99,7 @@ class KernelBench:
             with self.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"kind": kind, **values}) + "\n")
 
-    def _machine(self) -> Record:
+    def _machine(self) -> KernelRecord:
         name = torch.cuda.get_device_name() if self.cuda else "cpu, rehearsed"
         return {"device": name, "torch": torch.__version__, "copy": self.copy,
                 "priced_for": self.optimiser.gpu, "generated": runs_kernels({self.device}),
@@ -184,10 +184,10 @@ class KernelBench:
         self.console.print(table)
         self.console.print(f"* set aside from any fit. Copy: {self.copy / 1e12:.3f} TB/s")
 
-    def _row(self, case: Case, *, back: bool) -> Record:
+    def _row(self, case: Case, *, back: bool) -> KernelRecord:
         inputs = case.inputs(self.device, self.dtype)
         ours = optimise(case.function, gpu=self.optimiser.gpu, tune=self.tune)
-        ways: dict[str, Record] = {}
+        ways: dict[str, KernelRecord] = {}
         with torch._functorch.config.patch(donated_buffer=False):
             for way, function in (("generated", ours), *self._baselines(case)):
                 ways[way] = self._timed(function, inputs, back=back)
@@ -204,7 +204,9 @@ class KernelBench:
             "taken": [str(kernel.tile) for kernel in ours.kernels.kernels],
         }  # fmt: skip
 
-    def _timed(self, function: Callable[..., Any], inputs: list[Tensor], *, back: bool) -> Record:
+    def _timed(
+        self, function: Callable[..., Any], inputs: list[Tensor], *, back: bool
+    ) -> KernelRecord:
         try:
             if not back:
                 plain = [x.detach() for x in inputs]
@@ -269,7 +271,9 @@ class KernelBench:
         dear = 3 / self.optimiser.pricer.device.stream_rate
         yield "generated, less kept", optimise(module, gpu=self.optimiser.gpu, price=dear)
 
-    def _workload(self, module: nn.Module, shape: tuple[int, ...], *, training: bool) -> Record:
+    def _workload(
+        self, module: nn.Module, shape: tuple[int, ...], *, training: bool
+    ) -> KernelRecord:
         x, gradient = (
             cases.as_weights(torch.randn(shape, device=self.device, dtype=self.dtype), module)
             for _ in range(2)
@@ -286,7 +290,7 @@ class KernelBench:
             module.zero_grad()
 
         try:
-            row: Record = {"ahead": self.seconds(ahead)}
+            row: KernelRecord = {"ahead": self.seconds(ahead)}
             if training:
                 row["both"] = self.seconds(both)
                 row["kept"] = self._kept(ahead)
@@ -361,7 +365,7 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
-def _shown(way: Record | None, limit: float) -> str:
+def _shown(way: KernelRecord | None, limit: float) -> str:
     if way is None:
         return ""
     if "failed" in way:

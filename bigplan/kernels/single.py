@@ -24,8 +24,8 @@ from bigplan.kernels.graph import (
 NormKind = Literal["rmsnorm", "layernorm"]
 ActivationKind = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
 APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
-Shape = tuple[int, ...]
-Arguments = Mapping[str, Argument]
+TensorShape = tuple[int, ...]
+Operands = Mapping[str, Argument]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,9 @@ class _Maker:
     inputs: list[KernelValue] = field(default_factory=list)
     nodes: list[KernelNode] = field(default_factory=list)
 
-    def given(self, name: str, shape: Shape, dtype: str, strides: Shape | None = None) -> str:
+    def given(
+        self, name: str, shape: TensorShape, dtype: str, strides: TensorShape | None = None
+    ) -> str:
         made = dense(name, shape, dtype)
         self.inputs.append(made if strides is None else KernelValue(name, shape, dtype, strides))
         return name
@@ -61,7 +63,7 @@ class _Maker:
         )
 
 
-def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: bool) -> Arguments:
+def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: bool) -> Operands:
     arguments: dict[str, Argument] = {"weight": Arg(make.given("weight", (columns,), dtype))}
     if kind == "layernorm":
         arguments["bias"] = Arg(make.given("bias", (columns,), dtype)) if biased else None
@@ -69,7 +71,7 @@ def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: boo
 
 
 def norm(
-    kind: NormKind, rows: Shape, columns: int, dtype: str, epsilon: float, *,
+    kind: NormKind, rows: TensorShape, columns: int, dtype: str, epsilon: float, *,
     biased: bool = False, added: bool = False,
 ) -> Single:  # fmt: skip
     """Of x [*rows, columns], or of the sum x + y with `added`: out, statistics and the sum.
@@ -94,14 +96,14 @@ def norm(
     return make.single("out", *statistics, *(["sum"] if added else []))
 
 
-def _rounded(make: _Maker, x: str, shape: Shape, dtype: str) -> str:
+def _rounded(make: _Maker, x: str, shape: TensorShape, dtype: str) -> str:
     if dtype == "fp32":
         return x
     return make.one("_to_copy", dense(f"rounded {x}", shape, dtype), self=Arg(x))
 
 
 def norm_backward(
-    kind: NormKind, rows: Shape, columns: int, dtype: str, *, biased: bool = False,
+    kind: NormKind, rows: TensorShape, columns: int, dtype: str, *, biased: bool = False,
     beside: bool = False,
 ) -> Single:  # fmt: skip
     """Gradients by x, weight and bias. `beside` [*rows, columns] is added to that by x."""
@@ -125,7 +127,7 @@ def norm_backward(
     return make.single("total", *vectors)
 
 
-def activation(kind: ActivationKind, shape: Shape, dtype: str) -> Single:
+def activation(kind: ActivationKind, shape: TensorShape, dtype: str) -> Single:
     """Of x, and of SwiGLU y: silu(x) * y."""
     make, out = _Maker(), dense("out", shape, dtype)
     x = Arg(make.given("x", shape, dtype))
@@ -141,7 +143,7 @@ def activation(kind: ActivationKind, shape: Shape, dtype: str) -> Single:
 
 
 def activation_backward(
-    kind: ActivationKind, shape: Shape, dtype: str, *, again: bool = False
+    kind: ActivationKind, shape: TensorShape, dtype: str, *, again: bool = False
 ) -> Single:
     """The gradient by x, of SwiGLU that by y, and with `again` SwiGLU's output.
 
@@ -170,7 +172,9 @@ def activation_backward(
     return make.single("by_x", "by_y", "out")
 
 
-def rotary(shape: Shape, strides: Shape, half: int, dtype: str, *, back: bool = False) -> Single:
+def rotary(
+    shape: TensorShape, strides: TensorShape, half: int, dtype: str, *, back: bool = False
+) -> Single:
     """Heads [b, s, heads, d], the pairs (i, i + half) turned by cos and sin [s, 1, half].
 
     They are read in parts: first and second half of what turns, and the rest.

@@ -89,7 +89,7 @@ class _Order:
         return AccumulationGroup(base, turn, first=base == 0, last=base == self.graph.units - 1)
 
 
-Passes = tuple[
+PassPair = tuple[
     AccumulationGroup | None, AccumulationGroup | None
 ]  # a forward and the backward after it
 
@@ -98,7 +98,7 @@ def interleaved(layout: StageLayout, emitter: Emitter) -> Iterator[Instruction]:
     """1F1B over chunks: warm up, alternate, drain; whole periods between as one block."""
     order, warm_up = _Order(layout.graph), layout.graph.warm_up(layout.position.stage)
     total, period = order.total, order.period
-    pairs: list[Passes] = [
+    pairs: list[PassPair] = [
         (order.forward(warm_up + i), order.backward(i))
         for i in range(min(total - warm_up, 2 * period))
     ]
@@ -118,7 +118,7 @@ def interleaved(layout: StageLayout, emitter: Emitter) -> Iterator[Instruction]:
     yield from _runs([(None, order.backward(i)) for i in drain], emitter)
 
 
-def _runs(passes: list[Passes], emitter: Emitter) -> Iterator[Instruction]:
+def _runs(passes: list[PassPair], emitter: Emitter) -> Iterator[Instruction]:
     """The passes, those that differ in their micro-batch alone as a block."""
     start = 0
     while start < len(passes):
@@ -134,7 +134,7 @@ def _runs(passes: list[Passes], emitter: Emitter) -> Iterator[Instruction]:
         start = stop
 
 
-def _follows(one: Passes, other: Passes, by: int) -> bool:
+def _follows(one: PassPair, other: PassPair, by: int) -> bool:
     """Whether `other` is `one` so many micro-batches later."""
     return all(
         a == b

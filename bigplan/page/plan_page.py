@@ -12,7 +12,7 @@ from bigplan.page.charts.timeline import PREDICTED, ZOOM, timeline_chart
 from bigplan.page.help import Help
 from bigplan.page.lanes import MOST_BARS, bars
 from bigplan.page.operators import operators_section
-from bigplan.page.parts import Chart, Page, PageSection, Spec, grid
+from bigplan.page.parts import Chart, ChartSpec, Page, PageSection, grid
 from bigplan.page.picture import above
 from bigplan.page.played import Played, played
 from bigplan.page.rivals import help_section, rivals_section
@@ -174,13 +174,13 @@ def _memory_text(step: Played, stages: int, shown: int) -> str:
     return text
 
 
-def plan_picture(plan: Plan, step: Played, measured: Timeline | None = None) -> Spec:
+def plan_picture(plan: Plan, step: Played, measured: Timeline | None = None) -> ChartSpec:
     """The timeline over what is in use of each memory."""
     charts = [chart.spec for chart in memory_charts(plan, step)]
     return above(timeline(step, measured, PICTURE_BARS).spec, *map(_one_stage, charts))
 
 
-def _one_stage(spec: Spec) -> Mapping[str, Any]:
+def _one_stage(spec: ChartSpec) -> Mapping[str, Any]:
     """A picture has no menu: the stage that the page shows first."""
     if "params" not in spec:
         return spec

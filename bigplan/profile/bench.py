@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bigplan.profile.budget import Clock, median_seconds
+from bigplan.profile.budget import ReadClock, median_seconds
 from bigplan.profile.load import Load, event
 from bigplan.profile.sensors import Watch, watching
 from bigplan.runtime.slab import available_host_memory
@@ -43,7 +43,7 @@ class Bench:
     threads: int
     folder: Path | None = None
     quick: bool = True
-    clock: Clock = time.perf_counter
+    clock: ReadClock = time.perf_counter
     load: Load | None = None
     peers: Peers | None = None
 
@@ -81,14 +81,14 @@ class Bench:
         return timed
 
     @property
-    def _core_clock(self) -> Clock:
+    def _core_clock(self) -> ReadClock:
         """Of a device that is one core, that core's time: what others take of it does not count.
 
         Of work of several threads the wall's.
         """
         return time.thread_time if self.threads == 1 else self.clock
 
-    def _on_cpu(self, work: Callable[[], object], clock: Clock) -> Callable[[int], float]:
+    def _on_cpu(self, work: Callable[[], object], clock: ReadClock) -> Callable[[int], float]:
         def timed(runs: int) -> float:
             start = clock()
             for _ in range(runs):

@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 from bigplan.profile.bench import Bench, rounded, source
-from bigplan.profile.budget import Clock, TimeBudget, median_seconds
+from bigplan.profile.budget import ReadClock, TimeBudget, median_seconds
 from bigplan.profile.exchange import (
     Work,
     begin,
@@ -77,7 +77,7 @@ class Exchanges(NamedTuple):
     sizes: Sequence[int]
     exchanges: Sequence[Exchange]
     cuda: bool
-    clock: Clock
+    clock: ReadClock
     inside: Inside | None = None  # of a link between nodes
 
 
@@ -138,7 +138,7 @@ def _collectives(sizes: Sequence[int], nbytes: int) -> Iterator[Exchange]:
         yield Exchange("all_reduce", size, nbytes)
 
 
-def across(peers: Together, group: NodeGroup, clock: Clock) -> Exchanges:
+def across(peers: Together, group: NodeGroup, clock: ReadClock) -> Exchanges:
     """What is asked of the link between nodes, by a process for each device of all of them.
 
     Messages between two devices are taken to be as fast as collectives: one pair alone does not

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bigplan.mechanics import PAGE
 from bigplan.profile.bench import Bench, rounded, source, threads
-from bigplan.profile.budget import Clock
+from bigplan.profile.budget import ReadClock
 from bigplan.profile.fit import fit_transfer
 from bigplan.profile.load import event
 from bigplan.runtime.slab import Arena, Slab
@@ -55,7 +55,7 @@ class Copier:
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
             self.target[part].copy_(self.source[part], non_blocking=True)
 
-    def timed(self, nbytes: int, start: int, clock: Clock) -> Callable[[], float]:
+    def timed(self, nbytes: int, start: int, clock: ReadClock) -> Callable[[], float]:
         """Copy, or queue a copy; what it returns waits for its end and tells its seconds."""
         if self.stream is None:
             begin = clock()
@@ -73,7 +73,7 @@ class Copier:
 
         return seconds
 
-    def run(self, stop: threading.Event, clock: Clock) -> None:
+    def run(self, stop: threading.Event, clock: ReadClock) -> None:
         """Copy chunk after chunk, over and over, until told to stop; two are queued at any time."""
         begin, before = clock(), None
         for start, nbytes in _chunks(self.target.numel()):
@@ -104,7 +104,7 @@ class Passage:
     into: Copier
     off: Copier
 
-    def run(self, stop: threading.Event, clock: Clock) -> None:
+    def run(self, stop: threading.Event, clock: ReadClock) -> None:
         """At least a chunk. Seconds: of their coming, with pauses between, and of their leaving."""
         into, off = self.into, self.off
         begin, leaving = clock(), list[Callable[[], float]]()
@@ -132,7 +132,7 @@ class CopyRates:
 
 @contextmanager
 def copying(
-    copiers: Sequence[Copier], clock: Clock, *, passing: bool = False
+    copiers: Sequence[Copier], clock: ReadClock, *, passing: bool = False
 ) -> Iterator[CopyRates]:
     """All copiers at work for the length of the block; `passing`: two and two are a passage."""
     stop, reached, errors = threading.Event(), CopyRates(), []

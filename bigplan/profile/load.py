@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.profile.budget import Clock
+from bigplan.profile.budget import ReadClock
 from bigplan.profile.settle import settled, until_settled
 
 # Llama-3-8B's block; key and value heads where attention knows groups.
@@ -39,7 +39,7 @@ class Load:
     settled: bool = False
     _round: Callable[[], object] | None = None
 
-    def heat(self, seconds: float, clock: Clock) -> None:
+    def heat(self, seconds: float, clock: ReadClock) -> None:
         """Work until the rate settles, for `seconds` at most."""
         self._round = block_round(self.tokens, self.dtype, self.device)
         window = min(WINDOW_SECONDS, seconds / LEAST_WINDOWS)

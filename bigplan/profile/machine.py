@@ -14,7 +14,7 @@ import torch
 from bigplan.errors import InputError, PreflightError, WorkerError
 from bigplan.profile.attention import measure_attention
 from bigplan.profile.bench import DTYPES, Bench, rounded
-from bigplan.profile.budget import Clock, TimeBudget
+from bigplan.profile.budget import ReadClock, TimeBudget
 from bigplan.profile.collectives import measure_collectives, start_peers
 from bigplan.profile.copies import measure_copies
 from bigplan.profile.drive import measure_drive
@@ -34,7 +34,7 @@ from bigplan.units import format_bytes
 QUICK_SECONDS = 45.0  # of measuring; starting torch and CUDA takes the rest of a minute
 THOROUGH_SECONDS = 280.0
 
-Measure = Callable[[NodeGroup, Bench, float], NodeGroup]
+ProbeFunction = Callable[[NodeGroup, Bench, float], NodeGroup]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Probe:
 
     name: str
     weight: float
-    measure: Measure
+    measure: ProbeFunction
     hot: bool = False
     together: bool = False
 
@@ -114,7 +114,7 @@ def profile_machine(
     wish: Wish,
     tell: Callable[[ProbeDone], None],
     warn: Callable[[str], None],
-    clock: Clock = time.perf_counter,
+    clock: ReadClock = time.perf_counter,
 ) -> Profile:
     """Measure this machine. Raises InputError.
 
@@ -215,7 +215,9 @@ def _crowded(group: NodeGroup, bench: Bench) -> NodeGroup:
     return group.model_copy(update={"gpu": gpu.replaced(values, sources)})
 
 
-def _bench(group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, clock: Clock) -> Bench:
+def _bench(
+    group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, clock: ReadClock
+) -> Bench:
     cores = available_cores()
     threads = max(1, cores // group.gpus_per_node)
     bench = Bench(devices, cores, threads, wish.folder, wish.seconds <= QUICK_SECONDS, clock)

@@ -117,7 +117,7 @@ ROWS_SHOWN = 9  # of a tier; of more, the first stages, the fullest and the last
 HARDLY = 1e-3  # of what is used: too little to name
 NOTHING = 1 << 20  # less than this is housekeeping, not a use of the tier
 
-Row = tuple[str, MemoryUse]
+TableRow = tuple[str, MemoryUse]
 
 
 def memory_table(memory: Sequence[MemoryUse]) -> Table:
@@ -138,13 +138,13 @@ def memory_table(memory: Sequence[MemoryUse]) -> Table:
     return rows
 
 
-def _merged(uses: Sequence[MemoryUse]) -> Iterator[Row]:
+def _merged(uses: Sequence[MemoryUse]) -> Iterator[TableRow]:
     for _, run in groupby(uses, key=lambda use: use.model_copy(update={"stage": 0})):
         members = list(run)
         yield number_range([use.stage for use in members]), members[0]
 
 
-def _shortened(rows: Sequence[Row]) -> Sequence[Row]:
+def _shortened(rows: Sequence[TableRow]) -> Sequence[TableRow]:
     """Of a long pipeline the first stages, the fullest and the last."""
     if len(rows) <= ROWS_SHOWN:
         return rows

@@ -19,7 +19,9 @@ from bigplan.simulate.moment import Moment
 from bigplan.simulate.seconds import action_seconds
 from bigplan.timeline import Event
 
-Step = tuple[int, float, Uses, Content | None, Action]  # lane, seconds, uses, content of a message
+PricedAction = tuple[
+    int, float, Uses, Content | None, Action
+]  # lane, seconds, uses, content of a message
 Message = tuple[Content, int]  # of a micro-batch
 Mail = dict[Message, float]  # when it has arrived
 LANES = {lane: index for index, lane in enumerate(Lane)}
@@ -31,11 +33,11 @@ class Segment:
 
     count: int
     stride: int
-    steps: list[tuple[Step, int]]
+    steps: list[tuple[PricedAction, int]]
 
     def priced(self, seconds: Callable[[Action], float]) -> Segment:
         """The same at other prices."""
-        known: dict[int, Step] = {}
+        known: dict[int, PricedAction] = {}
         for step, _ in self.steps:
             if id(step) not in known:
                 lane, _, uses, message, action = step
@@ -168,9 +170,9 @@ def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]
 
 
 def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
-    places, priced = EntryPlaces(program.buffers), dict[int, Step]()
+    places, priced = EntryPlaces(program.buffers), dict[int, PricedAction]()
 
-    def step(action: Action) -> Step:
+    def step(action: Action) -> PricedAction:
         found = priced.get(id(action))
         if found is None:
             found = priced[id(action)] = _step(action, places, action_seconds(action, *prices))
@@ -206,7 +208,7 @@ def _links(segments: Sequence[Segment]) -> dict[int, BusyLink]:
     return shared
 
 
-def _step(action: Action, places: EntryPlaces, seconds: float) -> Step:
+def _step(action: Action, places: EntryPlaces, seconds: float) -> PricedAction:
     message = None
     if action.op in (Op.SEND, Op.RECV):
         message = (action.reads if action.op is Op.SEND else action.writes)[0].content

@@ -20,8 +20,8 @@ FlashKernel = Literal["flash1", "flash2", "flash3", "cudnn", "sdpa"]
 Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
 MOST_NODES = 10**5  # as many GPUs as the largest clusters have
 Traffic = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]  # what a link carries
-Share = Annotated[float, Field(gt=0, le=1)]
-Reached = Annotated[float, Field(gt=0)]  # of a nominal peak; CPU devices reach more than theirs
+Fraction = Annotated[float, Field(gt=0, le=1)]
+PartReached = Annotated[float, Field(gt=0)]  # of a nominal peak; CPU devices reach more than theirs
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
 
 
@@ -43,13 +43,13 @@ class Gpu(MachinePart):
     """fraction of the peak that a large GEMM reaches"""
     gemm_half_k: float = Field(ge=0)
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
-    gemm_efficiencies: dict[Peaked, Reached] | None = None
+    gemm_efficiencies: dict[Peaked, PartReached] | None = None
     """where a precision reaches another fraction of its peak; absent: gemm_efficiency for all"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
-    attention_forward_efficiency: dict[FlashKernel, Reached] = Field(min_length=1)
+    attention_forward_efficiency: dict[FlashKernel, PartReached] = Field(min_length=1)
     """by implementation of flash attention: fraction of the 16-bit peak (causal FLOPs counted)"""
-    attention_backward_efficiency: dict[FlashKernel, Reached] = Field(min_length=1)
+    attention_backward_efficiency: dict[FlashKernel, PartReached] = Field(min_length=1)
     """by implementation: fraction of the 16-bit peak (2.5 x the forward's FLOPs)"""
     attention_forward_half_length: dict[FlashKernel, HalfLength] | None = None
     """by implementation: tokens h in the factor s / (s + h) of its efficiency; absent: h is 0"""
@@ -203,11 +203,11 @@ class Link(MachinePart):
     """bus bandwidth of all-gathers; absent: as `bandwidth`"""
     send_bandwidth: Bandwidth | None = Field(default=None, gt=0)
     """of messages from one GPU to another; absent: as `bandwidth`"""
-    beside_compute: Share | None = None
+    beside_compute: Fraction | None = None
     """of their speed, what collectives keep while all GPUs compute; absent: all"""
-    compute_beside: Share | None = None
+    compute_beside: Fraction | None = None
     """of its speed, what compute keeps while collectives run; absent: all"""
-    beside_copies: Share | None = None
+    beside_copies: Fraction | None = None
     """of their speed, what collectives keep while all GPUs copy both ways; not used in plans"""
 
     def reached(self, traffic: Traffic) -> float:
@@ -246,15 +246,13 @@ def find_link(name: str) -> Link:
 
 
 def _or_name(
-    block: type[MachinePart],
-    find: Callable[[str], MachinePart],
-    known: Callable[[], tuple[str, ...]],
+    part: type[MachinePart], find: Callable[[str], MachinePart], known: Callable[[], Sequence[str]]
 ) -> BeforeValidator:
-    """Where such a block is expected, text is the name of a shipped one."""
+    """Where such a part is expected, text is the name of a shipped one."""
     name = Field(json_schema_extra=lambda schema: schema.update(enum=[*known()]))
     return BeforeValidator(
         lambda value: find(value) if isinstance(value, str) else value,
-        json_schema_input_type=block | Annotated[str, name],
+        json_schema_input_type=part | Annotated[str, name],
     )
 
 

@@ -29,7 +29,7 @@ from bigplan.spec.training import Training, TrainingRequest, resolve
 from bigplan.spec.unplanned import unplanned
 from bigplan.units import Bytes, Seconds, format_bytes
 
-Tier = Literal["gpu", "host", "nvme"]
+TierName = Literal["gpu", "host", "nvme"]
 FLAT = ("set", "hardware")  # of an experiment's keys: they map dotted names to plain values
 EngineName = Literal[
     "auto",
@@ -84,7 +84,7 @@ class Experiment(Spec):
     launch: Launch = Launch()
     set: dict[str, str | int | float] = Field(default_factory=dict)
     """decisions to pin, such as {tp: 8}"""
-    caps: dict[Tier, Bytes] = Field(default_factory=dict)
+    caps: dict[TierName, Bytes] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
     hardware: dict[str, NewValue] = Field(
         default_factory=dict,
@@ -155,12 +155,12 @@ class Experiment(Spec):
         cluster = find_cluster(named) if isinstance(named, str) else named
         return with_hardware(cluster, self.hardware)
 
-    def idle_caps(self) -> dict[Tier, int]:
+    def idle_caps(self) -> dict[TierName, int]:
         """Caps above what the cluster has, which limit nothing: what it has. Raises InputError."""
         if not self.caps:
             return {}
         groups = self.whole_cluster().node_groups
-        have: dict[Tier, int] = {
+        have: dict[TierName, int] = {
             "gpu": max(group.gpu.memory for group in groups),
             "host": max(group.host.memory for group in groups),
             "nvme": max(group.nvme.node_capacity if group.nvme else 0 for group in groups),

@@ -20,8 +20,8 @@ from bigplan.spec.files.problems import KeyPath, problem_at
 from bigplan.spec.files.reading import read_text, user_path
 
 MOST_POINTS = 10_000
-Key = str  # dotted, as training.global_batch or set.tp
-Values = dict[Key, tuple[Any, ...]]
+SweptKey = str  # dotted, as training.global_batch or set.tp
+SweptValues = dict[SweptKey, tuple[Any, ...]]
 
 
 class Sweep(Spec):
@@ -31,11 +31,11 @@ class Sweep(Spec):
     hardware.nvme.drives.
     """
 
-    grid: Values = Field(default_factory=dict)
+    grid: SweptValues = Field(default_factory=dict)
     """key: values; every combination of them"""
-    zip: Values = Field(default_factory=dict)
+    zip: SweptValues = Field(default_factory=dict)
     """key: values, equally many each; the first of all together, the second of all, ..."""
-    points: tuple[dict[Key, Any], ...] = ()
+    points: tuple[dict[SweptKey, Any], ...] = ()
     """key: value, one mapping for each experiment"""
 
     @model_validator(mode="after")
@@ -67,7 +67,7 @@ class Sweep(Spec):
             number *= len(values)
         return number * max(1, len(self.points))
 
-    def paths(self) -> Iterator[dict[Key, KeyPath]]:
+    def paths(self) -> Iterator[dict[SweptKey, KeyPath]]:
         """Of every experiment the swept keys, each with where in the sweep its value stands.
 
         The last key of `grid` changes fastest.
@@ -76,7 +76,7 @@ class Sweep(Spec):
         grid = [range(len(values)) for values in self.grid.values()]
         for number, index in itertools.product(range(max(1, len(self.points))), zipped):
             for picked in itertools.product(*grid):
-                found: dict[Key, KeyPath] = {}
+                found: dict[SweptKey, KeyPath] = {}
                 if self.points:
                     found |= {key: ("points", number, key) for key in self.points[number]}
                 found |= {key: ("zip", key, index) for key in self.zip}
@@ -135,8 +135,8 @@ class Point:
     """One experiment of a study, the swept keys with their values, and where the file has them."""
 
     index: int
-    values: Mapping[Key, Any]
-    places: Mapping[Key, KeyPath]
+    values: Mapping[SweptKey, Any]
+    places: Mapping[SweptKey, KeyPath]
     experiment: Experiment
 
 
@@ -150,11 +150,11 @@ class Studied:
     root: yaml.Node | None
 
     @property
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[SweptKey, ...]:
         """Swept keys in the order in which the file has them."""
         return tuple(dict.fromkeys(key for point in self.points for key in point.values))
 
-    def problem(self, point: Point, key: Key, text: str) -> InputError:
+    def problem(self, point: Point, key: SweptKey, text: str) -> InputError:
         """What is wrong with a key of one experiment, with its line."""
         place = point.places.get(key, split_key(key))
         return InputError(f"{self.path}{problem_at(place, text, self.root)}")
@@ -176,7 +176,7 @@ def load_study(path: Path) -> Studied:
         _check_key(study.find.largest, ("find", "largest"), root, path)
     points = []
     for index, found in enumerate(study.sweep.paths()):
-        places: dict[Key, KeyPath] = {key: ("sweep", *place) for key, place in found.items()}
+        places: dict[SweptKey, KeyPath] = {key: ("sweep", *place) for key, place in found.items()}
         values = {key: study.sweep.value(place) for key, place in found.items()}
         raw: Mapping[str, Any] = base
         nodes = root
@@ -190,19 +190,19 @@ def load_study(path: Path) -> Studied:
     return Studied(path, study, tuple(points), root)
 
 
-def split_key(key: Key) -> KeyPath:
+def split_key(key: SweptKey) -> KeyPath:
     """The parts of a dotted key: decisions and hardware have dots in their own names."""
     first, _, rest = key.partition(".")
     return (first, rest) if first in FLAT and rest else tuple(key.split("."))
 
 
-def _check_key(key: Key, place: KeyPath, root: yaml.Node | None, path: Path) -> None:
+def _check_key(key: SweptKey, place: KeyPath, root: yaml.Node | None, path: Path) -> None:
     if key.partition(".")[0] in _FIXED or key in FLAT:
         text = f"cannot say {key}, which is the same for all experiments of a file"
         raise InputError(f"{path}{problem_at(place, text, root)}")
 
 
-def _set(raw: Mapping[str, Any], key: Key, value: Any, folder: Path) -> Mapping[str, Any]:
+def _set(raw: Mapping[str, Any], key: SweptKey, value: Any, folder: Path) -> Mapping[str, Any]:
     if key.startswith("model.") and isinstance(raw.get("model"), str):
         raw = {**raw, "model": written_out(raw["model"], folder)}
     # Quoted, or text would be read as YAML once more.
