@@ -117,7 +117,7 @@ def _show(outcome: StudyOutcome, as_json: bool, *, compared: bool = False) -> No
     from bigplan.experiment.shown import accuracy_text, outcome_report
 
     if as_json:
-        print_json(_json(outcome))
+        print_json(outcome_json(outcome))
         return
     console = Console()
     console.print(outcome_report(outcome))
@@ -126,7 +126,7 @@ def _show(outcome: StudyOutcome, as_json: bool, *, compared: bool = False) -> No
     console.print(f"Results in {outcome.folder}", highlight=False, markup=False)
 
 
-def _json(outcome: StudyOutcome) -> dict[str, object]:
+def outcome_json(outcome: StudyOutcome) -> dict[str, object]:
     """Every row with its swept keys; `pareto` has the numbers of points that no other beats."""
     from bigplan.experiment.pareto import front
     from bigplan.experiment.shown import best_point

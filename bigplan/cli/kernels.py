@@ -238,16 +238,26 @@ def bench(
         ),
     ] = 0,
     listed: Annotated[bool, typer.Option("--list", help="List the parts and end.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure generated kernels beside predictions, the byte limit and every baseline here."""
     from importlib.util import find_spec
+
+    from rich.console import Console
 
     if find_spec("torch") is None:
         raise InputError("kernels are measured with torch: pip install 'bigplan[launch]'")
     from bigplan.kernels import bench as measuring
 
     if listed:
+        if as_json:
+            print_json({"parts": measuring.PARTS})
+            return
         for name, about in measuring.PARTS.items():
             print(f"{name:12s} {about}")
         return
-    measuring.run(part, out, rehearse=rehearse, tune=tune)
+    console = Console(stderr=as_json)
+    console = console if console.is_terminal else Console(stderr=as_json, width=160)
+    records = measuring.run(part, out, console, rehearse=rehearse, tune=tune)
+    if as_json:
+        print_json({"records": records})

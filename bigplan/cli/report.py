@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import checked_plan
 from bigplan.cli.targets import PAGE, PNG, SVG, require_target
 
@@ -46,6 +47,7 @@ def report(
             "(default: as far as ten seconds go).",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show a plan, a run, a cluster or an experiment: in the terminal, as a page, as a picture.
 
@@ -58,7 +60,7 @@ def report(
     subject = find_subject(what)
     wanted = [target for target in targets if target[1] is not None]
     if not wanted:
-        _print(subject)
+        (_print_json if as_json else _print)(subject)
         return
     from bigplan.page.files import write_page
     from bigplan.page.html import require_library
@@ -67,10 +69,16 @@ def report(
     for option, path, kind in wanted:
         assert path is not None
         require_target(option, path, kind, [Path(what)])
-    page = _page(subject, what_if)
-    write_page(page, html, svg, png)
-    told = ", ".join(str(path) for _, path, _ in wanted)
-    Console().print(f"Written: {told}", highlight=False, markup=False, soft_wrap=True)
+    write_page(_page(subject, what_if), html, svg, png)
+    _tell([str(path) for _, path, _ in wanted], as_json=as_json)
+
+
+def _tell(written: list[str], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"written": written})
+        return
+    text = f"Written: {', '.join(written)}"
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print(subject: Subject) -> None:
@@ -97,6 +105,30 @@ def _print(subject: Subject) -> None:
             from bigplan.cli.plan import plan_experiment
 
             _print_plan(plan_experiment(subject).plan, console)
+
+
+def _print_json(subject: Subject) -> None:
+    """The same for programs."""
+    from bigplan.page.subject import Cluster, Experiment, PlanFile, Record, StudyOutcome
+    from bigplan.report.plan_json import plan_facts
+
+    match subject:
+        case PlanFile():
+            print_json(plan_facts(checked_plan(subject.path, subject.plan)))
+        case Record():
+            from bigplan.report.run_report import run_json
+
+            print_json(run_json(subject))
+        case Cluster():
+            print_json({"cluster": subject.model_dump()})
+        case StudyOutcome():
+            from bigplan.cli.experiment import outcome_json
+
+            print_json(outcome_json(subject))
+        case Experiment():
+            from bigplan.cli.plan import plan_experiment
+
+            print_json(plan_facts(plan_experiment(subject).plan))
 
 
 def _print_plan(plan: Plan, console: Console) -> None:

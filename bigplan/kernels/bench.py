@@ -45,21 +45,27 @@ MOST_SECONDS = 540  # of a part: what is left then is named, not measured
 KernelRecord = dict[str, Any]
 
 
-def run(part: str | None, out: Path | None, *, rehearse: bool, tune: int) -> None:
-    """Measure one part or all, print tables and append records to `out`. Raises InputError."""
+def run(
+    part: str | None, out: Path | None, console: Console, *, rehearse: bool, tune: int
+) -> list[KernelRecord]:
+    """Measure one part or all, print tables, append records to `out` and give them back.
+
+    Raises InputError.
+    """
     if part is not None and part not in PARTS:
         raise InputError(f"no part is called {quoted(part)} (parts: {', '.join(PARTS)})")
     if not torch.cuda.is_available() and not rehearse:
         raise InputError("kernels are measured on a CUDA GPU, and there is none; try --rehearse")
-    bench = KernelBench(out, rehearse=rehearse, tune=tune)
+    bench = KernelBench(out, console, rehearse=rehearse, tune=tune)
     for name in [part] if part else PARTS:
         bench.part(name)
+    return bench.records
 
 
 class KernelBench:
     """One run on this machine: its device, copy bandwidth and records."""
 
-    def __init__(self, out: Path | None, *, rehearse: bool, tune: int) -> None:
+    def __init__(self, out: Path | None, console: Console, *, rehearse: bool, tune: int) -> None:
         self.small, self.out, self.tune = rehearse, out, tune
         self.cuda = torch.cuda.is_available()
         self.device = "cuda" if self.cuda else "cpu"
@@ -71,7 +77,7 @@ class KernelBench:
         size = max(2**20, 2 * self.optimiser.pricer.sm.l2_memory) if self.cuda else 2**10
         self.other = torch.empty(size, dtype=torch.uint8, device=self.device)
         self.copy = self._copy_rate()
-        self.console = Console() if Console().is_terminal else Console(width=160)
+        self.console, self.records = console, list[KernelRecord]()
         self.began = 0.0
         self.record("machine", **self._machine())
 
@@ -94,7 +100,8 @@ class KernelBench:
             self._compare(name, list(source(small=self.small)), back=name.endswith("-back"))
 
     def record(self, kind: str, **values: object) -> None:
-        """Append a line to the file."""
+        """Keep it, and append a line to the file."""
+        self.records.append({"kind": kind, **values})
         if self.out is not None:
             with self.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"kind": kind, **values}) + "\n")
