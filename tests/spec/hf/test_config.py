@@ -24,6 +24,7 @@ _BLOOM = {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300}
 _PHI3 = _SMALL | {"pad_token_id": None}
 _FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 300}
 _FALCON |= {"new_decoder_architecture": True}
+_STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
 _NEOX = {key: value for key, value in _SMALL.items() if key != "num_key_value_heads"}
 _OPT = {key: value for key, value in _NEOX.items() if key != "intermediate_size"} | {
     "ffn_dim": 160,
@@ -52,6 +53,8 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("phi3", _PHI3 | {"sliding_window": 64, "tie_word_embeddings": True}),
     ("stablelm", _SMALL),
     ("stablelm", _SMALL | {"use_qkv_bias": True, "layer_norm_eps": 1e-6}),
+    ("starcoder2", _STARCODER2),
+    ("starcoder2", _STARCODER2 | {"use_bias": False, "tie_word_embeddings": False}),
     ("falcon", _FALCON),
     ("falcon", _FALCON | {"bias": True, "tie_word_embeddings": False, "num_kv_heads": 2}),
     ("bloom", _BLOOM),
@@ -114,7 +117,7 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
             "vocab_size": spec.vocab,
             "new_decoder_architecture": True,
         }
-    if spec.mlp == "gelu_tanh":
+    if spec.mlp == "gelu_tanh" and spec.positions == "learned":
         return "gpt2", {
             "n_embd": spec.hidden,
             "n_layer": spec.layers,
@@ -143,6 +146,9 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         "rope_theta": spec.rope_theta,
     }
     llama |= {"tie_word_embeddings": spec.tied_embeddings}
+    if spec.name.startswith("starcoder2"):
+        told = {"norm_epsilon": spec.norm_epsilon, "sliding_window": spec.sliding_window}
+        return "starcoder2", llama | told
     if spec.norm == "layernorm":
         return "stablelm", llama | {"use_qkv_bias": spec.qkv_bias}
     if spec.name.startswith("phi"):
@@ -187,6 +193,7 @@ _PUBLISHED = {
     "phi-3-mini": (3_821_079_552, 0),
     "phi-3-medium": (13_960_238_080, 0),
     "phi-4": (14_659_507_200, 0),
+    "starcoder2-7b": (7_173_923_840, 0),
     "stablelm-3b": (2_795_443_200, 0),
     "stablelm-2-1.6b": (1_644_515_328, 0),
     "llama-3.1-8b": (8_030_261_248, 0),
@@ -236,11 +243,7 @@ def test_published_counts(name: str) -> None:
     ("model_type", "changes", "message"),
     [
         ("mistrall", {}, "model_type 'mistrall' is not supported; did you mean 'mistral'"),
-        (
-            "bert",
-            {},
-            "opt, bloom, phi3, stablelm, falcon)",
-        ),
+        ("bert", {}, f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"),
         ("mixtral", {}, "`model_type` is 'mixtral': mixture-of-experts models are not planned"),
         ("qwen2_moe", {}, "`model_type` is 'qwen2_moe': mixture-of-experts"),
         ("qwen3_moe", {}, "`model_type` is 'qwen3_moe': mixture-of-experts"),

@@ -21,6 +21,7 @@ from bigplan.spec.model import ModelSpec
         ("phi-3-mini", "phi3"),
         ("stablelm-2-1.6b", "stablelm"),
         ("falcon-40b", "falcon"),
+        ("starcoder2-7b", "starcoder2"),
     ],
 )
 def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:

@@ -23,6 +23,7 @@ from bigplan.spec.model import ModelSpec
         ("bloom-176b", "bloom"),
         ("phi-3-mini", "mistral"),  # of equal models the first family is written
         ("stablelm-2-1.6b", "stablelm"),
+        ("starcoder2-7b", "starcoder2"),
         ("falcon-40b", "falcon"),
         ("llama-3.2-1b", "llama"),
         ("qwen3-8b", "qwen3"),

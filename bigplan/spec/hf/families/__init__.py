@@ -14,6 +14,7 @@ from bigplan.spec.hf.families.opt import OPT
 from bigplan.spec.hf.families.phi3 import PHI3
 from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
 from bigplan.spec.hf.families.stablelm import STABLELM
+from bigplan.spec.hf.families.starcoder2 import STARCODER2
 
 FAMILIES: Mapping[str, ModelFamily] = {
     "llama": LLAMA,
@@ -27,4 +28,5 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "phi3": PHI3,
     "stablelm": STABLELM,
     "falcon": FALCON,
+    "starcoder2": STARCODER2,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bigplan.spec.hf.families.family import ModelFamily, Tensors
@@ -48,11 +49,16 @@ LLAMA_DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
 }
 
+_GATED = {"silu": "swiglu", "swish": "swiglu"}
 
-def read_llama_like(reader: ConfigReader) -> dict[str, Any]:
-    """Fields that llama, mistral, qwen2 and qwen3 share."""
-    if reader.text("hidden_act") not in ("silu", "swish"):
-        reader.refuse("hidden_act", "silu")
+
+def read_llama_like(
+    reader: ConfigReader, activations: Mapping[str, str] = _GATED
+) -> dict[str, Any]:
+    """Fields that Llama and its relatives share; `activations`: ModelSpec.mlp by `hidden_act`."""
+    activation = reader.text("hidden_act")
+    if activation not in activations:
+        reader.refuse("hidden_act", ", ".join(activations))
     heads, head_dim = reader.count("num_attention_heads"), reader.optional_count("head_dim")
     return ({"head_dim": head_dim} if head_dim is not None else {}) | {
         "layers": reader.count("num_hidden_layers"),
@@ -64,7 +70,7 @@ def read_llama_like(reader: ConfigReader) -> dict[str, Any]:
         "max_sequence_length": reader.count("max_position_embeddings"),
         "norm": "rmsnorm",
         "norm_epsilon": reader.get("rms_norm_eps"),
-        "mlp": "swiglu",
+        "mlp": activations[activation],
         "positions": "rope",
         "tied_embeddings": reader.flag("tie_word_embeddings"),
         **read_rope(reader),
