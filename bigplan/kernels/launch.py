@@ -79,7 +79,7 @@ def _summed(body: Body) -> set[str]:
     return {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
 
 
-class Kernel:
+class LaunchedKernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
     def __init__(

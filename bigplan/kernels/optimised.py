@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from bigplan.errors import InputError
 from bigplan.kernels.capture import MakeKernel, captured, halves
-from bigplan.kernels.cover import Unit
+from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.decomposed import DECOMPOSED, same_everywhere
-from bigplan.kernels.keep import Plan, best_plan
+from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.price import Pricer
-from bigplan.kernels.tuned import Store, Tuner, default_file
+from bigplan.kernels.tuned import PickFile, Tuner, default_file
 from bigplan.spec.cluster import find_gpu
 from bigplan.spec.multiprocessor import closest_to, find_multiprocessor, named_as
 
@@ -36,9 +36,9 @@ class Optimiser:
         self.gpu = gpu or gpu_here()
         self.pricer = Pricer(find_gpu(self.gpu), find_multiprocessor(self.gpu))
         self.price = price
-        store, multiprocessors = Store(default_file()), self.pricer.gpu.multiprocessors
+        store, multiprocessors = PickFile(default_file()), self.pricer.gpu.multiprocessors
         self.tuner = Tuner(tune, self.gpu, multiprocessors, store) if tune else None
-        self.plans: list[Plan] = []
+        self.plans: list[KeepPlan] = []
         self.kernels: list[Any] = []
         self.only_plans = False
 
@@ -81,11 +81,11 @@ class Optimiser:
     def _maker(self, devices: set[str]) -> MakeKernel | None:
         return self._kernel if not self.only_plans and runs_kernels(devices) else None
 
-    def _kernel(self, unit: Unit) -> Callable[..., tuple[Tensor, ...]]:
-        from bigplan.kernels.launch import Kernel
+    def _kernel(self, unit: CoverUnit) -> Callable[..., tuple[Tensor, ...]]:
+        from bigplan.kernels.launch import LaunchedKernel
 
         assert unit.fused is not None
-        kernel = Kernel(unit.fused.body, unit.fused.choices, self.tuner)
+        kernel = LaunchedKernel(unit.fused.body, unit.fused.choices, self.tuner)
         self.kernels.append(kernel)
 
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:

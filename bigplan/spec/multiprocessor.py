@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bigplan.spec import shipped
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Gpu, find_gpu, list_gpus
+from bigplan.spec.files import shipped
+from bigplan.spec.part import MachinePart
 from bigplan.units import Bandwidth, Bytes, Rate, Seconds
 
 
-class Multiprocessor(Block):
+class Multiprocessor(MachinePart):
     """One streaming multiprocessor (SM) of a GPU, and the cache that all of them share."""
 
     capability: str = Field(pattern=r"^\d+\.\d$")
