@@ -18,9 +18,10 @@ for name, number in (("quick", USUAL // 5), ("bigplan", USUAL // 2), ("thorough"
 settings.load_profile("bigplan")
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist's, which one process does without
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as there are cores: a third of the time tests wait for processes."""
-    return max(2, 3 * (os.cpu_count() or 1) // 2)
+    """One more than cores: some tests wait for what they have started, and leave a core alone."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ forty.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -40,19 +41,25 @@ def server() -> ForkServerContext:
 
 @overload
 def start(
-    run: Callable[..., None], folder: object, ranks: int, *, join: Literal[True] = True
+    run: Callable[[int, str], None], folder: object, ranks: int, *, join: Literal[True] = True
 ) -> None: ...
 @overload
 def start(
-    run: Callable[..., None], folder: object, ranks: int, *, join: Literal[False]
+    run: Callable[[int, str], None], folder: object, ranks: int, *, join: Literal[False]
 ) -> ProcessContext: ...
 def start(
-    run: Callable[..., None], folder: object, ranks: int, *, join: bool = True
+    run: Callable[[int, str], None], folder: object, ranks: int, *, join: bool = True
 ) -> ProcessContext | None:
     """`run(rank, folder)` in a process for each rank; what fails in one is raised here."""
     server()
-    arguments = (str(folder),)
+    arguments = (run, str(folder))
     started: ProcessContext | None = start_processes(  # type: ignore[no-untyped-call]
-        run, arguments, ranks, join, start_method="forkserver"
+        _begin, arguments, ranks, join, start_method="forkserver"
     )
     return started
+
+
+def _begin(rank: int, run: Callable[[int, str], None], folder: str) -> None:
+    """The collector of cycles leaves the server's pages alone: to look at them copies them."""
+    gc.freeze()
+    run(rank, folder)
