@@ -12,8 +12,12 @@ from tests.examples import USUAL
 from tests.slow import SLOW
 
 # Neighbours on a shared machine stretch single examples several times: no deadline per example.
-# The profile of `make test` tries half of a test's own number: tests/examples.py says why.
-for name, number in (("quick", USUAL // 5), ("bigplan", USUAL // 2), ("thorough", 10 * USUAL)):
+# The profile of `make test` tries a third of a test's own number: tests/examples.py says why.
+for name, number in (
+    ("quick", USUAL // 5),
+    ("bigplan", USUAL * 35 // 100),
+    ("thorough", 10 * USUAL),
+):
     settings.register_profile(name, deadline=None, max_examples=number)
 settings.load_profile("bigplan")
 
