@@ -14,8 +14,10 @@ from bigplan.spec.step import LayerStep, StepOp
 
 # What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
 # RMSNorm 40 and 94 bytes an element forward and backward instead of 4 and 6, SwiGLU's silu and
-# product 5 and 9 passes instead of 3 and 5, rotary embedding 10 passes instead of 2.
-EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.0, 1.3)}
+# product 5 and 9 passes instead of 3 and 5, rotary embedding 10 passes instead of 2. Torch's layer
+# norm takes 1.8 times as long as its bytes forward and 2.4 times backward: medians of widths from
+# 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated, torch 2.11).
+EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.8, 2.4)}
 EAGER_ACTIVATION = {
     "swiglu": (1.67, 1.8),
     "gelu": (1.0, 1.0),
@@ -321,7 +323,7 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     gathered = shape.gathered
     inside = (2 * shape.tokens + hidden) * ffn * shape.element + gathered
     again = 2 * gathered + shape.hidden - shape.tokens * ffn * shape.element if gathered else 0
-    copies = 0 if shape.fused else 5 * 4 * shape.tokens * hidden
+    copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved
     # Attention, when what the MLP saved is gone. Materialised: the gradients of dropout and
     # softmax, two of the saved five bytes' worth each.

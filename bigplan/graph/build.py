@@ -28,7 +28,7 @@ def build_graph(
 
     The loss takes `loss_chunk` tokens at a time; None: a whole micro-batch. With context
     parallelism a rank has that part of every sequence (priced for published runs, not planned).
-    `fused`: by the native kernels, which need no temporaries.
+    `fused`: by the native runtime on CUDA, whose products add to sums of gradients.
     """
     shape = RankShape(model, training, strategy, context_parallel, fused)
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
@@ -203,7 +203,7 @@ def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
         # One kernel for both: the second read is memory's as well where rows that programs have
         # under way are more than the L2 cache, as those of large vocabularies are.
         return Stream("loss", 3 * shape.element * logits, launches // 2, generated=True)
-    if shape.fused:
+    if shape.loss_in_place:
         return Stream("loss", 3 * shape.element * logits, launches)
     return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)
 
@@ -224,7 +224,7 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows
     gradients = shape.new_gradients(written)
-    if shape.fused:  # the gradient takes the place of the logits
+    if shape.loss_in_place:
         workspace = logits * shape.element + gradients
     else:
         # Logits in the compute dtype, their fp32 copy and the log-softmax live at once; in the
@@ -252,6 +252,6 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
         reruns={},
         forward_workspace=0,
         backward_workspace=workspace + 3 * shape.whole_hidden,
-        largest=logits * (shape.element if shape.fused else 4),
+        largest=logits * (shape.element if shape.loss_in_place else 4),
         stores_activations=False,
     )

@@ -22,7 +22,7 @@ class RankShape:
     training: Training
     strategy: Strategy
     context_parallel: int = 1
-    fused: bool = False  # norms, activation and loss keep no temporaries of their own
+    fused: bool = False  # as the native runtime on CUDA: products add to sums, rows are looked up
 
     @property
     def tokens(self) -> int:
@@ -37,8 +37,13 @@ class RankShape:
 
     @property
     def generated(self) -> bool:
-        """Whether these are kernels that bigplan generates."""
+        """Whether norms, activation and loss are kernels without temporaries of their own."""
         return self.fused and self.training.kernels == "generated"
+
+    @property
+    def loss_in_place(self) -> bool:
+        """Whether the gradient by the logits takes their place; by ranks that share them always."""
+        return self.generated or (self.fused and self.tp > 1)
 
     @property
     def sums_in_products(self) -> bool:

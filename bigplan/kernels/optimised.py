@@ -15,7 +15,7 @@ from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from bigplan.errors import InputError, quoted
+from bigplan.errors import InputError
 from bigplan.kernels.capture import MakeKernel, captured, halves
 from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.decomposed import DECOMPOSED, same_everywhere
@@ -23,7 +23,7 @@ from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.price import Pricer
 from bigplan.kernels.tuned import PickFile, Tuner, default_file
 from bigplan.spec.cluster import find_gpu
-from bigplan.spec.multiprocessor import find_multiprocessor, list_multiprocessors, named_as
+from bigplan.spec.multiprocessor import closest_to, find_multiprocessor, named_as
 
 PLANNED_FOR = "h200-sxm"  # where there is no GPU to ask
 Example = Tensor | tuple[Sequence[int], torch.dtype]
@@ -33,7 +33,7 @@ class Optimiser:
     """Compiles a function for each kind of inputs, and keeps what was decided."""
 
     def __init__(self, gpu: str | None, price: float, tune: int = 0) -> None:
-        self.gpu = gpu or _gpu_here()
+        self.gpu = gpu or gpu_here()
         self.pricer = Pricer(find_gpu(self.gpu), find_multiprocessor(self.gpu))
         self.price = price
         store, multiprocessors = PickFile(default_file()), self.pricer.gpu.multiprocessors
@@ -259,14 +259,12 @@ def _of_metadata(module: fx.GraphModule) -> Callable[..., Any]:
     return run
 
 
-def _gpu_here() -> str:
+def gpu_here() -> str:
+    """The described GPU type that kernels are sized for on this machine.
+
+    That of its GPU, else the one of the closest compute capability; PLANNED_FOR without a GPU.
+    """
     if not torch.cuda.is_available():
         return PLANNED_FOR
-    reported = torch.cuda.get_device_name()
-    name = named_as(reported)
-    if name is None:
-        raise InputError(
-            f"no shipped GPU type is {quoted(reported)} with its multiprocessors described; name "
-            f"the closest one: gpu={' | '.join(list_multiprocessors())}"
-        )
-    return name
+    named = named_as(torch.cuda.get_device_name())
+    return named or closest_to(*torch.cuda.get_device_capability())

@@ -56,6 +56,19 @@ def find_multiprocessor(name: str) -> Multiprocessor:
     return shipped.find(_FOLDER, name, Multiprocessor, "GPU type with described multiprocessors")
 
 
+def closest_to(major: int, minor: int) -> str:
+    """The described GPU type whose compute capability is closest, older ones first.
+
+    Kernels sized for it are right on every GPU, and fast on one with much the same multiprocessors.
+    """
+
+    def distance(name: str) -> tuple[bool, int]:
+        known = 10 * major + minor - int(find_multiprocessor(name).capability.replace(".", ""))
+        return known < 0, abs(known)
+
+    return min(list_multiprocessors(), key=distance)
+
+
 def named_as(reported: str) -> str | None:
     """The shipped type of the GPU that the driver calls so, if its multiprocessors are known."""
     found: dict[str, Gpu] = {name: find_gpu(name) for name in list_gpus()}

@@ -67,10 +67,9 @@ class Training(Spec):
     """the blocks' GEMMs run in fp8"""
     attention: AttentionKernel = "flash"
     """flash: scores never reach memory; materialised: matrix products and a softmax kernel"""
-    # Generated kernels have not been measured on a GPU beside those written by hand, so they are
-    # not the default, whatever the model of them predicts.
-    kernels: Kernels = "torch"
-    """of norms, activations and the loss: torch's and four written by hand, or generated"""
+    kernels: Kernels = "generated"
+    """of norms, activations, positions, loss and AdamW on a GPU, by the native engine: generated
+    by bigplan, or torch's; other engines have their own"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """probability after attention, MLP, embedding and, where materialised, softmax"""
     optimizer: Optimizer = Optimizer()
@@ -164,7 +163,7 @@ class TrainingRequest(Spec):
     attention: AttentionKernel | None = None
     """flash (default), or materialised: scores go through memory"""
     kernels: Kernels | None = None
-    """of norms, activations, loss: torch's and four written by hand (default), or generated"""
+    """the native engine's norms, activations, loss on a GPU: generated (default), or torch's"""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """probability of dropout; default 0"""
     optimizer: Optimizer | None = None
