@@ -82,9 +82,9 @@ ALIBI_COLUMNS = 8
 
 # --- The CPU's cores (runtime/cores.py).
 
-# Of the cores, beside copies of a GPU. AdamW by all cores is no faster, since three quarters use all
-# of the memory's rate. But copies to the host wait longer for memory, and lanes wait for a core. 16,
-# 14 and 12 threads of 16 cores left the GPU waiting 0.12, 0.08 and 0.06 s a step
+# Of the cores, beside copies of a GPU. AdamW by all cores is no faster: three quarters of them use
+# all of the memory's rate. But copies to the host wait longer for memory, and lanes wait for a
+# core. 16, 14 and 12 threads of 16 cores left the GPU waiting 0.12, 0.08 and 0.06 s a step
 # (benchmarks/LOG.md). `adam_rate_beside_copies` is measured so.
 CORES_BESIDE_COPIES = Fraction(3, 4)
 # Below the threads that queue copies and kernels, which take a core for microseconds at a time and
