@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.graph.graph import Recompute
@@ -162,6 +163,15 @@ def test_a_run_trains_as_one_without(style: dict[str, object]) -> None:
     assert ours.losses == pytest.approx(plain.losses, rel=1e-5)
     for one, other in zip(ours.states[-1], plain.states[-1], strict=True):
         assert error(one.moments[0], other.moments[0].double()) < TOLERANCE
+
+
+def test_tensors_at_odd_addresses(library: Library) -> None:
+    """Not aligned to what compiled kernels count on, after and before ones that are."""
+    whole = random(0, 3 * 40 + 1).bfloat16()
+    for start in (0, 1, 0):
+        x = whole[start : start + 120].view(3, 40)
+        found = library.activation("gelu", x)
+        assert error(found, F.gelu(x.double())) < 2**-8
 
 
 def test_a_gpu_that_is_not_described_has_the_closest_ones_kernels(
