@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from bigplan.graph.strategy import Strategy
@@ -17,6 +19,7 @@ from tests.wording import tells
 LARGE = Training(sequence_length=1024, global_batch=32)
 
 
+@cache
 def planned(model: str, training: Training = LARGE, **dimensions: int) -> Plan:
     spec = find_model(model).model_copy(update=dimensions)
     settings: dict[str, str | int | float] = {"micro_batch": 8, "recompute": "none"}
