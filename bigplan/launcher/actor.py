@@ -30,6 +30,7 @@ from bigplan.plan import Plan
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from bigplan.runtime.apart import Apart
     from bigplan.runtime.result import Finished, Progress, StepResult
 
 
@@ -39,11 +40,13 @@ class Worker(Protocol):
     def preflight(self) -> None:
         """Raise PreflightError where the machine has less than the plan promises."""
 
-    def start(self, meeting: Path | Store, resume: Path | None = None) -> int:
+    def start(
+        self, meeting: Path | Store, resume: Path | None = None, apart: Apart | None = None
+    ) -> int:
         """Join the others, allocate, initialise or read a checkpoint; the steps done before.
 
         `meeting`: for their addresses: a file that only the ranks may write, which need not exist,
-        or a store that only they reach.
+        or a store that only they reach. `apart`: where the ranks' machines share no folder.
         Raises CheckpointError where the checkpoint cannot be used.
         """
 
@@ -163,9 +166,7 @@ class RankActor:
 
         place = places.of(self._rank)
         apart = Apart(place, places.ranks[place], places.bring)
-        native: Any = self._worker()  # Crew has seen to it
-        done: int = native.start(meeting, self._here(resume), apart)
-        return done
+        return self._worker().start(meeting, self._here(resume), apart)
 
     def step(self, checkpoint: Path | None) -> StepResult:
         """See Worker."""
