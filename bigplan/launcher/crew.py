@@ -112,12 +112,17 @@ class Crew:
             self._places = self._found_places()
         outside = not all(node.only_loopback for node in self._nodes.values())
         self.ask("listen", interface_of(facts, self._interface, outside=outside), doing="starting")
-        if self._places is None:
-            return ""
-        return (
-            f"Not all nodes see {self._folders.run}: {', '.join(self._places.ranks)} each keep the "
-            "checkpoint files that their ranks write"
-        )
+        told = [
+            f"On node {name}: {left}; `bigplan clean --address` removes it"
+            for name, fact in facts.items()
+            for left in fact.left
+        ]
+        if self._places is not None:
+            told.append(
+                f"Not all nodes see {self._folders.run}: {', '.join(self._places.ranks)} each keep "
+                "the checkpoint files that their ranks write"
+            )
+        return "\n".join(told)
 
     def _found_places(self) -> Places:
         """Which nodes see one run folder."""

@@ -1,8 +1,10 @@
 """Launches over two nodes of a Ray cluster, of which one is lost and comes back."""
 
+import json
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 from bigplan.cli.app import app
 from bigplan.engines import make_plan
 from bigplan.launcher.driver import LaunchOptions, launch
+from bigplan.launcher.leftovers import Entry
 from bigplan.launcher.places import RUN_DIR
 from bigplan.launcher.record import Asked, Record, read_record
 from bigplan.launcher.resume import read_resumable
@@ -129,13 +132,28 @@ def test_two_faults_at_once_and_one_while_it_starts_again(
 
 @pytest.fixture(scope="module")
 def own(nodes: Machines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both nodes started again, each with a folder of its own for its files of all runs."""
+    """Both nodes started again, each with a folder of its own for its files of all runs.
+
+    And with a list of its own of the launches on it.
+    """
     folder = tmp_path_factory.mktemp("own")
     for name in "ab":
         nodes.lose(name)
-        nodes.variables[name] = {RUN_DIR: str(folder / name)}
+        listed = {"XDG_STATE_HOME": str(folder / f"{name}-state")}
+        nodes.variables[name] = {RUN_DIR: str(folder / name), **listed}
         nodes.add(name)
     return {name: folder / name for name in "ab"}
+
+
+def left_on(own: Mapping[str, Path], name: str) -> Entry:
+    """Of a launch that was killed, on a node: what its rank there has put on the list."""
+    run = own[name].with_name("killed")
+    (run / "scratch").mkdir(parents=True)
+    entry = Entry(host=socket.gethostname(), run=str(run), scratch=str(run / "scratch"))
+    listed = own[name].with_name(f"{name}-state") / "bigplan" / "launches" / "one.json"
+    listed.parent.mkdir(parents=True)
+    listed.write_text(entry.model_dump_json())
+    return entry
 
 
 def stored(own: Mapping[str, Path], step: str) -> tuple[Path, Path]:
@@ -147,12 +165,24 @@ def stored(own: Mapping[str, Path], step: str) -> tuple[Path, Path]:
 
 @pytest.mark.timeout(300)
 def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
-    nodes: Machines, whole: Record, own: dict[str, Path], tmp_path: Path
+    nodes: Machines,
+    whole: Record,
+    own: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both nodes' ranks write their parts of the state; then one node goes on alone."""
-    told = StringIO()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    told, killed = StringIO(), left_on(own, "b")
     out = Console(file=told, width=300)
     folder = run(nodes, tmp_path / "runs", out, pins={**PINS, "zero": 1}, steps=8)
+    assert f"On node b (127.0.0.4): left by a launch that was killed, of {killed.run}" in (
+        told.getvalue()
+    )
+    looked = CliRunner().invoke(app, ["clean", "--address", nodes.address, "--json"])
+    (removed,) = json.loads(looked.output)["leftovers"]
+    assert (removed["node"], removed["run"]) == ("b (127.0.0.4)", killed.run)
+    assert not Path(killed.scratch).exists()
     assert "a, b each keep the checkpoint files that their ranks write" in told.getvalue()
     here, there = stored(own, "step-000008")
     for each in (here, there):
