@@ -23,8 +23,9 @@ from bigplan.rectangle import all_of
 from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint.copies import merged
 from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
-from bigplan.runtime.checkpoint.layout import ELEMENT, Image, LayerFile, Span, laid_out
+from bigplan.runtime.checkpoint.layout import Image, LayerFile, Span, laid_out
 from bigplan.runtime.checkpoint.manifest import (
+    ELEMENT,
     Extent,
     Kind,
     Manifest,
