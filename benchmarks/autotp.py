@@ -2,9 +2,10 @@
 
     python benchmarks/autotp.py
 
-A tiny Llama of Hugging Face, and bigplan's layers as DeepSpeed gets them, each by one process and
-by two (`tensor_parallel: {autotp_size: 2}`), four steps of two micro-batches by AdamW. Prints
-losses, parameters on the first rank, and how it ends where it fails. Needs transformers.
+A tiny Llama of Hugging Face; bigplan's layers as DeepSpeed gets them; and the same with modules of
+nn.Linear for the products of blocks, which AutoTP is told to split. Each by one process and by two
+(`tensor_parallel: {autotp_size: 2}`), four steps of two micro-batches by AdamW. Prints losses,
+parameters on the first rank, and how it ends where it fails. Needs transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ CASES = (
     ("hf", 2, "bf16"),
     ("hf", 3, "fp32"),
     ("bigplan", 0, "fp32"),
+    ("linears", 0, "fp32"),
+    ("linears", 1, "fp32"),
+    ("linears", 3, "fp32"),
 )
+SPLIT = {
+    "use_default_specs": False,
+    "layer_specs": [
+        {"patterns": [r".*\.(o|down)_proj\.weight$"], "partition_type": "row"},
+        {"patterns": [r".*\.(q|k|v|gate|up)_proj\.weight$"], "partition_type": "column"},
+    ],
+}
 STEPS, MICRO_BATCHES, BATCH, LENGTH, VOCAB = 4, 2, 2, 32, 256
 SECONDS = 300.0
 
@@ -72,7 +83,8 @@ def _rank(rank: int, kind: str, stage: int, precision: str, ranks: int, meeting:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     torch.manual_seed(0)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    model = (_hugging_face if kind == "hf" else _bigplan)(dtype)
+    made = {"hf": _hugging_face, "bigplan": _bigplan, "linears": _linears}
+    model = made[kind](dtype)
     config: dict[str, object] = {
         "train_micro_batch_size_per_gpu": BATCH,
         "gradient_accumulation_steps": MICRO_BATCHES,
@@ -83,6 +95,8 @@ def _rank(rank: int, kind: str, stage: int, precision: str, ranks: int, meeting:
     }
     if ranks > 1:
         config["tensor_parallel"] = {"autotp_size": ranks}
+        if kind == "linears":
+            config["tensor_parallel"] = {"autotp_size": ranks, "partition_config": SPLIT}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     sizes = [getattr(one, "ds_numel", one.numel()) for one in engine.module.parameters()]
@@ -123,6 +137,32 @@ def _bigplan(dtype: Any) -> Any:
     spec = find_model("tiny-llama-test")
     first = first_values(spec, Training(sequence_length=LENGTH, global_batch=4, precision="fp32"))
     return Model(spec, lambda *of: whole_values(first, *of), dtype, recompute=False, chunk=LENGTH)
+
+
+def _linears(dtype: Any) -> Any:
+    """The same model, whose blocks have modules for their products."""
+    from torch import nn
+
+    from bigplan.runtime import blocks
+
+    model = _bigplan(dtype)
+
+    def of(block: Any) -> Any:
+        for name in [name for name, _ in block.named_parameters() if "_proj__" in name]:
+            weight = getattr(block, name)
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=dtype)
+            linear.weight = weight
+            delattr(block, name)
+            setattr(block, name.removesuffix("__weight"), linear)
+        ways = blocks.Ways(linears=lambda p, names, x: tuple(getattr(block, n)(x) for n in names))
+        block.forward = lambda x, *tables: blocks.block(
+            block.named(), x, block._model, tables, ways
+        )
+        return block
+
+    for block in model.layers[1:-1]:
+        of(block)
+    return model
 
 
 def _loss_of_hf(engine: Any, tokens: Any) -> Any:
