@@ -27,7 +27,7 @@ from bigplan.report.run_report import run_report
 from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import Launch
-from bigplan.spec.training import Validation
+from bigplan.spec.training import ValidationSpec
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
 from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of, two_nodes
@@ -214,7 +214,7 @@ def piped() -> Plan:
 
 def evaluated(steps: int, weights: str | None = None) -> float:
     """What the native engine's validation says after so many steps, from these weights on."""
-    checks = Validation(data="bundled", every=1, batches=1)
+    checks = ValidationSpec(data="bundled", every=1, batches=1)
     training = plan_of(STEPS).training.model_copy(update={"validation": checks, "weights": weights})
     request = Request(find_model("tiny-llama-test"), training, small_cluster(1), engine="native")
     with started(make_plan(request), poison=False) as worker:
