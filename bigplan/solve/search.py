@@ -267,13 +267,13 @@ class _State:
 
     def _refine(self, entry: _Entry) -> float:
         """Raise a strategy's bound beyond its rung; what to expect of it now."""
-        candidate, pins = entry.of, self.choice.scope.pins
+        candidate = entry.of
         assert isinstance(candidate, Candidate)
         if entry.rung is _Rung.ARITHMETIC:
-            found = memory_outlook(candidate.graph, candidate.costs, self._rings, pins)
+            found = memory_outlook(candidate.graph, candidate.costs, self._rings)
         else:
             self.relaxations += 1
-            problem = bounding_problem(candidate, pins)
+            problem = bounding_problem(candidate, self.choice.scope.pins)
             found = model_outlook(problem, self.best)
         entry.rung = _Rung(entry.rung + 1)
         entry.bound = max(entry.bound, found.bound)
