@@ -8,8 +8,8 @@ from bigplan.bill import DAY, MILLION, Bill, bill_of
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.report.decision import strategy_text
-from bigplan.report.drives import wear_of
 from bigplan.spec.document import Spec
+from bigplan.wear import wear_of
 
 Status = Literal["planned", "failed"]
 

@@ -12,7 +12,7 @@ from bigplan.cost.framework import NATIVE
 from bigplan.plan import Plan, Predicted
 from bigplan.report.bill import bill_rows
 from bigplan.report.decision import decision
-from bigplan.report.drives import wear_of, wear_text
+from bigplan.report.drives import wear_text
 from bigplan.report.homes import homes_table
 from bigplan.report.memory import memory_table
 from bigplan.report.rivals import rivals_table
@@ -22,6 +22,7 @@ from bigplan.report.text import seconds_text
 from bigplan.report.today import engines_text, today_text
 from bigplan.runnable import Runnable
 from bigplan.units import counted
+from bigplan.wear import wear_of
 
 
 def plan_report(plan: Plan, search_seconds: float, runnable: Runnable) -> RenderableType:

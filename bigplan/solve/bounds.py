@@ -91,8 +91,8 @@ def _hop(times: StageTimes) -> float:
     """Seconds from a unit's first micro-batch into a stage to it leaving, forward and backward."""
     if times.stage.interleaved:
         return sum(opening_seconds(times))
-    others = times.other_micro_batches(times.stage.counts[-1][0])
-    return times.forward_hop() + times.plain_backward() - others
+    backward, others = times.plain_backward(), times.other_micro_batches(times.stage.counts[-1][0])
+    return times.forward_hop() + max(backward - others, backward / times.group)
 
 
 def _compute(times: StageTimes) -> float:

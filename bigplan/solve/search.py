@@ -94,7 +94,10 @@ def search(
     Raises InputError (no legal strategy, or stopped before the first plan) and InfeasibleError
     (none fits). An interrupt (Ctrl-C) stops it like `watch` does.
     """
-    state = _State(Choice.of(workload, scope), watch, effort)
+    choice = Choice.of(workload, scope)
+    state = _State(choice, watch, effort)
+    if not state.waiting:
+        raise choice.empty()
     try:
         stopped = not (state.explore() and state.improve() and state.certify())
     except KeyboardInterrupt:
@@ -137,6 +140,7 @@ class _Rung(IntEnum):
 class _Entry:
     """A family, or one of its strategies, with its highest bound; infinite: nothing fits."""
 
+    choice: Choice  # of all nodes, or some of them
     of: Family | Candidate
     rung: _Rung
     bound: float
@@ -156,8 +160,9 @@ class _State:
         self._rings = rings_tried(choice.scope.pins)
         self._steps, self._counted = 0, (0.0, 0)  # bound and number of what waits
         self._queue: list[tuple[float, int]] = []  # seconds to hope for or to expect, and entry
-        for family in choice.families():
-            self._add(_Entry(family, _Rung.FAMILY, self._family_bound(family)))
+        for nodes in (choice, *choice.fewer()):
+            for family in nodes.families():
+                self._add(_Entry(nodes, family, _Rung.FAMILY, _family_bound(nodes, family)))
 
     @property
     def bound(self) -> float:
@@ -244,13 +249,6 @@ class _State:
         best = self.best
         return not self._watch(best if best < inf else None, *self._counted)
 
-    def _family_bound(self, family: Family) -> float:
-        sample = self.choice.sample(family)
-        assert sample is not None, family
-        graph, costs = self.choice.pricing.alike(sample)
-        workload = self.choice.workload
-        return family_bound(graph, costs, sample.micro_batches(workload.training), stages=family.pp)
-
     def _add(self, entry: _Entry) -> None:
         heapq.heappush(self._queue, (entry.bound, len(self._entries)))
         self._entries.append(entry)
@@ -258,10 +256,10 @@ class _State:
     def _open(self, entry: _Entry) -> None:
         """Let the family's strategies take its place."""
         assert isinstance(entry.of, Family)
-        for strategy in self.choice.members(entry.of):
-            candidate = self.choice.pricing.candidate(strategy)
+        for strategy in entry.choice.members(entry.of):
+            candidate = entry.choice.pricing.candidate(strategy)
             bound = max(entry.bound, cheap_bound(candidate.graph, candidate.costs))
-            self._add(_Entry(candidate, _Rung.ARITHMETIC, bound))
+            self._add(_Entry(entry.choice, candidate, _Rung.ARITHMETIC, bound))
             self.strategies += 1
         entry.bound = inf
 
@@ -301,6 +299,14 @@ class _State:
         assert isinstance(entry.of, Candidate)
         self.optima[index] = found = optimum(bounding_problem(entry.of, self.choice.scope.pins))
         entry.bound = max(entry.bound, found)
+
+
+def _family_bound(choice: Choice, family: Family) -> float:
+    sample = choice.sample(family)
+    assert sample is not None, family
+    graph, costs = choice.pricing.alike(sample)
+    number = sample.micro_batches(choice.workload.training)
+    return family_bound(graph, costs, number, stages=family.pp)
 
 
 def _patience(expected: float, best: float) -> int:

@@ -12,7 +12,7 @@ from bigplan.placement import Tier
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.ilp import Shortage, shortages
 from bigplan.solve.linear import Capacity, Problem
-from bigplan.solve.pins import Pin, rings_tried
+from bigplan.solve.pins import WRITTEN, Pin, rings_tried
 from bigplan.solve.resolve import MARGIN, problem_of
 from bigplan.units import format_bytes
 
@@ -31,14 +31,17 @@ def infeasible(
     whole = (_whole_layers(tier, estimates) for tier in Tier)
     alone = sorted((s for s in whole if s is not None and s.nbytes > 0), key=_missing)
     changes = [(s,) for s in alone] or _together(problems)
+    worn = any(pin.tensor == WRITTEN for pin in pins)
+    allowed = " or allow more wear of the drives (--max-wear)" if worn else ""
     if not changes:
         why, remedy = "only with less than whole layers per tier", ", or add a little memory"
         if pins and not estimates:
             why, remedy = "no memory, however large: decisions contradict each other", ""
         return InfeasibleError(
-            f"{workload.model.name} fits {why}; free a decision pinned with --set{remedy}"
+            f"{workload.model.name} fits {why}; free a decision pinned with --set{remedy}{allowed}"
         )
     options = "; or ".join(" and ".join(_remedy(workload, s) for s in c) for c in changes)
+    options += f";{allowed}" if worn else ""
     least = max(changes[0], key=_missing)
     return InfeasibleError(
         f"{workload.model.name} does not fit: {' and '.join(map(_told, changes[0]))}. "

@@ -201,3 +201,19 @@ def test_taking_away_drives_that_a_plan_leaves_alone_changes_nothing(micro_batch
     ample, without = (_gpt2_xl(micro_batch, nvme) for nvme in (None, 0))
     assert not any(p.bytes_by_tier()[Tier.NVME] for p in ample.best.programs)
     assert without.best.seconds == pytest.approx(ample.best.seconds, rel=0.01)
+
+
+def test_nodes_by_which_nothing_divides_are_left_idle() -> None:
+    """28 GPUs divide neither 24 sequences nor four blocks by 7."""
+    model = find_model("llama-2-13b").model_copy(update={"layers": 4})
+    training = Training(sequence_length=512, global_batch=24, precision="fp16")
+    nodes = find_cluster("v100-4x").with_nodes(7).group
+    workload = Workload(model, training, nodes)
+    pinned = {"micro_batch": 1, "zero": 1, "vpp": 1, "accumulation_group": 1}
+    found = search(workload, Scope(pinned))
+    assert found.best.candidate.strategy.ranks < nodes.gpus
+    six = search(workload.on(24), Scope(pinned))
+    assert found.best.expected <= six.best.expected * (1 + WITHIN)
+    for scope in (Scope(pinned, idling=False), Scope({"dp": 7})):
+        with pytest.raises(InputError, match="no way to split"):
+            search(workload, scope)
