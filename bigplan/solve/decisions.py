@@ -46,62 +46,92 @@ def _counts(
 class Consequences:
     """What follows from the counts of tensors and policies: rings, sizes, what has no home."""
 
-    stages: tuple[StageClass, ...]
-    rules: tuple[Rule, ...]  # in the order in which they follow from each other
+    homes: tuple[_Homes, ...]
+    rules: tuple[_Least, ...]  # in the order in which they follow from each other
 
     @classmethod
     def of(cls, stages: tuple[StageClass, ...]) -> Consequences:
         """Those of these stages."""
+        homes = (_Homes.of(stage, kind) for stage in stages for kind, _ in stage.kinds)
         rules = (rule for stage in stages for rule in (*switch_rules(stage), *size_rules(stage)))
-        return cls(stages, tuple(rules))
+        return cls(tuple(homes), tuple(_Least.of(rule) for rule in rules))
 
     def complete(self, values: Values) -> None:
         """Set all that follows, to the least that the rules allow."""
-        for stage in self.stages:
-            for kind, _ in stage.kinds:
-                homes = [stage.tensor(kind, t, Tier.HOST) for t in ("parameters", "gradients")]
-                for name in stage.looked_up(kind).terms:
-                    values[name] = min(home.at(values) for home in homes)
-                values.update(_without_home(stage, kind, values))
+        for each in self.homes:
+            each.complete(values)
         for rule in self.rules:
-            values[_derived(rule)] = 0.0
+            values[rule.name] = 0.0
         for rule in self.rules:
-            name, least = _derived(rule), _least(rule, values)
-            values[name] = max(values[name], least)
+            values[rule.name] = max(values[rule.name], rule.at(values))
 
 
-def _without_home(
-    stage: StageClass, kind: LayerKind, values: Values
-) -> Iterator[tuple[str, float]]:
-    """Layers whose activations stay in their ring, or lie in the place of gradients."""
-    lent = stage.tensor(kind, "gradients", Tier.HOST).at(values)
-    for recompute in Recompute:  # those that keep the most come first, see layer_table
-        left, on_disk = (
-            stage.policy(kind, recompute, t).at(values) for t in (Tier.HOST, Tier.NVME)
+@dataclass(frozen=True, slots=True)
+class _Homes:
+    """Of a kind: where tensors in host memory are, and what has no home of its own there."""
+
+    parameters: Linear
+    gradients: Linear
+    looked_up: Linear
+    # By way to keep activations, those that keep the most first, see layer_table: layers in host
+    # memory, on NVMe, in the place of gradients, and whether one stays in its ring.
+    kept: tuple[tuple[Linear, Linear, Linear, Linear], ...]
+
+    @classmethod
+    def of(cls, stage: StageClass, kind: LayerKind) -> _Homes:
+        parameters, gradients = (
+            stage.tensor(kind, tensor, Tier.HOST) for tensor in ("parameters", "gradients")
         )
-        shares, stays = stage.in_gradients(kind, recompute), stage.stays(kind, recompute)
-        staying = float(bool(stays.terms)) if left and not on_disk else 0.0
-        if shares.terms:
-            staying = min(staying, lent)
-            sharing = min(lent, left) - staying
-            lent -= staying + sharing
-            yield from _valued(shares, sharing)
-        yield from _valued(stays, staying)
+        kept = (
+            (
+                stage.policy(kind, recompute, Tier.HOST),
+                stage.policy(kind, recompute, Tier.NVME),
+                stage.in_gradients(kind, recompute),
+                stage.stays(kind, recompute),
+            )
+            for recompute in Recompute
+        )
+        return cls(
+            parameters,
+            gradients,
+            stage.looked_up(kind),
+            tuple(k for k in kept if k[2].terms or k[3].terms),
+        )
+
+    def complete(self, values: Values) -> None:
+        lent = self.gradients.at(values)
+        for name in self.looked_up.terms:
+            values[name] = min(self.parameters.at(values), lent)
+        for on_host, on_disk, shares, stays in self.kept:
+            left = on_host.at(values)
+            staying = float(bool(stays.terms and left and not on_disk.at(values)))
+            if shares.terms:
+                staying = min(staying, lent)
+                sharing = min(lent, left) - staying
+                lent -= staying + sharing
+                values.update(_valued(shares, sharing))
+            values.update(_valued(stays, staying))
+
+
+@dataclass(frozen=True, slots=True)
+class _Least:
+    """The least value of a rule's last variable, a switch or a size, that the rule allows."""
+
+    name: str
+    needed: Linear
+    switch: bool
+
+    @classmethod
+    def of(cls, rule: Rule) -> _Least:
+        *others, (name, factor) = rule.expression.terms.items()
+        needed = Linear(dict(others), rule.expression.constant) * (-1 / factor)
+        return cls(name, needed, ".has." in name)
+
+    def at(self, values: Values) -> float:
+        needed = max(0.0, self.needed.at(values))
+        return float(needed > 1e-9) if self.switch else needed
 
 
 def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:
     """The decision's variable, if it has one, with its value."""
     return ((name, float(number)) for name in decision.terms)
-
-
-def _derived(rule: Rule) -> str:
-    """The rule's last variable, a switch or a size."""
-    return next(reversed(list(rule.expression.terms)))
-
-
-def _least(rule: Rule, values: Values) -> float:
-    """The least value of the rule's last variable that it allows."""
-    *others, (name, factor) = rule.expression.terms.items()
-    rest = rule.expression.constant + sum(c * values[n] for n, c in others)
-    needed = max(0.0, rest / -factor)
-    return float(needed > 1e-9) if ".has." in name else needed

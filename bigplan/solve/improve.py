@@ -36,13 +36,14 @@ class Budget:
     simulations: int
     instructions: int  # of all their programs: those of a larger model take longer
     strategies: int  # that share the first half of them
+    patience: int  # simulations in a row without progress after which a plan counts as the best
 
     def of(self, trial: Trial) -> int:
         """Simulations of plans like the trial."""
         return min(self.simulations, self.instructions // max(1, trial.instructions))
 
 
-BUDGETS = {Effort.USUAL: Budget(48, 110_000, 3), Effort.HIGH: Budget(400, 1_000_000, 8)}
+BUDGETS = {Effort.USUAL: Budget(48, 110_000, 3, 6), Effort.HIGH: Budget(400, 1_000_000, 8, 60)}
 
 
 class Climb:
@@ -56,8 +57,8 @@ class Climb:
         self._tried = set[tuple[object, ...]]()
         self._several = False
 
-    def go(self, simulations: int) -> int:
-        """Simulate so many neighbours, fewer where there are none; how many it were.
+    def go(self, simulations: int, patience: int) -> None:
+        """Simulate so many neighbours, fewer where there are none, or without progress.
 
         Other rings leave other room, so the first of them are solved for anew.
         """
@@ -67,22 +68,22 @@ class Climb:
             found = resolve(self.best.candidate, ways, self._pins, below=worth)
             if found is not None and found.expected < worth:
                 self.best = found
-        for number in range(simulations):
-            if not self._step():
-                return number
-        return simulations
+        idle = 0
+        for _ in range(simulations):
+            neighbour = self._promising(SEVERAL if self._several else 1)
+            if neighbour is None or idle == patience:
+                break
+            idle = 0 if self._try(neighbour) else idle + 1
 
-    def _step(self) -> bool:
-        neighbour = self._promising(SEVERAL if self._several else 1)
-        if neighbour is None:
-            return False
+    def _try(self, neighbour: Neighbour) -> bool:
+        """Whether it is better, and the best from now on."""
         self._tried.add(neighbour.key)
         below = self.best.expected * (1 - GAIN)
         found = try_out(self.best.candidate, self._moves.placement(neighbour), below)
-        if found is not None and found.expected < below:
-            self.best = found
-        else:
+        if found is None or found.expected >= below:
             self._several = not self._several
+            return False
+        self.best = found
         return True
 
     def _promising(self, several: int) -> Neighbour | None:
@@ -112,7 +113,7 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     moving = near[: budget.strategies] if ranked and ranked[0].moves else []
     climbs = [Climb(trial, pins) for trial in moving if trial.moves]
     for climb in climbs:
-        climb.go(budget.of(climb.best) // (2 * len(climbs)))
+        climb.go(budget.of(climb.best) // (2 * len(climbs)), budget.patience)
     return [climb.best for climb in climbs]
 
 
@@ -121,7 +122,7 @@ def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
     if not trial.moves:
         return trial
     climb = Climb(_with_larger_chunks(trial, pins), pins, seed=1)
-    climb.go(budget.of(trial) // 2)
+    climb.go(budget.of(trial) // 2, budget.patience)
     return climb.best
 
 
@@ -131,13 +132,14 @@ def _with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     The integer program counts on the time of the most tokens and the memory of the fewest, so what
     it fills may be worth less than a larger chunk; moves seldom free as much at once.
     """
-    loss, rings = trial.candidate.loss, Rings.of(trial.placement)
+    loss, ways = trial.candidate.loss, [(SURCHARGES[0], Rings.of(trial.placement))]
     for chunk in loss.chunks if loss else ():
-        placement = trial.placement.model_copy(update={"loss_chunk": chunk})
-        larger = trial.candidate.settled(placement)
-        solved = resolve(larger, [(rho, rings) for rho in SURCHARGES], pins)
-        if solved and solved.expected < trial.expected:
-            trial = replace(solved, candidate=trial.candidate)
+        if chunk > trial.placement.loss_chunk:
+            placement = trial.placement.model_copy(update={"loss_chunk": chunk})
+            larger = trial.candidate.settled(placement)
+            solved = resolve(larger, ways, pins, below=trial.expected)
+            if solved and solved.expected < trial.expected:
+                trial = replace(solved, candidate=trial.candidate)
     return trial
 
 

@@ -59,7 +59,7 @@ def test_neighbours_are_legal_plans_that_their_decisions_describe() -> None:
 def test_a_climb_finds_a_faster_plan_and_is_the_same_every_time() -> None:
     one, other = (Climb(_trial(), ()) for _ in range(2))
     for climb in (one, other):
-        climb.go(16)
+        climb.go(16, 16)
     assert one.best.expected < _trial().expected * (1 - 10 * GAIN)
     assert one.best.placement == other.best.placement
     assert one.best.candidate is _trial().candidate
