@@ -81,6 +81,9 @@ OPT = GPT2_SMALL | {
     "ffn": 4096,
     "mlp": "relu",
 }
+WHOLE = {"sequence_length": 2048, "global_batch": 8}
+GENERATED = {"kernels": "generated"}
+OPT_13B = {"sequence_length": 2048, "global_batch": 16}
 NARROW = small("narrow-48", layers=48, hidden=2048, heads=16, ffn=5632)
 Case = tuple[Any, dict[str, Any], dict[str, Any], dict[str, str]]
 CASES: dict[str, Case] = {  # model, training, decisions, caps
@@ -97,6 +100,16 @@ CASES: dict[str, Case] = {  # model, training, decisions, caps
         {"micro_batch": 4},
         {},
     ),
+    # Shipped since the host's prices were made: nothing was fitted to them.
+    "qwen3-0.6b": ("qwen3-0.6b", WHOLE, {}, {}),
+    "llama-3.2-1b": ("llama-3.2-1b", WHOLE, {}, {}),
+    "stablelm-2-1.6b": ("stablelm-2-1.6b", WHOLE, {}, {}),
+    # Whole steps with generated kernels, beside those above.
+    "qwen3-0.6b-generated": ("qwen3-0.6b", WHOLE | GENERATED, {}, {}),
+    "llama-3.2-1b-generated": ("llama-3.2-1b", WHOLE | GENERATED, {}, {}),
+    "gpt2-xl-generated": ("gpt2-xl", GPT2 | GENERATED, {}, {}),
+    "opt-13b": ("opt-13b", OPT_13B, {}, {}),
+    "opt-13b-generated": ("opt-13b", OPT_13B | GENERATED, {}, {}),
     "gpt2-xl-mb1": ("gpt2-xl", SMALL, {**ALONE, "block.recompute": "none"}, {}),
     "gpt2-xl-mb1-full": ("gpt2-xl", SMALL, {**ALONE, "block.recompute": "full"}, {}),
     "gpt2-xl-host": ("gpt2-xl", SMALL, AWAY, {}),

@@ -29,7 +29,7 @@ from triton.compiler import ASTSource
 from bigplan.kernels import probes as m
 out = {"out": "*fp32"}
 kernels = {
-    m.chase: ({"table": "*i32", "out": "*i32", "steps": "i32"}, {}),
+    m.chase: ({"table": "*i32", "place": "*i32", "steps": "i32"}, {}),
     m.exchange: ({**out, "steps": "i32"}, {"COLUMNS": 128}),
     m.read: ({"table": "*fp32", **out, "count": "i32", "turns": "i32"}, {"BLOCK": 4096}),
     m.powers: ({**out, "clocks": "*i64", "steps": "i32"}, {"BLOCK": 8192}),
