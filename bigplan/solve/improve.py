@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from bigplan.effort import Effort
-from bigplan.placement import Rings
+from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Trial, try_out
 from bigplan.solve.moves import Moves, Neighbour
 from bigplan.solve.pins import Pin, rings_tried
@@ -68,6 +69,7 @@ class Climb:
             found = resolve(self.best.candidate, ways, self._pins, below=worth)
             if found is not None and found.expected < worth:
                 self.best = found
+        self.stream_less()
         idle = 0
         for _ in range(simulations):
             neighbour = self._promising(SEVERAL if self._several else 1)
@@ -85,6 +87,14 @@ class Climb:
             return False
         self.best = found
         return True
+
+    def stream_less(self) -> None:
+        """Stream less and less of the state, as long as that is faster."""
+        while neighbour := self._moves.streaming_less(
+            self.best.placement, self.best.expected * (1 - GAIN)
+        ):
+            if not self._try(neighbour):
+                break
 
     def _promising(self, several: int) -> Neighbour | None:
         """The most promising of several neighbours, if there is any."""
@@ -121,9 +131,29 @@ def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
     """A plan of the same strategy and pins, improved by the other half."""
     if not trial.moves:
         return trial
-    climb = Climb(_with_larger_chunks(trial, pins), pins, seed=1)
+    trial = _with_larger_chunks(trial, pins)
+    climb = min((Climb(start, pins, seed=1) for start in _starts(trial, pins)), key=_streamed_less)
     climb.go(budget.of(trial) // 2, budget.patience)
     return climb.best
+
+
+def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
+    """The trial, and plans that keep activations of all blocks in one way.
+
+    From one way to another it is many moves, of which each alone makes a plan slower.
+    """
+    yield trial
+    graph, ways = trial.candidate.graph, [(SURCHARGES[0], Rings.of(trial.placement))]
+    for recompute, tier in product(graph.recomputes, (Tier.GPU, Tier.HOST)):
+        alike = Pin(graph.layers[1], "activations", f"{recompute}.{tier}", None)
+        found = resolve(trial.candidate, ways, (*pins, alike), below=NEAR * trial.expected)
+        if found is not None and found.expected < NEAR * trial.expected:
+            yield found
+
+
+def _streamed_less(climb: Climb) -> float:
+    climb.stream_less()
+    return climb.best.expected
 
 
 def _with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
