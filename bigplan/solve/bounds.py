@@ -19,10 +19,10 @@ from bigplan.solve.interleaved import opening_seconds
 from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes, whole
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.solve.stage_times import StageTimes
+from bigplan.solve.thresholds import EXPOSED
 
 Way = tuple[float, float]  # bytes that recomputing a layer saves, and seconds that it takes
 
-EXPOSED = 0.1  # of the moves' seconds, those of drives more: what simulations come to
 HALVINGS = 30  # of the interval that holds the least step with enough room
 
 

@@ -39,7 +39,6 @@ from bigplan.solve.times import (
     pass_rows,
     step_rows,
 )
-from bigplan.solve.update_times import preference_seconds
 
 # What overlaps perfectly in the model is exposed in part in simulations: of copies over PCIe 1-10%,
 # of transfers to drives, which wait for two rings and each other, up to half.
@@ -80,9 +79,7 @@ def formulate(
             *_times(every, costs),
             *(row for times in every for row in lane_rows(times)),
         ),
-        serial=total(
-            [_surcharged(lane_seconds(times)) + preference_seconds(times) for times in every]
-        ),
+        serial=total([_surcharged(lane_seconds(times)) for times in every]),
     )
 
 

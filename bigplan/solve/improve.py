@@ -21,9 +21,10 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Trial, try_out
 from bigplan.solve.moves import Moves, Neighbour
 from bigplan.solve.pins import Pin, rings_tried
-from bigplan.solve.resolve import SURCHARGES, resolve
+from bigplan.solve.resolve import resolve
+from bigplan.solve.thresholds import NOISE, PATIENCE
 
-GAIN = 3e-4  # of a step: less is not worth a simulation, nor a change
+GAIN = NOISE / 3  # of a step: less is not worth a simulation, nor a change
 NEAR = 1.05  # times the best plan's step, that a plan worth improving takes at most
 DRAWN = 100  # neighbours of a plan, none of which may be faster, before it counts as the best
 SEVERAL = 6  # neighbours of which the most promising is simulated
@@ -44,7 +45,10 @@ class Budget:
         return min(self.simulations, self.instructions // max(1, trial.instructions))
 
 
-BUDGETS = {Effort.USUAL: Budget(48, 110_000, 3, 6), Effort.HIGH: Budget(400, 1_000_000, 8, 60)}
+BUDGETS = {
+    Effort.USUAL: Budget(48, 110_000, 3, PATIENCE),
+    Effort.HIGH: Budget(400, 1_000_000, 8, 10 * PATIENCE),
+}
 
 
 class Climb:
@@ -64,9 +68,8 @@ class Climb:
         Other rings leave other room, so the first of them are solved for anew.
         """
         if self._rings:
-            ways = [(SURCHARGES[0], self._rings.pop(0))]
             worth = self.best.expected * (1 - GAIN)
-            found = resolve(self.best.candidate, ways, self._pins, below=worth)
+            found = resolve(self.best.candidate, self._rings.pop(0), self._pins, worth)
             if found is not None and found.expected < worth:
                 self.best = found
         self.stream_less()
@@ -143,10 +146,10 @@ def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
     From one way to another it is many moves, of which each alone makes a plan slower.
     """
     yield trial
-    graph, ways = trial.candidate.graph, [(SURCHARGES[0], Rings.of(trial.placement))]
+    graph, rings = trial.candidate.graph, Rings.of(trial.placement)
     for recompute, tier in product(graph.recomputes, (Tier.GPU, Tier.HOST)):
         alike = Pin(graph.layers[1], "activations", f"{recompute}.{tier}", None)
-        found = resolve(trial.candidate, ways, (*pins, alike), below=NEAR * trial.expected)
+        found = resolve(trial.candidate, rings, (*pins, alike), below=NEAR * trial.expected)
         if found is not None and found.expected < NEAR * trial.expected:
             yield found
 
@@ -162,12 +165,12 @@ def _with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     The integer program counts on the time of the most tokens and the memory of the fewest, so what
     it fills may be worth less than a larger chunk; moves seldom free as much at once.
     """
-    loss, ways = trial.candidate.loss, [(SURCHARGES[0], Rings.of(trial.placement))]
+    loss, rings = trial.candidate.loss, Rings.of(trial.placement)
     for chunk in loss.chunks if loss else ():
         if chunk > trial.placement.loss_chunk:
             placement = trial.placement.model_copy(update={"loss_chunk": chunk})
             larger = trial.candidate.settled(placement)
-            solved = resolve(larger, ways, pins, below=trial.expected)
+            solved = resolve(larger, rings, pins, below=trial.expected)
             if solved and solved.expected < trial.expected:
                 trial = replace(solved, candidate=trial.candidate)
     return trial

@@ -20,8 +20,9 @@ from bigplan.solve.decisions import Consequences, Values, decisions_of
 from bigplan.solve.formulation import placement_of
 from bigplan.solve.linear import Linear, Problem
 from bigplan.solve.pins import Pin
-from bigplan.solve.resolve import MARGIN, problem_of
+from bigplan.solve.resolve import problem_of
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes
+from bigplan.solve.thresholds import NOISE
 
 # Of what is streamed, as long as it helps: chunks and other copies wait for each other on the link,
 # which rows know nothing of, so the balance of the integer program has too many.
@@ -228,7 +229,7 @@ class Moves:
         for row in ground.problem.capacities:
             if row.tier not in BELOW:
                 continue
-            free = row.limit * (1.0 - MARGIN) - row.used.at(values)
+            free = row.limit * (1.0 - NOISE) - row.used.at(values)
             if row.tier is Tier.GPU and free > 0 and self._random.random() >= RAISED:
                 continue
             states = [s for s in ground.states if s.tiers[row.tier] in row.used.terms]

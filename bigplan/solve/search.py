@@ -31,7 +31,6 @@ from bigplan.solve.decisions import decisions_of
 from bigplan.solve.improve import BUDGETS, further, improved
 from bigplan.solve.pins import rings_tried
 from bigplan.solve.resolve import (
-    SURCHARGES,
     bounding_problem,
     model_outlook,
     optimum,
@@ -40,18 +39,16 @@ from bigplan.solve.resolve import (
 )
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.simplicity import complexity, simplest
+from bigplan.solve.thresholds import EXPOSED, NOISE, PATIENCE, WITHIN
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
-MODEL_GAP = 0.01  # a bound this close to the best plan is not worth raising
-PATIENCE = 6  # strategies simulated in a row without progress before the search ends,
-# or so many where even estimates are above the best plan: of the 95 plans simulated for 17 cases of
-# 5.5B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
+# Idle strategies where even estimates are above the best plan: of the 95 plans simulated for 17
+# cases of 5.5B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
 RESIGNED = 1
 # Where the next estimate is so far below the best plan, the search ends after so many: of 54 cases
 # with slow networks plans of four are 3 to 16% faster, and 9 take longer (search_patience.py).
 PROMISING, PATIENCE_PROMISING = 1.1, 40
-PROGRESS = 0.002  # a plan that is faster by less is none
 COUNTED = 16  # steps after which what waits is counted again
 CERTIFIED = 8  # integer programs, and
 CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
@@ -194,7 +191,7 @@ class _State:
             entry = self._entries[index]
             if entry.rung is _Rung.MODEL:
                 self._resolve(entry)
-                progress = self.best < before * (1 - PROGRESS)
+                progress = self.best < before * (1 - NOISE)
                 idle = 0 if progress else idle + bool(self.trials)
             elif entry.rung is _Rung.FAMILY:
                 self._open(entry)
@@ -225,7 +222,7 @@ class _State:
         self._queue = [(entry.bound, index) for index, entry in enumerate(self._entries)]
         heapq.heapify(self._queue)
         last = self.relaxations + CERTIFIED_RELAXATIONS
-        while self._queue and self._queue[0][0] * (1 + MODEL_GAP) < self.best:
+        while self._queue and self._queue[0][0] * (1 + WITHIN) < self.best:
             if self._stopped():
                 return False
             _, index = heapq.heappop(self._queue)
@@ -279,18 +276,19 @@ class _State:
         return entry.estimate
 
     def _resolve(self, entry: _Entry) -> None:
-        """Simulate the strategy's plan; with fewer rings where none fits, or for their room."""
+        """Simulate the strategy's plans, with fewer rings where none fits.
+
+        Where drives bind, a plan that moves more may be faster: such a one is tried too.
+        """
         self.programs += 1
         assert isinstance(entry.of, Candidate)
-        pins, trial, fewer = self.choice.scope.pins, None, list(self._rings)
-        while trial is None and fewer:
-            rings = fewer.pop(0)
-            trial = resolve(entry.of, [(SURCHARGES[0], rings)], pins)
-            trial = trial or resolve(entry.of, [(SURCHARGES[1], rings)], pins)
-        if trial is None:
-            return
-        ways = [(SURCHARGES[1], Rings.of(trial.placement))]
-        self.trials.append(resolve(entry.of, ways, pins, trial, self.best) or trial)
+        pins = self.choice.scope.pins
+        for rings in self._rings:
+            if (trial := resolve(entry.of, rings, pins)) is not None:
+                below = min(self.best, trial.seconds)
+                hopeful = resolve(entry.of, rings, pins, below, EXPOSED / 4)
+                self.trials.append(min((hopeful or trial, trial), key=lambda t: t.expected))
+                return
 
     def _solve(self, index: int) -> None:
         """Raise a strategy's bound to its integer optimum."""

@@ -13,7 +13,8 @@ from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.ilp import Shortage, shortages
 from bigplan.solve.linear import Capacity, Problem
 from bigplan.solve.pins import WRITTEN, Pin, rings_tried
-from bigplan.solve.resolve import MARGIN, problem_of
+from bigplan.solve.resolve import problem_of
+from bigplan.solve.thresholds import NOISE
 from bigplan.units import format_bytes
 
 TRIED = 24  # strategies asked; the most frugal come first
@@ -65,7 +66,7 @@ def _whole_layers(tier: Tier, estimates: Iterable[tuple[Shortage, Problem]]) -> 
     best: Shortage | None = None
     for estimate, problem in closest[:CLOSEST]:
         if best is None or estimate.nbytes < best.nbytes:
-            found = shortages(problem, (tier,), relaxed=False, margin=MARGIN)
+            found = shortages(problem, (tier,), relaxed=False, margin=NOISE)
             best = min([*found, *([best] if best else [])], key=_missing, default=None)
     return None if best is None else Shortage(best.stage, tier, _installed(tier, best.nbytes))
 
@@ -83,7 +84,7 @@ def _in_turn(problem: Problem) -> tuple[Shortage, ...]:
     for tier in Tier:
         own = tuple(row for row in problem.capacities if row.tier is tier)
         asked = replace(problem, capacities=rows + own)
-        short = shortages(asked, (tier,), relaxed=False, margin=MARGIN)
+        short = shortages(asked, (tier,), relaxed=False, margin=NOISE)
         if not short:
             return ()
         rows += tuple(replace(row, limit=row.limit + short[0].nbytes) for row in own)

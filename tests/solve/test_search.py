@@ -16,8 +16,8 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.pins import parse_pins
 from bigplan.solve.search import Choice, Found, Scope, search
-from bigplan.solve.simplicity import WITHIN
 from bigplan.solve.stage import stage_classes
+from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import find_link
 from bigplan.spec.training import Training
