@@ -1,13 +1,13 @@
 """One seed, one loss curve, with generated kernels as with torch's: 200 steps of small models.
 
-    python -m benchmarks.kernels_curve [--steps 200] [--device cuda]
+    python -m benchmarks.kernels_curve [--steps 200] [--device cuda] [--only FAMILY ...]
 
-Four layers of every family of blocks learn the bundled book, in fp32 and bf16 with clipping, once
+Two layers of every family of blocks learn the bundled book, in fp32 and bf16 with clipping, once
 with torch's operators and once with `kernels: generated`. Prints the largest relative difference
 of a step's loss, and of the mean loss of the last 20 steps. In fp32 both compute the same but for
-the order of sums, and the bound is that of layouts.py. In bf16 values are rounded at other places,
-which training carries on; there the means of the last steps are held to BOUND_BF16. Beside each
-stands the same training with a rate larger by 0.1%, to show what the comparison sees.
+the order of sums, and in bf16 values are rounded at other places; training carries both on, so
+that single steps may part where it is unsteady. The means of the last steps are held to BOUNDS,
+and beside them stands the same training with a rate larger by 1%, to show what they see.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import argparse
 import statistics
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from benchmarks.layouts import BOUND, ONE, Layout, differences
+from benchmarks.layouts import ONE, Layout, differences
 from bigplan.graph.build import build_graph
 from bigplan.placement import KindPlacement, Placement, StagePlacement
 from bigplan.runtime.worker import Worker
@@ -30,9 +31,10 @@ from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import Training
 from tests.runtime.plans import CHUNK, plan_of
 
-BOUND_BF16 = 5e-3  # of the mean loss of the last 20 steps
-SIZES = {"layers": 4, "hidden": 256, "ffn": 768, "heads": 4, "kv_heads": 2, "head_dim": 64}
+BOUNDS = {"fp32": 1e-5, "bf16": 1e-3}  # of the mean loss of the last 20 steps
+SIZES = {"layers": 2, "hidden": 256, "ffn": 768, "heads": 4, "kv_heads": 2, "head_dim": 64}
 NEOX = {"positions": "rope", "rotary_fraction": 0.25, "parallel_residual": True}
+RATE = 3e-4
 FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
     "gpt2": ("gpt2-xl", {"kv_heads": 4}),
     "opt": ("opt-13b", {"kv_heads": 4}),
@@ -49,12 +51,12 @@ def model_of(name: str) -> ModelSpec:
     return ModelSpec.model_validate(given | {"vocab": 256, "max_sequence_length": 1024})
 
 
-def training_of(precision: str, kernels: str, rate: float = 1e-3) -> Training:
-    """16 sequences of 256 bytes a step."""
+def training_of(precision: str, kernels: str, rate: float = RATE) -> Training:
+    """8 sequences of 256 bytes a step."""
     return Training.model_validate(
         {
             "sequence_length": 256,
-            "global_batch": 16,
+            "global_batch": 8,
             "precision": precision,
             "kernels": kernels,
             "optimizer": Optimizer(learning_rate=rate),
@@ -90,35 +92,36 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+    parser.add_argument("--only", nargs="*", default=[], choices=list(FAMILIES))
     args = parser.parse_args()
     torch.set_float32_matmul_precision("highest")
     print(f"torch {torch.__version__}, {args.device}, {args.steps} steps")
-    print(f"{'family':8s} {'':5s} {'any step':>9s} {'last 20':>9s} {'rate +0.1%':>11s}  last loss")
+    print(f"{'family':8s} {'':5s} {'any step':>9s} {'last 20':>9s} {'rate +1%':>9s}  last loss")
     failed = False
-    for name in FAMILIES:
-        for precision in ("fp32", "bf16"):
-            model = model_of(name)
-            plain, ours, faster = (
-                losses(model, training, args.device, args.steps)
-                for training in (
-                    training_of(precision, "torch"),
-                    training_of(precision, "generated"),
-                    training_of(precision, "torch", 1.001e-3),
-                )
+    for name, precision in product(args.only or FAMILIES, BOUNDS):
+        model = model_of(name)
+        plain, ours, faster = (
+            losses(model, training, args.device, args.steps)
+            for training in (
+                training_of(precision, "torch"),
+                training_of(precision, "generated"),
+                training_of(precision, "torch", 1.01 * RATE),
             )
-            worst = max(differences(ours, plain))
-            base = statistics.mean(plain[-20:])
-            last = abs(statistics.mean(ours[-20:]) / base - 1)
-            control = max(differences(faster, plain))
-            bad = worst > BOUND if precision == "fp32" else last > BOUND_BF16
-            failed |= bad
-            print(
-                f"{name:8s} {precision:5s} {worst:9.2e} {last:9.2e} {control:11.2e}  "
-                f"{plain[-1]:.5f}"
-                f"{'  PASSED THE BOUND' if bad else ''}",
-                flush=True,
-            )
+        )
+        bad = apart(ours, plain) > BOUNDS[precision]
+        failed |= bad
+        print(
+            f"{name:8s} {precision:5s} {max(differences(ours, plain)):9.2e} "
+            f"{apart(ours, plain):9.2e} {apart(faster, plain):9.2e}  {plain[-1]:.5f}"
+            f"{'  PASSED THE BOUND' if bad else ''}",
+            flush=True,
+        )
     sys.exit(failed)
+
+
+def apart(ours: list[float], plain: list[float]) -> float:
+    """The relative difference of the mean loss of the last 20 steps."""
+    return abs(statistics.mean(ours[-20:]) / statistics.mean(plain[-20:]) - 1)
 
 
 if __name__ == "__main__":

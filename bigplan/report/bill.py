@@ -1,4 +1,4 @@
-"""Days, dollars and kWh of a training, in words and by number of nodes."""
+"""What a training costs: dollars and energy, and the wear of drives."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rich.table import Table
 from bigplan.bill import Bill, bill_of
 from bigplan.cheapest import Tried
 from bigplan.plan import Plan
-from bigplan.report.drives import days_text
-from bigplan.report.text import table
+from bigplan.report.text import bytes_text, percent, table
 from bigplan.units import counted, format_count
+from bigplan.wear import Wear
 
 
 def bill_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -74,3 +74,25 @@ def _figures(bill: Bill | None) -> tuple[str, str, str, str]:
         "-" if bill.kwh is None else kwh_text(bill.kwh).removesuffix(" kWh"),
         each,
     )
+
+
+def wear_text(wear: Wear) -> str:
+    """The wear in one sentence."""
+    last = "lasts" if wear.drives == 1 else "last"
+    if wear.life_days is None:
+        life = f"how long its {wear.named} {last} is unknown: endurance not stated"
+    else:
+        life = f"its {wear.named} {last} {days_text(wear.life_days)}"
+    if wear.job_share is not None:
+        life += f"; the whole training takes {percent(wear.job_share)} of the writes rated for"
+    return (
+        f"Each node writes {bytes_text(wear.bytes_per_step)} to NVMe a step, "
+        f"{bytes_text(wear.bytes_per_day)} a day of training; {life}."
+    )
+
+
+def days_text(days: float) -> str:
+    """Days, or from two years on years."""
+    if days >= 730:
+        return f"{days / 365:.3g} years"
+    return "1 day" if f"{days:.3g}" == "1" else f"{days:.3g} days"

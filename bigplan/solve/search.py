@@ -22,7 +22,7 @@ from math import inf
 
 from bigplan.effort import Effort
 from bigplan.errors import InputError
-from bigplan.graph.strategy import Family
+from bigplan.graph.strategy import StrategyFamily
 from bigplan.placement import Rings
 from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
@@ -138,7 +138,7 @@ class _Entry:
     """A family, or one of its strategies, with its highest bound; infinite: nothing fits."""
 
     choice: Choice  # of all nodes, or some of them
-    of: Family | Candidate
+    of: StrategyFamily | Candidate
     rung: _Rung
     bound: float
     estimate: float = 0.0  # of the simulated step, once its linear programs are solved
@@ -252,7 +252,7 @@ class _State:
 
     def _open(self, entry: _Entry) -> None:
         """Let the family's strategies take its place."""
-        assert isinstance(entry.of, Family)
+        assert isinstance(entry.of, StrategyFamily)
         for strategy in entry.choice.members(entry.of):
             candidate = entry.choice.pricing.candidate(strategy)
             bound = max(entry.bound, cheap_bound(candidate.graph, candidate.costs))
@@ -299,7 +299,7 @@ class _State:
         entry.bound = max(entry.bound, found)
 
 
-def _family_bound(choice: Choice, family: Family) -> float:
+def _family_bound(choice: Choice, family: StrategyFamily) -> float:
     sample = choice.sample(family)
     assert sample is not None, family
     graph, costs = choice.pricing.alike(sample)
