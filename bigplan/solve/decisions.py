@@ -16,14 +16,7 @@ Values = dict[str, float]
 
 def decisions_of(graph: Graph, placement: Placement) -> Values:
     """Every variable's value; switches and sizes are the least that the rules allow."""
-    stages = stage_classes(graph, Rings.of(placement))
-    values: Values = {}
-    for stage in stages:
-        kinds = placement.stages[stage.stages[0]].kinds
-        for kind, _ in stage.kinds:
-            values.update(_counts(stage, kind, kinds[kind.name]))
-    Consequences.of(stages).complete(values)
-    return values
+    return Consequences.of(stage_classes(graph, Rings.of(placement))).decisions(placement)
 
 
 def _counts(
@@ -46,43 +39,51 @@ def _counts(
 class Consequences:
     """What follows from the counts of tensors and policies: rings, sizes, what has no home."""
 
-    homes: tuple[_Homes, ...]
-    rules: tuple[_Least, ...]  # in the order in which they follow from each other
+    stages: tuple[StageClass, ...]
+    homeless: tuple[_Homeless, ...]
+    followers: tuple[_Follower, ...]  # in the order in which they follow from each other
 
     @classmethod
     def of(cls, stages: tuple[StageClass, ...]) -> Consequences:
         """Those of these stages."""
-        homes = (_Homes.of(stage, kind) for stage in stages for kind, _ in stage.kinds)
         rules = (rule for stage in stages for rule in (*switch_rules(stage), *size_rules(stage)))
-        return cls(tuple(homes), tuple(_Least.of(rule) for rule in rules))
+        homeless = (_Homeless.of(stage, kind) for stage in stages for kind, _ in stage.kinds)
+        return cls(stages, tuple(homeless), tuple(map(_Follower.of, rules)))
+
+    def decisions(self, placement: Placement) -> Values:
+        """Those of a placement with the stages' rings."""
+        values: Values = {}
+        for stage in self.stages:
+            kinds = placement.stages[stage.stages[0]].kinds
+            for kind, _ in stage.kinds:
+                values.update(_counts(stage, kind, kinds[kind.name]))
+        self.complete(values)
+        return values
 
     def complete(self, values: Values) -> None:
         """Set all that follows, to the least that the rules allow."""
-        for each in self.homes:
-            each.complete(values)
-        for rule in self.rules:
-            values[rule.name] = 0.0
-        for rule in self.rules:
-            values[rule.name] = max(values[rule.name], rule.at(values))
+        for kind in self.homeless:
+            kind.complete(values)
+        for follower in self.followers:
+            values[follower.name] = 0.0
+        for follower in self.followers:
+            values[follower.name] = max(values[follower.name], follower.least(values))
 
 
 @dataclass(frozen=True, slots=True)
-class _Homes:
-    """Of a kind: where tensors in host memory are, and what has no home of its own there."""
+class _Homeless:
+    """Of a kind: rows looked up in host memory, and layers whose activations need no home."""
 
-    parameters: Linear
-    gradients: Linear
-    looked_up: Linear
-    # By way to keep activations, those that keep the most first, see layer_table: layers in host
-    # memory, on NVMe, in the place of gradients, and whether one stays in its ring.
-    kept: tuple[tuple[Linear, Linear, Linear, Linear], ...]
+    homes: tuple[Linear, ...]  # of parameters and gradients, in host memory
+    looked_up: tuple[str, ...]
+    # By recomputation, those that keep the most first, see layer_table: what is in host memory and
+    # on disk, what lies in the place of gradients, and whether it stays in its ring.
+    policies: tuple[tuple[Linear, Linear, Linear, Linear], ...]
 
     @classmethod
-    def of(cls, stage: StageClass, kind: LayerKind) -> _Homes:
-        parameters, gradients = (
-            stage.tensor(kind, tensor, Tier.HOST) for tensor in ("parameters", "gradients")
-        )
-        kept = (
+    def of(cls, stage: StageClass, kind: LayerKind) -> _Homeless:
+        homes = (stage.tensor(kind, t, Tier.HOST) for t in ("parameters", "gradients"))
+        policies = (
             (
                 stage.policy(kind, recompute, Tier.HOST),
                 stage.policy(kind, recompute, Tier.NVME),
@@ -91,20 +92,16 @@ class _Homes:
             )
             for recompute in Recompute
         )
-        return cls(
-            parameters,
-            gradients,
-            stage.looked_up(kind),
-            tuple(k for k in kept if k[2].terms or k[3].terms),
-        )
+        return cls(tuple(homes), tuple(stage.looked_up(kind).terms), tuple(policies))
 
     def complete(self, values: Values) -> None:
-        lent = self.gradients.at(values)
-        for name in self.looked_up.terms:
-            values[name] = min(self.parameters.at(values), lent)
-        for on_host, on_disk, shares, stays in self.kept:
-            left = on_host.at(values)
-            staying = float(bool(stays.terms and left and not on_disk.at(values)))
+        """Set what is looked up, what stays in its ring and what lies in gradients' place."""
+        for name in self.looked_up:
+            values[name] = min(home.at(values) for home in self.homes)
+        lent = self.homes[-1].at(values)
+        for moved, disk, shares, stays in self.policies:
+            left, on_disk = moved.at(values), disk.at(values)
+            staying = float(bool(stays.terms)) if left and not on_disk else 0.0
             if shares.terms:
                 staying = min(staying, lent)
                 sharing = min(lent, left) - staying
@@ -113,25 +110,28 @@ class _Homes:
             values.update(_valued(stays, staying))
 
 
-@dataclass(frozen=True, slots=True)
-class _Least:
-    """The least value of a rule's last variable, a switch or a size, that the rule allows."""
-
-    name: str
-    needed: Linear
-    switch: bool
-
-    @classmethod
-    def of(cls, rule: Rule) -> _Least:
-        *others, (name, factor) = rule.expression.terms.items()
-        needed = Linear(dict(others), rule.expression.constant) * (-1 / factor)
-        return cls(name, needed, ".has." in name)
-
-    def at(self, values: Values) -> float:
-        needed = max(0.0, self.needed.at(values))
-        return float(needed > 1e-9) if self.switch else needed
-
-
 def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:
     """The decision's variable, if it has one, with its value."""
     return ((name, float(number)) for name in decision.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    """A rule's last variable, a switch or a size, which the rule holds to a least value."""
+
+    name: str
+    factor: float
+    constant: float
+    others: tuple[tuple[str, float], ...]
+    is_switch: bool
+
+    @classmethod
+    def of(cls, rule: Rule) -> _Follower:
+        *others, (name, factor) = rule.expression.terms.items()
+        return cls(name, factor, rule.expression.constant, tuple(others), ".has." in name)
+
+    def least(self, values: Values) -> float:
+        """The least value that the rule allows."""
+        rest = self.constant + sum(c * values[n] for n, c in self.others)
+        needed = max(0.0, rest / -self.factor)
+        return float(needed > 1e-9) if self.is_switch else needed
