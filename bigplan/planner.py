@@ -112,11 +112,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         predicted=predict(best, workload, found.bound, found.model_gap),
         strategy=best.candidate.strategy,
         placement=best.placement,
-        executable=executable(
-            request.model,
-            request.training,
-            best.candidate.strategy,
-        ),
+        executable=executable(request.model, request.training, best.candidate.strategy),
         search=SearchRecord(
             solver=solver_name(),
             strategies=found.strategies,
