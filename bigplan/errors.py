@@ -70,7 +70,11 @@ class OutputError(BigplanError):
 
 
 class InfeasibleError(BigplanError):
-    """Nothing fits: `bytes_short` bytes are missing on `tier`, and `remedy` would help."""
+    """Nothing fits: `bytes_short` bytes are missing on `tier`, and `remedy` would help.
+
+    `written`: bytes that the drives of a node would have to take in a step for a plan to fit, where
+    a limit forbids them.
+    """
 
     exit_code = 3
 
@@ -82,12 +86,14 @@ class InfeasibleError(BigplanError):
         stage: str = "",
         bytes_short: int = 0,
         remedy: str = "",
+        written: float | None = None,
     ) -> None:
         super().__init__(message)
         self.tier = tier
         self.stage = stage
         self.bytes_short = bytes_short
         self.remedy = remedy
+        self.written = written
 
 
 class PreflightError(BigplanError):

@@ -13,7 +13,7 @@ from bigplan.cost.band import error_band
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.process import locked_bytes
 from bigplan.effort import Effort
-from bigplan.errors import RefusedError
+from bigplan.errors import InfeasibleError, RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower, lower_steady
 from bigplan.parts import PlayedStep, step_parts
@@ -41,7 +41,7 @@ from bigplan.spec.experiment import Experiment
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.timeline import Timeline
-from bigplan.wear import allowed_bytes
+from bigplan.wear import allowed_bytes, worn_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,13 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         from bigplan.solve.exact import exact_search as find
     else:
         find = partial(search, effort=request.effort)
-    found = find(workload, scope, watch)
+    try:
+        found = find(workload, scope, watch)
+    except InfeasibleError as error:
+        if request.max_wear is None:
+            raise
+        nodes = request.cluster.group
+        raise worn_out(error, request.max_wear, request.training, nodes) from None
     best, cluster = found.best, request.cluster
     idle = cluster.gpus - best.candidate.strategy.ranks
     if idle:

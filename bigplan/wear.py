@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil, floor, log10
 
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.program import Lane
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.training import Training
+from bigplan.units import format_bytes
 
 DAY = 86400.0
 NOTHING = 1 << 20  # bytes a step: no drive dies of that
@@ -19,7 +21,8 @@ MORE = 1 + 1e-3  # chunks of whole pages and rows write so much more than a plan
 class Wear:
     """Bytes written on one node; `life_days` is None where no endurance is stated.
 
-    `job_share`: part of the rated writes that the whole training takes, where its tokens are known.
+    `job_share`: part of the rated writes that the training takes: all of it, where its tokens are
+    known, else the `steps` that it runs.
     """
 
     bytes_per_step: int
@@ -27,6 +30,7 @@ class Wear:
     drives: int
     life_days: float | None
     job_share: float | None = None
+    steps: int | None = None  # None: all of its tokens are counted
 
     @property
     def named(self) -> str:
@@ -44,9 +48,20 @@ def wear_of(plan: Plan) -> Wear | None:
     a_day = written / plan.predicted.step_seconds * DAY
     if group.nvme.endurance is None:
         return Wear(written, a_day, group.nvme.drives, None)
-    rated, tokens = group.nvme.endurance * group.nvme.drives, plan.training.tokens
-    share = None if tokens is None else tokens / plan.training.tokens_per_step * written / rated
-    return Wear(written, a_day, group.nvme.drives, rated / a_day, share)
+    rated, training = group.nvme.endurance * group.nvme.drives, plan.training
+    share = steps_of(training) * written / rated
+    steps = training.steps if training.tokens is None else None
+    return Wear(written, a_day, group.nvme.drives, rated / a_day, share, steps)
+
+
+def steps_of(training: Training) -> float:
+    """Optimizer steps of the training: all of its tokens where they are known, else what it runs.
+
+    Less than one step is one.
+    """
+    if training.tokens is None:
+        return training.steps
+    return max(1.0, training.tokens / training.tokens_per_step)
 
 
 def allowed_bytes(share: float | None, training: Training, nodes: NodeGroup) -> float | None:
@@ -62,8 +77,35 @@ def allowed_bytes(share: float | None, training: Training, nodes: NodeGroup) -> 
             f"max_wear is {share:g}, but the cluster does not state the endurance of its drives; "
             "add it, such as --hardware nvme.endurance='1.2 PB', or leave max_wear out"
         )
-    steps = (training.tokens or training.tokens_per_step) / training.tokens_per_step
-    return share * nodes.nvme.endurance * nodes.nvme.drives / max(1.0, steps)
+    return share * nodes.nvme.endurance * nodes.nvme.drives / steps_of(training)
+
+
+def worn_out(
+    error: InfeasibleError, share: float, training: Training, nodes: NodeGroup
+) -> InfeasibleError:
+    """The same error with the limit on wear told first, where that is why nothing fits."""
+    allowed, whole = (allowed_bytes(part, training, nodes) for part in (share, 1.0))
+    if error.written is None or allowed is None or whole is None:
+        return error
+    # Rounded up, for a plan has to fit with what is told.
+    enough = _rounded_up(error.written * MORE / whole)
+    remedy = f"--max-wear {enough:g}" + (f"; or {error.remedy}" if error.remedy else "")
+    return InfeasibleError(
+        f"max_wear {share:g} lets each node write {format_bytes(round(allowed))} a step to its "
+        f"drives, and nothing fits that writes less than {format_bytes(round(error.written))}. "
+        f"Smallest change that fits: {remedy}",
+        tier=error.tier,
+        stage=error.stage,
+        bytes_short=error.bytes_short,
+        remedy=remedy,
+        written=error.written,
+    )
+
+
+def _rounded_up(share: float) -> float:
+    """With three digits, no less."""
+    unit = 10.0 ** (floor(log10(share)) - 2)
+    return ceil(share / unit) * unit
 
 
 def require_wear(plan: Plan, share: float | None) -> Plan:

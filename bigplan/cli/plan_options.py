@@ -88,7 +88,7 @@ class PlanOptions:
         _option(
             "max_wear",
             "Of the writes that drives are rated for, what the training may take, such as 0.1; "
-            "needs --tokens.",
+            "needs --tokens or --steps.",
             WHAT,
             "SHARE",
         ),

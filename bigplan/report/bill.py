@@ -13,6 +13,8 @@ from bigplan.report.text import bytes_text, percent, table
 from bigplan.units import counted, format_count
 from bigplan.wear import Wear
 
+WORTH_A_WORD = 0.01  # of a drive's rated writes
+
 
 def bill_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     """What a million tokens take, and the whole training: only what is stated somewhere."""
@@ -83,12 +85,19 @@ def wear_text(wear: Wear) -> str:
         life = f"how long its {wear.named} {last} is unknown: endurance not stated"
     else:
         life = f"its {wear.named} {last} {days_text(wear.life_days)}"
-    if wear.job_share is not None:
-        life += f"; the whole training takes {percent(wear.job_share)} of the writes rated for"
+    if wear.job_share is not None and (wear.steps is None or wear.job_share >= WORTH_A_WORD):
+        life += f"; {job_text(wear)} {percent(wear.job_share)} of the writes rated for"
     return (
         f"Each node writes {bytes_text(wear.bytes_per_step)} to NVMe a step, "
         f"{bytes_text(wear.bytes_per_day)} a day of training; {life}."
     )
+
+
+def job_text(wear: Wear) -> str:
+    """The subject and verb of what the drives take in the training."""
+    if wear.steps is None:
+        return "the whole training takes"
+    return f"{counted(wear.steps, 'step')} {'takes' if wear.steps == 1 else 'take'}"
 
 
 def days_text(days: float) -> str:

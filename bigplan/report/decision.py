@@ -8,7 +8,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.report.bill import days_text
+from bigplan.report.bill import WORTH_A_WORD, days_text, job_text
 from bigplan.report.stages import TENSORS, StageShares
 from bigplan.report.text import listed, percent, seconds_text
 from bigplan.units import be, counted, format_count
@@ -16,7 +16,6 @@ from bigplan.wear import wear_of
 
 DEGREES = (("data parallel", "dp"), ("tensor parallel", "tp"), ("pipeline", "pp"))
 HARDLY = 1e-4  # of the optimizer state: too little to name
-WORTH_A_WORD = 0.01  # of a drive's rated writes
 SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
 
 
@@ -62,10 +61,10 @@ def _worn(plan: Plan) -> str:
     if wear.job_share is not None and wear.job_share >= WORTH_A_WORD:
         rated = f"{whose} {wear.named} {be(wear.drives)} rated for"
         return (
-            f"; the whole training takes {percent(wear.job_share)} of the writes that {rated} "
+            f"; {job_text(wear)} {percent(wear.job_share)} of the writes that {rated} "
             f"({days_text(wear.life_days)} without a break)"
         )
-    if wear.job_share is not None or wear.life_days >= SOON:
+    if wear.steps is None or wear.life_days >= SOON:
         return ""
     return f"; {whose} {wear.named} would be worn out in {days_text(wear.life_days)} of training"
 

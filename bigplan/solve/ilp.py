@@ -187,6 +187,25 @@ def shortages(
     return found
 
 
+def excess(problem: Problem, named: str, *, relaxed: bool = True) -> float | None:
+    """The least by which rules whose names end so must be broken for a plan to fit.
+
+    In the unit of these rules; None: nothing fits, however much they are broken. `relaxed` as in
+    `shortages`.
+    """
+    broken = [rule for rule in problem.rules if rule.name.endswith(named)]
+    kept = tuple(rule for rule in problem.rules if rule not in broken)
+    timeless = replace(problem, rules=kept, times=(AtLeast("step", Linear()),))
+    model, variables = _build(timeless, rows(timeless, 0.0 if relaxed else NOISE), relaxed=relaxed)
+    extra = variables["extra"] = model.add_variable("extra", 0)
+    for i, rule in enumerate(broken):
+        loose = rule.expression + Linear({"extra": -1.0})
+        for constraint in scaled(loose, f"{rule.name} {i}", equal=rule.equal):
+            _constrain(model, variables, constraint)
+    model.setObjective(extra * 1.0)
+    return float(extra.value()) if _solved(model, relaxed=relaxed) else None
+
+
 def _fullest(
     capacities: tuple[Capacity, ...], tier: Tier, variables: Mapping[str, pulp.LpVariable]
 ) -> str:

@@ -10,8 +10,10 @@ from bigplan.cost.price import ALLOCATOR_RESERVE
 from bigplan.errors import InfeasibleError
 from bigplan.placement import Tier
 from bigplan.solve.candidate import Candidate, Workload
-from bigplan.solve.ilp import Shortage, shortages
+from bigplan.solve.formulation import WEAR
+from bigplan.solve.ilp import Shortage, excess, shortages
 from bigplan.solve.linear import Capacity, Problem
+from bigplan.solve.memory import GIB
 from bigplan.solve.pins import WRITTEN, Pin, rings_tried
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.thresholds import NOISE
@@ -32,17 +34,16 @@ def infeasible(
     whole = (_whole_layers(tier, estimates) for tier in Tier)
     alone = sorted((s for s in whole if s is not None and s.nbytes > 0), key=_missing)
     changes = [(s,) for s in alone] or _together(problems)
-    worn = any(pin.tensor == WRITTEN for pin in pins)
-    allowed = " or allow more wear of the drives (--max-wear)" if worn else ""
+    written = _written(problems, pins)
     if not changes:
         why, remedy = "only with less than whole layers per tier", ", or add a little memory"
         if pins and not estimates:
             why, remedy = "no memory, however large: decisions contradict each other", ""
         return InfeasibleError(
-            f"{workload.model.name} fits {why}; free a decision pinned with --set{remedy}{allowed}"
+            f"{workload.model.name} fits {why}; free a decision pinned with --set{remedy}",
+            written=written,
         )
     options = "; or ".join(" and ".join(_remedy(workload, s) for s in c) for c in changes)
-    options += f";{allowed}" if worn else ""
     least = max(changes[0], key=_missing)
     return InfeasibleError(
         f"{workload.model.name} does not fit: {' and '.join(map(_told, changes[0]))}. "
@@ -51,7 +52,23 @@ def infeasible(
         stage=least.stage,
         bytes_short=int(least.nbytes),
         remedy=options,
+        written=written,
     )
+
+
+def _written(problems: Sequence[Problem], pins: tuple[Pin, ...]) -> float | None:
+    """Bytes that a node must write to its drives in a step for a plan to fit.
+
+    None where nothing limits them, or where nothing fits with any number of them.
+    """
+    limits = [pin.amount or 0.0 for pin in pins if pin.tensor == WRITTEN]
+    if not limits:
+        return None
+    estimates = [(found, p) for p in problems if (found := excess(p, WEAR)) is not None]
+    closest = sorted(estimates, key=lambda estimate: estimate[0])[:CLOSEST]
+    whole = [excess(problem, WEAR, relaxed=False) for _, problem in closest]
+    least = min((found for found in whole if found is not None), default=None)
+    return None if least is None else min(limits) + least * GIB
 
 
 def _told(shortage: Shortage) -> str:

@@ -100,7 +100,7 @@ class Experiment(Spec):
     """longest time for the whole training, such as 30 d; it needs training.tokens"""
     max_wear: float | None = Field(default=None, ge=0)
     """of the writes that drives are rated for, what the whole training may take, such as 0.1; it
-    needs training.tokens"""
+    needs training.tokens, or the steps of training or launch"""
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
@@ -126,10 +126,11 @@ class Experiment(Spec):
                 "within limits the time of the whole training, whose length is not stated; add "
                 "training.tokens, such as 300 B"
             )
-        if self.max_wear is not None and self.training.tokens is None:
+        lengths = (self.training.tokens, self.training.steps, self.launch.steps)
+        if self.max_wear is not None and lengths == (None, None, None):
             raise InputError(
                 "max_wear limits what the whole training writes, whose length is not stated; add "
-                "training.tokens, such as 300 B"
+                "training.tokens, such as 300 B, or training.steps, such as 10000"
             )
         return self
 

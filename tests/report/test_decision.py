@@ -37,6 +37,17 @@ def test_wear_is_judged_over_the_whole_training_where_its_length_is_known() -> N
     assert "drive" not in told(50).rsplit(";", 1)[-1]
 
 
+def test_without_tokens_the_steps_that_run_are_the_training() -> None:
+    def told(steps: int) -> str:
+        plan = writing(10**9, 86.4, endurance=10**14)
+        training = plan.training.model_copy(update={"steps": steps})
+        return decision(plan.model_copy(update={"training": training}), stages_of(plan))
+
+    assert tells(told(5000), "5,000 steps take 10% of the writes", "50 days")
+    # So few take nothing worth a word, yet a training on that machine would be long.
+    assert tells(told(20), "worn out", "50 days")
+
+
 def test_one_of_a_kind_is_told_so() -> None:
     plan = tiny_plan()
     one = plan.training.model_copy(update={"global_batch": 1, "sequence_length": 4096})
