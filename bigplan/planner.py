@@ -95,19 +95,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         refusal = native_refusal(request.model, request.training, strategy)
         return request.engine == "any" or refusal is None
 
-    scope = Scope(fixed, pins, allowed, request.idling)
-    find: Callable[[Workload, Scope, Watch], Found]
-    if request.exact:
-        from bigplan.solve.exact import exact_search as find
-    else:
-        find = partial(search, effort=request.effort)
-    try:
-        found = find(workload, scope, watch)
-    except InfeasibleError as error:
-        if request.max_wear is None:
-            raise
-        nodes = request.cluster.group
-        raise worn_out(error, request.max_wear, request.training, nodes) from None
+    found = _found(request, workload, Scope(fixed, pins, allowed, request.idling), watch)
     best, cluster = found.best, request.cluster
     idle = cluster.gpus - best.candidate.strategy.ranks
     if idle:
@@ -136,6 +124,22 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         training=request.training,
         cluster=cluster,
     )
+
+
+def _found(request: Request, workload: Workload, scope: Scope, watch: Watch) -> Found:
+    """The search that was asked for. Raises as make_plan, naming a limit on wear first."""
+    find: Callable[[Workload, Scope, Watch], Found]
+    if request.exact:
+        from bigplan.solve.exact import exact_search as find
+    else:
+        find = partial(search, effort=request.effort)
+    try:
+        return find(workload, scope, watch)
+    except InfeasibleError as error:
+        if request.max_wear is None:
+            raise
+        nodes = request.cluster.group
+        raise worn_out(error, request.max_wear, request.training, nodes) from None
 
 
 def refused_however_split(request: Request) -> str | None:

@@ -1,4 +1,6 @@
-"""What would help: the same problem solved again on a changed cluster, never guessed.
+"""What would help: the same problem solved again, never guessed.
+
+It is solved on changed clusters, and for a slightly larger batch where this one splits badly.
 
 Changes are chosen by what binds the plan, so that a plan which uses no host memory is not planned
 again with more of it. Where nothing fits, every change is asked.
@@ -10,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from bigplan.batch import LargerBatch, larger_batch
 from bigplan.engines import make_plan
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.placement import Tier
@@ -60,10 +63,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Changes that were solved, and the names of those for which there was no time."""
+    """Changes that were solved, and the names of those for which there was no time.
+
+    `batch`: a larger one that brings more tokens a second, if there is one.
+    """
 
     outcomes: tuple[Outcome, ...]
     unasked: tuple[str, ...]
+    batch: LargerBatch | None = None
 
 
 def what_would_help(
@@ -71,11 +78,14 @@ def what_would_help(
     plan: Plan | None,
     go_on: Callable[[], bool] = lambda: True,
     watch: Watch = unwatched,
+    batch_watch: Watch | None = None,
 ) -> Answer:
     """Every change worth asking, solved until `go_on` says stop; `watch` sees every search.
 
-    `plan` is the request's own plan, None where nothing fits.
+    `plan` is the request's own plan, None where nothing fits. `batch_watch` sees the search for a
+    larger batch in place of `watch`.
     """
+    batch = None if plan is None else larger_batch(request, plan, batch_watch or watch)
     outcomes: list[Outcome] = []
     unasked: list[str] = []
     for changes in _worth_asking(request.cluster, plan):
@@ -87,7 +97,7 @@ def what_would_help(
             outcomes.append(outcome)
             if helps(outcome):
                 break
-    return Answer(tuple(outcomes), tuple(unasked))
+    return Answer(tuple(outcomes), tuple(unasked), batch)
 
 
 def helps(outcome: Outcome) -> bool:

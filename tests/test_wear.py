@@ -37,7 +37,7 @@ def test_a_plan_keeps_the_limit_and_one_without_host_memory_says_what_would_do()
     less = wear_of(make_plan(request))
     assert less is None or (less.job_share or 0.0) <= wear.job_share / 2 * 1.001
     # Where nothing fits because of it, the limit is named first, with the one that is enough.
-    with pytest.raises(InfeasibleError, match="^max_wear") as refused:
+    with pytest.raises(InfeasibleError, match=r"^max_wear") as refused:
         make_plan(replace(free, max_wear=wear.job_share / 2))
     enough = re.match(r"--max-wear ([\d.e-]+)", refused.value.remedy)
     assert enough is not None, refused.value.remedy

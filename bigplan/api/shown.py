@@ -18,7 +18,7 @@ from bigplan.report.explain import (
     moves_table,
     operators_table,
 )
-from bigplan.report.tables import bound_text, busy_table, help_table
+from bigplan.report.tables import batch_text, bound_text, busy_table, help_table
 from bigplan.report.text import seconds_text
 from bigplan.spec.files.document import write_text
 from bigplan.timeline import Timeline
@@ -72,7 +72,8 @@ class WhatWouldHelp(Help):
 
     def _repr_html_(self) -> str:
         step = seconds_text(self.before_seconds)
-        unasked = [f"Not asked for lack of time: {change}." for change in self.answer.unasked]
+        lines = [] if self.answer.batch is None else [batch_text(self.answer.batch)]
+        lines += [f"Not asked for lack of time: {change}." for change in self.answer.unasked]
         return grids_html(
-            f"As it is: {step} a step.", grid(help_table(self.answer.outcomes)), lines=unasked
+            f"As it is: {step} a step.", grid(help_table(self.answer.outcomes)), lines=lines
         )

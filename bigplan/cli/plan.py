@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
     from bigplan.cheapest import Tried
     from bigplan.cli.waiting import Waiting
     from bigplan.engines import Chosen
+    from bigplan.largest import Largest
     from bigplan.planner import Request
     from bigplan.runnable import Runnable
     from bigplan.whatif import Answer
@@ -37,11 +38,16 @@ WHAT_IF = typer.Option(
 TIME_LIMIT = typer.Option(
     "--time-limit", min=0.0, help="Seconds after which the best plan so far is taken, with its gap."
 )
+LARGEST = typer.Option(
+    "--largest",
+    help="Look for the longest sequence, the most layers and the largest micro-batch that fit.",
+)
 EFFORT = typer.Option("--effort", help="high: improve plans in up to 400 more simulations.")
 
 # Seconds from the start of planning within which what would help is answered unasked: with the
 # imports a plan of one machine stays below a second.
 UNASKED = 0.4
+BATCH_SECONDS = 2.0  # as long a larger batch is searched for unasked, where this one splits badly
 
 
 @takes(ExperimentOptions)
@@ -55,6 +61,7 @@ def plan(
     ] = False,
     effort: Annotated[Effort, EFFORT] = Effort.USUAL,
     what_if: Annotated[bool | None, WHAT_IF] = None,
+    largest: Annotated[bool, LARGEST] = False,
     time_limit: Annotated[float | None, TIME_LIMIT] = None,
     out: Annotated[
         Path | None,
@@ -83,10 +90,11 @@ def plan(
 
         runnable = planned.best_runnable(time_limit)
         answer = planned.what_would_help() if what_if else None
-        shown = plan_json(planned.plan, planned.seconds, runnable, answer)
+        found = planned.largest() if largest else None
+        shown = plan_json(planned.plan, planned.seconds, runnable, answer, found)
         print_json(shown | {"nodes_tried": _tried_json(planned)})
     else:
-        _show(planned, what_if, time_limit)
+        _show(planned, what_if, time_limit, largest=largest)
         if out is not None:
             Console().print(f"Plan written to {out}", highlight=False)
     for text in warnings(planned.plan.model, planned.plan.training):
@@ -107,10 +115,12 @@ def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> 
     return wanted
 
 
-def _show(planned: PlanAnswer, what_if: bool | None, time_limit: float | None) -> None:
+def _show(
+    planned: PlanAnswer, what_if: bool | None, time_limit: float | None, *, largest: bool
+) -> None:
     """The plan at once, then what would help: unasked, what takes next to no time."""
     from bigplan.report.plan_report import plan_report
-    from bigplan.report.tables import help_report
+    from bigplan.report.tables import help_report, largest_table
 
     console = Console()
     runnable = planned.best_runnable(time_limit)
@@ -121,6 +131,8 @@ def _show(planned: PlanAnswer, what_if: bool | None, time_limit: float | None) -
         console.print(nodes_table(planned.tried, planned.plan.cluster.nodes))
     if what_if is not False:
         console.print(help_report(planned.what_would_help(None if what_if else UNASKED)))
+    if largest:
+        console.print(largest_table(planned.largest()))
 
 
 def _tried_json(planned: PlanAnswer) -> list[dict[str, object]] | None:
@@ -150,7 +162,8 @@ class PlanAnswer:
 
     def what_would_help(self, seconds: float | None = None) -> Answer:
         """Changes solved again; those that would end later than `seconds` after the start of
-        planning are left out. Each is expected to take as long as the plan did.
+        planning are left out. Each is expected to take as long as the plan did. A larger batch
+        is asked for in any case, with `seconds` for as long as the plan took, but BATCH_SECONDS.
         """
         from bigplan.cli.waiting import Waiting
         from bigplan.whatif import what_would_help
@@ -162,11 +175,32 @@ class PlanAnswer:
                 in_time = seconds is None or spent + self.seconds <= seconds
                 return in_time and not waiting.interrupted
 
-            # Of the engine that was taken: another one would have to be found anew each time.
-            runs = self.plan.executable[self.plan.engine] is True
-            engine = self.plan.engine if runs and self.chosen else self.request.engine
-            request = replace(self.request, engine="any" if engine == "auto" else engine)
-            return what_would_help(request, self.plan, go_on, waiting.go_on)
+            limit = None if seconds is None else min(self.seconds, BATCH_SECONDS)
+
+            def batch_watch(best: float | None, bound: float, left: int) -> bool:
+                in_time = limit is None or waiting.seconds < limit
+                return waiting.go_on(best, bound, left) and in_time
+
+            request = self._of_its_engine()
+            return what_would_help(request, self.plan, go_on, waiting.go_on, batch_watch)
+
+    def largest(self) -> list[Largest]:
+        """The longest sequence, the deepest model, the most sequences at once that fit."""
+        from bigplan.cli.waiting import Waiting
+        from bigplan.largest import largest_that_fit
+
+        with Waiting("Looking for the largest") as waiting:
+            request = self._of_its_engine()
+            found = largest_that_fit(
+                request, self.plan, lambda: not waiting.interrupted, waiting.go_on
+            )
+            return list(found)
+
+    def _of_its_engine(self) -> Request:
+        """For the engine that was taken: another one would have to be found anew each time."""
+        runs = self.plan.executable[self.plan.engine] is True
+        engine = self.plan.engine if runs and self.chosen else self.request.engine
+        return replace(self.request, engine="any" if engine == "auto" else engine)
 
 
 def plan_experiment(

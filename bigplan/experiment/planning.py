@@ -9,6 +9,7 @@ from bigplan.cheapest import cheapest
 from bigplan.engines import make_plan
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.experiment.row import StudyRow
+from bigplan.largest import largest_value
 from bigplan.plan import Plan, plan_text
 from bigplan.planner import Request
 from bigplan.spec.experiment import Experiment, set_key
@@ -63,22 +64,23 @@ def best_plan(experiment: Experiment) -> Plan:
 def largest(experiment: Experiment, find: Find) -> tuple[int, Plan]:
     """The largest value with which a plan fits, and that plan.
 
-    Values double from the least until one does not fit, then the gap is halved: what fits is taken
-    to fit with every smaller value too. Raises what the least raises.
+    Values are tried as in `largest_value`. Raises what the least raises.
     """
     step = find.multiple_of
     low, high = -(-find.least // step), find.most // step
-    plan = best_plan(with_value(experiment, find.largest, low * step))
-    top, stride = high + 1, max(1, low)  # `low` fits, `top` does not
-    while low + 1 < top:
-        middle = min(low + stride, top - 1) if top > high else (low + top) // 2
+
+    def planned(number: int) -> Plan:
+        return best_plan(with_value(experiment, find.largest, number * step))
+
+    def fits(number: int) -> Plan | None:
         try:
-            plan = best_plan(with_value(experiment, find.largest, middle * step))
+            return planned(number)
         except (InfeasibleError, InputError):
-            top = middle
-        else:
-            low, stride = middle, 2 * stride
-    return low * step, plan
+            return None
+
+    least = planned(low)
+    found, _, plan = largest_value(low, high, fits)
+    return found * step, plan or least
 
 
 def with_value(experiment: Experiment, key: str, value: int) -> Experiment:

@@ -14,7 +14,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Alternative, Plan, fullest
 from bigplan.report.bill import dollars_text
 from bigplan.report.decision import strategy_text
-from bigplan.report.tables import help_table, rivals_table, unasked_text
+from bigplan.report.tables import batch_text, help_table, rivals_table, unasked_text
 from bigplan.report.text import bytes_text, seconds_text
 from bigplan.whatif import FASTER
 
@@ -104,6 +104,8 @@ def help_section(plan: Plan, help: Help) -> PageSection:  # noqa: A002
             f"where this plan takes {seconds_text(plan.predicted.step_seconds)}: its decisions "
             "were pinned, or its search was stopped. The changes are held against the free one."
         )
+    if answer.batch is not None:
+        lines.append(batch_text(answer.batch))
     if answer.unasked:
         lines.append(unasked_text(answer.unasked))
     solved = {o.change: o.step_seconds for o in answer.outcomes if o.step_seconds is not None}
@@ -120,7 +122,7 @@ def help_section(plan: Plan, help: Help) -> PageSection:  # noqa: A002
                 ),
             ),
         )
-    if not answer.outcomes and not answer.unasked:
+    if not answer.outcomes and not answer.unasked and answer.batch is None:
         lines.append("Nothing that could be changed holds this plan up.")
     grids = (grid(help_table(answer.outcomes)),) if answer.outcomes else ()
     return PageSection("What would help", tuple(lines), charts, grids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from bigplan.batch import batches_tried
 from bigplan.cost import price
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Lane
@@ -12,7 +13,7 @@ from bigplan.report.operators import LAUNCHES, PER_MICRO_BATCH, OperatorRow
 from bigplan.report.text import seconds_text
 from bigplan.simulate import COLLECTIVES, LAUNCHING
 from bigplan.spec.model import ModelSpec
-from bigplan.units import counted, format_bandwidth, format_count
+from bigplan.units import be, counted, format_bandwidth, format_count
 
 MUCH = 0.05  # of the step: what costs less is not worth a word
 ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE, COLLECTIVES, LAUNCHING)  # has advice of its own
@@ -52,6 +53,7 @@ def advice_of(
         *_drives(plan),
         *_waiting(plan),
         *_bubble(plan),
+        *_idle(plan),
     )
     return sorted(every, key=lambda advice: -advice.gain)
 
@@ -223,6 +225,26 @@ def _bubble(plan: Plan) -> Iterator[Advice]:
             f"{plan.strategy.pp} stages. It shrinks in proportion to the global batch: twice "
             f"{batch} would leave about {share / (2 - share):.0%}.",
         )
+
+
+def _idle(plan: Plan) -> Iterator[Advice]:
+    idle, working = plan.search.idle_gpus, plan.strategy.ranks
+    if not idle:
+        return
+    every, batch = working + idle, plan.training.global_batch
+    larger = batches_tried(batch, every)
+    splits = (
+        f"{larger[0]:,} sequences a step split over more numbers of GPUs than {batch:,} "
+        f"(`bigplan plan --global-batch {larger[0]}`). "
+        if larger
+        else ""
+    )
+    yield Advice(
+        "idle_gpus",
+        idle / every,
+        f"{idle} of {every} GPUs {be(idle)} idle, as no plan found for more of them is faster. "
+        f"{splits}Without {'it' if idle == 1 else 'them'} the same steps cost less.",
+    )
 
 
 # A load of 16-bit elements; half, whole and doubled tiles. The vocabulary is padded to tiles at

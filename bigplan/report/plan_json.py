@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from bigplan.bill import bill_of
+from bigplan.largest import Largest
 from bigplan.plan import Plan, Predicted
 from bigplan.report.decision import decision
 from bigplan.report.stages import stages_of
@@ -30,18 +32,23 @@ PREDICTED = (
 
 
 def plan_json(
-    plan: Plan, search_seconds: float, runnable: Runnable, answer: Answer | None = None
+    plan: Plan,
+    search_seconds: float,
+    runnable: Runnable,
+    answer: Answer | None = None,
+    largest: Sequence[Largest] | None = None,
 ) -> dict[str, Any]:
     """A plan as plan_facts() has it, with its search, what runs today and what would help.
 
     `runs_today.strategy` is the best that can be run, null where nothing can. `what_if` is null
-    where nothing was asked.
+    where nothing was asked, `largest` likewise.
     """
     return {
         **plan_facts(plan),
         "search_seconds": search_seconds,
         "runs_today": today_json(plan, runnable),
         "what_if": None if answer is None else _what_if(answer),
+        "largest": None if largest is None else [asdict(found) for found in largest],
     }
 
 
@@ -85,7 +92,10 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
 
 def _what_if(answer: Answer) -> dict[str, Any]:
     outcomes = [{**asdict(outcome), "factor": outcome.factor} for outcome in answer.outcomes]
-    return {"solved": outcomes, "unasked": list(answer.unasked)}
+    batch = None
+    if answer.batch is not None:
+        batch = asdict(answer.batch) | {"strategy": answer.batch.strategy.model_dump(mode="json")}
+    return {"solved": outcomes, "unasked": list(answer.unasked), "larger_batch": batch}
 
 
 def step_json(predicted: Predicted) -> dict[str, Any]:

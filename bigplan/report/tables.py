@@ -9,7 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bigplan.batch import LargerBatch
 from bigplan.graph.graph import Recompute
+from bigplan.largest import Largest
 from bigplan.placement import Tier
 from bigplan.plan import Alternative, MemoryUse, Plan, Predicted, StepParts
 from bigplan.report.decision import strategy_text
@@ -26,7 +28,7 @@ from bigplan.report.text import (
     seconds_text,
     table,
 )
-from bigplan.units import format_bytes, parse_bytes
+from bigplan.units import counted, format_bytes, format_count, parse_bytes
 from bigplan.whatif import Answer, Outcome, helps
 
 TRIFLE = 1e-4  # of the step
@@ -281,8 +283,10 @@ def _changes(best: StepParts, other: StepParts) -> Sequence[tuple[float, str]]:
 
 
 def help_report(answer: Answer) -> RenderableType:
-    """A row per change that was solved, and the names of those that were not."""
-    parts: list[RenderableType] = [help_table(answer.outcomes)] if answer.outcomes else []
+    """A larger batch, a row per change that was solved, and the names of those that were not."""
+    parts: list[RenderableType] = [Text(batch_text(answer.batch))] if answer.batch else []
+    if answer.outcomes:
+        parts.append(help_table(answer.outcomes))
     if answer.unasked:
         parts.append(Text(unasked_text(answer.unasked)))
     return Group(*parts)
@@ -306,6 +310,37 @@ def step_text(outcome: Outcome) -> str:
     if not helps(outcome):
         return f"no faster ({seconds_text(after)})"
     return f"{seconds_text(before)} -> {seconds_text(after)} (x{before / after:.2f})"
+
+
+def batch_text(batch: LargerBatch) -> str:
+    """What a larger batch brings, and how it is split."""
+    gained = f"{'at least ' * batch.at_least}{percent(batch.gain)}"
+    idle = f", {counted(batch.idle_gpus, 'GPU')} idle" if batch.idle_gpus else ""
+    return (
+        f"{counted(batch.global_batch, 'sequence')} a step in place of {batch.instead_of:,} give "
+        f"{gained} more tokens a second, solved again (--global-batch {batch.global_batch}): a "
+        f"step of {seconds_text(batch.step_seconds)} with {strategy_text(batch.strategy)}{idle}."
+    )
+
+
+SUBJECTS = {
+    "sequence_length": "tokens in a sequence",
+    "layers": "layers of this kind",
+    "micro_batch": "sequences that a GPU computes at once",
+}
+
+
+def largest_table(found: Sequence[Largest]) -> Table:
+    """A row per question: what the plan has, what fits, and what was tried and does not."""
+    figures = ("the plan has", "fits", "does not fit", "step")
+    rows = table("The largest that fits, all else as it is", "what", *figures, right=figures)
+    for one in found:
+        grown = one.subject == "layers" and one.value != one.now
+        size = f" ({format_count(one.parameters)} parameters)" if grown else ""
+        beyond = "-" if one.next is None else f"{one.next:,}"
+        step = "-" if one.step_seconds is None else seconds_text(one.step_seconds)
+        rows.add_row(SUBJECTS[one.subject], f"{one.now:,}", f"{one.value:,}{size}", beyond, step)
+    return rows
 
 
 def unasked_text(changes: Sequence[str]) -> str:

@@ -13,6 +13,8 @@ from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.layers import described
 from bigplan.spec.step import LayerStep, Parameter
 
+MOST_LAYERS = 1000
+
 
 class RopeScaling(Spec):
     """Rotary angles changed for longer texts than those of the pre-training.
@@ -58,7 +60,7 @@ class ModelSpec(Spec):
 
     name: str = Field(min_length=1, max_length=LONGEST_NAME)
     """what it is called in plans and reports"""
-    layers: int = Field(gt=0, le=1000)
+    layers: int = Field(gt=0, le=MOST_LAYERS)
     """number of transformer blocks"""
     hidden: int = Field(gt=0, le=10**6)
     """width of the residual stream"""

@@ -230,3 +230,14 @@ def test_the_gain_is_what_the_changed_model_is_priced_at() -> None:
 def test_the_scores_of_odd_heads_are_slow_where_they_are_matrix_products() -> None:
     assert found(MATERIALISED, head_dim=124)["head_dim"].rounded == 128
     assert found(MATERIALISED) == {}
+
+
+def test_idle_gpus_are_told_with_a_batch_that_splits_over_them() -> None:
+    plan = planned("llama-like-3.3b")
+    search = plan.search.model_copy(update={"idle_gpus": 2})
+    idle = plan.model_copy(update={"search": search})
+    advice = {a.about: a for a in advice_of(idle, [])}["idle_gpus"]
+    assert advice.gain == pytest.approx(2 / 3)
+    assert "2 of 3 GPUs are idle" in advice.text
+    assert "--global-batch 33" in advice.text
+    assert "idle_gpus" not in {a.about for a in advice_of(plan, [])}

@@ -1,6 +1,9 @@
 import pytest
 
-from bigplan.report.tables import help_report, step_text, unasked_text
+from bigplan.batch import LargerBatch
+from bigplan.graph.strategy import Strategy
+from bigplan.largest import Largest
+from bigplan.report.tables import help_report, largest_table, step_text, unasked_text
 from bigplan.whatif import Answer, Outcome
 from tests.report.shown import shown
 
@@ -25,3 +28,25 @@ def test_what_was_not_asked_is_named() -> None:
     text = shown(help_report(Answer((), ("more",))))
     assert text.startswith("Would this help? more:")
     assert "solved again" not in text
+
+
+def test_a_larger_batch_is_told_with_what_it_brings() -> None:
+    batch = LargerBatch(528, 512, 0.1, 31.0, Strategy(dp=24), 0, at_least=False)
+    text = " ".join(shown(help_report(Answer((), (), batch))).split())
+    assert "528 sequences a step in place of 512 give 10% more tokens a second" in text
+    assert "a step of 31 s with data parallel 24" in text
+    assert "idle" not in text
+    stopped = LargerBatch(528, 512, 0.1, 31.0, Strategy(dp=16), 8, at_least=True)
+    text = " ".join(shown(help_report(Answer((), (), stopped))).split())
+    assert "at least 10% more" in text
+    assert "8 GPUs idle" in text
+
+
+def test_what_fits_stands_beside_what_does_not() -> None:
+    deeper = Largest("layers", 32, 400, 416, 88 * 10**9, 12.5)
+    as_it_is = Largest("micro_batch", 2, 2, None, 8 * 10**9, None)
+    lines = [
+        " ".join(line.split()) for line in shown(largest_table([deeper, as_it_is])).split("\n")
+    ]
+    assert "layers of this kind 32 400 (88 B parameters) 416 12.5 s" in lines
+    assert "sequences that a GPU computes at once 2 2 - -" in lines

@@ -1,0 +1,139 @@
+"""The largest of something with which a plan fits: a sequence, a model, a batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from bigplan.engines import make_plan
+from bigplan.errors import InfeasibleError, InputError
+from bigplan.plan import Plan
+from bigplan.planner import Request
+from bigplan.solve.search import Watch, unwatched
+from bigplan.spec.model import MOST_LAYERS
+from bigplan.spec.training import MOST_TOKENS
+
+T = TypeVar("T")
+
+GRAIN = 256  # tokens: sequences are told in multiples of it
+CLOSE = 16  # a gap of a sixteenth of the value is halved no further
+MOST_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """`value` fits where the plan has `now`; `next` does not (None: not tried).
+
+    `subject`: sequence_length, layers, or micro_batch (sequences that pass a GPU at once).
+    """
+
+    subject: str
+    now: int
+    value: int
+    next: int | None
+    parameters: int  # of the model with it
+    step_seconds: float | None  # of a plan that fits, not of the fastest; None: it is `now`
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    subject: str
+    now: int
+    grain: int
+    most: int
+    asked: Callable[[int], Request]
+
+
+def largest_value(
+    low: int, high: int, fits: Callable[[int], T | None], close: int = 0
+) -> tuple[int, int, T | None]:
+    """The largest of low..high that fits, the next one tried (high + 1: all fit), and its answer.
+
+    `low` is taken to fit; what fits, to fit with every smaller value too. Values double until one
+    does not fit, then the gap is halved, until it is a `close`-th of the value (0: until it is 1).
+    """
+    answer: T | None = None
+    top, stride = high + 1, max(1, low)  # `low` fits, `top` does not
+    while top - low > max(1, low // close if close and top <= high else 1):
+        middle = min(low + stride, top - 1) if top > high else (low + top) // 2
+        found = fits(middle)
+        if found is None:
+            top = middle
+        else:
+            answer, low, stride = found, middle, 2 * stride
+    return low, top, answer
+
+
+def largest_that_fit(
+    request: Request,
+    plan: Plan,
+    go_on: Callable[[], bool] = lambda: True,
+    watch: Watch = unwatched,
+) -> Iterator[Largest]:
+    """The longest sequence, the deepest model, the most sequences at once, in turn.
+
+    All else stays as it is. A search ends with its first plan, so each answer is that something
+    fits, not how fast it can be. No more questions once `go_on` says stop; nor is one answered
+    within which it did.
+    """
+    for question in _questions(request, plan):
+
+        def fits(number: int, question: _Question = question) -> Plan | None:
+            return _fits(question.asked(number * question.grain), watch) if go_on() else None
+
+        low = question.now // question.grain
+        high = max(low, question.most // question.grain)
+        value, top, found = largest_value(low, high, fits, CLOSE)
+        if not go_on():
+            return
+        yield Largest(
+            question.subject,
+            question.now,
+            question.now if found is None else value * question.grain,
+            None if top > high else top * question.grain,
+            (plan if found is None else found).model.parameter_count,
+            None if found is None else found.predicted.step_seconds,
+        )
+
+
+def _questions(request: Request, plan: Plan) -> Iterator[_Question]:
+    model, training, gpus = request.model, request.training, request.cluster.gpus
+    length = training.sequence_length
+    grain = GRAIN if length % GRAIN == 0 else length
+
+    def longer(value: int) -> Request:
+        return _with(request, sequence_length=value)
+
+    def deeper(value: int) -> Request:
+        return replace(request, model=model.model_copy(update={"layers": value}))
+
+    def wider(value: int) -> Request:
+        # Any number of data-parallel ranks then splits the batch, and each has one micro-batch.
+        settings = {**request.settings, "micro_batch": value}
+        return replace(_with(request, global_batch=value * gpus), settings=settings)
+
+    most = MOST_TOKENS // training.global_batch
+    if model.positions == "learned":
+        most = min(most, model.max_sequence_length)
+    yield _Question("sequence_length", length, grain, most, longer)
+    yield _Question("layers", model.layers, 1, MOST_LAYERS, deeper)
+    if "micro_batch" not in request.settings:
+        most = min(MOST_AT_ONCE, MOST_TOKENS // (length * gpus))
+        yield _Question("micro_batch", plan.strategy.micro_batch, 1, most, wider)
+
+
+def _with(request: Request, **changed: int) -> Request:
+    return replace(request, training=request.training.model_copy(update=changed))
+
+
+def _fits(request: Request, watch: Watch) -> Plan | None:
+    """The first plan of a search; None where nothing fits, or `watch` stopped it before."""
+
+    def until_found(best: float | None, bound: float, left: int) -> bool:
+        return best is None and watch(best, bound, left)
+
+    try:
+        return make_plan(request, until_found)
+    except (InfeasibleError, InputError):
+        return None
