@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from bigplan.capabilities import executable, native_refusal
+from bigplan.capabilities import device_refusal, executable, native_refusal
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
 from bigplan.cost.framework import NATIVE
@@ -105,6 +105,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
             request.model,
             request.training,
             best.candidate.strategy,
+            request.cluster.group.gpu,
         ),
         search=SearchRecord(
             solver=solver_name(),
@@ -125,7 +126,10 @@ def refused_however_split(request: Request) -> str | None:
 
     Plain data parallelism is what it surely splits by: other reasons remain.
     """
-    return native_refusal(request.model, request.training, Strategy(dp=request.cluster.gpus))
+    split = Strategy(dp=request.cluster.gpus)
+    return device_refusal(request.cluster.group.gpu) or native_refusal(
+        request.model, request.training, split
+    )
 
 
 def predict(best: Placed, workload: Workload, bound: float, model_gap: float) -> Predicted:

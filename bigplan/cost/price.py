@@ -146,7 +146,7 @@ def price(
         ranks_per_node=ranks,
         reserve=reserve,
         processes=process_bytes(nodes, ranks, layer),
-        page_tables=PAGE_TABLES if nodes.gpu.device == "cuda" else 0.0,
+        page_tables=PAGE_TABLES if nodes.gpu.runs_kernels else 0.0,
     )
 
 
@@ -178,7 +178,7 @@ def memory_of_torch(
     neighbour and direction, and for a table that the first lends to the last.
     """
     taken = gpu.context_memory
-    if gpu.device == "cuda":
+    if gpu.runs_kernels:
         around = strategy.pp > 1 and strategy.vpp > 1
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)

@@ -83,7 +83,7 @@ def _head_dim(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     fused = sum(row.seconds for row in rows if row.flops and row.tile_lost is None)
     share = fused / plan.strategy.pp / plan.predicted.step_seconds
     gain = share * (1 - width / padded)
-    if gain > WORTH and plan.cluster.group.gpu.device == "cuda":
+    if gain > WORTH and plan.cluster.group.gpu.runs_kernels:
         yield Advice(
             "head_dim",
             gain,
@@ -96,7 +96,7 @@ def _head_dim(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
 def _precision(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     gpu, now = plan.cluster.group.gpu, plan.training.precision
     rates = {str(name): rate for name, rate in gpu.peak_flops.items()}
-    if now == "fp32" and gpu.device == "cuda" and rates.get("bf16", 0.0) > rates["fp32"]:
+    if now == "fp32" and gpu.runs_kernels and rates.get("bf16", 0.0) > rates["fp32"]:
         products = sum(row.seconds for row in rows if row.flops) / plan.strategy.pp
         faster = rates["bf16"] / rates["fp32"]
         gain = products * (1 - 1 / faster) / plan.predicted.step_seconds

@@ -30,8 +30,9 @@ class Gpu(Block):
     """One device that computes."""
 
     name: str = Field(max_length=LONGEST_NAME)
-    device: Literal["cuda", "cpu"]
-    """cuda, or cpu for a part of the host's cores and memory that stands in for a GPU"""
+    device: Literal["cuda", "rocm", "cpu"]
+    """cuda; rocm for AMD's, which are planned for and never ran; or cpu for a part of the host's
+    cores and memory that stands in for a GPU"""
     memory: Bytes = Field(gt=0)
     """usable device memory, such as 80 GiB"""
     multiprocessors: int = Field(gt=0, le=10**5)
@@ -95,8 +96,8 @@ class Gpu(Block):
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether the native fused kernels run on the device: they are Triton's, for CUDA."""
-        return self.device == "cuda"
+        """Whether fused kernels run on the device, and copies beside them: on all but CPUs."""
+        return self.device != "cpu"
 
     def peak(self, precision: str) -> float:
         """Dense peak in FLOP/s. Raises InputError where the device has no such precision."""
