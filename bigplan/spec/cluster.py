@@ -212,6 +212,21 @@ class Link(Block):
     beside_copies: Share | None = None
     """of their speed, what collectives keep while all GPUs copy both ways; not used in plans"""
 
+    mesh: int | None = Field(default=None, ge=2, le=1024)
+    """GPUs that are wired in pairs without a switch; absent: a switch or a bus connects them"""
+
+    def among(self, ranks: int) -> Link:
+        """The link as a group of so many GPUs has it.
+
+        Without a switch a group has only the wires between its own: (n - 1) / (mesh - 1) of all.
+        """
+        if self.mesh is None or not 1 < ranks < self.mesh:
+            return self
+        share = (ranks - 1) / (self.mesh - 1)
+        rates = ("bandwidth", "reduce_scatter_bandwidth", "all_gather_bandwidth", "send_bandwidth")
+        known = {name: getattr(self, name) for name in rates}
+        return self.model_copy(update={n: share * r for n, r in known.items() if r is not None})
+
     def reached(self, traffic: Traffic) -> float:
         """Bytes/s of large messages of a kind."""
         own: dict[Traffic, float | None] = {
