@@ -191,7 +191,7 @@ def memory_of_torch(
 # they are close, each at times waits for the other: a p-norm, whose p = 4.7 adds 16% at equality.
 OVERLAP_NORM = 4.7
 # Of a kernel's host time: a collective is no autograd function of its own.
-COLLECTIVE_LAUNCHES = 0.3
+COLLECTIVE_LAUNCHES = 0.19
 
 
 def _kind_cost(
@@ -246,7 +246,8 @@ def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Dev
     if training.deterministic:
         attention = ("flash2",)
     eager = framework.eager if nodes.gpu.runs_kernels else 1.0
-    return Device(nodes.gpu, training.precision, attention, framework.gemm_share, eager)
+    slowest = nodes.gpu.slowest(nodes.gpus)
+    return Device(nodes.gpu, training.precision, attention, framework.gemm_share, eager, slowest)
 
 
 class PassCost(NamedTuple):

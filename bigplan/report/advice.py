@@ -57,8 +57,11 @@ def advice_of(
 
 def _shapes(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     on_layers = sum(row.seconds for row in rows if row.of_layers)
-    share = min(1.0, on_layers / plan.strategy.pp / plan.predicted.step_seconds)
     for found in roundings(plan):
+        share = min(1.0, on_layers / plan.strategy.pp / plan.predicted.step_seconds)
+        # The head is on one stage, for which the others wait where they have no more blocks.
+        if found.dimension == "vocab" and not plan.strategy.last_blocks:
+            share *= plan.strategy.pp
         yield Advice(found.dimension, found.gain * share, _rounding_text(plan, found, share))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from statistics import NormalDist
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -72,6 +73,10 @@ class Gpu(Block):
     NVLink (https://github.com/NVIDIA/nccl/issues/964)"""
     adam_rate: Rate = Field(gt=0)
     """parameters per second of a fused fp32 AdamW on the device, such as 90 G/s"""
+    spread: float = Field(default=0.016, ge=0, le=0.2)
+    """standard deviation of the speed of GPUs of a type, all wait for the slowest; the default is
+    from ranges of 8% over clusters of thousands (arXiv 2208.11035) and of 5% among the eight of a
+    node (stas00/ml-engineering, compute/accelerator)"""
 
     @model_validator(mode="after")
     def _half_lengths_have_an_efficiency(self) -> Gpu:
@@ -98,6 +103,16 @@ class Gpu(Block):
     def runs_kernels(self) -> bool:
         """Whether fused kernels run on the device, and copies beside them: on all but CPUs."""
         return self.device != "cpu"
+
+    def slowest(self, gpus: int) -> float:
+        """Seconds of the slowest of so many beside those of the usual one.
+
+        The largest of n normal values is expected where (n - 3/8) / (n + 1/4) of all are less
+        (Blom 1958). A part of a CPU is as fast as another.
+        """
+        if self.device == "cpu":
+            return 1.0
+        return 1.0 + self.spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
     def peak(self, precision: str) -> float:
         """Dense peak in FLOP/s. Raises InputError where the device has no such precision."""

@@ -202,7 +202,8 @@ def test_what_a_run_reached_is_not_impossible() -> None:
 
 
 def _without_launches(nodes: NodeGroup) -> NodeGroup:
-    gpu = nodes.gpu.model_copy(update={"launch_overhead": 0.0})
+    """Of GPUs that are all alike."""
+    gpu = nodes.gpu.model_copy(update={"launch_overhead": 0.0, "spread": 0.0})
     return nodes.model_copy(update={"gpu": gpu})
 
 
