@@ -16,7 +16,7 @@ memory. A layer's state is fp32 parameter, gradient and two moments and a 16-bit
    of such a lane's 40 operators the milliseconds, the median and the slowest in ten.
 
 Without CUDA nothing is page-locked, and there is no copy and no waiting thread. `--no-pages` leaves
-the first table out. `cpu_adamw.py` has the kinds of gradient.
+the first table out.
 """
 
 from __future__ import annotations

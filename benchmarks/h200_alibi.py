@@ -19,7 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from bigplan.cost.compute import Device, operator_seconds
 from bigplan.graph.block import block
 from bigplan.graph.operators import Attention, Stream
-from bigplan.graph.shape import Shape
+from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime import alibi
 from bigplan.spec.catalog import find_cluster, find_model
@@ -96,7 +96,7 @@ def priced(length: int) -> None:
     model = find_model("llama-3-8b").model_copy(update=changes)
     batch = TOKENS // length
     training = Training(sequence_length=length, global_batch=batch)
-    kind = block(Shape(model, training, Strategy(dp=1, micro_batch=batch), fused=True))
+    kind = block(RankShape(model, training, Strategy(dp=1, micro_batch=batch), fused=True))
     device = Device(find_cluster("h200-1x").group.gpu, "bf16")
     times = [
         1e3

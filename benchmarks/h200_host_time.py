@@ -81,6 +81,10 @@ OPT = GPT2_SMALL | {
     "ffn": 4096,
     "mlp": "relu",
 }
+WHOLE = {"sequence_length": 2048, "global_batch": 8}
+TORCH = {"kernels": "torch"}
+LONG = {"sequence_length": 4096, "global_batch": 16}
+OPT_13B = {"sequence_length": 2048, "global_batch": 16}
 NARROW = small("narrow-48", layers=48, hidden=2048, heads=16, ffn=5632)
 Case = tuple[Any, dict[str, Any], dict[str, Any], dict[str, str]]
 CASES: dict[str, Case] = {  # model, training, decisions, caps
@@ -97,6 +101,18 @@ CASES: dict[str, Case] = {  # model, training, decisions, caps
         {"micro_batch": 4},
         {},
     ),
+    # Shipped since the host's prices were made: nothing was fitted to them.
+    "qwen3-0.6b": ("qwen3-0.6b", WHOLE, {}, {}),
+    "llama-3.2-1b": ("llama-3.2-1b", WHOLE, {}, {}),
+    "stablelm-2-1.6b": ("stablelm-2-1.6b", WHOLE, {}, {}),
+    # Whole steps with torch's norms, activations, positions, loss and AdamW, beside those above.
+    "qwen3-0.6b-torch": ("qwen3-0.6b", WHOLE | TORCH, {}, {}),
+    "llama-3.2-1b-torch": ("llama-3.2-1b", WHOLE | TORCH, {}, {}),
+    "gpt2-xl-torch": ("gpt2-xl", GPT2 | TORCH, {}, {}),
+    "opt-13b": ("opt-13b", OPT_13B, {}, {}),
+    "opt-13b-torch": ("opt-13b", OPT_13B | TORCH, {}, {}),
+    "5.5b-24gib": ("llama-like-5.5b", LONG, {}, {"gpu": "24 GiB"}),
+    "5.5b-24gib-torch": ("llama-like-5.5b", LONG | TORCH, {}, {"gpu": "24 GiB"}),
     "gpt2-xl-mb1": ("gpt2-xl", SMALL, {**ALONE, "block.recompute": "none"}, {}),
     "gpt2-xl-mb1-full": ("gpt2-xl", SMALL, {**ALONE, "block.recompute": "full"}, {}),
     "gpt2-xl-host": ("gpt2-xl", SMALL, AWAY, {}),

@@ -40,8 +40,8 @@ from benchmarks.peers.run import tell as tell_peer
 from benchmarks.peers.run import watch, why
 from bigplan.errors import BigplanError
 from bigplan.spec.catalog import find_cluster
-from bigplan.spec.document import Spec, load_document
 from bigplan.spec.experiment import Experiment, make_experiment
+from bigplan.spec.files.document import Spec, load_document
 
 CASES = Path(__file__).parent / "hosts" / "cases.yaml"
 CLUSTER = os.environ.get("HOSTS_CLUSTER", "h200-1x")

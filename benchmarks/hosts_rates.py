@@ -31,7 +31,7 @@ from bigplan.profile.host import ADAM_BYTES, adam
 from bigplan.profile.peers import Peer, Peers
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.slab import Slab
-from bigplan.spec.machine import available_cores
+from bigplan.spec.detect.machine import available_cores
 
 CTAS, CONNECTIONS = (1, 2, 4, 8), (8, 32)
 WAIT = 1.0  # seconds for which a transfer waits

@@ -3,6 +3,7 @@
     python -m benchmarks.limit predict OUT [CASE ...]   OUT/CASE.plan.yaml and OUT/predictions.json
     python -m benchmarks.limit run OUT [CASE ...]       those plans run, one process each: CASE.json
     python -m benchmarks.limit table OUT [OUT ...]      all of it beside bounds and peers, in one
+    python -m benchmarks.limit rows OUT [OUT ...]       the same as lines of results/limit.csv
     python -m benchmarks.limit drive OUT                what the drive did in the traced steps
     python -m benchmarks.limit touch GIB                so much host memory taken and given back
     python -m benchmarks.limit room CLUSTER FOLDER      a cluster file given all of FOLDER's drive
@@ -40,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.limit_bound import bound_of
-from benchmarks.limit_table import table
+from benchmarks.limit_table import rows, table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,7 +174,7 @@ def run_one(out: Path, name: str, environment: dict[str, str], seconds: float) -
 
 def one(out: Path, name: str) -> None:
     """Run one case here; its steps, actions and memory to OUT/NAME.json."""
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.files.dump import to_yaml
 
     if CLUSTER:
         drive = bool(promises(out)[name]["memory"].get("nvme"))
@@ -247,6 +248,8 @@ def main() -> None:
             one(Path(out), name)
         case ["table", *outs] if outs:
             table([Path(out) for out in outs])
+        case ["rows", *outs] if outs:
+            rows([Path(out) for out in outs], sys.stdout)
         case ["drive", out]:
             from benchmarks.limit_drive import in_steps
 

@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 
 from bigplan.spec.catalog import find_cluster
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.dump import to_yaml
 from bigplan.timeline import Event
 
 KEPT_FREE = 6 << 30  # bytes of a drive for logs and what is compiled

@@ -16,7 +16,7 @@ from bigplan.profile.drive import measure_drive
 from bigplan.profile.host import measure_cpu_update, measure_host
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.machine import available_cores
+from bigplan.spec.detect.machine import available_cores
 
 # Of measuring: as long as `bigplan profile --quick` takes for each.
 SUM_SECONDS, UPDATE_SECONDS, DRIVE_SECONDS = 3.0, 4.5, 8.0

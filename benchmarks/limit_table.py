@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 Record = dict[str, Any]
 TIERS = ("gpu", "host", "nvme")
@@ -15,6 +16,12 @@ HEADING = (
     f"{'case':24s} {'bound':>8s} {'predict':>8s} {'measured':>8s} {'error':>7s} "
     f"{'of bound':>8s} {'GHz':>5s}  {'GPU GiB':>15s}  {'host GiB':>15s}  {'drive GiB':>13s}"
     "  bound by"
+)
+COLUMNS = (
+    *("folder", "case", "model", "tokens", "length", "gpu_cap", "steps"),
+    *("bound_seconds", "bound_by", "predicted_seconds", "seconds"),
+    *("predicted_cpu_seconds", "cpu_seconds", "predicted_gpu", "gpu"),
+    *("predicted_host", "host", "predicted_nvme", "nvme", "ghz"),
 )
 TOKENS, LENGTH = 65536, 4096  # of a step and of a sequence, where a peer is not told: peers.frame
 
@@ -46,6 +53,37 @@ def table(folders: Sequence[Path]) -> None:
     print(f"{ran} of {count} cases ran; sizes are predicted/measured, x is of our step")
     for what, by_case in errors.items():
         summary(what, by_case)
+
+
+def rows(folders: Sequence[Path], out: TextIO) -> None:
+    """One line of CSV for every case of these folders that ran, as results/limit.csv has them."""
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(COLUMNS)
+    for folder in folders:
+        for name, predicted in sorted(_read(folder / "predictions.json").items()):
+            record = _read(folder / f"{name}.json")
+            if len(record.get("seconds", ())) > 1:
+                lines.writerow([str(folder), name, *row(predicted, record)])
+
+
+def row(predicted: Record, record: Record) -> list[object]:
+    """What such a line says of a run: seconds, then bytes, each predicted before measured."""
+    cap = predicted["caps"].get("gpu")
+    busy = [told.get("busy_seconds", {}).get("cpu", 0.0) for told in (predicted, record)]
+    memory = [told["memory"].get(tier, 0) for tier in TIERS for told in (predicted, record)]
+    bound, state = predicted["bound"], record.get("gpu_state") or {}
+    return [
+        *(predicted[key] for key in ("model", "tokens", "length")),
+        cap or "",
+        len(record["seconds"]),
+        f"{bound['seconds']:.4f}",
+        bound["by"],
+        f"{predicted['step_seconds']:.4f}",
+        f"{seconds_of(record):.4f}",
+        *(f"{seconds:.4f}" for seconds in busy),
+        *memory,
+        f"{state.get('clock_hertz', 0) / 1e9:.3f}",
+    ]
 
 
 def _read(path: Path) -> Record:

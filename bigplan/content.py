@@ -44,7 +44,7 @@ class Content(NamedTuple):
         return f"{self.kind}{of_layer}{part}"
 
 
-class Held(NamedTuple):
+class HeldContent(NamedTuple):
     """A content, of one micro-batch where micro-batches have one each."""
 
     content: Content

@@ -53,7 +53,7 @@ class Uses(NamedTuple):
 _Ring = tuple[int, int, tuple[Share, ...], tuple[int, ...]]
 
 
-class Places:
+class EntryPlaces:
     """The places of a program's buffers, numbered from 0 to `count`.
 
     A place is an entry or, where shares' rows of a buffer are used apart, those of one share in it.
@@ -144,7 +144,7 @@ Order = tuple[tuple[Action, tuple[int, ...]], ...]
 
 def order_of(buffers: Mapping[str, Buffer], actions: Iterable[Action]) -> Order:
     """What every action waits for beyond its own lane: of each other lane the last suffices."""
-    places = Places(buffers)
+    places = EntryPlaces(buffers)
     waits = Waits[Last](places.count, {}, _later)
     found: list[tuple[Action, tuple[int, ...]]] = []
     for number, action in enumerate(actions):

@@ -23,7 +23,7 @@ from bigplan.program import Lane
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlayedStep:
     """A step as it was simulated: its seconds, and the busiest stage's seconds per lane."""
 
     seconds: float
@@ -43,7 +43,7 @@ class _Passes:
         return self.compute + self.recompute + self.collectives
 
 
-def step_parts(graph: Graph, costs: Costs, placement: Placement, step: Step) -> StepParts:
+def step_parts(graph: Graph, costs: Costs, placement: Placement, step: PlayedStep) -> StepParts:
     """The parts of `step`."""
     passes = max(
         (_passes(graph, costs, stage) for stage in placement.stages),

@@ -10,9 +10,9 @@ from typing import Annotated, NamedTuple, Self, TypeVar
 from pydantic import Field, model_validator
 
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
 
-Choice = TypeVar("Choice")
+Picked = TypeVar("Picked")
 
 SLOTS = 3  # GPU slots per streamed layer kind: one in use, one arriving, one to absorb jitter
 SUMS = 2  # GPU sums per kind of layer whose gradients leave: one is added to, one leaves
@@ -217,7 +217,7 @@ def layer_table(
     )
 
 
-def _assign(counts: Mapping[Choice, int], order: list[int]) -> list[Choice]:
+def _assign(counts: Mapping[Picked, int], order: list[int]) -> list[Picked]:
     """The first layers of `order` take the first choice, and so on."""
     chosen = [choice for choice, number in counts.items() for _ in range(number)]
     by_layer = dict(zip(order, chosen, strict=True))

@@ -20,9 +20,9 @@ from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, Tier
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.document import Spec, dump_document, parse_document, write_text
+from bigplan.spec.files.document import Spec, dump_document, parse_document, write_text
+from bigplan.spec.files.reading import read_text
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.reading import read_text
 from bigplan.spec.training import Training
 
 FORMAT: Final = 7  # of plan files; one for every change that makes older ones unreadable

@@ -16,7 +16,7 @@ from bigplan.effort import Effort
 from bigplan.errors import RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower, lower_steady
-from bigplan.parts import Step, step_parts
+from bigplan.parts import PlayedStep, step_parts
 from bigplan.placement import Tier
 from bigplan.plan import (
     Alternative,
@@ -165,7 +165,7 @@ def predict(best: Placed, workload: Workload, bound: float, model_gap: float) ->
         busy_seconds=busy_seconds(best.programs, graph, costs),
         op_seconds=best.totals.by_op,
         moved_bytes=moved_bytes(best.programs),
-        parts=step_parts(graph, costs, best.placement, Step(seconds, best.busy)),
+        parts=step_parts(graph, costs, best.placement, PlayedStep(seconds, best.busy)),
         memory=memory,
     )
 
@@ -219,7 +219,7 @@ def _alternatives(found: Found, nodes: NodeGroup) -> Iterator[Alternative]:
 
 
 def _alternative(rival: Trial, nodes: NodeGroup) -> Alternative:
-    step, settled = Step(rival.seconds, rival.busy), rival.settled
+    step, settled = PlayedStep(rival.seconds, rival.busy), rival.settled
     graph, costs = settled.graph, settled.costs
     programs = lower_steady(graph, rival.placement)
     return Alternative(

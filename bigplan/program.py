@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from bigplan.content import Content, Held
+from bigplan.content import Content, HeldContent
 from bigplan.graph.graph import Recompute
 from bigplan.placement import LayerPlacement, Share, Tier
 
@@ -232,6 +232,6 @@ def entry(ref: Ref, buffers: Mapping[str, Buffer], micro_batch: int) -> tuple[st
     return ref.buffer, moved % buffers[ref.buffer].count
 
 
-def held(ref: Ref, micro_batch: int) -> Held:
+def held(ref: Ref, micro_batch: int) -> HeldContent:
     """What the entry holds, with the micro-batch where it belongs to one."""
-    return Held(ref.content, micro_batch if ref.moving else None)
+    return HeldContent(ref.content, micro_batch if ref.moving else None)

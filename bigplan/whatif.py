@@ -17,10 +17,10 @@ from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.program import Lane
 from bigplan.solve.search import Watch, unwatched
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.part import MachinePart
 
-B = TypeVar("B", bound=Block)
+B = TypeVar("B", bound=MachinePart)
 
 HOST_MEMORY = 64 << 30  # bytes more per node: what a row of memory modules brings
 FULL = 0.9  # of a tier: more of it could be used

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from bigplan.experiment.planning import Task, plan_task
-from bigplan.experiment.row import Row
+from bigplan.experiment.row import StudyRow
 from bigplan.experiment.running import check
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.sweep import Studied, load_study
 from tests.tiny import small_cluster
 
@@ -27,7 +27,7 @@ def study(name: str) -> Studied:
     return load_study(LAUNCH / f"{name}.yaml")
 
 
-def planned(studied: Studied, *numbers: int) -> list[Row]:
+def planned(studied: Studied, *numbers: int) -> list[StudyRow]:
     """Rows of some points."""
     points = [studied.points[number] for number in numbers]
     rows = [plan_task(Task("key", point.experiment)).row for point in points]
@@ -45,7 +45,7 @@ def fits(studied: Studied, number: int, value: int) -> bool:
     return row.status == "planned"
 
 
-def speed(row: Row) -> float:
+def speed(row: StudyRow) -> float:
     """Tokens a second of a planned row."""
     assert row.tokens_per_second is not None
     return row.tokens_per_second

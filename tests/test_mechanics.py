@@ -8,7 +8,7 @@ import pytest
 
 from bigplan.cost.price import price
 from bigplan.graph.build import build_graph
-from bigplan.graph.shape import Shape, local_tensors
+from bigplan.graph.shape import RankShape, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
@@ -47,7 +47,7 @@ def test_autograd_makes_the_gradients_that_the_workspace_has_room_for(
     model = tiny_model(qkv_bias=True)
     with started(plan_of(model, training, ALONE, layers)) as worker:
         worker.step()
-    shape = Shape(model, training, ALONE, fused=True)
+    shape = RankShape(model, training, ALONE, fused=True)
     kinds = (local_tensors(shape, kind) for kind in ("block", "head"))
     assert made == {
         frozenset(tensor.name for tensor in tensors): shape.new_gradients(tensors)

@@ -3,7 +3,7 @@
 import pytest
 
 from bigplan.graph.graph import Recompute
-from bigplan.parts import Step, step_parts
+from bigplan.parts import PlayedStep, step_parts
 from bigplan.placement import Placement
 from bigplan.plan import StepParts
 from bigplan.planner import Request, make_plan, programs_of, simulate_plan
@@ -53,7 +53,7 @@ def test_waiting_is_what_no_other_part_explains() -> None:
     candidate, _ = programs_of(plan)
     busy = simulate_plan(plan).busy()
     seconds = busy[Lane.COMPUTE] + 5.0
-    step = Step(seconds, {**busy, Lane.NVME_READ: seconds})
+    step = PlayedStep(seconds, {**busy, Lane.NVME_READ: seconds})
     parts = step_parts(candidate.graph, candidate.costs, plan.placement, step)
     assert parts.waiting == pytest.approx(5.0)
     assert parts.waits_for == Lane.NVME_READ
@@ -69,7 +69,7 @@ def test_recomputation_is_a_part_of_its_own() -> None:
     again = block.model_copy(update={"activations": {Recompute.FULL: {"gpu": block.layers}}})
     kinds = {**stage.kinds, "block": again}
     placement = Placement(stages=(stage.model_copy(update={"kinds": kinds}),))
-    step = Step(1e9, {Lane.COMPUTE: 0.0})
+    step = PlayedStep(1e9, {Lane.COMPUTE: 0.0})
     before = step_parts(graph, costs, plan.placement, step)
     after = step_parts(graph, costs, placement, step)
     times = block.layers * graph.micro_batches

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.content import Content, Held, Holds
+from bigplan.content import Content, HeldContent, Holds
 from bigplan.placement import Share, Tier
 from bigplan.program import (
     Action,
@@ -52,9 +52,9 @@ def test_a_repeat_is_its_body_written_out(count: int, stride: int, start: int) -
 def test_entries_and_contents_follow_the_micro_batch() -> None:
     moving = Ref("ring", ACTIVATIONS, 2, moving=True)
     assert [entry(moving, BUFFERS, m) for m in range(3)] == [("ring", 2), ("ring", 0), ("ring", 1)]
-    assert held(moving, 5) == Held(ACTIVATIONS, 5)
+    assert held(moving, 5) == HeldContent(ACTIVATIONS, 5)
     still = Ref("ring", WEIGHTS, 4)
-    assert (entry(still, BUFFERS, 5), held(still, 5)) == (("ring", 1), Held(WEIGHTS))
+    assert (entry(still, BUFFERS, 5), held(still, 5)) == (("ring", 1), HeldContent(WEIGHTS))
 
 
 def test_bytes_by_tier() -> None:

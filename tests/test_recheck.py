@@ -17,7 +17,7 @@ from bigplan.plan import Plan, load_plan, plan_text
 from bigplan.planner import Request, make_plan
 from bigplan.recheck import Rechecked, recheck
 from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.document import dump_document
+from bigplan.spec.files.document import dump_document
 from bigplan.spec.training import Training
 from tests.examples import examples
 from tests.tiny import capped_plan, tiny_plan

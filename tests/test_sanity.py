@@ -12,7 +12,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
 from bigplan.program import Lane
-from bigplan.report.drives import wear_of
+from bigplan.report.bill import wear_of
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigplan.content import Content, Held, Holds
+from bigplan.content import Content, HeldContent, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Strategy
@@ -460,9 +460,9 @@ def _already_there(program: Program, actions: Actions, index: int) -> bool:
         for ref in (*action.writes, *action.frees):
             if entry(ref, program.buffers, action.micro_batch) == place:
                 last = held(ref, action.micro_batch) if ref in action.writes else None
-            elif ref in action.writes and action.op in CHANGES and Held(ref.content) == last:
+            elif ref in action.writes and action.op in CHANGES and HeldContent(ref.content) == last:
                 last = None  # a newer one is elsewhere
-    return last == Held(target.content)
+    return last == HeldContent(target.content)
 
 
 @settings(max_examples=examples(60))

@@ -7,7 +7,7 @@ from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.training import Training
 
 MIB = 2**20

@@ -33,7 +33,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from bigplan.errors import BigplanError
 from bigplan.spec.catalog import find_model
-from bigplan.spec.hf_write import to_hf_config
+from bigplan.spec.hf.config import to_hf_config
 
 CLIP, LEARNING_RATE, WEIGHT_DECAY = 1.0, 3e-5, 0.01
 

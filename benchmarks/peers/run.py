@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from bigplan.errors import BigplanError
-from bigplan.spec.document import Spec, load_document
+from bigplan.spec.files.document import Spec, load_document
 
 HERE = Path(__file__).parent
 SCRATCH = Path(tempfile.gettempdir()) / "bigplan-peers"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import Spec
-from bigplan.spec.experiment import EngineName, Launch, Tier
+from bigplan.spec.experiment import EngineName, Launch, TierName
+from bigplan.spec.files.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training, TrainingRequest
 
@@ -38,7 +38,7 @@ class ExperimentKeys(TypedDict, total=False):
     training: Mapping[str, Any] | TrainingRequest | Training
     launch: LaunchKeys | Launch
     set: Mapping[str, str | int | float]
-    caps: Mapping[Tier, int | str]
+    caps: Mapping[TierName, int | str]
     hardware: Mapping[str, Any]
     engine: EngineName
     prefer: Literal["fastest", "cheapest"]

@@ -24,13 +24,11 @@ from bigplan.plan import load_plan, save_plan
 from bigplan.planner import Request
 from bigplan.report.decision import decision
 from bigplan.report.explain import explain
-from bigplan.report.homes import homes_table
-from bigplan.report.memory import memory_table
 from bigplan.report.plan_report import promise_table
-from bigplan.report.seconds import busy_table
 from bigplan.report.stages import stages_of
-from bigplan.spec.document import validate
+from bigplan.report.tables import busy_table, homes_table, memory_table
 from bigplan.spec.experiment import Experiment, load_experiment
+from bigplan.spec.files.document import validate
 from bigplan.whatif import what_would_help
 
 

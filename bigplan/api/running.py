@@ -19,8 +19,8 @@ from bigplan.page.parts import grid
 from bigplan.page.run_page import run_page
 from bigplan.plan import Plan as Decided
 from bigplan.report.run_report import comparisons, headline_lines, memory_comparison
-from bigplan.spec.document import validate
 from bigplan.spec.experiment import Launch
+from bigplan.spec.files.document import validate
 
 
 class Run(Record):

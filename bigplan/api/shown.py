@@ -12,24 +12,23 @@ from bigplan.page.html import grids_html
 from bigplan.page.parts import grid
 from bigplan.plan import Predicted
 from bigplan.report import explain as explained
-from bigplan.report.explain_report import (
+from bigplan.report.explain import (
     advice_lines,
     efficiency_lines,
     moves_table,
     operators_table,
 )
-from bigplan.report.help_report import help_table
-from bigplan.report.seconds import bound_text, busy_table
+from bigplan.report.tables import bound_text, busy_table, help_table
 from bigplan.report.text import seconds_text
-from bigplan.spec.document import write_text
+from bigplan.spec.files.document import write_text
 from bigplan.timeline import Timeline
 
 
-class Explanation(explained.Explanation):
+class Explanation(explained.OperatorExplanation):
     """Why a plan takes as long as it does."""
 
     @classmethod
-    def of(cls, found: explained.Explanation) -> Self:
+    def of(cls, found: explained.OperatorExplanation) -> Self:
         """The report's explanation with its tables."""
         return cls(**vars(found))
 

@@ -33,7 +33,7 @@ def clusters(
 
 def _show(cluster: Cluster, as_json: bool) -> None:
     """Shipped GPU types and links are written out: the document stands alone."""
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.files.dump import to_yaml
 
     if as_json:
         print_json({"cluster": cluster.model_dump()})

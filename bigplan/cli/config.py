@@ -12,12 +12,12 @@ from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import checked_plan
 from bigplan.errors import InputError
 
-Tool = Literal["deepspeed", "fsdp2", "accelerate", "megatron", "torchtitan", "nemo"]
+TargetTool = Literal["deepspeed", "fsdp2", "accelerate", "megatron", "torchtitan", "nemo"]
 
 
 def config(
     plan: Annotated[Path, typer.Argument(help="A plan written by `bigplan plan --out`.")],
-    tool: Annotated[Tool, typer.Option("--for", help="Whose configuration.")],
+    tool: Annotated[TargetTool, typer.Option("--for", help="Whose configuration.")],
     to: Annotated[
         Path | None, typer.Option("--to", help="Folder to write, new or empty (default: print).")
     ] = None,

@@ -20,7 +20,7 @@ from bigplan.errors import InputError
 from bigplan.units import counted
 
 if TYPE_CHECKING:
-    from bigplan.data.prepared import Index
+    from bigplan.data.prepared import PreparedIndex
     from bigplan.data.sources import Fields
 
 SILENT = 1.0  # seconds: what is done sooner shows no progress
@@ -159,7 +159,7 @@ def _fields(options: PrepareOptions) -> Fields | None:
     return Fields(field or "text", prompt, response)
 
 
-def _described(index: Index) -> str:
+def _described(index: PreparedIndex) -> str:
     targets = f", loss on {index.targets:,}" if index.masked else ""
     name = index.tokenizer if index.tokenizer == "bytes" else f"tokenizer {index.tokenizer[:12]}"
     return (

@@ -39,9 +39,9 @@ def detect(
 
     Rates of GPUs and their links are as shipped; `bigplan profile` measures them.
     """
-    from bigplan.spec.detect import detect as detect_machine
-    from bigplan.spec.document import write_text
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.detect.cluster import detect as detect_machine
+    from bigplan.spec.files.document import write_text
+    from bigplan.spec.files.dump import to_yaml
 
     if out is not None:
         require_target("--out", out, CLUSTER)
@@ -65,7 +65,7 @@ def detect(
 
 def schema() -> None:
     """Print the JSON Schema of an experiment file, `sweep` and `find` included."""
-    from bigplan.spec.json_schema import json_schema
+    from bigplan.spec.files.json_schema import json_schema
     from bigplan.spec.sweep import Study
 
     print(json.dumps(json_schema(Study), indent=2))

@@ -13,7 +13,7 @@ from bigplan.cli.inputs import require_there
 from bigplan.errors import InputError
 
 if TYPE_CHECKING:  # the solver is slow to import, and `--help` needs none of it
-    from bigplan.experiment.running import Outcome
+    from bigplan.experiment.running import StudyOutcome
     from bigplan.spec.sweep import Studied
 
 experiment = typer.Typer(
@@ -68,7 +68,7 @@ def run(
     _show(outcome, as_json)
 
 
-def _planned(studied: Studied, folder: Path, jobs: int) -> Outcome:
+def _planned(studied: Studied, folder: Path, jobs: int) -> StudyOutcome:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from bigplan.experiment.running import plan_all
@@ -85,7 +85,9 @@ def _planned(studied: Studied, folder: Path, jobs: int) -> Outcome:
         )
 
 
-def _launched(studied: Studied, outcome: Outcome, measure: Literal["none", "all"] | int) -> Outcome:
+def _launched(
+    studied: Studied, outcome: StudyOutcome, measure: Literal["none", "all"] | int
+) -> StudyOutcome:
     from bigplan.launcher.session import require_packages
 
     require_packages()
@@ -111,11 +113,11 @@ def compare(
     _show(read_outcome(folder, read_index(folder)), as_json, compared=True)
 
 
-def _show(outcome: Outcome, as_json: bool, *, compared: bool = False) -> None:
+def _show(outcome: StudyOutcome, as_json: bool, *, compared: bool = False) -> None:
     from bigplan.experiment.shown import accuracy_text, outcome_report
 
     if as_json:
-        print_json(_json(outcome))
+        print_json(outcome_json(outcome))
         return
     console = Console()
     console.print(outcome_report(outcome))
@@ -124,7 +126,7 @@ def _show(outcome: Outcome, as_json: bool, *, compared: bool = False) -> None:
     console.print(f"Results in {outcome.folder}", highlight=False, markup=False)
 
 
-def _json(outcome: Outcome) -> dict[str, object]:
+def outcome_json(outcome: StudyOutcome) -> dict[str, object]:
     """Every row with its swept keys; `pareto` has the numbers of points that no other beats."""
     from bigplan.experiment.pareto import front
     from bigplan.experiment.shown import best_point

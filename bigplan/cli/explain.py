@@ -25,7 +25,7 @@ def explain(
         return
     from rich.console import Console
 
-    from bigplan.report.explain_report import explain_report
+    from bigplan.report.explain import explain_report
 
     console = Console()
     console.print(explain_report(found, console.width))

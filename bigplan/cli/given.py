@@ -11,10 +11,10 @@ import typer
 
 from bigplan.cli.options import ExperimentOptions, keys
 from bigplan.errors import InputError, quoted, shortened
-from bigplan.spec.document import load_data, parse_scalar
-from bigplan.spec.experiment import Experiment, Tier, load_experiment, make_experiment
-from bigplan.spec.problems import problem_at
-from bigplan.spec.reading import read_text
+from bigplan.spec.experiment import Experiment, TierName, load_experiment, make_experiment
+from bigplan.spec.files.document import load_data, parse_scalar
+from bigplan.spec.files.problems import problem_at
+from bigplan.spec.files.reading import read_text
 from bigplan.units import format_bytes
 
 # Read in ways of their own below.
@@ -92,7 +92,7 @@ def _refuse_settings(path: Path, experiment: Experiment, overridden: Collection[
             raise InputError(f"{path}{problem_at(('set', key), text, root)}") from None
 
 
-_WHERE: Mapping[Tier, str] = {
+_WHERE: Mapping[TierName, str] = {
     "gpu": "per GPU",
     "host": "of host memory per node",
     "nvme": "of drives per node",

@@ -15,8 +15,8 @@ from rich.console import Console
 from bigplan.errors import InputError, quoted
 from bigplan.launcher.inputs import unreadable_data
 from bigplan.spec.catalog import list_clusters, list_models
-from bigplan.spec.hf_folder import family_of
-from bigplan.spec.reading import read_text, user_path
+from bigplan.spec.files.reading import read_text, user_path
+from bigplan.spec.hf.weights import family_of
 
 if TYPE_CHECKING:
     from bigplan.plan import Plan

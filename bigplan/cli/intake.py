@@ -18,7 +18,7 @@ from bigplan.errors import InputError
 if TYPE_CHECKING:
     from bigplan.intake.appraisal import Appraisal
 
-Tool = Literal["deepspeed", "accelerate", "megatron", "torchtitan"]
+SourceTool = Literal["deepspeed", "accelerate", "megatron", "torchtitan"]
 
 
 @takes(ExperimentOptions)
@@ -31,7 +31,7 @@ def intake(
             "arguments."
         ),
     ],
-    tool: Annotated[Tool, typer.Option("--from", help="Whose file it is.")],
+    tool: Annotated[SourceTool, typer.Option("--from", help="Whose file it is.")],
     environment: Annotated[
         list[str] | None,
         typer.Option(
@@ -69,7 +69,7 @@ def intake(
 
 
 def _appraisal(
-    file: Path, tool: Tool, options: ExperimentOptions, environment: Mapping[str, str]
+    file: Path, tool: SourceTool, options: ExperimentOptions, environment: Mapping[str, str]
 ) -> Appraisal:
     """The file's training under the options. Raises InputError."""
     from bigplan.intake import TOOLS, Given

@@ -13,8 +13,8 @@ from bigplan.cli.spread import takes
 from bigplan.errors import InputError, quoted
 
 if TYPE_CHECKING:
-    from bigplan.kernels.explain import Explanation
-    from bigplan.kernels.keep import Plan
+    from bigplan.kernels.explain import GraphExplanation
+    from bigplan.kernels.keep import KeepPlan
 
 kernels = typer.Typer(no_args_is_help=True, help="Fused GPU kernels, chosen by a model.")
 PRECISIONS = ("bf16", "fp16", "fp32")
@@ -88,7 +88,7 @@ def explain(
         _sources(found)
 
 
-def _planned(model: str, options: ExplainOptions, pricer: object) -> Plan:
+def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
     from bigplan.kernels.families import block_graph
     from bigplan.kernels.keep import best_plan
     from bigplan.kernels.price import Pricer
@@ -127,7 +127,7 @@ def _price(link: str | None) -> float:
     return 2 / rate
 
 
-def _of_module(path: str, gpu: str, price: float) -> Plan:
+def _of_module(path: str, gpu: str, price: float) -> KeepPlan:
     from importlib.util import find_spec
 
     from bigplan.importing import named
@@ -143,11 +143,11 @@ def _of_module(path: str, gpu: str, price: float) -> Plan:
             f"{quoted(path)} gives no (module, examples): {problem}; write package.module:function "
             "of a function without arguments that returns both"
         ) from problem
-    plan: Plan = optimise(module, examples, gpu=gpu, price=price).kernels.plans[0]
+    plan: KeepPlan = optimise(module, examples, gpu=gpu, price=price).kernels.plans[0]
     return plan
 
 
-def _show(result: Explanation) -> None:
+def _show(result: GraphExplanation) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -194,7 +194,7 @@ def _show(result: Explanation) -> None:
         console.print(f"torch runs {operator}: {reason}", highlight=False)
 
 
-def _compiled(plan: Plan, capability: str) -> dict[int, dict[str, int]]:
+def _compiled(plan: KeepPlan, capability: str) -> dict[int, dict[str, int]]:
     """By kernel's number, what compiling it for a GPU says."""
     from dataclasses import asdict
     from importlib.util import find_spec
@@ -211,7 +211,7 @@ def _compiled(plan: Plan, capability: str) -> dict[int, dict[str, int]]:
     }
 
 
-def _sources(plan: Plan) -> None:
+def _sources(plan: KeepPlan) -> None:
     from bigplan.kernels.source import source
 
     for number, unit in enumerate(plan.cover.units, 1):
@@ -238,16 +238,26 @@ def bench(
         ),
     ] = 0,
     listed: Annotated[bool, typer.Option("--list", help="List the parts and end.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure generated kernels beside predictions, the byte limit and every baseline here."""
     from importlib.util import find_spec
+
+    from rich.console import Console
 
     if find_spec("torch") is None:
         raise InputError("kernels are measured with torch: pip install 'bigplan[launch]'")
     from bigplan.kernels import bench as measuring
 
     if listed:
+        if as_json:
+            print_json({"parts": measuring.PARTS})
+            return
         for name, about in measuring.PARTS.items():
             print(f"{name:12s} {about}")
         return
-    measuring.run(part, out, rehearse=rehearse, tune=tune)
+    console = Console(stderr=as_json)
+    console = console if console.is_terminal else Console(stderr=as_json, width=160)
+    records = measuring.run(part, out, console, rehearse=rehearse, tune=tune)
+    if as_json:
+        print_json({"records": records})

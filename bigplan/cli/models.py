@@ -63,7 +63,7 @@ def _in_full(model: ModelSpec) -> dict[str, Any]:
 
 def _as_yaml(model: ModelSpec) -> str:
     """A document to copy and change; what its keys imply stands above them as a comment."""
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.files.dump import to_yaml
 
     kinds = ", ".join(
         f"{kind}{f' {model.layers} x' if kind == 'block' else ''} "

@@ -107,10 +107,10 @@ def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> 
     return wanted
 
 
-def _show(planned: Planned, what_if: bool | None, time_limit: float | None) -> None:
+def _show(planned: PlanAnswer, what_if: bool | None, time_limit: float | None) -> None:
     """The plan at once, then what would help: unasked, what takes next to no time."""
-    from bigplan.report.help_report import help_report
     from bigplan.report.plan_report import plan_report
+    from bigplan.report.tables import help_report
 
     console = Console()
     runnable = planned.best_runnable(time_limit)
@@ -123,12 +123,12 @@ def _show(planned: Planned, what_if: bool | None, time_limit: float | None) -> N
         console.print(help_report(planned.what_would_help(None if what_if else UNASKED)))
 
 
-def _tried_json(planned: Planned) -> list[dict[str, object]] | None:
+def _tried_json(planned: PlanAnswer) -> list[dict[str, object]] | None:
     return [asdict(tried) for tried in planned.tried] or None
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanAnswer:
     """A plan, what it was asked for with, and the seconds its search took."""
 
     request: Request
@@ -176,7 +176,7 @@ def plan_experiment(
     effort: Effort = Effort.USUAL,
     time_limit: float | None = None,
     keeps_best: bool = True,
-) -> Planned:
+) -> PlanAnswer:
     """The plan of an experiment; Ctrl-C `keeps_best` or ends the program. Raises BigplanError."""
     from bigplan.cheapest import cheapest
     from bigplan.cli.waiting import Waiting
@@ -198,7 +198,7 @@ def plan_experiment(
 
 def plan_request(
     request: Request, time_limit: float | None = None, *, keeps_best: bool = True
-) -> Planned:
+) -> PlanAnswer:
     """The fastest plan of a request; Ctrl-C as in plan_experiment. Raises BigplanError."""
     from bigplan.cli.waiting import Waiting
 
@@ -207,20 +207,20 @@ def plan_request(
         return _planned(request, waiting)
 
 
-def _planned(request: Request, waiting: Waiting) -> Planned:
+def _planned(request: Request, waiting: Waiting) -> PlanAnswer:
     from bigplan.engines import chosen, make_plan
 
     if request.engine != "auto":
-        return Planned(request, make_plan(request, waiting.go_on), waiting.seconds)
+        return PlanAnswer(request, make_plan(request, waiting.go_on), waiting.seconds)
     found = chosen(request, waiting.go_on)
-    return Planned(request, found.plan, waiting.seconds, found)
+    return PlanAnswer(request, found.plan, waiting.seconds, found)
 
 
 def _say_what_would_fit(experiment: Experiment) -> None:
     """On stderr: which changes make a plan possible."""
     from bigplan.cli.waiting import Waiting
     from bigplan.planner import Request
-    from bigplan.report.help_report import help_report
+    from bigplan.report.tables import help_report
     from bigplan.whatif import what_would_help
 
     with Waiting("Solving again") as waiting:
@@ -243,7 +243,7 @@ def simulate(
     from bigplan.engines import engine_of
     from bigplan.report.plan_json import step_json
     from bigplan.report.plan_report import step_report
-    from bigplan.spec.document import write_text
+    from bigplan.spec.files.document import write_text
 
     if trace is not None:
         require_target("--trace", trace, TRACE, (plan,))

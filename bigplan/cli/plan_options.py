@@ -169,10 +169,9 @@ class PlanOptions:
         str | None,
         _option(
             "training.kernels",
-            "Of norms, activations and the loss: torch's with four written by hand (default), or "
-            "generated ones.",
+            "The native engine's norms, activations and loss: generated (default), or torch's.",
             STEP,
-            "torch|generated",
+            "generated|torch",
         ),
     ] = None
     dropout: Annotated[

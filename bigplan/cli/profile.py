@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,47 +11,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
+from bigplan.cli.spread import takes
 from bigplan.cli.targets import CLUSTER, require_target
 from bigplan.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
-    from bigplan.profile.machine import Profile, Progress, Wish
+    from bigplan.profile.machine import ProbeDone, Profile, Wish
     from bigplan.spec.cluster import Cluster
 
 
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        help="Measure all nodes of the Ray cluster there, side by side, and collectives across "
-        "them. Every node needs bigplan[launch].",
-    ),
-]
-Interface = Annotated[
-    str | None,
-    typer.Option(
-        "--interface",
-        help="Network interface on which the nodes' processes listen for each other, such as "
-        "eth0; with --address.",
-    ),
-]
-Multiprocessors = Annotated[
-    Path | None,
-    typer.Option(
-        "--multiprocessors",
-        help="Measure nothing but the GPU's multiprocessors, for the model of generated kernels, "
-        "and write their description here.",
-    ),
-]
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What is measured, for how long, and where it is written."""
 
-
-def profile(
     quick: Annotated[
         bool, typer.Option("--quick", help="One minute (default: up to five, more repetitions).")
-    ] = False,
+    ] = False
     out: Annotated[
         Path, typer.Option("--out", help="Write the cluster here; only a cluster is replaced.")
-    ] = Path("cluster.yaml"),
+    ] = Path("cluster.yaml")
     nvme: Annotated[
         Path | None,
         typer.Option(
@@ -57,8 +38,8 @@ def profile(
             help="Folder on the drive that tensors may go to (default: that of the cluster in "
             "--out, else none). A file of up to 4 GiB is written there, and removed.",
         ),
-    ] = None,
-    name: Annotated[str, typer.Option("--name", help="Name of the cluster.")] = "this-machine",
+    ] = None
+    name: Annotated[str, typer.Option("--name", help="Name of the cluster.")] = "this-machine"
     cpu_devices: Annotated[
         int | None,
         typer.Option(
@@ -67,11 +48,36 @@ def profile(
             help="Measure so many devices that share cores and memory (default: the GPUs, or one "
             "of these).",
         ),
-    ] = None,
-    address: Address = None,
-    interface: Interface = None,
-    multiprocessors: Multiprocessors = None,
-) -> None:
+    ] = None
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="Measure all nodes of the Ray cluster there, side by side, and collectives "
+            "across them. Every node needs bigplan[launch].",
+        ),
+    ] = None
+    interface: Annotated[
+        str | None,
+        typer.Option(
+            "--interface",
+            help="Network interface on which the nodes' processes listen for each other, such as "
+            "eth0; with --address.",
+        ),
+    ] = None
+    multiprocessors: Annotated[
+        Path | None,
+        typer.Option(
+            "--multiprocessors",
+            help="Measure nothing but the GPU's multiprocessors, for the model of generated "
+            "kernels, and write their description here.",
+        ),
+    ] = None
+    as_json: AsJson = False
+
+
+@takes(ProfileOptions)
+def profile(options: ProfileOptions) -> None:
     """Measure this machine and write it as a cluster YAML for `bigplan plan --cluster FILE`.
 
     Keep the machine idle meanwhile. What is not measured stays as the shipped description of the
@@ -81,28 +87,37 @@ def profile(
         raise RefusedError(
             "profiling needs torch, which is not installed; run: pip install 'bigplan[launch]'"
         )
-    if multiprocessors is not None:
-        _multiprocessors(multiprocessors)
+    console = Console(stderr=options.as_json)
+    if options.multiprocessors is not None:
+        _multiprocessors(options.multiprocessors, console, as_json=options.as_json)
         return
-    known = _known(out)
+    out, nvme, known = options.out, options.nvme, _known(options.out)
     if nvme is None and known is not None:
         nvme = _drive_of(known)
-    if interface is not None and address is None:
+    if options.interface is not None and options.address is None:
         raise InputError("--interface is of nodes of a Ray cluster: name that with --address")
-    if address is not None:
-        _survey(address, interface, _wish(quick, nvme, name, cpu_devices), out)
-        return
-    if nvme is not None and not nvme.is_dir():
+    if options.address is None and nvme is not None and not nvme.is_dir():
         raise InputError(f"--nvme {nvme} is no folder; name one on the drive to measure")
-    _write(_measure(_wish(quick, nvme, name, cpu_devices)), out)
+    wish = _wish(options.quick, nvme, options.name, options.cpu_devices)
+    if options.address is not None:
+        found, cluster = _survey(options.address, options.interface, wish, console)
+    else:
+        found, cluster = _measure(wish, console)
+    _write_cluster(cluster, out)
+    if options.as_json:
+        print_json(_told(found, cluster, out))
+        return
+    _show(found, console)
+    told = f"Cluster written to {out}; plan with it: bigplan plan --cluster {out} --model NAME"
+    console.print(told, highlight=False)
 
 
-def _multiprocessors(out: Path) -> None:
+def _multiprocessors(out: Path, console: Console, *, as_json: bool) -> None:
     """Write the figures of this machine's first GPU, and print them beside the shipped ones."""
     import torch
 
-    from bigplan.spec.document import write_text
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.files.document import write_text
+    from bigplan.spec.files.dump import to_yaml
 
     if not torch.cuda.is_available() or find_spec("triton") is None:
         raise RefusedError(
@@ -115,7 +130,9 @@ def _multiprocessors(out: Path) -> None:
 
     known, found = measure_multiprocessor(torch.device("cuda", 0))
     write_text(out, to_yaml(found), "multiprocessors")
-    console = Console()
+    if as_json:
+        print_json({"multiprocessors": found.model_dump(), "written": str(out)})
+        return
     for name in type(found).model_fields:
         before, after = getattr(known, name), getattr(found, name)
         if before != after and name != "sources":
@@ -126,7 +143,7 @@ def _multiprocessors(out: Path) -> None:
 def _known(out: Path) -> Cluster | None:
     """The cluster that will be replaced; no other file ever is. Raises InputError."""
     from bigplan.spec.cluster import Cluster
-    from bigplan.spec.document import load_document
+    from bigplan.spec.files.document import load_document
 
     require_target("--out", out, CLUSTER)
     return load_document(out, Cluster) if out.is_file() and out.stat().st_size else None
@@ -138,7 +155,7 @@ def _drive_of(known: Cluster) -> Path | None:
 
 
 def _wish(quick: bool, folder: Path | None, name: str, cpu_devices: int | None) -> Wish:
-    with Console().status("Starting torch"):
+    with Console(stderr=True).status("Starting torch"):
         from bigplan.profile.machine import QUICK_SECONDS, THOROUGH_SECONDS, Wish
 
     seconds = QUICK_SECONDS if quick else THOROUGH_SECONDS
@@ -146,58 +163,56 @@ def _wish(quick: bool, folder: Path | None, name: str, cpu_devices: int | None) 
     return Wish(name, resolved, cpu_devices, seconds)
 
 
-def _survey(address: str, interface: str | None, wish: Wish, out: Path) -> None:
+def _survey(
+    address: str, interface: str | None, wish: Wish, console: Console
+) -> tuple[Sequence[Profile], Cluster]:
     from bigplan.launcher.session import ray_session, require_packages
     from bigplan.launcher.survey import survey
-    from bigplan.report.profile_report import profile_report
 
     require_packages()
-    console = Console()
 
     def tell(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     with ray_session(address, 0, cuda=False):
         found = survey(wish, interface, tell)
-    _write_cluster(found.cluster, out)
-    for profile in found.profiles:
-        console.print(profile_report(profile.before.group, profile.after.group))
     for note in found.notes:
         tell(f"Note: {note}")
-    tell(_written(out))
+    return found.profiles, found.cluster
 
 
-def _measure(wish: Wish) -> Profile:
+def _measure(wish: Wish, console: Console) -> tuple[Sequence[Profile], Cluster]:
     from bigplan.profile.machine import profile_machine
-
-    console = Console()
     from bigplan.report.profile_report import progress_line
 
-    def tell(step: Progress) -> None:
+    def tell(step: ProbeDone) -> None:
         line = progress_line(step.before, step.after)
         console.print(f"{step.name:20s} {step.seconds:5.1f} s  {line}", highlight=False)
 
     def warn(text: str) -> None:
         Console(stderr=True).print(f"warning: {text}", highlight=False)
 
-    return profile_machine(wish, tell, warn)
+    found = profile_machine(wish, tell, warn)
+    return (found,), found.after
 
 
-def _write(found: Profile, out: Path) -> None:
+def _show(profiles: Sequence[Profile], console: Console) -> None:
     from bigplan.report.profile_report import profile_report
 
-    _write_cluster(found.after, out)
-    console = Console()
-    console.print(profile_report(found.before.group, found.after.group))
-    console.print(_written(out), highlight=False)
+    for profile in profiles:
+        console.print(profile_report(profile.before.group, profile.after.group))
+
+
+def _told(profiles: Sequence[Profile], cluster: Cluster, out: Path) -> dict[str, object]:
+    """The cluster, and of every node what was measured, as text, beside what was known."""
+    from bigplan.report.profile_report import figures
+
+    measured = [[asdict(f) for f in figures(p.before.group, p.after.group)] for p in profiles]
+    return {"cluster": cluster.model_dump(), "measured": measured, "written": str(out)}
 
 
 def _write_cluster(cluster: Cluster, out: Path) -> None:
-    from bigplan.spec.document import write_text
-    from bigplan.spec.dump import to_yaml
+    from bigplan.spec.files.document import write_text
+    from bigplan.spec.files.dump import to_yaml
 
     write_text(out, to_yaml(cluster), "cluster")
-
-
-def _written(out: Path) -> str:
-    return f"Cluster written to {out}; plan with it: bigplan plan --cluster {out} --model NAME"

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.inputs import checked_plan
 from bigplan.cli.targets import PAGE, PNG, SVG, require_target
 
 if TYPE_CHECKING:
-    from bigplan.cli.plan import Planned
+    from bigplan.cli.plan import PlanAnswer
     from bigplan.page.help import Help
     from bigplan.page.parts import Page
     from bigplan.page.subject import Subject
@@ -46,6 +47,7 @@ def report(
             "(default: as far as ten seconds go).",
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show a plan, a run, a cluster or an experiment: in the terminal, as a page, as a picture.
 
@@ -58,7 +60,7 @@ def report(
     subject = find_subject(what)
     wanted = [target for target in targets if target[1] is not None]
     if not wanted:
-        _print(subject)
+        (_print_json if as_json else _print)(subject)
         return
     from bigplan.page.files import write_page
     from bigplan.page.html import require_library
@@ -67,15 +69,21 @@ def report(
     for option, path, kind in wanted:
         assert path is not None
         require_target(option, path, kind, [Path(what)])
-    page = _page(subject, what_if)
-    write_page(page, html, svg, png)
-    told = ", ".join(str(path) for _, path, _ in wanted)
-    Console().print(f"Written: {told}", highlight=False, markup=False, soft_wrap=True)
+    write_page(_page(subject, what_if), html, svg, png)
+    _tell([str(path) for _, path, _ in wanted], as_json=as_json)
+
+
+def _tell(written: list[str], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"written": written})
+        return
+    text = f"Written: {', '.join(written)}"
+    Console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print(subject: Subject) -> None:
     """In a terminal: a plan's tables, a run's comparison, a cluster's YAML, all points."""
-    from bigplan.page.subject import Cluster, Experiment, Outcome, PlanFile, Record
+    from bigplan.page.subject import Cluster, Experiment, PlanFile, Record, StudyOutcome
 
     console = Console()
     match subject:
@@ -86,10 +94,10 @@ def _print(subject: Subject) -> None:
 
             console.print(run_report(subject))
         case Cluster():
-            from bigplan.spec.dump import to_yaml
+            from bigplan.spec.files.dump import to_yaml
 
             print(to_yaml(subject), end="")
-        case Outcome():
+        case StudyOutcome():
             from bigplan.experiment.shown import outcome_report
 
             console.print(outcome_report(subject))
@@ -97,6 +105,30 @@ def _print(subject: Subject) -> None:
             from bigplan.cli.plan import plan_experiment
 
             _print_plan(plan_experiment(subject).plan, console)
+
+
+def _print_json(subject: Subject) -> None:
+    """The same for programs."""
+    from bigplan.page.subject import Cluster, Experiment, PlanFile, Record, StudyOutcome
+    from bigplan.report.plan_json import plan_facts
+
+    match subject:
+        case PlanFile():
+            print_json(plan_facts(checked_plan(subject.path, subject.plan)))
+        case Record():
+            from bigplan.report.run_report import run_json
+
+            print_json(run_json(subject))
+        case Cluster():
+            print_json({"cluster": subject.model_dump()})
+        case StudyOutcome():
+            from bigplan.cli.experiment import outcome_json
+
+            print_json(outcome_json(subject))
+        case Experiment():
+            from bigplan.cli.plan import plan_experiment
+
+            print_json(plan_facts(plan_experiment(subject).plan))
 
 
 def _print_plan(plan: Plan, console: Console) -> None:
@@ -114,7 +146,7 @@ def _page(subject: Subject, what_if: bool | None) -> Page:
     from bigplan.page.experiment_page import experiment_page
     from bigplan.page.plan_page import plan_page
     from bigplan.page.run_page import run_page
-    from bigplan.page.subject import Cluster, Experiment, Outcome, PlanFile, Record
+    from bigplan.page.subject import Cluster, Experiment, PlanFile, Record, StudyOutcome
 
     match subject:
         case PlanFile():
@@ -124,7 +156,7 @@ def _page(subject: Subject, what_if: bool | None) -> Page:
             return run_page(subject)
         case Cluster():
             return cluster_page(subject)
-        case Outcome():
+        case StudyOutcome():
             return experiment_page(subject)
         case Experiment():
             from bigplan.cli.plan import plan_experiment
@@ -133,7 +165,7 @@ def _page(subject: Subject, what_if: bool | None) -> Page:
             return plan_page(planned.plan, None if what_if is False else _help(planned, what_if))
 
 
-def _help(planned: Planned, what_if: bool | None) -> Help:
+def _help(planned: PlanAnswer, what_if: bool | None) -> Help:
     from bigplan.page.help import Help
 
     limit = None if what_if else planned.seconds + UNASKED

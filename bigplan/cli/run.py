@@ -18,12 +18,12 @@ from bigplan.cli.spread import takes
 from bigplan.errors import InputError
 from bigplan.launcher.inputs import require_inputs
 from bigplan.plan import Plan
-from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, Launch
+from bigplan.spec.files.document import validate
 from bigplan.units import format_bytes
 
 if TYPE_CHECKING:
-    from bigplan.launcher.record import Asked, Record
+    from bigplan.launcher.record import Asked
     from bigplan.launcher.resume import Resumable
 
 A_RUN = "the folder of a run, such as runs/my-model-1"
@@ -61,7 +61,7 @@ def launch(
     from bigplan.launcher.record import read_record
     from bigplan.launcher.resume import read_resumable
     from bigplan.launcher.session import require_packages
-    from bigplan.report.run_report import run_report
+    from bigplan.report.run_report import run_json, run_report
 
     require_packages()
     _check_steps(options)
@@ -78,16 +78,9 @@ def launch(
     folder = launch_plan(plan, LaunchOptions(how, run, asked), console)
     record = read_record(folder)
     if as_json:
-        print_json(_told(record))
+        print_json(run_json(record))
     else:
         console.print(run_report(record))
-
-
-def _told(record: Record) -> dict[str, object]:
-    """Where the record is, how the run ended, and its last step; the rest is in the record."""
-    last = record.metrics[-1].model_dump(mode="json") if record.metrics else None
-    summary = record.summary.model_dump(mode="json")
-    return {"run": str(record.folder), "summary": summary, "last_step": last}
 
 
 def _wanted(

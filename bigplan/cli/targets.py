@@ -17,7 +17,7 @@ _HEAD = 4096  # bytes in which a file says what it is
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TargetKind:
     """What a command writes."""
 
     noun: str
@@ -36,7 +36,7 @@ def _begins(pattern: bytes, told: str) -> Callable[[Path], str]:
 
 def _no_cluster(path: Path) -> str:
     from bigplan.spec.cluster import Cluster
-    from bigplan.spec.document import load_document
+    from bigplan.spec.files.document import load_document
 
     try:
         load_document(path, Cluster)
@@ -45,18 +45,18 @@ def _no_cluster(path: Path) -> str:
     return ""
 
 
-PLAN = Kind("plan", _begins(rb"format: \d+\s+inputs:", "`format: N` and `inputs:`"))
-TRACE = Kind("trace", _begins(rb'\s*\{\s*"traceEvents"\s*:', '{"traceEvents":'))
-CLUSTER = Kind("cluster", _no_cluster)
-PAGE = Kind(
+PLAN = TargetKind("plan", _begins(rb"format: \d+\s+inputs:", "`format: N` and `inputs:`"))
+TRACE = TargetKind("trace", _begins(rb'\s*\{\s*"traceEvents"\s*:', '{"traceEvents":'))
+CLUSTER = TargetKind("cluster", _no_cluster)
+PAGE = TargetKind(
     "page",
     _begins(rb'(?s).*<meta name="generator" content="bigplan">', "the head of a page of bigplan's"),
 )
-PNG = Kind("picture", _begins(rb"\x89PNG", "a PNG's signature"))
-SVG = Kind("picture", _begins(rb"<svg ", "`<svg`"))
+PNG = TargetKind("picture", _begins(rb"\x89PNG", "a PNG's signature"))
+SVG = TargetKind("picture", _begins(rb"<svg ", "`<svg`"))
 
 
-def require_target(option: str, path: Path, kind: Kind, inputs: Iterable[Path] = ()) -> None:
+def require_target(option: str, path: Path, kind: TargetKind, inputs: Iterable[Path] = ()) -> None:
     """Raise InputError where a file cannot be written, or would take the place of another kind's.
 
     `inputs` are what the command reads: none of them is replaced, whatever its kind.
@@ -81,7 +81,7 @@ def require_target(option: str, path: Path, kind: Kind, inputs: Iterable[Path] =
         )
 
 
-def _require_place(option: str, path: Path, kind: Kind) -> None:
+def _require_place(option: str, path: Path, kind: TargetKind) -> None:
     folder = path.parent
     if not folder.exists():
         raise InputError(f"{option} {path}: the folder {folder} does not exist; create it first")

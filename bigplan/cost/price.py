@@ -245,7 +245,8 @@ def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Dev
     attention: tuple[FlashKernel, ...] = framework.attention
     if training.deterministic:
         attention = ("flash2",)
-    eager = framework.eager if nodes.gpu.runs_kernels else 1.0
+    kernels = nodes.gpu.runs_kernels and training.kernels == "generated"
+    eager = framework.eager if kernels else 1.0
     slowest = nodes.gpu.slowest(nodes.gpus)
     return Device(nodes.gpu, training.precision, attention, framework.gemm_share, eager, slowest)
 

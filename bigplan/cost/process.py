@@ -25,7 +25,7 @@ def process_bytes(nodes: NodeGroup, ranks: int, layer: int) -> int:
     """Bytes of a node's host memory that `ranks` processes take, each with layers of so many
     parameters at most.
 
-    0 on a CPU that stands in for a GPU: half of its machine is left out (spec/detect.py).
+    0 on a CPU that stands in for a GPU: half of its machine is left out (spec/detect/cluster.py).
     """
     if not nodes.gpu.runs_kernels:
         return 0

@@ -22,7 +22,7 @@ from bigplan.data.prepared import (
     TOKENS,
     VERSION,
     Dtype,
-    Index,
+    PreparedIndex,
     Source,
     narrowest,
 )
@@ -121,7 +121,7 @@ class Packer:
                 Source(path=printable(self._path), documents=documents, tokens=tokens)
             )
 
-    def finish(self) -> Index:
+    def finish(self) -> PreparedIndex:
         """Everything to the drive, the index last."""
         self._end_source()
         if MASK in self._files:
@@ -130,7 +130,7 @@ class Packer:
         if self._tokenizer.file is not None:
             shutil.copyfile(self._tokenizer.file, self._folder / TOKENIZER)
             checksums[TOKENIZER] = self._tokenizer.name
-        index = Index(
+        index = PreparedIndex(
             version=VERSION,
             dtype=self._dtype,
             tokens=self.tokens,

@@ -11,14 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.data.packer import Packer, sync
-from bigplan.data.prepared import FILES, INDEX, PARTS, Index
-from bigplan.data.sources import BLOCK, Fields, Format, Part, find_sources, format_of, read_parts
+from bigplan.data.prepared import FILES, INDEX, PARTS, PreparedIndex
+from bigplan.data.sources import (
+    BLOCK,
+    Fields,
+    Format,
+    TextPart,
+    find_sources,
+    format_of,
+    read_parts,
+)
 from bigplan.data.tokenizer import Tokenizer, load_tokenizer
 from bigplan.errors import InputError
 
 BATCH = 1024  # parts tokenised at a time, or fewer that make a BLOCK of text
 
-Progress = Callable[[int, int, int], None]  # bytes read, bytes in all, tokens written
+OnProgress = Callable[[int, int, int], None]  # bytes read, bytes in all, tokens written
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +43,8 @@ class Preparation:
 
 
 def prepare(
-    wanted: Preparation, out: Path, *, force: bool = False, progress: Progress | None = None
-) -> dict[str, Index]:
+    wanted: Preparation, out: Path, *, force: bool = False, progress: OnProgress | None = None
+) -> dict[str, PreparedIndex]:
     """Write the folder, or with a fraction its parts train and validation; the indices by part.
 
     `force` replaces what was prepared there before. Memory does not grow with the sources, but for
@@ -157,12 +165,12 @@ class _Reads:
     wanted: Preparation
     files: list[tuple[Path, Format]]
     tokenizer: Tokenizer
-    progress: Progress | None
+    progress: OnProgress | None
 
-    def batches(self) -> Iterator[tuple[Path, list[Part]]]:
+    def batches(self) -> Iterator[tuple[Path, list[TextPart]]]:
         """Parts to be tokenised together, all of one file."""
         for path, form in self.files:
-            batch: list[Part] = []
+            batch: list[TextPart] = []
             characters = 0
             fields = self.wanted.fields or Fields()
             parts = read_parts(path, form, fields, self.wanted.validation_fraction)
@@ -193,7 +201,7 @@ def _pack(reads: _Reads, packers: list[Packer]) -> None:
             reads.progress(before + batch[-1].position, total, sum(p.tokens for p in packers))
 
 
-def _finished(packers: list[Packer], parts: tuple[str, ...]) -> list[Index]:
+def _finished(packers: list[Packer], parts: tuple[str, ...]) -> list[PreparedIndex]:
     for packer, part in zip(packers, parts, strict=True):
         if packer.documents == 0:
             raise InputError(

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bigplan.errors import InputError
-from bigplan.spec.document import Spec, validate
-from bigplan.spec.reading import read_json, require_regular
+from bigplan.spec.files.document import Spec, validate
+from bigplan.spec.files.reading import read_json, require_regular
 
 VERSION = 1
 INDEX, TOKENS, MASK = "index.json", "tokens.bin", "mask.bin"
@@ -43,7 +43,7 @@ class Source(Spec):
     """of its documents, end tokens included"""
 
 
-class Index(Spec):
+class PreparedIndex(Spec):
     """What a prepared folder holds."""
 
     version: int
@@ -144,7 +144,7 @@ def _open_folder(folder: Path) -> Tokens:
     return Tokens(folder, _mapped(folder / TOKENS, index.dtype), bits, index.largest)
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Path) -> PreparedIndex:
     """The folder's index. Raises InputError where it is none of ours."""
     path = folder / INDEX
     if not path.is_file():
@@ -160,7 +160,7 @@ def read_index(folder: Path) -> Index:
         raise InputError(
             f"{path} has version {version}, this bigplan reads {VERSION}: prepare the data again"
         )
-    return validate(data, Index, str(path))
+    return validate(data, PreparedIndex, str(path))
 
 
 def check_vocabulary(tokens: Tokens, vocabulary: int, model: str) -> None:
@@ -183,7 +183,7 @@ def check_length(tokens: Tokens, sequence_length: int) -> None:
         )
 
 
-def check_folder(folder: Path) -> Index:
+def check_folder(folder: Path) -> PreparedIndex:
     """The index, after every byte was compared with its checksum. Raises InputError."""
     index = read_index(folder)
     _open_folder(folder)

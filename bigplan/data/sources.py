@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from bigplan.data.tokenizer import require
 from bigplan.errors import InputError, quoted
-from bigplan.spec.reading import require_regular
+from bigplan.spec.files.reading import require_regular
 
 Format = Literal["text", "jsonl", "parquet"]
 SUFFIXES: dict[str, Format] = {
@@ -29,7 +29,7 @@ HASHED = 8  # bytes of a digest that decide whether a document is held out
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """Some of a document's text."""
 
     text: str
@@ -54,13 +54,13 @@ class Fields:
             return self.prompt, self.response
         return (self.text,)
 
-    def parts(self, values: list[str], fraction: float, position: int) -> Iterator[Part]:
+    def parts(self, values: list[str], fraction: float, position: int) -> Iterator[TextPart]:
         """A document of these values; those with equal texts are all held out, or none is."""
         out = _held_out(values, fraction)
         *prompts, last = values
         for text in prompts:
-            yield Part(text, counts=False, ends=False, held_out=out, position=position)
-        yield Part(last, held_out=out, position=position)
+            yield TextPart(text, counts=False, ends=False, held_out=out, position=position)
+        yield TextPart(last, held_out=out, position=position)
 
 
 def _held_out(values: list[str], fraction: float) -> bool:
@@ -107,7 +107,7 @@ def format_of(path: Path, wanted: Format | None) -> Format:
     return known
 
 
-def read_parts(path: Path, form: Format, fields: Fields, fraction: float) -> Iterator[Part]:
+def read_parts(path: Path, form: Format, fields: Fields, fraction: float) -> Iterator[TextPart]:
     """All parts of the file's documents, in order. Raises InputError with file and line."""
     try:
         match form:
@@ -121,7 +121,7 @@ def read_parts(path: Path, form: Format, fields: Fields, fraction: float) -> Ite
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _text(path: Path, fraction: float) -> Iterator[Part]:
+def _text(path: Path, fraction: float) -> Iterator[TextPart]:
     """A text file is one document; its last lines, a document of their own, are held out."""
     size = path.stat().st_size
     if size == 0:
@@ -131,7 +131,7 @@ def _text(path: Path, fraction: float) -> Iterator[Part]:
     for start, stop in ((0, cut), (cut, size)):
         for block, position in _blocks(path, start, stop, line):
             line += block.count("\n")
-            yield Part(block, ends=position == stop, held_out=start > 0, position=position)
+            yield TextPart(block, ends=position == stop, held_out=start > 0, position=position)
 
 
 def _line_start(path: Path, offset: int) -> int:
@@ -176,7 +176,7 @@ def _not_utf8(path: Path, line: int) -> InputError:
     return InputError(f"{path}:{line}: not UTF-8 text; save the file as UTF-8")
 
 
-def _jsonl(path: Path, fields: Fields, fraction: float) -> Iterator[Part]:
+def _jsonl(path: Path, fields: Fields, fraction: float) -> Iterator[TextPart]:
     position = documents = 0
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -238,7 +238,7 @@ def _string(value: object, name: str, where: str) -> str:
     return value
 
 
-def _parquet(path: Path, fields: Fields, fraction: float) -> Iterator[Part]:
+def _parquet(path: Path, fields: Fields, fraction: float) -> Iterator[TextPart]:
     require("pyarrow", f"reading {path}")
     import pyarrow
     from pyarrow.parquet import ParquetFile
@@ -251,7 +251,7 @@ def _parquet(path: Path, fields: Fields, fraction: float) -> Iterator[Part]:
         raise InputError(f"{path}: not a whole Parquet file: {reason}") from None
 
 
-def _rows(path: Path, file: Any, fields: Fields, fraction: float) -> Iterator[Part]:
+def _rows(path: Path, file: Any, fields: Fields, fraction: float) -> Iterator[TextPart]:
     rows, size, done = file.metadata.num_rows, path.stat().st_size, 0
     columns = [str(name) for name in file.schema_arrow.names]
     for name in fields.names:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from bigplan.data.prepared import BYTE_VOCABULARY
 from bigplan.errors import InputError, RefusedError, quoted
-from bigplan.spec.reading import INDEX, read_bytes, read_json
+from bigplan.spec.files.reading import INDEX, read_bytes, read_json
 
 BYTE_END = 255  # no UTF-8 text has this byte
 # How published tokenizers call the token after a document, where nothing beside them says it.
@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
+class ByteTokenizer:
     """The bytes of the UTF-8 text."""
 
     name: str = "bytes"
@@ -94,7 +94,7 @@ def load_tokenizer(path: Path | None, end: str | None) -> Tokenizer:
                 f"--end-of-document {end}: byte {BYTE_END} ends a document of bytes; "
                 "name a --tokenizer, or leave the option out"
             )
-        return Bytes()
+        return ByteTokenizer()
     require("tokenizers", f"reading {path}")
     file = path / "tokenizer.json" if path.is_dir() else path
     inner, content = _read(file)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from bigplan.doctor.finding import Finding
-from bigplan.spec.machine import COMPILERS, cache_folder, compiler
+from bigplan.spec.detect.machine import COMPILERS, cache_folder, compiler
 
 TOPIC = "compiler"
 _CACHE = "name a folder in XDG_CACHE_HOME"

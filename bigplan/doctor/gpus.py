@@ -12,7 +12,7 @@ from typing import Any
 
 from bigplan.doctor.finding import Finding
 from bigplan.spec.catalog import find_gpu, list_gpus
-from bigplan.spec.machine import FoundGpu, find_gpus
+from bigplan.spec.detect.machine import FoundGpu, find_gpus
 from bigplan.units import format_bytes
 
 TOPIC = "GPUs"

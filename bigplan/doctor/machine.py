@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bigplan.doctor.finding import Finding
-from bigplan.spec.machine import available_cores, available_memory, cpu_name
+from bigplan.spec.detect.machine import available_cores, available_memory, cpu_name
 from bigplan.units import counted, format_bytes
 
 TOPIC = "machine"

@@ -8,7 +8,7 @@ from bigplan.engines.auto import Chosen, choose
 from bigplan.engines.deepspeed import DeepSpeed
 from bigplan.engines.engine import Engine
 from bigplan.engines.frameworks import FRAMEWORKS
-from bigplan.engines.native import Native
+from bigplan.engines.native import NativeEngine
 from bigplan.errors import InputError
 from bigplan.plan import Plan
 from bigplan.planner import Request
@@ -16,7 +16,7 @@ from bigplan.solve.search import Watch, unwatched
 
 __all__ = ["ENGINES", "Chosen", "Engine", "chosen", "engine_of", "make_plan"]
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Native(), DeepSpeed())}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (NativeEngine(), DeepSpeed())}
 # Those that are planned for besides, and that nothing here runs: "auto" looks at none of them.
 _PLANNED: dict[str, Engine] = {**ENGINES, **FRAMEWORKS}
 # A request for "any" is for the planner's best, whether or not an engine executes it yet: plans of

@@ -19,7 +19,7 @@ from bigplan.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class NativeEngine:
     """The planner's whole space is its own; what of it runs today is in capabilities.py."""
 
     name: str = "native"

@@ -23,13 +23,13 @@ from typing import Any, TypeVar
 
 from bigplan.engines import ENGINES
 from bigplan.errors import InputError
-from bigplan.experiment.row import Row
+from bigplan.experiment.row import StudyRow
 from bigplan.plan import digest
 from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.document import Spec, validate
 from bigplan.spec.experiment import Experiment
-from bigplan.spec.reading import read_json
-from bigplan.spec.shipped import PACKAGE
+from bigplan.spec.files.document import Spec, validate
+from bigplan.spec.files.reading import read_json
+from bigplan.spec.files.shipped import PACKAGE
 from bigplan.spec.sweep import Find
 
 S = TypeVar("S", bound=Spec)
@@ -39,26 +39,26 @@ POINTS, PLANS, MEASURED, RUNS = "points", "plans", "measured", "runs"
 _DIGITS = 16  # of a key: 64 bits
 
 
-class Entry(Spec):
+class StudyEntry(Spec):
     """A point as the file has it: its key, and the swept keys with their values."""
 
     key: str
     values: dict[str, Any]
 
 
-class Index(Spec):
+class StudyIndex(Spec):
     """The points of a file, and what was asked of them."""
 
     file: str
     keys: tuple[str, ...]
-    points: tuple[Entry, ...]
+    points: tuple[StudyEntry, ...]
     prefer: str = "fastest"
     within: float | None = None
     largest: str | None = None
     """the key whose largest value was looked for"""
 
 
-class Measured(Spec):
+class MeasuredPoint(Spec):
     """What a launch measured; `reason` is why it measured nothing."""
 
     reason: str = ""
@@ -147,9 +147,9 @@ def read_spec(path: Path, schema: type[S]) -> S | None:
     return validate(read_json(path).data, schema, str(path)) if path.is_file() else None
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Path) -> StudyIndex:
     """The points of an experiment's folder. Raises InputError where it is none."""
-    index = read_spec(folder / EXPERIMENT, Index)
+    index = read_spec(folder / EXPERIMENT, StudyIndex)
     if index is None:
         raise InputError(
             f"{folder} holds no {EXPERIMENT}, so it is no folder of `bigplan experiment run`; name "
@@ -158,6 +158,6 @@ def read_index(folder: Path) -> Index:
     return index
 
 
-def read_row(folder: Path, key: str) -> Row | None:
+def read_row(folder: Path, key: str) -> StudyRow | None:
     """A point's row; None where it has not been planned. Raises InputError."""
-    return read_spec(folder / POINTS / f"{key}.json", Row)
+    return read_spec(folder / POINTS / f"{key}.json", StudyRow)

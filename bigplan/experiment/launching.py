@@ -11,8 +11,8 @@ from rich.console import Console
 
 from bigplan.engines import ENGINES
 from bigplan.errors import BigplanError
-from bigplan.experiment.folder import MEASURED, POINTS, RUNS, Measured, read_spec, write_spec
-from bigplan.experiment.running import Outcome, read_outcome, write_measured
+from bigplan.experiment.folder import MEASURED, POINTS, RUNS, MeasuredPoint, read_spec, write_spec
+from bigplan.experiment.running import StudyOutcome, read_outcome, write_measured
 from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.record import SUMMARY, Record, read_record, read_summary
@@ -22,8 +22,8 @@ from bigplan.spec.experiment import Launch
 
 
 def launch_all(
-    outcome: Outcome, measure: Literal["none", "all"] | int, how: Launch, console: Console
-) -> Outcome:
+    outcome: StudyOutcome, measure: Literal["none", "all"] | int, how: Launch, console: Console
+) -> StudyOutcome:
     """Launch those points; one that fails is a measurement with its reason, and the next goes on.
 
     What was measured before is kept; a launch that was stopped goes on from its checkpoint. A
@@ -32,7 +32,7 @@ def launch_all(
     for number in chosen(outcome, measure):
         key = outcome.index.points[number].key
         path = outcome.folder / MEASURED / f"{key}.json"
-        before = read_spec(path, Measured)
+        before = read_spec(path, MeasuredPoint)
         if before is None or before.reason:
             console.print(f"Point {number}:", highlight=False)
             write_spec(path, _launched(outcome.folder, key, how, console))
@@ -41,7 +41,7 @@ def launch_all(
     return outcome
 
 
-def chosen(outcome: Outcome, measure: Literal["none", "all"] | int) -> tuple[int, ...]:
+def chosen(outcome: StudyOutcome, measure: Literal["none", "all"] | int) -> tuple[int, ...]:
     """Numbers of the points to launch, in the file's order: those that can run here."""
     able = [
         (row.tokens_per_second or 0.0, number)
@@ -55,7 +55,7 @@ def chosen(outcome: Outcome, measure: Literal["none", "all"] | int) -> tuple[int
     return tuple(sorted(number for _, number in able))
 
 
-def _launched(folder: Path, key: str, how: Launch, console: Console) -> Measured:
+def _launched(folder: Path, key: str, how: Launch, console: Console) -> MeasuredPoint:
     plan, runs = load_plan(folder / POINTS / f"{key}.yaml"), folder / RUNS / key
     how = how.model_copy(update={"run_dir": str(runs)})
     try:
@@ -70,7 +70,7 @@ def _launched(folder: Path, key: str, how: Launch, console: Console) -> Measured
                 run = launch(resumable.plan, LaunchOptions(how, resumable), console)
         return measured_of(read_record(run), folder)
     except BigplanError as error:
-        return Measured(reason=" ".join(str(error).split()))
+        return MeasuredPoint(reason=" ".join(str(error).split()))
 
 
 def _finished(runs: Path) -> Iterator[Path]:
@@ -85,11 +85,11 @@ def _begun(runs: Path) -> Iterator[Path]:
     yield from (run for run in sorted(runs.glob("*")) if newest_step(run) is not None)
 
 
-def measured_of(record: Record, folder: Path) -> Measured:
+def measured_of(record: Record, folder: Path) -> MeasuredPoint:
     """A run's median step, its memory at most and its last loss."""
     most = {tier: _most(record, tier) for tier in ("gpu", "host", "nvme")}
     run = record.folder.absolute()
-    return Measured(
+    return MeasuredPoint(
         run=str(run.relative_to(folder.absolute())),
         step_seconds=record.summary.measured_step_seconds,
         steps=len(record.metrics),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bigplan.experiment.row import Row
+from bigplan.experiment.row import StudyRow
 
 
-def objectives(row: Row) -> tuple[float, ...]:
+def objectives(row: StudyRow) -> tuple[float, ...]:
     """Seconds and dollars a million tokens, bytes of the fullest GPU, bytes written to drives.
 
     Three digits, as they are shown: plans do not differ in the fourth. Without a price node-hours
@@ -25,7 +25,7 @@ def objectives(row: Row) -> tuple[float, ...]:
     return tuple(float(f"{figure:.3g}") for figure in figures)
 
 
-def front(rows: Sequence[Row]) -> tuple[int, ...]:
+def front(rows: Sequence[StudyRow]) -> tuple[int, ...]:
     """Numbers of the planned rows that none of the same model and unit of cost dominates.
 
     Of equal ones the first is there.
@@ -42,13 +42,13 @@ def front(rows: Sequence[Row]) -> tuple[int, ...]:
     )
 
 
-def _comparable(one: Row, other: Row) -> bool:
+def _comparable(one: StudyRow, other: StudyRow) -> bool:
     """Tokens of another model are no better or worse."""
     same = (one.model, one.parameters) == (other.model, other.parameters)
     priced = [row.dollars_per_million_tokens is not None for row in (one, other)]
     return same and (priced[0] == priced[1])
 
 
-def _beats(one: Row, other: Row, *, first: bool) -> bool:
+def _beats(one: StudyRow, other: StudyRow, *, first: bool) -> bool:
     pairs = list(zip(objectives(one), objectives(other), strict=True))
     return all(a <= b for a, b in pairs) and (first or any(a < b for a, b in pairs))

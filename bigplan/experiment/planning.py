@@ -8,11 +8,11 @@ from pathlib import Path
 from bigplan.cheapest import cheapest
 from bigplan.engines import make_plan
 from bigplan.errors import InfeasibleError, InputError
-from bigplan.experiment.row import Row
+from bigplan.experiment.row import StudyRow
 from bigplan.plan import Plan, plan_text
 from bigplan.planner import Request
-from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment, set_key
+from bigplan.spec.files.document import validate
 from bigplan.spec.sweep import Find, written_out
 
 
@@ -26,11 +26,11 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class PlannedPoint:
     """Its row, and its plan as text; empty where there is none."""
 
     task: Task
-    row: Row
+    row: StudyRow
     plan: str = ""
 
 
@@ -39,7 +39,7 @@ class _Made:
     plan: Plan
 
 
-def plan_task(task: Task) -> Done:
+def plan_task(task: Task) -> PlannedPoint:
     """Plan it; what cannot be planned is a row that says why."""
     experiment, found = task.experiment, None
     try:
@@ -48,8 +48,8 @@ def plan_task(task: Task) -> Done:
         else:
             found, plan = largest(experiment, task.find)
     except (InfeasibleError, InputError) as error:
-        return Done(task, Row.failed(str(error)))
-    return Done(task, Row.of(plan, experiment.within, found), plan_text(plan))
+        return PlannedPoint(task, StudyRow.failed(str(error)))
+    return PlannedPoint(task, StudyRow.of(plan, experiment.within, found), plan_text(plan))
 
 
 def best_plan(experiment: Experiment) -> Plan:

@@ -7,20 +7,20 @@ from typing import Any, Literal
 from bigplan.bill import DAY, MILLION, Bill, bill_of
 from bigplan.placement import Tier
 from bigplan.plan import Plan
+from bigplan.report.bill import wear_of
 from bigplan.report.decision import strategy_text
-from bigplan.report.drives import wear_of
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
 
-Status = Literal["planned", "failed"]
+RowStatus = Literal["planned", "failed"]
 
 
-class Row(Spec):
+class StudyRow(Spec):
     """A line of the results. What is not known, or not asked for, is None.
 
     Nothing in it depends on when, where or beside what it was planned.
     """
 
-    status: Status
+    status: RowStatus
     reason: str = ""
     """why there is no plan"""
     found: int | None = None
@@ -61,12 +61,12 @@ class Row(Spec):
     """whether the training ends within the time that was stated"""
 
     @classmethod
-    def failed(cls, reason: str) -> Row:
+    def failed(cls, reason: str) -> StudyRow:
         """One without a plan."""
         return cls(status="failed", reason=" ".join(reason.split()))
 
     @classmethod
-    def of(cls, plan: Plan, within: float | None, found: int | None) -> Row:
+    def of(cls, plan: Plan, within: float | None, found: int | None) -> StudyRow:
         """What a plan promises; `within` is the longest time of the training, in seconds."""
         predicted, training, group = plan.predicted, plan.training, plan.cluster.group
         bill = bill_of(plan)

@@ -15,18 +15,18 @@ from bigplan.experiment.folder import (
     MEASURED,
     PLANS,
     POINTS,
-    Entry,
-    Index,
     Keys,
-    Measured,
+    MeasuredPoint,
+    StudyEntry,
+    StudyIndex,
     make_folder,
     read_row,
     read_spec,
     write_spec,
     write_whole,
 )
-from bigplan.experiment.planning import Done, Task, plan_task
-from bigplan.experiment.row import Row
+from bigplan.experiment.planning import PlannedPoint, Task, plan_task
+from bigplan.experiment.row import StudyRow
 from bigplan.experiment.table import measured_table, plan_name, results_table, write_tables
 from bigplan.experiment.workers import Lost, results
 from bigplan.solve.pins import parse_pins, refuse_unknown_kind
@@ -35,18 +35,18 @@ from bigplan.spec.sweep import Point, Studied
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StudyOutcome:
     """An experiment's folder, read: a row of every point, measurements of those launched."""
 
     folder: Path
-    index: Index
-    rows: tuple[Row, ...]
-    measured: dict[int, Measured]
+    index: StudyIndex
+    rows: tuple[StudyRow, ...]
+    measured: dict[int, MeasuredPoint]
 
 
 def plan_all(
     studied: Studied, folder: Path, jobs: int, seen: Callable[[int, int], None]
-) -> Outcome:
+) -> StudyOutcome:
     """Plan every point that has no row yet; `seen` is told how many are done, of how many.
 
     Raises InputError before anything is planned where the file names what does not exist. A
@@ -60,11 +60,13 @@ def plan_all(
     total = len(index.points)
     done = total - len(todo)
     seen(done, total)
-    lost: dict[str, Row] = {}
+    lost: dict[str, StudyRow] = {}
     with closing(results(todo, plan_task, jobs)) as found:
         for result in found:
             if isinstance(result, Lost):
-                lost[result.task.key] = Row.failed(result.reason)  # not kept: tried again next time
+                lost[result.task.key] = StudyRow.failed(
+                    result.reason
+                )  # not kept: tried again next time
             else:
                 _keep(folder, result)
             done += 1
@@ -74,7 +76,7 @@ def plan_all(
     assert len(whole) == total, "each was planned just now, or before"
     _write_plans(folder, index, whole)
     write_tables(folder, "results", results_table(index, whole))
-    return Outcome(folder, index, whole, dict(_measured(folder, index)))
+    return StudyOutcome(folder, index, whole, dict(_measured(folder, index)))
 
 
 def check(studied: Studied) -> None:
@@ -119,13 +121,13 @@ def _pins(model: ModelSpec, key: str, value: str | int | float) -> None:
         refuse_unknown_kind(pin, model.kinds())
 
 
-def _index(studied: Studied) -> Index:
+def _index(studied: Studied) -> StudyIndex:
     study, keys = studied.study, Keys()
-    return Index(
+    return StudyIndex(
         file=studied.path.name,
         keys=studied.keys,
         points=tuple(
-            Entry(key=keys.of(point.experiment, study.find), values=dict(point.values))
+            StudyEntry(key=keys.of(point.experiment, study.find), values=dict(point.values))
             for point in studied.points
         ),
         prefer=study.prefer,
@@ -134,7 +136,7 @@ def _index(studied: Studied) -> Index:
     )
 
 
-def _todo(studied: Studied, index: Index, folder: Path) -> list[Task]:
+def _todo(studied: Studied, index: StudyIndex, folder: Path) -> list[Task]:
     """Points without a row; equal ones are planned once."""
     tasks: dict[str, Task] = {}
     for point, entry in zip(studied.points, index.points, strict=True):
@@ -143,14 +145,14 @@ def _todo(studied: Studied, index: Index, folder: Path) -> list[Task]:
     return list(tasks.values())
 
 
-def _keep(folder: Path, done: Done) -> None:
+def _keep(folder: Path, done: PlannedPoint) -> None:
     """The plan before the row, which says that both are there."""
     if done.plan:
         write_whole(folder / POINTS / f"{done.task.key}.yaml", done.plan)
     write_spec(folder / POINTS / f"{done.task.key}.json", done.row)
 
 
-def _write_plans(folder: Path, index: Index, rows: tuple[Row, ...]) -> None:
+def _write_plans(folder: Path, index: StudyIndex, rows: tuple[StudyRow, ...]) -> None:
     shutil.rmtree(folder / PLANS, ignore_errors=True)  # numbers may mean other points by now
     make_folder(folder)
     for number, (entry, row) in enumerate(zip(index.points, rows, strict=True)):
@@ -159,26 +161,26 @@ def _write_plans(folder: Path, index: Index, rows: tuple[Row, ...]) -> None:
             write_whole(folder / plan_name(number), text)
 
 
-def _measured(folder: Path, index: Index) -> Iterator[tuple[int, Measured]]:
+def _measured(folder: Path, index: StudyIndex) -> Iterator[tuple[int, MeasuredPoint]]:
     for number, entry in enumerate(index.points):
-        found = read_spec(folder / MEASURED / f"{entry.key}.json", Measured)
+        found = read_spec(folder / MEASURED / f"{entry.key}.json", MeasuredPoint)
         if found is not None:
             yield number, found
 
 
-def read_outcome(folder: Path, index: Index) -> Outcome:
+def read_outcome(folder: Path, index: StudyIndex) -> StudyOutcome:
     """What is there of an experiment; points not yet planned are failed rows that say so.
 
     Raises InputError.
     """
     rows = tuple(
-        read_row(folder, entry.key) or Row.failed("not planned yet; run the experiment again")
+        read_row(folder, entry.key) or StudyRow.failed("not planned yet; run the experiment again")
         for entry in index.points
     )
-    return Outcome(folder, index, rows, dict(_measured(folder, index)))
+    return StudyOutcome(folder, index, rows, dict(_measured(folder, index)))
 
 
-def write_measured(outcome: Outcome) -> None:
+def write_measured(outcome: StudyOutcome) -> None:
     """measured.csv, apart from results.csv: what a clock says is different every time."""
     if outcome.measured:
         table = measured_table(outcome.index, outcome.rows, outcome.measured)

@@ -12,11 +12,10 @@ from rich.text import Text
 
 from bigplan.bill import DAY
 from bigplan.experiment.pareto import front
-from bigplan.experiment.row import Row
-from bigplan.experiment.running import Outcome
+from bigplan.experiment.row import StudyRow
+from bigplan.experiment.running import StudyOutcome
 from bigplan.experiment.table import error_of
-from bigplan.report.bill import dollars_text
-from bigplan.report.drives import days_text
+from bigplan.report.bill import days_text, dollars_text
 from bigplan.report.text import bytes_text, seconds_text, table
 from bigplan.units import counted, format_count
 
@@ -25,7 +24,7 @@ WIDE = 7  # columns beside which a strategy in words has no room
 BOUND, STRATEGY = "bound by", "strategy"
 
 
-def outcome_report(outcome: Outcome) -> RenderableType:
+def outcome_report(outcome: StudyOutcome) -> RenderableType:
     """What is best, every point, the Pareto table, and why points failed."""
     parts: list[RenderableType] = [Text(headline(outcome)), points_table(outcome)]
     if len(outcome.rows) > SHOWN:
@@ -36,7 +35,7 @@ def outcome_report(outcome: Outcome) -> RenderableType:
     return Group(*parts)
 
 
-def headline(outcome: Outcome) -> str:
+def headline(outcome: StudyOutcome) -> str:
     """The answer in a sentence: the largest, cheapest or fastest point."""
     rows = [row for row in outcome.rows if row.status == "planned"]
     told = f"{counted(len(outcome.rows), 'point')}, {len(rows)} planned."
@@ -54,7 +53,7 @@ def headline(outcome: Outcome) -> str:
     return f"{told} {what}{limit}: {number}; {takes_text(row)}."
 
 
-def takes_text(row: Row) -> str:
+def takes_text(row: StudyRow) -> str:
     """A row's nodes, step and bill in a line."""
     assert row.step_seconds is not None and row.nodes is not None, "a planned row has them"
     parts = [
@@ -70,7 +69,7 @@ def takes_text(row: Row) -> str:
     return ", ".join(parts)
 
 
-def best_point(outcome: Outcome) -> int | None:
+def best_point(outcome: StudyOutcome) -> int | None:
     """The number of the point that the file asks for; None where no point qualifies.
 
     Where some points have no price, the cheapest is one of those that have.
@@ -85,12 +84,12 @@ def best_point(outcome: Outcome) -> int | None:
     return max(able, key=lambda n: (outcome.rows[n].tokens_per_second or 0.0, -n), default=None)
 
 
-def _cost(row: Row) -> float:
+def _cost(row: StudyRow) -> float:
     dollars = row.dollars_per_million_tokens
     return (row.node_hours_per_million_tokens or 0.0) if dollars is None else dollars
 
 
-def point_text(outcome: Outcome, number: int) -> str:
+def point_text(outcome: StudyOutcome, number: int) -> str:
     """The point's swept keys and values, ' (nodes=4)'; empty where nothing is swept."""
     values = outcome.index.points[number].values
     told = ", ".join(
@@ -99,7 +98,7 @@ def point_text(outcome: Outcome, number: int) -> str:
     return f" ({told})" if told else ""
 
 
-def short_keys(outcome: Outcome) -> dict[str, str]:
+def short_keys(outcome: StudyOutcome) -> dict[str, str]:
     """Swept keys by the last of their parts that tells them apart."""
     keys = outcome.index.keys
     last = Counter(key.rpartition(".")[2] for key in keys)
@@ -108,7 +107,7 @@ def short_keys(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def points_table(outcome: Outcome, most: int | None = SHOWN) -> Table:
+def points_table(outcome: StudyOutcome, most: int | None = SHOWN) -> Table:
     """A line for each of the first `most` points: swept keys, predicted, measured where it was
     launched, ranks by both.
     """
@@ -124,7 +123,7 @@ def points_table(outcome: Outcome, most: int | None = SHOWN) -> Table:
     return rows
 
 
-def _columns(outcome: Outcome) -> Iterator[tuple[str, Sequence[str]]]:
+def _columns(outcome: StudyOutcome) -> Iterator[tuple[str, Sequence[str]]]:
     """Columns that say something here, with a text for every point."""
     rows, measured = outcome.rows, outcome.measured
     if outcome.index.largest is not None:
@@ -154,7 +153,7 @@ def _columns(outcome: Outcome) -> Iterator[tuple[str, Sequence[str]]]:
         yield STRATEGY, [row.strategy or "failed" for row in rows]
 
 
-def _per_token(rows: Sequence[Row], seconds: Sequence[float | None]) -> list[float | None]:
+def _per_token(rows: Sequence[StudyRow], seconds: Sequence[float | None]) -> list[float | None]:
     """Seconds a token: steps may differ in size."""
     pairs = zip(rows, seconds, strict=True)
     return [
@@ -169,7 +168,7 @@ def ranks(values: Sequence[float | None]) -> list[int | None]:
     return [None if value is None else known.index(value) + 1 for value in values]
 
 
-def pareto_table(outcome: Outcome) -> Table:
+def pareto_table(outcome: StudyOutcome) -> Table:
     """Points that no other beats in time, dollars, memory and drive wear at once."""
     keys = short_keys(outcome)
     figures = ["#", "step", "tokens/s", "cost", "GPU", "to drives"]
@@ -192,7 +191,7 @@ def pareto_table(outcome: Outcome) -> Table:
     return rows
 
 
-def accuracy_text(outcome: Outcome) -> str:
+def accuracy_text(outcome: StudyOutcome) -> str:
     """How far off predictions were, and how many pairs they order as the clock did."""
     pairs = [
         (row.step_seconds / row.tokens_per_step, seconds / row.tokens_per_step)
@@ -213,7 +212,7 @@ def accuracy_text(outcome: Outcome) -> str:
     return f"{text}."
 
 
-def failures(outcome: Outcome) -> Iterator[str]:
+def failures(outcome: StudyOutcome) -> Iterator[str]:
     """Each reason once, with the points that it is of."""
     reasons: dict[str, list[int]] = {}
     for number, row in enumerate(outcome.rows):

@@ -10,18 +10,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bigplan.experiment.folder import PLANS, Index, Measured, write_whole
-from bigplan.experiment.row import Row
+from bigplan.experiment.folder import PLANS, MeasuredPoint, StudyIndex, write_whole
+from bigplan.experiment.row import StudyRow
 
 Table = Mapping[str, Sequence[Any]]  # column: values
 
 
-def results_table(index: Index, rows: Sequence[Row]) -> Table:
+def results_table(index: StudyIndex, rows: Sequence[StudyRow]) -> Table:
     """Number, swept keys as `sweep.KEY`, everything in a row, and where its plan is."""
     columns: dict[str, list[Any]] = {"point": list(range(len(rows)))}
     for key in index.keys:
         columns[f"sweep.{key}"] = [_cell(entry.values.get(key)) for entry in index.points]
-    for name in Row.model_fields:
+    for name in StudyRow.model_fields:
         columns[name] = [getattr(row, name) for row in rows]
     numbers = enumerate(row.status == "planned" for row in rows)
     columns["plan"] = [plan_name(number) if planned else None for number, planned in numbers]
@@ -33,7 +33,9 @@ def plan_name(number: int) -> str:
     return f"{PLANS}/{number:04}.yaml"
 
 
-def measured_table(index: Index, rows: Sequence[Row], measured: Mapping[int, Measured]) -> Table:
+def measured_table(
+    index: StudyIndex, rows: Sequence[StudyRow], measured: Mapping[int, MeasuredPoint]
+) -> Table:
     """Points that were launched: predicted beside measured, and the error."""
     columns: dict[str, list[Any]] = {"point": sorted(measured)}
     for key in index.keys:
@@ -42,7 +44,7 @@ def measured_table(index: Index, rows: Sequence[Row], measured: Mapping[int, Mea
     columns["predicted_step_seconds"] = predicted
     reached = [measured[number].step_seconds for number in sorted(measured)]
     columns["error"] = [error_of(*pair) for pair in zip(predicted, reached, strict=True)]
-    for name in Measured.model_fields:
+    for name in MeasuredPoint.model_fields:
         columns[name] = [getattr(measured[number], name) for number in sorted(measured)]
     return columns
 

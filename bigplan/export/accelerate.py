@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.export import deepspeed
-from bigplan.export.written import Blocks, Written, heading, lost_by_all
+from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.spec.document import dump_document
+from bigplan.spec.files.document import dump_document
 
 NAME = "accelerate.yaml"
 
 
-def written(plan: Plan) -> Written:
+def written(plan: Plan) -> WrittenConfig:
     """For `accelerate launch --config_file`; with DeepSpeed's own file where it is DeepSpeed's."""
     nodes = plan.cluster.group
     config: dict[str, object] = {
@@ -34,7 +34,7 @@ def written(plan: Plan) -> Written:
     lost = tuple(_lost(plan))
     precision = {"fp32": "no"}.get(plan.training.precision, plan.training.precision)
     config |= {"mixed_precision": precision} | _fsdp(plan)
-    return Written({NAME: heading(plan, lost) + _script(plan) + dump_document(config)}, lost)
+    return WrittenConfig({NAME: heading(plan, lost) + _script(plan) + dump_document(config)}, lost)
 
 
 def _script(plan: Plan) -> str:
@@ -45,7 +45,7 @@ def _script(plan: Plan) -> str:
     )
 
 
-def _deepspeed(plan: Plan, config: dict[str, object]) -> Written:
+def _deepspeed(plan: Plan, config: dict[str, object]) -> WrittenConfig:
     found = deepspeed.written(plan)
     config |= {
         "distributed_type": "DEEPSPEED",
@@ -55,7 +55,7 @@ def _deepspeed(plan: Plan, config: dict[str, object]) -> Written:
         },
     }
     text = heading(plan, found.lost) + dump_document(config)
-    return Written({NAME: text, **found.files}, found.lost)
+    return WrittenConfig({NAME: text, **found.files}, found.lost)
 
 
 def _fsdp(plan: Plan) -> dict[str, object]:

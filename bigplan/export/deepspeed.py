@@ -8,8 +8,8 @@ from typing import Any
 
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions
-from bigplan.engines.deepspeed.search import Search
-from bigplan.export.written import Blocks, Written, heading, lost_by_all
+from bigplan.engines.deepspeed.search import DeepSpeedSearch
+from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.placement import Tier
@@ -20,7 +20,7 @@ NAME = "ds_config.json"
 FOLDER = "/path/to/a/drive"  # where state on drives goes: no plan knows it
 
 
-def written(plan: Plan) -> Written:
+def written(plan: Plan) -> WrittenConfig:
     """The configuration, a script of its environment, and the plan's promise."""
     lost = tuple(_lost(plan))
     config = plan.config or nearest(plan)
@@ -31,7 +31,7 @@ def written(plan: Plan) -> Written:
             part["nvme_path"] = FOLDER
     settings |= {"optimizer": _optimizer(plan)}
     exports = "".join(f"export {key}={value}\n" for key, value in config["environment"].items())
-    return Written(
+    return WrittenConfig(
         {NAME: json.dumps(settings, indent=2) + "\n", "ds_env.sh": heading(plan, lost) + exports},
         lost,
     )
@@ -41,7 +41,7 @@ def nearest(plan: Plan) -> dict[str, Any]:
     """The decisions of a native plan as DeepSpeed could take them, with its buffers' sizes."""
     way = decisions_near(plan)
     request = Request(plan.model, plan.training, plan.cluster, engine="deepspeed")
-    tried = Search(request).tried(way)
+    tried = DeepSpeedSearch(request).tried(way)
     return configuration(way, tried.held.sizes, plan.training, plan.cluster.group)
 
 

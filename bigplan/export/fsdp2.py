@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.export.written import Blocks, Written, heading, lost_by_all
+from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
 
-def written(plan: Plan) -> Written:
+def written(plan: Plan) -> WrittenConfig:
     """A Python file with `shard(model, blocks)`."""
     lost, blocks = tuple(_lost(plan)), Blocks.of(plan)
     away = blocks.away("parameters")
@@ -47,7 +47,7 @@ def shard(model, blocks):
         fully_shard(block, **options)
     return fully_shard(model, **options)
 '''
-    return Written({"fsdp2.py": text}, lost)
+    return WrittenConfig({"fsdp2.py": text}, lost)
 
 
 def _lost(plan: Plan) -> Iterator[str]:

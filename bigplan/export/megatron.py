@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.export.written import Blocks, Written, heading, lost_by_all
+from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
@@ -12,7 +12,7 @@ _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _DECAY = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
 
 
-def written(plan: Plan) -> Written:
+def written(plan: Plan) -> WrittenConfig:
     """A script whose last line starts the training; its data arguments are the user's."""
     lost = tuple(_lost(plan))
     lines = [*arguments(plan)]
@@ -22,7 +22,9 @@ def written(plan: Plan) -> Written:
         f"torchrun --nnodes {nodes.nodes} --nproc-per-node {nodes.gpus_per_node} "
         f'pretrain_gpt.py \\\n  {each} \\\n  "$@"\n'
     )
-    return Written({"megatron.sh": "#!/usr/bin/env bash\n" + heading(plan, lost) + start}, lost)
+    return WrittenConfig(
+        {"megatron.sh": "#!/usr/bin/env bash\n" + heading(plan, lost) + start}, lost
+    )
 
 
 def arguments(plan: Plan) -> Iterator[str]:

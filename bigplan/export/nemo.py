@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.export.megatron import _lost as lost_by_megatron
-from bigplan.export.written import Blocks, Written, heading
+from bigplan.export.written import Blocks, WrittenConfig, heading
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
 
-def written(plan: Plan) -> Written:
+def written(plan: Plan) -> WrittenConfig:
     """A script; RECIPE is the factory of the model, such as llama3_8b."""
     lost = tuple(_lost(plan))
     each = " \\\n  ".join(overrides(plan))
     text = f'nemo llm pretrain --factory "${{RECIPE:?}}" \\\n  {each} \\\n  "$@"\n'
-    return Written({"nemo.sh": "#!/usr/bin/env bash\n" + heading(plan, lost) + text}, lost)
+    return WrittenConfig({"nemo.sh": "#!/usr/bin/env bash\n" + heading(plan, lost) + text}, lost)
 
 
 def overrides(plan: Plan) -> Iterator[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.export.written import Blocks, Written, heading, lost_by_all
+from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp32": "float32"}
 
 
-def written(plan: Plan) -> Written:
+def written(plan: Plan) -> WrittenConfig:
     """A file for `--job.config_file`; the model's flavor has to be registered under its name."""
     lost = tuple(_lost(plan))
     sections: dict[str, dict[str, object]] = {
@@ -27,7 +27,7 @@ def written(plan: Plan) -> Written:
         f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in keys.items())
         for name, keys in sections.items()
     )
-    return Written({"torchtitan.toml": f"{heading(plan, lost)}\n{text}"}, lost)
+    return WrittenConfig({"torchtitan.toml": f"{heading(plan, lost)}\n{text}"}, lost)
 
 
 def _toml(value: object) -> str:

@@ -15,7 +15,7 @@ HINT = "plan what the tool can do: leave decisions that it has not to it with --
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenConfig:
     """Files by name, and in a sentence each what of the plan is in none of them."""
 
     files: dict[str, str]

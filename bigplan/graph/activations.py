@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import Op, Value
+from bigplan.spec.step import StepOp, StepValue
 
 STATISTIC = 4  # norm and softmax statistics are fp32 in every precision
 
@@ -39,7 +39,7 @@ class BlockShape:
     def __post_init__(self) -> None:
         assert self.tokens % self.sequence_length == 0, (self.tokens, self.sequence_length)
 
-    def nbytes(self, value: Value, element_size: int = 0) -> int:
+    def nbytes(self, value: StepValue, element_size: int = 0) -> int:
         """Bytes of a value, in the compute dtype unless it has an element size of its own."""
         size = self.tokens * value.columns(self.tensor_parallel)
         ways = self.tensor_parallel if self.sequence_parallel and not value.split else 1
@@ -59,7 +59,9 @@ def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
     return shape.tokens * shape.sequence_length * heads * per_score
 
 
-def saved_values(model: ModelSpec, shape: BlockShape, kind: str = "block") -> Mapping[Value, int]:
+def saved_values(
+    model: ModelSpec, shape: BlockShape, kind: str = "block"
+) -> Mapping[StepValue, int]:
     """Bytes of every value that autograd saves for one layer of a kind and `tokens` tokens.
 
     However many steps save a value, it is there once. Parameters and the tables of positions, which
@@ -69,7 +71,7 @@ def saved_values(model: ModelSpec, shape: BlockShape, kind: str = "block") -> Ma
     found = {}
     for step in model.steps(kind):
         saves, statistics = step.saves, step.statistics
-        if step.op is Op.ATTENTION:
+        if step.op is StepOp.ATTENTION:
             queries, *keys_values, mixed = saves
             if shape.expanded_kv:
                 keys_values = [value._replace(parts=queries.parts) for value in keys_values]
@@ -82,7 +84,7 @@ def saved_values(model: ModelSpec, shape: BlockShape, kind: str = "block") -> Ma
 
 def block_saved_bytes(model: ModelSpec, shape: BlockShape) -> int:
     """Bytes of all of them, with those of materialised scores and of dropout's masks."""
-    masks = sum(step.op is Op.SUM for step in model.steps("block")) if shape.dropout else 0
-    mask = shape.nbytes(Value("mask", model.hidden, split=False), element_size=1)
+    masks = sum(step.op is StepOp.SUM for step in model.steps("block")) if shape.dropout else 0
+    mask = shape.nbytes(StepValue("mask", model.hidden, split=False), element_size=1)
     saved = sum(saved_values(model, shape).values())
     return saved + masks * mask + score_bytes(model, shape)

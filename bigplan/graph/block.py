@@ -7,15 +7,17 @@ from collections.abc import Mapping, Sequence
 from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
-from bigplan.graph.shape import Shape, gradient_sum, local_tensors
+from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.mechanics import ALIBI_COLUMNS
 from bigplan.spec.cluster import FlashKernel
-from bigplan.spec.step import Op, Step
+from bigplan.spec.step import LayerStep, StepOp
 
 # What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
 # RMSNorm 40 and 94 bytes an element forward and backward instead of 4 and 6, SwiGLU's silu and
-# product 5 and 9 passes instead of 3 and 5, rotary embedding 10 passes instead of 2.
-EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.0, 1.3)}
+# product 5 and 9 passes instead of 3 and 5, rotary embedding 10 passes instead of 2. Torch's layer
+# norm takes 1.8 times as long as its bytes forward and 2.4 times backward: medians of widths from
+# 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated, torch 2.11).
+EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.8, 2.4)}
 EAGER_ACTIVATION = {
     "swiglu": (1.67, 1.8),
     "gelu": (1.0, 1.0),
@@ -44,7 +46,7 @@ def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
     return (*by_input, *by_weight)
 
 
-def block(shape: Shape) -> LayerKind:
+def block(shape: RankShape) -> LayerKind:
     """One block: attention and MLP, each after a norm and added to the residual stream."""
     tensors = local_tensors(shape, "block")
     activation_shape = shape.activation_shape
@@ -92,7 +94,7 @@ def block(shape: Shape) -> LayerKind:
 
 
 def _reruns(
-    shape: Shape,
+    shape: RankShape,
     saved: int,
     linear: tuple[Operator, ...],
     inner: tuple[Operator, ...],
@@ -112,8 +114,8 @@ def _reruns(
     cheap_streams = _of(cheap, streams)
     selective = Rerun(saved - (scores or cheap_bytes), core or cheap_streams)
     # Of products before the activation: where it saves their results, they give them again.
-    wanted = {v for step in steps if step.op is Op.ACTIVATION for v in step.saves}
-    widening = tuple(step for step in steps if step.op is Op.PRODUCT and wanted & {*step.gives})
+    wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
+    widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives)
     gathered = shape.into_matrix("mlp input")
     mlp = Rerun(
@@ -129,13 +131,13 @@ def _reruns(
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 
-def _of(steps: Sequence[Step], operators: Sequence[Operator]) -> tuple[Operator, ...]:
+def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Operator, ...]:
     """The operators that run these steps, casts to fp8 included."""
     names = {name for step in steps for name in (step.name, _cast(step.name))}
     return tuple(operator for operator in operators if operator.name in names)
 
 
-def unread(steps: Sequence[Step]) -> Sequence[Step]:
+def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
     """Those whose results nothing in the backward reads: they lead to the block's output alone."""
     read = {value for step in steps for value in step.saves}
     left_out = []
@@ -147,16 +149,16 @@ def unread(steps: Sequence[Step]) -> Sequence[Step]:
     return left_out[::-1]
 
 
-def _run_again(shape: Shape, stream: Stream) -> Stream:
+def _run_again(shape: RankShape, stream: Stream) -> Stream:
     """What a second run takes. The native backward writes a gated activation beside gradients."""
     if stream.name == "activation" and shape.fused and shape.model.mlp == "swiglu":
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream
 
 
-def _linear(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The matrix products, those of one input as one, and their backward."""
-    fp8, products = shape.training.fp8_gemms, shape.steps(Op.PRODUCT)
+    fp8, products = shape.training.fp8_gemms, shape.steps(StepOp.PRODUCT)
     gemms = tuple(
         Gemm(
             step.name,
@@ -187,7 +189,7 @@ def _quantisation(gemms: tuple[Gemm, ...]) -> tuple[tuple[Stream, ...], tuple[St
     return tuple(forward), tuple(backward)
 
 
-def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+def _attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """Scores, softmax and weighted values: one flash kernel, or products and a softmax kernel."""
     model, training, tokens = shape.model, shape.training, shape.tokens
     heads, length, width = model.heads // shape.tp, training.sequence_length, model.head_dim
@@ -224,7 +226,7 @@ def _attention(shape: Shape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]
     )
 
 
-def _linear_biases(shape: Shape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
+def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Copies of heads with more columns (runtime/alibi.py), read and written, and back.
 
     Forward of queries, keys, values and the result, backward of these and their gradients.
@@ -236,7 +238,7 @@ def _linear_biases(shape: Shape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]
     return (Stream(name, moved / 2, launches=4),), (Stream(name, moved, launches=8),)
 
 
-def _widened(shape: Shape) -> int:
+def _widened(shape: RankShape) -> int:
     """Bytes of those copies in a backward; in a forward half of them."""
     model = shape.model
     if model.positions != "alibi" or shape.training.attention != "flash":
@@ -246,23 +248,23 @@ def _widened(shape: Shape) -> int:
     return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.tokens * shape.element
 
 
-def _streams(shape: Shape) -> tuple[tuple[Stream, Stream], ...]:
+def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """Memory-bound operators, forward and backward."""
     found = []
     for step in shape.model.steps("block"):
         match step.op:
-            case Op.NORM:
+            case StepOp.NORM:
                 found.append(norm(shape, step))
-            case Op.ROTARY:
+            case StepOp.ROTARY:
                 found.append((_rotary(shape, step),) * 2)
-            case Op.ACTIVATION:
+            case StepOp.ACTIVATION:
                 found.append(_activation(shape, step))
-            case Op.SUM:
+            case StepOp.SUM:
                 found.append(_residual(shape, step))
     return tuple(found)
 
 
-def norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+def norm(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """A norm forward and backward."""
     of_heads = step.reads[0].split  # always RMSNorms
     forward, backward = EAGER_NORM["rmsnorm" if of_heads else shape.model.norm]
@@ -273,12 +275,12 @@ def norm(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     )
 
 
-def _rotary(shape: Shape, step: Step) -> Stream:
+def _rotary(shape: RankShape, step: LayerStep) -> Stream:
     moved = 2 * sum(map(shape.activation_shape.nbytes, step.reads))
     return Stream(step.name, moved, 1, EAGER_ROTARY)
 
 
-def _activation(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+def _activation(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     forward, backward = EAGER_ACTIVATION[shape.model.mlp]
     width, passes = shape.activation_shape.nbytes(step.gives[0]), len(step.reads)
     return (
@@ -287,13 +289,13 @@ def _activation(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     )
 
 
-def _residual(shape: Shape, step: Step) -> tuple[Stream, Stream]:
+def _residual(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
     """A sum of the residual stream, with dropout of what is added to it."""
     name, hidden = step.name, shape.hidden
     masks = hidden // shape.element if shape.training.dropout else 0
     dropped = 2 * hidden + masks if shape.training.dropout else 0
     forward = Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0)
-    normed = step.gives[0] in (norm.reads[0] for norm in shape.steps(Op.NORM))
+    normed = step.gives[0] in (norm.reads[0] for norm in shape.steps(StepOp.NORM))
     if shape.generated and normed:  # in the norm's kernel, which reads two tensors and writes two
         forward = Stream(name, 2 * hidden, 0, 1.5)
     if shape.generated or (shape.fused and shape.model.norm == "rmsnorm"):
@@ -301,7 +303,7 @@ def _residual(shape: Shape, step: Step) -> tuple[Stream, Stream]:
     return forward, Stream(name, 3 * hidden + dropped, 1 + bool(dropped))
 
 
-def _gathered_again(shape: Shape) -> tuple[Collective, ...]:
+def _gathered_again(shape: RankShape) -> tuple[Collective, ...]:
     """With sequence parallelism the weight gradients need the gathered inputs a second time.
 
     They are gathered while the gradient by the input is computed (arXiv 2205.05198, section 4.2.2).
@@ -313,7 +315,7 @@ def _gathered_again(shape: Shape) -> tuple[Collective, ...]:
     )
 
 
-def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -> int:
+def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: int) -> int:
     """Bytes that a block's backward needs beyond what its forward saved.
 
     Inside the backward of the gated activation three tensors of its width are new and one that was
@@ -329,7 +331,7 @@ def _backward_workspace(shape: Shape, tensors: tuple[Tensor, ...], saved: int) -
     gathered = shape.gathered
     inside = (2 * shape.tokens + hidden) * ffn * shape.element + gathered
     again = 2 * gathered + shape.hidden - shape.tokens * ffn * shape.element if gathered else 0
-    copies = 0 if shape.fused else 5 * 4 * shape.tokens * hidden
+    copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved
     # Attention, when what the MLP saved is gone. Materialised: the gradients of dropout and
     # softmax, two of the saved five bytes' worth each.

@@ -8,11 +8,11 @@ from bigplan.graph.activations import saved_values
 from bigplan.graph.block import block, by_input_and_weight, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
 from bigplan.graph.operators import Collective, Gemm, Operator, Stream
-from bigplan.graph.shape import Shape, gradient_sum, local_tensors
+from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import Op
+from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
 
 
@@ -28,9 +28,9 @@ def build_graph(
 
     The loss takes `loss_chunk` tokens at a time; None: a whole micro-batch. With context
     parallelism a rank has that part of every sequence (priced for published runs, not planned).
-    `fused`: by the native kernels, which need no temporaries.
+    `fused`: by the native runtime on CUDA, whose products add to sums of gradients.
     """
-    shape = Shape(model, training, strategy, context_parallel, fused)
+    shape = RankShape(model, training, strategy, context_parallel, fused)
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
     kinds = {
         "embedding": _embedding(shape),
@@ -66,7 +66,7 @@ def loss_layer(
     model: ModelSpec, training: Training, strategy: Strategy, loss_chunk: int, fused: bool
 ) -> LayerKind:
     """The last layer of build_graph's graph, alone."""
-    shape = Shape(model, training, strategy, fused=fused)
+    shape = RankShape(model, training, strategy, fused=fused)
     return _head(shape, min(shape.tokens, loss_chunk))
 
 
@@ -96,7 +96,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
     return tokens * (6.0 * matrices + attention)
 
 
-def _embedding(shape: Shape) -> LayerKind:
+def _embedding(shape: RankShape) -> LayerKind:
     tensors = local_tensors(shape, "embedding")
     # Tokens, and where the loss is on the same GPU its targets, which come with them.
     token_bytes = (16 if shape.strategy.pp == 1 else 8) * shape.tokens
@@ -104,7 +104,7 @@ def _embedding(shape: Shape) -> LayerKind:
     learned = shape.model.positions == "learned"
     added = (Stream("positions", 3 * shape.whole_hidden),) if learned else ()
     steps = shape.model.steps("embedding")
-    norms = tuple(norm(shape, step) for step in steps if step.op is Op.NORM)
+    norms = tuple(norm(shape, step) for step in steps if step.op is StepOp.NORM)
     kept = sum(saved_values(shape.model, shape.activation_shape, "embedding").values())
     return LayerKind(
         name="embedding",
@@ -132,7 +132,7 @@ def _embedding(shape: Shape) -> LayerKind:
     )
 
 
-def _looked_up(shape: Shape, tensors: tuple[Tensor, ...]) -> int:
+def _looked_up(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """Elements of a micro-batch's rows, where these are few: half of a table at most.
 
     On one GPU they are looked up in host memory if the tables live there (runtime/lookup.py).
@@ -152,7 +152,7 @@ class _TableGradient(NamedTuple):
     largest: int  # bytes of one tensor
 
 
-def _dense_gradient(shape: Shape, tensors: tuple[Tensor, ...]) -> _TableGradient:
+def _dense_gradient(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGradient:
     """Autograd writes a gradient of the whole table, then it is added to the sum."""
     whole = shape.element * sum(tensor.elements for tensor in tensors)
     learned = shape.model.positions == "learned"
@@ -167,7 +167,7 @@ LAUNCHES_OF_ROWS = 6  # to gather and add up LOOKED_UP_ROWS rows
 LAUNCHES_OF_SORTING = 8  # all of them before
 
 
-def _gradient_by_rows(shape: Shape, tensors: tuple[Tensor, ...]) -> _TableGradient:
+def _gradient_by_rows(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGradient:
     """The native runtime adds rows to the sum: runtime/lookup.py.
 
     It sorts them, makes a copy in which equal ones lie together, adds equal ones up by a product
@@ -197,25 +197,25 @@ LOGIT_BYTES = 20
 EAGER_LOSS = 3.6
 
 
-def _loss(shape: Shape, logits: int, launches: int) -> Stream:
+def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
     """Softmax and cross-entropy; the native kernels read logits twice and write their gradient."""
     if shape.generated and shape.tp == 1:
         # One kernel for both: the second read is memory's as well where rows that programs have
         # under way are more than the L2 cache, as those of large vocabularies are.
         return Stream("loss", 3 * shape.element * logits, launches // 2, generated=True)
-    if shape.fused:
+    if shape.loss_in_place:
         return Stream("loss", 3 * shape.element * logits, launches)
     return Stream("loss", LOGIT_BYTES * logits, launches, eager=EAGER_LOSS)
 
 
-def _shared_loss(shape: Shape, chunk: int, chunks: int) -> tuple[Collective, ...]:
+def _shared_loss(shape: RankShape, chunk: int, chunks: int) -> tuple[Collective, ...]:
     """What ranks tell each other of a token's loss: logsumexp and target's logit of their words."""
     if shape.tp == 1 or not shape.fused:
         return ()
     return (Collective("loss", "all_gather", 8 * shape.tp * chunk, chunks),)
 
 
-def _head(shape: Shape, chunk: int) -> LayerKind:
+def _head(shape: RankShape, chunk: int) -> LayerKind:
     """The loss layer: its forward does nothing, its backward runs both on chunks of tokens."""
     model, tokens, tensors = shape.model, shape.tokens, local_tensors(shape, "head")
     table = Tensor("lm_head.weight", -(-model.vocab // shape.tp), model.hidden)
@@ -224,7 +224,7 @@ def _head(shape: Shape, chunk: int) -> LayerKind:
     gemm = Gemm("lm head", chunk, table.rows, model.hidden, count=chunks)
     logits = chunk * table.rows
     gradients = shape.new_gradients(written)
-    if shape.fused:  # the gradient takes the place of the logits
+    if shape.loss_in_place:
         workspace = logits * shape.element + gradients
     else:
         # Logits in the compute dtype, their fp32 copy and the log-softmax live at once; in the
@@ -252,6 +252,6 @@ def _head(shape: Shape, chunk: int) -> LayerKind:
         reruns={},
         forward_workspace=0,
         backward_workspace=workspace + 3 * shape.whole_hidden,
-        largest=logits * (shape.element if shape.fused else 4),
+        largest=logits * (shape.element if shape.loss_in_place else 4),
         stores_activations=False,
     )

@@ -10,19 +10,19 @@ from bigplan.graph.operators import Collective, Pattern, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import repeats_heads, sums_in_products
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import Op, Parameter, Step
+from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RankShape:
     """The sizes that every operator of one micro-batch on one rank is made of."""
 
     model: ModelSpec
     training: Training
     strategy: Strategy
     context_parallel: int = 1
-    fused: bool = False  # norms, activation and loss keep no temporaries of their own
+    fused: bool = False  # as the native runtime on CUDA: products add to sums, rows are looked up
 
     @property
     def tokens(self) -> int:
@@ -37,8 +37,13 @@ class Shape:
 
     @property
     def generated(self) -> bool:
-        """Whether these are kernels that bigplan generates."""
+        """Whether norms, activation and loss are kernels without temporaries of their own."""
         return self.fused and self.training.kernels == "generated"
+
+    @property
+    def loss_in_place(self) -> bool:
+        """Whether the gradient by the logits takes their place; by ranks that share them always."""
+        return self.generated or (self.fused and self.tp > 1)
 
     @property
     def sums_in_products(self) -> bool:
@@ -75,7 +80,7 @@ class Shape:
         """Bytes of a hidden state whose parts were brought together, where ranks have parts."""
         return self.whole_hidden if self.sequence_parallel else 0
 
-    def steps(self, op: Op) -> tuple[Step, ...]:
+    def steps(self, op: StepOp) -> tuple[LayerStep, ...]:
         """Those of a block that do this."""
         return tuple(step for step in self.model.steps("block") if step.op is op)
 
@@ -113,7 +118,7 @@ def local_tensor(parameter: Parameter, tp: int) -> Tensor:
     return Tensor(parameter.name, *parameter.local(tp), parameter.holders(tp))
 
 
-def local_tensors(shape: Shape, kind: str) -> tuple[Tensor, ...]:
+def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
     """All parameters of a kind of layer on one rank; what more ranks have the same of is later.
 
     So what ranks sum, and what is one rank's to count and to store, are ranges of the flat layer.
@@ -122,7 +127,7 @@ def local_tensors(shape: Shape, kind: str) -> tuple[Tensor, ...]:
     return tuple(sorted(tensors, key=lambda tensor: tensor.holders))
 
 
-def gradient_sum(shape: Shape, tensors: tuple[Tensor, ...]) -> Stream:
+def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     """Adding a micro-batch's gradient to its sum.
 
     Fused into the GEMM it reads and writes the sum; apart it also reads what the GEMM wrote. The

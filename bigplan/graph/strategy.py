@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
@@ -118,7 +118,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-class Family(NamedTuple):
+class StrategyFamily(NamedTuple):
     """Strategies that compute the same on every GPU: they differ in schedule and sharding."""
 
     dp: int
@@ -141,7 +141,7 @@ class Space:
     gpus_per_node: int
     fixed: Mapping[str, int] = field(default_factory=dict)
 
-    def families(self) -> Iterator[Family]:
+    def families(self) -> Iterator[StrategyFamily]:
         """Every family that may have a member."""
         for tp in self._tried("tp", divisors(self.gpus)):
             if self.gpus % tp or self.gpus_per_node % tp:
@@ -155,9 +155,9 @@ class Space:
                 if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
                     for micro_batch in self._tried("micro_batch", self._micro_batches(sequences)):
                         if sequences % micro_batch == 0:
-                            yield Family(dp, tp, pp, micro_batch)
+                            yield StrategyFamily(dp, tp, pp, micro_batch)
 
-    def members(self, family: Family, ends: Ends | None = None) -> Iterator[Strategy]:
+    def members(self, family: StrategyFamily, ends: Ends | None = None) -> Iterator[Strategy]:
         """The family's strategies; `ends` weigh embedding and head against a block."""
         dp, tp, pp, micro_batch = family
         micro_batches = self.training.global_batch // (dp * micro_batch)

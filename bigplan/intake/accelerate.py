@@ -11,10 +11,10 @@ from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.graph.graph import Recompute
 from bigplan.intake import deepspeed
 from bigplan.intake.section import Section
-from bigplan.intake.setup import ALL, Again, Batch, Given, Offload, Setup
+from bigplan.intake.setup import ALL, Again, BatchSizes, Given, Offload, Setup
 from bigplan.placement import Tier
-from bigplan.spec.document import load_data
-from bigplan.spec.reading import read_json, read_text
+from bigplan.spec.files.document import load_data
+from bigplan.spec.files.reading import read_json, read_text
 from bigplan.spec.unplanned import CONTEXT_PARALLEL
 
 _PRECISIONS = {"no": "fp32", "false": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
@@ -210,7 +210,7 @@ def _megatron(top: Section, path: Path, given: Given) -> Setup:
     if part.text("megatron_lm_attention_backend") == "unfused":
         training["attention"] = "materialised"
     told += [f"{key}: bigplan does not know it" for key in part.left(_HARMLESS_MEGATRON)]
-    batch = Batch(accumulation=whole("num_micro_batches"))
+    batch = BatchSizes(accumulation=whole("num_micro_batches"))
     setup = Setup("megatron", training, batch, split, offload, again)
     return setup.with_told((), told, part.without_effect(_HARMLESS_MEGATRON))
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from bigplan.engines import Chosen, chosen, make_plan
 from bigplan.engines.deepspeed import DeepSpeed
 from bigplan.engines.deepspeed.decisions import Decisions
-from bigplan.engines.deepspeed.search import Search as DeepSpeedSearch
+from bigplan.engines.deepspeed.search import DeepSpeedSearch
 from bigplan.engines.frameworks import FRAMEWORKS
-from bigplan.engines.frameworks.search import Search
+from bigplan.engines.frameworks.search import FrameworkSearch
 from bigplan.engines.frameworks.way import Way
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.graph import Recompute
@@ -52,7 +52,7 @@ def _by_framework(found: Completed) -> Appraisal:
         on_cpu=0.0 if offload.state is Tier.GPU else offload.on_cpu,
         parameters_on_host=offload.parameters is Tier.HOST,
     )
-    priced = Search(tool, found.request).priced(way)
+    priced = FrameworkSearch(tool, found.request).priced(way)
     plan = engine.plan_of(priced, found.request, AS_IT_IS)
     return Appraisal(setup, found.request, plan, priced.short)
 

@@ -29,7 +29,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 @dataclass(slots=True)
-class Arguments:
+class ArgumentLines:
     """Long options by name without dashes, with their values; which were asked for is noted."""
 
     options: Mapping[str, list[str]]
@@ -37,7 +37,7 @@ class Arguments:
     seen: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, text: str, file: str) -> Arguments:
+    def of(cls, text: str, file: str) -> ArgumentLines:
         """Raises InputError where quotes do not end, or there are no options."""
         try:
             words = shlex.split(text.replace("\\\n", " "), comments=True)

@@ -14,8 +14,8 @@ from bigplan.intake.setup import ALL, Again, Setup
 from bigplan.planner import Request
 from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import validate
 from bigplan.spec.experiment import Experiment
+from bigplan.spec.files.document import validate
 from bigplan.spec.model import ModelSpec
 from bigplan.units import counted
 

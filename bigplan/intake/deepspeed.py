@@ -8,9 +8,9 @@ from typing import Any
 
 from bigplan.errors import RefusedError
 from bigplan.intake.section import Section
-from bigplan.intake.setup import Batch, Given, Offload, Setup
+from bigplan.intake.setup import BatchSizes, Given, Offload, Setup
 from bigplan.placement import Tier
-from bigplan.spec.reading import read_json
+from bigplan.spec.files.reading import read_json
 
 _TIERS = {"none": Tier.GPU, "cpu": Tier.HOST, "nvme": Tier.NVME}
 _DTYPES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "half": "fp16", "fp32": "fp32"}
@@ -78,7 +78,7 @@ def setup_of(data: object, file: str, given: Given) -> Setup:
     if (clip := top.number("gradient_clipping")) is not None:
         training["clip_norm"] = clip or None
     offload = _offload(zero)
-    batch = Batch(
+    batch = BatchSizes(
         top.whole("train_micro_batch_size_per_gpu", 1),
         top.whole("gradient_accumulation_steps", 1),
         top.whole("train_batch_size", 1),

@@ -8,10 +8,10 @@ from typing import Any
 
 from bigplan.errors import RefusedError
 from bigplan.graph.graph import Recompute
-from bigplan.intake.arguments import Arguments
-from bigplan.intake.setup import ALL, Again, Batch, Given, Offload, Setup
+from bigplan.intake.arguments import ArgumentLines
+from bigplan.intake.setup import ALL, Again, BatchSizes, Given, Offload, Setup
 from bigplan.placement import Tier
-from bigplan.spec.reading import read_text
+from bigplan.spec.files.reading import read_text
 from bigplan.spec.unplanned import unplanned
 
 _ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -99,7 +99,7 @@ _UNPRICED = {
 
 def read(path: Path, given: Given) -> Setup:
     """The script's training. Raises InputError, and RefusedError for what is never planned."""
-    found = Arguments.of(read_text(path), str(path))
+    found = ArgumentLines.of(read_text(path), str(path))
     _refuse(found)
     pp = found.whole("pipeline-model-parallel-size", 1) or 1
     model = {ours: found.known_whole(theirs) for theirs, ours in _MODEL.items()}
@@ -108,7 +108,9 @@ def read(path: Path, given: Given) -> Setup:
     setup = Setup(
         "megatron",
         _training(found, given),
-        Batch(found.whole("micro-batch-size"), None, found.whole("global-batch-size"), alone=True),
+        BatchSizes(
+            found.whole("micro-batch-size"), None, found.whole("global-batch-size"), alone=True
+        ),
         split,
         _offload(found),
         again,
@@ -123,7 +125,7 @@ def read(path: Path, given: Given) -> Setup:
     return setup.with_told((), (*unpriced, *unknown), ignored)
 
 
-def _refuse(found: Arguments) -> None:
+def _refuse(found: ArgumentLines) -> None:
     for name in (
         "context-parallel-size",
         "expert-model-parallel-size",
@@ -136,7 +138,7 @@ def _refuse(found: Arguments) -> None:
             raise RefusedError(f"{found.file}: --{name}: {refusal}")
 
 
-def _split(found: Arguments, pp: int) -> dict[str, int]:
+def _split(found: ArgumentLines, pp: int) -> dict[str, int]:
     tp = found.whole("tensor-model-parallel-size", 1) or 1
     parallel = found.flag("sequence-parallel")
     ends = ("first", "last")
@@ -153,7 +155,7 @@ def _split(found: Arguments, pp: int) -> dict[str, int]:
     return split
 
 
-def _zero(found: Arguments) -> int:
+def _zero(found: ArgumentLines) -> int:
     sharding = found.text("data-parallel-sharding-strategy", *_ZERO)
     kept = found.flag("torch-fsdp2-no-reshard-after-forward")
     distributed = found.flag("use-distributed-optimizer")
@@ -164,7 +166,7 @@ def _zero(found: Arguments) -> int:
     return int(distributed)
 
 
-def _training(found: Arguments, given: Given) -> dict[str, Any]:
+def _training(found: ArgumentLines, given: Given) -> dict[str, Any]:
     bf16, fp16, low = (found.flag(name) for name in ("bf16", "fp16", "grad-reduce-in-bf16"))
     precision = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     whole = found.flag("accumulate-allreduce-grads-in-fp32")
@@ -187,14 +189,14 @@ def _training(found: Arguments, given: Given) -> dict[str, Any]:
     return training
 
 
-def _offload(found: Arguments) -> Offload:
+def _offload(found: ArgumentLines) -> Offload:
     share = found.number("optimizer-offload-fraction")
     if not found.flag("optimizer-cpu-offload"):
         return Offload()
     return Offload(Tier.HOST, on_cpu=1.0 if share is None else min(share, 1.0))
 
 
-def _again(found: Arguments) -> tuple[Again, list[str]]:
+def _again(found: ArgumentLines) -> tuple[Again, list[str]]:
     """What is recomputed, and what of that is priced as something else."""
     granularity = found.text("recompute-granularity", "full", "selective")
     method = found.text("recompute-method", "uniform", "block")
@@ -221,7 +223,7 @@ def _again(found: Arguments) -> tuple[Again, list[str]]:
     return Again(), []
 
 
-def _behaviour(found: Arguments, split: dict[str, int]) -> dict[str, float]:
+def _behaviour(found: ArgumentLines, split: dict[str, int]) -> dict[str, float]:
     """What published runs overlap and this one does not."""
     behaviour = {}
     overlaps = found.flag("overlap-grad-reduce") or split["zero"] > 1
@@ -232,7 +234,7 @@ def _behaviour(found: Arguments, split: dict[str, int]) -> dict[str, float]:
     return behaviour
 
 
-def _unpriced(found: Arguments, split: dict[str, int]) -> Iterator[str]:
+def _unpriced(found: ArgumentLines, split: dict[str, int]) -> Iterator[str]:
     for name, what in _UNPRICED.items():
         if found.flag(name):
             yield f"--{name}: {what}"
@@ -241,6 +243,6 @@ def _unpriced(found: Arguments, split: dict[str, int]) -> Iterator[str]:
         yield f"--optimizer {optimizer}: priced as AdamW"
 
 
-def _processes(found: Arguments) -> int | None:
+def _processes(found: ArgumentLines) -> int | None:
     nodes, each = found.known_whole("nnodes"), found.known_whole("nproc-per-node")
     return each * (nodes or 1) if each else None

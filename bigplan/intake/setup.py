@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bigplan.cost.framework import Framework
-from bigplan.engines.deepspeed.sizes import Sizes
+from bigplan.engines.deepspeed.sizes import BufferSizes
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 
@@ -23,7 +23,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchSizes:
     """Sequences: of a micro-batch, and micro-batches a step; or of the whole step."""
 
     micro: int | None = None
@@ -56,7 +56,7 @@ class Setup:
 
     engine: str
     training: Mapping[str, Any] = field(default_factory=dict)  # keys of an experiment's training
-    batch: Batch = Batch()
+    batch: BatchSizes = BatchSizes()
     # Of Strategy. Where `zero` needs ranks to shard over, one rank has none.
     split: Mapping[str, int] = field(default_factory=dict)
     offload: Offload = Offload()
@@ -88,7 +88,7 @@ class Setup:
         """The engine's framework, as this file has it."""
         return replace(framework, **self.behaviour)
 
-    def sized(self, sizes: Sizes) -> Sizes:
+    def sized(self, sizes: BufferSizes) -> BufferSizes:
         """Buffers as this file has them; no more than there is to hold."""
         stated = dict(self.sizes)
         for key, most in (("bucket", sizes.parameters), ("live", sizes.parameters)):

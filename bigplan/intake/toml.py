@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bigplan.errors import InputError, quoted
-from bigplan.spec.reading import DEEPEST, TOO_DEEP, number_problem, read_text
+from bigplan.spec.files.reading import DEEPEST, TOO_DEEP, number_problem, read_text
 
 LARGEST_BITS = 300  # of an integer: under a hundred digits
 

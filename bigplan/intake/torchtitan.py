@@ -10,7 +10,7 @@ from bigplan.cost.framework import FSDP
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.graph import Recompute
 from bigplan.intake.section import Section
-from bigplan.intake.setup import Again, Batch, Given, Offload, Setup
+from bigplan.intake.setup import Again, BatchSizes, Given, Offload, Setup
 from bigplan.intake.toml import read_toml
 from bigplan.placement import Tier
 from bigplan.spec.unplanned import CONTEXT_PARALLEL, EXPERT_PARALLEL
@@ -133,7 +133,7 @@ def _stages(part: Section) -> dict[str, int]:
     return found | ({"blocks_each": each} if each else {})
 
 
-def _batch(parts: dict[str, Section], split: dict[str, int]) -> Batch:
+def _batch(parts: dict[str, Section], split: dict[str, int]) -> BatchSizes:
     """With a pipeline, a rank's local batch is cut into micro-batches."""
     part = parts["training"]
     local = part.whole("local_batch_size", 1) or LOCAL_BATCH
@@ -144,7 +144,7 @@ def _batch(parts: dict[str, Section], split: dict[str, int]) -> Batch:
     elif local % micro:
         raise part.wrong("local_batch_size", f"which must be a multiple of {micro}, a micro-batch")
     stated = int(whole) if whole is not None and whole > 0 else None
-    return Batch(micro, None if stated else local // micro, stated)
+    return BatchSizes(micro, None if stated else local // micro, stated)
 
 
 def _training(parts: dict[str, Section]) -> dict[str, Any]:

@@ -42,24 +42,30 @@ CALLS, WARM = 15, 3
 GRAPH_CALLS = 5
 QUEUED = 2_000_000  # cycles, a millisecond, in which the host queues a call
 MOST_SECONDS = 540  # of a part: what is left then is named, not measured
-Record = dict[str, Any]
+KernelRecord = dict[str, Any]
 
 
-def run(part: str | None, out: Path | None, *, rehearse: bool, tune: int) -> None:
-    """Measure one part or all, print tables and append records to `out`. Raises InputError."""
+def run(
+    part: str | None, out: Path | None, console: Console, *, rehearse: bool, tune: int
+) -> list[KernelRecord]:
+    """Measure one part or all, print tables, append records to `out` and give them back.
+
+    Raises InputError.
+    """
     if part is not None and part not in PARTS:
         raise InputError(f"no part is called {quoted(part)} (parts: {', '.join(PARTS)})")
     if not torch.cuda.is_available() and not rehearse:
         raise InputError("kernels are measured on a CUDA GPU, and there is none; try --rehearse")
-    bench = Bench(out, rehearse=rehearse, tune=tune)
+    bench = KernelBench(out, console, rehearse=rehearse, tune=tune)
     for name in [part] if part else PARTS:
         bench.part(name)
+    return bench.records
 
 
-class Bench:
+class KernelBench:
     """One run on this machine: its device, copy bandwidth and records."""
 
-    def __init__(self, out: Path | None, *, rehearse: bool, tune: int) -> None:
+    def __init__(self, out: Path | None, console: Console, *, rehearse: bool, tune: int) -> None:
         self.small, self.out, self.tune = rehearse, out, tune
         self.cuda = torch.cuda.is_available()
         self.device = "cuda" if self.cuda else "cpu"
@@ -71,7 +77,7 @@ class Bench:
         size = max(2**20, 2 * self.optimiser.pricer.sm.l2_memory) if self.cuda else 2**10
         self.other = torch.empty(size, dtype=torch.uint8, device=self.device)
         self.copy = self._copy_rate()
-        self.console = Console() if Console().is_terminal else Console(width=160)
+        self.console, self.records = console, list[KernelRecord]()
         self.began = 0.0
         self.record("machine", **self._machine())
 
@@ -94,12 +100,13 @@ class Bench:
             self._compare(name, list(source(small=self.small)), back=name.endswith("-back"))
 
     def record(self, kind: str, **values: object) -> None:
-        """Append a line to the file."""
+        """Keep it, and append a line to the file."""
+        self.records.append({"kind": kind, **values})
         if self.out is not None:
             with self.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"kind": kind, **values}) + "\n")
 
-    def _machine(self) -> Record:
+    def _machine(self) -> KernelRecord:
         name = torch.cuda.get_device_name() if self.cuda else "cpu, rehearsed"
         return {"device": name, "torch": torch.__version__, "copy": self.copy,
                 "priced_for": self.optimiser.gpu, "generated": runs_kernels({self.device}),
@@ -184,10 +191,10 @@ class Bench:
         self.console.print(table)
         self.console.print(f"* set aside from any fit. Copy: {self.copy / 1e12:.3f} TB/s")
 
-    def _row(self, case: Case, *, back: bool) -> Record:
+    def _row(self, case: Case, *, back: bool) -> KernelRecord:
         inputs = case.inputs(self.device, self.dtype)
         ours = optimise(case.function, gpu=self.optimiser.gpu, tune=self.tune)
-        ways: dict[str, Record] = {}
+        ways: dict[str, KernelRecord] = {}
         with torch._functorch.config.patch(donated_buffer=False):
             for way, function in (("generated", ours), *self._baselines(case)):
                 ways[way] = self._timed(function, inputs, back=back)
@@ -204,7 +211,9 @@ class Bench:
             "taken": [str(kernel.tile) for kernel in ours.kernels.kernels],
         }  # fmt: skip
 
-    def _timed(self, function: Callable[..., Any], inputs: list[Tensor], *, back: bool) -> Record:
+    def _timed(
+        self, function: Callable[..., Any], inputs: list[Tensor], *, back: bool
+    ) -> KernelRecord:
         try:
             if not back:
                 plain = [x.detach() for x in inputs]
@@ -269,7 +278,9 @@ class Bench:
         dear = 3 / self.optimiser.pricer.device.stream_rate
         yield "generated, less kept", optimise(module, gpu=self.optimiser.gpu, price=dear)
 
-    def _workload(self, module: nn.Module, shape: tuple[int, ...], *, training: bool) -> Record:
+    def _workload(
+        self, module: nn.Module, shape: tuple[int, ...], *, training: bool
+    ) -> KernelRecord:
         x, gradient = (
             cases.as_weights(torch.randn(shape, device=self.device, dtype=self.dtype), module)
             for _ in range(2)
@@ -286,7 +297,7 @@ class Bench:
             module.zero_grad()
 
         try:
-            row: Record = {"ahead": self.seconds(ahead)}
+            row: KernelRecord = {"ahead": self.seconds(ahead)}
             if training:
                 row["both"] = self.seconds(both)
                 row["kept"] = self._kept(ahead)
@@ -361,7 +372,7 @@ def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
-def _shown(way: Record | None, limit: float) -> str:
+def _shown(way: KernelRecord | None, limit: float) -> str:
     if way is None:
         return ""
     if "failed" in way:

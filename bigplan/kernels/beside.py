@@ -20,7 +20,7 @@ from bigplan.kernels.single import cross_entropy
 from bigplan.kernels.update import AdamW
 
 if TYPE_CHECKING:
-    from bigplan.kernels.bench import Bench
+    from bigplan.kernels.bench import KernelBench
 
 TOKENS, HIDDEN, WORDS = 8192, 4096, 128_256
 BUDGETS = (2**28, 2**29, 2**30, 3 * 2**29, 2**31)  # bytes of a chunk's logits
@@ -37,7 +37,7 @@ class _Sizes:
     total: Tensor
 
     @classmethod
-    def of(cls, bench: Bench) -> _Sizes:
+    def of(cls, bench: KernelBench) -> _Sizes:
         tokens, hidden, words = (16, 16, 100) if bench.small else (TOKENS, HIDDEN, WORDS)
         kind: Any = {"device": bench.device, "dtype": bench.dtype}
         return cls(
@@ -67,7 +67,7 @@ def _add_product(total: Tensor, gradient: Tensor, x: Tensor) -> None:
         total.addmm_(gradient.T.float(), x.float())
 
 
-def losses(bench: Bench) -> None:
+def losses(bench: KernelBench) -> None:
     """Seconds and memory by the budget of a chunk, and of whole functions of others."""
     table = Table(title="loss: milliseconds, times its products alone, GiB beside the sum")
     for column in ("logits", "chunk", "way", "ms", "of products", "GiB", "same bits", "kernel ms"):
@@ -101,7 +101,9 @@ def losses(bench: Bench) -> None:
     bench.console.print("kernel ms: predicted, of all chunks' generated kernels.")
 
 
-def _ways(bench: Bench, library: Library) -> Iterator[tuple[str, Callable[[Tensor, Tensor], None]]]:
+def _ways(
+    bench: KernelBench, library: Library
+) -> Iterator[tuple[str, Callable[[Tensor, Tensor], None]]]:
     one = torch.ones(1, device=bench.device)
 
     def generated(logits: Tensor, targets: Tensor) -> None:
@@ -117,7 +119,7 @@ def _ways(bench: Bench, library: Library) -> Iterator[tuple[str, Callable[[Tenso
 
 
 def _loss_row(
-    bench: Bench, sizes: _Sizes, chunk: int, loss: Callable[[Tensor, Tensor], None]
+    bench: KernelBench, sizes: _Sizes, chunk: int, loss: Callable[[Tensor, Tensor], None]
 ) -> dict[str, Any]:
     sizes.total.zero_()
     first, sums = sizes.chunked(chunk, loss), sizes.total.clone()
@@ -127,14 +129,14 @@ def _loss_row(
     return {**_timed(bench, lambda: sizes.chunked(chunk, loss)), "same": same}
 
 
-def _tried(bench: Bench, run: Callable[[], object]) -> dict[str, Any]:
+def _tried(bench: KernelBench, run: Callable[[], object]) -> dict[str, Any]:
     try:
         return _timed(bench, run)
     except Exception as problem:  # noqa: BLE001 -- a baseline that fails is a result
         return {"failed": f"{type(problem).__name__}: {problem}"[:300]}
 
 
-def _timed(bench: Bench, run: Callable[[], object]) -> dict[str, Any]:
+def _timed(bench: KernelBench, run: Callable[[], object]) -> dict[str, Any]:
     """Seconds, and GiB at the peak beside what was there."""
     run()
     before = 0
@@ -156,7 +158,7 @@ def _predicted(pricer: Pricer, sizes: _Sizes, chunk: int) -> float:
     return fused.seconds * len(sizes.x) / chunk
 
 
-def _wholes(bench: Bench, sizes: _Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
+def _wholes(bench: KernelBench, sizes: _Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
     """Functions with gradients by autograd, ours too: the weight's in 16 bits."""
     x, weight = (t.detach().requires_grad_() for t in (sizes.x, sizes.weight))
 
@@ -185,7 +187,7 @@ def _first(result: Any) -> Tensor:
     return loss
 
 
-def updates(bench: Bench) -> None:
+def updates(bench: KernelBench) -> None:
     """AdamW with a 16-bit copy, of fp32 and of 16-bit gradients."""
     table = Table(title="adamw: microseconds, G parameters a second")
     for column in ("parameters", "gradient", "way", "us", "G/s"):
@@ -204,7 +206,7 @@ def updates(bench: Bench) -> None:
 
 
 def _updates(
-    bench: Bench, count: int, gradient: torch.dtype
+    bench: KernelBench, count: int, gradient: torch.dtype
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     p, m, v = (torch.rand(count, device=bench.device) for _ in range(3))
     g = torch.randn(count, device=bench.device).to(gradient)

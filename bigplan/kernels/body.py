@@ -13,7 +13,7 @@ from enum import StrEnum
 from math import gcd, prod
 from typing import NamedTuple
 
-from bigplan.kernels.graph import FLOATS, Argument, Graph, Node, Ref, Value
+from bigplan.kernels.graph import FLOATS, Arg, Argument, KernelGraph, KernelNode, KernelValue
 
 MOST_PIECES = 8  # each is code of its own
 ROW_REDUCTIONS = ("sum_row", "max_row", "lse_row")  # the last: log of the sum of exponentials
@@ -61,10 +61,10 @@ class Val(NamedTuple):
     pieces: tuple[int, ...]
 
 
-class Store(NamedTuple):
+class OutputPiece(NamedTuple):
     """A piece written to an output."""
 
-    value: Value
+    value: KernelValue
     micro: int
     place: Place
     varies: Varies
@@ -77,9 +77,9 @@ class Body:
     rows: int
     width: int
     micros: tuple[Micro, ...]
-    inputs: tuple[Value, ...]
-    stores: tuple[Store, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[KernelValue, ...]
+    stores: tuple[OutputPiece, ...]
+    outputs: tuple[KernelValue, ...]
 
     def of(self, op: str) -> list[int]:
         """Indices of the operations called so."""
@@ -111,13 +111,13 @@ class Domain(NamedTuple):
 class Builder:
     """Makes a body of some nodes of a graph, in their order; `operators.EXPAND` calls it."""
 
-    def __init__(self, graph: Graph, members: list[Node], domain: Domain) -> None:
+    def __init__(self, graph: KernelGraph, members: list[KernelNode], domain: Domain) -> None:
         self.graph, self.domain = graph, domain
         self.rows, self.width, self.flat = domain.rows, domain.width, domain.flat
         self.inside = {value.name for node in members for value in node.outputs}
         self.values: dict[str, Val] = {}
         self.micros: list[Micro] = []
-        self.inputs: dict[str, Value] = {}
+        self.inputs: dict[str, KernelValue] = {}
         self._known: dict[Micro, int] = {}
 
     # --- Operations.
@@ -162,10 +162,10 @@ class Builder:
         result = self.micro(op, whole, varies=Varies.ROW)
         return Val((*x.shape[:-1], 1), Varies.ROW, (result,))
 
-    def integers(self, node: Node, name: str, rows: tuple[int, ...]) -> Val:
+    def integers(self, node: KernelNode, name: str, rows: tuple[int, ...]) -> Val:
         """An int64 argument with a value a row, which stays whole numbers."""
         ref = node.arguments[name]
-        assert isinstance(ref, Ref)
+        assert isinstance(ref, Arg)
         value = self.graph.values[ref.name]
         if value.dtype != "int64" or self.graph.base[ref.name] in self.inside:
             raise Unfusable("its whole numbers are none that it reads as int64")
@@ -194,26 +194,26 @@ class Builder:
 
     # --- Tensors.
 
-    def argument(self, node: Node, name: str, like: tuple[int, ...] | None = None) -> Val:
+    def argument(self, node: KernelNode, name: str, like: tuple[int, ...] | None = None) -> Val:
         """An argument of a node, as it broadcasts to the node's first output or `like`."""
         if like is None:
             like = self.seen(node.outputs[0]).shape
         return self.operand(node.arguments.get(name), like)
 
-    def seen(self, value: Value) -> Value:
+    def seen(self, value: KernelValue) -> KernelValue:
         """A tensor with its dimensions in the order of the domain's rows and columns."""
         if not self.domain.channels_last or len(value.shape) != 4:
             return value
         if value.name in self.graph.producer and channels_moved(self.graph.producer[value.name]):
             return value
         shape, strides = (tuple(one[i] for i in LAST) for one in (value.shape, value.strides))
-        return Value(value.name, shape, value.dtype, strides)
+        return KernelValue(value.name, shape, value.dtype, strides)
 
     def operand(self, argument: Argument, like: tuple[int, ...]) -> Val:
         """A tensor or a number."""
         if isinstance(argument, bool | int | float):
             return self.number(float(argument))
-        if not isinstance(argument, Ref):
+        if not isinstance(argument, Arg):
             raise Unfusable("an argument is neither a tensor nor a number")
         if self.graph.base[argument.name] in self.inside:
             return self._computed(argument.name)
@@ -232,7 +232,7 @@ class Builder:
         source = self._computed(next(node.refs()))
         return self._viewed(node, name, source)
 
-    def _viewed(self, node: Node, name: str, x: Val) -> Val:
+    def _viewed(self, node: KernelNode, name: str, x: Val) -> Val:
         shape, before = self.seen(self.graph.values[name]).shape, x.shape
         if self.domain.channels_last and channels_moved(node):
             return x._replace(shape=shape)
@@ -272,7 +272,7 @@ class Builder:
             return x._replace(shape=shape)
         raise Unfusable("a member is read in a shape of other rows and columns")
 
-    def _load(self, value: Value, like: tuple[int, ...]) -> Val:
+    def _load(self, value: KernelValue, like: tuple[int, ...]) -> Val:
         if value.dtype not in (*FLOATS, "bool"):
             raise Unfusable(f"it reads {value.dtype}")
         self.inputs[value.name] = value
@@ -286,7 +286,7 @@ class Builder:
             return Val(value.shape, Varies.FULL, (self._loaded(value, place, Varies.FULL),))
         return self._broadcast(self.seen(value), like)
 
-    def _broadcast(self, value: Value, like: tuple[int, ...]) -> Val:
+    def _broadcast(self, value: KernelValue, like: tuple[int, ...]) -> Val:
         missing = len(like) - len(value.shape)
         if missing < 0:
             raise Unfusable("a tensor has more dimensions than the result")
@@ -318,7 +318,7 @@ class Builder:
         )
         return Val(like, varies, pieces)
 
-    def _loaded(self, value: Value, place: Place, varies: Varies) -> int:
+    def _loaded(self, value: KernelValue, place: Place, varies: Varies) -> int:
         op = {"bool": "load_bool", "int64": "load_int"}.get(value.dtype, "load")
         return self._add(Micro(op, (), varies, source=value.name, place=place))
 
@@ -335,7 +335,7 @@ class Builder:
             return Varies.ROW
         raise Unfusable("its shape has other rows and columns")
 
-    def stored(self, value: Value) -> list[Store]:
+    def stored(self, value: KernelValue) -> list[OutputPiece]:
         """How an output is written."""
         val, value = self.values[value.name], self.seen(value)
         if value.dtype not in (*FLOATS, "bool"):
@@ -345,7 +345,7 @@ class Builder:
         if self.flat:
             if not value.contiguous or value.elements != self.width:
                 raise Unfusable("a tensor has gaps")
-            return [Store(value, val.pieces[0], Place((), (), 1, 0), Varies.FULL)]
+            return [OutputPiece(value, val.pieces[0], Place((), (), 1, 0), Varies.FULL)]
         kind = val.varies if val.varies is Varies.COLUMN else self.kind(value.shape)
         if kind is Varies.ONE:
             raise Unfusable("it gives a single number")
@@ -358,7 +358,7 @@ class Builder:
         many = prod(value.shape[-wide:]) // self.width if kind is not Varies.ROW else 1
         pieces = val.pieces if len(val.pieces) == many else val.pieces * many
         return [
-            Store(value, micro, Place(sizes, strides, step, i * self.width * step), kind)
+            OutputPiece(value, micro, Place(sizes, strides, step, i * self.width * step), kind)
             for i, micro in enumerate(pieces)
         ]
 
@@ -381,7 +381,7 @@ def collapsed(
 LAST = (0, 2, 3, 1)
 
 
-def channels_moved(node: Node) -> bool:
+def channels_moved(node: KernelNode) -> bool:
     """Whether a node is a view of [n, c, h, w] as [n, h, w, c]."""
     return node.op == "permute" and node.arguments.get("dims") == LAST
 
@@ -396,7 +396,7 @@ def together(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return found[0] if found else 0
 
 
-def bounds(node: Node, size: int) -> tuple[int, int]:
+def bounds(node: KernelNode, size: int) -> tuple[int, int]:
     """First and past the last of what a slice takes of a dimension of so many."""
     start, end = node.arguments.get("start") or 0, node.arguments.get("end")
     assert isinstance(start, int)
@@ -409,7 +409,7 @@ def _dimension(dim: Argument, count: int) -> int:
     return dim % count
 
 
-def _still(node: Node, shape: tuple[int, ...]) -> bool:
+def _still(node: KernelNode, shape: tuple[int, ...]) -> bool:
     """Whether a transposition moves only dimensions of size 1."""
     order = list(range(len(shape)))
     if node.op == "permute":

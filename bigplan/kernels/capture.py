@@ -15,22 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bigplan.kernels.cover import Unit
-from bigplan.kernels.graph import Argument, Graph, Node, Ref, Value, frozen
-from bigplan.kernels.keep import AGAIN, Plan
+from bigplan.kernels.cover import CoverUnit
+from bigplan.kernels.graph import Arg, Argument, KernelGraph, KernelNode, KernelValue, frozen
+from bigplan.kernels.keep import AGAIN, KeepPlan
 
 NAMES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64",
     torch.bool: "bool", torch.int64: "int64", torch.int32: "int32", torch.uint8: "uint8",
 }  # fmt: skip
-MakeKernel = Callable[[Unit], Callable[..., tuple[Tensor, ...]]]
+MakeKernel = Callable[[CoverUnit], Callable[..., tuple[Tensor, ...]]]
 
 
 @dataclass(frozen=True)
 class Captured:
     """A graph, and the fx nodes that its nodes and values come from."""
 
-    graph: Graph
+    graph: KernelGraph
     nodes: Mapping[str, fx.Node]  # by the name of a node of ours
     values: Mapping[str, fx.Node]  # by the name of a value
     names: Mapping[fx.Node, str]
@@ -45,8 +45,8 @@ def captured(joint: fx.GraphModule, forward_outputs: int) -> Captured:
     names: dict[fx.Node, str] = {}
     values: dict[str, fx.Node] = {}
     found: dict[str, fx.Node] = {}
-    inputs: list[Value] = []
-    nodes: list[Node] = []
+    inputs: list[KernelValue] = []
+    nodes: list[KernelNode] = []
     for node in joint.graph.nodes:
         if node.op == "output":
             continue
@@ -64,7 +64,7 @@ def captured(joint: fx.GraphModule, forward_outputs: int) -> Captured:
         nodes.append(_node(node, names, backward=node not in forward))
     outputs = tuple(names[n] if isinstance(n, fx.Node) else None for n in returned)
     given = [(i, name) for i, name in enumerate(outputs) if name is not None]
-    graph = Graph(
+    graph = KernelGraph(
         tuple(inputs),
         tuple(nodes),
         tuple(name for _, name in given),
@@ -85,8 +85,8 @@ def _ancestors(nodes: Sequence[Any]) -> set[fx.Node]:
     return found
 
 
-def _value(name: str, tensor: Tensor) -> Value:
-    return Value(
+def _value(name: str, tensor: Tensor) -> KernelValue:
+    return KernelValue(
         name,
         tuple(map(int, tensor.shape)),
         NAMES.get(tensor.dtype, str(tensor.dtype)),
@@ -94,9 +94,9 @@ def _value(name: str, tensor: Tensor) -> Value:
     )
 
 
-def _node(node: fx.Node, names: Mapping[fx.Node, str], *, backward: bool) -> Node:
+def _node(node: fx.Node, names: Mapping[fx.Node, str], *, backward: bool) -> KernelNode:
     made = node.meta.get("val")
-    outputs: tuple[Value, ...] = ()
+    outputs: tuple[KernelValue, ...] = ()
     if isinstance(made, Tensor):
         outputs = (_value(node.name, made),)
     elif isinstance(made, tuple | list):
@@ -104,23 +104,25 @@ def _node(node: fx.Node, names: Mapping[fx.Node, str], *, backward: bool) -> Nod
         outputs = tuple(
             _value(f"{node.name}.{i}", one)
             if isinstance(one, Tensor)
-            else Value(f"{node.name}.{i}", (), "int64", ())  # flash attention's lengths, say
+            else KernelValue(f"{node.name}.{i}", (), "int64", ())  # flash attention's lengths, say
             for i, one in given
         )
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        read = {"inputs": tuple(Ref(names[n]) for n in node.all_input_nodes)}
+        read = {"inputs": tuple(Arg(names[n]) for n in node.all_input_nodes)}
         called = node.op if node.op != "call_function" else getattr(target, "__name__", str(target))
-        return Node(node.name, str(called), read, outputs, backward, "it is no operator of ATen")
+        return KernelNode(
+            node.name, str(called), read, outputs, backward, "it is no operator of ATen"
+        )
     arguments_of = zip(target._schema.arguments, node.args, strict=False)
     arguments = {entry.name: _argument(given, names) for entry, given in arguments_of}
     arguments |= {name: _argument(given, names) for name, given in node.kwargs.items()}
     refused = _refused(target, node, outputs)
     name = target.overloadpacket.__name__
-    return Node(node.name, name, frozen(arguments), outputs, backward, refused)
+    return KernelNode(node.name, name, frozen(arguments), outputs, backward, refused)
 
 
-def _refused(target: Any, node: fx.Node, outputs: tuple[Value, ...]) -> str:
+def _refused(target: Any, node: fx.Node, outputs: tuple[KernelValue, ...]) -> str:
     """Why an operator is left to torch, whatever it computes."""
     if target._schema.is_mutable:
         return "it writes into its input"
@@ -135,7 +137,7 @@ def _refused(target: Any, node: fx.Node, outputs: tuple[Value, ...]) -> str:
 
 def _argument(given: Any, names: Mapping[fx.Node, str]) -> Argument:
     if isinstance(given, fx.Node):
-        return Ref(names[given])
+        return Arg(names[given])
     if isinstance(given, tuple | list):
         return tuple(_argument(item, names) for item in given)
     if given is None or isinstance(given, bool | int | float | str):
@@ -157,7 +159,7 @@ def norm_of_statistics(
 class Region:
     """The forward or backward half of a plan as an fx module."""
 
-    def __init__(self, plan: Plan, source: Captured, make: MakeKernel | None) -> None:
+    def __init__(self, plan: KeepPlan, source: Captured, make: MakeKernel | None) -> None:
         self.plan, self.source, self.make = plan, source, make
         self.graph = fx.Graph()
         self.made: dict[str, fx.Node] = {}
@@ -186,7 +188,7 @@ class Region:
         self.made[name] = node
         return node
 
-    def _unit(self, unit: Unit) -> None:
+    def _unit(self, unit: CoverUnit) -> None:
         if unit.fused is None or self.make is None:
             for node in unit.members:
                 self._node(node)
@@ -204,7 +206,7 @@ class Region:
             self._node(node)
         return self.made[name]
 
-    def _node(self, node: Node) -> None:
+    def _node(self, node: KernelNode) -> None:
         if node.op == "norm_of_statistics":
             read = node.arguments
             names = [read.get(part) for part in ("mean", "rstd")]
@@ -235,11 +237,11 @@ class Region:
             self.made[node.name] = made
 
     def _ref(self, argument: Argument) -> fx.Node | None:
-        return self._value(argument.name) if isinstance(argument, Ref) else None
+        return self._value(argument.name) if isinstance(argument, Arg) else None
 
 
 def halves(
-    plan: Plan, source: Captured, forward_outputs: int, make: MakeKernel | None
+    plan: KeepPlan, source: Captured, forward_outputs: int, make: MakeKernel | None
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The forward and backward modules of a plan, as AOTAutograd wants them of a partitioner."""
     primals = [name for name in source.inputs if not name.startswith("tangents")]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from bigplan.kernels.graph import Graph, Node
+from bigplan.kernels.graph import KernelGraph, KernelNode
 from bigplan.kernels.operators import why_not
 from bigplan.kernels.price import Fused, Pricer
 
@@ -22,10 +22,10 @@ Members = frozenset[int]  # places of nodes in the graph
 
 
 @dataclass(frozen=True)
-class Unit:
+class CoverUnit:
     """Nodes that run as one generated kernel, or one that torch runs."""
 
-    members: tuple[Node, ...]
+    members: tuple[KernelNode, ...]
     fused: Fused | None  # None: torch's own operator
     seconds: float
 
@@ -39,7 +39,7 @@ class Unit:
 class Cover:
     """Units in an order that they can run in."""
 
-    units: tuple[Unit, ...]
+    units: tuple[CoverUnit, ...]
 
     @property
     def seconds(self) -> float:
@@ -47,10 +47,10 @@ class Cover:
         return sum(unit.seconds for unit in self.units)
 
 
-class Search:
+class CoverSearch:
     """The state of a search: groups of places, over the nodes that compute."""
 
-    def __init__(self, graph: Graph, pricer: Pricer) -> None:
+    def __init__(self, graph: KernelGraph, pricer: Pricer) -> None:
         self.graph, self.pricer = graph, pricer
         self.nodes = [node for node in graph.nodes if not node.layout]
         self.place = {v.name: i for i, node in enumerate(self.nodes) for v in node.outputs}
@@ -62,10 +62,10 @@ class Search:
         self.fusable = [not why_not(node) for node in self.nodes]
         self._reach = self._reachable(self.after, reversed(range(len(self.nodes))))
         self._origin = self._reachable(self.before, range(len(self.nodes)))
-        self._priced: dict[Members, Unit | None] = {}
+        self._priced: dict[Members, CoverUnit | None] = {}
         self.owner: dict[int, Members] = {i: frozenset((i,)) for i in range(len(self.nodes))}
 
-    def _reads(self, node: Node) -> set[int]:
+    def _reads(self, node: KernelNode) -> set[int]:
         bases = (self.graph.base[ref] for ref in node.refs())
         return {self.place[base] for base in bases if base in self.place}
 
@@ -79,23 +79,23 @@ class Search:
 
     # --- Prices.
 
-    def unit(self, members: Members) -> Unit | None:
+    def unit(self, members: Members) -> CoverUnit | None:
         """These nodes as one unit, None where they cannot be one."""
         if members not in self._priced:
             self._priced[members] = self._unit(members)
         return self._priced[members]
 
-    def _unit(self, members: Members) -> Unit | None:
+    def _unit(self, members: Members) -> CoverUnit | None:
         nodes = tuple(self.nodes[i] for i in sorted(members))
         fused: Fused | str = "torch's"
         if all(self.fusable[i] for i in members):
             fused = self.pricer.fused(self.graph, nodes, self.wanted(members))
         if len(nodes) > 1:
-            return Unit(nodes, fused, fused.seconds) if isinstance(fused, Fused) else None
+            return CoverUnit(nodes, fused, fused.seconds) if isinstance(fused, Fused) else None
         torch = self.pricer.torch(self.graph, nodes[0])
         if isinstance(fused, Fused) and fused.seconds < torch * (1 - WORTH):
-            return Unit(nodes, fused, fused.seconds)
-        return Unit(nodes, None, torch)
+            return CoverUnit(nodes, fused, fused.seconds)
+        return CoverUnit(nodes, None, torch)
 
     def wanted(self, members: Members) -> frozenset[str]:
         """Values that others read, or that the graph gives."""
@@ -240,16 +240,16 @@ class Search:
         return Cover(tuple(unit for unit in units if unit is not None))
 
 
-def best_cover(graph: Graph, pricer: Pricer) -> Cover:
+def best_cover(graph: KernelGraph, pricer: Pricer) -> Cover:
     """The cover that growing and then moving nodes finds."""
-    search = Search(graph, pricer)
+    search = CoverSearch(graph, pricer)
     search.grow()
     while search.move():
         search.grow()
     return search.cover()
 
 
-def torch_cover(graph: Graph, pricer: Pricer) -> Cover:
+def torch_cover(graph: KernelGraph, pricer: Pricer) -> Cover:
     """Every operator as torch runs it."""
     nodes = (node for node in graph.nodes if not node.layout)
-    return Cover(tuple(Unit((node,), None, pricer.torch(graph, node)) for node in nodes))
+    return Cover(tuple(CoverUnit((node,), None, pricer.torch(graph, node)) for node in nodes))

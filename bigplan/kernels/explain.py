@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bigplan.kernels.cover import Members, Search, Unit, torch_cover
-from bigplan.kernels.keep import AGAIN, Plan
+from bigplan.kernels.cover import CoverSearch, CoverUnit, Members, torch_cover
+from bigplan.kernels.keep import AGAIN, KeepPlan
 from bigplan.kernels.operators import why_not
 from bigplan.kernels.price import Fused, Pricer
 
@@ -40,7 +40,7 @@ class Boundary:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class GraphExplanation:
     """A whole graph on a GPU."""
 
     gpu: str
@@ -56,7 +56,7 @@ class Explanation:
         return asdict(self)
 
 
-def explained(plan: Plan, pricer: Pricer, gpu: str) -> Explanation:
+def explained(plan: KeepPlan, pricer: Pricer, gpu: str) -> GraphExplanation:
     """What a plan does and why."""
     lines = tuple(_line(plan, pricer, unit, i) for i, unit in enumerate(plan.cover.units, 1))
     left = {
@@ -65,7 +65,7 @@ def explained(plan: Plan, pricer: Pricer, gpu: str) -> Explanation:
         if unit.fused is None
         for node in unit.members
     }
-    return Explanation(
+    return GraphExplanation(
         gpu,
         lines,
         tuple(_boundaries(plan, pricer)),
@@ -76,7 +76,7 @@ def explained(plan: Plan, pricer: Pricer, gpu: str) -> Explanation:
     )
 
 
-def _line(plan: Plan, pricer: Pricer, unit: Unit, number: int) -> KernelLine:
+def _line(plan: KeepPlan, pricer: Pricer, unit: CoverUnit, number: int) -> KernelLine:
     graph, fused = plan.graph, unit.fused
     apart = sum(pricer.torch(graph, node) for node in unit.members)
     if fused is None:
@@ -100,9 +100,9 @@ def _line(plan: Plan, pricer: Pricer, unit: Unit, number: int) -> KernelLine:
     )  # fmt: skip
 
 
-def _boundaries(plan: Plan, pricer: Pricer) -> Iterator[Boundary]:
+def _boundaries(plan: KeepPlan, pricer: Pricer) -> Iterator[Boundary]:
     """Where a value passes from one unit to another that could have been one with it."""
-    graph, search = plan.graph, Search(plan.graph, pricer)
+    graph, search = plan.graph, CoverSearch(plan.graph, pricer)
     groups = [
         frozenset(search.place[node.outputs[0].name] for node in unit.members if node.outputs)
         for unit in plan.cover.units
@@ -121,7 +121,7 @@ def _boundaries(plan: Plan, pricer: Pricer) -> Iterator[Boundary]:
                         yield Boundary(number[group], number[other], value.nbytes, reason)
 
 
-def why_apart(search: Search, a: Members, b: Members) -> str:
+def why_apart(search: CoverSearch, a: Members, b: Members) -> str:
     """Why two groups are not one kernel."""
     for group in (a, b):
         for i in sorted(group):
@@ -143,4 +143,4 @@ def why_apart(search: Search, a: Members, b: Members) -> str:
     return "one of them already waits for the other through a third"
 
 
-__all__ = ["Boundary", "Explanation", "Fused", "KernelLine", "explained", "why_apart"]
+__all__ = ["Boundary", "Fused", "GraphExplanation", "KernelLine", "explained", "why_apart"]

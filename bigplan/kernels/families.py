@@ -8,15 +8,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bigplan.kernels.graph import Argument, Graph, Node, Ref, Value, dense, dense_strides, frozen
+from bigplan.kernels.graph import (
+    Arg,
+    Argument,
+    KernelGraph,
+    KernelNode,
+    KernelValue,
+    dense,
+    dense_strides,
+    frozen,
+)
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import Op, Step
-from bigplan.spec.step import Value as Named
+from bigplan.spec.step import LayerStep, StepOp
+from bigplan.spec.step import StepValue as Named
 
 APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-def block_graph(model: ModelSpec, batch: int, length: int, dtype: str) -> Graph:
+def block_graph(model: ModelSpec, batch: int, length: int, dtype: str) -> KernelGraph:
     """One block on so many sequences of so many tokens, and its gradients."""
     return _Block(model, batch, length, dtype).graph()
 
@@ -24,16 +33,16 @@ def block_graph(model: ModelSpec, batch: int, length: int, dtype: str) -> Graph:
 class _Block:
     def __init__(self, model: ModelSpec, batch: int, length: int, dtype: str) -> None:
         self.model, self.batch, self.length, self.dtype = model, batch, length, dtype
-        self.nodes: list[Node] = []
-        self.values: dict[str, Value] = {}
-        self.inputs: list[Value] = []
+        self.nodes: list[KernelNode] = []
+        self.values: dict[str, KernelValue] = {}
+        self.inputs: list[KernelValue] = []
         self.where: dict[str, str] = {}  # of a step's values, what they are called here
         self.gradients: dict[str, str] = {}
         self.by_parameter: list[str] = []
         self.kept: dict[str, tuple[str, ...]] = {}  # of a step, what its backward reads
         self.back = False
 
-    def graph(self) -> Graph:
+    def graph(self) -> KernelGraph:
         """Forward, then each step's backward in reverse order."""
         steps = self.model.steps("block")
         self.where[steps[0].reads[0].name] = self.given("x", (*self.rows, self.model.hidden))
@@ -47,7 +56,7 @@ class _Block:
             self._backward(step)
         by_input = self.gradients[steps[0].reads[0].name]
         outputs = (self.where[output], by_input, *self.by_parameter)
-        return Graph(tuple(self.inputs), tuple(self.nodes), outputs, 1)
+        return KernelGraph(tuple(self.inputs), tuple(self.nodes), outputs, 1)
 
     # --- Nodes.
 
@@ -64,90 +73,92 @@ class _Block:
     def shape(self, name: str) -> tuple[int, ...]:
         return self.values[name].shape
 
-    def node(self, op: str, outputs: list[Value], /, **arguments: Argument) -> tuple[str, ...]:
+    def node(
+        self, op: str, outputs: list[KernelValue], /, **arguments: Argument
+    ) -> tuple[str, ...]:
         name = f"{op}_{len(self.nodes)}"
         many = len(outputs) > 1
         named = tuple(
             replace(value, name=f"{name}.{value.name}" if many else name) for value in outputs
         )
         self.values.update({value.name: value for value in named})
-        self.nodes.append(Node(name, op, frozen(arguments), named, self.back))
+        self.nodes.append(KernelNode(name, op, frozen(arguments), named, self.back))
         return tuple(value.name for value in named)
 
-    def like(self, name: str) -> Value:
+    def like(self, name: str) -> KernelValue:
         return dense("", self.shape(name), self.values[name].dtype)
 
-    def one(self, op: str, value: Value, /, **arguments: Argument) -> str:
+    def one(self, op: str, value: KernelValue, /, **arguments: Argument) -> str:
         return self.node(op, [value], **arguments)[0]
 
     def add(self, a: str, b: str) -> str:
-        return self.one("add", self.like(a), self=Ref(a), other=Ref(b))
+        return self.one("add", self.like(a), self=Arg(a), other=Arg(b))
 
     def mul(self, a: str, b: str) -> str:
-        return self.one("mul", self.like(a), self=Ref(a), other=Ref(b))
+        return self.one("mul", self.like(a), self=Arg(a), other=Arg(b))
 
     def view(self, name: str, shape: tuple[int, ...]) -> str:
         if self.shape(name) == shape:
             return name
         before = self.values[name]
         strides = dense_strides(shape) if before.contiguous else _split(before, shape)
-        return self.one("view", Value("", shape, before.dtype, strides), self=Ref(name))
+        return self.one("view", KernelValue("", shape, before.dtype, strides), self=Arg(name))
 
     def columns(self, name: str, start: int, end: int) -> str:
         before = self.values[name]
         value = replace(before, name="", shape=(*before.shape[:-1], end - start))
-        return self.one("slice", value, self=Ref(name), dim=-1, start=start, end=end)
+        return self.one("slice", value, self=Arg(name), dim=-1, start=start, end=end)
 
     def cat(self, names: list[str]) -> str:
         if len(names) == 1:
             return names[0]
         shape = self.shape(names[0])
         wide = (*shape[:-1], sum(self.shape(name)[-1] for name in names))
-        tensors = tuple(Ref(name) for name in names)
+        tensors = tuple(Arg(name) for name in names)
         return self.one("cat", dense("", wide, self.dtype), tensors=tensors, dim=-1)
 
     def turned(self, name: str, order: tuple[int, ...]) -> str:
         before = self.values[name]
         shape = tuple(before.shape[i] for i in order)
         strides = tuple(before.strides[i] for i in order)
-        value = Value("", shape, before.dtype, strides)
-        return self.one("permute", value, self=Ref(name), dims=order)
+        value = KernelValue("", shape, before.dtype, strides)
+        return self.one("permute", value, self=Arg(name), dims=order)
 
     # --- Steps.
 
-    def _forward(self, step: Step) -> None:
+    def _forward(self, step: LayerStep) -> None:
         read = [self.where[value.name] for value in step.reads]
         match step.op:
-            case Op.NORM:
+            case StepOp.NORM:
                 self._norm(step, read[0])
-            case Op.PRODUCT:
+            case StepOp.PRODUCT:
                 self._product(step, read[0])
-            case Op.ROTARY:
+            case StepOp.ROTARY:
                 for value, given in zip(step.reads, step.gives, strict=True):
                     heads = self._heads(self.where[value.name], value)
                     self.where[given.name] = self._rotated(heads, back=False)
-            case Op.ATTENTION:
+            case StepOp.ATTENTION:
                 self._attention(step)
-            case Op.ACTIVATION:
+            case StepOp.ACTIVATION:
                 self._activation(step, read)
-            case Op.SUM:
+            case StepOp.SUM:
                 self.where[step.gives[0].name] = self.add(read[0], read[1])
             case _:
                 raise AssertionError(f"a block has no {step.op}")
 
-    def _backward(self, step: Step) -> None:
+    def _backward(self, step: LayerStep) -> None:
         match step.op:
-            case Op.NORM:
+            case StepOp.NORM:
                 self._norm_back(step)
-            case Op.PRODUCT:
+            case StepOp.PRODUCT:
                 self._product_back(step)
-            case Op.ROTARY:
+            case StepOp.ROTARY:
                 for value, given in zip(step.reads, step.gives, strict=True):
                     heads = self._heads(self.gradients[given.name], value)
                     self._gives(value, self._rotated(heads, back=True))
-            case Op.ATTENTION:
+            case StepOp.ATTENTION:
                 self._attention_back(step)
-            case Op.ACTIVATION:
+            case StepOp.ACTIVATION:
                 self._activation_back(step)
             case _:
                 for value in step.reads:
@@ -162,10 +173,10 @@ class _Block:
     def _heads(self, name: str, value: Named) -> str:
         return self.view(name, (*self.rows, value.parts, value.each))
 
-    def _parameters(self, step: Step) -> dict[str, str]:
+    def _parameters(self, step: LayerStep) -> dict[str, str]:
         return {p.name.rsplit(".", 1)[-1]: self.given(p.name, p.shape) for p in step.parameters}
 
-    def _norm(self, step: Step, x: str) -> None:
+    def _norm(self, step: LayerStep, x: str) -> None:
         of_heads = step.reads[0].split
         if of_heads:
             x = self._heads(x, step.reads[0])
@@ -173,14 +184,14 @@ class _Block:
         columns = self.shape(x)[-1]
         row = dense("", (*self.shape(x)[:-1], 1), "fp32")
         arguments: dict[str, Argument] = {
-            "input": Ref(x), "normalized_shape": (columns,), "weight": Ref(weights["weight"]),
+            "input": Arg(x), "normalized_shape": (columns,), "weight": Arg(weights["weight"]),
             "eps": self.model.norm_epsilon,
         }  # fmt: skip
         if self.model.norm == "rmsnorm" or of_heads:
             outputs = [replace(self.like(x), name="0"), replace(row, name="1")]
             made = self.node("_fused_rms_norm", outputs, **arguments)
         else:
-            arguments["bias"] = Ref(weights["bias"]) if "bias" in weights else None
+            arguments["bias"] = Arg(weights["bias"]) if "bias" in weights else None
             outputs = [
                 replace(self.like(x), name="0"), replace(row, name="1"), replace(row, name="2")
             ]  # fmt: skip
@@ -188,7 +199,7 @@ class _Block:
         self.where[step.gives[0].name] = made[0]
         self.kept[step.name] = (x, *made[1:], *weights.values())
 
-    def _norm_back(self, step: Step) -> None:
+    def _norm_back(self, step: LayerStep) -> None:
         x, *rest = self.kept[step.name]
         rms = self.model.norm == "rmsnorm" or step.reads[0].split
         statistics, weights = (rest[:1], rest[1:]) if rms else (rest[:2], rest[2:])
@@ -199,16 +210,16 @@ class _Block:
         outputs += [replace(vector, name=str(i)) for i, want in enumerate(mask) if i and want]
         names = ("rstd",) if rms else ("mean", "rstd")
         arguments: dict[str, Argument] = {
-            "grad_out": Ref(gradient), "input": Ref(x), "normalized_shape": (self.shape(x)[-1],)
+            "grad_out": Arg(gradient), "input": Arg(x), "normalized_shape": (self.shape(x)[-1],)
         }  # fmt: skip
-        arguments |= {name: Ref(value) for name, value in zip(names, statistics, strict=True)}
-        arguments |= {"weight": Ref(weights[0]), "output_mask": mask}
+        arguments |= {name: Arg(value) for name, value in zip(names, statistics, strict=True)}
+        arguments |= {"weight": Arg(weights[0]), "output_mask": mask}
         op = "_fused_rms_norm_backward" if rms else "native_layer_norm_backward"
         made = self.node(op, outputs, **arguments)
         self.by_parameter += made[1:]
         self._gives(step.reads[0], made[0])
 
-    def _product(self, step: Step, x: str) -> None:
+    def _product(self, step: LayerStep, x: str) -> None:
         widths = [value.columns() for value in step.gives]
         flat = self.view(x, (self.batch * self.length, step.reads[0].columns()))
         weight = self.given(f"{step.name} weight", (self.shape(flat)[-1], sum(widths)))
@@ -216,16 +227,16 @@ class _Block:
         bias = ""
         if step.biased:
             bias = self.given(f"{step.name} bias", (sum(widths),))
-            product = self.one("addmm", made, self=Ref(bias), mat1=Ref(flat), mat2=Ref(weight))
+            product = self.one("addmm", made, self=Arg(bias), mat1=Arg(flat), mat2=Arg(weight))
         else:
-            product = self.one("mm", made, self=Ref(flat), mat2=Ref(weight))
+            product = self.one("mm", made, self=Arg(flat), mat2=Arg(weight))
         whole, start = self.view(product, (*self.rows, sum(widths))), 0
         for value, width in zip(step.gives, widths, strict=True):
             part = whole if len(widths) == 1 else self.columns(whole, start, start + width)
             self.where[value.name], start = part, start + width
         self.kept[step.name] = (flat, weight, bias)
 
-    def _product_back(self, step: Step) -> None:
+    def _product_back(self, step: LayerStep) -> None:
         x, weight, bias = self.kept[step.name]
         parts = [
             self.view(self.gradients[value.name], (*self.rows, value.columns()))
@@ -233,15 +244,18 @@ class _Block:
         ]
         flat = self.view(self.cat(parts), (self.shape(x)[0], self.shape(weight)[1]))
         other = self.turned(weight, (1, 0))
-        by_x = self.one("mm", self.like(x), self=Ref(flat), mat2=Ref(other))
+        by_x = self.one("mm", self.like(x), self=Arg(flat), mat2=Arg(other))
         across = self.turned(flat, (1, 0))
         by_weight = self.one(
-            "mm", dense("", self.shape(weight)[::-1], self.dtype), self=Ref(across), mat2=Ref(x)
+            "mm",
+            dense("", self.shape(weight)[::-1], self.dtype),
+            self=Arg(across),
+            mat2=Arg(x),
         )
         self.by_parameter.append(by_weight)
         if bias:
             vector = dense("", self.shape(bias), self.dtype)
-            self.by_parameter.append(self.one("sum", vector, self=Ref(flat), dim=(0,)))
+            self.by_parameter.append(self.one("sum", vector, self=Arg(flat), dim=(0,)))
         self._gives(step.reads[0], by_x)
 
     def _rotated(self, x: str, *, back: bool) -> str:
@@ -256,22 +270,22 @@ class _Block:
         if back:
             inner = self.mul(part, "sin")
             low, high = self.columns(inner, 0, half), self.columns(inner, half, width)
-            other = self.cat([high, self.one("neg", self.like(low), self=Ref(low))])
+            other = self.cat([high, self.one("neg", self.like(low), self=Arg(low))])
         else:
             low, high = self.columns(part, 0, half), self.columns(part, half, width)
-            swapped = self.cat([self.one("neg", self.like(high), self=Ref(high)), low])
+            swapped = self.cat([self.one("neg", self.like(high), self=Arg(high)), low])
             other = self.mul(swapped, "sin")
         turned = self.add(self.mul(part, "cos"), other)
         return turned if width == columns else self.cat([turned, self.columns(x, width, columns)])
 
-    def _attention(self, step: Step) -> None:
+    def _attention(self, step: LayerStep) -> None:
         heads = [self._heads(self.where[value.name], value) for value in step.reads]
         query, key, value = (self.turned(name, (0, 2, 1, 3)) for name in heads)
         made = replace(self.values[query], name="0", strides=self._strides(heads[0]))
         sums = dense("1", self.shape(query)[:-1], "fp32")
         out, lse = self.node(
             "scaled_dot_product_attention", [made, sums],
-            query=Ref(query), key=Ref(key), value=Ref(value), is_causal=True,
+            query=Arg(query), key=Arg(key), value=Arg(value), is_causal=True,
         )  # fmt: skip
         mixed = self.turned(out, (0, 2, 1, 3))
         self.where[step.gives[0].name] = self.view(mixed, (*self.rows, step.gives[0].columns()))
@@ -281,7 +295,7 @@ class _Block:
         batch, tokens, head, column = dense_strides(self.shape(heads))
         return batch, head, tokens, column
 
-    def _attention_back(self, step: Step) -> None:
+    def _attention_back(self, step: LayerStep) -> None:
         query, key, value, out, lse = self.kept[step.name]
         given = step.gives[0]
         gradient = self.turned(self._heads(self.gradients[given.name], given), (0, 2, 1, 3))
@@ -290,15 +304,15 @@ class _Block:
             for i, name in enumerate((query, key, value))
         ]
         made = self.node(
-            "scaled_dot_product_attention_backward", outputs, grad_out=Ref(gradient),
-            query=Ref(query), key=Ref(key), value=Ref(value), out=Ref(out), logsumexp=Ref(lse),
+            "scaled_dot_product_attention_backward", outputs, grad_out=Arg(gradient),
+            query=Arg(query), key=Arg(key), value=Arg(value), out=Arg(out), logsumexp=Arg(lse),
             is_causal=True,
         )  # fmt: skip
         for read, name in zip(step.reads, made, strict=True):
             self._gives(read, self.turned(name, (0, 2, 1, 3)))
 
-    def _activation(self, step: Step, read: list[str]) -> None:
-        x, mlp = Ref(read[0]), self.model.mlp
+    def _activation(self, step: LayerStep, read: list[str]) -> None:
+        x, mlp = Arg(read[0]), self.model.mlp
         if mlp == "swiglu":
             silu = self.one("silu", self.like(read[0]), self=x)
             made = self.mul(silu, read[1])
@@ -309,36 +323,36 @@ class _Block:
             made = self.one("gelu", self.like(read[0]), self=x, approximate=APPROXIMATE[mlp])
         self.where[step.gives[0].name] = made
 
-    def _activation_back(self, step: Step) -> None:
+    def _activation_back(self, step: LayerStep) -> None:
         mlp, read = self.model.mlp, [self.where[value.name] for value in step.reads]
         d = self.view(self.gradients[step.gives[0].name], self.shape(read[0]))
         value = self.like(read[0])
         if mlp == "swiglu":
             inner = self.mul(d, read[1])
-            by_gate = self.one("silu_backward", value, grad_output=Ref(inner), self=Ref(read[0]))
+            by_gate = self.one("silu_backward", value, grad_output=Arg(inner), self=Arg(read[0]))
             self._gives(step.reads[1], self.mul(d, self.kept[step.name][0]))
             self._gives(step.reads[0], by_gate)
             return
         if mlp == "relu":
-            output = Ref(self.where[step.gives[0].name])
+            output = Arg(self.where[step.gives[0].name])
             by_x = self.one(
-                "threshold_backward", value, grad_output=Ref(d), self=output, threshold=0
+                "threshold_backward", value, grad_output=Arg(d), self=output, threshold=0
             )
         else:
             by_x = self.one(
-                "gelu_backward", value, grad_output=Ref(d), self=Ref(read[0]),
+                "gelu_backward", value, grad_output=Arg(d), self=Arg(read[0]),
                 approximate=APPROXIMATE[mlp],
             )  # fmt: skip
         self._gives(step.reads[0], by_x)
 
 
-def _attended(value: Value) -> tuple[int, ...]:
+def _attended(value: KernelValue) -> tuple[int, ...]:
     """Strides of [b, heads, s, d] that lies as [b, s, heads, d]."""
     _, heads, length, columns = value.shape
     return heads * length * columns, columns, heads * columns, 1
 
 
-def _split(value: Value, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _split(value: KernelValue, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a view that takes the last dimension apart, or puts two together."""
     if len(shape) > len(value.shape):
         return (*value.strides[:-1], shape[-1], 1)

@@ -14,13 +14,13 @@ from bigplan.kernels.body import (
     Builder,
     Domain,
     Micro,
-    Store,
+    OutputPiece,
     Unfusable,
     Varies,
     bounds,
     unit,
 )
-from bigplan.kernels.graph import SIZES, Graph, Node, Ref, Value
+from bigplan.kernels.graph import SIZES, Arg, KernelGraph, KernelNode, KernelValue
 from bigplan.kernels.operators import EXPAND, why_not
 
 REDUCTIONS = frozenset(("sum", "mean", "amax"))
@@ -54,7 +54,7 @@ STRIPS = (1, 2, 3, 4, 6, 8)
 MOST_ELEMENTS = 32
 
 
-def body_of(graph: Graph, members: Collection[Node], wanted: Collection[str]) -> Body:
+def body_of(graph: KernelGraph, members: Collection[KernelNode], wanted: Collection[str]) -> Body:
     """The kernel that computes `members`, in graph order, and writes `wanted`. Raises Unfusable."""
     nodes = list(members)
     for node in nodes:
@@ -70,7 +70,9 @@ def body_of(graph: Graph, members: Collection[Node], wanted: Collection[str]) ->
     raise Unfusable(reasons[-1] if reasons else "it has neither rows nor columns")
 
 
-def _built(graph: Graph, nodes: list[Node], wanted: Collection[str], domain: Domain) -> Body:
+def _built(
+    graph: KernelGraph, nodes: list[KernelNode], wanted: Collection[str], domain: Domain
+) -> Body:
     builder = Builder(graph, nodes, domain)
     for node in nodes:
         vals = EXPAND[node.op](builder, node)
@@ -92,8 +94,8 @@ def _built(graph: Graph, nodes: list[Node], wanted: Collection[str], domain: Dom
 
 
 def _used(
-    builder: Builder, stores: tuple[Store, ...]
-) -> tuple[tuple[Micro, ...], tuple[Store, ...]]:
+    builder: Builder, stores: tuple[OutputPiece, ...]
+) -> tuple[tuple[Micro, ...], tuple[OutputPiece, ...]]:
     """Operations that lead to a store, renumbered in their order."""
     needed, stack = set(), [store.micro for store in stores]
     while stack:
@@ -109,7 +111,7 @@ def _used(
     return micros, tuple(store._replace(micro=order[store.micro]) for store in stores)
 
 
-def _domains(graph: Graph, nodes: list[Node]) -> Iterator[Domain]:
+def _domains(graph: KernelGraph, nodes: list[KernelNode]) -> Iterator[Domain]:
     """Rows and columns that might do, best first."""
     shapes = [value.shape for node in nodes for value in node.outputs]
     last = any(_channels_last(value) for node in nodes for value in node.outputs)
@@ -134,21 +136,21 @@ def _domains(graph: Graph, nodes: list[Node]) -> Iterator[Domain]:
         yield Domain(rows, unit(sizes), channels_last=last)
 
 
-def _channels_last(value: Value) -> bool:
+def _channels_last(value: KernelValue) -> bool:
     return len(value.shape) == 4 and value.shape[1] > 1 == value.strides[1]
 
 
-def _reduced(graph: Graph, node: Node) -> tuple[int, ...]:
+def _reduced(graph: KernelGraph, node: KernelNode) -> tuple[int, ...]:
     """The shape that a reduction of a node runs over, or none."""
     if node.op in REDUCTIONS or node.op in ROWS_REDUCED:
         names = ("self", "input", "grad_output")
         ref = next(node.arguments[n] for n in names if n in node.arguments)
-        assert isinstance(ref, Ref)
+        assert isinstance(ref, Arg)
         return graph.values[ref.name].shape
     return ()
 
 
-def _cuts(graph: Graph, nodes: list[Node]) -> Iterator[int]:
+def _cuts(graph: KernelGraph, nodes: list[KernelNode]) -> Iterator[int]:
     """Columns at which a tensor is cut or joined."""
     inside = {value.name for node in nodes for value in node.outputs}
     for node in nodes:

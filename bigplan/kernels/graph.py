@@ -23,7 +23,7 @@ LAYOUT = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class KernelValue:
     """A tensor: shape, dtype, and strides in elements."""
 
     name: str
@@ -58,29 +58,29 @@ def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-def dense(name: str, shape: tuple[int, ...], dtype: str) -> Value:
+def dense(name: str, shape: tuple[int, ...], dtype: str) -> KernelValue:
     """A tensor that lies row by row."""
-    return Value(name, shape, dtype, dense_strides(shape))
+    return KernelValue(name, shape, dtype, dense_strides(shape))
 
 
 @dataclass(frozen=True, slots=True)
-class Ref:
+class Arg:
     """The value called so, as an argument."""
 
     name: str
 
 
-Argument = Ref | float | int | bool | str | None | tuple["Argument", ...]
+Argument = Arg | float | int | bool | str | None | tuple["Argument", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class KernelNode:
     """One operator. `op` is ATen's name without overload, `arguments` go by the schema's names."""
 
     name: str
     op: str
     arguments: Mapping[str, Argument]
-    outputs: tuple[Value, ...]
+    outputs: tuple[KernelValue, ...]
     backward: bool = False
     refused: str = ""  # why no kernel can be generated, where the operator alone does not say it
 
@@ -96,7 +96,7 @@ class Node:
 
 
 def _refs(argument: Argument) -> Iterator[str]:
-    if isinstance(argument, Ref):
+    if isinstance(argument, Arg):
         yield argument.name
     elif isinstance(argument, tuple):
         for item in argument:
@@ -109,22 +109,22 @@ def frozen(arguments: Mapping[str, Argument]) -> Mapping[str, Argument]:
 
 
 @dataclass(frozen=True)
-class Graph:
+class KernelGraph:
     """Nodes in an order that they can run in; outputs are names of values."""
 
-    inputs: tuple[Value, ...]
-    nodes: tuple[Node, ...]
+    inputs: tuple[KernelValue, ...]
+    nodes: tuple[KernelNode, ...]
     outputs: tuple[str, ...]
     forward_outputs: int  # so many of the outputs are the forward's; the others are gradients
 
     @cached_property
-    def values(self) -> Mapping[str, Value]:
+    def values(self) -> Mapping[str, KernelValue]:
         """Every tensor by its name."""
         made = (value for node in self.nodes for value in node.outputs)
         return {value.name: value for value in (*self.inputs, *made)}
 
     @cached_property
-    def producer(self) -> Mapping[str, Node]:
+    def producer(self) -> Mapping[str, KernelNode]:
         """The node that makes a value; inputs have none."""
         return {value.name: node for node in self.nodes for value in node.outputs}
 
@@ -139,9 +139,9 @@ class Graph:
         return found
 
     @cached_property
-    def readers(self) -> Mapping[str, tuple[Node, ...]]:
+    def readers(self) -> Mapping[str, tuple[KernelNode, ...]]:
         """Nodes that compute with a value or a view of it, by its base, in order."""
-        found: dict[str, list[Node]] = {}
+        found: dict[str, list[KernelNode]] = {}
         for node in self.nodes:
             if not node.layout:
                 for name in dict.fromkeys(self.base[ref] for ref in node.refs()):

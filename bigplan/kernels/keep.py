@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from bigplan.kernels.cover import Cover, best_cover
-from bigplan.kernels.graph import Argument, Graph, Node, Ref, frozen
+from bigplan.kernels.graph import Arg, Argument, KernelGraph, KernelNode, frozen
 from bigplan.kernels.operators import why_not
 from bigplan.kernels.price import Pricer
 
@@ -32,10 +32,10 @@ REDUCING = frozenset(
 
 
 @dataclass(frozen=True)
-class Plan:
+class KeepPlan:
     """A graph with what is computed again in it, its cover, and what is kept between its halves."""
 
-    graph: Graph
+    graph: KernelGraph
     cover: Cover
     kept: tuple[str, ...]  # values of the forward that the backward reads, by their bases
     price: float  # seconds a byte kept
@@ -52,7 +52,7 @@ class Plan:
         return self.cover.seconds + self.price * self.kept_bytes
 
 
-def best_plan(graph: Graph, pricer: Pricer, price: float = 0.0) -> Plan:
+def best_plan(graph: KernelGraph, pricer: Pricer, price: float = 0.0) -> KeepPlan:
     """The cheapest plan found; `price` in seconds a byte that is kept."""
     again = _closed(graph, frozenset())
     best = _plan(graph, again, pricer, price)
@@ -71,32 +71,32 @@ def best_plan(graph: Graph, pricer: Pricer, price: float = 0.0) -> Plan:
     return best
 
 
-def _own(graph: Graph, name: str) -> bool:
+def _own(graph: KernelGraph, name: str) -> bool:
     """Whether a value lives from the forward to the backward because it is kept."""
     results = (graph.base[one] for one in graph.outputs[: graph.forward_outputs])
     return name in graph.producer and name not in results
 
 
-def _closed(graph: Graph, again: frozenset[str]) -> frozenset[str]:
+def _closed(graph: KernelGraph, again: frozenset[str]) -> frozenset[str]:
     """With what these read, where it is as cheap and would be kept for them alone."""
     while found := _inner(with_again(graph, again)) - again:
         again |= found
     return again
 
 
-def _written(plan: Plan) -> frozenset[str]:
+def _written(plan: KeepPlan) -> frozenset[str]:
     """Values that kernels of the forward write."""
     ahead = (unit for unit in plan.cover.units if not unit.members[0].backward)
     fused = (unit.fused for unit in ahead if unit.fused is not None)
     return frozenset(value.name for one in fused for value in one.body.outputs)
 
 
-def _plan(graph: Graph, again: frozenset[str], pricer: Pricer, price: float) -> Plan:
+def _plan(graph: KernelGraph, again: frozenset[str], pricer: Pricer, price: float) -> KeepPlan:
     changed = with_again(graph, again)
-    return Plan(changed, best_cover(changed, pricer), kept(changed), price)
+    return KeepPlan(changed, best_cover(changed, pricer), kept(changed), price)
 
 
-def kept(graph: Graph) -> tuple[str, ...]:
+def kept(graph: KernelGraph) -> tuple[str, ...]:
     """Bases that the backward reads and does not make: the forward's values, and its inputs."""
     made = {value.name for node in graph.nodes if node.backward for value in node.outputs}
     tangents = {value.name for value in graph.inputs if value.name.startswith("tangents")}
@@ -106,7 +106,7 @@ def kept(graph: Graph) -> tuple[str, ...]:
     return tuple(name for name in bases if name not in made and name not in tangents)
 
 
-def _inner(graph: Graph) -> frozenset[str]:
+def _inner(graph: KernelGraph) -> frozenset[str]:
     """Cheap values that no forward kernel needs to write, but for the backward."""
     forward = {id(node) for node in graph.nodes if not node.backward}
     found = set()
@@ -120,7 +120,7 @@ def _inner(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _cheap(graph: Graph, node: Node) -> bool:
+def _cheap(graph: KernelGraph, node: KernelNode) -> bool:
     """Whether a value is worth computing again: arithmetic on each position, no reduction."""
     if why_not(node):
         return False
@@ -130,11 +130,11 @@ def _cheap(graph: Graph, node: Node) -> bool:
     return node.op in ("native_layer_norm", "_fused_rms_norm")
 
 
-def with_again(graph: Graph, again: frozenset[str]) -> Graph:
+def with_again(graph: KernelGraph, again: frozenset[str]) -> KernelGraph:
     """The graph with copies, in its backward, of what makes these values."""
     copies: dict[str, str] = {}
-    forward: list[Node] = []
-    backward: list[Node] = []
+    forward: list[KernelNode] = []
+    backward: list[KernelNode] = []
     for node in graph.nodes:
         if not node.backward:
             forward.append(node)
@@ -151,7 +151,7 @@ def with_again(graph: Graph, again: frozenset[str]) -> Graph:
     return replace(graph, nodes=(*forward, *backward), outputs=outputs)
 
 
-def _copied(node: Node, copies: dict[str, str]) -> Iterable[Node]:
+def _copied(node: KernelNode, copies: dict[str, str]) -> Iterable[KernelNode]:
     """A copy of a node that reads copies; of a norm, arithmetic that reads its statistics."""
     outputs = node.outputs
     if node.op in ("native_layer_norm", "_fused_rms_norm"):
@@ -163,14 +163,14 @@ def _copied(node: Node, copies: dict[str, str]) -> Iterable[Node]:
     yield replace(copy, name=AGAIN + node.name, outputs=renamed, backward=True)
 
 
-def _norm_again(node: Node, copies: dict[str, str]) -> Iterable[Node]:
+def _norm_again(node: KernelNode, copies: dict[str, str]) -> Iterable[KernelNode]:
     """The output of a norm from its input and kept statistics, in a node of its own kind."""
     out, *statistics = node.outputs
     arguments = dict(_renamed(node, copies).arguments)
     names = ("mean", "rstd") if len(statistics) == 2 else ("rstd",)
-    arguments |= {name: Ref(value.name) for name, value in zip(names, statistics, strict=True)}
+    arguments |= {name: Arg(value.name) for name, value in zip(names, statistics, strict=True)}
     copies[out.name] = AGAIN + out.name
-    yield Node(
+    yield KernelNode(
         AGAIN + node.name,
         "norm_of_statistics",
         frozen(arguments),
@@ -179,7 +179,7 @@ def _norm_again(node: Node, copies: dict[str, str]) -> Iterable[Node]:
     )
 
 
-def _renamed(node: Node, copies: dict[str, str]) -> Node:
+def _renamed(node: KernelNode, copies: dict[str, str]) -> KernelNode:
     if not any(ref in copies for ref in node.refs()):
         return node
     arguments = {name: _argument(value, copies) for name, value in node.arguments.items()}
@@ -187,17 +187,17 @@ def _renamed(node: Node, copies: dict[str, str]) -> Node:
 
 
 def _argument(argument: Argument, copies: dict[str, str]) -> Argument:
-    if isinstance(argument, Ref):
-        return Ref(copies.get(argument.name, argument.name))
+    if isinstance(argument, Arg):
+        return Arg(copies.get(argument.name, argument.name))
     if isinstance(argument, tuple):
         return tuple(_argument(item, copies) for item in argument)
     return argument
 
 
-def _views_of(graph: Graph, node: Node, copies: dict[str, str]) -> Iterable[Node]:
+def _views_of(graph: KernelGraph, node: KernelNode, copies: dict[str, str]) -> Iterable[KernelNode]:
     """Copies of the forward's views of what is computed again, for a node that reads them."""
     for ref in node.refs():
-        chain: list[Node] = []
+        chain: list[KernelNode] = []
         name = ref
         while name not in copies and name in graph.producer and graph.producer[name].layout:
             view = graph.producer[name]

@@ -18,7 +18,6 @@ from triton.runtime.errors import OutOfResources
 from bigplan.cost.kernel import KernelTime, Tile, grid
 from bigplan.kernels.body import Body
 from bigplan.kernels.fuse import added_together, work_of
-from bigplan.kernels.graph import Value
 from bigplan.kernels.source import source
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ DTYPES = {
 Into = Mapping[str, Tensor]
 NOTHING: Into = {}
 COLUMNS, ROWS = 64, 32  # of the tile that adds up partial sums
+ALIGNED = 16  # bytes: where Triton's compiler loads and stores vectors
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def _summed(body: Body) -> set[str]:
     return {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
 
 
-class Kernel:
+class LaunchedKernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
     def __init__(
@@ -92,7 +92,8 @@ class Kernel:
         self.tile = self.choices[0][0]
         self.pairs = added_together(body)
         self._checked = False
-        self._ready: dict[Tile, tuple[Any, tuple[int]]] = {}  # compiled, and its grid
+        self._outputs = [(v.name, v.shape, v.strides, DTYPES[v.dtype]) for v in body.outputs]
+        self._ready: dict[Tile, _Launch] = {}
 
     def __call__(self, *inputs: Tensor, into: Into = NOTHING) -> tuple[Tensor, ...]:
         """Its outputs in order: new tensors, but for those by whose names `into` has some.
@@ -122,9 +123,14 @@ class Kernel:
         """The same with a tile of the caller's choice."""
         device = inputs[0].device
         outputs = [
-            into[value.name] if value.name in into else _empty(value, device)
-            for value in self.body.outputs
+            into[name]
+            if name in into
+            else torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for name, shape, strides, dtype in self._outputs
         ]
+        if not self.pairs:
+            self._launch(tile, (*inputs, *outputs))
+            return tuple(outputs)
         targets, partial = list(outputs), {}
         for pair in self.pairs:
             columns = self.body.outputs[pair[0]].elements
@@ -132,7 +138,7 @@ class Kernel:
             partial[pair] = torch.empty(shape, dtype=torch.float32, device=device)
             for index, part in zip(pair, partial[pair].unbind(), strict=True):
                 targets[index] = part
-        self._launch(tile, [*map(_bytes, inputs), *map(_bytes, targets)])
+        self._launch(tile, (*inputs, *targets))
         for pair, sums in partial.items():
             _, programs, columns = sums.shape
             _add_up[(triton.cdiv(columns, COLUMNS), len(pair))](
@@ -141,12 +147,10 @@ class Kernel:
             )  # fmt: skip
         return tuple(outputs)
 
-    def _launch(self, tile: Tile, tensors: list[Tensor]) -> None:
+    def _launch(self, tile: Tile, tensors: Sequence[Tensor]) -> None:
         if tile not in self._ready:  # writing the source takes milliseconds
-            programs = (grid(work_of(self.body), tile),)
-            self._ready[tile] = compiled(source(self.body, tile)), programs
-        kernel, programs = self._ready[tile]
-        kernel[programs](*tensors, num_warps=tile.warps)
+            self._ready[tile] = _Launch(self.body, tile)
+        self._ready[tile](tensors)
 
     def _take_the_first_that_does_not_spill(self, inputs: Sequence[Tensor]) -> None:
         """What the compiler says of registers decides where the model's estimate was too low."""
@@ -190,10 +194,36 @@ class Kernel:
         self.tile, self._checked = tile, True
 
 
+class _Launch:
+    """A kernel with a tile, called by its tensors in order.
+
+    Triton's JIT looks at all arguments before each launch, to find what was compiled for their
+    types and alignment. Types are the body's, so here only alignment is looked at; tensors that
+    are not aligned to 16 bytes go the long way.
+    """
+
+    def __init__(self, body: Body, tile: Tile) -> None:
+        self.body, self.tile = body, tile
+        self.jit = compiled(source(body, tile))
+        self.grid = grid(work_of(body), tile), 1, 1
+        every = (*body.inputs, *body.outputs)
+        self.booleans = tuple(i for i, value in enumerate(every) if value.dtype == "bool")
+        self._compiled: Any = None
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launch it in the current stream of the current device, which is the tensors'."""
+        if self.booleans:
+            tensors = list(tensors)
+            for i in self.booleans:
+                tensors[i] = _bytes(tensors[i])
+        if tensors[0].is_cuda and all(not tensor.data_ptr() % ALIGNED for tensor in tensors):
+            if self._compiled is None:
+                self._compiled = warmed(self.body, self.tile)[self.grid]
+            self._compiled(*tensors)
+        else:
+            self.jit[self.grid](*tensors, num_warps=self.tile.warps)
+
+
 def _bytes(tensor: Tensor) -> Tensor:
     """Booleans as the bytes they are: kernels load and store integers."""
     return tensor.view(torch.int8) if tensor.dtype == torch.bool else tensor
-
-
-def _empty(value: Value, device: torch.device) -> Tensor:
-    return torch.empty_strided(value.shape, value.strides, dtype=DTYPES[value.dtype], device=device)

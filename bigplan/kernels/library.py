@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bigplan.kernels import single
-from bigplan.kernels.launch import NOTHING, Into, Kernel
+from bigplan.kernels.launch import NOTHING, Into, LaunchedKernel
 from bigplan.kernels.price import Fused, Pricer
 from bigplan.kernels.single import ActivationKind, NormKind, Single
 
@@ -24,7 +24,7 @@ class _Entry:
     """A kernel that takes its inputs by name and gives its outputs as `single.py` orders them."""
 
     def __init__(self, made: Single, fused: Fused) -> None:
-        self.kernel = Kernel(fused.body, fused.choices)
+        self.kernel = LaunchedKernel(fused.body, fused.choices)
         self.inputs = tuple(value.name for value in fused.body.inputs)
         names = [value.name for value in fused.body.outputs]
         self.order = tuple(names.index(name) for name in made.wanted)

@@ -11,9 +11,9 @@ from math import pi, sqrt
 from typing import Any
 
 from bigplan.kernels.body import Builder, Unfusable, Val, Varies, bounds
-from bigplan.kernels.graph import FLOATS, Node, Ref
+from bigplan.kernels.graph import FLOATS, Arg, KernelNode
 
-Expansion = Callable[[Builder, Node], tuple[Val, ...]]
+Expansion = Callable[[Builder, KernelNode], tuple[Val, ...]]
 EXPAND: dict[str, Expansion] = {}
 
 
@@ -26,7 +26,7 @@ def _operator(*names: str) -> Callable[[Expansion], Expansion]:
 
 
 def _plain(op: str, *names: str) -> Expansion:
-    def expand(b: Builder, node: Node) -> tuple[Val, ...]:
+    def expand(b: Builder, node: KernelNode) -> tuple[Val, ...]:
         return (b.apply(op, *(b.argument(node, name) for name in names)),)
 
     return expand
@@ -44,7 +44,7 @@ EXPAND["relu"] = lambda b, node: (_relu(b, b.argument(node, "self")),)
 
 
 @_operator("add", "sub", "rsub")
-def _sum(b: Builder, node: Node) -> tuple[Val, ...]:
+def _sum(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x, y = b.argument(node, "self"), b.argument(node, "other")
     if node.op == "rsub":
         x, y = y, x
@@ -57,7 +57,7 @@ def _sum(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("div")
-def _div(b: Builder, node: Node) -> tuple[Val, ...]:
+def _div(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     if node.arguments.get("rounding_mode") is not None:
         raise Unfusable("its division rounds")
     x, other = b.argument(node, "self"), node.arguments["other"]
@@ -67,7 +67,7 @@ def _div(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("pow")
-def _pow(b: Builder, node: Node) -> tuple[Val, ...]:
+def _pow(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x, exponent = b.argument(node, "self"), node.arguments.get("exponent")
     if not isinstance(exponent, int | float):
         raise Unfusable("its exponent is a tensor")
@@ -88,13 +88,13 @@ def _pow(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("square")
-def _square(b: Builder, node: Node) -> tuple[Val, ...]:
+def _square(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x = b.argument(node, "self")
     return (b.apply("mul", x, x),)
 
 
 @_operator("clamp", "clamp_min", "hardtanh")
-def _clamp(b: Builder, node: Node) -> tuple[Val, ...]:
+def _clamp(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x = b.argument(node, "self")
     low, high = (node.arguments.get(n, node.arguments.get(f"{n}_val")) for n in ("min", "max"))
     if low is not None:
@@ -107,7 +107,7 @@ def _clamp(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("_to_copy", "convert_element_type", "to")
-def _cast(b: Builder, node: Node) -> tuple[Val, ...]:
+def _cast(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x, dtype = b.argument(node, "self"), node.outputs[0].dtype
     if dtype in ("bf16", "fp16"):
         return (b.apply(f"round_{dtype}", x),)
@@ -117,13 +117,13 @@ def _cast(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("masked_fill")
-def _masked_fill(b: Builder, node: Node) -> tuple[Val, ...]:
+def _masked_fill(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x, mask = b.argument(node, "self"), b.argument(node, "mask")
     return (b.apply("where", mask, b.argument(node, "value"), x),)
 
 
 @_operator("full_like", "zeros_like", "ones_like", "full", "zeros", "ones")
-def _constant(b: Builder, node: Node) -> tuple[Val, ...]:
+def _constant(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     named = {"zeros": 0.0, "ones": 1.0}.get(node.op.removesuffix("_like"))
     return (b.number(_number(node, "fill_value", 0.0) if named is None else named),)
 
@@ -136,20 +136,20 @@ def _relu(b: Builder, x: Val) -> Val:
 
 
 @_operator("threshold_backward")
-def _relu_backward(b: Builder, node: Node) -> tuple[Val, ...]:
+def _relu_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     d, x = b.argument(node, "grad_output"), b.argument(node, "self")
     return (b.apply("where", b.apply("le", x, _number(node, "threshold", 0.0)), 0.0, d),)
 
 
 @_operator("leaky_relu", "leaky_relu_backward")
-def _leaky(b: Builder, node: Node) -> tuple[Val, ...]:
+def _leaky(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x, slope = b.argument(node, "self"), _number(node, "negative_slope", 0.01)
     d = b.argument(node, "grad_output") if node.op.endswith("backward") else x
     return (b.apply("where", b.apply("gt", x, 0.0), d, b.apply("mul", d, slope)),)
 
 
 @_operator("sigmoid_backward", "tanh_backward")
-def _by_output(b: Builder, node: Node) -> tuple[Val, ...]:
+def _by_output(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     d, y = b.argument(node, "grad_output"), b.argument(node, "output")
     square = b.apply("mul", y, y)
     inner = b.apply("sub", y if node.op.startswith("sigmoid") else 1.0, square)
@@ -157,7 +157,7 @@ def _by_output(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("silu", "silu_backward")
-def _silu(b: Builder, node: Node) -> tuple[Val, ...]:
+def _silu(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x = b.argument(node, "self")
     s = b.apply("sigmoid", x)
     if node.op == "silu":
@@ -168,7 +168,7 @@ def _silu(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("gelu", "gelu_backward")
-def _gelu(b: Builder, node: Node) -> tuple[Val, ...]:
+def _gelu(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x, back = b.argument(node, "self"), node.op == "gelu_backward"
     square = b.apply("mul", x, x)
     if node.arguments.get("approximate", "none") == "tanh":
@@ -191,13 +191,13 @@ def _gelu(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("native_dropout_backward")
-def _dropout_backward(b: Builder, node: Node) -> tuple[Val, ...]:
+def _dropout_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     d, mask = b.argument(node, "grad_output"), b.argument(node, "mask")
     return (b.apply("where", mask, b.apply("mul", d, _number(node, "scale", 1.0)), 0.0),)
 
 
 @_operator("addcmul", "addcdiv")
-def _addc(b: Builder, node: Node) -> tuple[Val, ...]:
+def _addc(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x, y, z = (b.argument(node, name) for name in ("self", "tensor1", "tensor2"))
     inner = b.apply("mul" if node.op == "addcmul" else "div", y, z)
     return (b.apply("add", x, b.apply("mul", inner, _number(node, "value", 1.0))),)
@@ -207,7 +207,7 @@ def _addc(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("sum", "mean", "amax")
-def _reduce(b: Builder, node: Node) -> tuple[Val, ...]:
+def _reduce(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     shape = _shape(b, node, "self")
     x, dims = b.argument(node, "self", shape), _dims(node, len(shape))
     wide = {i for i, n in enumerate(shape) if n > 1}
@@ -231,7 +231,7 @@ def _mean(b: Builder, x: Val, columns: int) -> Val:
 
 
 @_operator("native_layer_norm")
-def _layer_norm(b: Builder, node: Node) -> tuple[Val, ...]:
+def _layer_norm(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     shape = _normed(b, node, "input")
     x = b.argument(node, "input", shape)
     mean = _mean(b, x, shape[-1])
@@ -247,7 +247,7 @@ def _layer_norm(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("native_layer_norm_backward")
-def _layer_norm_backward(b: Builder, node: Node) -> tuple[Val, ...]:
+def _layer_norm_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     shape = _normed(b, node, "input")
     x, d = b.argument(node, "input", shape), b.argument(node, "grad_out", shape)
     rows = (*shape[:-1], 1)
@@ -267,7 +267,7 @@ def _layer_norm_backward(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("_fused_rms_norm")
-def _rms_norm(b: Builder, node: Node) -> tuple[Val, ...]:
+def _rms_norm(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     shape = _normed(b, node, "input")
     x = b.argument(node, "input", shape)
     given = node.arguments.get("eps")
@@ -283,7 +283,7 @@ def _rms_norm(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("_fused_rms_norm_backward")
-def _rms_norm_backward(b: Builder, node: Node) -> tuple[Val, ...]:
+def _rms_norm_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     shape = _normed(b, node, "input")
     x, d = b.argument(node, "input", shape), b.argument(node, "grad_out", shape)
     rstd = b.argument(node, "rstd", (*shape[:-1], 1))
@@ -298,7 +298,7 @@ def _rms_norm_backward(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("norm_of_statistics")
-def _norm_again(b: Builder, node: Node) -> tuple[Val, ...]:
+def _norm_again(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     """A norm's output from what its forward kept: no operator of torch's, see `keep.py`."""
     shape = _normed(b, node, "input")
     x, rows = b.argument(node, "input", shape), (*shape[:-1], 1)
@@ -313,7 +313,7 @@ def _norm_again(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("_softmax", "_log_softmax")
-def _softmax(b: Builder, node: Node) -> tuple[Val, ...]:
+def _softmax(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     x = b.argument(node, "self")
     _last_dimension(node)
     shifted = b.apply("sub", x, b.over_row("max_row", x))
@@ -325,7 +325,7 @@ def _softmax(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_backward(b: Builder, node: Node) -> tuple[Val, ...]:
+def _softmax_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     d, y = b.argument(node, "grad_output"), b.argument(node, "output")
     _last_dimension(node)
     if node.op == "_softmax_backward_data":
@@ -336,7 +336,7 @@ def _softmax_backward(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("cross_entropy_and_gradient")
-def _cross_entropy(b: Builder, node: Node) -> tuple[Val, ...]:
+def _cross_entropy(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     """Losses and their gradient by the logits: no operator of torch's, see `single.py`.
 
     A negative target counts nothing. One beyond the columns is in another rank's logits: of it the
@@ -360,14 +360,14 @@ def _cross_entropy(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("cat")
-def _cat(b: Builder, node: Node) -> tuple[Val, ...]:
+def _cat(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     shape, tensors = node.outputs[0].shape, node.arguments["tensors"]
     assert isinstance(tensors, tuple)
     if _whole(node, "dim", 0) % len(shape) != len(shape) - 1 or b.flat:
         raise Unfusable("it joins rows")
     pieces: list[int] = []
     for tensor in tensors:
-        assert isinstance(tensor, Ref)
+        assert isinstance(tensor, Arg)
         part = b.operand(tensor, b.graph.values[tensor.name].shape)
         many = b.graph.values[tensor.name].shape[-1] // b.width
         pieces += part.pieces if len(part.pieces) == many else part.pieces * many
@@ -375,7 +375,7 @@ def _cat(b: Builder, node: Node) -> tuple[Val, ...]:
 
 
 @_operator("slice_backward")
-def _slice_backward(b: Builder, node: Node) -> tuple[Val, ...]:
+def _slice_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     shape = node.outputs[0].shape
     if _whole(node, "dim", 0) % len(shape) != len(shape) - 1 or b.flat:
         raise Unfusable("it puts rows among others")
@@ -389,26 +389,26 @@ def _slice_backward(b: Builder, node: Node) -> tuple[Val, ...]:
     return (Val(shape, Varies.FULL, zero * before + inner + zero * after),)
 
 
-def _number(node: Node, name: str, default: float) -> float:
+def _number(node: KernelNode, name: str, default: float) -> float:
     given = node.arguments.get(name, default)
     if not isinstance(given, bool | int | float):
         raise Unfusable(f"its {name} is no number")
     return float(given)
 
 
-def _whole(node: Node, name: str, default: int) -> int:
+def _whole(node: KernelNode, name: str, default: int) -> int:
     given = node.arguments.get(name, default)
     assert isinstance(given, int)
     return given
 
 
-def _shape(b: Builder, node: Node, name: str) -> tuple[int, ...]:
+def _shape(b: Builder, node: KernelNode, name: str) -> tuple[int, ...]:
     ref = node.arguments[name]
-    assert isinstance(ref, Ref)
+    assert isinstance(ref, Arg)
     return b.graph.values[ref.name].shape
 
 
-def _normed(b: Builder, node: Node, name: str) -> tuple[int, ...]:
+def _normed(b: Builder, node: KernelNode, name: str) -> tuple[int, ...]:
     """The shape of a norm's input, where it is over the last dimension alone."""
     over: Any = node.arguments["normalized_shape"]
     if len(over) != 1:
@@ -416,7 +416,7 @@ def _normed(b: Builder, node: Node, name: str) -> tuple[int, ...]:
     return _shape(b, node, name)
 
 
-def _dims(node: Node, count: int) -> set[int]:
+def _dims(node: KernelNode, count: int) -> set[int]:
     given = node.arguments.get("dim")
     if given is None or given == ():
         return set(range(count))
@@ -424,17 +424,17 @@ def _dims(node: Node, count: int) -> set[int]:
     return {dim % count for dim in dims if isinstance(dim, int)}
 
 
-def _last_dimension(node: Node) -> None:
+def _last_dimension(node: KernelNode) -> None:
     if _whole(node, "dim", -1) % len(node.outputs[0].shape) != len(node.outputs[0].shape) - 1:
         raise Unfusable("it normalises over another dimension than the last")
 
 
-def _mask(node: Node) -> tuple[bool, ...]:
+def _mask(node: KernelNode) -> tuple[bool, ...]:
     mask: Any = node.arguments["output_mask"]
     return tuple(bool(want) for want in mask)
 
 
-def why_not(node: Node) -> str:
+def why_not(node: KernelNode) -> str:
     """Why no kernel is generated for an operator, by itself; empty where one can be."""
     if node.refused:
         return node.refused

@@ -15,15 +15,15 @@ from torch._functorch.aot_autograd import aot_function
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from bigplan.errors import InputError, quoted
+from bigplan.errors import InputError
 from bigplan.kernels.capture import MakeKernel, captured, halves
-from bigplan.kernels.cover import Unit
+from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.decomposed import DECOMPOSED, same_everywhere
-from bigplan.kernels.keep import Plan, best_plan
+from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.price import Pricer
-from bigplan.kernels.tuned import Store, Tuner, default_file
+from bigplan.kernels.tuned import PickFile, Tuner, default_file
 from bigplan.spec.cluster import find_gpu
-from bigplan.spec.multiprocessor import find_multiprocessor, list_multiprocessors, named_as
+from bigplan.spec.multiprocessor import closest_to, find_multiprocessor, named_as
 
 PLANNED_FOR = "h200-sxm"  # where there is no GPU to ask
 Example = Tensor | tuple[Sequence[int], torch.dtype]
@@ -33,12 +33,12 @@ class Optimiser:
     """Compiles a function for each kind of inputs, and keeps what was decided."""
 
     def __init__(self, gpu: str | None, price: float, tune: int = 0) -> None:
-        self.gpu = gpu or _gpu_here()
+        self.gpu = gpu or gpu_here()
         self.pricer = Pricer(find_gpu(self.gpu), find_multiprocessor(self.gpu))
         self.price = price
-        store, multiprocessors = Store(default_file()), self.pricer.gpu.multiprocessors
+        store, multiprocessors = PickFile(default_file()), self.pricer.gpu.multiprocessors
         self.tuner = Tuner(tune, self.gpu, multiprocessors, store) if tune else None
-        self.plans: list[Plan] = []
+        self.plans: list[KeepPlan] = []
         self.kernels: list[Any] = []
         self.only_plans = False
 
@@ -81,11 +81,11 @@ class Optimiser:
     def _maker(self, devices: set[str]) -> MakeKernel | None:
         return self._kernel if not self.only_plans and runs_kernels(devices) else None
 
-    def _kernel(self, unit: Unit) -> Callable[..., tuple[Tensor, ...]]:
-        from bigplan.kernels.launch import Kernel
+    def _kernel(self, unit: CoverUnit) -> Callable[..., tuple[Tensor, ...]]:
+        from bigplan.kernels.launch import LaunchedKernel
 
         assert unit.fused is not None
-        kernel = Kernel(unit.fused.body, unit.fused.choices, self.tuner)
+        kernel = LaunchedKernel(unit.fused.body, unit.fused.choices, self.tuner)
         self.kernels.append(kernel)
 
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:
@@ -259,14 +259,12 @@ def _of_metadata(module: fx.GraphModule) -> Callable[..., Any]:
     return run
 
 
-def _gpu_here() -> str:
+def gpu_here() -> str:
+    """The described GPU type that kernels are sized for on this machine.
+
+    That of its GPU, else the one of the closest compute capability; PLANNED_FOR without a GPU.
+    """
     if not torch.cuda.is_available():
         return PLANNED_FOR
-    reported = torch.cuda.get_device_name()
-    name = named_as(reported)
-    if name is None:
-        raise InputError(
-            f"no shipped GPU type is {quoted(reported)} with its multiprocessors described; name "
-            f"the closest one: gpu={' | '.join(list_multiprocessors())}"
-        )
-    return name
+    named = named_as(torch.cuda.get_device_name())
+    return named or closest_to(*torch.cuda.get_device_capability())

@@ -18,7 +18,7 @@ from bigplan.kernels.fuse import (
     tiles_of,
     work_of,
 )
-from bigplan.kernels.graph import Graph, Node, Ref
+from bigplan.kernels.graph import Arg, KernelGraph, KernelNode
 from bigplan.spec.cluster import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
@@ -67,9 +67,11 @@ class Pricer:
         self.gpu, self.sm = gpu, sm
         self.device = Device(gpu, "bf16" if "bf16" in gpu.peak_flops else "fp16")
         self._known: dict[tuple[frozenset[int], frozenset[str]], Fused | str] = {}
-        self._nodes: list[Node] = []  # kept, as keys are their identities
+        self._nodes: list[KernelNode] = []  # kept, as keys are their identities
 
-    def fused(self, graph: Graph, nodes: Iterable[Node], wanted: frozenset[str]) -> Fused | str:
+    def fused(
+        self, graph: KernelGraph, nodes: Iterable[KernelNode], wanted: frozenset[str]
+    ) -> Fused | str:
         """These nodes, in graph order, as one kernel; or why they are none."""
         members = list(nodes)
         key = frozenset(map(id, members)), wanted
@@ -78,7 +80,9 @@ class Pricer:
             self._known[key] = self._fused(graph, members, wanted)
         return self._known[key]
 
-    def _fused(self, graph: Graph, nodes: list[Node], wanted: frozenset[str]) -> Fused | str:
+    def _fused(
+        self, graph: KernelGraph, nodes: list[KernelNode], wanted: frozenset[str]
+    ) -> Fused | str:
         try:
             body = body_of(graph, nodes, wanted)
         except Unfusable as reason:
@@ -89,7 +93,7 @@ class Pricer:
             return "its values do not fit in registers"
         return Fused(body, tuple(best[:KEPT_CHOICES]))
 
-    def torch(self, graph: Graph, node: Node) -> float:
+    def torch(self, graph: KernelGraph, node: KernelNode) -> float:
         """Seconds of torch's own operator: its bytes, products or attention, and a start.
 
         Of others that compute much, such as convolutions, the bytes alone are counted: they stay
@@ -104,7 +108,7 @@ class Pricer:
         memory = max(moved / self.device.stream_rate, LOADED * self.sm.memory_latency)
         return max(memory + self.sm.kernel_start, self._as_torch_tiles(graph, node))
 
-    def _as_torch_tiles(self, graph: Graph, node: Node) -> float:
+    def _as_torch_tiles(self, graph: KernelGraph, node: KernelNode) -> float:
         """Seconds of a generated kernel of this node with the tile that torch's own has.
 
         A block of four warps for each row of a norm or softmax: of rows of 64 it starts two million
@@ -124,22 +128,22 @@ class Pricer:
         return time.seconds if time else 0.0
 
 
-def product(graph: Graph, node: Node) -> Gemm:
+def product(graph: KernelGraph, node: KernelNode) -> Gemm:
     """The matrix product of a node."""
     names = ("mat1", "mat2") if node.op == "addmm" else ("self", "mat2")
     names = ("batch1", "batch2") if node.op == "baddbmm" else names
     first, second = (node.arguments[name] for name in names)
-    assert isinstance(first, Ref)
-    assert isinstance(second, Ref)
+    assert isinstance(first, Arg)
+    assert isinstance(second, Arg)
     *batch, m, k = graph.values[first.name].shape
     n = graph.values[second.name].shape[-1]
     return Gemm(node.name, m, n, k, prod(batch))
 
 
-def attention(graph: Graph, node: Node) -> Attention:
+def attention(graph: KernelGraph, node: KernelNode) -> Attention:
     """Fused attention of queries [..., heads, s, d] and keys."""
     names = [node.arguments.get(name) for name in ("query", "key")]
-    query, key = (graph.values[ref.name].shape for ref in names if isinstance(ref, Ref))
+    query, key = (graph.values[ref.name].shape for ref in names if isinstance(ref, Arg))
     length, columns = key[-2], query[-1]
     causal = bool(node.arguments.get("is_causal"))
     flops = 4.0 * prod(query) * length * (0.5 if causal else 1.0)

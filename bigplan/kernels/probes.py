@@ -7,12 +7,12 @@ import triton.language as tl
 
 
 @triton.jit
-def chase(table, out, steps):
-    """Follow a table of places: each load waits for the one before."""
-    at = tl.load(table)
+def chase(table, place, steps):
+    """Follow a table of places from the one that the last chain came to: each load waits."""
+    at = tl.load(place)
     for _ in range(steps):
         at = tl.load(table + at)
-    tl.store(out, at)
+    tl.store(place, at)
 
 
 @triton.jit
@@ -26,13 +26,16 @@ def exchange(out, steps, COLUMNS: tl.constexpr):
 
 @triton.jit
 def read(table, out, count, turns, BLOCK: tl.constexpr):
-    """Read blocks of a buffer again and again, past the cache of the multiprocessor."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """Read blocks of a buffer again and again, past the cache of the multiprocessor.
+
+    `count`, a power of two, is a multiple of BLOCK: only the block's place takes arithmetic.
+    """
+    lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
-    for _ in range(turns):
-        total += tl.load(table + at, cache_modifier=".cg")
-        at = (at + tl.num_programs(0) * BLOCK) % count
-    tl.store(out + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), total)
+    for turn in range(turns):
+        start = ((tl.program_id(0) + turn * tl.num_programs(0)) * BLOCK) & (count - 1)
+        total += tl.load(table + tl.multiple_of(start, 16) + lane, cache_modifier=".cg")
+    tl.store(out + tl.program_id(0) * BLOCK + lane, total)
 
 
 @triton.jit

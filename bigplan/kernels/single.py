@@ -11,20 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bigplan.kernels.graph import Argument, Graph, Node, Ref, Value, dense, frozen
+from bigplan.kernels.graph import (
+    Arg,
+    Argument,
+    KernelGraph,
+    KernelNode,
+    KernelValue,
+    dense,
+    frozen,
+)
 
 NormKind = Literal["rmsnorm", "layernorm"]
 ActivationKind = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
 APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
-Shape = tuple[int, ...]
-Arguments = Mapping[str, Argument]
+TensorShape = tuple[int, ...]
+Operands = Mapping[str, Argument]
 
 
 @dataclass(frozen=True)
 class Single:
     """A graph that is one kernel, and the values that it writes, in the order of its callers."""
 
-    graph: Graph
+    graph: KernelGraph
     wanted: tuple[str, ...]
 
 
@@ -32,34 +40,38 @@ class Single:
 class _Maker:
     """Collects inputs and nodes."""
 
-    inputs: list[Value] = field(default_factory=list)
-    nodes: list[Node] = field(default_factory=list)
+    inputs: list[KernelValue] = field(default_factory=list)
+    nodes: list[KernelNode] = field(default_factory=list)
 
-    def given(self, name: str, shape: Shape, dtype: str, strides: Shape | None = None) -> str:
+    def given(
+        self, name: str, shape: TensorShape, dtype: str, strides: TensorShape | None = None
+    ) -> str:
         made = dense(name, shape, dtype)
-        self.inputs.append(made if strides is None else Value(name, shape, dtype, strides))
+        self.inputs.append(made if strides is None else KernelValue(name, shape, dtype, strides))
         return name
 
-    def node(self, op: str, outputs: tuple[Value, ...], /, **arguments: Argument) -> None:
-        self.nodes.append(Node(f"{op} {len(self.nodes)}", op, frozen(arguments), outputs))
+    def node(self, op: str, outputs: tuple[KernelValue, ...], /, **arguments: Argument) -> None:
+        self.nodes.append(KernelNode(f"{op} {len(self.nodes)}", op, frozen(arguments), outputs))
 
-    def one(self, op: str, output: Value, /, **arguments: Argument) -> str:
+    def one(self, op: str, output: KernelValue, /, **arguments: Argument) -> str:
         self.node(op, (output,), **arguments)
         return output.name
 
     def single(self, *wanted: str) -> Single:
-        return Single(Graph(tuple(self.inputs), tuple(self.nodes), wanted, len(wanted)), wanted)
+        return Single(
+            KernelGraph(tuple(self.inputs), tuple(self.nodes), wanted, len(wanted)), wanted
+        )
 
 
-def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: bool) -> Arguments:
-    arguments: dict[str, Argument] = {"weight": Ref(make.given("weight", (columns,), dtype))}
+def _weights(make: _Maker, kind: NormKind, columns: int, dtype: str, biased: bool) -> Operands:
+    arguments: dict[str, Argument] = {"weight": Arg(make.given("weight", (columns,), dtype))}
     if kind == "layernorm":
-        arguments["bias"] = Ref(make.given("bias", (columns,), dtype)) if biased else None
+        arguments["bias"] = Arg(make.given("bias", (columns,), dtype)) if biased else None
     return arguments
 
 
 def norm(
-    kind: NormKind, rows: Shape, columns: int, dtype: str, epsilon: float, *,
+    kind: NormKind, rows: TensorShape, columns: int, dtype: str, epsilon: float, *,
     biased: bool = False, added: bool = False,
 ) -> Single:  # fmt: skip
     """Of x [*rows, columns], or of the sum x + y with `added`: out, statistics and the sum.
@@ -70,28 +82,28 @@ def norm(
     x = make.given("x", shape, dtype)
     if added:
         y = make.given("y", shape, dtype)
-        x = make.one("add", dense("sum", shape, dtype), self=Ref(x), other=Ref(y))
+        x = make.one("add", dense("sum", shape, dtype), self=Arg(x), other=Arg(y))
         # As torch has it: a norm reads the sum in its dtype.
         x = _rounded(make, x, shape, dtype)
     row = dense("rstd", (*rows, 1), "fp32")
     mean = (dense("mean", (*rows, 1), "fp32"),) if kind == "layernorm" else ()
     op = "native_layer_norm" if kind == "layernorm" else "_fused_rms_norm"
     make.node(
-        op, (dense("out", shape, dtype), *mean, row), input=Ref(x), normalized_shape=(columns,),
+        op, (dense("out", shape, dtype), *mean, row), input=Arg(x), normalized_shape=(columns,),
         eps=epsilon, **_weights(make, kind, columns, dtype, biased),
     )  # fmt: skip
     statistics = (*(value.name for value in mean), "rstd")
     return make.single("out", *statistics, *(["sum"] if added else []))
 
 
-def _rounded(make: _Maker, x: str, shape: Shape, dtype: str) -> str:
+def _rounded(make: _Maker, x: str, shape: TensorShape, dtype: str) -> str:
     if dtype == "fp32":
         return x
-    return make.one("_to_copy", dense(f"rounded {x}", shape, dtype), self=Ref(x))
+    return make.one("_to_copy", dense(f"rounded {x}", shape, dtype), self=Arg(x))
 
 
 def norm_backward(
-    kind: NormKind, rows: Shape, columns: int, dtype: str, *, biased: bool = False,
+    kind: NormKind, rows: TensorShape, columns: int, dtype: str, *, biased: bool = False,
     beside: bool = False,
 ) -> Single:  # fmt: skip
     """Gradients by x, weight and bias. `beside` [*rows, columns] is added to that by x."""
@@ -99,30 +111,30 @@ def norm_backward(
     gradient, x = make.given("gradient", shape, dtype), make.given("x", shape, dtype)
     weight = make.given("weight", (columns,), dtype)
     names = ("mean", "rstd") if layer else ("rstd",)
-    statistics = {name: Ref(make.given(name, (*rows, 1), "fp32")) for name in names}
+    statistics = {name: Arg(make.given(name, (*rows, 1), "fp32")) for name in names}
     vectors = ("by_weight", "by_bias") if layer and biased else ("by_weight",)
     outputs = tuple(dense(name, (columns,), dtype) for name in vectors)
     mask = (True, True, biased) if layer else (True, True)
     op = "native_layer_norm_backward" if layer else "_fused_rms_norm_backward"
     make.node(
-        op, (dense("by_x", shape, dtype), *outputs), grad_out=Ref(gradient), input=Ref(x),
-        normalized_shape=(columns,), weight=Ref(weight), output_mask=mask, **statistics,
+        op, (dense("by_x", shape, dtype), *outputs), grad_out=Arg(gradient), input=Arg(x),
+        normalized_shape=(columns,), weight=Arg(weight), output_mask=mask, **statistics,
     )  # fmt: skip
     if not beside:
         return make.single("by_x", *vectors)
     other = make.given("beside", shape, dtype)
-    make.one("add", dense("total", shape, dtype), self=Ref("by_x"), other=Ref(other))
+    make.one("add", dense("total", shape, dtype), self=Arg("by_x"), other=Arg(other))
     return make.single("total", *vectors)
 
 
-def activation(kind: ActivationKind, shape: Shape, dtype: str) -> Single:
+def activation(kind: ActivationKind, shape: TensorShape, dtype: str) -> Single:
     """Of x, and of SwiGLU y: silu(x) * y."""
     make, out = _Maker(), dense("out", shape, dtype)
-    x = Ref(make.given("x", shape, dtype))
+    x = Arg(make.given("x", shape, dtype))
     if kind == "swiglu":
-        y = Ref(make.given("y", shape, dtype))
+        y = Arg(make.given("y", shape, dtype))
         silu = make.one("silu", dense("silu", shape, dtype), self=x)
-        make.one("mul", out, self=Ref(silu), other=y)
+        make.one("mul", out, self=Arg(silu), other=y)
     elif kind == "relu":
         make.one("relu", out, self=x)
     else:
@@ -131,14 +143,17 @@ def activation(kind: ActivationKind, shape: Shape, dtype: str) -> Single:
 
 
 def activation_backward(
-    kind: ActivationKind, shape: Shape, dtype: str, *, again: bool = False
+    kind: ActivationKind, shape: TensorShape, dtype: str, *, again: bool = False
 ) -> Single:
     """The gradient by x, of SwiGLU that by y, and with `again` SwiGLU's output.
 
     A ReLU's x is its output, which has the same signs.
     """
     make, by_x = _Maker(), dense("by_x", shape, dtype)
-    gradient, x = Ref(make.given("gradient", shape, dtype)), Ref(make.given("x", shape, dtype))
+    gradient, x = (
+        Arg(make.given("gradient", shape, dtype)),
+        Arg(make.given("x", shape, dtype)),
+    )
     if kind == "relu":
         make.one("threshold_backward", by_x, grad_output=gradient, self=x, threshold=0)
         return make.single("by_x")
@@ -146,9 +161,9 @@ def activation_backward(
         approximate = APPROXIMATE[kind]
         make.one("gelu_backward", by_x, grad_output=gradient, self=x, approximate=approximate)
         return make.single("by_x")
-    y = Ref(make.given("y", shape, dtype))
-    inner = Ref(make.one("mul", dense("inner", shape, dtype), self=gradient, other=y))
-    silu = Ref(make.one("silu", dense("silu", shape, dtype), self=x))
+    y = Arg(make.given("y", shape, dtype))
+    inner = Arg(make.one("mul", dense("inner", shape, dtype), self=gradient, other=y))
+    silu = Arg(make.one("silu", dense("silu", shape, dtype), self=x))
     make.one("silu_backward", by_x, grad_output=inner, self=x)
     make.one("mul", dense("by_y", shape, dtype), self=gradient, other=silu)
     if not again:
@@ -157,20 +172,22 @@ def activation_backward(
     return make.single("by_x", "by_y", "out")
 
 
-def rotary(shape: Shape, strides: Shape, half: int, dtype: str, *, back: bool = False) -> Single:
+def rotary(
+    shape: TensorShape, strides: TensorShape, half: int, dtype: str, *, back: bool = False
+) -> Single:
     """Heads [b, s, heads, d], the pairs (i, i + half) turned by cos and sin [s, 1, half].
 
     They are read in parts: first and second half of what turns, and the rest.
     """
     make, columns = _Maker(), shape[-1]
-    cos, sin = (Ref(make.given(name, (shape[1], 1, half), dtype)) for name in ("cos", "sin"))
+    cos, sin = (Arg(make.given(name, (shape[1], 1, half), dtype)) for name in ("cos", "sin"))
     piece = (*shape[:-1], half)
-    first, second = (Ref(make.given(name, piece, dtype, strides)) for name in ("first", "second"))
+    first, second = (Arg(make.given(name, piece, dtype, strides)) for name in ("first", "second"))
     rest = (*shape[:-1], columns - 2 * half)
-    others = (Ref(make.given("rest", rest, dtype, strides)),) if rest[-1] else ()
+    others = (Arg(make.given("rest", rest, dtype, strides)),) if rest[-1] else ()
 
-    def made(op: str, name: str, a: Ref, b: Ref) -> Ref:
-        return Ref(make.one(op, dense(name, piece, "fp32"), self=a, other=b))
+    def made(op: str, name: str, a: Arg, b: Arg) -> Arg:
+        return Arg(make.one(op, dense(name, piece, "fp32"), self=a, other=b))
 
     turned, other = ("add", "sub") if back else ("sub", "add")
     low = made(turned, "low", made("mul", "a", first, cos), made("mul", "b", second, sin))
@@ -186,9 +203,9 @@ def cross_entropy(rows: int, columns: int, dtype: str) -> Single:
     the row again from the L2 cache where it is still there.
     """
     make = _Maker()
-    logits = Ref(make.given("logits", (rows, columns), dtype))
-    targets = Ref(make.given("targets", (rows, 1), "int64"))
-    scale = Ref(make.given("scale", (1,), "fp32"))
+    logits = Arg(make.given("logits", (rows, columns), dtype))
+    targets = Arg(make.given("targets", (rows, 1), "int64"))
+    scale = Arg(make.given("scale", (1,), "fp32"))
     outputs = dense("losses", (rows, 1), "fp32"), dense("by_logits", (rows, columns), dtype)
     make.node("cross_entropy_and_gradient", outputs, self=logits, target=targets, scale=scale)
     return make.single("losses", "by_logits")
@@ -205,15 +222,15 @@ def adamw(count: int, gradient: str, copy: str | None) -> Single:
     Factors are fp32 [1] by the names in FACTORS. Each position is read and written once.
     """
     make, shape = _Maker(), (count,)
-    p, m, v = (Ref(make.given(name, shape, "fp32")) for name in ("p", "m", "v"))
-    g = Ref(make.given("g", shape, gradient))
-    by = {name: Ref(make.given(name, (1,), "fp32")) for name in FACTORS}
+    p, m, v = (Arg(make.given(name, shape, "fp32")) for name in ("p", "m", "v"))
+    g = Arg(make.given("g", shape, gradient))
+    by = {name: Arg(make.given(name, (1,), "fp32")) for name in FACTORS}
     numbers = iter(range(100))
 
-    def made(op: str, a: Ref, b: Ref | None = None, name: str = "") -> Ref:
+    def made(op: str, a: Arg, b: Arg | None = None, name: str = "") -> Arg:
         output = dense(name or f"t{next(numbers)}", shape, "fp32")
         more = {} if b is None else {"other": b}
-        return Ref(make.one(op, output, self=a, **more))
+        return Arg(make.one(op, output, self=a, **more))
 
     g = made("div", g, by["divisor"])
     first = made("add", m, made("mul", made("sub", g, m), by["fresh"]), "new m")

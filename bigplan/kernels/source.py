@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from math import ceil
 
 from bigplan.cost.kernel import Shape, Tile
-from bigplan.kernels.body import ROW_REDUCTIONS, Body, Micro, Place, Store, Varies
+from bigplan.kernels.body import ROW_REDUCTIONS, Body, Micro, OutputPiece, Place, Varies
 from bigplan.kernels.fuse import levels
-from bigplan.kernels.graph import Value
+from bigplan.kernels.graph import KernelValue
 
 # 2 / (1 + exp(-2x)) - 1 loses its digits near 0; there three terms of its series have 5e-8.
 TANH = (
@@ -213,7 +213,7 @@ class _Writer:
             )
             self.say(f"a{index} = n{index}")
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: OutputPiece) -> None:
         mask = self._mask(store.varies)
         masked = f", mask={mask}" if mask else ""
         pointer = self.targets[store.value.name]
@@ -335,7 +335,7 @@ class _Writer:
                 self.say(f"tl.store({at}, tl.sum(a{store.micro}, 0)[None, :]{masked})")
 
 
-def _span(value: Value) -> int:
+def _span(value: KernelValue) -> int:
     """Elements from the first to past the last."""
     return 1 + sum((n - 1) * abs(s) for n, s in zip(value.shape, value.strides, strict=True) if n)
 

@@ -19,12 +19,12 @@ from bigplan.cost.kernel import Tile
 from bigplan.kernels.body import Body
 from bigplan.kernels.cases import Case
 from bigplan.kernels.fuse import tiles_of, work_of
-from bigplan.kernels.launch import DTYPES, Kernel, warmed
+from bigplan.kernels.launch import DTYPES, LaunchedKernel, warmed
 from bigplan.kernels.optimised import optimise
 from bigplan.kernels.price import Pricer
 
 if TYPE_CHECKING:
-    from bigplan.kernels.bench import Bench
+    from bigplan.kernels.bench import KernelBench
 
 MOST_TILES, FEW_TILES = 96, 4  # of a kernel, evenly out of all; and in a rehearsal
 AT_ONCE = 8  # tiles that a process compiles before it asks for more
@@ -35,7 +35,7 @@ class Swept:
     """A kernel of a case, and the tiles to measure, the model's pick first."""
 
     case: Case
-    kernel: Kernel
+    kernel: LaunchedKernel
     tiles: list[Tile]
     compiled: list[Future[None]]
 
@@ -45,7 +45,7 @@ class Swept:
             future.result()
 
 
-def sweeps(bench: Bench, name: str, found: Sequence[Case]) -> None:
+def sweeps(bench: KernelBench, name: str, found: Sequence[Case]) -> None:
     """Measure the kernels of every second case; a table, and a record each."""
     table = Table(title=f"{name}: the model's first pick among all tiles")
     for column in ("kernel", "tiles", "pick us", "best us", "pick", "median", "predicted"):
@@ -70,7 +70,7 @@ def sweeps(bench: Bench, name: str, found: Sequence[Case]) -> None:
     bench.console.print(table)
 
 
-def _swept(bench: Bench, found: Sequence[Case], pool: ProcessPoolExecutor) -> Iterator[Swept]:
+def _swept(bench: KernelBench, found: Sequence[Case], pool: ProcessPoolExecutor) -> Iterator[Swept]:
     """The kernels of these cases, in the order of their launches, being compiled."""
     for case in found:
         with _always_generated():
@@ -91,7 +91,7 @@ def _compile(body: Body, tiles: Sequence[Tile]) -> None:
         warmed(body, tile)
 
 
-def _measured(bench: Bench, swept: Swept) -> dict[str, Any]:
+def _measured(bench: KernelBench, swept: Swept) -> dict[str, Any]:
     kernel, body = swept.kernel, swept.kernel.body
     inputs = [
         torch.empty_strided(v.shape, v.strides, dtype=DTYPES[v.dtype], device=bench.device)

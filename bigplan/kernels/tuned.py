@@ -24,7 +24,7 @@ from bigplan.kernels.fuse import power_of_two, tiles_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bigplan.kernels.launch import Kernel
+    from bigplan.kernels.launch import LaunchedKernel
 
 CALLS, WARM = 15, 3
 VERSION = 1  # of the file
@@ -52,7 +52,7 @@ def key_of(body: Body, gpu: str, triton: str) -> str:
 
 
 @dataclass(frozen=True)
-class Store:
+class PickFile:
     """A file of picks."""
 
     path: Path
@@ -88,10 +88,10 @@ class Tuner:
     best: int
     gpu: str
     multiprocessors: int
-    store: Store
+    store: PickFile
     seconds: Callable[[Callable[[], object]], float] | None = None  # None: by CUDA events
 
-    def tune(self, kernel: Kernel, inputs: Sequence[Tensor]) -> None:
+    def tune(self, kernel: LaunchedKernel, inputs: Sequence[Tensor]) -> None:
         """Set the kernel's tile; what is timed runs on these inputs, into tensors of its own."""
         import triton
 

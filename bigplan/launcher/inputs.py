@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.errors import InputError
+from bigplan.spec.files.reading import user_path
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.reading import user_path
 from bigplan.spec.training import Training
 
 

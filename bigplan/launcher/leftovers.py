@@ -21,8 +21,8 @@ from typing import IO
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.launcher.lock import only_launch
-from bigplan.spec.document import Spec, validate
-from bigplan.spec.reading import read_json
+from bigplan.spec.files.document import Spec, validate
+from bigplan.spec.files.reading import read_json
 from bigplan.units import counted, format_bytes
 
 _SECONDS = 5.0  # for a killed process to end

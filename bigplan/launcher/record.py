@@ -28,9 +28,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan, load_plan, plan_text
-from bigplan.spec.document import Spec, validate
 from bigplan.spec.experiment import Launch
-from bigplan.spec.reading import RECORD, parse_json, read_json, read_text
+from bigplan.spec.files.document import Spec, validate
+from bigplan.spec.files.reading import RECORD, parse_json, read_json, read_text
 from bigplan.timeline import Timeline
 
 PLAN, METRICS, SUMMARY = "plan.yaml", "metrics.jsonl", "summary.json"

@@ -29,7 +29,7 @@ from bigplan.lower.entries import (
     streaming_bytes,
     streaming_entries,
 )
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.lower.refs import gradient_home, kept, parameter_home, state_home
 from bigplan.lower.sizes import (
     full_gradient_bytes,
@@ -48,7 +48,7 @@ from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import ROWS, STAGED_ROWS, Buffer
 
 
-def stage_buffers(layout: Layout) -> dict[str, Buffer]:
+def stage_buffers(layout: StageLayout) -> dict[str, Buffer]:
     """Every buffer of a stage, by name."""
     buffers: dict[str, Buffer] = {}
     for buffer in (
@@ -65,7 +65,7 @@ def stage_buffers(layout: Layout) -> dict[str, Buffer]:
     return buffers
 
 
-def _homes(layout: Layout) -> Iterator[Buffer]:
+def _homes(layout: StageLayout) -> Iterator[Buffer]:
     state = layout.graph.sizes.state
     for layer, at in layout.table.items():
         nbytes, apart = parameter_bytes(layout, layer), updaters(layout, layer)
@@ -103,7 +103,7 @@ def _homes(layout: Layout) -> Iterator[Buffer]:
         )
 
 
-def _rings(layout: Layout) -> Iterator[Buffer]:
+def _rings(layout: StageLayout) -> Iterator[Buffer]:
     names = dict.fromkeys(layout.graph.layers[layer] for layer in layout.table)
     for name in names:
         layers = [layer for layer in layout.table if layout.graph.layers[layer] == name]
@@ -128,7 +128,7 @@ def _rings(layout: Layout) -> Iterator[Buffer]:
     yield Buffer("stage.c", Tier.HOST, checkpoint_staging(layout.graph), "staging", STAGING)
 
 
-def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
+def _weight_rings(layout: StageLayout, name: str, layers: list[int]) -> Iterator[Buffer]:
     count, table = layout.ring(name), layout.table
     if any(layout.visits(layer) for layer in layers):
         nbytes = full_parameter_bytes(layout, layers[0])
@@ -140,7 +140,7 @@ def _weight_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buff
         yield Buffer(f"stage.w.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 
-def _gradient_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Buffer]:
+def _gradient_rings(layout: StageLayout, name: str, layers: list[int]) -> Iterator[Buffer]:
     if any(layout.sums_apart(layer) for layer in layers):
         nbytes = full_gradient_bytes(layout, layers[0])
         ring, count = layout.shared(name), layout.sum_ring(name)
@@ -150,7 +150,7 @@ def _gradient_rings(layout: Layout, name: str, layers: list[int]) -> Iterator[Bu
         yield Buffer(f"stage.g.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 
-def _activation_rings(layout: Layout, layers: list[int]) -> Iterator[Buffer]:
+def _activation_rings(layout: StageLayout, layers: list[int]) -> Iterator[Buffer]:
     """One of each for every way to keep them: an entry's storages fit whoever comes next."""
     for layer in layers:
         name, nbytes = layout.keeps(layer), kept_bytes(layout, layer)
@@ -160,7 +160,7 @@ def _activation_rings(layout: Layout, layers: list[int]) -> Iterator[Buffer]:
             yield Buffer(f"stage.a.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 
-def _hidden(layout: Layout) -> Iterator[Buffer]:
+def _hidden(layout: StageLayout) -> Iterator[Buffer]:
     strategy = layout.graph.strategy
     nbytes = hidden_bytes(layout)
     # A pipeline stage receives the next unit's micro-batches while it works on this one's.

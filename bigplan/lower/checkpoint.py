@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.lower.refs import checkpoint_entry, parameter_home, state_home
 from bigplan.lower.sizes import chunk_elements, owned_parameter_bytes
 from bigplan.mechanics import STAGING
@@ -16,7 +16,7 @@ from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import Action, Lane, Op, Ref
 
 
-def checkpoint_layer(layout: Layout, layer: int) -> Iterator[Action]:
+def checkpoint_layer(layout: StageLayout, layer: int) -> Iterator[Action]:
     """Write the layer as it is now; what updates it next waits until it is written."""
     sizes = layout.graph.sizes
     if not sizes.master:
@@ -34,7 +34,7 @@ def checkpoint_layer(layout: Layout, layer: int) -> Iterator[Action]:
 
 
 def _write(
-    layout: Layout, layer: int, source: Ref, nbytes: int, share: Share | None = None
+    layout: StageLayout, layer: int, source: Ref, nbytes: int, share: Share | None = None
 ) -> Action:
     at = share.tier if share else layout.table[layer].parameters
     staged = tuple(checkpoint_entry(layer, entry) for entry in range(STAGING))

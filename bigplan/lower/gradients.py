@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.content import Content
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.lower.refs import gradient_home, partial_gradients, square_sum
 from bigplan.lower.sizes import full_gradient_bytes, gradient_bytes, owned_gradient_bytes
-from bigplan.lower.unit import Unit
+from bigplan.lower.unit import AccumulationGroup
 from bigplan.placement import Tier
 from bigplan.program import Action, Lane, Op, Ref
 
 
-def bring_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
+def bring_home(
+    layout: StageLayout, layer: int, total: Ref, unit: AccumulationGroup
+) -> Iterator[Action]:
     """Actions after the unit's last backward of `layer`, whose gradients are summed in `total`.
 
     Gradients that leave the GPU, or are sharded (ZeRO-2, 3), are reduced in every unit; those that
@@ -46,7 +48,9 @@ def bring_home(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[A
         yield from _add_out(layout, layer, total, unit)
 
 
-def sum_repeated(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
+def sum_repeated(
+    layout: StageLayout, layer: int, total: Ref, unit: AccumulationGroup
+) -> Iterator[Action]:
     """After the unit's last backward: gradients of what several tensor-parallel ranks have.
 
     They are summed where the others are reduced: once where they stay, else in every unit. On the
@@ -58,7 +62,9 @@ def sum_repeated(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator
         yield Action(Op.TENSOR_REDUCE, Lane.COMPUTE, layer, (total,), (total,), amount=nbytes)
 
 
-def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) -> Iterator[Action]:
+def _norm(
+    layout: StageLayout, layer: int, gradients: Ref, lane: Lane, unit: AccumulationGroup
+) -> Iterator[Action]:
     """The square sum of gradients that are now final, where updates wait for their norm.
 
     On the GPU beside the next layer's backward: it reads memory while that computes.
@@ -68,12 +74,14 @@ def _norm(layout: Layout, layer: int, gradients: Ref, lane: Lane, unit: Unit) ->
         yield Action(Op.NORM, lane, layer, (gradients,), (target,), amount=nbytes)
 
 
-def staged_gradient(layout: Layout, layer: int, content: Content, entry: int) -> Ref:
+def staged_gradient(layout: StageLayout, layer: int, content: Content, entry: int) -> Ref:
     """A host staging entry for the layer's gradients, or a unit's part of them."""
     return Ref(f"stage.g.{layout.graph.layers[layer]}", content, entry)
 
 
-def _first_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
+def _first_out(
+    layout: StageLayout, layer: int, total: Ref, unit: AccumulationGroup
+) -> Iterator[Action]:
     """The first unit's gradients go straight home."""
     nbytes, home = gradient_bytes(layout, layer), gradient_home(layer)
     yield from _norm(layout, layer, total, Lane.GPU_UPDATE, unit)
@@ -88,7 +96,9 @@ def _first_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[A
         yield Action(Op.WRITE, Lane.NVME_WRITE, layer, (target,), (home,), (target,), amount=nbytes)
 
 
-def _add_out(layout: Layout, layer: int, total: Ref, unit: Unit) -> Iterator[Action]:
+def _add_out(
+    layout: StageLayout, layer: int, total: Ref, unit: AccumulationGroup
+) -> Iterator[Action]:
     """Later units' gradients are added to their sum in host memory."""
     nbytes, home = gradient_bytes(layout, layer), gradient_home(layer)
     at, index = layout.table[layer].gradients, layout.turns["stage.g"][layer]

@@ -30,7 +30,7 @@ def shared_kinds(graph: Graph) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StageLayout:
     """One stage's layers with their placement, and the sizes derived from them."""
 
     graph: Graph
@@ -107,7 +107,7 @@ class Layout:
         return turns
 
     @classmethod
-    def of(cls, graph: Graph, placement: Placement, stage: int) -> Layout:
+    def of(cls, graph: Graph, placement: Placement, stage: int) -> StageLayout:
         """The layout of `stage`."""
         table = stage_table(graph, placement, stage)
         counts = Counter(graph.layers[layer] for layer in table)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from bigplan.lower import micro_batch
 from bigplan.lower.checkpoint import checkpoint_layer
 from bigplan.lower.gradients import bring_home, sum_repeated
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.lower.refs import Refs, parameter_home
 from bigplan.lower.sizes import cpu_piece, full_parameter_bytes, parameter_bytes
 from bigplan.lower.table import borrow, hand_back, lend, take_back
-from bigplan.lower.unit import Unit
+from bigplan.lower.unit import AccumulationGroup
 from bigplan.lower.update import begin_update, end_update, update_layer
 from bigplan.placement import Tier
 from bigplan.program import Action, Instruction, Lane, Op, Ref, Repeat, numbered
@@ -22,7 +22,7 @@ from bigplan.program import Action, Instruction, Lane, Op, Ref, Repeat, numbered
 class Emitter:
     """Emits a stage's passes in program order, tracking which layer each GPU slot holds."""
 
-    layout: Layout
+    layout: StageLayout
     deferred: bool  # this step starts with the previous step's updates
     saves: bool = False  # each layer is written to a checkpoint once it is updated
     evaluates: bool = False  # forward alone, which keeps nothing
@@ -45,7 +45,7 @@ class Emitter:
     def _group(self) -> int:
         return self.layout.graph.strategy.accumulation_group
 
-    def forward(self, unit: Unit) -> Iterator[Instruction]:
+    def forward(self, unit: AccumulationGroup) -> Iterator[Instruction]:
         """A chunk's layers on all micro-batches of the unit; the last layer's backward included."""
         position = self.layout.position
         if unit.opens:
@@ -74,7 +74,7 @@ class Emitter:
                 for coming in visiting[visiting.index(layer) + ahead :][:1]:
                     yield from self._bring(coming, unit)
 
-    def backward(self, unit: Unit) -> Iterator[Instruction]:
+    def backward(self, unit: AccumulationGroup) -> Iterator[Instruction]:
         """A chunk's layers in reverse on all micro-batches of the unit."""
         # The last layer's backward followed its forward.
         position = self.layout.position
@@ -127,7 +127,7 @@ class Emitter:
         if self.saves:
             yield from checkpoint_layer(self.layout, layer)
 
-    def _bring(self, layer: int, unit: Unit) -> Iterator[Instruction]:
+    def _bring(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
         """Fill the layer's slot, unless it still holds the layer."""
         layout, slot = self.layout, self.refs.weights(layer)
         name = layout.graph.layers[layer]
@@ -154,7 +154,7 @@ class Emitter:
             full = full_parameter_bytes(layout, layer)
             yield Action(Op.GATHER, Lane.COMM, layer, (source,), (slot,), amount=full)
 
-    def _forward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
+    def _forward_layer(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
         keeps = not self.evaluates
         beside = bool(self.pending) and self.pending[0] <= self.last_on_cpu
         body = [
@@ -167,7 +167,7 @@ class Emitter:
         ]
         yield from _repeated(self._group, [numbered(action, unit.base) for action in body])
 
-    def _loss(self, layer: int, unit: Unit) -> Iterator[Instruction]:
+    def _loss(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
         before = [
             *micro_batch.data(self.refs, layer),
             *micro_batch.receive(self.refs, layer, forward=True),
@@ -175,7 +175,7 @@ class Emitter:
         ]
         yield from self._backward_and_gradients(layer, before, unit)
 
-    def _backward_layer(self, layer: int, unit: Unit) -> Iterator[Instruction]:
+    def _backward_layer(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
         before = [*micro_batch.receive(self.refs, layer, forward=False)]
         yield from self._backward_and_gradients(layer, before, unit)
 
@@ -188,14 +188,14 @@ class Emitter:
                 order.setdefault(self.layout.keeps(layer), []).append(layer)
         return order
 
-    def _fetch(self, order: list[int], item: int, unit: Unit) -> Iterator[Action]:
+    def _fetch(self, order: list[int], item: int, unit: AccumulationGroup) -> Iterator[Action]:
         """The item-th fetch of a ring in the pass: layer after layer, micro-batches within."""
         place, number = divmod(item, self._group)
         if place < len(order):
             for action in micro_batch.fetch(self.refs, order[place]):
                 yield numbered(action, unit.base + number)
 
-    def _fetch_ahead(self, layer: int, number: int, unit: Unit) -> list[Action]:
+    def _fetch_ahead(self, layer: int, number: int, unit: AccumulationGroup) -> list[Action]:
         """What is fetched into the ring entry that the layer's micro-batch has just left.
 
         The whole ring is ahead: a fetch that was issued only before its backward would wait
@@ -214,7 +214,7 @@ class Emitter:
         return order.index(layer) if layer in order else None
 
     def _backward_and_gradients(
-        self, layer: int, before: list[Action], unit: Unit
+        self, layer: int, before: list[Action], unit: AccumulationGroup
     ) -> Iterator[Instruction]:
         yield from self._backward_each(layer, before, unit)
         total = self.refs.gradient_sum(layer)
@@ -244,7 +244,9 @@ class Emitter:
         self.reduced = rest[1:] if reduction else []
         yield from () if reduction else rest
 
-    def _backward_each(self, layer: int, before: list[Action], unit: Unit) -> Iterator[Instruction]:
+    def _backward_each(
+        self, layer: int, before: list[Action], unit: AccumulationGroup
+    ) -> Iterator[Instruction]:
         """Backward of every micro-batch; on a fresh gradient sum the first one writes it."""
         sent = list(micro_batch.send(self.refs, layer, forward=False))
         graph = self.layout.graph

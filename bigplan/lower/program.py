@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bigplan.graph.graph import Graph
 from bigplan.lower.buffers import stage_buffers
 from bigplan.lower.checkpoint import checkpoint_layer
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.lower.passes import Emitter
 from bigplan.lower.refs import CLIP, square_sum
 from bigplan.lower.schedule import forward_only, interleaved, one_forward_one_backward
@@ -23,7 +23,7 @@ def lower(graph: Graph, placement: Placement) -> tuple[Program, ...]:
 
 def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
     """The programs with their steady step alone: all that memory and simulation ask for."""
-    layouts = [Layout.of(graph, placement, stage) for stage in range(graph.strategy.pp)]
+    layouts = [StageLayout.of(graph, placement, stage) for stage in range(graph.strategy.pp)]
     return tuple(
         Program(
             stage=layout.position.stage,
@@ -39,7 +39,7 @@ def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
 
 def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:
     """The program of the ranks of `stage`."""
-    layout = Layout.of(graph, placement, stage)
+    layout = StageLayout.of(graph, placement, stage)
     flush: tuple[Instruction, ...] = ()
     if graph.deferred:
         flush = tuple(action for layer in layout.table for action in update_layer(layout, layer))
@@ -56,13 +56,13 @@ def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:
     )
 
 
-def _evaluation(layout: Layout) -> Iterator[Instruction]:
+def _evaluation(layout: StageLayout) -> Iterator[Instruction]:
     emitter = Emitter(layout, deferred=False, evaluates=True)
     yield from forward_only(layout, emitter)
     yield from emitter.finish()
 
 
-def _step(layout: Layout, *, deferred: bool, saves: bool = False) -> Iterator[Instruction]:
+def _step(layout: StageLayout, *, deferred: bool, saves: bool = False) -> Iterator[Instruction]:
     clipped = layout.graph.deferred
     emitter = Emitter(layout, deferred=deferred, saves=saves)
     schedule = interleaved if layout.graph.strategy.vpp > 1 else one_forward_one_backward

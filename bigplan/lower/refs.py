@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from bigplan.content import Content, Holds
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.placement import Share, Tier
 from bigplan.program import Ref
 
@@ -22,7 +22,7 @@ CLIP = Ref("clip", Content(Holds.CLIP))
 class Refs:
     """Buffer entries of one stage's layers."""
 
-    layout: Layout
+    layout: StageLayout
 
     def weights(self, layer: int) -> Ref:
         """The layer's parameters: at home, or in the slot they visit."""

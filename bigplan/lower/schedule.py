@@ -6,41 +6,46 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bigplan.graph.graph import Graph
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.lower.passes import Emitter
-from bigplan.lower.unit import Unit
+from bigplan.lower.unit import AccumulationGroup
 from bigplan.program import Instruction, Repeat
 
 
-def one_forward_one_backward(layout: Layout, emitter: Emitter) -> Iterator[Instruction]:
+def one_forward_one_backward(layout: StageLayout, emitter: Emitter) -> Iterator[Instruction]:
     """1F1B over units: fill the stages after this one, alternate, drain."""
     units = layout.graph.units
     group = layout.graph.strategy.accumulation_group
     fill = layout.graph.in_flight_units(layout.position.stage)
     pairs, drain = units - fill, fill - 1
 
-    yield from emitter.forward(Unit(0, first=True, last=units == 1))
-    yield from _repeat(fill - 1, group, emitter.forward(Unit(group)))
-    yield from emitter.backward(Unit(0, first=True, last=units == 1))
+    yield from emitter.forward(AccumulationGroup(0, first=True, last=units == 1))
+    yield from _repeat(fill - 1, group, emitter.forward(AccumulationGroup(group)))
+    yield from emitter.backward(AccumulationGroup(0, first=True, last=units == 1))
     whole = pairs - 1 if drain == 0 and pairs > 0 else pairs
     if whole > 0:
-        pair = [*emitter.forward(Unit(fill * group)), *emitter.backward(Unit(group))]
+        pair = [
+            *emitter.forward(AccumulationGroup(fill * group)),
+            *emitter.backward(AccumulationGroup(group)),
+        ]
         yield from _repeat(whole, group, iter(pair))
     if whole < pairs:
-        yield from emitter.forward(Unit((units - 1) * group, last=True))
-        yield from emitter.backward(Unit((units - 1) * group, last=True))
+        yield from emitter.forward(AccumulationGroup((units - 1) * group, last=True))
+        yield from emitter.backward(AccumulationGroup((units - 1) * group, last=True))
     if drain > 0:
         if drain > 1:
-            yield from _repeat(drain - 1, group, emitter.backward(Unit((pairs + 1) * group)))
-        yield from emitter.backward(Unit((units - 1) * group, last=True))
+            yield from _repeat(
+                drain - 1, group, emitter.backward(AccumulationGroup((pairs + 1) * group))
+            )
+        yield from emitter.backward(AccumulationGroup((units - 1) * group, last=True))
 
 
-def forward_only(layout: Layout, emitter: Emitter) -> Iterator[Instruction]:
+def forward_only(layout: StageLayout, emitter: Emitter) -> Iterator[Instruction]:
     """Every unit through the stage's chunks in turn; from the second on they find alike slots."""
     group, turns = layout.graph.strategy.accumulation_group, range(layout.graph.strategy.vpp)
     for turn in turns:
-        yield from emitter.forward(Unit(0, turn))
-    rest = [action for turn in turns for action in emitter.forward(Unit(group, turn))]
+        yield from emitter.forward(AccumulationGroup(0, turn))
+    rest = [action for turn in turns for action in emitter.forward(AccumulationGroup(group, turn))]
     yield from _repeat(layout.graph.units - 1, group, iter(rest))
 
 
@@ -69,29 +74,31 @@ class _Order:
         """Passes after which the chunks come in the same order again."""
         return self.graph.strategy.pp * self.graph.strategy.vpp
 
-    def forward(self, index: int) -> Unit:
+    def forward(self, index: int) -> AccumulationGroup:
         """The forward pass of that index."""
         return self._unit(index, (index % self.period) // self.graph.strategy.pp)
 
-    def backward(self, index: int) -> Unit:
+    def backward(self, index: int) -> AccumulationGroup:
         """The backward pass of that index."""
         before = (index % self.period) // self.graph.strategy.pp
         return self._unit(index, self.graph.strategy.vpp - 1 - before)
 
-    def _unit(self, index: int, turn: int) -> Unit:
+    def _unit(self, index: int, turn: int) -> AccumulationGroup:
         stages = self.graph.strategy.pp
         base = index // self.period * stages + index % stages
-        return Unit(base, turn, first=base == 0, last=base == self.graph.units - 1)
+        return AccumulationGroup(base, turn, first=base == 0, last=base == self.graph.units - 1)
 
 
-Passes = tuple[Unit | None, Unit | None]  # a forward and the backward after it
+PassPair = tuple[
+    AccumulationGroup | None, AccumulationGroup | None
+]  # a forward and the backward after it
 
 
-def interleaved(layout: Layout, emitter: Emitter) -> Iterator[Instruction]:
+def interleaved(layout: StageLayout, emitter: Emitter) -> Iterator[Instruction]:
     """1F1B over chunks: warm up, alternate, drain; whole periods between as one block."""
     order, warm_up = _Order(layout.graph), layout.graph.warm_up(layout.position.stage)
     total, period = order.total, order.period
-    pairs: list[Passes] = [
+    pairs: list[PassPair] = [
         (order.forward(warm_up + i), order.backward(i))
         for i in range(min(total - warm_up, 2 * period))
     ]
@@ -111,7 +118,7 @@ def interleaved(layout: Layout, emitter: Emitter) -> Iterator[Instruction]:
     yield from _runs([(None, order.backward(i)) for i in drain], emitter)
 
 
-def _runs(passes: list[Passes], emitter: Emitter) -> Iterator[Instruction]:
+def _runs(passes: list[PassPair], emitter: Emitter) -> Iterator[Instruction]:
     """The passes, those that differ in their micro-batch alone as a block."""
     start = 0
     while start < len(passes):
@@ -127,9 +134,11 @@ def _runs(passes: list[Passes], emitter: Emitter) -> Iterator[Instruction]:
         start = stop
 
 
-def _follows(one: Passes, other: Passes, by: int) -> bool:
+def _follows(one: PassPair, other: PassPair, by: int) -> bool:
     """Whether `other` is `one` so many micro-batches later."""
     return all(
-        a == b if a is None or b is None else Unit(a.base + by, a.turn, a.first, a.last) == b
+        a == b
+        if a is None or b is None
+        else AccumulationGroup(a.base + by, a.turn, a.first, a.last) == b
         for a, b in zip(one, other, strict=True)
     )

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.lower.refs import borrowed_gradients, gradient_home, parameter_home, returned_gradients
 from bigplan.placement import Tier
 from bigplan.program import Action, Buffer, Lane, Op
 
 
-def table_buffers(layout: Layout) -> Iterator[Buffer]:
+def table_buffers(layout: StageLayout) -> Iterator[Buffer]:
     """What they take of the last stage's GPU, and of the first's for gradients that come back."""
     elements, sizes = layout.kind(0).parameters, layout.graph.sizes
     parameters, gradients = elements * sizes.parameter, elements * sizes.gradient
@@ -31,28 +31,28 @@ def table_buffers(layout: Layout) -> Iterator[Buffer]:
         yield Buffer(name, Tier.GPU, gradients, "gradients", whole=True)
 
 
-def lend(layout: Layout) -> Iterator[Action]:
+def lend(layout: StageLayout) -> Iterator[Action]:
     """The parameters to the last stage, once they are updated."""
     if layout.position.lends:
         nbytes = layout.kind(0).parameters * layout.graph.sizes.parameter
         yield Action(Op.SEND, Lane.SEND, 0, reads=(parameter_home(0),), amount=nbytes)
 
 
-def borrow(layout: Layout) -> Iterator[Action]:
+def borrow(layout: StageLayout) -> Iterator[Action]:
     """They come, before any hidden state does."""
     if layout.position.borrows:
         nbytes = layout.kind(0).parameters * layout.graph.sizes.parameter
         yield Action(Op.RECV, Lane.RECV, 0, writes=(parameter_home(0),), amount=nbytes)
 
 
-def hand_back(layout: Layout) -> Iterator[Action]:
+def hand_back(layout: StageLayout) -> Iterator[Action]:
     """The last stage's sum of gradients, when its backward passes have ended."""
     if layout.position.borrows:
         ref, nbytes = borrowed_gradients(), layout.kind(0).parameters * layout.graph.sizes.gradient
         yield Action(Op.SEND, Lane.SEND, 0, reads=(ref,), frees=(ref,), amount=nbytes)
 
 
-def take_back(layout: Layout) -> Iterator[Action]:
+def take_back(layout: StageLayout) -> Iterator[Action]:
     """It comes behind the last gradient by a hidden state, and is added to the first stage's."""
     if layout.position.lends:
         ref, home = returned_gradients(), gradient_home(0)

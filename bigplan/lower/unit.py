@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class AccumulationGroup:
     """Micro-batches that pass each layer together."""
 
     base: int  # the first micro-batch

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.lower.gradients import staged_gradient
-from bigplan.lower.layout import Layout
+from bigplan.lower.layout import StageLayout
 from bigplan.lower.refs import CLIP, gradient_home, parameter_home, state_home
 from bigplan.lower.sizes import (
     chunk_elements,
@@ -31,29 +31,29 @@ from bigplan.placement import Share, Tier
 from bigplan.program import Action, Lane, Op, Ref
 
 
-def update_layer(layout: Layout, layer: int) -> Iterator[Action]:
+def update_layer(layout: StageLayout, layer: int) -> Iterator[Action]:
     """All actions of the layer's update; its gradients are consumed."""
     yield from begin_update(layout, layer)
     yield from end_update(layout, layer)
 
 
-def begin_update(layout: Layout, layer: int) -> Iterator[Action]:
+def begin_update(layout: StageLayout, layer: int) -> Iterator[Action]:
     """The update of what the GPU does not hold."""
     yield from _streamed_updates(layout, layer)
     yield from _cpu_update(layout, layer)
 
 
-def end_update(layout: Layout, layer: int) -> Iterator[Action]:
+def end_update(layout: StageLayout, layer: int) -> Iterator[Action]:
     """What `begin_update` leaves: the update of what the GPU holds. Gradients are consumed."""
     yield from _gpu_update(layout, layer)
     yield from _end(layout, layer)
 
 
-def _clip(layout: Layout) -> tuple[Ref, ...]:
+def _clip(layout: StageLayout) -> tuple[Ref, ...]:
     return (CLIP,) if layout.graph.deferred else ()
 
 
-def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
+def _gpu_update(layout: StageLayout, layer: int) -> Iterator[Action]:
     weights, gradients = parameter_home(layer, Share.GPU), gradient_home(layer)
     if rows := layout.pieces[layer, Share.GPU]:
         kept = _kept(layout, layer, Share.GPU)
@@ -61,7 +61,7 @@ def _gpu_update(layout: Layout, layer: int) -> Iterator[Action]:
         yield _update(layer, Lane.COMPUTE, reads, (weights, *kept), rows, Share.GPU)
 
 
-def _end(layout: Layout, layer: int) -> Iterator[Action]:
+def _end(layout: StageLayout, layer: int) -> Iterator[Action]:
     weights, gradients = parameter_home(layer), gradient_home(layer)
     # It waits for all updaters: on a lane of theirs it would hold up what comes next there.
     others = layout.pieces[layer, Share.STREAMED] or cpu_piece(layout, layer)
@@ -72,7 +72,7 @@ def _end(layout: Layout, layer: int) -> Iterator[Action]:
         yield Action(Op.GATHER, Lane.COMM, layer, (weights,), (weights,), amount=nbytes)
 
 
-def _kept(layout: Layout, layer: int, share: Share) -> tuple[Ref, ...]:
+def _kept(layout: StageLayout, layer: int, share: Share) -> tuple[Ref, ...]:
     """The state of a share that is updated where it is, if the optimizer has any."""
     return (state_home(layer, share),) if layout.graph.sizes.state else ()
 
@@ -88,12 +88,12 @@ def _update(
     return Action(Op.UPDATE, lane, layer, reads, writes, amount=elements, share=share)
 
 
-def _streamed_updates(layout: Layout, layer: int) -> Iterator[Action]:
+def _streamed_updates(layout: StageLayout, layer: int) -> Iterator[Action]:
     for chunk in range(layout.chunks(layer, Share.STREAMED)):
         yield from _streamed_update(layout, layer, chunk)
 
 
-def _streamed_update(layout: Layout, layer: int, chunk: int) -> Iterator[Action]:
+def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Action]:
     """Bring a chunk of state to the GPU with what else its update needs, and take it back."""
     at, sizes, share = layout.table[layer], layout.graph.sizes, Share.STREAMED
     weights, gradients = parameter_home(layer, share), gradient_home(layer)
@@ -133,7 +133,7 @@ def _streamed_update(layout: Layout, layer: int, chunk: int) -> Iterator[Action]
     )
 
 
-def _cpu_update(layout: Layout, layer: int) -> Iterator[Action]:
+def _cpu_update(layout: StageLayout, layer: int) -> Iterator[Action]:
     if not cpu_piece(layout, layer):
         return
     gradients, moves = _gradients_on_host(layout, layer)
@@ -151,7 +151,7 @@ def _cpu_update(layout: Layout, layer: int) -> Iterator[Action]:
 
 
 def _chunk_update(
-    layout: Layout, layer: int, chunk: int, reads: tuple[Ref, ...], weights: Ref
+    layout: StageLayout, layer: int, chunk: int, reads: tuple[Ref, ...], weights: Ref
 ) -> Iterator[Action]:
     """Read a chunk of state, update its rows, write it back."""
     share = Share.NVME
@@ -172,7 +172,7 @@ def _chunk_update(
     )
 
 
-def _gradients_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
+def _gradients_on_host(layout: StageLayout, layer: int) -> tuple[Ref, list[Action]]:
     """Where the CPU finds the gradients, and the move that brings them there."""
     at, home = layout.table[layer].gradients, gradient_home(layer)
     if at is Tier.HOST:
@@ -187,7 +187,7 @@ def _gradients_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     return staged, [moved]
 
 
-def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
+def _weights_on_host(layout: StageLayout, layer: int) -> tuple[Ref, list[Action]]:
     """Where the CPU writes the new parameters (and, without a master copy, reads the old)."""
     at, home = layout.table[layer].parameters, parameter_home(layer, Share.HOST)
     if at is Tier.HOST:
@@ -205,7 +205,7 @@ def _weights_on_host(layout: Layout, layer: int) -> tuple[Ref, list[Action]]:
     return staged, [moved]
 
 
-def _weights_home(layout: Layout, layer: int, weights: Ref) -> Iterator[Action]:
+def _weights_home(layout: StageLayout, layer: int, weights: Ref) -> Iterator[Action]:
     """New parameters go to where forward and backward find them."""
     at = layout.table[layer].parameters
     if at is Tier.GPU:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from bigplan.page.charts.compared import rates_chart
 from bigplan.page.charts.roofline import roofline_chart
-from bigplan.page.parts import Chart, Grid, Page, Section
+from bigplan.page.parts import Chart, Grid, Page, PageSection
 from bigplan.page.picture import above
 from bigplan.report.text import bytes_text
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.dump import numbers
+from bigplan.spec.files.dump import numbers
+from bigplan.spec.part import MachinePart
 from bigplan.units import counted
 
 PARTS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node", "running")
@@ -41,12 +41,12 @@ def _headline(cluster: Cluster) -> str:
     return f"{groups}.{said}"
 
 
-def _sections(cluster: Cluster, group: NodeGroup) -> Iterator[Section]:
+def _sections(cluster: Cluster, group: NodeGroup) -> Iterator[PageSection]:
     of = f" of {group.name}" if len(cluster.node_groups) > 1 else ""
     number = cluster.node_groups.index(group)
     gpu = group.gpu
     roofs = {str(name): rate for name, rate in gpu.peak_flops.items()}
-    yield Section(
+    yield PageSection(
         f"How fast its parts are{of}",
         charts=(
             Chart(
@@ -64,7 +64,7 @@ def _sections(cluster: Cluster, group: NodeGroup) -> Iterator[Section]:
             ),
         ),
     )
-    yield Section(f"Where every number is from{of}", grids=tuple(_sources(group)))
+    yield PageSection(f"Where every number is from{of}", grids=tuple(_sources(group)))
 
 
 def _rates(group: NodeGroup) -> dict[str, float]:
@@ -90,7 +90,7 @@ def _sources(group: NodeGroup) -> Iterator[Grid]:
     """Of every part its numbers; those of one key have one source."""
     for name in PARTS:
         block = getattr(group, name)
-        if not isinstance(block, Block):
+        if not isinstance(block, MachinePart):
             continue
         values: dict[str, list[str]] = defaultdict(list)
         for key, (_, text) in numbers(block).items():

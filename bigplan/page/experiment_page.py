@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bigplan.experiment.pareto import front
-from bigplan.experiment.running import Outcome
+from bigplan.experiment.running import StudyOutcome
 from bigplan.experiment.shown import (
     accuracy_text,
     best_point,
@@ -18,7 +18,7 @@ from bigplan.experiment.shown import (
 )
 from bigplan.page.charts.compared import TRUST, agreement_chart, scatter_chart
 from bigplan.page.charts.looks import BLUE, GREY, ORANGE
-from bigplan.page.parts import Chart, Page, Section, grid
+from bigplan.page.parts import Chart, Page, PageSection, grid
 from bigplan.page.picture import above
 from bigplan.report.bill import dollars_text
 from bigplan.report.text import bytes_text, seconds_text
@@ -28,7 +28,7 @@ FEW = 12  # points: of more, beaten ones have no label
 SHADES = {BEST: BLUE, FRONT: ORANGE, BEATEN: GREY}
 
 
-def experiment_page(outcome: Outcome) -> Page:
+def experiment_page(outcome: StudyOutcome) -> Page:
     """Everything that an experiment's folder holds."""
     charts = (_pareto(outcome), *_measured(outcome))
     planned = any(row.status == "planned" for row in outcome.rows)
@@ -38,15 +38,15 @@ def experiment_page(outcome: Outcome) -> Page:
         title=f"{outcome.folder.name}: {outcome.index.file}",
         headline=headline(outcome),
         sections=(
-            Section("Points", (accuracy_text(outcome),), charts, grids),
-            Section("Every point", grids=(grid(points_table(outcome, most=None)),)),
-            *([Section("Why points failed", failed)] if failed else []),
+            PageSection("Points", (accuracy_text(outcome),), charts, grids),
+            PageSection("Every point", grids=(grid(points_table(outcome, most=None)),)),
+            *([PageSection("Why points failed", failed)] if failed else []),
         ),
         picture=lambda: above(*(chart.spec for chart in charts)),
     )
 
 
-def _pareto(outcome: Outcome) -> Chart:
+def _pareto(outcome: StudyOutcome) -> Chart:
     """Time over dollars of a million tokens; over memory where no point has a price."""
     best, ahead = best_point(outcome), set(front(outcome.rows))
     priced = any(row.dollars_per_million_tokens is not None for row in outcome.rows)
@@ -85,7 +85,7 @@ def _pareto(outcome: Outcome) -> Chart:
     )
 
 
-def _measured(outcome: Outcome) -> Iterator[Chart]:
+def _measured(outcome: StudyOutcome) -> Iterator[Chart]:
     points = [
         {
             "x": seconds,

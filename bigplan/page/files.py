@@ -7,7 +7,7 @@ from pathlib import Path
 from bigplan.page import picture
 from bigplan.page.html import page_html, require_library
 from bigplan.page.parts import Page
-from bigplan.spec.document import write_bytes, write_text
+from bigplan.spec.files.document import write_bytes, write_text
 
 
 def write_page(

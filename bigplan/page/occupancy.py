@@ -18,8 +18,8 @@ from bigplan.verify.contents import LASTING
 
 BINS = 240  # moments of a step that a picture shows; of each the most that was in use
 
-Key = tuple[str, int]  # a buffer and an entry of it
-Span = tuple[float, float]
+RowKey = tuple[str, int]  # a buffer and an entry of it
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ def _stage(
 
 
 def _used(
-    program: Program, buffer: Buffer, spans: Mapping[str, list[Span]], seconds: float
-) -> Iterator[tuple[Span, int]]:
+    program: Program, buffer: Buffer, spans: Mapping[str, list[Interval]], seconds: float
+) -> Iterator[tuple[Interval, int]]:
     """Spans of the step in which so many bytes of the buffer are in use.
 
     Parameters and state outlast the step, and so does what no action names (a workspace). Tensors
@@ -85,20 +85,20 @@ def _used(
         yield span, buffer.nbytes
 
 
-def _spans(program: Program, events: Sequence[Event], seconds: float) -> dict[str, list[Span]]:
+def _spans(program: Program, events: Sequence[Event], seconds: float) -> dict[str, list[Interval]]:
     """By buffer, from when to when an entry of it is in use."""
     actions = (action for action in expand(program.step) if action.op is not Op.FREE)
-    touched: dict[Key, list[tuple[Event, bool]]] = defaultdict(list)
+    touched: dict[RowKey, list[tuple[Event, bool]]] = defaultdict(list)
     for action, event in zip(actions, events, strict=True):
         for key, fills in _touches(action, program.buffers):
             touched[key].append((event, fills))
-    found: dict[str, list[Span]] = defaultdict(list)
+    found: dict[str, list[Interval]] = defaultdict(list)
     for (buffer, _), uses in touched.items():
         found[buffer] += _lives(uses, seconds)
     return found
 
 
-def _touches(action: Action, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Key, bool]]:
+def _touches(action: Action, buffers: Mapping[str, Buffer]) -> Iterator[tuple[RowKey, bool]]:
     """Entries that an action uses, and whether it fills them with something new."""
     reads = {entry(ref, buffers, action.micro_batch) for ref in action.reads}
     writes = {entry(ref, buffers, action.micro_batch) for ref in action.writes}
@@ -107,7 +107,7 @@ def _touches(action: Action, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Ke
         yield key, key in writes and key not in reads
 
 
-def _lives(uses: Sequence[tuple[Event, bool]], seconds: float) -> Iterator[Span]:
+def _lives(uses: Sequence[tuple[Event, bool]], seconds: float) -> Iterator[Interval]:
     """An entry is in use from when it is filled to when it is last used before it is filled again.
 
     What a step finds there was put by the step before; so what the last fill put lasts to the end.

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from bigplan.cost.operators import Bound
 from bigplan.page.charts.roofline import roofline_chart
-from bigplan.page.parts import Chart, Section, grid
+from bigplan.page.parts import Chart, PageSection, grid
 from bigplan.plan import Plan
-from bigplan.report.explain import explain
-from bigplan.report.explain_report import (
+from bigplan.report.explain import (
     advice_lines,
     efficiency_lines,
+    explain,
     moves_table,
     operators_table,
 )
 
 
-def operators_section(plan: Plan) -> tuple[Section, Section]:
+def operators_section(plan: Plan) -> tuple[PageSection, PageSection]:
     """The roofline with every operator, how well the GPU is used, and advice."""
     found = explain(plan)
     gpu, precision = plan.cluster.group.gpu, plan.training.precision
@@ -32,7 +32,7 @@ def operators_section(plan: Plan) -> tuple[Section, Section]:
     )
     moves = [row for row in found.rows if not row.of_layers]
     return (
-        Section(
+        PageSection(
             "Operators",
             tuple(efficiency_lines(found.efficiency, found.monitor)),
             charts=(chart,),
@@ -41,5 +41,5 @@ def operators_section(plan: Plan) -> tuple[Section, Section]:
                 grid(moves_table(moves), folded=True),
             ),
         ),
-        Section("Advice", tuple(line.removeprefix("- ") for line in advice_lines(found))),
+        PageSection("Advice", tuple(line.removeprefix("- ") for line in advice_lines(found))),
     )

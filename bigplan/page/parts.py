@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-Spec = Mapping[str, Any]  # a chart in Vega-Lite's grammar
+ChartSpec = Mapping[str, Any]  # a chart in Vega-Lite's grammar
 
 _BARS = str.maketrans("", "", "█░")  # a terminal's; on a page the charts show the same
 
@@ -25,7 +25,7 @@ class Chart:
     name: str
     title: str
     text: str
-    spec: Spec
+    spec: ChartSpec
     zoom: str = ""
 
 
@@ -41,7 +41,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     """A heading, sentences, and what is shown below them."""
 
     title: str
@@ -56,8 +56,8 @@ class Page:
 
     title: str
     headline: str
-    sections: tuple[Section, ...]
-    picture: Callable[[], Spec]
+    sections: tuple[PageSection, ...]
+    picture: Callable[[], ChartSpec]
 
 
 def grid(table: Table, without: Sequence[str] = (), *, folded: bool = False) -> Grid:

@@ -6,7 +6,7 @@ from typing import Any
 
 from bigplan.page.charts.looks import PICTURE_WIDTH
 from bigplan.page.html import VEGA_LITE, require_library
-from bigplan.page.parts import Spec
+from bigplan.page.parts import ChartSpec
 
 SCALE = 2.0  # pixels of a PNG for one of the chart, for screens of high density
 INK, LINE = "#1b1f24", "#d5dae0"
@@ -23,7 +23,7 @@ CONFIG = {
 }
 
 
-def svg(spec: Spec) -> str:
+def svg(spec: ChartSpec) -> str:
     """The chart as an SVG document. Raises RefusedError without the plotting library."""
     require_library()
     import vl_convert
@@ -31,7 +31,7 @@ def svg(spec: Spec) -> str:
     return str(vl_convert.vegalite_to_svg(_still(spec), vl_version=VEGA_LITE, config=CONFIG))
 
 
-def png(spec: Spec) -> bytes:
+def png(spec: ChartSpec) -> bytes:
     """The chart as a PNG. Raises RefusedError without the plotting library."""
     require_library()
     import vl_convert
@@ -42,7 +42,7 @@ def png(spec: Spec) -> bytes:
     return bytes(found)
 
 
-def above(first: Spec, *others: Spec) -> dict[str, Any]:
+def above(first: ChartSpec, *others: ChartSpec) -> dict[str, Any]:
     """Charts below each other, each with colours and axes of its own."""
     members = [_still(spec) for spec in (first, *others)]
     for member in members:
@@ -55,7 +55,7 @@ def above(first: Spec, *others: Spec) -> dict[str, Any]:
     }
 
 
-def _still(spec: Spec) -> dict[str, Any]:
+def _still(spec: ChartSpec) -> dict[str, Any]:
     """As wide as a picture is, where a page would say how wide."""
     made = dict(spec)
     if made.get("width") == "container":

@@ -12,7 +12,7 @@ from bigplan.page.charts.timeline import PREDICTED, ZOOM, timeline_chart
 from bigplan.page.help import Help
 from bigplan.page.lanes import MOST_BARS, bars
 from bigplan.page.operators import operators_section
-from bigplan.page.parts import Chart, Page, Section, Spec, grid
+from bigplan.page.parts import Chart, ChartSpec, Page, PageSection, grid
 from bigplan.page.picture import above
 from bigplan.page.played import Played, played
 from bigplan.page.rivals import help_section, rivals_section
@@ -20,11 +20,17 @@ from bigplan.page.sureness import sureness_section
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse, Plan
 from bigplan.report.decision import decision
-from bigplan.report.homes import homes_table
-from bigplan.report.memory import NOTHING, memory_table
 from bigplan.report.plan_report import promise_table
-from bigplan.report.seconds import TRIFLE, bound_text, busy_table, parts_table
 from bigplan.report.stages import stages_of
+from bigplan.report.tables import (
+    NOTHING,
+    TRIFLE,
+    bound_text,
+    busy_table,
+    homes_table,
+    memory_table,
+    parts_table,
+)
 from bigplan.report.today import engine_text
 from bigplan.timeline import Timeline
 
@@ -44,7 +50,7 @@ def plan_page(plan: Plan, help: Help | None = None) -> Page:  # noqa: A002 -- wh
         title=f"{plan.model.name} on {plan.cluster.name}",
         headline=decision(plan, stages_of(plan)),
         sections=(
-            Section("In short", _short(plan), grids=(grid(promise_table(plan)),)),
+            PageSection("In short", _short(plan), grids=(grid(promise_table(plan)),)),
             step_section(plan, step),
             memory_section(plan, step),
             *(operators_section(plan) if plan.engine == NATIVE.name else ()),
@@ -60,10 +66,10 @@ def _short(plan: Plan) -> tuple[str, ...]:
     return engine_text(plan), f"Bound by: {bound_text(plan.predicted)}."
 
 
-def step_section(plan: Plan, step: Played, measured: Timeline | None = None) -> Section:
+def step_section(plan: Plan, step: Played, measured: Timeline | None = None) -> PageSection:
     """The timeline, and where the time goes by resource and by part."""
     predicted = plan.predicted
-    return Section(
+    return PageSection(
         "The step",
         charts=(timeline(step, measured), resources(plan)),
         grids=(
@@ -119,9 +125,9 @@ def timeline(step: Played, measured: Timeline | None = None, most: int = MOST_BA
     )
 
 
-def memory_section(plan: Plan, step: Played) -> Section:
+def memory_section(plan: Plan, step: Played) -> PageSection:
     """What is in use over the step, tier by tier, and where every kind of tensor lives."""
-    return Section(
+    return PageSection(
         "Memory",
         charts=tuple(memory_charts(plan, step)),
         grids=(
@@ -168,13 +174,13 @@ def _memory_text(step: Played, stages: int, shown: int) -> str:
     return text
 
 
-def plan_picture(plan: Plan, step: Played, measured: Timeline | None = None) -> Spec:
+def plan_picture(plan: Plan, step: Played, measured: Timeline | None = None) -> ChartSpec:
     """The timeline over what is in use of each memory."""
     charts = [chart.spec for chart in memory_charts(plan, step)]
     return above(timeline(step, measured, PICTURE_BARS).spec, *map(_one_stage, charts))
 
 
-def _one_stage(spec: Spec) -> Mapping[str, Any]:
+def _one_stage(spec: ChartSpec) -> Mapping[str, Any]:
     """A picture has no menu: the stage that the page shows first."""
     if "params" not in spec:
         return spec

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from bigplan.cost.framework import NATIVE
 from bigplan.engines import engine_of
@@ -13,6 +13,7 @@ from bigplan.planner import programs_of
 from bigplan.simulate import critical_events
 from bigplan.timeline import Event, Timeline
 
+CLOSE = 1e-9  # of the step: two moments are one
 PROCESSES = "processes"  # host memory of Python, CUDA, Ray: no buffer of a program
 
 
@@ -21,7 +22,7 @@ class Played:
     """The step's events, which of them are on the critical path, and what memory they fill.
 
     `whole` is False where nothing but the events is known: of engines that run no program of
-    actions. Then no path is marked, and memory counts as filled all the time as it is at most.
+    actions. Then memory counts as filled all the time as it is at most.
     """
 
     seconds: float
@@ -35,7 +36,8 @@ def played(plan: Plan) -> Played:
     """The plan's step. Raises InputError where this version lacks the plan's engine."""
     seconds, memory = plan.predicted.step_seconds, plan.predicted.memory
     if plan.engine != NATIVE.name:
-        return of_events(plan, Timeline(engine_of(plan).timeline(plan).events, seconds))
+        events = engine_of(plan).timeline(plan).events
+        return replace(of_events(plan, Timeline(events, seconds)), critical=chain(events))
     candidate, programs = programs_of(plan)
     costs = candidate.costs
     events, critical = critical_events(programs, candidate.graph, costs)
@@ -44,6 +46,21 @@ def played(plan: Plan) -> Played:
         beside = {name: n for name, n in use.by_purpose.items() if name == PROCESSES}
         found += _still(use, beside, seconds)
     return Played(seconds, events, critical, tuple(found), whole=True)
+
+
+def chain(events: Sequence[Event]) -> frozenset[int]:
+    """The critical path of events that were priced one after the other, by their places.
+
+    It leads back from the last end: before each event comes the one that ends last of those that
+    end by its start. That is all that such a price knows of what waits for what.
+    """
+    found, start = list[int](), float("inf")
+    slack = CLOSE * max((event.end for event in events), default=0.0)
+    for number in sorted(range(len(events)), key=lambda n: -events[n].end):
+        if events[number].end <= start + slack:
+            found.append(number)
+            start = events[number].start
+    return frozenset(found)
 
 
 def of_events(plan: Plan, timeline: Timeline) -> Played:

@@ -9,13 +9,12 @@ from bigplan.page.charts.compared import NOW, bars_chart, scatter_chart
 from bigplan.page.charts.looks import BLUE, GREY, ORANGE
 from bigplan.page.charts.memory import GIB
 from bigplan.page.help import Help
-from bigplan.page.parts import Chart, Section, grid
+from bigplan.page.parts import Chart, PageSection, grid
 from bigplan.placement import Tier
 from bigplan.plan import Alternative, Plan, fullest
 from bigplan.report.bill import dollars_text
 from bigplan.report.decision import strategy_text
-from bigplan.report.help_report import help_table, unasked_text
-from bigplan.report.rivals import rivals_table
+from bigplan.report.tables import help_table, rivals_table, unasked_text
 from bigplan.report.text import bytes_text, seconds_text
 from bigplan.whatif import FASTER
 
@@ -24,7 +23,7 @@ SHADES = {TAKEN: BLUE, FRONT: ORANGE, BEATEN: GREY}
 TIERS = {Tier.GPU: "GPU", Tier.HOST: "host memory", Tier.NVME: "drives"}
 
 
-def rivals_section(plan: Plan) -> Iterator[Section]:
+def rivals_section(plan: Plan) -> Iterator[PageSection]:
     """GPU memory over step time of other strategies' best plans, where the plan has any."""
     if not plan.alternatives:
         return
@@ -38,7 +37,7 @@ def rivals_section(plan: Plan) -> Iterator[Section]:
             memory=fullest(plan.predicted.memory),
         )
         charts = (_pareto(plan, [taken, *known]),)
-    yield Section("Runners-up", charts=charts, grids=(grid(rivals_table(plan)),))
+    yield PageSection("Runners-up", charts=charts, grids=(grid(rivals_table(plan)),))
 
 
 def _pareto(plan: Plan, ways: list[Alternative]) -> Chart:
@@ -95,7 +94,7 @@ def _figures(way: Alternative) -> tuple[float, ...]:
     return tuple(float(f"{figure:.3g}") for figure in figures)
 
 
-def help_section(plan: Plan, help: Help) -> Section:  # noqa: A002
+def help_section(plan: Plan, help: Help) -> PageSection:  # noqa: A002
     """Changes of the cluster, each solved again."""
     answer, before = help.answer, help.before_seconds
     lines = []
@@ -124,4 +123,4 @@ def help_section(plan: Plan, help: Help) -> Section:  # noqa: A002
     if not answer.outcomes and not answer.unasked:
         lines.append("Nothing that could be changed holds this plan up.")
     grids = (grid(help_table(answer.outcomes)),) if answer.outcomes else ()
-    return Section("What would help", tuple(lines), charts, grids)
+    return PageSection("What would help", tuple(lines), charts, grids)

@@ -8,12 +8,12 @@ from bigplan.cost.framework import NATIVE
 from bigplan.launcher.record import Record
 from bigplan.page.charts.compared import MEASURED, PREDICTED, bars_chart, steps_chart
 from bigplan.page.operators import operators_section
-from bigplan.page.parts import Chart, Page, Section, grid
+from bigplan.page.parts import Chart, Page, PageSection, grid
 from bigplan.page.plan_page import memory_section, plan_picture, step_section
 from bigplan.page.played import Played, of_events, played
 from bigplan.page.sureness import sureness_section
 from bigplan.report.decision import decision
-from bigplan.report.resources import resource_seconds
+from bigplan.report.efficiency import resource_seconds
 from bigplan.report.run_report import at_work, comparisons, headline_lines, memory_comparison
 from bigplan.report.stages import stages_of
 
@@ -26,7 +26,7 @@ def run_page(record: Record) -> Page:
         title=f"{record.folder.name}: {plan.model.name} on {plan.cluster.name}",
         headline=decision(plan, stages_of(plan)),
         sections=(
-            Section(
+            PageSection(
                 "What happened",
                 (*headline_lines(record), *(f"Note: {note}" for note in record.summary.notes)),
                 charts=tuple(_training(record)),
@@ -77,7 +77,7 @@ def _training(record: Record) -> Iterator[Chart]:
         )
 
 
-def _compared(record: Record) -> Section:
+def _compared(record: Record) -> PageSection:
     """By resource and by kind of action, and memory: predicted beside measured."""
     grids = [grid(table) for table in comparisons(record)]
     grids.append(grid(memory_comparison(record)))
@@ -100,4 +100,4 @@ def _compared(record: Record) -> Section:
                 bars_chart(rows, "seconds"),
             ),
         )
-    return Section("Measured and predicted", charts=charts, grids=tuple(grids))
+    return PageSection("Measured and predicted", charts=charts, grids=tuple(grids))

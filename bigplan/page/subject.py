@@ -8,21 +8,21 @@ from pathlib import Path
 
 from bigplan.errors import InputError, quoted
 from bigplan.experiment.folder import EXPERIMENT, read_index
-from bigplan.experiment.running import Outcome, read_outcome
+from bigplan.experiment.running import StudyOutcome, read_outcome
 from bigplan.launcher.record import SUMMARY, Record, read_record
 from bigplan.plan import Plan, load_plan
 from bigplan.spec.catalog import find_cluster, list_clusters
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import load_document
 from bigplan.spec.experiment import Experiment, load_experiment
-from bigplan.spec.reading import read_text
+from bigplan.spec.files.document import load_document
+from bigplan.spec.files.reading import read_text
 
 __all__ = [
     "Cluster",
     "Experiment",
-    "Outcome",
     "PlanFile",
     "Record",
+    "StudyOutcome",
     "Subject",
     "find_subject",
 ]
@@ -41,7 +41,7 @@ class PlanFile:
     plan: Plan
 
 
-Subject = PlanFile | Record | Cluster | Outcome | Experiment
+Subject = PlanFile | Record | Cluster | StudyOutcome | Experiment
 
 
 def find_subject(named: str) -> Subject:
@@ -62,7 +62,7 @@ def find_subject(named: str) -> Subject:
     )
 
 
-def _in_folder(folder: Path) -> Record | Outcome:
+def _in_folder(folder: Path) -> Record | StudyOutcome:
     if (folder / SUMMARY).is_file():
         return read_record(folder)
     if (folder / EXPERIMENT).is_file():

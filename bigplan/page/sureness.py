@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from bigplan.cost.framework import NATIVE
 from bigplan.page.charts.compared import TRUST, agreement_chart
-from bigplan.page.parts import Chart, Grid, Section
+from bigplan.page.parts import Chart, Grid, PageSection
 from bigplan.plan import Plan
 from bigplan.report.plan_report import gap_text
 from bigplan.report.text import seconds_text
@@ -18,7 +18,7 @@ from bigplan.validate.score import Scored, score
 COLUMNS = ("table", "runs", "mean error", "median", "bias", "rank correlation")
 
 
-def sureness_section(plan: Plan) -> Section:
+def sureness_section(plan: Plan) -> PageSection:
     """Gaps, band, and predictions beside published measurements."""
     scored = published()
     predicted = plan.predicted
@@ -29,7 +29,7 @@ def sureness_section(plan: Plan) -> Section:
     ]
     if plan.engine == NATIVE.name:
         lines.append(gap_text(plan))
-    return Section(
+    return PageSection(
         "How sure this is",
         (*lines, *validation_lines(scored)),
         (validation_chart(scored),),

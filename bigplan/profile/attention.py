@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from bigplan.graph.operators import Attention
-from bigplan.profile.bench import DTYPES, Bench, grouped_heads, rounded, source, threads
+from bigplan.profile.bench import DTYPES, Bench, rounded, source, threads
 from bigplan.profile.fit import fit_attention
+from bigplan.profile.load import grouped_heads
 from bigplan.spec.cluster import NodeGroup
 
 HEAD = 128  # columns of a head: the efficiencies are those of such heads

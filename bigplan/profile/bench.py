@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bigplan.profile.budget import Clock, median_seconds
+from bigplan.profile.budget import ReadClock, median_seconds
+from bigplan.profile.load import Load, event
 from bigplan.profile.sensors import Watch, watching
 from bigplan.runtime.slab import available_host_memory
 from bigplan.spec.cluster import Gpu
 
 if TYPE_CHECKING:
-    from bigplan.profile.load import Load
     from bigplan.profile.peers import Peers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -43,7 +43,7 @@ class Bench:
     threads: int
     folder: Path | None = None
     quick: bool = True
-    clock: Clock = time.perf_counter
+    clock: ReadClock = time.perf_counter
     load: Load | None = None
     peers: Peers | None = None
 
@@ -81,14 +81,14 @@ class Bench:
         return timed
 
     @property
-    def _core_clock(self) -> Clock:
+    def _core_clock(self) -> ReadClock:
         """Of a device that is one core, that core's time: what others take of it does not count.
 
         Of work of several threads the wall's.
         """
         return time.thread_time if self.threads == 1 else self.clock
 
-    def _on_cpu(self, work: Callable[[], object], clock: Clock) -> Callable[[int], float]:
+    def _on_cpu(self, work: Callable[[], object], clock: ReadClock) -> Callable[[int], float]:
         def timed(runs: int) -> float:
             start = clock()
             for _ in range(runs):
@@ -139,22 +139,6 @@ class Conditions:
         """Such as ', under sustained load at 1.32 GHz, 690 W, limited by power'."""
         seen = str(self.watch)
         return f"{self.load} at {seen}" if seen else self.load
-
-
-def grouped_heads(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's fused attention knows fewer key and value heads than query heads.
-
-    FlashAttention's and cuDNN's do, from Ampere on and in 16 bits; elsewhere torch would take the
-    unfused path, which keeps the square of the scores.
-    """
-    if device.type != "cuda" or dtype == torch.float32:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def event() -> torch.cuda.Event:
-    """A CUDA event that tells times and lets the host sleep while it waits."""
-    return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
 
 
 def source(how: str) -> str:

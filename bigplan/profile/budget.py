@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-Clock = Callable[[], float]
+ReadClock = Callable[[], float]
 
 # Runs are timed in batches of at least so long: a kernel of 10 us alone between two events is
 # mostly its launch.
@@ -17,11 +17,11 @@ MOST_SAMPLES = 50
 
 
 @dataclass(slots=True)
-class Budget:
+class TimeBudget:
     """`seconds` from the moment it is made, handed out by weight."""
 
     seconds: float
-    clock: Clock = time.perf_counter
+    clock: ReadClock = time.perf_counter
     _end: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Budget:
 def median_seconds(
     timed: Callable[[int], float],
     seconds: float,
-    clock: Clock = time.perf_counter,
+    clock: ReadClock = time.perf_counter,
     middle: Callable[[Sequence[float]], float] = statistics.median,
 ) -> float:
     """Median seconds of one run, in about `seconds`; `timed(n)` runs n times and says how long.

@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 from bigplan.profile.bench import Bench, rounded, source
-from bigplan.profile.budget import Budget, Clock, median_seconds
+from bigplan.profile.budget import ReadClock, TimeBudget, median_seconds
 from bigplan.profile.exchange import (
     Work,
     begin,
@@ -64,28 +64,28 @@ def measure_collectives(group: NodeGroup, bench: Bench, seconds: float) -> NodeG
 def _measured(group: NodeGroup, bench: Bench, peers: Peers, seconds: float) -> NodeGroup:
     sizes = group_sizes(len(peers))
     exchanges = list(_exchanges(sizes, _messages(bench)))
-    asked = Asked(peers, sizes, exchanges, bench.cuda, bench.clock)
+    asked = Exchanges(peers, sizes, exchanges, bench.cuda, bench.clock)
     link = measure_link(group.intra_node, asked, seconds)
     name = f"{BACKENDS[bench.device.type]} inside the node"
     return group.model_copy(update={"intra_node": link.model_copy(update={"name": name})})
 
 
-class Asked(NamedTuple):
+class Exchanges(NamedTuple):
     """What is asked of a link: of whom, in groups of which sizes, and which exchanges."""
 
     peers: Together
     sizes: Sequence[int]
     exchanges: Sequence[Exchange]
     cuda: bool
-    clock: Clock
+    clock: ReadClock
     inside: Inside | None = None  # of a link between nodes
 
 
-def measure_link(link: Link, asked: Asked, seconds: float) -> Link:
+def measure_link(link: Link, asked: Exchanges, seconds: float) -> Link:
     """The link with figures that were measured within about so many seconds. Raises WorkerError."""
     start, peers = asked.clock(), asked.peers
     peers.call(form_groups, tuple(asked.sizes))  # once they have started
-    budget = Budget(max(seconds / 2, seconds - (asked.clock() - start)), asked.clock)
+    budget = TimeBudget(max(seconds / 2, seconds - (asked.clock() - start)), asked.clock)
     each = budget.left * (1 - SHARE_BESIDE) / len(asked.exchanges)
     found = [_seconds(one, asked, each) for one in asked.exchanges]
     fit = fit_link(asked.exchanges, found, asked.inside)
@@ -138,7 +138,7 @@ def _collectives(sizes: Sequence[int], nbytes: int) -> Iterator[Exchange]:
         yield Exchange("all_reduce", size, nbytes)
 
 
-def across(peers: Together, group: NodeGroup, clock: Clock) -> Asked:
+def across(peers: Together, group: NodeGroup, clock: ReadClock) -> Exchanges:
     """What is asked of the link between nodes, by a process for each device of all of them.
 
     Messages between two devices are taken to be as fast as collectives: one pair alone does not
@@ -148,10 +148,10 @@ def across(peers: Together, group: NodeGroup, clock: Clock) -> Asked:
     sizes = [per_node * nodes for nodes in group_sizes(len(peers) // per_node)]
     messages = GPU_SIZES if cuda else CPU_SIZES
     exchanges = [one for nbytes in messages for one in _collectives(sizes, nbytes)]
-    return Asked(peers, sizes, exchanges, cuda, clock, Inside(per_node, group.intra_node))
+    return Exchanges(peers, sizes, exchanges, cuda, clock, Inside(per_node, group.intra_node))
 
 
-def _seconds(exchange: Exchange, asked: Asked, seconds: float) -> float:
+def _seconds(exchange: Exchange, asked: Exchanges, seconds: float) -> float:
     """Median seconds of one, those of the peer that takes longest; between CPU devices the least.
 
     There a process waits for the other whenever a neighbour holds one of the cores: beside two of
@@ -163,7 +163,7 @@ def _seconds(exchange: Exchange, asked: Asked, seconds: float) -> float:
     )
 
 
-class Kept(NamedTuple):
+class KeptSpeed(NamedTuple):
     """Of their speed alone, what exchanges and work keep of it beside each other."""
 
     exchange: float
@@ -176,7 +176,7 @@ class Kept(NamedTuple):
 
 def _beside(
     exchange: Exchange, make: Callable[[Peer], Work], peers: Together, seconds: float
-) -> Kept:
+) -> KeptSpeed:
     """Exchanges and work, each alone and then together, for about so many seconds in all."""
     part = max(seconds / 4, LEAST_SECONDS)
     alone = max(peers.call(timed, exchange, 3)) / 3
@@ -188,7 +188,7 @@ def _beside(
     peers.call(end)
     slower = max(one.exchange for one in both) / runs
     rate = statistics.mean(one.work for one in both)
-    return Kept(_share(alone / slower), _share(rate / usual if usual else 1.0), rounded(alone))
+    return KeptSpeed(_share(alone / slower), _share(rate / usual if usual else 1.0), rounded(alone))
 
 
 def _share(value: float) -> float:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from bigplan.mechanics import PAGE
-from bigplan.profile.bench import Bench, event, rounded, source, threads
-from bigplan.profile.budget import Clock
+from bigplan.profile.bench import Bench, rounded, source, threads
+from bigplan.profile.budget import ReadClock
 from bigplan.profile.fit import fit_transfer
+from bigplan.profile.load import event
 from bigplan.runtime.slab import Arena, Slab
 from bigplan.spec.cluster import NodeGroup
 from bigplan.units import format_bandwidth, format_bytes
@@ -54,7 +55,7 @@ class Copier:
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
             self.target[part].copy_(self.source[part], non_blocking=True)
 
-    def timed(self, nbytes: int, start: int, clock: Clock) -> Callable[[], float]:
+    def timed(self, nbytes: int, start: int, clock: ReadClock) -> Callable[[], float]:
         """Copy, or queue a copy; what it returns waits for its end and tells its seconds."""
         if self.stream is None:
             begin = clock()
@@ -72,7 +73,7 @@ class Copier:
 
         return seconds
 
-    def run(self, stop: threading.Event, clock: Clock) -> None:
+    def run(self, stop: threading.Event, clock: ReadClock) -> None:
         """Copy chunk after chunk, over and over, until told to stop; two are queued at any time."""
         begin, before = clock(), None
         for start, nbytes in _chunks(self.target.numel()):
@@ -103,7 +104,7 @@ class Passage:
     into: Copier
     off: Copier
 
-    def run(self, stop: threading.Event, clock: Clock) -> None:
+    def run(self, stop: threading.Event, clock: ReadClock) -> None:
         """At least a chunk. Seconds: of their coming, with pauses between, and of their leaving."""
         into, off = self.into, self.off
         begin, leaving = clock(), list[Callable[[], float]]()
@@ -118,7 +119,7 @@ class Passage:
 
 
 @dataclass(slots=True)
-class Reached:
+class CopyRates:
     """Bytes/s by direction, of all devices together, once the window is over."""
 
     rates: dict[str, float] = field(default_factory=dict)
@@ -130,9 +131,11 @@ class Reached:
 
 
 @contextmanager
-def copying(copiers: Sequence[Copier], clock: Clock, *, passing: bool = False) -> Iterator[Reached]:
+def copying(
+    copiers: Sequence[Copier], clock: ReadClock, *, passing: bool = False
+) -> Iterator[CopyRates]:
     """All copiers at work for the length of the block; `passing`: two and two are a passage."""
-    stop, reached, errors = threading.Event(), Reached(), []
+    stop, reached, errors = threading.Event(), CopyRates(), []
     tasks: Sequence[Copier | Passage] = copiers
     if passing:
         tasks = [Passage(*pair) for pair in zip(copiers[::2], copiers[1::2], strict=True)]
@@ -228,7 +231,7 @@ def _seconds(copier: Copier, nbytes: int, bench: Bench, seconds: float) -> float
         return bench.median(lambda: copier.copy(nbytes), seconds)
 
 
-def _together(copiers: Sequence[Copier], bench: Bench, seconds: float) -> Reached:
+def _together(copiers: Sequence[Copier], bench: Bench, seconds: float) -> CopyRates:
     with copying(copiers, bench.clock) as reached:
         threading.Event().wait(seconds)
     return reached
@@ -262,7 +265,7 @@ def _of_node(
     return values, sources
 
 
-def by_way(reached: Reached) -> str:
+def by_way(reached: CopyRates) -> str:
     """Rates by direction, as sources tell them."""
     parts = (
         f"{way.replace('_', ' ')} {format_bandwidth(rounded(rate))}"

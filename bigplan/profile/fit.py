@@ -17,7 +17,7 @@ from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
 from bigplan.graph.operators import Attention, Gemm
 from bigplan.spec.cluster import Gpu, Link, Traffic
 
-Values = NDArray[np.float64]
+FitValues = NDArray[np.float64]
 
 # Parameters are positive and searched by their logarithm: below this one is as good as zero.
 SMALLEST = 1e-3
@@ -32,7 +32,7 @@ class Fit:
 
 
 def fit_log(
-    predicted: Callable[[Values], Values],
+    predicted: Callable[[FitValues], FitValues],
     measured: Sequence[float],
     start: Sequence[float],
     most: Sequence[float],
@@ -45,7 +45,7 @@ def fit_log(
     assert len(measured) >= len(start) > 0, (len(measured), len(start))
     target = np.log(np.asarray(measured, np.float64))
 
-    def residuals(at: Values) -> Values:
+    def residuals(at: FitValues) -> FitValues:
         return np.log(predicted(np.exp(at))) - target
 
     highest = np.log(np.asarray(most, np.float64))
@@ -88,7 +88,7 @@ def fit_gemm(gemms: Sequence[Gemm], seconds: Sequence[float], gpu: Gpu, precisio
     `gpu` gives what the formula also knows: multiprocessors and the rate of memory traffic.
     """
 
-    def predicted(at: Values) -> Values:
+    def predicted(at: FitValues) -> FitValues:
         device = Device(with_gemm_rate(gpu, precision, float(at[0]), float(at[1])), precision)
         return np.array([gemm_seconds(gemm, device) for gemm in gemms])
 
@@ -117,7 +117,7 @@ def gemm_rate(
 ) -> float:
     """The rate alone, where K0 is known from another precision."""
 
-    def predicted(at: Values) -> Values:
+    def predicted(at: FitValues) -> FitValues:
         device = Device(with_gemm_rate(gpu, precision, float(at[0]), half_k), precision)
         return np.array([gemm_seconds(gemm, device) for gemm in gemms])
 
@@ -142,7 +142,7 @@ def fit_attention(
     At least two lengths, all forward or all backward; the shorter ones decide on the half length.
     """
 
-    def predicted(at: Values) -> Values:
+    def predicted(at: FitValues) -> FitValues:
         device = Device(with_attention(gpu, float(at[0]), float(at[1])), precision, ("sdpa",))
         return np.array([attention_seconds(kernel, device) for kernel in kernels])
 
@@ -225,13 +225,13 @@ def fit_link(
     kinds = list(dict.fromkeys(exchange.traffic for exchange in exchanges))
     several = len({exchange.ranks for exchange in exchanges}) > 1
 
-    def parts(at: Values) -> tuple[dict[Traffic, float], float, float]:
+    def parts(at: FitValues) -> tuple[dict[Traffic, float], float, float]:
         # Latencies are microseconds, half sizes MB: searched near 1, as GB/s are.
         half = float(at[1]) * 1e6 if several else 0.0
         rates = {kind: float(at[2 + n]) * 1e9 for n, kind in enumerate(kinds)}
         return rates, float(at[0]) / 1e6, half
 
-    def predicted(at: Values) -> Values:
+    def predicted(at: FitValues) -> FitValues:
         link = _link(*parts(at))
         return np.array([exchange_seconds(exchange, link, inside) for exchange in exchanges])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bigplan.mechanics import CORES_BESIDE_COPIES
 from bigplan.profile.bench import Bench, rounded, source, threads
-from bigplan.profile.copies import Copier, Reached, by_way, copiers_of, copying
+from bigplan.profile.copies import Copier, CopyRates, by_way, copiers_of, copying
 from bigplan.runtime.adamw import adamw_kernel
 from bigplan.runtime.cores import Cores
 from bigplan.runtime.fused import fused_step
@@ -139,7 +139,7 @@ def _beside(
     copiers: list[Copier],
     bench: Bench,
     seconds: float,
-) -> tuple[float, Reached]:
+) -> tuple[float, CopyRates]:
     """Seconds of an update while state passes through all devices, and what its copies reach.
 
     On as many cores as the runtime takes then.

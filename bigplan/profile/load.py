@@ -15,10 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.profile.bench import Bench, event, grouped_heads
-from bigplan.profile.budget import Clock
+from bigplan.profile.budget import ReadClock
 from bigplan.profile.settle import settled, until_settled
-from bigplan.spec.cluster import NodeGroup
 
 # Llama-3-8B's block; key and value heads where attention knows groups.
 HIDDEN, FFN, HEADS, KEY_VALUE_HEADS, HEAD = 4096, 14336, 32, 8, 128
@@ -41,7 +39,7 @@ class Load:
     settled: bool = False
     _round: Callable[[], object] | None = None
 
-    def heat(self, seconds: float, clock: Clock) -> None:
+    def heat(self, seconds: float, clock: ReadClock) -> None:
         """Work until the rate settles, for `seconds` at most."""
         self._round = block_round(self.tokens, self.dtype, self.device)
         window = min(WINDOW_SECONDS, seconds / LEAST_WINDOWS)
@@ -71,13 +69,6 @@ class Load:
         mark = event()
         mark.record()
         return mark
-
-
-def heat(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """Bring the GPU to its sustained state before what is measured in it; no figure changes."""
-    assert bench.load is not None
-    bench.load.heat(seconds, bench.clock)
-    return group
 
 
 def tokens_of_round(peak: float) -> int:
@@ -113,3 +104,19 @@ def block_round(tokens: int, dtype: torch.dtype, device: torch.device) -> Callab
         return torch.autograd.grad(out, [x, *inner, output, gate, up, down], gradient)
 
     return work
+
+
+def grouped_heads(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch's fused attention knows fewer key and value heads than query heads.
+
+    FlashAttention's and cuDNN's do, from Ampere on and in 16 bits; elsewhere torch would take the
+    unfused path, which keeps the square of the scores.
+    """
+    if device.type != "cuda" or dtype == torch.float32:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def event() -> torch.cuda.Event:
+    """A CUDA event that tells times and lets the host sleep while it waits."""
+    return torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]

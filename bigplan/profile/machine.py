@@ -14,27 +14,27 @@ import torch
 from bigplan.errors import InputError, PreflightError, WorkerError
 from bigplan.profile.attention import measure_attention
 from bigplan.profile.bench import DTYPES, Bench, rounded
-from bigplan.profile.budget import Budget, Clock
+from bigplan.profile.budget import ReadClock, TimeBudget
 from bigplan.profile.collectives import measure_collectives, start_peers
 from bigplan.profile.copies import measure_copies
 from bigplan.profile.drive import measure_drive
 from bigplan.profile.exchange import begin, end, multiplying
 from bigplan.profile.gemm import measure_gemm
 from bigplan.profile.host import measure_cpu_update, measure_device_update, measure_host
-from bigplan.profile.load import Load, heat, tokens_of_round
+from bigplan.profile.load import Load, tokens_of_round
 from bigplan.profile.memory import Use, busy, gpu_uses, measure_memory
 from bigplan.profile.narrow import measure_narrow
 from bigplan.profile.sensors import uuid_of
 from bigplan.profile.stream import measure_launch, measure_stream
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.detect import OVERHEADS, detect
-from bigplan.spec.machine import FoundGpu, available_cores, find_gpus
+from bigplan.spec.detect.cluster import OVERHEADS, detect
+from bigplan.spec.detect.machine import FoundGpu, available_cores, find_gpus
 from bigplan.units import format_bytes
 
 QUICK_SECONDS = 45.0  # of measuring; starting torch and CUDA takes the rest of a minute
 THOROUGH_SECONDS = 280.0
 
-Measure = Callable[[NodeGroup, Bench, float], NodeGroup]
+ProbeFunction = Callable[[NodeGroup, Bench, float], NodeGroup]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,16 @@ class Probe:
 
     name: str
     weight: float
-    measure: Measure
+    measure: ProbeFunction
     hot: bool = False
     together: bool = False
+
+
+def heat(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
+    """Bring the GPU to its sustained state before what is measured in it; no figure changes."""
+    assert bench.load is not None
+    bench.load.heat(seconds, bench.clock)
+    return group
 
 
 # Products need the rate of memory and the launch overhead, attention needs the peak. Launches leave
@@ -76,7 +83,7 @@ DRIVE = Probe("drive", 9, measure_drive)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ProbeDone:
     """A probe that is done: what it measured stands in `after`, and took `seconds`."""
 
     name: str
@@ -105,9 +112,9 @@ class Profile:
 
 def profile_machine(
     wish: Wish,
-    tell: Callable[[Progress], None],
+    tell: Callable[[ProbeDone], None],
     warn: Callable[[str], None],
-    clock: Clock = time.perf_counter,
+    clock: ReadClock = time.perf_counter,
 ) -> Profile:
     """Measure this machine. Raises InputError.
 
@@ -208,7 +215,9 @@ def _crowded(group: NodeGroup, bench: Bench) -> NodeGroup:
     return group.model_copy(update={"gpu": gpu.replaced(values, sources)})
 
 
-def _bench(group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, clock: Clock) -> Bench:
+def _bench(
+    group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, clock: ReadClock
+) -> Bench:
     cores = available_cores()
     threads = max(1, cores // group.gpus_per_node)
     bench = Bench(devices, cores, threads, wish.folder, wish.seconds <= QUICK_SECONDS, clock)
@@ -221,17 +230,17 @@ def _bench(group: NodeGroup, devices: tuple[torch.device, ...], wish: Wish, cloc
 
 def _measured(
     probes: Iterable[Probe], group: NodeGroup, bench: Bench, seconds: float
-) -> Iterator[Progress]:
+) -> Iterator[ProbeDone]:
     probes = [probe for probe in probes if bench.cuda or probe is not HEAT]
     cold = replace(bench, load=None)
-    budget = Budget(seconds, bench.clock)
+    budget = TimeBudget(seconds, bench.clock)
     waiting = sum(probe.weight for probe in probes)
     for probe in probes:
         start = bench.clock()
         allotted = budget.allot(probe.weight, waiting)
         waiting -= probe.weight
         measured = _measure(probe, group, bench if probe.hot else cold, allotted)
-        yield Progress(probe.name, group, measured, bench.clock() - start)
+        yield ProbeDone(probe.name, group, measured, bench.clock() - start)
         group = measured
 
 

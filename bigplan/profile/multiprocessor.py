@@ -19,7 +19,8 @@ from torch import Tensor
 from bigplan.cost.kernel import STEPS_IN_WARP
 from bigplan.errors import InputError, quoted
 from bigplan.kernels.probes import chase, exchange, nothing, powers, read
-from bigplan.profile.bench import event, rounded, source
+from bigplan.profile.bench import rounded, source
+from bigplan.profile.load import event
 from bigplan.spec.multiprocessor import Multiprocessor, find_multiprocessor, named_as
 
 LINE = 128  # bytes that a load from memory brings at least, and elements of 4 bytes in it
@@ -41,14 +42,14 @@ def cycle(lines: int, device: torch.device, seed: int = 0) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Measured:
+class GpuFigure:
     """A figure of a multiprocessor, and how it was measured."""
 
     value: float
     how: str
 
 
-class Bench:
+class KernelClock:
     """The kernels on one GPU, beside its shipped description."""
 
     def __init__(self, device: torch.device, known: Multiprocessor) -> None:
@@ -72,7 +73,7 @@ class Bench:
         """Seconds of a step of a chain that `run` takes so many of."""
         return (self.seconds(lambda: run(2 * STEPS)) - self.seconds(lambda: run(STEPS))) / STEPS
 
-    def clock(self) -> tuple[Measured, Measured]:
+    def clock(self) -> tuple[GpuFigure, GpuFigure]:
         """Cycles a second, and exponentials a cycle."""
         clocks, block, warps = torch.zeros(2, dtype=torch.int64, device=self.device), 8192, 32
 
@@ -83,15 +84,17 @@ class Bench:
         cycles, nanoseconds = clocks.tolist()
         rate = block * STEPS / cycles
         how = f"counters of a kernel of {STEPS:,} rounds of exponentials on every multiprocessor"
-        return Measured(cycles / nanoseconds * 1e9, how), Measured(rate, how)
+        return GpuFigure(cycles / nanoseconds * 1e9, how), GpuFigure(rate, how)
 
-    def memory_latency(self) -> Measured:
+    def memory_latency(self) -> GpuFigure:
         """Of loads that neither cache holds."""
         table = cycle(4 * self.known.l2_memory // LINE, self.device)
-        seconds = self.step(lambda steps: chase[(1,)](table, self.out, steps, num_warps=1))
-        return Measured(seconds, f"a chain of loads through {table.numel() * 4 / 2**20:.0f} MiB")
+        # Chains go on where the last one ended: one that began anew would find its lines in L2.
+        place = torch.zeros(1, dtype=torch.int32, device=self.device)
+        seconds = self.step(lambda steps: chase[(1,)](table, place, steps, num_warps=1))
+        return GpuFigure(seconds, f"a chain of loads through {table.numel() * 4 / 2**20:.0f} MiB")
 
-    def shared_latency(self) -> Measured:
+    def shared_latency(self) -> GpuFigure:
         """Of an exchange: those of a warp's lanes, then of warps through shared memory."""
         columns = 32 * WARPS
 
@@ -100,15 +103,15 @@ class Bench:
 
         exchanges = STEPS_IN_WARP + 2 + log2(WARPS)
         how = f"sums over {WARPS} warps, each of the one before, as {exchanges:.0f} exchanges"
-        return Measured(self.step(run) / exchanges, how)
+        return GpuFigure(self.step(run) / exchanges, how)
 
-    def l2(self) -> Measured:
+    def l2(self) -> GpuFigure:
         """Bytes a second of all multiprocessors."""
-        return Measured(self._reading(8 * self.count, 4096, 8), _from_l2("all multiprocessors"))
+        return GpuFigure(self._reading(8 * self.count, 4096, 8), _from_l2("all multiprocessors"))
 
-    def load_bytes(self, clock: float) -> Measured:
+    def load_bytes(self, clock: float) -> GpuFigure:
         """Bytes a cycle of one multiprocessor."""
-        return Measured(self._reading(1, 16384, 32) / clock, _from_l2("one multiprocessor"))
+        return GpuFigure(self._reading(1, 16384, 32) / clock, _from_l2("one multiprocessor"))
 
     def _reading(self, programs: int, block: int, warps: int) -> float:
         table = torch.zeros(RESIDENT // 4, device=self.device)
@@ -120,14 +123,14 @@ class Bench:
 
         return 4.0 * programs * block * turns / self.seconds(run)
 
-    def kernel_start(self) -> Measured:
+    def kernel_start(self) -> GpuFigure:
         """From a kernel to the next of a stream, in a CUDA graph: without the host."""
         nothing[(1,)](self.out)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(STARTS):
                 nothing[(1,)](self.out)
-        return Measured(self.seconds(graph.replay) / STARTS, f"a graph of {STARTS} empty kernels")
+        return GpuFigure(self.seconds(graph.replay) / STARTS, f"a graph of {STARTS} empty kernels")
 
 
 def _from_l2(who: str) -> str:
@@ -148,11 +151,11 @@ def measure_multiprocessor(device: torch.device) -> tuple[Multiprocessor, Multip
         )
     known = find_multiprocessor(name)
     with torch.cuda.device(device):
-        bench = Bench(device, known)
+        bench = KernelClock(device, known)
         clock, special = bench.clock()
         found = {
             "clock": clock,
-            "special": Measured(float(round(special.value)), special.how),
+            "special": GpuFigure(float(round(special.value)), special.how),
             "l2_bandwidth": bench.l2(),
             "load_bytes": bench.load_bytes(clock.value),
             "memory_latency": bench.memory_latency(),
@@ -162,7 +165,7 @@ def measure_multiprocessor(device: torch.device) -> tuple[Multiprocessor, Multip
     return known, replaced(known, found)
 
 
-def replaced(known: Multiprocessor, found: dict[str, Measured]) -> Multiprocessor:
+def replaced(known: Multiprocessor, found: dict[str, GpuFigure]) -> Multiprocessor:
     """A description with measured figures, each with its source."""
     values: dict[str, Any] = known.model_dump() | {n: rounded(m.value) for n, m in found.items()}
     for name in ("special", "load_bytes"):  # whole numbers
@@ -172,4 +175,4 @@ def replaced(known: Multiprocessor, found: dict[str, Measured]) -> Multiprocesso
     return Multiprocessor.model_validate(values)
 
 
-__all__ = ["Bench", "Measured", "cycle", "measure_multiprocessor", "replaced"]
+__all__ = ["GpuFigure", "KernelClock", "cycle", "measure_multiprocessor", "replaced"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from bigplan.profile.budget import Clock
+from bigplan.profile.budget import ReadClock
 
 WINDOWS = 6  # the mean of so many is compared with that of as many before them
 TOLERANCE = 0.005  # relative: that H200's rates varied by as much when they no longer fell
@@ -29,7 +29,7 @@ def settled(rates: Sequence[float], windows: int = WINDOWS, tolerance: float = T
     return abs(last / before - 1) <= tolerance
 
 
-def until_settled(rates: Iterator[float], seconds: float, clock: Clock) -> tuple[float, ...]:
+def until_settled(rates: Iterator[float], seconds: float, clock: ReadClock) -> tuple[float, ...]:
     """The rates taken from `rates`, each a window's, until they settle or `seconds` are over."""
     end = clock() + seconds
     taken: list[float] = []

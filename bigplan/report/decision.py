@@ -8,8 +8,8 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.report.drives import days_text, wear_of
-from bigplan.report.stages import TENSORS, Stage
+from bigplan.report.bill import days_text, wear_of
+from bigplan.report.stages import TENSORS, StageShares
 from bigplan.report.text import listed, percent
 from bigplan.units import be, counted, format_count
 
@@ -19,7 +19,7 @@ WORTH_A_WORD = 0.01  # of a drive's rated writes
 SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
 
 
-def decision(plan: Plan, stages: Sequence[Stage]) -> str:
+def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
     """What is trained where, how it is split, what leaves the GPU and what is recomputed."""
     group = plan.cluster.group
     where = f"{group.gpus} x {group.gpu.name}"
@@ -81,7 +81,7 @@ def _ends(strategy: Strategy) -> str:
     return f"blocks in the {listed([f'{name} chunk {n}' for name, n in ends if n])}"
 
 
-def _away(stages: Sequence[Stage]) -> str:
+def _away(stages: Sequence[StageShares]) -> str:
     away = [
         tensor if tensor != "optimizer" else "optimizer state"
         for tensor in TENSORS
@@ -92,7 +92,7 @@ def _away(stages: Sequence[Stage]) -> str:
     return f"off the GPU at least in part: {listed(away)}"
 
 
-def _streamed(stages: Sequence[Stage]) -> str:
+def _streamed(stages: Sequence[StageShares]) -> str:
     """The share of optimizer state that passes through the GPU; stages may differ."""
     least, most = (end(stage.streamed for stage in stages) for end in (min, max))
     if most < HARDLY:
@@ -102,7 +102,7 @@ def _streamed(stages: Sequence[Stage]) -> str:
     return f"; {told} of the optimizer state is streamed through the GPU for its update"
 
 
-def _again(layers: int, stages: Sequence[Stage]) -> str:
+def _again(layers: int, stages: Sequence[StageShares]) -> str:
     policies = {
         str(Recompute.FULL): "recomputed",
         str(Recompute.MLP): "recomputed in the MLP",

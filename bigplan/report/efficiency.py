@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bigplan.plan import Plan
-from bigplan.program import Lane
+from bigplan.program import Lane, resource
 from bigplan.report.operators import OperatorRow
-from bigplan.report.resources import covered
 from bigplan.timeline import Timeline
 
 # Lanes on which kernels run: NCCL's collectives and messages are kernels too, copies are not.
@@ -74,3 +73,27 @@ def _running(timeline: Timeline, stages: int) -> float:
         for stage in range(stages)
     )
     return running / stages / timeline.seconds if timeline.seconds else 0.0
+
+
+def resource_seconds(timeline: Timeline) -> dict[str, float]:
+    """Seconds in which a resource works, of the stage where it works most.
+
+    Copies that take turns on a link are each as long as both, so time is counted, not copies.
+    """
+    spans: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    for event in timeline.events:
+        spans[event.stage, resource(Lane(event.lane))].append((event.start, event.end))
+    worst: dict[str, float] = {}
+    for (_, name), times in spans.items():
+        worst[name] = max(worst.get(name, 0.0), covered(times))
+    return worst
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
+    total, reached = 0.0, 0.0
+    for start, end in sorted(spans):
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
 from bigplan.report.advice import Advice, advice_of, hiding_tokens, in_one_unit
 from bigplan.report.decision import decision
 from bigplan.report.efficiency import Efficiency, efficiency_of
-from bigplan.report.operators import OperatorRow, operator_rows
-from bigplan.report.seconds import bound_text
+from bigplan.report.operators import LAUNCHES, OperatorRow, operator_rows
 from bigplan.report.stages import stages_of
+from bigplan.report.tables import bound_text
+from bigplan.report.text import bytes_text, listed, seconds_text, table
 from bigplan.report.today import engine_text
+from bigplan.units import format_bandwidth, format_count, format_flops
 
 
 @dataclass(frozen=True)
-class Explanation:
+class OperatorExplanation:
     """Everything that `bigplan explain` shows.
 
     `hidden_from`: the slowest transfer's resource and the tokens a step from which on compute takes
@@ -39,11 +46,11 @@ class Explanation:
     advice: tuple[Advice, ...]
 
 
-def explain(plan: Plan) -> Explanation:
+def explain(plan: Plan) -> OperatorExplanation:
     """The plan's graph built, priced and played again, and read by operator."""
     rows, together = operator_rows(plan), in_one_unit(plan)
     hidden = hiding_tokens(plan, rows if together == plan else operator_rows(together))
-    return Explanation(
+    return OperatorExplanation(
         headline=decision(plan, stages_of(plan)),
         runs_today=engine_text(plan),
         bound_by=bound_text(plan.predicted),
@@ -58,7 +65,7 @@ def explain(plan: Plan) -> Explanation:
     )
 
 
-def explain_json(explanation: Explanation) -> dict[str, Any]:
+def explain_json(explanation: OperatorExplanation) -> dict[str, Any]:
     """The explanation for programs: seconds, FLOPs, bytes; shares between 0 and 1."""
     data = asdict(explanation)
     found = explanation.hidden_from
@@ -69,3 +76,136 @@ def explain_json(explanation: Explanation) -> dict[str, Any]:
     ]
     del data["rows"]
     return data
+
+
+HARDLY = 1e-4  # of forward and backward
+SHORT = {"communication": "network"}
+LEGEND = (
+    "of peak: of the FLOP/s where compute binds, of memory bandwidth elsewhere. TC: tensor cores. "
+    "tile, wave: lost to partial tiles of 128 x 256 and to the last wave of them; lost: of the "
+    "time, with the best tile. hidden: at the same time as a product."
+)
+
+
+def explain_report(explanation: OperatorExplanation, width: int = 200) -> RenderableType:
+    """Operators, moves, efficiency, advice, for a terminal of `width` columns."""
+    rows = explanation.rows
+    return Group(
+        Text(explanation.headline),
+        Text(explanation.runs_today),
+        Text(f"Bound by: {explanation.bound_by}."),
+        Text(""),
+        operators_table([row for row in rows if row.of_layers], width),
+        Text(LEGEND, style="dim"),
+        moves_table([row for row in rows if not row.of_layers]),
+        Text("\n".join(efficiency_lines(explanation.efficiency, explanation.monitor))),
+        Text(""),
+        Text("\n".join(advice_lines(explanation))),
+    )
+
+
+def operators_table(rows: Sequence[OperatorRow], width: int = 200) -> Table:
+    """A row per pass, then its operators; waiting for launches only where it is worth a row."""
+    columns = {n: cell for n, cell in COLUMNS.items() if width >= WIDE or n not in WIDE_ONLY}
+    title = "Operators of a step (one GPU of every pipeline stage)"
+    made = table(
+        title, *columns, right=[n for n in columns if n not in ("operator", "bound", "TC")]
+    )
+    whole = sum(row.seconds for row in rows)
+    for (where, phase), run in groupby(rows, key=lambda row: (row.where, row.phase)):
+        members = list(run)
+        total = seconds_text(sum(row.seconds for row in members))
+        made.add_row(f"[bold]{where}, {phase}[/bold]", f"[bold]{total}[/bold]")
+        for row in members:
+            if row.name != LAUNCHES or row.seconds > HARDLY * whole:
+                made.add_row(*(cell(row) for cell in columns.values()))
+    return made
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+COLUMNS: dict[str, Callable[[OperatorRow], str]] = {
+    "operator": lambda row: f" {row.name}",
+    "time": lambda row: seconds_text(row.seconds) if row.seconds else "hidden",
+    "bound": lambda row: SHORT.get(row.bound, row.bound),
+    "FLOP": lambda row: (
+        format_flops(_short(row.flops)).removesuffix("FLOP/s") if row.flops else "-"
+    ),
+    "bytes": lambda row: bytes_text(row.nbytes) if row.nbytes else "-",
+    "FLOP/B": lambda row: "-" if row.intensity is None else f"{_short(row.intensity):g}",
+    "of peak": lambda row: _share(row.of_peak),
+    "TC": lambda row: {True: "yes", False: "no", None: "-"}[row.tensor_cores],
+    "tile": lambda row: _share(row.tile_lost),
+    "wave": lambda row: _share(row.wave_lost),
+    "lost": lambda row: _share(row.lost),
+}
+WIDE = 105  # columns of a terminal in which all of these fit
+WIDE_ONLY = ("of peak", "tile", "wave")
+
+
+def moves_table(rows: Sequence[OperatorRow]) -> Table:
+    """A row per kind of update or move, busiest first within its resource."""
+    made = table(
+        "Updates and moves of a step",
+        *("resource", "action", "for every", "times", "seconds", "bytes", "rate", "bound by"),
+        right=("times", "seconds", "bytes", "rate"),
+    )
+    for row in sorted(rows, key=lambda row: (row.where, -row.seconds)):
+        if row.seconds > 0:
+            made.add_row(
+                row.where,
+                row.name,
+                row.phase,
+                f"{row.times:,}",
+                seconds_text(row.seconds),
+                bytes_text(row.nbytes) if row.nbytes else "-",
+                "-" if row.bandwidth is None else format_bandwidth(_short(row.bandwidth)),
+                row.bound,
+            )
+    return made
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def efficiency_lines(found: Efficiency, monitor: str) -> Iterator[str]:
+    """How well the GPU is used, beside what a monitor would show."""
+    yield (
+        f"{monitor} would show a utilisation of {found.utilisation:.0%}: some kernel runs for so "
+        "much of the step. It does not say how well:"
+    )
+    yield f"  {found.mfu:.1%} of peak is the model's own arithmetic (MFU)"
+    yield f"  {found.hfu:.1%} of peak with what is computed twice"
+    yield (
+        f"  {format_bandwidth(_short(found.memory_bandwidth))} of device memory on average while "
+        f"kernels run, {found.memory_share:.0%} of nominal"
+    )
+    if found.without_tensor_cores:
+        yield f"  {found.without_tensor_cores:.1%} of the products' time is without tensor cores"
+    if found.by_bound:
+        shares = [f"{name} {share:.0%}" for name, share in found.by_bound.items() if share >= 0.005]
+        yield f"  time of forward and backward is bound by {listed(shares)}"
+
+
+def _tokens(tokens: float) -> str:
+    return format_count(float(f"{tokens:.2g}"))
+
+
+def advice_lines(explanation: OperatorExplanation) -> Iterator[str]:
+    """From how many tokens on compute hides all transfers, then each advice, dearest first."""
+    if explanation.hidden_from is not None:
+        lane, tokens = explanation.hidden_from
+        yield (
+            f"Compute can take longer than every transfer from {_tokens(tokens)} tokens a step on, "
+            f"if all pass a layer together ({lane} is the slowest); the plan has "
+            f"{_tokens(explanation.tokens_per_step)}."
+        )
+    if not explanation.advice:
+        yield "No advice: dimensions, precision, batch and drives suit this machine."
+        return
+    yield "Advice, by what is at stake:"
+    for advice in explanation.advice:
+        yield f"- {advice.text}"

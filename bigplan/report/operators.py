@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
 from bigplan.cost.collective import tensor_group
 from bigplan.cost.compute import Device
@@ -19,7 +20,6 @@ from bigplan.graph.operators import Attention, Gemm, Operator
 from bigplan.plan import Plan
 from bigplan.planner import programs_of
 from bigplan.program import Lane, Op, Program, counted, resource
-from bigplan.report.waste import tile_lost, wave_lost
 from bigplan.simulate import action_seconds
 from bigplan.solve.candidate import Candidate
 from bigplan.spec.cluster import Gpu
@@ -195,3 +195,27 @@ def _bytes_each(op: Op, graph: Graph) -> int:
     if op is Op.UPDATE:
         return 2 * graph.sizes.state + graph.sizes.gradient + graph.sizes.parameter
     return {Op.ACCUMULATE: 3, Op.LOOK_UP: 2}.get(op, 1)
+
+
+LONG, SHORT = 256, 128  # the largest tile of cuBLAS on current GPUs, either way round
+
+
+def tile_lost(gemm: Gemm) -> float:
+    """Share of the tiles' area outside the matrix."""
+    rows, columns = _tiles(gemm)
+    area = rows[0] * rows[1] * columns[0] * columns[1]
+    return 1 - gemm.m * gemm.n / area
+
+
+def wave_lost(gemm: Gemm, multiprocessors: int) -> float:
+    """Share of the multiprocessors' time that the last wave leaves idle."""
+    rows, columns = _tiles(gemm)
+    waves = rows[0] * columns[0] * gemm.batch / multiprocessors
+    return 1 - waves / ceil(waves)
+
+
+def _tiles(gemm: Gemm) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Tiles by rows and by columns, each (number, size), the way round that covers least."""
+    ways = ((SHORT, LONG), (LONG, SHORT))
+    covers = [((-(-gemm.m // a), a), (-(-gemm.n // b), b)) for a, b in ways]
+    return min(covers, key=lambda c: c[0][0] * c[0][1] * c[1][0] * c[1][1])

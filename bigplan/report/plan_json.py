@@ -7,10 +7,10 @@ from typing import Any
 
 from bigplan.bill import bill_of
 from bigplan.plan import Plan, Predicted
+from bigplan.report.bill import wear_of
 from bigplan.report.decision import decision
-from bigplan.report.drives import wear_of
-from bigplan.report.rivals import why_slower
 from bigplan.report.stages import stages_of
+from bigplan.report.tables import why_slower
 from bigplan.report.today import today_json
 from bigplan.runnable import Runnable
 from bigplan.whatif import Answer
@@ -32,7 +32,21 @@ PREDICTED = (
 def plan_json(
     plan: Plan, search_seconds: float, runnable: Runnable, answer: Answer | None = None
 ) -> dict[str, Any]:
-    """Sizes in bytes, times in seconds.
+    """A plan as plan_facts() has it, with its search, what runs today and what would help.
+
+    `runs_today.strategy` is the best that can be run, null where nothing can. `what_if` is null
+    where nothing was asked.
+    """
+    return {
+        **plan_facts(plan),
+        "search_seconds": search_seconds,
+        "runs_today": today_json(plan, runnable),
+        "what_if": None if answer is None else _what_if(answer),
+    }
+
+
+def plan_facts(plan: Plan) -> dict[str, Any]:
+    """What a plan says by itself: sizes in bytes, times in seconds.
 
     `stages[].layers` and `recompute` count transformer blocks. `placement` maps parameters,
     gradients, optimizer and activations to the fraction of their bytes on each tier, over all of
@@ -41,15 +55,13 @@ def plan_json(
     GPU or of one node. Lanes that share a link are one in `busy_seconds` and `moved_bytes`.
     `critical_path` (seconds by resource, most first) and `step_parts` add up to the step each.
     `config` is the engine's own configuration, whole, where it has one.
-    `runs_today.strategy` is the best that can be run, null where nothing can.
     `bill` has null for what no price, power or number of tokens is stated for.
-    `drives` is null where nothing is written to NVMe, `what_if` where nothing was asked.
+    `drives` is null where nothing is written to NVMe.
     """
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
     return {
         "decision": decision(plan, stages),
         **{name: getattr(predicted, name) for name in PREDICTED},
-        "search_seconds": search_seconds,
         "search": plan.search.model_dump(mode="json"),
         "strategy": plan.strategy.model_dump(mode="json"),
         "stages": [asdict(stage) for stage in stages],
@@ -64,12 +76,10 @@ def plan_json(
         "engine": plan.engine,
         "config": dict(plan.config),
         "executable": dict(plan.executable),
-        "runs_today": today_json(plan, runnable),
         "alternatives": [
             {**other.model_dump(mode="json"), "because": why_slower(plan, other)}
             for other in plan.alternatives
         ],
-        "what_if": None if answer is None else _what_if(answer),
     }
 
 

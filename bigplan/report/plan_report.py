@@ -10,14 +10,17 @@ from rich.text import Text
 
 from bigplan.cost.framework import NATIVE
 from bigplan.plan import Plan, Predicted
-from bigplan.report.bill import bill_rows
+from bigplan.report.bill import bill_rows, wear_of, wear_text
 from bigplan.report.decision import decision
-from bigplan.report.drives import wear_of, wear_text
-from bigplan.report.homes import homes_table
-from bigplan.report.memory import memory_table
-from bigplan.report.rivals import rivals_table
-from bigplan.report.seconds import bound_text, busy_table, parts_table
 from bigplan.report.stages import stages_of
+from bigplan.report.tables import (
+    bound_text,
+    busy_table,
+    homes_table,
+    memory_table,
+    parts_table,
+    rivals_table,
+)
 from bigplan.report.text import seconds_text
 from bigplan.report.today import engines_text, today_text
 from bigplan.runnable import Runnable

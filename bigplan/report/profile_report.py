@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bigplan.report.text import percent, table
 from bigplan.spec.cluster import NodeGroup
-from bigplan.spec.dump import numbers
+from bigplan.spec.files.dump import numbers
 
 BLOCKS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node")
 

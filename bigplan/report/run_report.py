@@ -13,7 +13,7 @@ from bigplan.launcher.record import Record
 from bigplan.plan import mfu
 from bigplan.program import Lane, Op
 from bigplan.report.decision import strategy_text
-from bigplan.report.resources import resource_seconds
+from bigplan.report.efficiency import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
 from bigplan.timeline import Timeline
 from bigplan.units import counted, format_bytes, format_count
@@ -27,6 +27,29 @@ def run_report(record: Record) -> RenderableType:
     parts.append(memory_comparison(record))
     parts += [Text(f"Note: {note}") for note in record.summary.notes]
     return Group(*parts)
+
+
+def run_json(record: Record) -> dict[str, object]:
+    """The same for programs: seconds of one steady step, bytes, each predicted and measured.
+
+    `resources` and `actions` are empty where no step was measured.
+    """
+    found: dict[str, dict[str, object]] = {"resources": {}, "actions": {}}
+    if record.measured is not None:
+        predicted, measured = record.predicted, at_work(record.measured)
+        sums = {
+            "resources": (resource_seconds(predicted), resource_seconds(measured)),
+            "actions": (
+                predicted.total_by(lambda event: str(event.op)),
+                measured.total_by(lambda event: str(event.op)),
+            ),
+        }
+        for what, (before, after) in sums.items():
+            for name in sorted({*before, *after}):
+                found[what][name] = {"predicted": before.get(name), "measured": after.get(name)}
+    last = record.metrics[-1].model_dump(mode="json") if record.metrics else None
+    summary = record.summary.model_dump(mode="json")
+    return {"run": str(record.folder), "summary": summary, "last_step": last, **found}
 
 
 def comparisons(record: Record) -> Iterator[Table]:

@@ -30,7 +30,7 @@ class Home:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageShares:
     """`layers` and `recompute` count transformer blocks; `placement` is fractions of bytes.
 
     The bytes of a tensor kind are those of all the stage's layers, embedding and head among them.
@@ -53,7 +53,7 @@ class Stage:
         return host.streamed * self.placement["optimizer"][Tier.HOST] if host else 0.0
 
 
-def stages_of(plan: Plan) -> list[Stage]:
+def stages_of(plan: Plan) -> list[StageShares]:
     """Every stage, first to last."""
     graph = graph_of(plan)
     return [
@@ -62,7 +62,7 @@ def stages_of(plan: Plan) -> list[Stage]:
     ]
 
 
-def _stage(graph: Graph, placed: StagePlacement, memory: list[MemoryUse]) -> Stage:
+def _stage(graph: Graph, placed: StagePlacement, memory: list[MemoryUse]) -> StageShares:
     blocks = [kind for name, kind in placed.kinds.items() if graph.kinds[name].stores_activations]
     recompute = {
         str(policy): sum(sum(kind.activations.get(policy, {}).values()) for kind in blocks)
@@ -76,7 +76,7 @@ def _stage(graph: Graph, placed: StagePlacement, memory: list[MemoryUse]) -> Sta
     state = homes["optimizer"]
     if Tier.HOST in state:
         state[Tier.HOST] = replace(state[Tier.HOST], streamed=_streamed(graph, placed))
-    return Stage(
+    return StageShares(
         layers=sum(kind.layers for kind in blocks),
         recompute={policy: count for policy, count in recompute.items() if count},
         placement={tensor: _fractions(tiers) for tensor, tiers in nbytes.items()},

@@ -92,7 +92,7 @@ class Ways(NamedTuple):
     closing: Closing | None = None  # products added to the residual stream; None: by `linears`
     last: Closing | None = None  # those whose sum nothing in the block reads; None: as the others
     gated: Gated | None = None  # that and the gated activation before it; None: apart
-    kernels: Library | None = None  # generated ones; None: those written by hand, and torch's
+    kernels: Library | None = None  # generated ones; None: torch's operators
     alone: Alone | None = None  # that product by itself; None: by `linears`
     loss: Loss | None = None  # None: by words.cross_entropy
 

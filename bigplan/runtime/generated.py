@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.errors import InputError
 from bigplan.runtime.native import Piece
 from bigplan.spec.training import Training
 
@@ -26,16 +25,24 @@ if TYPE_CHECKING:
 
 
 def library_for(training: Training, device: torch.device) -> Library | None:
-    """The kernels that a training asks for; None: those written by hand, and torch's.
+    """The kernels that a training asks for; None: torch's operators, as everywhere but on CUDA."""
+    return _library() if training.kernels == "generated" and runs_kernels(device) else None
 
-    Without CUDA or Triton's interpreter there are none to run, and torch's operators compute the
-    same. Raises InputError where the model of kernels knows no GPU like this one.
-    """
-    if training.kernels == "torch":
-        return None
-    from bigplan.kernels.optimised import runs_kernels
 
-    return _library() if runs_kernels({device.type}) else None
+def runs_kernels(device: torch.device) -> bool:
+    """Whether what is generated runs on tensors there."""
+    return device.type == "cuda"
+
+
+def sized_as(training: Training, device: torch.device) -> str:
+    """What to tell of kernels sized for another GPU than this one; empty where there is nothing."""
+    library, reported = library_for(training, device), torch.cuda.get_device_name(device)
+    if library is None or library.pricer.gpu.name == reported:
+        return ""
+    return (
+        f"the multiprocessors of {reported!r} are not described: generated kernels are sized as on "
+        f"{library.pricer.gpu.name}, the closest; they compute the same"
+    )
 
 
 @cache
@@ -43,17 +50,12 @@ def _library() -> Library:
     from bigplan.kernels.library import Library
     from bigplan.kernels.optimised import Optimiser
 
-    try:
-        return Library(Optimiser(None, 0.0).pricer)
-    except InputError as problem:
-        raise InputError(
-            f"the plan has generated kernels, and {problem}; or plan with --kernels torch"
-        ) from problem
+    return Library(Optimiser(None, 0.0).pricer)
 
 
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:
     """The kernel that updates what is on the device, where the training asks for generated ones."""
-    if device.type != "cuda" or training.optimizer.name != "adamw":
+    if training.optimizer.name != "adamw":
         return None
     library = library_for(training, device)
     if library is None:

@@ -21,11 +21,10 @@ from torch import Tensor
 from bigplan.errors import InputError
 from bigplan.runtime.checkpoint import Found, Reader
 from bigplan.runtime.hf_weights import INDEX
-from bigplan.spec.hf_folder import CONFIG, SINGLE
-from bigplan.spec.hf_names import HfTensor, hf_tensors
-from bigplan.spec.hf_write import to_hf_config
+from bigplan.spec.files.reading import read_json
+from bigplan.spec.hf.config import to_hf_config
+from bigplan.spec.hf.weights import CONFIG, SINGLE, HfTensor, hf_tensors
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.reading import read_json
 from bigplan.spec.step import Parameter
 
 SHARD_BYTES = 5 * 10**9  # as transformers writes them

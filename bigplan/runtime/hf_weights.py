@@ -18,11 +18,10 @@ from torch import Tensor
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.rectangle import Rectangle
-from bigplan.spec.hf_folder import SINGLE, family_of
-from bigplan.spec.hf_names import hf_tensors, stored
+from bigplan.spec.files.reading import INDEX as INDEX_BYTES
+from bigplan.spec.files.reading import read_json, require_regular
+from bigplan.spec.hf.weights import SINGLE, family_of, hf_tensors, stored
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.reading import INDEX as INDEX_BYTES
-from bigplan.spec.reading import read_json, require_regular
 from bigplan.spec.step import Parameter
 
 INDEX = "model.safetensors.index.json"

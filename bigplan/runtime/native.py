@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from bigplan.mechanics import NICE
-from bigplan.spec.machine import COMPILERS, cache_folder, compiler
+from bigplan.spec.detect.machine import COMPILERS, cache_folder, compiler
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("step.cpp", "sums.cpp"))
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("elements.h", "team.h"))

@@ -1,7 +1,9 @@
 """Norms, rotary, SwiGLU and the loss as autograd functions of plain torch operators.
 
 Written out, so that what autograd saves is known to the byte and the same on CPU and CUDA:
-bigplan/graph/activations.py holds the formula. On CUDA the fused kernels do the work.
+bigplan/graph/activations.py holds the formula. On CUDA they run where `training.kernels` is torch
+and under DeepSpeed; else generated.py has kernels that save the same. The loss over a vocabulary
+that ranks share out (words.py) has a kernel written by hand, as it is in two parts.
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ _left_out = False
 
 
 def leave_triton_out() -> None:
-    """Run no fused kernel in this process from now on: what it has loaded breaks compiling one."""
+    """Run no Triton kernel in this process from now on: what it has loaded breaks compiling one."""
     global _left_out  # noqa: PLW0603 -- it is the process that it is true of
     _left_out = True
 
 
 @cache
 def has_triton() -> bool:
-    """Whether the fused kernels can be compiled."""
+    """Whether Triton's kernels can be compiled."""
     return find_spec("triton") is not None
 
 
 def kernels_for(x: Tensor) -> bool:
-    """Whether the fused kernels run on this tensor: on CUDA, where Triton is installed."""
+    """Whether the loss by hand runs on this tensor: on CUDA, where Triton is installed."""
     return x.is_cuda and has_triton() and not _left_out
 
 
@@ -48,14 +50,9 @@ class _RmsNorm(Function):
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.over = over
-        if kernels_for(x):
-            from bigplan.kernels import rms_norm as kernel
-
-            out, rstd = kernel.forward(x.contiguous(), weight, epsilon)
-        else:
-            wide = x.float()
-            rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-            out = (wide * rstd * weight.float()).to(x.dtype)
+        wide = x.float()
+        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+        out = (wide * rstd * weight.float()).to(x.dtype)
         ctx.save_for_backward(x, weight, rstd)
         return out, x.view_as(x)
 
@@ -63,13 +60,6 @@ class _RmsNorm(Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
         x, weight, rstd = ctx.saved_tensors
         by_output, beside = gradients
-        if kernels_for(x):
-            from bigplan.kernels import rms_norm as kernel
-
-            by_x, by_weight = kernel.backward(
-                x.contiguous(), weight, rstd, by_output, beside, over=ctx.over
-            )
-            return by_x, by_weight, None, None
         gradient = by_output.float()
         normed = x.float() * rstd
         by_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
@@ -121,19 +111,11 @@ class _Rotary(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        if kernels_for(x):
-            from bigplan.kernels import rotary as kernel
-
-            return kernel.rotate(x, cos, sin)
         return rotate(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        if kernels_for(gradients[0]):
-            from bigplan.kernels import rotary as kernel
-
-            return kernel.rotate(gradients[0], cos, sin, back=True), None, None
         return rotate(gradients[0], cos, -sin), None, None  # a rotation's transpose
 
 
@@ -148,10 +130,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, without a graph."""
-    if kernels_for(gate):
-        from bigplan.kernels import swiglu as kernel
-
-        return kernel.forward(gate, up)
     return F.silu(gate).mul_(up)
 
 
@@ -159,10 +137,6 @@ def gated_backward(
     gate: Tensor, up: Tensor, gradient: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients by gate and up; gated(gate, up) goes to `out`, which may be `gradient`."""
-    if kernels_for(gate):
-        from bigplan.kernels import swiglu as kernel
-
-        return kernel.backward(gate, up, gradient, out)
     # torch's own derivative of silu, in fp32 inside for bf16
     by_gate: Tensor = torch.ops.aten.silu_backward(gradient * up, gate)
     silu = F.silu(gate)
@@ -184,21 +158,6 @@ class _SwiGlu(Function):
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor]:
         gate, up = ctx.saved_tensors
         return gated_backward(gate, up, gradients[0])
-
-
-class _CrossEntropy(Function):
-    """Loss of every row of logits [n, V], fp32 [n]; the backward overwrites the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        losses, lse = row_losses(logits, targets)
-        ctx.save_for_backward(logits, targets, lse)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        logits, targets, lse = ctx.saved_tensors
-        return by_logits_(logits, targets, lse, gradients[0]), None
 
 
 def row_losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -263,11 +222,5 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum over rows of logits [n, V] by targets int64 [n]; -100 counts nothing. fp32.
-
-    With the fused kernels the backward writes over the logits.
-    """
-    if kernels_for(logits):
-        losses: Tensor = _CrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
-        return losses.sum()
+    """Sum over rows of logits [n, V] by targets int64 [n]; -100 counts nothing. fp32."""
     return F.cross_entropy(logits.float(), targets, reduction="sum")

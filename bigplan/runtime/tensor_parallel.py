@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.runtime.group import ALONE, Begun, Group
-from bigplan.spec.step import Step
+from bigplan.spec.step import LayerStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TensorParallel:
             return batch, length, width
         return batch * length // self.parts, width
 
-    def counted_elsewhere(self, steps: Iterable[Step]) -> frozenset[str]:
+    def counted_elsewhere(self, steps: Iterable[LayerStep]) -> frozenset[str]:
         """Parameters of a layer whose gradients another rank has, too: as a whole, not in parts."""
         if self.first or self.parts > 1:
             return frozenset()

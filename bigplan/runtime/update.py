@@ -25,7 +25,7 @@ from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel
 from bigplan.runtime.streaming import Visit
-from bigplan.spec.optimizer import Optimizer, Rule, rules
+from bigplan.spec.optimizer import Optimizer, ParameterRule, rules
 
 
 class Update:
@@ -194,14 +194,16 @@ def _in_piece(rows: Tensor) -> Callable[[Box], Tensor]:
     return lambda box: rows[box.in_piece]
 
 
-def _by_rule(boxes: Sequence[Box], rules: Mapping[str, Rule]) -> dict[Rule, list[Box]]:
-    groups: dict[Rule, list[Box]] = {}
+def _by_rule(
+    boxes: Sequence[Box], rules: Mapping[str, ParameterRule]
+) -> dict[ParameterRule, list[Box]]:
+    groups: dict[ParameterRule, list[Box]] = {}
     for box in boxes:
         groups.setdefault(rules[box.tensor], []).append(box)
     return groups
 
 
-def _kernel(optimizer: Optimizer, verdict: Verdict, rule: Rule) -> Kernel:
+def _kernel(optimizer: Optimizer, verdict: Verdict, rule: ParameterRule) -> Kernel:
     rate = verdict.learning_rate * rule.learning_rate_factor
     if optimizer.name == "sgd":
         return sgd_kernel(optimizer, rate, rule.weight_decay)

@@ -31,7 +31,7 @@ from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher, data_path
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import first_values
-from bigplan.runtime.generated import library_for
+from bigplan.runtime.generated import sized_as
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.homes import fill_first
 from bigplan.runtime.host_memory import HostMemory, resident_bytes
@@ -100,12 +100,12 @@ class Worker:
         self._source()
         if (validation := self._plan.training.validation) is not None:
             self._source(validation.data, validation.batches)
-        if self._device.type == "cuda" and not has_triton():
+        generated = self._plan.training.kernels == "generated"
+        if self._device.type == "cuda" and generated and not has_triton():
             raise PreflightError(
-                "the plan counts on fused kernels, which need Triton, and none is installed; "
-                "run: pip install 'bigplan[kernels]'"
+                "the plan counts on generated kernels, which need Triton, and none is installed; "
+                "run: pip install 'bigplan[kernels]', or plan with --kernels torch"
             )
-        library_for(self._plan.training, self._device)  # where no kernel could be chosen here
         ranks = self._ranks_here
         self._scratch.mkdir(parents=True, exist_ok=True)
         sizes = static_sizes(self._program)
@@ -372,14 +372,13 @@ def _limit_gpu(device: torch.device, nbytes: int) -> None:
 
 def _notes(device: torch.device, context: Context) -> tuple[str, ...]:
     if device.type == "cuda":
-        return ()
-    memory, training = context.memory, context.training
-    plain = training.kernels == "generated" and library_for(training, device) is None
+        stand_in = sized_as(context.training, device)
+        return (stand_in,) if stand_in else ()
+    memory = context.memory
     process = max(0, resident_bytes() - memory.arena.size - memory.slab.size) / 2**20
     return (
         f"beside its tensors a worker's process takes about {round(process, -2):.0f} MiB of host "
         "memory here, for Python and torch; a plan leaves half of such a machine free for it",
         "measured GPU memory is the arena of this CPU device; hidden states, saved "
         "activations and workspace, which the promise includes, are not measured here",
-        *["kernels are generated for CUDA: torch's operators ran in their place here"] * plain,
     )

@@ -10,7 +10,7 @@ from math import inf
 ROUNDING = 1e-9
 
 
-class Link:
+class BusyLink:
     """When a link is busy. Whoever comes first in the program goes first, others fill the gaps.
 
     Copies of several streams take turns in pieces; so does a copy here whose gap is too short.

@@ -12,14 +12,16 @@ from bigplan.content import Content
 from bigplan.cost import Costs
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
-from bigplan.order import Places, Uses, Waits
+from bigplan.order import EntryPlaces, Uses, Waits
 from bigplan.program import LINKS, Action, Lane, Op, Program, Repeat, walk
-from bigplan.simulate.link import Link
+from bigplan.simulate.link import BusyLink
 from bigplan.simulate.moment import Moment
 from bigplan.simulate.seconds import action_seconds
 from bigplan.timeline import Event
 
-Step = tuple[int, float, Uses, Content | None, Action]  # lane, seconds, uses, content of a message
+PricedAction = tuple[
+    int, float, Uses, Content | None, Action
+]  # lane, seconds, uses, content of a message
 Message = tuple[Content, int]  # of a micro-batch
 Mail = dict[Message, float]  # when it has arrived
 LANES = {lane: index for index, lane in enumerate(Lane)}
@@ -31,11 +33,11 @@ class Segment:
 
     count: int
     stride: int
-    steps: list[tuple[Step, int]]
+    steps: list[tuple[PricedAction, int]]
 
     def priced(self, seconds: Callable[[Action], float]) -> Segment:
         """The same at other prices."""
-        known: dict[int, Step] = {}
+        known: dict[int, PricedAction] = {}
         for step, _ in self.steps:
             if id(step) not in known:
                 lane, _, uses, message, action = step
@@ -54,7 +56,7 @@ class Rank:
     events: list[Event] | None = None
     traced: bool = False  # times are moments, which know how they came about
     main: int | None = None  # the segment that is played in rounds
-    links: dict[int, Link] = field(default_factory=dict)  # by lane that shares one
+    links: dict[int, BusyLink] = field(default_factory=dict)  # by lane that shares one
     clocks: list[float] = field(default_factory=list)  # by lane
     repetition: int = 0  # of the segment that is being played
     waiting: Message | None = None  # for this message
@@ -168,9 +170,9 @@ def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]
 
 
 def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
-    places, priced = Places(program.buffers), dict[int, Step]()
+    places, priced = EntryPlaces(program.buffers), dict[int, PricedAction]()
 
-    def step(action: Action) -> Step:
+    def step(action: Action) -> PricedAction:
         found = priced.get(id(action))
         if found is None:
             found = priced[id(action)] = _step(action, places, action_seconds(action, *prices))
@@ -196,17 +198,17 @@ def _rank(program: Program, prices: tuple[Graph, Costs], mail: Mail) -> Rank:
     )
 
 
-def _links(segments: Sequence[Segment]) -> dict[int, Link]:
+def _links(segments: Sequence[Segment]) -> dict[int, BusyLink]:
     """The links that several of the lanes use."""
     lanes = {step[0] for segment in segments for step, _ in segment.steps}
-    shared: dict[int, Link] = {}
+    shared: dict[int, BusyLink] = {}
     for lane, other in LINKS.items():
         if LANES[lane] in lanes:
-            shared[LANES[lane]] = shared.setdefault(LANES[other], Link())
+            shared[LANES[lane]] = shared.setdefault(LANES[other], BusyLink())
     return shared
 
 
-def _step(action: Action, places: Places, seconds: float) -> Step:
+def _step(action: Action, places: EntryPlaces, seconds: float) -> PricedAction:
     message = None
     if action.op in (Op.SEND, Op.RECV):
         message = (action.reads if action.op is Op.SEND else action.writes)[0].content

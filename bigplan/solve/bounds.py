@@ -17,7 +17,7 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.interleaved import opening_seconds
 from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes, whole
-from bigplan.solve.pinned import Kept, Pinned
+from bigplan.solve.pinned import Pinned, WaysToKeep
 from bigplan.solve.pins import Pin
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.solve.stage_times import StageTimes
@@ -131,7 +131,7 @@ class _Room:
         """The room of a class whose compute takes `start` seconds, nothing recomputed."""
         stage, rates, capacity = times.stage, times.costs.rates, times.costs.capacity
         kinds, ranks = list(stage.kinds), times.costs.ranks_per_node
-        kept = [Kept.of(pinned, k) for k, _ in kinds]
+        kept = [WaysToKeep.of(pinned, k) for k, _ in kinds]
         storing = [k for k, _ in kinds if k.stores_activations]
         units_held = 0.0 if stage.interleaved else stage.held / times.group
         pairs = times.units - stage.graph.in_flight_units(stage.stages[-1])
@@ -186,7 +186,7 @@ def _again(times: StageTimes, kind: LayerKind, recompute: Recompute) -> float:
     return times.units * times.group * times.costs.kinds[kind.name].again(recompute)
 
 
-def _recomputations(times: StageTimes, kept: Kept) -> list[tuple[float, float]]:
+def _recomputations(times: StageTimes, kept: WaysToKeep) -> list[tuple[float, float]]:
     """Bytes that recomputing a kind saves at most and per second, in steps of falling yield.
 
     A way that yields less than a mixture of the next ones on both sides is left out.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bigplan.errors import InputError
-from bigplan.graph.strategy import Family, Space, Strategy
+from bigplan.graph.strategy import Space, Strategy, StrategyFamily
 from bigplan.solve.candidate import Candidate, Pricing, Workload
 from bigplan.solve.pins import Pin
 from bigplan.units import counted
@@ -40,18 +40,18 @@ class Choice:
         model, training, nodes = self.workload.model, self.workload.training, self.workload.nodes
         return Space(model, training, nodes.gpus, nodes.gpus_per_node, self.scope.fixed)
 
-    def families(self) -> list[Family]:
+    def families(self) -> list[StrategyFamily]:
         """Families with a member in scope. Raises InputError where there is none."""
         found = [family for family in self.space.families() if self.sample(family)]
         if not found:
             self._refuse()
         return found
 
-    def sample(self, family: Family) -> Strategy | None:
+    def sample(self, family: StrategyFamily) -> Strategy | None:
         """One member of the family in scope."""
         return next(filter(self.scope.allowed, self.space.members(family)), None)
 
-    def members(self, family: Family) -> Iterator[Strategy]:
+    def members(self, family: StrategyFamily) -> Iterator[Strategy]:
         """All members of the family in scope."""
         sample = self.sample(family)
         if sample is not None:

@@ -80,7 +80,7 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class WaysToKeep:
     """Activations of a kind's layers, and the ways left to keep them."""
 
     kind: LayerKind
@@ -89,7 +89,7 @@ class Kept:
     leaves: bool  # whether they may be elsewhere than on the GPU
 
     @classmethod
-    def of(cls, pinned: Pinned, kind: LayerKind) -> Kept:
+    def of(cls, pinned: Pinned, kind: LayerKind) -> WaysToKeep:
         """All that is known of them without a solver; `pinned` leaves some way."""
         policies = pinned.policies(kind)
         left = {recompute for recompute, _ in policies}

@@ -22,7 +22,7 @@ from math import inf
 
 from bigplan.effort import Effort
 from bigplan.errors import InputError
-from bigplan.graph.strategy import Family
+from bigplan.graph.strategy import StrategyFamily
 from bigplan.placement import Rings
 from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
@@ -137,7 +137,7 @@ class _Rung(IntEnum):
 class _Entry:
     """A family, or one of its strategies, with its highest bound; infinite: nothing fits."""
 
-    of: Family | Candidate
+    of: StrategyFamily | Candidate
     rung: _Rung
     bound: float
     estimate: float = 0.0  # of the simulated step, once its linear programs are solved
@@ -244,7 +244,7 @@ class _State:
         best = self.best
         return not self._watch(best if best < inf else None, *self._counted)
 
-    def _family_bound(self, family: Family) -> float:
+    def _family_bound(self, family: StrategyFamily) -> float:
         sample = self.choice.sample(family)
         assert sample is not None, family
         graph, costs = self.choice.pricing.alike(sample)
@@ -257,7 +257,7 @@ class _State:
 
     def _open(self, entry: _Entry) -> None:
         """Let the family's strategies take its place."""
-        assert isinstance(entry.of, Family)
+        assert isinstance(entry.of, StrategyFamily)
         for strategy in self.choice.members(entry.of):
             candidate = self.choice.pricing.candidate(strategy)
             bound = max(entry.bound, cheap_bound(candidate.graph, candidate.costs))

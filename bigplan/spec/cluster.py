@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from statistics import NormalDist
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from bigplan.errors import InputError, RefusedError, quoted
-from bigplan.spec import shipped
-from bigplan.spec.block import Block
-from bigplan.spec.document import LONGEST_NAME, Spec
-from bigplan.spec.plausible import left_out_units
-from bigplan.spec.problems import KeyPath
+from bigplan.spec.files import shipped
+from bigplan.spec.files.document import LONGEST_NAME, Spec
+from bigplan.spec.files.problems import KeyPath
+from bigplan.spec.part import MachinePart, left_out_units
 from bigplan.units import Bandwidth, Bytes, PositiveFlops, Power, Price, Rate, Seconds, format_bytes
 
 # FlashAttention's three versions; cuDNN's kernel, which Transformer Engine uses; torch's
@@ -22,12 +21,12 @@ FlashKernel = Literal["flash1", "flash2", "flash3", "cudnn", "sdpa"]
 Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
 MOST_NODES = 10**5  # as many GPUs as the largest clusters have
 Traffic = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]  # what a link carries
-Share = Annotated[float, Field(gt=0, le=1)]
-Reached = Annotated[float, Field(gt=0)]  # of a nominal peak; CPU devices reach more than theirs
+Fraction = Annotated[float, Field(gt=0, le=1)]
+PartReached = Annotated[float, Field(gt=0)]  # of a nominal peak; CPU devices reach more than theirs
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
 
 
-class Gpu(Block):
+class Gpu(MachinePart):
     """One device that computes."""
 
     name: str = Field(max_length=LONGEST_NAME)
@@ -46,13 +45,13 @@ class Gpu(Block):
     """fraction of the peak that a large GEMM reaches"""
     gemm_half_k: float = Field(ge=0)
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
-    gemm_efficiencies: dict[Peaked, Reached] | None = None
+    gemm_efficiencies: dict[Peaked, PartReached] | None = None
     """where a precision reaches another fraction of its peak; absent: gemm_efficiency for all"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
-    attention_forward_efficiency: dict[FlashKernel, Reached] = Field(min_length=1)
+    attention_forward_efficiency: dict[FlashKernel, PartReached] = Field(min_length=1)
     """by implementation of flash attention: fraction of the 16-bit peak (causal FLOPs counted)"""
-    attention_backward_efficiency: dict[FlashKernel, Reached] = Field(min_length=1)
+    attention_backward_efficiency: dict[FlashKernel, PartReached] = Field(min_length=1)
     """by implementation: fraction of the 16-bit peak (2.5 x the forward's FLOPs)"""
     attention_forward_half_length: dict[FlashKernel, HalfLength] | None = None
     """by implementation: tokens h in the factor s / (s + h) of its efficiency; absent: h is 0"""
@@ -127,7 +126,7 @@ class Gpu(Block):
         return rates[precision]
 
 
-class Host(Block):
+class Host(MachinePart):
     """The CPU side of one node."""
 
     memory: Bytes = Field(gt=0)
@@ -145,7 +144,7 @@ class Host(Block):
     """parts that memory_bandwidth divides into: a process that binds nothing gets one's share"""
 
 
-class Pcie(Block):
+class Pcie(MachinePart):
     """Copies between pinned host memory and GPU memory."""
 
     host_to_device: Bandwidth = Field(gt=0)
@@ -169,7 +168,7 @@ class Pcie(Block):
     """the other direction meanwhile: what it leaves the GPU at"""
 
 
-class Nvme(Block):
+class Nvme(MachinePart):
     """The drives of one node; rates and capacity are per drive."""
 
     capacity: Bytes = Field(gt=0)
@@ -204,7 +203,7 @@ class Nvme(Block):
         return self.write * self.drives
 
 
-class Link(Block):
+class Link(MachinePart):
     """What connects the GPUs of a node, or nodes."""
 
     name: str = Field(max_length=LONGEST_NAME)
@@ -220,11 +219,11 @@ class Link(Block):
     """bus bandwidth of all-gathers; absent: as `bandwidth`"""
     send_bandwidth: Bandwidth | None = Field(default=None, gt=0)
     """of messages from one GPU to another; absent: as `bandwidth`"""
-    beside_compute: Share | None = None
+    beside_compute: Fraction | None = None
     """of their speed, what collectives keep while all GPUs compute; absent: all"""
-    compute_beside: Share | None = None
+    compute_beside: Fraction | None = None
     """of its speed, what compute keeps while collectives run; absent: all"""
-    beside_copies: Share | None = None
+    beside_copies: Fraction | None = None
     """of their speed, what collectives keep while all GPUs copy both ways; not used in plans"""
 
     mesh: int | None = Field(default=None, ge=2, le=1024)
@@ -278,13 +277,13 @@ def find_link(name: str) -> Link:
 
 
 def _or_name(
-    block: type[Block], find: Callable[[str], Block], known: Callable[[], tuple[str, ...]]
+    part: type[MachinePart], find: Callable[[str], MachinePart], known: Callable[[], Sequence[str]]
 ) -> BeforeValidator:
-    """Where such a block is expected, text is the name of a shipped one."""
+    """Where such a part is expected, text is the name of a shipped one."""
     name = Field(json_schema_extra=lambda schema: schema.update(enum=[*known()]))
     return BeforeValidator(
         lambda value: find(value) if isinstance(value, str) else value,
-        json_schema_input_type=block | Annotated[str, name],
+        json_schema_input_type=part | Annotated[str, name],
     )
 
 
@@ -292,7 +291,7 @@ NamedGpu = Annotated[Gpu, _or_name(Gpu, find_gpu, list_gpus)]
 NamedLink = Annotated[Link, _or_name(Link, find_link, list_links)]
 
 
-class Running(Block):
+class Running(MachinePart):
     """What a node takes while it runs, whoever owns it."""
 
     price: Price | None = Field(default=None, gt=0)
@@ -346,7 +345,7 @@ class Cluster(Spec):
         """Figures that no machine has."""
         for index, group in enumerate(self.node_groups):
             for name, block in group:
-                if isinstance(block, Block):
+                if isinstance(block, MachinePart):
                     for path, text in left_out_units(block):
                         yield ("node_groups", index, name, *path), text
             held, memory = group.gpu.context_memory, group.gpu.memory

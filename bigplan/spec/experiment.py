@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model, names_path
 from bigplan.spec.cluster import MOST_NODES, Cluster
-from bigplan.spec.document import (
+from bigplan.spec.files.document import (
     Spec,
     load_data,
     parse_scalar,
@@ -19,17 +19,17 @@ from bigplan.spec.document import (
     validate,
     validate_nodes,
 )
-from bigplan.spec.hardware import Change, changeable, refuse_unknown, with_hardware
+from bigplan.spec.files.problems import KeyPath
+from bigplan.spec.files.reading import read_text, user_path
+from bigplan.spec.hardware import NewValue, changeable, refuse_unknown, with_hardware
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.plausible import SMALLEST
-from bigplan.spec.problems import KeyPath
-from bigplan.spec.reading import read_text, user_path
+from bigplan.spec.part import SMALLEST
 from bigplan.spec.schedule import MOST_STEPS
 from bigplan.spec.training import Training, TrainingRequest, resolve
 from bigplan.spec.unplanned import unplanned
 from bigplan.units import Bytes, Seconds, format_bytes
 
-Tier = Literal["gpu", "host", "nvme"]
+TierName = Literal["gpu", "host", "nvme"]
 FLAT = ("set", "hardware")  # of an experiment's keys: they map dotted names to plain values
 EngineName = Literal[
     "auto",
@@ -84,9 +84,9 @@ class Experiment(Spec):
     launch: Launch = Launch()
     set: dict[str, str | int | float] = Field(default_factory=dict)
     """decisions to pin, such as {tp: 8}"""
-    caps: dict[Tier, Bytes] = Field(default_factory=dict)
+    caps: dict[TierName, Bytes] = Field(default_factory=dict)
     """limits: gpu per device, host and nvme per node, such as {gpu: 16 GiB}"""
-    hardware: dict[str, Change] = Field(
+    hardware: dict[str, NewValue] = Field(
         default_factory=dict,
         json_schema_extra={"propertyNames": {"enum": [*changeable()]}},
     )
@@ -111,7 +111,7 @@ class Experiment(Spec):
 
     @field_validator("hardware")
     @classmethod
-    def _known(cls, hardware: dict[str, Change]) -> dict[str, Change]:
+    def _known(cls, hardware: dict[str, NewValue]) -> dict[str, NewValue]:
         refuse_unknown(hardware)
         return hardware
 
@@ -155,12 +155,12 @@ class Experiment(Spec):
         cluster = find_cluster(named) if isinstance(named, str) else named
         return with_hardware(cluster, self.hardware)
 
-    def idle_caps(self) -> dict[Tier, int]:
+    def idle_caps(self) -> dict[TierName, int]:
         """Caps above what the cluster has, which limit nothing: what it has. Raises InputError."""
         if not self.caps:
             return {}
         groups = self.whole_cluster().node_groups
-        have: dict[Tier, int] = {
+        have: dict[TierName, int] = {
             "gpu": max(group.gpu.memory for group in groups),
             "host": max(group.host.memory for group in groups),
             "nvme": max(group.nvme.node_capacity if group.nvme else 0 for group in groups),

@@ -8,18 +8,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from bigplan.errors import InputError, RefusedError, quoted
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.document import validate
-from bigplan.spec.problems import did_you_mean, models_in
+from bigplan.spec.files.document import validate
+from bigplan.spec.files.problems import did_you_mean, models_in
+from bigplan.spec.part import MachinePart
 
-Change = str | int | float
+NewValue = str | int | float
 
 # These have keys of their own in an experiment.
 _ELSEWHERE = {"nodes": "nodes"}
 
 
-def refuse_unknown(changes: Mapping[str, Change]) -> None:
+def refuse_unknown(changes: Mapping[str, NewValue]) -> None:
     """Raise InputError where a dotted key is none of a node group's."""
     for key in changes:
         first = key.partition(".")[0]
@@ -50,7 +50,7 @@ def _keys(model: type[BaseModel], before: str = "") -> Iterator[str]:
                 yield from _keys(part, f"{before}{name}.")
 
 
-def with_hardware(cluster: Cluster, changes: Mapping[str, Change]) -> Cluster:
+def with_hardware(cluster: Cluster, changes: Mapping[str, NewValue]) -> Cluster:
     """This cluster with figures or whole parts of every node replaced.
 
     `changes` has dotted keys of a node group: {"nvme.drives": 4, "gpu": "h200-sxm"}. The source of
@@ -65,13 +65,13 @@ def with_hardware(cluster: Cluster, changes: Mapping[str, Change]) -> Cluster:
     return validate(data, Cluster, "hardware")
 
 
-def _put(data: dict[str, Any], key: str, value: Change, group: NodeGroup) -> None:
+def _put(data: dict[str, Any], key: str, value: NewValue, group: NodeGroup) -> None:
     part, dot, name = key.partition(".")
     if not dot:
         data[part] = value
         return
     block = getattr(group, part)
-    if not isinstance(block, Block):
+    if not isinstance(block, MachinePart):
         raise RefusedError(
             f"hardware.{key}: {group.name} has no {part} whose figure could change; describe it in "
             "a cluster file"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bigplan.spec.step import Op, Parameter, Step, Value, product
+from bigplan.spec.step import LayerStep, Parameter, StepOp, StepValue, product
 
 if TYPE_CHECKING:
     from bigplan.spec.model import ModelSpec
@@ -17,31 +17,31 @@ if TYPE_CHECKING:
 TABLE = "embed_tokens.weight"  # which a tied head reads
 
 
-def described(model: ModelSpec) -> Mapping[str, tuple[Step, ...]]:
+def described(model: ModelSpec) -> Mapping[str, tuple[LayerStep, ...]]:
     """Steps of each kind of layer, in the order of a forward."""
     return {"embedding": _embedding(model), "block": _block(model), "head": _head(model)}
 
 
-def _hidden(model: ModelSpec, name: str) -> Value:
-    return Value(name, model.hidden, split=False)
+def _hidden(model: ModelSpec, name: str) -> StepValue:
+    return StepValue(name, model.hidden, split=False)
 
 
-def _embedding(model: ModelSpec) -> tuple[Step, ...]:
+def _embedding(model: ModelSpec) -> tuple[LayerStep, ...]:
     rows = _hidden(model, "rows")
     table = Parameter(TABLE, (model.vocab, model.hidden), "rows", True)
-    steps = [Step(Op.LOOK_UP, "look-up", (), (rows,), (table,))]
+    steps = [LayerStep(StepOp.LOOK_UP, "look-up", (), (rows,), (table,))]
     if model.positions == "learned":
         shape = (model.max_sequence_length + model.position_offset, model.hidden)
         table = Parameter("embed_positions.weight", shape, "replicated", True)
         placed = _hidden(model, "placed rows")
-        steps.append(Step(Op.LOOK_UP, "positions", (rows,), (placed,), (table,)))
+        steps.append(LayerStep(StepOp.LOOK_UP, "positions", (rows,), (placed,), (table,)))
     if model.embedding_norm:
         given = steps[-1].gives[0]
         steps.append(_norm(model, "embed_norm", "embedding norm", given, "normed rows"))
     return tuple(steps)
 
 
-def _block(model: ModelSpec) -> tuple[Step, ...]:
+def _block(model: ModelSpec) -> tuple[LayerStep, ...]:
     """Attention and MLP, each after a norm and added to the residual stream.
 
     With a parallel residual both norms read the block's input.
@@ -57,13 +57,13 @@ def _block(model: ModelSpec) -> tuple[Step, ...]:
     return (first, *attention, between, second, *mlp, last)
 
 
-def _norm(model: ModelSpec, module: str, name: str, x: Value, gives: str) -> Step:
+def _norm(model: ModelSpec, module: str, name: str, x: StepValue, gives: str) -> LayerStep:
     """A norm of the residual stream: saves its input and of each token its scale, or mean too."""
     centred = model.norm == "layernorm"
     parts = ("weight", "bias") if centred and model.norm_bias else ("weight",)
     statistics = ("scales", "means") if centred else ("scales",)
-    return Step(
-        Op.NORM,
+    return LayerStep(
+        StepOp.NORM,
         name,
         (x,),
         (_hidden(model, gives),),
@@ -71,19 +71,19 @@ def _norm(model: ModelSpec, module: str, name: str, x: Value, gives: str) -> Ste
             Parameter(f"{module}.{part}", (model.hidden,), "replicated", False) for part in parts
         ),
         saves=(x,),
-        statistics=tuple(Value(f"{one} of {name}", 1, split=False) for one in statistics),
+        statistics=tuple(StepValue(f"{one} of {name}", 1, split=False) for one in statistics),
         cheap=True,
     )
 
 
-def _sum(name: str, x: Value, y: Value, gives: str) -> Step:
-    return Step(Op.SUM, name, (x, y), (x._replace(name=gives),))
+def _sum(name: str, x: StepValue, y: StepValue, gives: str) -> LayerStep:
+    return LayerStep(StepOp.SUM, name, (x, y), (x._replace(name=gives),))
 
 
-def _attention(model: ModelSpec, x: Value) -> list[Step]:
+def _attention(model: ModelSpec, x: StepValue) -> list[LayerStep]:
     """Grouped heads, whose queries and keys may have norms of their own and may be turned."""
-    queries = Value("queries", model.heads, model.head_dim)
-    keys = Value("keys", model.kv_heads, model.head_dim, repeats=True)
+    queries = StepValue("queries", model.heads, model.head_dim)
+    keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
     values = keys._replace(name="values")
     modules = {"q_proj": queries, "k_proj": keys, "v_proj": values}
     steps = [product("query, key, value", x, modules, bias=model.qkv_bias)]
@@ -93,40 +93,42 @@ def _attention(model: ModelSpec, x: Value) -> list[Step]:
         steps += normed
     if model.positions == "rope":
         turned = tuple(heads._replace(name=f"turned {heads.name}") for heads in (queries, keys))
-        steps.append(Step(Op.ROTARY, "rotary embedding", (queries, keys), turned))
+        steps.append(LayerStep(StepOp.ROTARY, "rotary embedding", (queries, keys), turned))
         queries, keys = turned
     mixed = queries._replace(name="attention's values")
-    softmax = Value("sums of softmax", model.heads)
+    softmax = StepValue("sums of softmax", model.heads)
     heads = (queries, keys, values)
     saved = (*heads, mixed)
-    core = Step(Op.ATTENTION, "attention", heads, (mixed,), saves=saved, statistics=(softmax,))
+    core = LayerStep(
+        StepOp.ATTENTION, "attention", heads, (mixed,), saves=saved, statistics=(softmax,)
+    )
     output = {"o_proj": _hidden(model, "attention output")}
     closing = product("attention output", mixed, output, bias=model.attention_output_bias)
     return [*steps, core, closing]
 
 
-def _norm_of_heads(model: ModelSpec, module: str, x: Value) -> Step:
+def _norm_of_heads(model: ModelSpec, module: str, x: StepValue) -> LayerStep:
     """An RMSNorm on each head of queries or keys."""
-    return Step(
-        Op.NORM,
+    return LayerStep(
+        StepOp.NORM,
         f"norm of {x.name}",
         (x,),
         (x._replace(name=f"normed {x.name}"),),
         (Parameter(f"{module}.weight", (model.head_dim,), "replicated", False),),
         saves=(x,),
-        statistics=(Value(f"scales of {x.name}", x.parts),),
+        statistics=(StepValue(f"scales of {x.name}", x.parts),),
     )
 
 
-def _mlp(model: ModelSpec, x: Value) -> list[Step]:
+def _mlp(model: ModelSpec, x: StepValue) -> list[LayerStep]:
     """A gated MLP or one with a plain activation. ReLU's derivative needs its output alone."""
     names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
-    modules = {name: Value(name.removesuffix("_proj"), model.ffn) for name in names}
-    inner, inputs = Value("inner", model.ffn), tuple(modules.values())
+    modules = {name: StepValue(name.removesuffix("_proj"), model.ffn) for name in names}
+    inner, inputs = StepValue("inner", model.ffn), tuple(modules.values())
     by_output = model.mlp == "relu"
     saved = (inner,) if by_output else inputs
-    activation = Step(
-        Op.ACTIVATION, "activation", inputs, (inner,), saves=saved, cheap=not by_output
+    activation = LayerStep(
+        StepOp.ACTIVATION, "activation", inputs, (inner,), saves=saved, cheap=not by_output
     )
     output = {"down_proj": _hidden(model, "mlp output")}
     return [
@@ -136,12 +138,14 @@ def _mlp(model: ModelSpec, x: Value) -> list[Step]:
     ]
 
 
-def _head(model: ModelSpec) -> tuple[Step, ...]:
+def _head(model: ModelSpec) -> tuple[LayerStep, ...]:
     norm = _norm(model, "norm", "final norm", _hidden(model, "input"), "normed")
-    normed, logits = norm.gives[0], Value("logits", model.vocab)
+    normed, logits = norm.gives[0], StepValue("logits", model.vocab)
     if model.tied_embeddings:
-        lm_head = Step(Op.PRODUCT, "lm head", (normed,), (logits,), shared=TABLE, saves=(normed,))
+        lm_head = LayerStep(
+            StepOp.PRODUCT, "lm head", (normed,), (logits,), shared=TABLE, saves=(normed,)
+        )
     else:
         lm_head = product("lm head", normed, {"lm_head": logits}, bias=False)
-    loss = Step(Op.LOSS, "loss", (logits,), (), saves=(logits,))
+    loss = LayerStep(StepOp.LOSS, "loss", (logits,), (), saves=(logits,))
     return (norm, lm_head, loss)

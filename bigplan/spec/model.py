@@ -9,9 +9,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
-from bigplan.spec.document import LONGEST_NAME, Spec
+from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.layers import described
-from bigplan.spec.step import Parameter, Step
+from bigplan.spec.step import LayerStep, Parameter
 
 
 class RopeScaling(Spec):
@@ -150,10 +150,10 @@ class ModelSpec(Spec):
         return int(self.head_dim * self.rotary_fraction)
 
     @cached_property
-    def _steps(self) -> Mapping[str, tuple[Step, ...]]:
+    def _steps(self) -> Mapping[str, tuple[LayerStep, ...]]:
         return described(self)
 
-    def steps(self, kind: str) -> tuple[Step, ...]:
+    def steps(self, kind: str) -> tuple[LayerStep, ...]:
         """What one layer of a kind ("embedding", "block", "head") does."""
         return self._steps[kind]
 

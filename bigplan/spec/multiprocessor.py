@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bigplan.spec import shipped
-from bigplan.spec.block import Block
 from bigplan.spec.cluster import Gpu, find_gpu, list_gpus
+from bigplan.spec.files import shipped
+from bigplan.spec.part import MachinePart
 from bigplan.units import Bandwidth, Bytes, Rate, Seconds
 
 
-class Multiprocessor(Block):
+class Multiprocessor(MachinePart):
     """One streaming multiprocessor (SM) of a GPU, and the cache that all of them share."""
 
     capability: str = Field(pattern=r"^\d+\.\d$")
@@ -54,6 +54,19 @@ def list_multiprocessors() -> tuple[str, ...]:
 def find_multiprocessor(name: str) -> Multiprocessor:
     """That of a shipped GPU type. Raises InputError."""
     return shipped.find(_FOLDER, name, Multiprocessor, "GPU type with described multiprocessors")
+
+
+def closest_to(major: int, minor: int) -> str:
+    """The described GPU type whose compute capability is closest, older ones first.
+
+    Kernels sized for it are right on every GPU, and fast on one with much the same multiprocessors.
+    """
+
+    def distance(name: str) -> tuple[bool, int]:
+        known = 10 * major + minor - int(find_multiprocessor(name).capability.replace(".", ""))
+        return known < 0, abs(known)
+
+    return min(list_multiprocessors(), key=distance)
 
 
 def named_as(reported: str) -> str | None:

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError, quoted
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
+from bigplan.spec.files.problems import did_you_mean
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.problems import did_you_mean
 from bigplan.spec.step import Parameter
 
 
@@ -67,7 +67,7 @@ class Optimizer(Spec):
         return 1 if self.momentum else 0
 
 
-class Rule(NamedTuple):
+class ParameterRule(NamedTuple):
     """What a group sets for a tensor."""
 
     weight_decay: float
@@ -79,7 +79,7 @@ def full_name(kind: str, layer: int, parameter: str) -> str:
     return f"layers.{layer - 1}.{parameter}" if kind == "block" else parameter
 
 
-def rules(optimizer: Optimizer, model: ModelSpec, layer: int) -> dict[str, Rule]:
+def rules(optimizer: Optimizer, model: ModelSpec, layer: int) -> dict[str, ParameterRule]:
     """Weight decay and rate factor of a layer's tensors, by their names in the layer."""
     kind = model.layer_sequence()[layer]
     return {
@@ -88,13 +88,13 @@ def rules(optimizer: Optimizer, model: ModelSpec, layer: int) -> dict[str, Rule]
     }
 
 
-def _rule(optimizer: Optimizer, name: str, parameter: Parameter) -> Rule:
+def _rule(optimizer: Optimizer, name: str, parameter: Parameter) -> ParameterRule:
     usual = optimizer.weight_decay if parameter.decay else 0.0
     for group in optimizer.groups:
         if fnmatchcase(name, group.match):
             decay = usual if group.weight_decay is None else group.weight_decay
-            return Rule(decay, group.learning_rate_factor)
-    return Rule(usual, 1.0)
+            return ParameterRule(decay, group.learning_rate_factor)
+    return ParameterRule(usual, 1.0)
 
 
 def check_groups(optimizer: Optimizer, model: ModelSpec) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
 
 if TYPE_CHECKING:
     from bigplan.spec.optimizer import Optimizer

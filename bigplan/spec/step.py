@@ -69,7 +69,7 @@ class Parameter:
         return max(1, ranks // self.heads) if self.heads else 1
 
 
-class Value(NamedTuple):
+class StepValue(NamedTuple):
     """What passes between steps, [tokens, parts * each].
 
     `split`: tensor-parallel ranks share out the parts (heads, say), each at least one. Otherwise
@@ -88,7 +88,7 @@ class Value(NamedTuple):
         return (-(-self.parts // ranks) if self.split else self.parts) * self.each
 
 
-class Op(StrEnum):
+class StepOp(StrEnum):
     """What a step does."""
 
     LOOK_UP = "look-up"  # rows of a table, added to what it reads
@@ -102,17 +102,17 @@ class Op(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LayerStep:
     """One function of a layer."""
 
-    op: Op
+    op: StepOp
     name: str  # as operators are called
-    reads: tuple[Value, ...]
-    gives: tuple[Value, ...]
+    reads: tuple[StepValue, ...]
+    gives: tuple[StepValue, ...]
     parameters: tuple[Parameter, ...] = ()
     shared: str = ""  # the parameter of the model's first layer that it reads in place of its own
-    saves: tuple[Value, ...] = ()  # for its backward, in the compute dtype
-    statistics: tuple[Value, ...] = ()  # which it saves besides, always fp32
+    saves: tuple[StepValue, ...] = ()  # for its backward, in the compute dtype
+    statistics: tuple[StepValue, ...] = ()  # which it saves besides, always fp32
     cheap: bool = False  # to run again, beside its bytes: selective recomputation does
 
     @property
@@ -132,7 +132,7 @@ class Step:
         return any(parameter.name.endswith(".bias") for parameter in self.parameters)
 
 
-def linear(module: str, given: Value, x: Value, *, bias: bool) -> list[Parameter]:
+def linear(module: str, given: StepValue, x: StepValue, *, bias: bool) -> list[Parameter]:
     """A matrix; the bias of a column-split one belongs to the sum of all ranks, who all have it."""
     tp: Split = "rows" if given.split else "columns"
     outputs, heads = given.columns(), given.parts if given.repeats else 0
@@ -143,7 +143,7 @@ def linear(module: str, given: Value, x: Value, *, bias: bool) -> list[Parameter
     return parameters
 
 
-def product(name: str, x: Value, modules: Mapping[str, Value], *, bias: bool) -> Step:
+def product(name: str, x: StepValue, modules: Mapping[str, StepValue], *, bias: bool) -> LayerStep:
     """Products of x with a matrix each, all in one kernel where that is faster.
 
     Matrices that give split values are split by rows, those that read one by columns.
@@ -154,4 +154,4 @@ def product(name: str, x: Value, modules: Mapping[str, Value], *, bias: bool) ->
         for parameter in linear(module, given, x, bias=bias)
     ]
     given = tuple(modules.values())
-    return Step(Op.PRODUCT, name, (x,), given, tuple(parameters), saves=(x,))
+    return LayerStep(StepOp.PRODUCT, name, (x,), given, tuple(parameters), saves=(x,))

@@ -14,15 +14,14 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_model, names_path
-from bigplan.spec.document import Spec, load_data, validate_nodes
 from bigplan.spec.experiment import FLAT, Experiment, rebased, set_key
-from bigplan.spec.nodes import grafted, node_at
-from bigplan.spec.problems import KeyPath, problem_at
-from bigplan.spec.reading import read_text, user_path
+from bigplan.spec.files.document import Spec, load_data, validate_nodes
+from bigplan.spec.files.problems import KeyPath, problem_at
+from bigplan.spec.files.reading import read_text, user_path
 
 MOST_POINTS = 10_000
-Key = str  # dotted, as training.global_batch or set.tp
-Values = dict[Key, tuple[Any, ...]]
+SweptKey = str  # dotted, as training.global_batch or set.tp
+SweptValues = dict[SweptKey, tuple[Any, ...]]
 
 
 class Sweep(Spec):
@@ -32,11 +31,11 @@ class Sweep(Spec):
     hardware.nvme.drives.
     """
 
-    grid: Values = Field(default_factory=dict)
+    grid: SweptValues = Field(default_factory=dict)
     """key: values; every combination of them"""
-    zip: Values = Field(default_factory=dict)
+    zip: SweptValues = Field(default_factory=dict)
     """key: values, equally many each; the first of all together, the second of all, ..."""
-    points: tuple[dict[Key, Any], ...] = ()
+    points: tuple[dict[SweptKey, Any], ...] = ()
     """key: value, one mapping for each experiment"""
 
     @model_validator(mode="after")
@@ -68,7 +67,7 @@ class Sweep(Spec):
             number *= len(values)
         return number * max(1, len(self.points))
 
-    def paths(self) -> Iterator[dict[Key, KeyPath]]:
+    def paths(self) -> Iterator[dict[SweptKey, KeyPath]]:
         """Of every experiment the swept keys, each with where in the sweep its value stands.
 
         The last key of `grid` changes fastest.
@@ -77,7 +76,7 @@ class Sweep(Spec):
         grid = [range(len(values)) for values in self.grid.values()]
         for number, index in itertools.product(range(max(1, len(self.points))), zipped):
             for picked in itertools.product(*grid):
-                found: dict[Key, KeyPath] = {}
+                found: dict[SweptKey, KeyPath] = {}
                 if self.points:
                     found |= {key: ("points", number, key) for key in self.points[number]}
                 found |= {key: ("zip", key, index) for key in self.zip}
@@ -136,8 +135,8 @@ class Point:
     """One experiment of a study, the swept keys with their values, and where the file has them."""
 
     index: int
-    values: Mapping[Key, Any]
-    places: Mapping[Key, KeyPath]
+    values: Mapping[SweptKey, Any]
+    places: Mapping[SweptKey, KeyPath]
     experiment: Experiment
 
 
@@ -151,11 +150,11 @@ class Studied:
     root: yaml.Node | None
 
     @property
-    def keys(self) -> tuple[Key, ...]:
+    def keys(self) -> tuple[SweptKey, ...]:
         """Swept keys in the order in which the file has them."""
         return tuple(dict.fromkeys(key for point in self.points for key in point.values))
 
-    def problem(self, point: Point, key: Key, text: str) -> InputError:
+    def problem(self, point: Point, key: SweptKey, text: str) -> InputError:
         """What is wrong with a key of one experiment, with its line."""
         place = point.places.get(key, split_key(key))
         return InputError(f"{self.path}{problem_at(place, text, self.root)}")
@@ -177,7 +176,7 @@ def load_study(path: Path) -> Studied:
         _check_key(study.find.largest, ("find", "largest"), root, path)
     points = []
     for index, found in enumerate(study.sweep.paths()):
-        places: dict[Key, KeyPath] = {key: ("sweep", *place) for key, place in found.items()}
+        places: dict[SweptKey, KeyPath] = {key: ("sweep", *place) for key, place in found.items()}
         values = {key: study.sweep.value(place) for key, place in found.items()}
         raw: Mapping[str, Any] = base
         nodes = root
@@ -191,19 +190,19 @@ def load_study(path: Path) -> Studied:
     return Studied(path, study, tuple(points), root)
 
 
-def split_key(key: Key) -> KeyPath:
+def split_key(key: SweptKey) -> KeyPath:
     """The parts of a dotted key: decisions and hardware have dots in their own names."""
     first, _, rest = key.partition(".")
     return (first, rest) if first in FLAT and rest else tuple(key.split("."))
 
 
-def _check_key(key: Key, place: KeyPath, root: yaml.Node | None, path: Path) -> None:
+def _check_key(key: SweptKey, place: KeyPath, root: yaml.Node | None, path: Path) -> None:
     if key.partition(".")[0] in _FIXED or key in FLAT:
         text = f"cannot say {key}, which is the same for all experiments of a file"
         raise InputError(f"{path}{problem_at(place, text, root)}")
 
 
-def _set(raw: Mapping[str, Any], key: Key, value: Any, folder: Path) -> Mapping[str, Any]:
+def _set(raw: Mapping[str, Any], key: SweptKey, value: Any, folder: Path) -> Mapping[str, Any]:
     if key.startswith("model.") and isinstance(raw.get("model"), str):
         raw = {**raw, "model": written_out(raw["model"], folder)}
     # Quoted, or text would be read as YAML once more.
@@ -214,3 +213,30 @@ def written_out(model: str, folder: Path) -> dict[str, Any]:
     """The keys of a model that is named, so that one of them can change. Raises InputError."""
     name = str(folder / user_path(model)) if names_path(model, folder) else model
     return find_model(name).model_dump(mode="json", exclude_none=True)
+
+
+def node_at(root: yaml.Node | None, path: KeyPath) -> yaml.Node | None:
+    """The node of the value at `path`; None where there is none."""
+    node = root
+    for part in path:
+        if isinstance(node, yaml.MappingNode):
+            node = next((value for key, value in node.value if key.value == part), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+        else:
+            return None
+    return node
+
+
+def grafted(root: yaml.Node | None, path: KeyPath, value: yaml.Node | None) -> yaml.Node | None:
+    """The tree with `value` at `path`, where problems are then told with the value's line."""
+    if not path or root is None or value is None:
+        return value
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    inner = next((node for key, node in pairs if key.value == path[0]), None)
+    if inner is None:
+        inner = yaml.MappingNode("tag:yaml.org,2002:map", [], value.start_mark, value.end_mark)
+    key = yaml.ScalarNode("tag:yaml.org,2002:str", str(path[0]), value.start_mark, value.end_mark)
+    others = [pair for pair in pairs if pair[0].value != path[0]]
+    pair = (key, grafted(inner, path[1:], value))
+    return yaml.MappingNode(root.tag, [*others, pair], root.start_mark, root.end_mark)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from bigplan.errors import InputError
-from bigplan.spec.document import Spec, validate
+from bigplan.spec.files.document import Spec, validate
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, check_groups
 from bigplan.spec.schedule import MOST_STEPS, Schedule
@@ -39,7 +39,7 @@ class LossScale(Spec):
     """by which it grows and shrinks"""
 
 
-class Validation(Spec):
+class ValidationSpec(Spec):
     """The loss on other data, between training steps."""
 
     data: str = Field(min_length=1)
@@ -67,10 +67,9 @@ class Training(Spec):
     """the blocks' GEMMs run in fp8"""
     attention: AttentionKernel = "flash"
     """flash: scores never reach memory; materialised: matrix products and a softmax kernel"""
-    # Generated kernels have not been measured on a GPU beside those written by hand, so they are
-    # not the default, whatever the model of them predicts.
-    kernels: Kernels = "torch"
-    """of norms, activations and the loss: torch's and four written by hand, or generated"""
+    kernels: Kernels = "generated"
+    """of norms, activations, positions, loss and AdamW on a GPU, by the native engine: generated
+    by bigplan, or torch's; other engines have their own"""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """probability after attention, MLP, embedding and, where materialised, softmax"""
     optimizer: Optimizer = Optimizer()
@@ -89,7 +88,7 @@ class Training(Spec):
     """of the whole training, for days, dollars and kWh; how many steps a launch runs is `steps`"""
     data: str = Field(default="bundled", min_length=1)
     """folder written by `bigplan data prepare`, text file (its bytes are tokens), or 'bundled'"""
-    validation: Validation | None = None
+    validation: ValidationSpec | None = None
     """loss on other data, now and then; null: none"""
     weights: str | None = Field(default=None, min_length=1)
     """Hugging Face folder (config.json, safetensors) to start from; null: seeded random weights"""
@@ -164,7 +163,7 @@ class TrainingRequest(Spec):
     attention: AttentionKernel | None = None
     """flash (default), or materialised: scores go through memory"""
     kernels: Kernels | None = None
-    """of norms, activations, loss: torch's and four written by hand (default), or generated"""
+    """the native engine's norms, activations, loss on a GPU: generated (default), or torch's"""
     dropout: float | None = Field(default=None, ge=0, lt=1)
     """probability of dropout; default 0"""
     optimizer: Optimizer | None = None
@@ -185,7 +184,7 @@ class TrainingRequest(Spec):
     """of the whole training, such as 1 T: a plan tells its days, dollars and kWh"""
     data: str | None = Field(default=None, min_length=1)
     """folder written by `bigplan data prepare`, text file, or 'bundled' (default)"""
-    validation: Validation | None = None
+    validation: ValidationSpec | None = None
     """loss on other data, now and then; default: none"""
     weights: str | None = Field(default=None, min_length=1)
     """Hugging Face folder to start from; default: seeded random weights"""

@@ -11,9 +11,9 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from bigplan.errors import InputError, quoted
-from bigplan.spec import shipped
-from bigplan.spec.problems import did_you_mean
-from bigplan.spec.reading import read_text
+from bigplan.spec.files import shipped
+from bigplan.spec.files.problems import did_you_mean
+from bigplan.spec.files.reading import read_text
 
 # Zero says as little as a blank. The limit keeps a slip of the finger from running for hours.
 Count = Annotated[int, Field(ge=0, le=10**8)]

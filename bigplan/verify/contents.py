@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Set
 
-from bigplan.content import Content, Held, Holds
+from bigplan.content import Content, HeldContent, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
 from bigplan.program import Action, Buffer, Op, Program, Ref, Repeat, counted, entry, expand, held
@@ -64,12 +64,12 @@ class _Contents:
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self._program, self._graph = program, graph
-        self._held: dict[str, dict[int, Held]] = defaultdict(dict)  # by buffer, then entry
-        self._copies: dict[Held, set[Key]] = defaultdict(set)
+        self._held: dict[str, dict[int, HeldContent]] = defaultdict(dict)  # by buffer, then entry
+        self._copies: dict[HeldContent, set[Key]] = defaultdict(set)
         self._awaits: dict[Content, Op] = {}  # contents that are not whole before this
         self._lent = set[Content]()  # what another stage has a copy of
         self._beside: dict[str, list[str]] = defaultdict(list)  # buffers in one and the same memory
-        self._lasting: dict[Key, Held] = {}
+        self._lasting: dict[Key, HeldContent] = {}
         self._sums = set[str]()  # homes of gradients
         for buffer in program.buffers.values():
             if buffer.within:
@@ -77,7 +77,7 @@ class _Contents:
                 self._beside[buffer.within].append(buffer.name)
             if buffer.home_of and is_home(buffer, LASTING):
                 for i in range(buffer.count):
-                    self._lasting[buffer.name, i] = Held(buffer.home_of._replace(chunk=i))
+                    self._lasting[buffer.name, i] = HeldContent(buffer.home_of._replace(chunk=i))
             elif is_home(buffer, {Holds.GRADIENTS}):
                 self._sums.add(buffer.name)
         for key, found in self._lasting.items():
@@ -116,7 +116,7 @@ class _Contents:
                 return
             found = left
 
-    def _in(self, buffers: Collection[str]) -> list[tuple[Key, Held]]:
+    def _in(self, buffers: Collection[str]) -> list[tuple[Key, HeldContent]]:
         """What the buffers hold."""
         return [((b, i), found) for b in buffers for i, found in self._held[b].items()]
 
@@ -132,12 +132,12 @@ class _Contents:
         for key, found in moved:
             self._put(key, found)
 
-    def _later(self, key: Key, found: Held, by: int) -> tuple[Key, Held]:
+    def _later(self, key: Key, found: HeldContent, by: int) -> tuple[Key, HeldContent]:
         """The same so many micro-batches later: what belongs to one moves on, with its entry."""
         if found.micro_batch is None:
             return key, found
         (buffer, place), count = key, self._program.buffers[key[0]].count
-        return (buffer, (place + by) % count), Held(found.content, found.micro_batch + by)
+        return (buffer, (place + by) % count), HeldContent(found.content, found.micro_batch + by)
 
     def close(self, part: str, *, pending: bool) -> None:
         """End a part: parameters and state are home, gradients only where updates are `pending`."""
@@ -157,7 +157,7 @@ class _Contents:
     def _unfinished(self, part: str, rule: str) -> VerificationError:
         return VerificationError(f"stage {self._program.stage}: after the {part}, {rule}")
 
-    def _expect(self, action: Action, ref: Ref) -> tuple[Key, Held]:
+    def _expect(self, action: Action, ref: Ref) -> tuple[Key, HeldContent]:
         """The entry that the action finds, with what it holds as it should."""
         key, expected = self._key(action, ref), held(ref, action.micro_batch)
         found = self._at(key)
@@ -175,7 +175,7 @@ class _Contents:
             raise fail(self._program, action, f"rows of {ref.rows} in {ref.buffer} are not its own")
         return entry(ref, self._program.buffers, action.micro_batch)
 
-    def _check_whole(self, action: Action, found: Held) -> None:
+    def _check_whole(self, action: Action, found: HeldContent) -> None:
         missing = self._awaits.get(found.content)
         if missing in REDUCTIONS:
             rest = self._reductions(found.content)
@@ -184,7 +184,7 @@ class _Contents:
         if missing is Op.GATHER and action.op in (Op.FORWARD, Op.BACKWARD, Op.SEND):
             raise fail(self._program, action, f"{found} are not gathered yet")
 
-    def _write(self, action: Action, ref: Ref, read: Mapping[Key, Held]) -> None:
+    def _write(self, action: Action, ref: Ref, read: Mapping[Key, HeldContent]) -> None:
         key, written = self._key(action, ref), held(ref, action.micro_batch)
         if written.content in self._lent:
             raise fail(self._program, action, f"changes {written}, which another stage reads")
@@ -252,10 +252,10 @@ class _Contents:
         needed = (repeated, lent, graph.strategy.dp > 1)
         return tuple(op for op, wanted in zip(REDUCTIONS, needed, strict=True) if wanted)
 
-    def _at(self, key: Key) -> Held | None:
+    def _at(self, key: Key) -> HeldContent | None:
         return self._held[key[0]].get(key[1])
 
-    def _put(self, key: Key, found: Held) -> None:
+    def _put(self, key: Key, found: HeldContent) -> None:
         self._drop(key)
         self._held[key[0]][key[1]] = found
         self._copies[found].add(key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bigplan.content import Content, Held, Holds
+from bigplan.content import Content, HeldContent, Holds
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Graph
 from bigplan.placement import Tier
@@ -174,7 +174,7 @@ def _check_messages(programs: Sequence[Program], graph: Graph) -> None:
             [_messages(getattr(program, part), op) for program in programs]
             for op in (Op.SEND, Op.RECV)
         )
-        table = Held(Content(Holds.PARAMETERS, 0))
+        table = HeldContent(Content(Holds.PARAMETERS, 0))
         lends = graph.lends_table and getattr(programs[0], part)
         if lends and sent[0][Holds.PARAMETERS] != [table]:
             raise VerificationError(f"stage 0: the {part} does not send {table} once")
@@ -195,9 +195,9 @@ def _check_messages(programs: Sequence[Program], graph: Graph) -> None:
                     )
 
 
-def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[Holds, list[Held]]:
+def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[Holds, list[HeldContent]]:
     """What is sent, or received, in order, by its kind: hidden states or gradients by them."""
-    found: dict[Holds, list[Held]] = defaultdict(list)
+    found: dict[Holds, list[HeldContent]] = defaultdict(list)
     for action, number in walk(only(instructions, (op,))):
         ref = (action.reads if op is Op.SEND else action.writes)[0]
         found[ref.content.kind].append(held(ref, number))

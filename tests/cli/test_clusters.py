@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bigplan.spec.catalog import find_cluster, list_clusters
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
 from tests.cli.conftest import Run
 
 

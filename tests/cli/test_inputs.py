@@ -10,7 +10,7 @@ import yaml
 from bigplan.cli import run
 from bigplan.plan import plan_text, save_plan
 from bigplan.spec.catalog import find_model
-from bigplan.spec.hf_write import to_hf_config
+from bigplan.spec.hf.config import to_hf_config
 from tests.cli.conftest import Run
 from tests.launcher.fakes import without_ray
 from tests.tiny import capped_plan, write_cluster

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bigplan.spec.catalog import find_model, list_clusters, list_models
-from bigplan.spec.document import parse_document
+from bigplan.spec.files.document import parse_document
 from bigplan.spec.model import ModelSpec
 from tests.cli.conftest import Run
 

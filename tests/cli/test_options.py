@@ -12,8 +12,8 @@ from bigplan.cli.options import ExperimentOptions, keys
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import Experiment
+from bigplan.spec.files.problems import models_in
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.problems import models_in
 from tests.cli.conftest import Run
 
 _WHAT = ExperimentOptions(model="tiny-llama-test", cluster="dgx-h100")

@@ -1,6 +1,7 @@
 """`bigplan profile`, from outside; probes of toy size."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ pytest.importorskip("torch")
 
 from bigplan.profile import machine
 from bigplan.spec.catalog import find_cluster
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.cluster import Cluster
+from bigplan.spec.files.dump import to_yaml
 from tests.cli.conftest import Run
 from tests.profile.small import shrink
 
@@ -33,12 +35,15 @@ def refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_profile_that_plan_takes(bigplan: Run, tmp_path: Path) -> None:
     drive = tmp_path / "drive"
     drive.mkdir()
-    code, out, _ = bigplan("profile", "--quick", "--cpu-devices", 1, "--nvme", drive)
+    code, out, err = bigplan("profile", "--quick", "--cpu-devices", 1, "--nvme", drive, "--json")
     assert code == 0
-    assert "matrix products" in out
-    assert "launch_overhead" in out
-    assert "Cluster written to cluster.yaml" in out
+    assert "matrix products" in err
+    assert "launch_overhead" in err
+    told = json.loads(out)
+    assert told["written"] == "cluster.yaml"
+    assert {figure["name"] for figure in told["measured"][0]} >= {"launch_overhead"}
     cluster = find_cluster(str(tmp_path / "cluster.yaml"))
+    assert Cluster.model_validate(told["cluster"]).gpus == 1
     assert cluster.group.nvme is not None
     assert cluster.group.nvme.path == str(drive)
     code, out, _ = bigplan(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bigplan.cli.targets import CLUSTER, PLAN, TRACE, Kind, require_target
+from bigplan.cli.targets import CLUSTER, PLAN, TRACE, TargetKind, require_target
 from bigplan.errors import InputError
 from bigplan.plan import load_plan, save_plan
 from bigplan.spec.catalog import find_cluster
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.dump import to_yaml
 from bigplan.timeline import Event, Timeline
 from tests.cli.conftest import Run
 from tests.tiny import small_cluster, tiny_plan, write_cluster
@@ -47,7 +47,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("bigplan.cli.plan.plan_experiment", begun)
     monkeypatch.setattr("bigplan.engines.native.simulate_plan", begun)
-    monkeypatch.setattr("bigplan.spec.detect.detect", begun)
+    monkeypatch.setattr("bigplan.spec.detect.cluster.detect", begun)
 
 
 @COMMANDS
@@ -105,7 +105,7 @@ def test_an_input_is_never_replaced(
 def test_the_same_kind_is_replaced(
     bigplan: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("bigplan.spec.detect.detect", lambda *_: small_cluster())
+    monkeypatch.setattr("bigplan.spec.detect.cluster.detect", lambda *_: small_cluster())
     monkeypatch.setattr("bigplan.cli.describe.find_spec", lambda _: None)
     target = tmp_path / "target"
     target.touch()  # as mktemp does
@@ -150,7 +150,7 @@ def _trace() -> str:
         (CLUSTER, "\udcff", False),
     ],
 )
-def test_what_is_of_the_kind(tmp_path: Path, kind: Kind, text: str, replaced: bool) -> None:
+def test_what_is_of_the_kind(tmp_path: Path, kind: TargetKind, text: str, replaced: bool) -> None:
     path = tmp_path / "file"
     path.write_bytes(text.encode(errors="surrogateescape"))
     if replaced:

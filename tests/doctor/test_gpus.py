@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from bigplan.doctor import gpus
-from bigplan.spec.machine import FoundGpu
+from bigplan.spec.detect.machine import FoundGpu
 
 H100 = FoundGpu("NVIDIA H100 80GB HBM3", 85_520_809_984, 5, 16)
 OTHER = FoundGpu("NVIDIA Imaginary 9000", 2**34, 4, 16)

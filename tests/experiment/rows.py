@@ -1,10 +1,10 @@
 """Rows by hand."""
 
-from bigplan.experiment.folder import Entry, Index
-from bigplan.experiment.row import Row
+from bigplan.experiment.folder import StudyEntry, StudyIndex
+from bigplan.experiment.row import StudyRow
 
 
-def row(speed: float = 1000.0, **more: object) -> Row:
+def row(speed: float = 1000.0, **more: object) -> StudyRow:
     """A planned row of 1,000 tokens a step; one node, a node-hour for what `speed` says."""
     figures: dict[str, object] = {
         "status": "planned",
@@ -23,11 +23,11 @@ def row(speed: float = 1000.0, **more: object) -> Row:
         "node_hours_per_million_tokens": 1e6 / speed / 3600,
         "drive_bytes_per_million_tokens": 0.0,
     }
-    return Row.model_validate(figures | more)
+    return StudyRow.model_validate(figures | more)
 
 
-def index(*values: dict[str, object], **more: object) -> Index:
+def index(*values: dict[str, object], **more: object) -> StudyIndex:
     """An experiment with these points."""
     keys = tuple(dict.fromkeys(key for point in values for key in point))
-    points = tuple(Entry(key=f"{n:016x}", values=point) for n, point in enumerate(values))
-    return Index.model_validate({"file": "f.yaml", "keys": keys, "points": points, **more})
+    points = tuple(StudyEntry(key=f"{n:016x}", values=point) for n, point in enumerate(values))
+    return StudyIndex.model_validate({"file": "f.yaml", "keys": keys, "points": points, **more})

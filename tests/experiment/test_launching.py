@@ -11,7 +11,7 @@ import pytest
 from bigplan.errors import PreflightError
 from bigplan.experiment import launching
 from bigplan.experiment.launching import chosen, launch_all
-from bigplan.experiment.running import Outcome, plan_all
+from bigplan.experiment.running import StudyOutcome, plan_all
 from bigplan.launcher.driver import launch
 from bigplan.launcher.record import read_record
 from bigplan.runtime.result import StepResult
@@ -51,7 +51,7 @@ def by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Fake]], list[str]]:
     return launched_by
 
 
-def planned(folder: Path) -> Outcome:
+def planned(folder: Path) -> StudyOutcome:
     return plan_all(study(folder), folder / "out", 0, unseen)
 
 
@@ -115,7 +115,7 @@ def test_ctrl_c_in_a_launch_goes_on_from_its_checkpoint(
 def test_the_fastest_that_run_here() -> None:
     rows = (row(1.0), row(3.0), row(2.0), row(9.0, runs=False), row(9.0, engine=None))
     points = index({"n": 0}, {"n": 1}, {"n": 2}, {"n": 3}, {"n": 4})
-    outcome = Outcome(Path(), points, rows, {})
+    outcome = StudyOutcome(Path(), points, rows, {})
     assert chosen(outcome, "none") == ()
     assert chosen(outcome, "all") == (0, 1, 2)
     assert chosen(outcome, 2) == (1, 2)

@@ -8,7 +8,7 @@ import pytest
 from bigplan.errors import InputError
 from bigplan.experiment import running
 from bigplan.experiment.folder import read_index
-from bigplan.experiment.planning import Done, Task, plan_task
+from bigplan.experiment.planning import PlannedPoint, Task, plan_task
 from bigplan.experiment.running import plan_all, read_outcome
 from bigplan.plan import load_plan
 from tests.experiment.studies import BASE, study, unseen
@@ -18,7 +18,7 @@ def counting(monkeypatch: pytest.MonkeyPatch, stop_after: int = 100) -> list[str
     """Keys of the points that are planned; Ctrl-C comes in the one after so many."""
     planned: list[str] = []
 
-    def plan(task: Task) -> Done:
+    def plan(task: Task) -> PlannedPoint:
         if len(planned) == stop_after:
             raise KeyboardInterrupt
         planned.append(task.key)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bigplan.experiment.folder import Index, Measured
-from bigplan.experiment.row import Row
-from bigplan.experiment.running import Outcome
+from bigplan.experiment.folder import MeasuredPoint, StudyIndex
+from bigplan.experiment.row import StudyRow
+from bigplan.experiment.running import StudyOutcome
 from bigplan.experiment.shown import (
     accuracy_text,
     best_point,
@@ -18,12 +18,12 @@ from bigplan.experiment.shown import (
 from tests.experiment.rows import index, row
 
 
-def outcome(points: Index, *rows: Row, **measured: Measured) -> Outcome:
+def outcome(points: StudyIndex, *rows: StudyRow, **measured: MeasuredPoint) -> StudyOutcome:
     found = {int(name.removeprefix("p")): value for name, value in measured.items()}
-    return Outcome(Path("runs/e"), points, rows, found)
+    return StudyOutcome(Path("runs/e"), points, rows, found)
 
 
-def words(shown: Outcome) -> str:
+def words(shown: StudyOutcome) -> str:
     console = Console(width=200)
     with console.capture() as capture:
         console.print(outcome_report(shown))
@@ -72,9 +72,9 @@ def test_predicted_beside_measured_with_error_and_ranks() -> None:
     shown = outcome(
         points,
         *rows,
-        p0=Measured(step_seconds=2.0),
-        p1=Measured(step_seconds=1.6),
-        p2=Measured(step_seconds=5.0),
+        p0=MeasuredPoint(step_seconds=2.0),
+        p1=MeasuredPoint(step_seconds=1.6),
+        p2=MeasuredPoint(step_seconds=5.0),
     )
     text = words(shown)
     assert "0 1 1 s 2 s -50.0% 1 2 1 GiB" in text
@@ -89,8 +89,8 @@ def test_predicted_beside_measured_with_error_and_ranks() -> None:
 
 def test_every_reason_once() -> None:
     points = index({"n": 1}, {"n": 2}, {"n": 3})
-    failed = Row.failed("does not fit; take more")
-    text = words(outcome(points, failed, failed, row(), p2=Measured(reason="a worker died")))
+    failed = StudyRow.failed("does not fit; take more")
+    text = words(outcome(points, failed, failed, row(), p2=MeasuredPoint(reason="a worker died")))
     assert "Points 0, 1: does not fit; take more" in text
     assert "Point 2: launched: a worker died" in text
     assert "3 points, 1 planned." in text

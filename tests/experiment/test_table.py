@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bigplan.experiment import table
-from bigplan.experiment.folder import Measured
-from bigplan.experiment.row import Row
+from bigplan.experiment.folder import MeasuredPoint
+from bigplan.experiment.row import StudyRow
 from bigplan.experiment.table import measured_table, results_table, write_tables
 from tests.experiment.rows import index, row
 
@@ -17,7 +17,7 @@ def test_swept_keys_and_everything_in_a_row(tmp_path: Path) -> None:
     points = index(
         {"nodes": 1, "training.clip_norm": None}, {"nodes": "x", "model": {"b": 1, "a": 2}}
     )
-    made = results_table(points, [row(3.0), Row.failed("no,\nit does not")])
+    made = results_table(points, [row(3.0), StudyRow.failed("no,\nit does not")])
     files = write_tables(tmp_path, "results", made)
     assert [path.name for path in files] == ["results.csv", "results.parquet"]
     with files[0].open(newline="") as file:
@@ -31,7 +31,7 @@ def test_swept_keys_and_everything_in_a_row(tmp_path: Path) -> None:
 
 def test_parquet_has_the_same(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    made = results_table(index({"nodes": 1}, {"nodes": "x"}), [row(), Row.failed("why")])
+    made = results_table(index({"nodes": 1}, {"nodes": "x"}), [row(), StudyRow.failed("why")])
     (_, path) = write_tables(tmp_path, "results", made)
     read = parquet.read_table(path).to_pydict()
     assert read["sweep.nodes"] == ["1", "x"], "a column of several types is text"
@@ -51,7 +51,7 @@ def test_without_pyarrow_there_is_no_parquet_of_before(
 
 
 def test_measured_beside_predicted() -> None:
-    found = {1: Measured(step_seconds=0.8, steps=3), 2: Measured(reason="it broke")}
+    found = {1: MeasuredPoint(step_seconds=0.8, steps=3), 2: MeasuredPoint(reason="it broke")}
     made = measured_table(index({"n": 1}, {"n": 2}, {"n": 3}), [row(), row(), row()], found)
     assert made["point"] == [1, 2]
     assert made["sweep.n"] == [2, 3]

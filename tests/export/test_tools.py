@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bigplan.cli.app import app
 from bigplan.engines import make_plan
-from bigplan.export import TOOLS, Written
+from bigplan.export import TOOLS, WrittenConfig
 from bigplan.export.deepspeed import NAME as DEEPSPEED
 from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
@@ -103,7 +103,7 @@ def plan(request: pytest.FixtureRequest, plans: dict[str, Plan]) -> Plan:
     return plans[request.param]
 
 
-def one_file(found: Written) -> str:
+def one_file(found: WrittenConfig) -> str:
     (text,) = found.files.values()
     return text
 

@@ -11,7 +11,7 @@ from bigplan.graph.activations import boundary_bytes, score_bytes
 from bigplan.graph.block import block, by_input_and_weight
 from bigplan.graph.graph import LayerKind, Recompute
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
-from bigplan.graph.shape import Shape, local_tensor
+from bigplan.graph.shape import RankShape, local_tensor
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.model import ModelSpec
@@ -29,10 +29,10 @@ def _shape(
     sequence_parallel: bool = True,
     micro_batch: int = 1,
     **training: object,
-) -> Shape:
+) -> RankShape:
     wanted = {"sequence_length": LENGTH, "global_batch": 4, **training}
     strategy = Strategy(dp=1, tp=tp, sequence_parallel=sequence_parallel, micro_batch=micro_batch)
-    return Shape(model, Training.model_validate(wanted), strategy)
+    return RankShape(model, Training.model_validate(wanted), strategy)
 
 
 def _block(model: ModelSpec = LLAMA, tp: int = 1, **training: object) -> LayerKind:
@@ -380,7 +380,7 @@ def test_recomputation_needs_the_memory_it_spared_for_one_layer() -> None:
 
 def test_context_parallelism_splits_the_tokens() -> None:
     whole = _shape(GPT)
-    half = Shape(GPT, whole.training, whole.strategy, context_parallel=2)
+    half = RankShape(GPT, whole.training, whole.strategy, context_parallel=2)
     assert half.tokens * 2 == whole.tokens
     assert block(half).boundary * 2 == block(whole).boundary
     assert block(half).saved * 2 == block(whole).saved

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bigplan.kernels.keep import Plan
+from bigplan.kernels.keep import KeepPlan
 from bigplan.kernels.optimised import optimise
 from tests.kernels.generated import DEVICE, ResidualBlock, error, every_operator_generated, random
 
@@ -78,10 +78,10 @@ def test_a_large_mean_loses_no_digits(order: str) -> None:
     assert error(found.detach(), function(x.detach().double())) < 1e-4
 
 
-def _planned(price: float) -> Plan:
+def _planned(price: float) -> KeepPlan:
     block = ResidualBlock(64).to(DEVICE, torch.bfloat16)
     x = torch.zeros(8, 64, 28, 28, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
-    plan: Plan = optimise(block, [x], gpu="h200-sxm", price=price).kernels.plans[0]
+    plan: KeepPlan = optimise(block, [x], gpu="h200-sxm", price=price).kernels.plans[0]
     return plan
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from bigplan.kernels.cover import Members, Search, best_cover, torch_cover
+from bigplan.kernels.cover import CoverSearch, Members, best_cover, torch_cover
 from bigplan.kernels.explain import explained
 from bigplan.kernels.families import block_graph
-from bigplan.kernels.graph import Argument, Graph, Node, Ref, dense, frozen
+from bigplan.kernels.graph import Arg, Argument, KernelGraph, KernelNode, dense, frozen
 from bigplan.kernels.keep import AGAIN, best_plan, kept
 from bigplan.kernels.price import Pricer
 from bigplan.spec.catalog import find_model, list_models
@@ -24,17 +24,19 @@ def pricer(gpu: str = "h200-sxm") -> Pricer:
     return Pricer(find_gpu(gpu), find_multiprocessor(gpu))
 
 
-def node(name: str, op: str, *, shape: tuple[int, ...] = SHAPE, **arguments: Argument) -> Node:
-    refs = {k: Ref(v) if isinstance(v, str) else v for k, v in arguments.items()}
+def node(
+    name: str, op: str, *, shape: tuple[int, ...] = SHAPE, **arguments: Argument
+) -> KernelNode:
+    refs = {k: Arg(v) if isinstance(v, str) else v for k, v in arguments.items()}
     refs = {("self" if k == "x" else k): v for k, v in refs.items()}
-    return Node(name, op, frozen(refs), (dense(name, shape, "bf16"),))
+    return KernelNode(name, op, frozen(refs), (dense(name, shape, "bf16"),))
 
 
-def graph(*nodes: Node, outputs: tuple[str, ...], inputs: str = "ab") -> Graph:
-    return Graph(tuple(dense(i, SHAPE, "bf16") for i in inputs), nodes, outputs, len(outputs))
+def graph(*nodes: KernelNode, outputs: tuple[str, ...], inputs: str = "ab") -> KernelGraph:
+    return KernelGraph(tuple(dense(i, SHAPE, "bf16") for i in inputs), nodes, outputs, len(outputs))
 
 
-def chain() -> Graph:
+def chain() -> KernelGraph:
     """An activation, a product that cannot be fused, and another activation, with a shortcut."""
     return graph(
         node("silu", "silu", x="a"),
@@ -48,7 +50,7 @@ def chain() -> Graph:
     )
 
 
-def diamond() -> Graph:
+def diamond() -> KernelGraph:
     """Two readers of one tensor, joined again, and one of another shape."""
     return graph(
         node("exp", "exp", x="a"),
@@ -61,7 +63,7 @@ def diamond() -> Graph:
     )
 
 
-def softmaxes() -> Graph:
+def softmaxes() -> KernelGraph:
     """Reductions that depend on each other, and a reader of both ends."""
     return graph(
         node("first", "_softmax", x="a", dim=-1, half_to_float=False),
@@ -83,7 +85,7 @@ def partitions(items: list[int]) -> Iterator[list[Members]]:
             yield [*smaller[:i], group | {first}, *smaller[i + 1 :]]
 
 
-def linked(search: Search, group: Members) -> bool:
+def linked(search: CoverSearch, group: Members) -> bool:
     """Whether its nodes hang together by what they read from each other or from one tensor."""
     read = {i: {search.graph.base[ref] for ref in search.nodes[i].refs()} for i in group}
     known = {min(group)}
@@ -100,9 +102,9 @@ def linked(search: Search, group: Members) -> bool:
         known |= more
 
 
-def cheapest(of: Graph, prices: Pricer) -> float:
+def cheapest(of: KernelGraph, prices: Pricer) -> float:
     """The least time of all covers there are, by groups that hang together."""
-    search = Search(of, prices)
+    search = CoverSearch(of, prices)
     best = float("inf")
     for groups in partitions(list(range(len(search.nodes)))):
         units = [search.unit(group) for group in groups]
@@ -115,7 +117,7 @@ def cheapest(of: Graph, prices: Pricer) -> float:
 
 @pytest.mark.parametrize("gpu", ["h200-sxm", "t4"])
 @pytest.mark.parametrize("of", [chain(), diamond(), softmaxes()], ids=["chain", "diamond", "rows"])
-def test_no_other_cover_is_faster(of: Graph, gpu: str) -> None:
+def test_no_other_cover_is_faster(of: KernelGraph, gpu: str) -> None:
     prices = pricer(gpu)
     found = best_cover(of, prices)
     assert found.seconds == pytest.approx(cheapest(of, prices), rel=1e-9)
@@ -135,13 +137,13 @@ def test_units_run_after_what_they_read() -> None:
 
 
 def test_a_group_is_convex() -> None:
-    search = Search(chain(), pricer())
+    search = CoverSearch(chain(), pricer())
     place = {n.name: i for i, n in enumerate(search.nodes)}
     assert search.convex(frozenset((place["silu"], place["mul"])))
     assert not search.convex(frozenset((place["mul"], place["add"])))  # mm and exp lie between
 
 
-def _with_backward() -> Graph:
+def _with_backward() -> KernelGraph:
     """y = exp(a) * b, read by a product; its gradient by b is exp(a) times the tangent."""
     ahead = (
         node("exp", "exp", x="a"),
@@ -156,7 +158,7 @@ def _with_backward() -> Graph:
     names = ("a", "b", "c", "tangents_1")
     inputs = tuple(dense(name, SHAPE, "bf16") for name in names)
     marked = tuple(replace(n, backward=True) for n in back)
-    return Graph(inputs, ahead + marked, ("mm", "by_b", "by_c"), 1)
+    return KernelGraph(inputs, ahead + marked, ("mm", "by_b", "by_c"), 1)
 
 
 def test_what_no_kernel_writes_anyway_is_computed_again() -> None:

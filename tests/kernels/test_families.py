@@ -11,9 +11,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from bigplan.kernels.cover import Unit
+from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.families import block_graph
-from bigplan.kernels.keep import Plan, best_plan
+from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.optimised import Optimiser, optimise
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
@@ -38,15 +38,15 @@ def _model(name: str) -> ModelSpec:
     return ModelSpec.model_validate(find_model(shipped).model_dump() | SIZES | changes)
 
 
-def _captured(model: ModelSpec) -> Plan:
+def _captured(model: ModelSpec) -> KeepPlan:
     block = PlainBlock(model).to(DEVICE, torch.bfloat16)
     table = ((LENGTH, 1, model.rotary_width), torch.bfloat16)
     shapes = [((2, LENGTH, model.hidden), torch.bfloat16), table, table]
-    plan: Plan = optimise(block, shapes, gpu="h200-sxm").kernels.plans[0]
+    plan: KeepPlan = optimise(block, shapes, gpu="h200-sxm").kernels.plans[0]
     return plan
 
 
-def _kernels(units: Iterable[Unit], *, backward: bool) -> Counter[tuple[str, ...]]:
+def _kernels(units: Iterable[CoverUnit], *, backward: bool) -> Counter[tuple[str, ...]]:
     """The operators of every generated kernel, but for copies."""
     side = (u for u in units if u.fused is not None and u.members[0].backward == backward)
     return Counter(_operators([node.op for node in unit.members]) for unit in side)

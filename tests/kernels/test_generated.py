@@ -17,8 +17,8 @@ from torch import Tensor
 from bigplan.cost.kernel import Shape, Tile
 from bigplan.kernels.body import Varies
 from bigplan.kernels.fuse import body_of, tiles_of
-from bigplan.kernels.graph import Graph, Node, Ref, Value, dense, frozen
-from bigplan.kernels.launch import Kernel
+from bigplan.kernels.graph import Arg, KernelGraph, KernelNode, KernelValue, dense, frozen
+from bigplan.kernels.launch import LaunchedKernel
 from bigplan.kernels.optimised import optimise
 from bigplan.kernels.source import source
 from tests.kernels.generated import (
@@ -145,23 +145,27 @@ def test_not_a_number_stays_one() -> None:
     assert result[1:].tolist() == [0.0, 2.0]
 
 
-def _graph(rows: int, columns: int) -> Graph:
+def _graph(rows: int, columns: int) -> KernelGraph:
     """A layer norm and its backward."""
     shape, row = (rows, columns), (rows, 1)
     inputs = tuple(dense(n, shape if n in "xd" else (columns,), "fp32") for n in "xwbd")
-    norm: dict[str, Any] = {"normalized_shape": (columns,), "weight": Ref("w"), "bias": Ref("b")}
-    ahead = Node(
-        "norm", "native_layer_norm", frozen({"input": Ref("x"), "eps": 1e-5, **norm}),
+    norm: dict[str, Any] = {
+        "normalized_shape": (columns,),
+        "weight": Arg("w"),
+        "bias": Arg("b"),
+    }
+    ahead = KernelNode(
+        "norm", "native_layer_norm", frozen({"input": Arg("x"), "eps": 1e-5, **norm}),
         (dense("y", shape, "fp32"), dense("mean", row, "fp32"), dense("rstd", row, "fp32")),
     )  # fmt: skip
-    back = Node(
+    back = KernelNode(
         "back", "native_layer_norm_backward",
-        frozen({"grad_out": Ref("d"), "input": Ref("x"), "mean": Ref("mean"), "rstd": Ref("rstd"),
+        frozen({"grad_out": Arg("d"), "input": Arg("x"), "mean": Arg("mean"), "rstd": Arg("rstd"),
                 "output_mask": (True, True, True), **norm}),
         (dense("dx", shape, "fp32"), dense("dw", (columns,), "fp32"),
          dense("db", (columns,), "fp32")), True,
     )  # fmt: skip
-    return Graph(inputs, (ahead, back), ("y", "dx", "dw", "db"), 1)
+    return KernelGraph(inputs, (ahead, back), ("y", "dx", "dw", "db"), 1)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_every_way_to_walk_over_rows(tile: Tile) -> None:
     body = body_of(graph, graph.nodes[:1], {"y", "mean", "rstd"})
     x, w, b = random(0, 11, 600), random(1, 600), random(2, 600)
     expected = torch.native_layer_norm(x.double(), (600,), w.double(), b.double(), 1e-5)
-    for ours, right in zip(Kernel(body, [(tile, None)])(x, w, b), expected, strict=True):  # type: ignore[list-item]
+    for ours, right in zip(LaunchedKernel(body, [(tile, None)])(x, w, b), expected, strict=True):  # type: ignore[list-item]
         assert error(ours, right) < FP32
 
 
@@ -194,7 +198,7 @@ def test_every_strip_adds_up_the_same_gradients(rows: int, programs: int) -> Non
     right = F.layer_norm(wide[0], (100,), wide[1], wide[2])
     expected = torch.autograd.grad(right, wide, d.double())
     tile = Tile(Shape.STRIP, rows, 128, 1, programs)
-    kernel = Kernel(body, [(tile, None)])  # type: ignore[list-item]
+    kernel = LaunchedKernel(body, [(tile, None)])  # type: ignore[list-item]
     inputs = [known[value.name] for value in body.inputs]
     first = kernel(*inputs)
     for ours, gradient in zip(first, expected, strict=True):
@@ -214,16 +218,16 @@ def test_a_sum_over_rows_alone_cuts_its_columns() -> None:
 def test_offsets_are_64_bits_wide_where_a_tensor_is_that_large() -> None:
     def text(rows: int) -> str:
         value, weight = dense("x", (rows, 4096), "bf16"), dense("w", (4096,), "bf16")
-        node = Node("y", "mul", frozen({"self": Ref("x"), "other": Ref("w")}),
+        node = KernelNode("y", "mul", frozen({"self": Arg("x"), "other": Arg("w")}),
                     (dense("y", (rows, 4096), "bf16"),))  # fmt: skip
-        body = body_of(Graph((value, weight), (node,), ("y",), 1), [node], {"y"})
+        body = body_of(KernelGraph((value, weight), (node,), ("y",), 1), [node], {"y"})
         return source(body, Tile(Shape.FLAT, 1, 1024, 4))
 
     assert "int64" not in text(2**17)
     assert "int64" in text(2**20)
-    strided = Value("x", (8, 64), "bf16", (2**29, 1))  # few elements, far apart
-    node = Node("y", "neg", frozen({"self": Ref("x")}), (dense("y", (8, 64), "bf16"),))
-    body = body_of(Graph((strided,), (node,), ("y",), 1), [node], {"y"})
+    strided = KernelValue("x", (8, 64), "bf16", (2**29, 1))  # few elements, far apart
+    node = KernelNode("y", "neg", frozen({"self": Arg("x")}), (dense("y", (8, 64), "bf16"),))
+    body = body_of(KernelGraph((strided,), (node,), ("y",), 1), [node], {"y"})
     assert "int64" in source(body, Tile(Shape.FLAT, 1, 64, 1))
 
 

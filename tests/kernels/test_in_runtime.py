@@ -8,9 +8,9 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.kernels.library import Library
@@ -22,8 +22,10 @@ from bigplan.runtime.kept import Kept
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
 from bigplan.spec.catalog import find_model
+from bigplan.spec.cluster import find_gpu
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.multiprocessor import closest_to
 from tests.kernels.generated import DEVICE, error, random
 from tests.runtime.harness import execute
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
@@ -52,6 +54,12 @@ def _small(name: str) -> ModelSpec:
     groups = min(2, model.heads // model.kv_heads)
     sizes = SIZES | {"heads": 2 * groups, "kv_heads": 2, "max_sequence_length": 64}
     return ModelSpec.model_validate(model.model_dump() | sizes | changes)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_run_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU in Triton's interpreter, which the runtime never takes by itself."""
+    monkeypatch.setattr(generated, "runs_kernels", lambda device: True)
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +165,38 @@ def test_a_run_trains_as_one_without(style: dict[str, object]) -> None:
         assert error(one.moments[0], other.moments[0].double()) < TOLERANCE
 
 
-def test_a_gpu_that_the_model_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    generated._library.cache_clear()
+def test_tensors_at_odd_addresses(library: Library) -> None:
+    """Not aligned to what compiled kernels count on, after and before ones that are."""
+    whole = random(0, 3 * 40 + 1).bfloat16()
+    for start in (0, 1, 0):
+        x = whole[start : start + 120].view(3, 40)
+        found = library.activation("gelu", x)
+        assert error(found, F.gelu(x.double())) < 2**-8
+
+
+def test_a_gpu_that_is_not_described_has_the_closest_ones_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Voodoo 2")
-    training = tiny_training(1, kernels="generated")
-    with pytest.raises(InputError, match="or plan with --kernels torch"):
-        generated.library_for(training, torch.device("cuda"))
-    plain = tiny_training(1)
-    assert generated.library_for(plain, torch.device("cuda")) is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "Voodoo 2")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (12, 0))
+    cuda, training = torch.device("cuda"), tiny_training(1)
+    generated._library.cache_clear()
+    try:
+        made = generated.library_for(training, cuda)
+        assert made is not None
+        assert made.pricer.gpu == find_gpu("b200")  # 10.0 is closer than 9.0
+        assert "'Voodoo 2' are not described" in generated.sized_as(training, cuda)
+        plain = tiny_training(1, kernels="torch")
+        assert generated.library_for(plain, cuda) is None
+        assert not generated.sized_as(plain, cuda)
+    finally:
+        generated._library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [((8, 6), "rtx-3090"), ((8, 7), "rtx-3090"), ((7, 0), "t4"), ((12, 1), "b200")],
+)
+def test_the_closest_gpu_is_an_older_one(capability: tuple[int, int], expected: str) -> None:
+    assert closest_to(*capability) == expected

@@ -6,7 +6,7 @@ import pytest
 
 from bigplan.graph.block import block
 from bigplan.graph.operators import Operator, Stream
-from bigplan.graph.shape import Shape
+from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.kernels import single
 from bigplan.kernels.fuse import work_of
@@ -37,7 +37,7 @@ def _moved(made: Single) -> float:
 def _streams(name: str, kernels: str) -> tuple[dict[str, Stream], dict[str, Stream]]:
     fields = {"sequence_length": TOKENS, "global_batch": 1, "kernels": kernels}
     training = Training.model_validate(fields)
-    kind = block(Shape(find_model(name), training, Strategy(dp=1), fused=True))
+    kind = block(RankShape(find_model(name), training, Strategy(dp=1), fused=True))
     return _named(kind.forward), _named(kind.backward)
 
 

@@ -12,11 +12,11 @@ pytest.importorskip("triton")
 
 from bigplan.cost.kernel import Shape, Tile
 from bigplan.kernels import single
-from bigplan.kernels.launch import Kernel
+from bigplan.kernels.launch import LaunchedKernel
 from bigplan.kernels.optimised import Optimiser
 from bigplan.kernels.price import Fused
 from bigplan.kernels.single import Single
-from bigplan.kernels.tuned import Store, Tuner, key_of
+from bigplan.kernels.tuned import PickFile, Tuner, key_of
 from tests.kernels.generated import DEVICE, random
 
 PRICER = Optimiser("h200-sxm", 0.0).pricer
@@ -44,20 +44,20 @@ class _Clock:
 
 
 def test_a_kernel_is_timed_once(tmp_path: Path) -> None:
-    store, clock = Store(tmp_path / "made" / "tuned.json"), _Clock()
+    store, clock = PickFile(tmp_path / "made" / "tuned.json"), _Clock()
     tuner = Tuner(4, "h200-sxm", 132, store, clock)
     x, weight = random(0, 9, 64), random(1, 64)
     first = _norm(9)
-    kernel = Kernel(first.body, first.choices, tuner)
+    kernel = LaunchedKernel(first.body, first.choices, tuner)
     (out, *_) = kernel(x, weight)
     assert (clock.asked, kernel.tile) == (4, first.choices[2][0])
     assert out.device.type == DEVICE
     again = _norm(10)  # the same bucket
-    twin = Kernel(again.body, again.choices, tuner)
+    twin = LaunchedKernel(again.body, again.choices, tuner)
     twin(random(2, 10, 64), weight)
     assert (clock.asked, twin.tile) == (4, kernel.tile)
     other = _norm(100)
-    Kernel(other.body, other.choices, tuner)(random(3, 100, 64), weight)
+    LaunchedKernel(other.body, other.choices, tuner)(random(3, 100, 64), weight)
     assert clock.asked == 8
     assert len(store.read()) == 2
 
@@ -80,7 +80,7 @@ def test_what_a_pick_is_kept_by() -> None:
 
 
 def test_a_file_that_is_broken_or_of_another_version_is_none(tmp_path: Path) -> None:
-    store = Store(tmp_path / "tuned.json")
+    store = PickFile(tmp_path / "tuned.json")
     assert store.read() == {}
     for text in ("{", "[]", '{"version": 0, "tiles": {}}', '{"version": 1, "tiles": {"k": {}}}'):
         store.path.write_text(text)
@@ -92,11 +92,11 @@ def test_a_file_that_is_broken_or_of_another_version_is_none(tmp_path: Path) -> 
 
 
 def test_a_pick_that_is_no_candidate_here_is_not_taken(tmp_path: Path) -> None:
-    store, clock, fused = Store(tmp_path / "tuned.json"), _Clock(), _norm(9)
+    store, clock, fused = PickFile(tmp_path / "tuned.json"), _Clock(), _norm(9)
     import triton
 
     key = key_of(fused.body, "h200-sxm", triton.__version__)
     store.keep(key, Tile(Shape.ROW, 1, 32, 1))  # half a row
-    kernel = Kernel(fused.body, fused.choices, Tuner(3, "h200-sxm", 132, store, clock))
+    kernel = LaunchedKernel(fused.body, fused.choices, Tuner(3, "h200-sxm", 132, store, clock))
     kernel(random(0, 9, 64), random(1, 64))
     assert clock.asked == 3

@@ -29,7 +29,7 @@ from bigplan.plan import Plan
 from bigplan.report.run_report import run_report
 from bigplan.runtime.result import Finished, Saved, StepResult
 from bigplan.spec.schedule import Schedule
-from bigplan.spec.training import Validation
+from bigplan.spec.training import ValidationSpec
 from tests.launcher.fakes import Fake, plan_with, quiet, told, without_ray
 from tests.tiny import tiny_plan
 
@@ -134,7 +134,7 @@ def test_metrics_say_what_the_ranks_measured(tmp_path: Path) -> None:
 
 
 def test_validation_at_intervals(tmp_path: Path) -> None:
-    plan = plan_with(validation=Validation(data="bundled", every=2, batches=1))
+    plan = plan_with(validation=ValidationSpec(data="bundled", every=2, batches=1))
     record = read_record(launch(plan, told(tmp_path, steps=5), quiet(), Fake))
     assert [metric.validation_loss for metric in record.metrics] == [None, 5.0, None, 3.0, None]
 

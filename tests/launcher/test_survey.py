@@ -16,8 +16,8 @@ from bigplan.launcher.survey import Surveyed, survey
 from bigplan.profile.machine import Profile, Wish
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
 from tests.profile import small
 
 ray = pytest.importorskip("ray")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hypothesis import given, settings
 
-from bigplan.content import Held
+from bigplan.content import HeldContent
 from bigplan.order import order_of
 from bigplan.program import Action, Instruction, Lane, Op, Program, expand, held
 from tests.examples import examples
@@ -42,7 +42,7 @@ class _Play:
         assert self.lanes[place[0], action.lane].popleft() == place
         self.done.add(place)
 
-    def message(self, place: Place) -> Held:
+    def message(self, place: Place) -> HeldContent:
         """What is sent or taken."""
         action = self.actions[place][0]
         ref = (action.reads if action.op is Op.SEND else action.writes)[0]

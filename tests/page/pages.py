@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bigplan.experiment.running import Outcome, plan_all
+from bigplan.experiment.running import StudyOutcome, plan_all
 from bigplan.launcher.record import Metric, Record, Summary
 from bigplan.page.cluster_page import cluster_page
 from bigplan.page.experiment_page import experiment_page
@@ -90,7 +90,7 @@ def record(plan: Plan) -> Record:
 
 
 @cache
-def outcome() -> Outcome:
+def outcome() -> StudyOutcome:
     """What is read of it later is in memory: its folder goes at once."""
     with TemporaryDirectory() as folder:
         return plan_all(study(Path(folder)), Path(folder) / "out", 1, unseen)

@@ -10,7 +10,7 @@ import pytest
 from bigplan.page import html as module
 from bigplan.page.charts.looks import chart
 from bigplan.page.html import grids_html, page_html
-from bigplan.page.parts import Chart, Grid, Page, Section
+from bigplan.page.parts import Chart, Grid, Page, PageSection
 from tests.page.pages import KINDS, html, page
 
 vl_convert = pytest.importorskip("vl_convert")
@@ -122,7 +122,7 @@ def test_text_is_text() -> None:
         rude,
         rude,
         (
-            Section(
+            PageSection(
                 rude, (rude,), (Chart("a", rude, rude, spec),), (Grid(rude, (rude,), ((rude,),)),)
             ),
         ),

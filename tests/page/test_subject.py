@@ -6,7 +6,7 @@ import pytest
 
 from bigplan.errors import InputError
 from bigplan.experiment.running import plan_all
-from bigplan.page.subject import Cluster, Experiment, Outcome, PlanFile, find_subject
+from bigplan.page.subject import Cluster, Experiment, PlanFile, StudyOutcome, find_subject
 from bigplan.plan import save_plan
 from tests.experiment.studies import BASE, study, unseen
 from tests.tiny import tiny_plan, write_cluster
@@ -25,7 +25,7 @@ def test_every_kind_is_found(tmp_path: Path) -> None:
     assert isinstance(find_subject("dgx-h100"), Cluster)
     assert isinstance(find_subject(str(one)), Experiment)
     found = find_subject(str(tmp_path / "out"))
-    assert isinstance(found, Outcome)
+    assert isinstance(found, StudyOutcome)
     assert len(found.rows) == 3
 
 

@@ -7,7 +7,7 @@ import torch
 
 from bigplan.profile import drive, gemm, host, machine
 from bigplan.profile.bench import Bench
-from bigplan.profile.machine import Profile, Progress, Wish, profile_machine
+from bigplan.profile.machine import ProbeDone, Profile, Wish, profile_machine
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +28,7 @@ def bench(**changes: object) -> Bench:
     return Bench(**given)  # type: ignore[arg-type] # by name
 
 
-def profiled(wish: Wish) -> tuple[Profile, list[Progress]]:
+def profiled(wish: Wish) -> tuple[Profile, list[ProbeDone]]:
     """A profile and the progress it told."""
-    told: list[Progress] = []
+    told: list[ProbeDone] = []
     return profile_machine(wish, told.append, lambda text: None), told

@@ -10,7 +10,7 @@ from bigplan.profile import attention
 from bigplan.profile.attention import BACKWARD, CPU_CASES, HEAD, measure_attention
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import NodeGroup
-from bigplan.spec.detect import detect
+from bigplan.spec.detect.cluster import detect
 from tests.profile.small import bench
 
 GROUP = find_cluster("h200-1x").group

@@ -7,8 +7,8 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.profile import bench as bench_module
-from bigplan.profile.bench import Conditions, grouped_heads
-from bigplan.profile.load import Load
+from bigplan.profile.bench import Conditions
+from bigplan.profile.load import Load, grouped_heads
 from bigplan.profile.sensors import Reading, Watch
 from tests.profile.gpu import FakeGpu
 from tests.profile.small import bench

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.profile.budget import MOST_SAMPLES, SAMPLE_SECONDS, Budget, median_seconds
+from bigplan.profile.budget import MOST_SAMPLES, SAMPLE_SECONDS, TimeBudget, median_seconds
 from tests.profile.clock import FakeClock
 
 WEIGHTS = st.lists(st.floats(0.5, 10), min_size=1, max_size=12)
@@ -11,7 +11,7 @@ WEIGHTS = st.lists(st.floats(0.5, 10), min_size=1, max_size=12)
 @given(WEIGHTS, st.floats(1, 300))
 def test_allotments_that_are_used_up_fill_the_budget(weights: list[float], seconds: float) -> None:
     clock = FakeClock()
-    budget, waiting = Budget(seconds, clock), sum(weights)
+    budget, waiting = TimeBudget(seconds, clock), sum(weights)
     for weight in weights:
         allotted = budget.allot(weight, waiting)
         assert allotted == pytest.approx(seconds * weight / sum(weights))
@@ -25,7 +25,7 @@ def test_a_probe_that_takes_more_or_less_changes_only_what_comes_after(
     weights: list[float], factors: list[float]
 ) -> None:
     clock = FakeClock()
-    budget, waiting = Budget(100.0, clock), sum(weights)
+    budget, waiting = TimeBudget(100.0, clock), sum(weights)
     for weight, factor in zip(weights, factors, strict=False):
         left = budget.left
         allotted = budget.allot(weight, waiting)
@@ -36,7 +36,7 @@ def test_a_probe_that_takes_more_or_less_changes_only_what_comes_after(
 
 def test_nothing_is_left_after_the_end() -> None:
     clock = FakeClock()
-    budget = Budget(10.0, clock)
+    budget = TimeBudget(10.0, clock)
     clock.work(11.0)
     assert budget.left == budget.allot(1, 2) == 0.0
 

@@ -13,14 +13,14 @@ import torch
 
 from bigplan.errors import WorkerError
 from bigplan.profile import collectives, exchange, machine
-from bigplan.profile.collectives import Kept, group_sizes, measure_collectives, start_peers
+from bigplan.profile.collectives import KeptSpeed, group_sizes, measure_collectives, start_peers
 from bigplan.profile.exchange import begin, copying, end, form_groups, multiplying, timed
 from bigplan.profile.fit import Exchange
 from bigplan.profile.machine import Wish
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.detect import detect
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.detect.cluster import detect
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
 from tests.profile.small import bench
 
 FIGURES = {
@@ -89,7 +89,7 @@ def test_there_are_not_more_processes_than_eight_on_a_cpu(
 
 def test_nothing_is_said_to_be_faster_or_stand_still_beside_something_else() -> None:
     assert [collectives._share(value) for value in (1.2, 0.5, 0.0)] == [1.0, 0.5, 0.01]
-    assert "2 ms alone" in str(Kept(1.0, 0.5, 2e-3))
+    assert "2 ms alone" in str(KeptSpeed(1.0, 0.5, 2e-3))
 
 
 def test_a_profile_goes_on_where_collectives_fail(

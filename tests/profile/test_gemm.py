@@ -14,9 +14,9 @@ from bigplan.graph.operators import Gemm
 from bigplan.profile.fit import fit_gemm, with_gemm_rate
 from bigplan.profile.gemm import GPU_LAYERS, Timed, _timings, _with_rates, by_way, products
 from bigplan.spec.cluster import Gpu, find_gpu
-from bigplan.spec.detect import Fallback
-from bigplan.spec.document import load_document
-from bigplan.spec.shipped import PACKAGE
+from bigplan.spec.detect.cluster import Fallback
+from bigplan.spec.files.document import load_document
+from bigplan.spec.files.shipped import PACKAGE
 from tests.profile.small import bench
 
 

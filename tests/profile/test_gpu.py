@@ -13,8 +13,8 @@ from bigplan.profile.load import Load
 from bigplan.profile.machine import COLLECTIVES, HEAT, Wish
 from bigplan.profile.sensors import reader, watching
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
 from tests.profile.small import profiled
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.profile import load
-from bigplan.profile.load import FEW_TOKENS, MANY_TOKENS, Load, block_round, heat, tokens_of_round
+from bigplan.profile.load import FEW_TOKENS, MANY_TOKENS, Load, block_round, tokens_of_round
+from bigplan.profile.machine import heat
 from bigplan.spec.catalog import find_cluster
 from tests.profile.gpu import FakeGpu
 from tests.profile.small import bench

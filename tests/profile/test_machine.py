@@ -26,10 +26,10 @@ from bigplan.profile.memory import Use
 from bigplan.profile.peers import Peers
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster, NodeGroup
-from bigplan.spec.detect import detect
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
-from bigplan.spec.machine import FoundGpu
+from bigplan.spec.detect.cluster import detect
+from bigplan.spec.detect.machine import FoundGpu
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
 from bigplan.spec.training import Training
 from tests.profile.clock import FakeClock
 from tests.profile.small import bench, profiled, shrink

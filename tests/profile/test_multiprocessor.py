@@ -15,7 +15,7 @@ import torch
 
 from bigplan.profile.multiprocessor import (
     WORDS,
-    Measured,
+    GpuFigure,
     cycle,
     measure_multiprocessor,
     replaced,
@@ -29,7 +29,7 @@ from triton.compiler import ASTSource
 from bigplan.kernels import probes as m
 out = {"out": "*fp32"}
 kernels = {
-    m.chase: ({"table": "*i32", "out": "*i32", "steps": "i32"}, {}),
+    m.chase: ({"table": "*i32", "place": "*i32", "steps": "i32"}, {}),
     m.exchange: ({**out, "steps": "i32"}, {"COLUMNS": 128}),
     m.read: ({"table": "*fp32", **out, "count": "i32", "turns": "i32"}, {"BLOCK": 4096}),
     m.powers: ({**out, "clocks": "*i64", "steps": "i32"}, {"BLOCK": 8192}),
@@ -68,7 +68,7 @@ def test_a_chain_leads_through_all_lines() -> None:
 
 def test_measured_figures_replace_shipped_ones() -> None:
     known = find_multiprocessor("h200-sxm")
-    found = {"memory_latency": Measured(612e-9, "a chain"), "load_bytes": Measured(63.6, "reads")}
+    found = {"memory_latency": GpuFigure(612e-9, "a chain"), "load_bytes": GpuFigure(63.6, "reads")}
     ours = replaced(known, found)
     assert (ours.memory_latency, ours.load_bytes) == (612e-9, 64)
     assert "a chain" in ours.sources["memory_latency"]

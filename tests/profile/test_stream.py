@@ -17,7 +17,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.profile import stream
 from bigplan.profile.bench import Bench
 from bigplan.profile.stream import LAYER, STREAMED, TRAINING, measure_stream
-from bigplan.spec.detect import detect
+from bigplan.spec.detect.cluster import detect
 
 
 class Told(Bench):

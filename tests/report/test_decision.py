@@ -3,7 +3,7 @@ from dataclasses import replace
 from bigplan.graph.strategy import Strategy
 from bigplan.report.decision import decision, strategy_text
 from bigplan.report.stages import Home, stages_of
-from tests.report.test_drives import writing
+from tests.report.test_bill import writing
 from tests.tiny import tiny_plan
 
 

@@ -1,7 +1,6 @@
 import json
 
-from bigplan.report.explain import explain, explain_json
-from bigplan.report.explain_report import explain_report
+from bigplan.report.explain import explain, explain_json, explain_report
 from tests.report.shown import shown
 from tests.report.test_operators import planned
 

@@ -1,5 +1,7 @@
 """Rows add up to what the plan promises, and say what each operator is."""
 
+from __future__ import annotations
+
 from functools import cache
 
 import pytest
@@ -7,7 +9,13 @@ import pytest
 from bigplan.graph.operators import Attention, Gemm, Stream
 from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
-from bigplan.report.operators import OperatorRow, operator_rows, uses_tensor_cores
+from bigplan.report.operators import (
+    OperatorRow,
+    operator_rows,
+    tile_lost,
+    uses_tensor_cores,
+    wave_lost,
+)
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training
@@ -124,3 +132,26 @@ def test_a_cpu_has_no_tensor_cores() -> None:
     cpu = group.gpu.model_copy(update={"device": "cpu"})
     assert uses_tensor_cores(Gemm("x", 128, 64, 8), cpu, "bf16") is None
     assert isinstance(find_cluster("dgx-h100"), Cluster)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "lost"),
+    [
+        (256, 256, 0.0),
+        (128, 256, 0.0),
+        (256, 128, 0.0),  # the tile turned
+        (128, 128, 0.5),  # half a tile
+        (129, 256, 1 - 129 / 256),
+        (1, 1, 1 - 1 / (128 * 256)),
+    ],
+)
+def test_tiles_reach_beyond_the_matrix(m: int, n: int, lost: float) -> None:
+    assert tile_lost(Gemm("x", m, n, 64)) == pytest.approx(lost)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "lost"), [(100, 0.0), (200, 0.0), (101, 1 - 1.01 / 2), (50, 0.5)]
+)
+def test_the_last_wave_leaves_multiprocessors_idle(tiles: int, lost: float) -> None:
+    assert wave_lost(Gemm("x", 256 * tiles, 128, 64), 100) == pytest.approx(lost)
+    assert wave_lost(Gemm("x", 256, 128, 64, batch=tiles), 100) == pytest.approx(lost)

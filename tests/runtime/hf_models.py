@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from bigplan.runtime import blocks
-from bigplan.spec.hf import from_hf_config
-from bigplan.spec.hf_names import hf_tensors, stored
+from bigplan.spec.hf.config import from_hf_config
+from bigplan.spec.hf.weights import hf_tensors, stored
 from bigplan.spec.model import ModelSpec
 
 SEED = 3
@@ -40,6 +40,7 @@ GPT2 = {
 }
 PHI3 = LLAMA | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 STABLELM = {key: value for key, value in LLAMA.items() if key != "rms_norm_eps"}
+STARCODER2 = STABLELM | {"bos_token_id": None, "eos_token_id": None}
 FALCON = SIZES | {
     "num_kv_heads": 2,
     "ffn_hidden_size": 112,
@@ -73,6 +74,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-window": ("phi3", PHI3 | {"sliding_window": LENGTH, "num_key_value_heads": 6}),
     "stablelm": ("stablelm", STABLELM | {"use_qkv_bias": True, "rope_parameters": QUARTER}),
     "stablelm-tied": ("stablelm", STABLELM | {"tie_word_embeddings": True}),
+    "starcoder2": ("starcoder2", STARCODER2),
+    "starcoder2-window": (
+        "starcoder2",
+        STARCODER2 | {"sliding_window": LENGTH, "use_bias": False, "tie_word_embeddings": False},
+    ),
     "falcon": ("falcon", FALCON),
     "falcon-untied-bias": ("falcon", FALCON | {"tie_word_embeddings": False, "bias": True}),
     "gpt2": ("gpt2", GPT2),

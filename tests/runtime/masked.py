@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bigplan.data.prepare import Preparation, prepare
 from bigplan.data.sources import Fields
-from bigplan.spec.training import Training, Validation
+from bigplan.spec.training import Training, ValidationSpec
 from tests.data.texts import write_pairs
 from tests.runtime.plans import LENGTH, tiny_training
 
@@ -29,7 +29,7 @@ def masked_data(folder: str | Path) -> Path:
 
 def masked_training(global_batch: int, data: str, **changes: object) -> Training:
     """Trains and validates on the same pairs; more batches are asked for than there are."""
-    validation = Validation(data=data, every=1, batches=1000)
+    validation = ValidationSpec(data=data, every=1, batches=1000)
     return tiny_training(
         global_batch, data=data, validation=validation, sequence_length=LENGTH, **changes
     )

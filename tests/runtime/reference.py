@@ -63,7 +63,7 @@ from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import rules
 from bigplan.spec.schedule import learning_rate
-from bigplan.spec.step import Op, Parameter
+from bigplan.spec.step import Parameter, StepOp
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 UNIT = 2.0**-24  # unit roundoff of fp32
@@ -452,13 +452,13 @@ def _roundings(plan: Plan) -> int:
         for step in model.steps(layer):
             reads, gives = (sum(v.columns() for v in each) for each in (step.reads, step.gives))
             match step.op:
-                case Op.PRODUCT:
+                case StepOp.PRODUCT:
                     found += reads + gives
-                case Op.NORM:
+                case StepOp.NORM:
                     found += 2 * step.reads[0].each if step.reads[0].split else 2 * reads
-                case Op.ATTENTION:
+                case StepOp.ATTENTION:
                     found += 2 * (length + model.head_dim)
-                case Op.LOSS:
+                case StepOp.LOSS:
                     found += reads
     return found + plan.strategy.micro_batch * length  # of tokens, by weights
 

@@ -13,7 +13,7 @@ import torch
 
 from bigplan.runtime import blocks
 from bigplan.runtime.hf_export import joined
-from bigplan.spec.hf_names import hf_tensors
+from bigplan.spec.hf.weights import hf_tensors
 from tests.runtime.hf_models import CASES, LENGTH, loss, named, ours_of, reference, spec_of
 
 # fp32 sums of a few hundred terms in another order: a relative 1e-5 is about 100 roundings.

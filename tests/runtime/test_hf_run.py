@@ -23,7 +23,7 @@ from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.data import BatchSource, bundled_text
 from bigplan.runtime.hf_export import export_checkpoint
 from bigplan.runtime.worker import Worker
-from bigplan.spec.hf import load_hf_config
+from bigplan.spec.hf.config import load_hf_config
 from bigplan.spec.model import ModelSpec
 from tests.runtime.checkpoints import running
 from tests.runtime.harness import check, context_of, execute, started

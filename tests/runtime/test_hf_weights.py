@@ -23,7 +23,7 @@ from bigplan.errors import InputError, RefusedError
 from bigplan.rectangle import all_of
 from bigplan.runtime.hf_export import write_folder
 from bigplan.runtime.hf_weights import HfFolder
-from bigplan.spec.hf import load_hf_config
+from bigplan.spec.hf.config import load_hf_config
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 from tests.examples import examples

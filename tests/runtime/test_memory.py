@@ -23,7 +23,7 @@ from bigplan.program import Op, Program, expand
 from bigplan.runtime import memory
 from bigplan.runtime.memory import Memory, Sizes, check_machine, static_sizes
 from bigplan.runtime.worker import Worker
-from bigplan.spec.training import Validation
+from bigplan.spec.training import ValidationSpec
 from tests.examples import examples
 from tests.runtime.harness import check, context_of, execute, started
 from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_training
@@ -223,7 +223,7 @@ def test_data_of_another_vocabulary_is_refused_before_anything_is_allocated(
     plan = plan_of(small, tiny_training(1), Strategy(dp=1), placement)
     with pytest.raises(InputError, match=r"token 255, and tiny has a vocabulary of 128 \(0 to 127"):
         Worker(plan, 0, tmp_path).preflight()
-    training = tiny_training(1, validation=Validation(data=str(tmp_path / "none")))
+    training = tiny_training(1, validation=ValidationSpec(data=str(tmp_path / "none")))
     plan = plan_of(tiny_model(layers=1), training, Strategy(dp=1), placement)
     with pytest.raises(InputError, match="none cannot be read"):
         Worker(plan, 0, tmp_path).preflight()

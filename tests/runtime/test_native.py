@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigplan.spec import machine
+from bigplan.spec.detect import machine
 from bigplan.spec.optimizer import Optimizer
 from tests.examples import examples
 

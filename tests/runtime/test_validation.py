@@ -20,7 +20,7 @@ from bigplan.plan import Plan
 from bigplan.program import Op, expand
 from bigplan.runtime.data import IGNORED, BatchSource
 from bigplan.runtime.worker import Worker
-from bigplan.spec.training import Validation
+from bigplan.spec.training import ValidationSpec
 from tests.examples import examples
 from tests.runtime.harness import check, evaluated, execute, loop_of, started, state_of
 from tests.runtime.masked import masked_training, prepare_masked
@@ -127,7 +127,7 @@ def _plain_loss(plan: Plan, worker: Worker, source: BatchSource) -> float:
 
 
 def _validated(plan: Plan, data: Path, batches: int = 1000) -> Plan:
-    validation = Validation(data=str(data), every=1, batches=batches)
+    validation = ValidationSpec(data=str(data), every=1, batches=batches)
     training = plan.training.model_copy(update={"validation": validation})
     return plan.model_copy(update={"training": training})
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bigplan.simulate.link import Link
+from bigplan.simulate.link import BusyLink
 
 COPIES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=15)
 
@@ -29,7 +29,7 @@ def _plain(copies: list[tuple[int, int]]) -> list[int]:
 
 @given(COPIES)
 def test_copies_fill_the_gaps_that_earlier_ones_leave(copies: list[tuple[int, int]]) -> None:
-    link = Link()
+    link = BusyLink()
     ends = [link.take(float(start), float(seconds)) for start, seconds in copies if seconds]
     assert ends == _plain([copy for copy in copies if copy[1]])
     assert link.end == max(ends, default=0.0)
@@ -40,7 +40,7 @@ def test_copies_fill_the_gaps_that_earlier_ones_leave(copies: list[tuple[int, in
 def test_a_copy_that_fits_its_gap_but_for_rounding_fits_it(
     copies: list[tuple[int, int]], unit: float
 ) -> None:
-    link = Link()
+    link = BusyLink()
     ends = [link.take(start * unit, seconds * unit) for start, seconds in copies if seconds]
     expected = _plain([copy for copy in copies if copy[1]])
     assert ends == pytest.approx([end * unit for end in expected], rel=1e-9)
@@ -48,7 +48,7 @@ def test_a_copy_that_fits_its_gap_but_for_rounding_fits_it(
 
 @given(COPIES, st.integers(1, 9))
 def test_a_link_can_be_shifted(copies: list[tuple[int, int]], by: int) -> None:
-    first, later = Link(), Link()
+    first, later = BusyLink(), BusyLink()
     for start, seconds in copies:
         first.take(float(start), float(seconds))
         later.take(float(start + by), float(seconds))

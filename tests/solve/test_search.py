@@ -11,7 +11,7 @@ import pytest
 
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
-from bigplan.graph.strategy import Family
+from bigplan.graph.strategy import StrategyFamily
 from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.pins import parse_pins
@@ -56,7 +56,7 @@ def test_families_cover_the_space() -> None:
     choice = Choice.of(wide, Scope())
     every = [candidate.strategy for candidate in choice.candidates()]
     assert len(set(every)) == len(every)
-    families = {Family(s.dp, s.tp, s.pp, s.micro_batch) for s in every}
+    families = {StrategyFamily(s.dp, s.tp, s.pp, s.micro_batch) for s in every}
     assert families == set(choice.families())
     assert {s.vpp for s in every} == {1, 2, 4}
     assert any(s.first_blocks or s.last_blocks for s in every)

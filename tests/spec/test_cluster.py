@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from bigplan.cost.compute import Device, gemm_seconds
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.operators import Gemm
-from bigplan.spec.block import Block
 from bigplan.spec.catalog import (
     find_cluster,
     find_gpu,
@@ -17,8 +16,9 @@ from bigplan.spec.catalog import (
     list_links,
 )
 from bigplan.spec.cluster import Cluster, Link
-from bigplan.spec.document import parse_document
-from bigplan.spec.dump import to_yaml
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.part import MachinePart
 
 GiB = 2**30
 _ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def test_a_source_belongs_to_a_number() -> None:
         parse_document(_LINK + "  latenzy: datasheet\n", Link)
 
 
-def told(block: Block) -> bool:
+def told(block: MachinePart) -> bool:
     """Which kind of number each is comes first; a datasheet is named in words."""
     kinds = ("measured", "fitted to ", "published: ", "estimate: ", "NVIDIA ", "AMD ")
     return all(text.startswith(kinds) for text in block.sources.values())
@@ -64,7 +64,7 @@ def test_shipped_clusters_are_described_in_full(name: str) -> None:
     assert cluster.name == name
     assert cluster.description
     blocks = [getattr(cluster.group, part) for part in type(cluster.group).model_fields]
-    assert all(told(block) for block in blocks if isinstance(block, Block))
+    assert all(told(block) for block in blocks if isinstance(block, MachinePart))
 
 
 @pytest.mark.parametrize("name", list_clusters())

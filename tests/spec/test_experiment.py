@@ -6,9 +6,9 @@ import yaml
 
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.dump import to_yaml
 from bigplan.spec.experiment import Experiment, load_experiment, make_experiment
-from bigplan.spec.json_schema import json_schema
+from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.files.json_schema import json_schema
 
 _FULL = """
 model: llama-3-8b

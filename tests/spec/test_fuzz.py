@@ -12,11 +12,11 @@ import yaml
 from bigplan.errors import BigplanError, InputError
 from bigplan.graph.build import build_graph
 from bigplan.graph.strategy import Strategy
-from bigplan.spec import shipped
 from bigplan.spec.catalog import find_cluster, find_model, list_clusters, list_models
-from bigplan.spec.document import load_document
 from bigplan.spec.experiment import Experiment
-from bigplan.spec.hf_write import to_hf_config
+from bigplan.spec.files import shipped
+from bigplan.spec.files.document import load_document
+from bigplan.spec.hf.config import to_hf_config
 from bigplan.spec.training import TrainingRequest, resolve
 
 CASES = 100  # of each kind of file

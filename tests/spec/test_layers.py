@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.step import Op, Step, Value
+from bigplan.spec.step import LayerStep, StepOp, StepValue
 
 
 @st.composite
@@ -37,7 +37,7 @@ def any_models(draw: st.DrawFn) -> ModelSpec:
     return ModelSpec.model_validate(fields)
 
 
-def _steps(model: ModelSpec) -> list[tuple[Step, ...]]:
+def _steps(model: ModelSpec) -> list[tuple[LayerStep, ...]]:
     return [model.steps(kind) for kind in ("embedding", "block", "head")]
 
 
@@ -45,7 +45,7 @@ def _steps(model: ModelSpec) -> list[tuple[Step, ...]]:
 def test_values_are_read_after_they_are_given(model: ModelSpec) -> None:
     hidden = model.hidden
     for steps in _steps(model):
-        there = {Value("input", hidden, split=False)}
+        there = {StepValue("input", hidden, split=False)}
         for step in steps:
             assert there >= {*step.reads}, step.name
             assert not there & {*step.gives}, step.name
@@ -55,7 +55,7 @@ def test_values_are_read_after_they_are_given(model: ModelSpec) -> None:
         assert len({step.name for step in steps}) == len(steps)
     embedding, block, head = _steps(model)
     assert embedding[-1].gives[0].columns() == block[-1].gives[0].columns() == hidden
-    assert head[-1].op is Op.LOSS
+    assert head[-1].op is StepOp.LOSS
 
 
 @given(any_models(), st.sampled_from((1, 2, 4)))
@@ -63,7 +63,9 @@ def test_matrices_lead_from_what_a_product_reads_to_what_it_gives(
     model: ModelSpec, ranks: int
 ) -> None:
     """On every rank: whoever has a part of a matrix has the parts of its factors."""
-    products = [s for steps in _steps(model) for s in steps if s.op is Op.PRODUCT and not s.shared]
+    products = [
+        s for steps in _steps(model) for s in steps if s.op is StepOp.PRODUCT and not s.shared
+    ]
     for step in products:
         (read,) = step.reads
         matrices = [p for p in step.parameters if len(p.shape) == 2]
@@ -86,7 +88,7 @@ def test_a_shared_table_is_the_embeddings(model: ModelSpec) -> None:
 
 
 def test_keys_of_few_heads_are_on_several_ranks() -> None:
-    keys = Value("keys", parts=2, each=16)
+    keys = StepValue("keys", parts=2, each=16)
     assert [keys.columns(ranks) for ranks in (1, 2, 4)] == [32, 16, 16]
-    hidden = Value("hidden", parts=64, split=False)
+    hidden = StepValue("hidden", parts=64, split=False)
     assert hidden.columns(4) == 64

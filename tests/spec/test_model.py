@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.errors import InputError
-from bigplan.spec.document import parse_document, validate
+from bigplan.spec.files.document import parse_document, validate
 from bigplan.spec.model import ModelSpec
 
 _BASE = {

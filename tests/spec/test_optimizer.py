@@ -7,8 +7,8 @@ import pytest
 from bigplan.errors import InputError
 from bigplan.graph.build import element_sizes
 from bigplan.spec.catalog import find_model
-from bigplan.spec.document import parse_document
-from bigplan.spec.optimizer import Optimizer, ParameterGroup, Rule, check_groups, rules
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.optimizer import Optimizer, ParameterGroup, ParameterRule, check_groups, rules
 from bigplan.spec.training import Training, TrainingRequest, resolve
 
 MODEL = find_model("tiny-llama-test")
@@ -20,9 +20,9 @@ def _optimizer(*groups: dict[str, object], **changes: object) -> Optimizer:
 
 def test_matrices_decay_and_norms_do_not() -> None:
     block = rules(Optimizer(), MODEL, 1)
-    assert block["q_proj.weight"] == Rule(0.1, 1.0)
-    assert block["input_norm.weight"] == Rule(0.0, 1.0)
-    assert rules(Optimizer(), MODEL, 0) == {"embed_tokens.weight": Rule(0.1, 1.0)}
+    assert block["q_proj.weight"] == ParameterRule(0.1, 1.0)
+    assert block["input_norm.weight"] == ParameterRule(0.0, 1.0)
+    assert rules(Optimizer(), MODEL, 0) == {"embed_tokens.weight": ParameterRule(0.1, 1.0)}
 
 
 def test_the_first_group_that_matches_counts() -> None:
@@ -32,11 +32,11 @@ def test_the_first_group_that_matches_counts() -> None:
         {"match": "*norm.weight", "weight_decay": 0.2, "learning_rate_factor": 2.0},
     )
     first, second = rules(optimizer, MODEL, 1), rules(optimizer, MODEL, 2)
-    assert first["q_proj.weight"] == Rule(0.1, 0.5)  # the group says nothing of decay
-    assert second["q_proj.weight"] == Rule(0.3, 1.0)
-    assert first["input_norm.weight"] == Rule(0.2, 2.0)
-    assert first["k_proj.weight"] == Rule(0.1, 1.0)
-    assert rules(optimizer, MODEL, MODEL.layers + 1)["norm.weight"] == Rule(0.2, 2.0)
+    assert first["q_proj.weight"] == ParameterRule(0.1, 0.5)  # the group says nothing of decay
+    assert second["q_proj.weight"] == ParameterRule(0.3, 1.0)
+    assert first["input_norm.weight"] == ParameterRule(0.2, 2.0)
+    assert first["k_proj.weight"] == ParameterRule(0.1, 1.0)
+    assert rules(optimizer, MODEL, MODEL.layers + 1)["norm.weight"] == ParameterRule(0.2, 2.0)
     check_groups(optimizer, MODEL)
 
 

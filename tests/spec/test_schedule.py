@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_model
-from bigplan.spec.document import parse_document
+from bigplan.spec.files.document import parse_document
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.schedule import Schedule, learning_rate
 from bigplan.spec.training import TrainingRequest, resolve

@@ -6,7 +6,7 @@ import pytest
 
 from bigplan.errors import InputError
 from bigplan.spec.experiment import load_experiment
-from bigplan.spec.json_schema import json_schema
+from bigplan.spec.files.json_schema import json_schema
 from bigplan.spec.sweep import Study, load_study
 
 BASE = """\

@@ -2,7 +2,7 @@ import pytest
 
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_model
-from bigplan.spec.document import parse_document
+from bigplan.spec.files.document import parse_document
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import Training, TrainingRequest, resolve
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bigplan.engines.deepspeed.decisions import DEVICES, Decisions
-from bigplan.engines.deepspeed.sizes import AIO_BLOCK, PREFETCHED_BLOCKS, Sizes
+from bigplan.engines.deepspeed.sizes import AIO_BLOCK, PREFETCHED_BLOCKS, BufferSizes
 from bigplan.placement import Tier
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.training import Training
@@ -14,7 +14,7 @@ NEVER = 10**9  # steps between two lines that DeepSpeed prints
 
 
 def configuration(
-    decisions: Decisions, sizes: Sizes, training: Training, nodes: NodeGroup
+    decisions: Decisions, sizes: BufferSizes, training: Training, nodes: NodeGroup
 ) -> dict[str, Any]:
     """DeepSpeed's own "json", and the "environment" that it reads at its start.
 
@@ -62,7 +62,7 @@ def accumulated_in(decisions: Decisions, training: Training) -> str:
     return training.precision if low else training.gradient_precision
 
 
-def _zero(decisions: Decisions, sizes: Sizes, nodes: NodeGroup) -> dict[str, Any]:
+def _zero(decisions: Decisions, sizes: BufferSizes, nodes: NodeGroup) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": decisions.stage,
         "contiguous_gradients": True,
@@ -99,7 +99,7 @@ def _offload(tier: Tier, nodes: NodeGroup) -> dict[str, Any]:
     return {"device": DEVICES[tier], "pin_memory": nodes.gpu.device == "cuda"}
 
 
-def _state(decisions: Decisions, sizes: Sizes) -> dict[str, Any]:
+def _state(decisions: Decisions, sizes: BufferSizes) -> dict[str, Any]:
     if decisions.state is Tier.NVME:
         return {
             "buffer_count": sizes.buffers,

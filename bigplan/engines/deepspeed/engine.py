@@ -12,7 +12,7 @@ from bigplan.cost.band import error_band
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.refusals import refusal
-from bigplan.engines.deepspeed.search import Search, Tried
+from bigplan.engines.deepspeed.search import DeepSpeedSearch, TriedWay
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Alternative, Plan, Predicted, SearchRecord, StepParts, digest, fullest, mfu
@@ -73,14 +73,14 @@ class DeepSpeed:
             )
         if why := device_refusal(request.cluster.group.gpu):
             raise RefusedError(f"{why}; plan with --engine any")
-        search = Search(request)
+        search = DeepSpeedSearch(request)
         found = search.run(watch)
         record = SearchRecord.of_all(search.counted, stopped=search.stopped)
         return self.plan_of(found[0], request, record, tuple(_alternatives(found, request)))
 
     def plan_of(
         self,
-        tried: Tried,
+        tried: TriedWay,
         request: Request,
         search: SearchRecord,
         alternatives: tuple[Alternative, ...] = (),
@@ -105,7 +105,7 @@ class DeepSpeed:
         """See Engine; sizes of buffers in the configuration follow from its decisions."""
         request = _request(plan)
         try:
-            tried = Search(request).tried(Decisions.of(plan))
+            tried = DeepSpeedSearch(request).tried(Decisions.of(plan))
             if why := refusal(plan.model, plan.training, plan.strategy):
                 raise InputError(why)
             for tier, nbytes in tried.short.items():
@@ -136,14 +136,14 @@ class DeepSpeed:
 
     def timeline(self, plan: Plan) -> Timeline:
         """See Engine: forward and backward of each micro-batch, and the update."""
-        return Search(_request(plan)).tried(Decisions.of(plan)).step.timeline()
+        return DeepSpeedSearch(_request(plan)).tried(Decisions.of(plan)).step.timeline()
 
 
 def _request(plan: Plan) -> Request:
     return Request(plan.model, plan.training, plan.cluster, engine=plan.engine)
 
 
-def _config(tried: Tried, request: Request) -> dict[str, object]:
+def _config(tried: TriedWay, request: Request) -> dict[str, object]:
     held = tried.held
     return configuration(tried.decisions, held.sizes, request.training, request.cluster.group)
 
@@ -158,7 +158,7 @@ def _executable(request: Request, decisions: Decisions) -> dict[str, bool | str]
     }
 
 
-def predicted(tried: Tried, request: Request) -> Predicted:
+def predicted(tried: TriedWay, request: Request) -> Predicted:
     """The promise. Phases follow each other: of one stage the critical path is all of them."""
     step, nodes = tried.step, request.cluster.group
     seconds, busy = step.seconds, step.busy()
@@ -186,7 +186,7 @@ def predicted(tried: Tried, request: Request) -> Predicted:
     )
 
 
-def _parts(tried: Tried) -> StepParts:
+def _parts(tried: TriedWay) -> StepParts:
     lanes, again = tried.step.on_busiest(), tried.step.again
     compute, update = (lanes.get(lane, 0.0) for lane in ON_GPU)
     others = {lane: seconds for lane, seconds in lanes.items() if lane not in ON_GPU}
@@ -201,7 +201,7 @@ def _parts(tried: Tried) -> StepParts:
     )
 
 
-def _alternatives(found: list[Tried], request: Request) -> Iterator[Alternative]:
+def _alternatives(found: list[TriedWay], request: Request) -> Iterator[Alternative]:
     """The best of other strategies."""
     seen = {found[0].decisions.strategy}
     for tried in found:

@@ -29,7 +29,7 @@ from bigplan.cost.price import Costs
 from bigplan.cost.process import block_of, locked_bytes
 from bigplan.engines.deepspeed.config import accumulated_in
 from bigplan.engines.deepspeed.decisions import Decisions
-from bigplan.engines.deepspeed.sizes import Sizes
+from bigplan.engines.deepspeed.sizes import BufferSizes
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse
@@ -40,13 +40,13 @@ MASTER, MOMENTS, GRADIENT = 4, 8, 4  # bytes an element, always fp32
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class StageHoldings:
     """What decides how much a rank of a pipeline stage holds where."""
 
     graph: Graph
     training: Training
     decisions: Decisions
-    sizes: Sizes
+    sizes: BufferSizes
     at: int = 0  # the pipeline stage
 
     @property
@@ -205,12 +205,14 @@ class Held:
         return found
 
 
-def memory_use(every: Sequence[Held], costs: Costs, nodes: NodeGroup) -> tuple[MemoryUse, ...]:
+def memory_use(
+    every: Sequence[StageHoldings], costs: Costs, nodes: NodeGroup
+) -> tuple[MemoryUse, ...]:
     """Of every tier and stage, against its capacity."""
     return tuple(use for held in every for use in _of_stage(held, costs, nodes))
 
 
-def _of_stage(held: Held, costs: Costs, nodes: NodeGroup) -> Iterator[MemoryUse]:
+def _of_stage(held: StageHoldings, costs: Costs, nodes: NodeGroup) -> Iterator[MemoryUse]:
     ranks, host = costs.ranks_per_node, defaultdict[str, int](int)
     exact = held.decisions.own_pinning or nodes.gpu.device != "cuda"
     for purpose, nbytes in held.host():

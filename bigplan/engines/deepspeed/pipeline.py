@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bigplan.cost.price import Costs
-from bigplan.engines.deepspeed.memory import Held
-from bigplan.engines.deepspeed.price import Phase, Priced, Pricing
+from bigplan.engines.deepspeed.memory import StageHoldings
+from bigplan.engines.deepspeed.price import Phase, PricedStep, StagePricing
 from bigplan.program import Lane, Op
 from bigplan.spec.cluster import NodeGroup
 from bigplan.timeline import Event, Timeline
@@ -26,7 +26,7 @@ from bigplan.timeline import Event, Timeline
 MANY = 16  # micro-batches beside two for each stage, after which all further ones are alike
 
 
-class StageTimes(NamedTuple):
+class PipelineTimes(NamedTuple):
     """Seconds of a stage: of a micro-batch, and after the last one."""
 
     forward: float
@@ -36,7 +36,7 @@ class StageTimes(NamedTuple):
     update: tuple[Phase, ...]
 
 
-class Done(NamedTuple):
+class StageEvent(NamedTuple):
     """What a stage did: `start` to `end`, of which it waited for another until `begin`."""
 
     stage: int
@@ -47,7 +47,7 @@ class Done(NamedTuple):
     start: float
     begin: float
     end: float
-    cause: Done | None  # what ended at `begin`
+    cause: StageEvent | None  # what ended at `begin`
 
 
 class Todo(NamedTuple):
@@ -63,7 +63,7 @@ class Todo(NamedTuple):
 class PipedStep:
     """A steady step of all stages, with the same answers as Priced."""
 
-    stages: tuple[StageTimes, ...]
+    stages: tuple[PipelineTimes, ...]
     micro_batches: int
     message: float  # seconds
     nbytes: int  # of a message
@@ -78,17 +78,17 @@ class PipedStep:
         some, fewer = _end(self._played(few)), _end(self._played(few - MANY))
         return some + (self.micro_batches - few) * (some - fewer) / MANY
 
-    def _played(self, micro_batches: int) -> tuple[Done, ...]:
+    def _played(self, micro_batches: int) -> tuple[StageEvent, ...]:
         return played(self.stages, micro_batches, self.message, self.table)
 
     @property
-    def _all(self) -> tuple[Done, ...]:
+    def _all(self) -> tuple[StageEvent, ...]:
         return self._played(self.micro_batches)
 
     def by_lane(self) -> dict[str, float]:
         """Seconds of each lane on the path of what waited for each other to the end."""
         found: dict[str, float] = {}
-        last: Done | None = max(self._all, key=lambda done: done.end)
+        last: StageEvent | None = max(self._all, key=lambda done: done.end)
         while last is not None:
             found[last.lane] = found.get(last.lane, 0.0) + last.end - last.begin
             last = last.cause
@@ -133,7 +133,7 @@ class PipedStep:
         messages = ways * self.micro_batches * self.nbytes
         found = {str(Lane.RECV): messages, str(Lane.SEND): messages}
         for times in self.stages:
-            for lane, nbytes in Priced((*times.leaves, *times.update)).moved().items():
+            for lane, nbytes in PricedStep((*times.leaves, *times.update)).moved().items():
                 found[lane] = max(found.get(lane, 0), nbytes)
         return dict(sorted(found.items()))
 
@@ -148,20 +148,20 @@ class PipedStep:
         return Timeline(tuple(found.values()), _end(self._all))
 
 
-def piped(every: Sequence[Held], costs: Costs, nodes: NodeGroup) -> PipedStep:
+def piped(every: Sequence[StageHoldings], costs: Costs, nodes: NodeGroup) -> PipedStep:
     """A steady step of a pipeline; `every`: its stages, first to last."""
-    graph, stages = every[0].graph, list[StageTimes]()
+    graph, stages = every[0].graph, list[PipelineTimes]()
     for held in every:
-        pricing = Pricing(held, costs, nodes)
+        pricing = StagePricing(held, costs, nodes)
         forward, backward, again = pricing.compute()
         after = tuple(pricing.sums()), tuple(pricing.update())
-        stages.append(StageTimes(forward, backward + again, again, *after))
+        stages.append(PipelineTimes(forward, backward + again, again, *after))
     nbytes = graph.kinds["block"].boundary
     _, table = costs.table
     return PipedStep(tuple(stages), graph.micro_batches, costs.send, nbytes, table)
 
 
-def _end(every: Sequence[Done]) -> float:
+def _end(every: Sequence[StageEvent]) -> float:
     return max(done.end for done in every)
 
 
@@ -198,48 +198,50 @@ def order(stage: int, stages: int, micro_batches: int) -> Iterator[Todo]:
 _MESSAGES = {Op.SEND: Lane.SEND, Op.RECV: Lane.RECV}
 
 
-class _Stage:
+class _PlayedStage:
     """A stage while the schedule is played."""
 
     def __init__(self, number: int, todo: Iterator[Todo], seconds: Mapping[Op, float]) -> None:
         self.number, self._todo, self._seconds = number, todo, seconds
-        self.last: Done | None = None
+        self.last: StageEvent | None = None
         self.next = next(todo, None)
 
     @property
     def now(self) -> float:
         return self.last.end if self.last else 0.0
 
-    def compute(self) -> Iterator[Done]:
+    def compute(self) -> Iterator[StageEvent]:
         """Go on to the next message."""
         while self.next is not None and self.next.op not in _MESSAGES:
             yield self.take(Lane.COMPUTE, self._seconds[self.next.op])
 
-    def take(self, lane: Lane, seconds: float, after: Done | None = None) -> Done:
+    def take(self, lane: Lane, seconds: float, after: StageEvent | None = None) -> StageEvent:
         """Do what is next, once `after` has ended."""
         assert self.next is not None
         done = self.do(lane, self.next, seconds, after)
         self.next = next(self._todo, None)
         return done
 
-    def do(self, lane: Lane, todo: Todo, seconds: float, after: Done | None = None) -> Done:
+    def do(
+        self, lane: Lane, todo: Todo, seconds: float, after: StageEvent | None = None
+    ) -> StageEvent:
         """Something else."""
         waits = after is not None and after.end > self.now
         cause = after if waits else self.last
         begin = cause.end if cause else 0.0
         op, number, kind, _ = todo
         end = begin + seconds
-        self.last = Done(self.number, lane, op, kind, number, self.now, begin, end, cause)
+        self.last = StageEvent(self.number, lane, op, kind, number, self.now, begin, end, cause)
         return self.last
 
 
 @lru_cache(maxsize=64)
 def played(
-    stages: tuple[StageTimes, ...], micro_batches: int, message: float, table: float
-) -> tuple[Done, ...]:
+    stages: tuple[PipelineTimes, ...], micro_batches: int, message: float, table: float
+) -> tuple[StageEvent, ...]:
     """A step of all stages. A message begins when both ends have come to it."""
     running = [
-        _Stage(
+        _PlayedStage(
             number,
             order(number, len(stages), micro_batches),
             {Op.FORWARD: times.forward, Op.BACKWARD: times.backward},
@@ -270,7 +272,9 @@ def _meet(one: Todo | None, other: Todo | None, number: int) -> bool:
     return same and one.peer == number + 1 and other.peer == number
 
 
-def _ended(running: list[_Stage], stages: tuple[StageTimes, ...], table: float) -> Iterator[Done]:
+def _ended(
+    running: list[_PlayedStage], stages: tuple[PipelineTimes, ...], table: float
+) -> Iterator[StageEvent]:
     """After the last slot."""
     if table:
         first, last = running[0], running[-1]

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from bigplan.cost.framework import DEEPSPEED, NATIVE
 from bigplan.cost.price import ADAM_BYTES, Costs
 from bigplan.cost.step import UPDATE_BYTES, hidden_by
-from bigplan.engines.deepspeed.memory import GRADIENT, Held
+from bigplan.engines.deepspeed.memory import GRADIENT, StageHoldings
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.program import Lane, Op
@@ -67,7 +67,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class PricedStep:
     """A step's phases, in order."""
 
     phases: tuple[Phase, ...]
@@ -124,19 +124,19 @@ class Priced:
         return Timeline(tuple(events), now)
 
 
-def priced(held: Held, costs: Costs, nodes: NodeGroup) -> Priced:
+def priced(held: StageHoldings, costs: Costs, nodes: NodeGroup) -> PricedStep:
     """A steady step of a model that is whole on every rank.
 
     The micro-batches between the first and the last are alike, so one of them is priced.
     """
-    pricing = Pricing(held, costs, nodes)
+    pricing = StagePricing(held, costs, nodes)
     last = held.graph.micro_batches - 1
     phases = [*pricing.micro_batch(0, last=last == 0)]
     if last > 1:
         phases += [replace(one, times=last - 1) for one in pricing.micro_batch(1, last=False)]
     if last:
         phases += pricing.micro_batch(last, last=True)
-    return Priced((*phases, *pricing.update()))
+    return PricedStep((*phases, *pricing.update()))
 
 
 class _Drive(NamedTuple):
@@ -148,10 +148,10 @@ class _Drive(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pricing:
+class StagePricing:
     """What a rank of one stage takes."""
 
-    held: Held
+    held: StageHoldings
     costs: Costs
     nodes: NodeGroup
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from bigplan.cost.price import Costs, price
 from bigplan.engines.deepspeed.config import accumulated_in
 from bigplan.engines.deepspeed.decisions import RATIOS, Decisions
-from bigplan.engines.deepspeed.memory import Held, memory_use
+from bigplan.engines.deepspeed.memory import StageHoldings, memory_use
 from bigplan.engines.deepspeed.pipeline import PipedStep, piped
-from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, priced
+from bigplan.engines.deepspeed.price import BEHAVIOUR, PricedStep, priced
 from bigplan.engines.deepspeed.refusals import refusal
-from bigplan.engines.deepspeed.sizes import Sizes, sizes_of
+from bigplan.engines.deepspeed.sizes import BufferSizes, sizes_of
 from bigplan.engines.shortage import too_large
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.graph import Graph
-from bigplan.graph.strategy import Ends, Family, Space, Strategy
+from bigplan.graph.strategy import Ends, Space, Strategy, StrategyFamily
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse
 from bigplan.planner import Request
@@ -25,7 +25,7 @@ from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
 from bigplan.solve.search import Watch
 from bigplan.units import counted
 
-Step = Priced | PipedStep
+DeepSpeedStep = PricedStep | PipedStep
 OPEN = (
     "dp, pp, first_blocks, last_blocks, micro_batch, zero, parameters=TIER, optimizer=TIER, "
     "optimizer.host=FRACTION, recompute=none|full, loss_chunk"
@@ -33,13 +33,13 @@ OPEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedWay:
     """One way, and what it takes."""
 
     decisions: Decisions
-    held: Held  # by a rank of the first stage
+    held: StageHoldings  # by a rank of the first stage
     memory: tuple[MemoryUse, ...]
-    step: Step
+    step: DeepSpeedStep
 
     @property
     def short(self) -> dict[Tier, int]:
@@ -59,7 +59,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedOfDeepSpeed:
     """The user's own decisions, as far as they are DeepSpeed's."""
 
     fixed: Mapping[str, int]
@@ -71,7 +71,7 @@ class Wanted:
     loss_chunk: int | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Wanted:
+    def of(cls, request: Request) -> WantedOfDeepSpeed:
         """Raises InputError for a decision that is not open here."""
         fixed, pins = parse_pins(request.settings)
         found = cls({key: value for key, value in fixed.items() if key != "zero"})
@@ -81,7 +81,7 @@ class Wanted:
             found = found._with(pin)
         return found
 
-    def _with(self, pin: Pin) -> Wanted:
+    def _with(self, pin: Pin) -> WantedOfDeepSpeed:
         alike = pin.kind is None and pin.stage is None
         match pin:
             case Pin(tensor="parameters", choice=choice, amount=None) if alike:
@@ -111,21 +111,21 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Search:
+class DeepSpeedSearch:
     """All ways of one request."""
 
     request: Request
-    wanted: Wanted = field(init=False)
+    wanted: WantedOfDeepSpeed = field(init=False)
     counted: int = 0
     stopped: bool = False
     _graphs: dict[tuple[Strategy, int], tuple[Graph, Costs]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.wanted = Wanted.of(self.request)
+        self.wanted = WantedOfDeepSpeed.of(self.request)
 
-    def run(self, watch: Watch) -> list[Tried]:
+    def run(self, watch: Watch) -> list[TriedWay]:
         """Those that fit, fastest first. Raises InputError, InfeasibleError."""
-        fitting, misfits = list[Tried](), list[Tried]()
+        fitting, misfits = list[TriedWay](), list[TriedWay]()
         for way in self._ways():
             best = min((one.step.seconds for one in fitting), default=None)
             if fitting and not watch(best, best or 0.0, 0):
@@ -150,7 +150,7 @@ class Search:
                 if refusal(request.model, request.training, strategy) is None:
                     yield strategy
 
-    def _ends(self, family: Family) -> Ends:
+    def _ends(self, family: StrategyFamily) -> Ends:
         """Seconds of the first and the last layer, in those of a block."""
         request, alone = self.request, Strategy(dp=1, micro_batch=family.micro_batch)
         graph, costs = self._graph(alone, loss_chunks(request.model, request.training, alone)[0])
@@ -171,7 +171,7 @@ class Search:
         alone = way.strategy.micro_batches(training) == 1
         return alone or accumulated_in(way, training) == training.gradient_precision
 
-    def _fitted(self, way: Decisions) -> Tried:
+    def _fitted(self, way: Decisions) -> TriedWay:
         """With as much of the state on the GPU, and as many tokens of the loss, as fit."""
         shares = [way.on_cpu]
         if way.on_cpu < 1.0:
@@ -192,16 +192,18 @@ class Search:
             return
         yield from reversed(loss_chunks(self.request.model, self.request.training, strategy))
 
-    def tried(self, way: Decisions, sized: Callable[[Sizes], Sizes] = lambda sizes: sizes) -> Tried:
+    def tried(
+        self, way: Decisions, sized: Callable[[BufferSizes], BufferSizes] = lambda sizes: sizes
+    ) -> TriedWay:
         """Priced, whether or not it fits; `sized` gives buffers other sizes than a plan's."""
         request = self.request
         graph, costs = self._graph(way.strategy, way.loss_chunk)
         nodes = request.cluster.group
         sizes = sized(sizes_of(graph, nodes, way.state, partly=way.on_cpu < 1.0))
         stages = range(way.strategy.pp)
-        every = [Held(graph, request.training, way, sizes, stage) for stage in stages]
+        every = [StageHoldings(graph, request.training, way, sizes, stage) for stage in stages]
         step = piped(every, costs, nodes) if len(every) > 1 else priced(every[0], costs, nodes)
-        return Tried(way, every[0], memory_use(every, costs, nodes), step)
+        return TriedWay(way, every[0], memory_use(every, costs, nodes), step)
 
     def _graph(self, strategy: Strategy, chunk: int) -> tuple[Graph, Costs]:
         key = strategy, chunk

@@ -26,7 +26,7 @@ AIO_SECONDS = 0.01  # of the drive's rate that is under way at once, by requests
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class BufferSizes:
     """In elements, but for what is named otherwise."""
 
     parameters: int  # of the model
@@ -45,7 +45,7 @@ class Sizes:
     swap_buffer: int  # in each
 
 
-def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Sizes:
+def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> BufferSizes:
     """`partly`: Twin-Flow shares the state out between CPU and GPU."""
     kinds = [graph.kinds[name] for name in graph.layers]
     tensors = [tensor for kind in graph.kinds.values() for tensor in kind.tensors]
@@ -58,7 +58,7 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Si
     if partly:
         sub_group = min(sub_group, -(-owned // PARTS))
     rate = nodes.nvme.node_read if nodes.nvme else 0.0
-    return Sizes(
+    return BufferSizes(
         parameters=parameters,
         owned=owned,
         largest=largest,

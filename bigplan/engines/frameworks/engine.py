@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.engines.frameworks.price import Priced
-from bigplan.engines.frameworks.search import Search
+from bigplan.engines.frameworks.price import PricedWay
+from bigplan.engines.frameworks.search import FrameworkSearch
 from bigplan.engines.frameworks.tool import Tool
 from bigplan.engines.frameworks.way import Way
 from bigplan.engines.shortage import short_text
@@ -26,7 +26,7 @@ RIVALS = 5  # other strategies that a plan tells of
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class FrameworkPlan:
     """What a tool can do, at the price that it has there."""
 
     tool: Tool
@@ -60,14 +60,14 @@ class Planned:
             )
         if why := self.tool.trains(request.model, request.training):
             raise RefusedError(f"{why}; change it, or plan with --engine any")
-        search = Search(self.tool, request)
+        search = FrameworkSearch(self.tool, request)
         found = search.run(watch)
         record = SearchRecord.of_all(search.counted, stopped=search.stopped)
         return self.plan_of(found[0], request, record, tuple(_alternatives(found)))
 
     def plan_of(
         self,
-        priced: Priced,
+        priced: PricedWay,
         request: Request,
         search: SearchRecord,
         alternatives: tuple[Alternative, ...] = (),
@@ -108,11 +108,11 @@ class Planned:
             f"{format_seconds(plan.predicted.step_seconds)} was written",
         )
 
-    def _priced(self, plan: Plan, way: Way) -> Priced:
+    def _priced(self, plan: Plan, way: Way) -> PricedWay:
         request = Request(plan.model, plan.training, plan.cluster, engine=self.name)
-        return Search(self.tool, request).priced(way)
+        return FrameworkSearch(self.tool, request).priced(way)
 
-    def _require(self, plan: Plan, priced: Priced) -> None:
+    def _require(self, plan: Plan, priced: PricedWay) -> None:
         """Raise InputError where the tool does not do what the plan says."""
         way = priced.way
         if why := self.tool.refusal(plan.model, plan.training, plan.strategy):
@@ -131,7 +131,7 @@ class Planned:
         return self._priced(plan, Way.of(plan)).timeline()
 
 
-def _alternatives(found: list[Priced]) -> Iterator[Alternative]:
+def _alternatives(found: list[PricedWay]) -> Iterator[Alternative]:
     """The best of other strategies."""
     seen = {found[0].way.strategy}
     for priced in found:

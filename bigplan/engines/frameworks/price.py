@@ -44,7 +44,7 @@ _PURPOSES = {"temporaries": "workspace", "buffers": "staging"}
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedWay:
     """A way with its graph and prices."""
 
     way: Way

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from bigplan.cost.price import Costs, price
 from bigplan.cost.run import Run, graph_of
-from bigplan.engines.frameworks.price import Priced
+from bigplan.engines.frameworks.price import PricedWay
 from bigplan.engines.frameworks.tool import Tool
 from bigplan.engines.frameworks.way import Way
 from bigplan.engines.shortage import too_large
 from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, Recompute
-from bigplan.graph.strategy import Ends, Family, Space, Strategy
+from bigplan.graph.strategy import Ends, Space, Strategy, StrategyFamily
 from bigplan.placement import Tier
 from bigplan.planner import Request
 from bigplan.solve.pins import Pin, parse_pins
@@ -27,7 +27,7 @@ OPEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedOfFramework:
     """The user's own decisions, as far as these tools take them."""
 
     fixed: Mapping[str, int]
@@ -37,7 +37,7 @@ class Wanted:
     again: int | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Wanted:
+    def of(cls, request: Request) -> WantedOfFramework:
         """Raises InputError for a decision that is not open here."""
         fixed, pins = parse_pins(request.settings)
         found = cls(fixed)
@@ -45,7 +45,7 @@ class Wanted:
             found = found._with(pin)
         return found
 
-    def _with(self, pin: Pin) -> Wanted:
+    def _with(self, pin: Pin) -> WantedOfFramework:
         alike = pin.kind in (None, "block") and pin.stage is None
         match pin:
             case Pin(tensor="parameters", choice="gpu" | "host" as tier, amount=None) if alike:
@@ -77,12 +77,12 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class Search:
+class FrameworkSearch:
     """All ways of one request."""
 
     tool: Tool
     request: Request
-    wanted: Wanted = field(init=False)
+    wanted: WantedOfFramework = field(init=False)
     counted: int = 0
     stopped: bool = False
     refused: str | None = None  # why the tool has not the first strategy that it has not
@@ -90,11 +90,11 @@ class Search:
     _costs: dict[tuple[int | bool, ...], Costs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.wanted = Wanted.of(self.request)
+        self.wanted = WantedOfFramework.of(self.request)
 
-    def run(self, watch: Watch) -> list[Priced]:
+    def run(self, watch: Watch) -> list[PricedWay]:
         """Those that fit, fastest first. Raises InputError, InfeasibleError."""
-        fitting, misfits = list[Priced](), list[Priced]()
+        fitting, misfits = list[PricedWay](), list[PricedWay]()
         best: float | None = None
         for strategy in self._strategies():
             if fitting and not watch(best, best or 0.0, 0):
@@ -127,7 +127,7 @@ class Search:
                     yield strategy
                 self.refused = self.refused or why
 
-    def _ends(self, family: Family) -> Ends | None:
+    def _ends(self, family: StrategyFamily) -> Ends | None:
         """Seconds of the first and the last layer, in those of a block."""
         if family.pp == 1:
             return None
@@ -137,7 +137,7 @@ class Search:
         first, last = (seconds / each for seconds in ends)
         return first, last
 
-    def _fitted(self, home: Way) -> Priced:
+    def _fitted(self, home: Way) -> PricedWay:
         """With as few blocks recomputed as fit."""
         if self.wanted.recompute is not Recompute.FULL:
             priced = self.priced(home)
@@ -147,13 +147,13 @@ class Search:
         if not counts:
             return self.priced(home)
 
-        def again(count: int) -> Priced:
+        def again(count: int) -> PricedWay:
             return self.priced(replace(home, policy=Recompute.FULL, again=count))
 
         first = bisect_left(counts, True, key=lambda count: not again(count).short)
         return again(counts[min(first, len(counts) - 1)])
 
-    def priced(self, way: Way) -> Priced:
+    def priced(self, way: Way) -> PricedWay:
         """Whether or not it fits."""
         request, nodes = self.request, self.request.cluster.group
         run = Run(
@@ -165,7 +165,7 @@ class Search:
             way.execution(request.model),
         )
         graph = self._graph(run)
-        return Priced(way, run, graph, self._priced(run, graph))
+        return PricedWay(way, run, graph, self._priced(run, graph))
 
     def _graph(self, run: Run) -> Graph:
         strategy = run.strategy

@@ -21,9 +21,9 @@ from pydantic import ValidationError
 
 from bigplan.errors import CheckpointError, InputError, quoted
 from bigplan.rectangle import Rectangle
-from bigplan.spec.document import Spec
+from bigplan.spec.files.document import Spec
+from bigplan.spec.files.reading import RECORD, read_json
 from bigplan.spec.model import ModelSpec
-from bigplan.spec.reading import RECORD, read_json
 from bigplan.spec.training import Training
 
 FORMAT: Final = 2  # one for every change that makes older checkpoints unreadable

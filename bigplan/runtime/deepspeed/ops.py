@@ -28,7 +28,7 @@ import torch
 
 from bigplan.errors import PreflightError
 from bigplan.runtime.native import cpu
-from bigplan.spec.machine import cache_folder
+from bigplan.spec.detect.machine import cache_folder
 
 BUILDERS = {
     "cpu_adam": "CPUAdamBuilder",

@@ -45,9 +45,14 @@ def link_moments(engine: Any) -> None:
     """Let the functions below find every moment; after the first update.
 
     DeepSpeed 0.19.8 looks for moments of all groups of parameters when it has updated the first
-    one, and never finds those of the others.
+    one, and never finds those of the others. Nor those of ZeRO 3's parts that a second optimizer
+    updates on the GPU, where a ratio leaves some there.
     """
     optimizer = engine.optimizer
+    if (beside := getattr(optimizer, "backup_optimizer", None)) is not None:
+        for part in optimizer.fp32_partitioned_groups_flat:
+            if part in beside.state:
+                optimizer.optimizer.state[part] = beside.state[part]
     if getattr(optimizer, "_hp_optimizer_states_linked", None):
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()

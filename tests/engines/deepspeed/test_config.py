@@ -10,7 +10,7 @@ import pytest
 
 from bigplan.engines import make_plan
 from bigplan.engines.deepspeed.engine import _config
-from bigplan.engines.deepspeed.search import Search
+from bigplan.engines.deepspeed.search import DeepSpeedSearch
 from bigplan.placement import Tier
 from bigplan.runtime.deepspeed.config import needed, settings
 from tests.engines.deepspeed.test_search import Settings, request
@@ -31,7 +31,7 @@ def test_deepspeed_parses_every_way(gpus: int) -> None:
     """A key that it does not know is an error there."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    search = Search(request(gpus=gpus, gradient_precision="bf16"))
+    search = DeepSpeedSearch(request(gpus=gpus, gradient_precision="bf16"))
     seen = 0
     for way in search._ways():
         if way.strategy.micro_batch == 1:

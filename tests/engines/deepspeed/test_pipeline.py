@@ -8,18 +8,18 @@ import pytest
 
 from bigplan.engines import engine_of, make_plan
 from bigplan.engines.deepspeed.decisions import Decisions
-from bigplan.engines.deepspeed.memory import Held
-from bigplan.engines.deepspeed.pipeline import MANY, PipedStep, StageTimes, Todo, order, played
+from bigplan.engines.deepspeed.memory import StageHoldings
+from bigplan.engines.deepspeed.pipeline import MANY, PipedStep, PipelineTimes, Todo, order, played
 from bigplan.engines.deepspeed.price import Phase
 from bigplan.engines.deepspeed.refusals import refusal
-from bigplan.engines.deepspeed.search import Search
+from bigplan.engines.deepspeed.search import DeepSpeedSearch
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.program import Lane, Op
 from tests.engines.deepspeed.test_search import Settings, request
 
 UPDATE = (Phase(Op.UPDATE, 0, Lane.GPU_UPDATE, 0.5),)
-ALIKE = StageTimes(1.0, 2.0, 0.0, (), UPDATE)
+ALIKE = PipelineTimes(1.0, 2.0, 0.0, (), UPDATE)
 SPLIT: Settings = {"pp": 2, "zero": 1, "micro_batch": 1}
 
 
@@ -73,7 +73,11 @@ def test_messages_are_not_hidden() -> None:
 
 
 def test_many_micro_batches_take_as_if_all_were_played() -> None:
-    stages = (ALIKE, StageTimes(0.7, 2.5, 0.0, (), UPDATE), StageTimes(1.1, 1.9, 0.0, (), UPDATE))
+    stages = (
+        ALIKE,
+        PipelineTimes(0.7, 2.5, 0.0, (), UPDATE),
+        PipelineTimes(1.1, 1.9, 0.0, (), UPDATE),
+    )
     for count in (2 * 3 + MANY + 1, 100, 333):
         step = PipedStep(stages, count, 0.03, 0, 0.0)
         assert step.seconds == pytest.approx(step.timeline().seconds, rel=1e-9)
@@ -81,7 +85,7 @@ def test_many_micro_batches_take_as_if_all_were_played() -> None:
 
 
 def test_the_update_waits_for_every_stage_and_a_shared_table() -> None:
-    slow = StageTimes(1.0, 2.0, 0.0, (Phase(Op.REDUCE, 0, Lane.COMM, 2.0),), UPDATE)
+    slow = PipelineTimes(1.0, 2.0, 0.0, (Phase(Op.REDUCE, 0, Lane.COMM, 2.0),), UPDATE)
     step = PipedStep((ALIKE, slow), 2, 0.0, 0, 1.0)
     by_op = {(e.stage, e.op): e for e in step.timeline().events if e.op not in (Op.SEND, Op.RECV)}
     table = by_op[0, Op.TENSOR_REDUCE]
@@ -92,11 +96,11 @@ def test_the_update_waits_for_every_stage_and_a_shared_table() -> None:
 
 def test_stages_hold_the_model_and_what_is_under_way() -> None:
     asked = request({**SPLIT, "recompute": "none"}, gpus=8)
-    search = Search(asked)
+    search = DeepSpeedSearch(asked)
     way = next(way for way in search._ways() if way.strategy.pp == 2)
     graph, _ = search._graph(way.strategy, 1024)
     sizes = search.tried(way).held.sizes
-    first, last = (Held(graph, asked.training, way, sizes, at) for at in range(2))
+    first, last = (StageHoldings(graph, asked.training, way, sizes, at) for at in range(2))
     assert first.parameters + last.parameters == asked.model.parameter_count
     assert (first.in_flight, last.in_flight) == (2, 1)
     assert first.gpu()["activations"] > 1.5 * last.gpu()["activations"]
@@ -117,7 +121,7 @@ def test_a_pipelines_plan_is_complete() -> None:
     assert parts.bubble > 0
     assert engine_of(plan).timeline(plan).seconds == pytest.approx(plan.predicted.step_seconds)
     again = Decisions.of(plan)
-    assert Search(request(gpus=8)).tried(again).decisions == again
+    assert DeepSpeedSearch(request(gpus=8)).tried(again).decisions == again
 
 
 def test_the_ends_of_a_pipeline_may_be_smaller() -> None:

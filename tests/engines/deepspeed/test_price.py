@@ -1,7 +1,7 @@
 """The price against DeepSpeed 0.19.8 on H200 machines, none of whose runs went into it.
 
 Hugging Face modules in benchmarks/peers, whose head takes a whole micro-batch at once; each beside
-the cluster that `bigplan profile` measured there just before (benchmarks/results).
+the cluster that `bigplan profile` measured there just before (benchmarks/results/clusters).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 from bigplan.cost.price import price
-from bigplan.engines.deepspeed.price import BEHAVIOUR, Priced, Pricing
-from bigplan.engines.deepspeed.search import Search, Tried
+from bigplan.engines.deepspeed.price import BEHAVIOUR, PricedStep, StagePricing
+from bigplan.engines.deepspeed.search import DeepSpeedSearch, TriedWay
 from bigplan.placement import Tier
 from bigplan.planner import Request
 from bigplan.program import Lane, Op
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.document import parse_document
+from bigplan.spec.files.document import parse_document
 from bigplan.spec.training import Training
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+MACHINES = Path(__file__).parents[3] / "benchmarks" / "results" / "clusters"
 GIB = 2**30
 ZERO2: dict[str, str | int | float] = {"zero": 2, "optimizer": "host", "micro_batch": 4}
-# Folder, model, decisions, GPU it was held to; seconds a step, GiB of the host's memory at most.
+# Machine, model, decisions, GPU it was held to; seconds a step, GiB of the host's memory at most.
 RUNS = [
-    ("2026-11-22-h200-lanes/machine-2", "llama-like-5.5b", ZERO2, 24, 9.62, 102.7),
+    ("2026-11-22-h200-lanes-2", "llama-like-5.5b", ZERO2, 24, 9.62, 102.7),
     ("2026-11-22-h200-one-at-a-time", "llama-like-5.5b", ZERO2, 24, 9.47, 104.4),
     ("2026-11-22-h200-rows-apart", "llama-like-3.3b", ZERO2, 16, 5.81, 60.8),
     (
@@ -50,32 +50,34 @@ RUNS = [
 OWN = 1.15, 1.13  # of time, of memory; memory counts Ray and a launch, which those runs had not
 
 
-def measured_cluster(folder: str) -> Cluster:
+def measured_cluster(name: str) -> Cluster:
     """As it was measured; one rate that is known no more is left out."""
-    lines = (RESULTS / folder / "cluster.yaml").read_text().splitlines()
+    lines = (MACHINES / f"{name}.yaml").read_text().splitlines()
     text = "\n".join(line for line in lines if "node_both_ways_beside_update" not in line)
-    return parse_document(text, Cluster, folder)
+    return parse_document(text, Cluster, name)
 
 
-def tried(cluster: Cluster, model: str, settings: dict[str, str | int | float]) -> Tried:
+def tried(cluster: Cluster, model: str, settings: dict[str, str | int | float]) -> TriedWay:
     training = Training(sequence_length=4096, global_batch=16, gradient_precision="bf16")
     settings = {**settings, "recompute": "full", "loss_chunk": 65536}
-    search = Search(Request(find_model(model), training, cluster, settings, engine="deepspeed"))
+    search = DeepSpeedSearch(
+        Request(find_model(model), training, cluster, settings, engine="deepspeed")
+    )
     part = settings.get("optimizer.host", 1.0) != 1.0
     (way,) = (way for way in search._ways() if (way.on_cpu < 1.0) == part)
     return search._fitted(way)
 
 
-@pytest.mark.parametrize(("folder", "model", "settings", "gib", "seconds", "host"), RUNS)
+@pytest.mark.parametrize(("machine", "model", "settings", "gib", "seconds", "host"), RUNS)
 def test_measured_runs_are_predicted(
-    folder: str,
+    machine: str,
     model: str,
     settings: dict[str, str | int | float],
     gib: int | None,
     seconds: float,
     host: float,
 ) -> None:
-    cluster = measured_cluster(folder)
+    cluster = measured_cluster(machine)
     found = tried(cluster.with_caps(gpu=gib * GIB) if gib else cluster, model, settings)
     assert 1 / OWN[0] < found.step.seconds / seconds < OWN[0]
     used = {use.tier: use.used_bytes for use in found.memory}[Tier.HOST]
@@ -86,7 +88,7 @@ def test_blocks_of_powers_of_two_do_not_fit_where_blocks_of_their_size_do() -> N
     """5.5 B with torch's page-locking ended in the kernel's out-of-memory killer on an H200."""
     found = tried(find_cluster("h200-1x"), "llama-like-5.5b", ZERO2)
     assert not found.short
-    search = Search(
+    search = DeepSpeedSearch(
         Request(
             find_model("llama-like-5.5b"),
             found.held.training,
@@ -114,11 +116,11 @@ def test_many_micro_batches_are_priced_as_one_of_them_and_shown_one_by_one() -> 
     nodes = find_cluster("h200-1x").group
     found = tried(find_cluster("h200-1x"), "llama-like-5.5b", {**ZERO2, "micro_batch": 1})
     costs, count = price(found.held.graph, found.held.training, nodes, BEHAVIOUR), 16
-    pricing = Pricing(found.held, costs, nodes)
+    pricing = StagePricing(found.held, costs, nodes)
     each = [pricing.micro_batch(i, last=i == count - 1) for i in range(count)]
-    written_out = Priced((*(phase for one in each for phase in one), *pricing.update()))
+    written_out = PricedStep((*(phase for one in each for phase in one), *pricing.update()))
     step = found.step
-    assert isinstance(step, Priced)
+    assert isinstance(step, PricedStep)
     assert len(step.phases) < len(written_out.phases) / 4
     assert step.by_lane() == pytest.approx(written_out.by_lane())
     assert step.by_op() == pytest.approx(written_out.by_op())

@@ -8,7 +8,7 @@ import pytest
 
 from bigplan.engines import make_plan
 from bigplan.engines.deepspeed.decisions import Decisions
-from bigplan.engines.deepspeed.search import Search
+from bigplan.engines.deepspeed.search import DeepSpeedSearch
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
@@ -43,7 +43,7 @@ def request(
 
 
 def ways(asked: Request) -> list[Decisions]:
-    return list(Search(asked)._ways())
+    return list(DeepSpeedSearch(asked)._ways())
 
 
 def test_every_way_is_one_that_deepspeed_takes() -> None:
@@ -104,7 +104,7 @@ def test_the_share_that_the_user_sets_is_in_the_configuration() -> None:
 def test_decisions_that_are_not_open_are_told() -> None:
     for key, value in (("slots", 2), ("block.parameters", "host"), ("streamed", 0.5)):
         with pytest.raises(InputError, match="what is open with --engine deepspeed"):
-            Search(request({key: value}))
+            DeepSpeedSearch(request({key: value}))
     with pytest.raises(InputError, match="no way in which DeepSpeed runs"):
         make_plan(request({"micro_batch": 3}))
 
@@ -148,4 +148,6 @@ def test_what_does_not_fit_says_what_is_short() -> None:
 def test_equal_requests_give_equal_plans_that_read_back(tmp_path: object) -> None:
     one, other = make_plan(request(gpu_gib=24)), make_plan(request(gpu_gib=24))
     assert one == other
-    assert Search(request(gpu_gib=24)).tried(Decisions.of(one)).decisions == Decisions.of(one)
+    assert DeepSpeedSearch(request(gpu_gib=24)).tried(Decisions.of(one)).decisions == Decisions.of(
+        one
+    )

@@ -13,7 +13,7 @@ from bigplan.cost.memory import framework_memory
 from bigplan.cost.run import graph_of, parts_of
 from bigplan.engines import ENGINES, chosen, engine_of, make_plan
 from bigplan.engines.frameworks import FRAMEWORKS
-from bigplan.engines.frameworks.search import Search
+from bigplan.engines.frameworks.search import FrameworkSearch
 from bigplan.engines.frameworks.way import Way
 from bigplan.errors import InfeasibleError, InputError, RefusedError
 from bigplan.export import TOOLS
@@ -68,7 +68,7 @@ def test_a_plan_for_a_tool_loses_nothing_in_its_configuration(
 
 
 def test_so_does_one_with_everything_that_is_open_for_it(engine: str) -> None:
-    search = Search(FRAMEWORKS[engine].tool, asked("tight", engine))
+    search = FrameworkSearch(FRAMEWORKS[engine].tool, asked("tight", engine))
     seen = set()
     for strategy in search._strategies():
         for home in search.tool.homes(strategy):
@@ -85,7 +85,7 @@ def test_so_does_one_with_everything_that_is_open_for_it(engine: str) -> None:
 _PLANS: dict[str, Plan] = {}
 
 
-def _of(engine: str, way: Way, search: Search) -> Plan:
+def _of(engine: str, way: Way, search: FrameworkSearch) -> Plan:
     """A plan with another way, whose promise nobody looks at."""
     model, training = search.request.model, search.request.training
     if engine not in _PLANS:
@@ -97,7 +97,7 @@ def _of(engine: str, way: Way, search: Search) -> Plan:
 def test_the_price_is_that_of_published_runs(engine: str, plans: dict[str, Plan]) -> None:
     for plan in plans.values():
         request = Request(plan.model, plan.training, plan.cluster, engine=engine)
-        run = Search(FRAMEWORKS[engine].tool, request).priced(Way.of(plan)).run
+        run = FrameworkSearch(FRAMEWORKS[engine].tool, request).priced(Way.of(plan)).run
         graph = graph_of(run)
         seconds = sum(parts_of(run, graph, run.nodes).values())
         assert plan.predicted.step_seconds == pytest.approx(seconds, rel=1e-9)

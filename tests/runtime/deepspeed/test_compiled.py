@@ -20,7 +20,7 @@ import pytest
 from bigplan.engines import engine_of, make_plan
 from bigplan.engines.deepspeed import sizes
 from bigplan.engines.deepspeed.decisions import Decisions
-from bigplan.engines.deepspeed.search import Search
+from bigplan.engines.deepspeed.search import DeepSpeedSearch
 from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
 from bigplan.runtime.deepspeed.config import needed
@@ -83,7 +83,7 @@ def test_state_on_a_drive_takes_the_host_memory_that_is_promised(
     case = asdict(Case(str(tmp_path / "plan.yaml"), 2))
     first, second = ran(tmp_path, {"drive": case})["drive"]["swapping"]
     promised = defaultdict[str, int](int)
-    for purpose, nbytes in Search(request).tried(Decisions.of(plan)).held.host():
+    for purpose, nbytes in DeepSpeedSearch(request).tried(Decisions.of(plan)).held.host():
         promised[purpose] += nbytes
     aligned = 1024 * plan.config["json"]["aio"]["intra_op_parallelism"]
     buffers = plan.config["json"]["zero_optimization"]["offload_optimizer"]["buffer_count"]

@@ -29,7 +29,7 @@ from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
 from bigplan.runtime.worker import Worker as NativeWorker
 from bigplan.spec.catalog import find_model
-from bigplan.spec.training import Training, Validation
+from bigplan.spec.training import Training, ValidationSpec
 from tests.engines.deepspeed.test_search import Settings
 from tests.runtime.deepspeed.ranks import Case
 from tests.tiny import small_cluster
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(300)
 STEPS = 3
 UNIT32, PART16 = 2.0**-20, 2.0**-8
 SECONDS = 240.0
-VALIDATION = Validation(data="bundled", every=1, batches=1)
+VALIDATION = ValidationSpec(data="bundled", every=1, batches=1)
 
 
 def trained(changes: Mapping[str, object]) -> Training:

@@ -1,0 +1,312 @@
+"""Tables of a plan: seconds, memory, where tensors live, other strategies, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from bigplan.graph.graph import Recompute
+from bigplan.placement import Tier
+from bigplan.plan import Alternative, MemoryUse, Plan, Predicted, StepParts
+from bigplan.report.decision import strategy_text
+from bigplan.report.stages import TENSORS, Home, StageShares
+from bigplan.report.text import (
+    PURPOSES,
+    TIER_NAMES,
+    bar,
+    bytes_text,
+    legend,
+    number_range,
+    percent,
+    purpose_bar,
+    seconds_text,
+    table,
+)
+from bigplan.units import format_bytes, parse_bytes
+from bigplan.whatif import Answer, Outcome, helps
+
+TRIFLE = 1e-4  # of the step
+NAMED = 0.005  # of the step: a resource that holds it up for less is not named
+ALL = 0.995
+NEARLY = 0.9  # of the binding resource's seconds on the path: who works so long would bind next,
+MUCH = 0.5  # unless this part of its own seconds is on the path already
+
+
+def bound_text(predicted: Predicted) -> str:
+    """What the step is bound by: resources on its critical path, with their seconds.
+
+    "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.1 s". A resource that
+    works about as long off the path, or longer, is told too: it would bind if this one were less.
+    """
+    path, step = predicted.critical_path, predicted.step_seconds
+    most = path[predicted.bottleneck]
+    share = f"{seconds_text(most)} of {seconds_text(step)} of the critical path"
+    first = f"{share} ({percent(most / step)})" if most < ALL * step else "all of the critical path"
+    busy = {
+        name: seconds
+        for name, seconds in predicted.busy_seconds.items()
+        if seconds > NEARLY * most and path.get(name, 0.0) < MUCH * seconds
+    }
+    others = {
+        name: f"{name} {seconds_text(seconds)}"
+        for name, seconds in path.items()
+        if name != predicted.bottleneck and seconds > NAMED * step
+    }
+    for name, seconds in busy.items():
+        how = "longer" if seconds > most else "nearly as long"
+        beside = f"{name} works {how} beside it ({seconds_text(seconds)})"
+        if name in others:
+            beside = f"{others[name]}, busy {seconds_text(seconds)} in all"
+        others[name] = beside
+    return "; ".join([f"{predicted.bottleneck}, {first}", *others.values()])
+
+
+def busy_table(busy: Mapping[str, float], path: Mapping[str, float], step_seconds: float) -> Table:
+    """Seconds each resource works during a step (of the busiest stage), and those of them on the
+    critical path; the resource with most of these binds.
+    """
+    columns = ("resource", "busy", "share of the step", "critical path", "")
+    rows = table("Time by resource", *columns, right=("busy", "critical path"))
+    binding = max(path, key=lambda name: path[name], default="")
+    least = TRIFLE * step_seconds
+    shown = {name: (path.get(name, 0.0), seconds) for name, seconds in busy.items()}
+    shown = {name: both for name, both in shown.items() if max(both) > least}
+    for name in sorted(shown, key=lambda name: shown[name], reverse=True):
+        on_path, seconds = shown[name]
+        share = seconds / step_seconds if step_seconds else 0.0
+        rows.add_row(
+            name,
+            seconds_text(seconds),
+            f"{bar(seconds, step_seconds)} {share:4.0%}",
+            seconds_text(on_path) if on_path > least else "-",
+            "binds" if name == binding else "",
+        )
+    return rows
+
+
+def part_seconds(parts: StepParts) -> dict[str, float]:
+    """The parts by what the user calls them, in the order of the step's description."""
+    waits = f"waiting ({parts.waits_for} is busiest)" if parts.waits_for else "waiting"
+    return {
+        "compute": parts.compute,
+        "recomputation": parts.recompute,
+        "tensor-parallel collectives": parts.collectives,
+        "optimizer and norms on the GPU": parts.update,
+        "pipeline bubble": parts.bubble,
+        waits: parts.waiting,
+    }
+
+
+def parts_table(parts: StepParts) -> Table:
+    """The step of the busiest GPU; what it spends nothing on is left out."""
+    rows = table("The step of the busiest GPU", "part", "seconds", "share", right=("seconds",))
+    named = part_seconds(parts)
+    whole = sum(named.values())
+    for name, seconds in named.items():
+        if seconds > TRIFLE * whole:
+            share = f"{bar(seconds, whole)} {seconds / whole:4.0%}"
+            rows.add_row(name, seconds_text(seconds), share)
+    return rows
+
+
+ROWS_SHOWN = 9  # of a tier; of more, the first stages, the fullest and the last are shown
+HARDLY = 1e-3  # of what is used: too little to name
+NOTHING = 1 << 20  # less than this is housekeeping, not a use of the tier
+
+TableRow = tuple[str, MemoryUse]
+
+
+def memory_table(memory: Sequence[MemoryUse]) -> Table:
+    """A bar per tier and stage; equal neighbours share it."""
+    shown = [use for use in memory if use.tier is Tier.GPU or use.used_bytes >= NOTHING]
+    purposes = {p for use in shown for p, n in use.by_purpose.items() if n}
+    title = f"Memory of one GPU; host and NVMe of one node ({legend(sorted(purposes))})"
+    rows = table(title, "stage", "tier", "", "used", "by purpose", right=("used",))
+    for tier in Tier:
+        uses = [use for use in shown if use.tier is tier]
+        for stages, use in _shortened(list(_merged(uses))):
+            rows.add_row(
+                stages,
+                TIER_NAMES[tier],
+                purpose_bar(use.by_purpose, use.capacity_bytes),
+                *_amounts(use),
+            )
+    return rows
+
+
+def _merged(uses: Sequence[MemoryUse]) -> Iterator[TableRow]:
+    for _, run in groupby(uses, key=lambda use: use.model_copy(update={"stage": 0})):
+        members = list(run)
+        yield number_range([use.stage for use in members]), members[0]
+
+
+def _shortened(rows: Sequence[TableRow]) -> Sequence[TableRow]:
+    """Of a long pipeline the first stages, the fullest and the last."""
+    if len(rows) <= ROWS_SHOWN:
+        return rows
+    fullest = max(rows, key=lambda row: row[1].used_bytes)
+    wanted = [*rows[: ROWS_SHOWN - 2], fullest, rows[-1]]
+    return [row for row in rows if row in wanted]
+
+
+def _amounts(use: MemoryUse) -> tuple[str, str]:
+    """Used of capacity, and each purpose's part in the unit of what is used, largest first."""
+    unit = format_bytes(use.used_bytes).split()[1]
+    size = parse_bytes(f"1 {unit}")
+    used, capacity = use.used_bytes / size, use.capacity_bytes / size
+    if capacity < 1024:
+        told = f"{used:.3g} of {capacity:.3g} {unit}"
+    else:
+        told = f"{used:.3g} {unit} of {format_bytes(use.capacity_bytes)}"
+    ordered = sorted(use.by_purpose.items(), key=lambda item: -item[1])
+    ordered = [(name, n) for name, n in ordered if n > HARDLY * use.used_bytes]
+    parts = [f"{PURPOSES[name][0]} {_two_digits(nbytes / size)}" for name, nbytes in ordered]
+    return told, ", ".join(parts)
+
+
+def _two_digits(amount: float) -> str:
+    """Two significant digits, and no exponent: 116, 36, 1.1."""
+    return f"{amount:.0f}" if amount >= 100 else f"{amount:.2g}"
+
+
+POLICIES = {
+    str(Recompute.NONE): "kept",
+    str(Recompute.SELECTIVE): "recomputed selectively",
+    str(Recompute.MLP): "recomputed in the MLP",
+    str(Recompute.FULL): "recomputed",
+}
+
+
+def homes_table(stages: Sequence[StageShares]) -> Table:
+    """A row per tensor kind; neighbouring stages that place the same counts share it."""
+    used = [tier for tier in Tier if any(tier in s.homes[t] for s in stages for t in TENSORS)]
+    per = {
+        tier: f"{TIER_NAMES[tier]}, per {'GPU' if tier is Tier.GPU else 'node'}" for tier in used
+    }
+    title = "Where tensors live (layers with embedding and head; activations: blocks)"
+    rows = table(title, "stage", "tensors", *per.values())
+    for _, run in groupby(enumerate(stages), key=lambda item: _counts(item[1])):
+        members = list(run)
+        numbers, alike = [n for n, _ in members], [stage for _, stage in members]
+        for tensor in TENSORS:
+            stage = number_range(numbers) if tensor == TENSORS[0] else ""
+            rows.add_row(stage, tensor, *(_cell(alike, tensor, tier) for tier in used))
+    return rows
+
+
+def _counts(stage: StageShares) -> list[tuple[str, str, float, tuple[tuple[str, int], ...]]]:
+    """What makes stages alike: their counts, not their bytes, which fall along the pipeline."""
+    return [
+        (tensor, tier, home.layers, tuple(home.recompute.items()))
+        for tensor in TENSORS
+        for tier, home in stage.homes[tensor].items()
+    ]
+
+
+def _cell(stages: Sequence[StageShares], tensor: str, tier: str) -> str:
+    homes = [stage.homes[tensor][tier] for stage in stages if tier in stage.homes[tensor]]
+    if not homes:
+        return "-"
+    told = f"{_amount(stages[0], tensor, homes[0])}: {_range([home.nbytes for home in homes])}"
+    streamed = [home.streamed * home.nbytes for home in homes]
+    if any(streamed):
+        told += f", {_range(streamed)} streamed"
+    return told
+
+
+def _range(nbytes: Sequence[float]) -> str:
+    least, most = min(nbytes), max(nbytes)
+    return bytes_text(most) if least == most else f"{bytes_text(least)} - {bytes_text(most)}"
+
+
+def _amount(stage: StageShares, tensor: str, home: Home) -> str:
+    if tensor == "activations":
+        return ", ".join(f"{count} {POLICIES[policy]}" for policy, count in home.recompute.items())
+    whole = sum(other.layers for other in stage.homes[tensor].values())
+    if home.layers != round(home.layers):  # shares of optimizer state are no whole layers
+        return percent(home.layers / whole)
+    return "all" if home.layers == whole else f"{home.layers:.0f} of {whole:.0f}"
+
+
+RIVALS_SHOWN = 5
+TOLD = 2  # parts named per runner-up
+EQUAL = 5e-4  # of the step
+WORTH = 0.15  # of the difference: a smaller part does not explain it
+
+
+def rivals_table(plan: Plan) -> Table:
+    """The best plans of other strategies, fastest first."""
+    rows = table(
+        "Runners-up", "strategy", "step", "slower by", "because of", right=("step", "slower by")
+    )
+    for other in plan.alternatives[:RIVALS_SHOWN]:
+        rows.add_row(
+            strategy_text(other.strategy),
+            seconds_text(other.step_seconds),
+            f"{other.step_seconds / plan.predicted.step_seconds - 1:.1%}",
+            why_slower(plan, other),
+        )
+    return rows
+
+
+def why_slower(plan: Plan, other: Alternative) -> str:
+    """The parts of the step that grow most, and the one that shrinks most, in seconds."""
+    lost = other.step_seconds - plan.predicted.step_seconds
+    if abs(lost) < EQUAL * plan.predicted.step_seconds:
+        return "next to no difference"
+    if lost < 0:
+        return "about as fast, but not as simple"
+    changes = _changes(plan.predicted.parts, other.parts)
+    slower = [(s, name) for s, name in changes if s > max(0.0, WORTH * lost)][:TOLD]
+    if not slower:
+        return "no single part"
+    text = ", ".join(f"{name} +{seconds_text(s)}" for s, name in slower)
+    saved, name = changes[-1]
+    if -saved > WORTH * slower[0][0]:
+        text += f", but {name} -{seconds_text(-saved)}"
+    return text
+
+
+def _changes(best: StepParts, other: StepParts) -> Sequence[tuple[float, str]]:
+    """Differences in seconds, largest loss first; waiting is named as in the plan that waits."""
+    pairs = zip(part_seconds(best).items(), part_seconds(other).items(), strict=True)
+    return sorted(
+        ((b - a, name if b > a else before) for (before, a), (name, b) in pairs), reverse=True
+    )
+
+
+def help_report(answer: Answer) -> RenderableType:
+    """A row per change that was solved, and the names of those that were not."""
+    parts: list[RenderableType] = [help_table(answer.outcomes)] if answer.outcomes else []
+    if answer.unasked:
+        parts.append(Text(unasked_text(answer.unasked)))
+    return Group(*parts)
+
+
+def help_table(outcomes: Sequence[Outcome]) -> Table:
+    """A row per change that was solved."""
+    rows = table("What would help (solved again)", "change", "step", "then bound by")
+    for outcome in outcomes:
+        rows.add_row(outcome.change, step_text(outcome), outcome.bottleneck or "-")
+    return rows
+
+
+def step_text(outcome: Outcome) -> str:
+    """'step 3.3 s -> 2.6 s (x1.27)', or that it fits, or that it does not help."""
+    before, after = outcome.before_seconds, outcome.step_seconds
+    if after is None:
+        return "still does not fit" if before is None else "cannot be planned as it stands"
+    if before is None:
+        return f"fits: step {seconds_text(after)}"
+    if not helps(outcome):
+        return f"no faster ({seconds_text(after)})"
+    return f"{seconds_text(before)} -> {seconds_text(after)} (x{before / after:.2f})"
+
+
+def unasked_text(changes: Sequence[str]) -> str:
+    """What there was no time for."""
+    return f"Would this help? {'; '.join(changes)}: `--what-if` solves again with each."

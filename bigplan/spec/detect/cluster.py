@@ -1,0 +1,267 @@
+"""This machine as a Cluster, without torch: `bigplan detect`.
+
+GPUs come from nvidia-smi; a shipped GPU type of that name gives what nvidia-smi does not tell.
+Without a GPU the "device" is a part of host memory. Cores, memory and disk are measured for a few
+seconds; `bigplan profile` does it longer, with torch, and measures the rest.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import TypeVar
+
+from bigplan.errors import InputError
+from bigplan.spec.catalog import find_cluster, find_gpu, list_gpus
+from bigplan.spec.cluster import Cluster, Gpu, Host, Link, NodeGroup, Nvme, Pcie
+from bigplan.spec.detect.machine import (
+    FoundGpu,
+    available_cores,
+    available_memory,
+    cpu_name,
+    find_gpus,
+)
+from bigplan.spec.detect.probes import probe_copy, probe_disk, probe_gemm
+from bigplan.spec.files.document import Spec, load_document
+from bigplan.spec.part import MachinePart
+
+# Shipped GPU types, and the cluster whose links and copy rates a machine with them probably has.
+_LIKE = {
+    "h200-sxm": "hgx-h200",
+    "h100-sxm-80gb": "dgx-h100",
+    "a100-sxm4-80gb": "dgx-a100-80g",
+    "a100-sxm4-40gb": "dgx-a100-40g",
+    "b200": "hgx-b200",
+    "b300": "hgx-b300",
+    "a10g": "a10g-cloud",
+    "v100-sxm2-32gb": "v100-4x",
+    "v100-sxm2-16gb": "v100-4x",
+    "v100-sxm3-32gb": "dgx2-v100",
+    "rtx-4090": "rtx-4090-workstation",
+    "rtx-3090": "rtx-3090x4-workstation",
+}
+
+# AdamW in fp32 reads parameter, gradient and two moments and writes all but the gradient.
+_ADAM_BYTES = 30
+
+# Percent of the available memory: Ray stops workers where a node is fuller than 95%. What processes
+# take besides tensors every plan counts itself (cost/process.py).
+_KEPT_FREE = 6
+
+
+class Fallback(Spec):
+    """What is assumed where nothing is known (fallback.yaml)."""
+
+    gpu: Gpu
+    pcie: Pcie
+    gpu_link: Link
+    cpu: Gpu
+    cpu_link: Link
+
+
+B = TypeVar("B", bound=MachinePart)
+
+
+def detect(
+    cpu_devices: int | None = None,
+    folder: Path | None = None,
+    *,
+    drive: bool = True,
+    gpus: Sequence[FoundGpu] | None = None,
+) -> Cluster:
+    """This machine as a cluster of one node.
+
+    `cpu_devices` makes so many devices of cores and memory, also where there are GPUs; None takes
+    the GPUs, or one such device where there are none. `folder` is where tensors may go on disk
+    (default: the working directory); without `drive` they may not, and no disk is measured.
+    `gpus` are the ones to describe (default: nvidia-smi's). Raises InputError.
+    """
+    if cpu_devices is not None and cpu_devices < 1:
+        raise InputError(f"cpu_devices is {cpu_devices}; use at least 1")
+    folder = (folder or Path.cwd()).resolve()
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder; name an existing one for offloaded tensors")
+    fallback = load_document(Path(__file__).with_name("fallback.yaml"), Fallback)
+    today = f"measured here by bigplan detect, {date.today().isoformat()}"
+    memory, cores = available_memory(), available_cores()
+    copy = _rounded(probe_copy(cores))
+    if cpu_devices is not None:
+        gpus = ()
+    elif gpus is None:
+        gpus = find_gpus()
+    kept_free = memory * (_KEPT_FREE if gpus else 50) // 100
+    host = _host(_whole_mib(memory - kept_free), cores, copy, today)
+    nvme = _nvme(folder, today) if drive else None
+    if gpus:
+        group = _gpu_group(gpus, fallback, host, nvme, today)
+    else:
+        group = _cpu_group(cpu_devices or 1, fallback, host, nvme, today)
+    what = f"{group.gpus_per_node} x {group.gpu.name}"
+    return Cluster(
+        name="this-machine", description=f"{what}, as bigplan detect saw it", node_groups=(group,)
+    )
+
+
+def _rounded(value: float) -> float:
+    """Three digits: a short measurement has no more."""
+    return float(f"{value:.3g}")
+
+
+def _whole_mib(size: int) -> int:
+    return max(size >> 20, 1) << 20
+
+
+def _host(memory: int, cores: int, copy: float, today: str) -> Host:
+    return Host(
+        memory=memory,
+        memory_bandwidth=copy,
+        cores=cores,
+        adam_rate=_rounded(copy / _ADAM_BYTES),
+        sources={
+            "memory": f"{today}: a part of the memory that is available, leaving room for others",
+            "memory_bandwidth": f"{today}: copy with {cores} threads, reads and writes",
+            "cores": today,
+            "adam_rate": f"estimate: {_ADAM_BYTES} bytes a parameter at memory_bandwidth",
+        },
+    )
+
+
+def _nvme(folder: Path, today: str) -> Nvme | None:
+    rates = probe_disk(folder)
+    if rates is None:
+        return None
+    measured = f"{today}: 96 MiB with 4 threads, {rates.how}"
+    return Nvme(
+        capacity=_whole_mib(shutil.disk_usage(folder).free // 2),
+        read=_rounded(rates.read),
+        write=_rounded(rates.write),
+        drives=1,
+        latency=_rounded(rates.latency),
+        path=str(folder),
+        sources={
+            "capacity": f"{today}: half of what is free",
+            "read": measured,
+            "write": measured,
+            "drives": "estimate: the folder is taken for one drive",
+            "latency": f"{today}: reads of 4 KiB, {rates.how}",
+        },
+    )
+
+
+def _cpu_group(
+    devices: int, fallback: Fallback, host: Host, nvme: Nvme | None, today: str
+) -> NodeGroup:
+    gemm = probe_gemm()
+    peak = _rounded(gemm.peak / devices)
+    shared = f"divided by {devices} devices" if devices > 1 else "all cores"
+    overheads, told = _overheads(fallback.cpu, devices, host.cores)
+    launch, launched = overheads["launch_overhead"], told["launch_overhead"]
+    gpu = fallback.cpu.replaced(
+        {
+            "name": cpu_name(),
+            # The host has a half: this is a quarter.
+            "memory": _whole_mib(host.memory // (2 * devices)),
+            "peak_flops": {"bf16": peak / 2, "fp32": peak},
+            "multiprocessors": max(1, host.cores // devices),
+            "memory_bandwidth": _rounded(host.memory_bandwidth / devices),
+            "gemm_half_k": _rounded(gemm.half_k),
+            "adam_rate": _rounded(host.adam_rate / devices),
+        }
+        | overheads,
+        {
+            "memory": f"{today}: a quarter of the memory that is available, {shared}",
+            "peak_flops": f"{today}: numpy's fp32 GEMM, {shared}; bf16 estimated as half of it",
+            "multiprocessors": f"{today}: cores, {shared}",
+            "memory_bandwidth": f"{today}: copy, {shared}",
+            "gemm_half_k": f"{today}: numpy's fp32 GEMM at K 128 and K 1024",
+        }
+        | told,
+    )
+    rates = ("host_to_device", "device_to_host", "node_host_to_device", "node_device_to_host")
+    pcie = fallback.pcie.replaced(
+        dict.fromkeys(rates, host.memory_bandwidth / 2) | {"latency": launch},
+        dict.fromkeys(rates, f"{today}: copy within host memory") | {"latency": launched},
+    )
+    return NodeGroup(
+        name="cpu",
+        gpus_per_node=devices,
+        gpu=gpu,
+        host=host,
+        pcie=pcie,
+        nvme=nvme,
+        intra_node=fallback.cpu_link,
+    )
+
+
+OVERHEADS = ("launch_overhead", "operator_overhead", "action_overhead")
+
+
+def _overheads(cpu: Gpu, devices: int, cores: int) -> tuple[dict[str, float], dict[str, str]]:
+    """What launching takes on CPU devices: those that outnumber the cores take turns on them."""
+    times = max(1.0, devices / cores)
+    values = {name: _rounded(getattr(cpu, name) * times) for name in OVERHEADS}
+    how = f", x {devices}/{cores}: {devices} devices take turns on {cores} core(s)"
+    return values, {name: cpu.sources[name] + how * (times > 1) for name in OVERHEADS}
+
+
+def _gpu_group(
+    gpus: Sequence[FoundGpu], fallback: Fallback, host: Host, nvme: Nvme | None, today: str
+) -> NodeGroup:
+    if len({(gpu.name, gpu.memory) for gpu in gpus}) > 1:
+        names = ", ".join(sorted({gpu.name for gpu in gpus}))
+        raise InputError(
+            f"this machine mixes GPUs ({names}); set CUDA_VISIBLE_DEVICES aside and write a "
+            "cluster YAML that describes the ones to use"
+        )
+    found = gpus[0]
+    shipped = {find_gpu(name).name: name for name in list_gpus()}.get(found.name, "")
+    gpu = _quoted(find_gpu(shipped), shipped) if shipped else fallback.gpu
+    if shipped in _LIKE:
+        group = find_cluster(_LIKE[shipped]).group
+        pcie = _quoted(group.pcie, _LIKE[shipped])
+        link = _quoted(group.intra_node, _LIKE[shipped])
+    else:
+        pcie, link = _pcie_of(found, fallback.pcie), fallback.gpu_link
+    gpu = gpu.replaced(
+        {"name": found.name, "memory": found.memory},
+        {"memory": f"{today}: nvidia-smi's memory.total"},
+    )
+    return NodeGroup(
+        name="gpu",
+        gpus_per_node=len(gpus),
+        gpu=gpu,
+        host=host,
+        pcie=_node_rates(pcie, len(gpus)),
+        nvme=nvme,
+        intra_node=link,
+    )
+
+
+def _quoted(block: B, shipped: str) -> B:
+    """The block with sources that say from which shipped description the figures are."""
+    sources = {name: f"as {shipped}: {text}" for name, text in block.sources.items()}
+    return block.replaced({}, sources)
+
+
+def _pcie_of(found: FoundGpu, pcie: Pcie) -> Pcie:
+    """Rates from the link's generation and width: a lane of PCIe 3.0 carries 0.985 GB/s."""
+    if not (found.pcie_generation and found.pcie_width):
+        return pcie
+    rate = 0.8 * 0.985e9 * 2.0 ** (found.pcie_generation - 3) * found.pcie_width
+    source = f"estimate: 0.8 of PCIe {found.pcie_generation}.0 x{found.pcie_width}"
+    names = ("host_to_device", "device_to_host")
+    return pcie.replaced(dict.fromkeys(names, rate), dict.fromkeys(names, source))
+
+
+def _node_rates(pcie: Pcie, gpus: int) -> Pcie:
+    """The node's rate is never above what its GPUs take, nor below one of them alone."""
+    values, sources = {}, {}
+    for direction in ("host_to_device", "device_to_host"):
+        alone, node = getattr(pcie, direction), f"node_{direction}"
+        together = min(max(getattr(pcie, node), alone), alone * gpus)
+        if together != getattr(pcie, node):
+            values[node] = together
+            sources[node] = f"{pcie.sources[node]}; limited to what {gpus} GPUs can take"
+    return pcie.replaced(values, sources)

@@ -1,0 +1,1 @@
+"""YAML and JSON files: read strictly, problems told by line, written back."""

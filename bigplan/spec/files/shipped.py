@@ -1,0 +1,41 @@
+"""Descriptions that come with the package: folders of YAML files, each found by its name."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from bigplan.errors import InputError, quoted
+from bigplan.spec.files.document import S, load_document
+
+PACKAGE = Path(__file__).resolve().parents[2]
+
+
+def names(folder: Path) -> tuple[str, ...]:
+    """Names of the descriptions in `folder`, sorted."""
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def load(folder: Path, name: str, schema: type[S]) -> S:
+    """The description of that name. Raises InputError where it breaks a rule."""
+    return load_document(folder / f"{name}.yaml", schema)
+
+
+def find(folder: Path, name: str, schema: type[S], noun: str) -> S:
+    """The description of that name. Raises InputError where there is none."""
+    known = names(folder)
+    if name not in known:
+        raise unknown(noun, name, known, "or write it out as keys and values")
+    return load(folder, name, schema)
+
+
+def unknown(noun: str, name: str, known: tuple[str, ...], otherwise: str) -> InputError:
+    """The error for a name that nothing bears: the closest one, all of them, another way."""
+    # Names differ in a few characters, so the cutoff is lower than for keys.
+    # "h200" means an h200-sxm, however much more alike "b200" is.
+    begun = [one for one in known if one.startswith(f"{name.lower()}-")]
+    close = difflib.get_close_matches(name.lower(), begun or known, n=1, cutoff=0.4)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return InputError(
+        f"no {noun} is called {quoted(name)}{hint} (shipped: {', '.join(known)}; {otherwise})"
+    )

@@ -1,0 +1,141 @@
+"""Hugging Face's config.json -> ModelSpec, and back, for the families that are known.
+
+A key that changes the architecture in a way that ModelSpec cannot say is refused, by name.
+Dropout and token ids are ignored. A config that is written is read back and compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from bigplan.errors import InputError, RefusedError, quoted
+from bigplan.spec.files.document import ProblemsError, validate
+from bigplan.spec.files.problems import KeyPath, Problem, did_you_mean
+from bigplan.spec.files.reading import read_json
+from bigplan.spec.hf.families import FAMILIES
+from bigplan.spec.hf.reader import Config, ConfigReader
+from bigplan.spec.hf.refusals import refuse_adapter, refuse_experts, refuse_foreign, refuse_type
+from bigplan.spec.model import ModelSpec
+
+SUPPORTED_MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
+
+
+def load_hf_config(path: Path) -> ModelSpec:
+    """Read a config.json. Raises InputError, and RefusedError for what is not supported."""
+    found = read_json(path)
+    if not isinstance(found.data, dict):
+        raise InputError(f"{path}: holds no JSON object; expected a Hugging Face config.json")
+    return from_hf_config(found.data, str(path), found.lines)
+
+
+def from_hf_config(
+    config: Config, where: str = "config.json", lines: Mapping[str, int] | None = None
+) -> ModelSpec:
+    """ModelSpec of a config's plain data, whose keys stand on `lines` where those are known.
+
+    Raises InputError and RefusedError.
+    """
+    refuse_adapter(config, where)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise InputError(
+            f"{where}: missing key 'model_type'; expected a Hugging Face config.json "
+            f"with one of {', '.join(FAMILIES)}"
+        )
+    refuse_experts(config, where)
+    refuse_type(model_type, where)
+    if model_type not in FAMILIES:
+        raise RefusedError(
+            f"{where}: model_type {quoted(model_type)} is not supported"
+            f"{did_you_mean(model_type, FAMILIES)} (supported: {', '.join(FAMILIES)}); "
+            "a model of the same shape can be written as a model YAML"
+        )
+    refuse_foreign(config, where)
+    family = FAMILIES[model_type]
+    reader = ConfigReader(config, family.defaults, where, lines or {})
+    fields = family.read(reader)
+    name = reader.name() or Path(where).parent.name
+    fields |= {"name": name or model_type, "source": f"Hugging Face config.json ({model_type})"}
+    try:
+        return validate(fields, ModelSpec, where)
+    except ProblemsError as error:
+        own = Own(config, family.keys, lines or {})
+        raise ProblemsError([own.told(problem) for problem in error.problems], where) from None
+
+
+def to_hf_config(model: ModelSpec) -> dict[str, Any]:
+    """The config.json of a family that computes what `model` does, read back and compared.
+
+    Raises RefusedError where no family does, naming what the nearest one has otherwise.
+    """
+    unlike: dict[str, tuple[str, ...]] = {}
+    for family, known in FAMILIES.items():
+        config = known.write(model)
+        try:
+            unlike[family] = differences(model, from_hf_config(config))
+        except InputError:  # the family has no key for what makes the model legal, such as head_dim
+            continue
+        if not unlike[family]:
+            return config
+    family = min(unlike, key=lambda name: len(unlike[name]))
+    named = ", ".join(f"{key} {getattr(model, key)}" for key in unlike[family])
+    raise RefusedError(
+        f"{model.name} has {named}, which Hugging Face's {family} has not, nor another of the "
+        f"families that are written: {', '.join(FAMILIES)}"
+    )
+
+
+def differences(one: ModelSpec, other: ModelSpec) -> tuple[str, ...]:
+    """The fields in which two models differ, as far as they mean something for the first."""
+    ignored = {"name", "source"}
+    if one.norm == "rmsnorm":
+        ignored.add("norm_bias")
+    if one.positions != "rope":
+        ignored |= {"rope_theta", "rotary_fraction"}
+    names = (name for name in ModelSpec.model_fields if name not in ignored)
+    return tuple(name for name in names if getattr(one, name) != getattr(other, name))
+
+
+_NAME = re.compile(r"`([a-z_.]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """A config, how its family calls the fields of ModelSpec, and the lines of its keys."""
+
+    config: Config
+    keys: Mapping[str, tuple[str, ...]]
+    lines: Mapping[str, int]
+
+    def told(self, problem: Problem) -> Problem:
+        """The problem with the file's names in place of the fields that stand in backticks."""
+        names = _NAME.findall(problem.text)
+        text = _NAME.sub(lambda found: f"`{self.key(problem.path, found[1])}`", problem.text)
+        return Problem(next(self._lines(problem.path, names), None), text, problem.path)
+
+    def key(self, path: KeyPath, name: str) -> str:
+        """The file's key of a field; a nested model's own fields are named without their path."""
+        inner = ".".join((*map(str, path), name))
+        known = self.keys.get(inner) or self.keys.get(name) or (name,)
+        there = (key for key in known if self._has(key))
+        inside = (key for key in known if "." in key and self._has(key.partition(".")[0]))
+        plain = (key for key in known if "." not in key)
+        return next(chain(there, inside, plain), known[0])
+
+    def _has(self, key: str) -> bool:
+        outer, _, inner = key.partition(".")
+        value = self.config.get(outer)
+        return value is not None and (not inner or (isinstance(value, Mapping) and inner in value))
+
+    def _lines(self, path: KeyPath, names: list[str]) -> Iterator[int]:
+        """Lines of the named keys, inner ones first, then of those around them."""
+        keys = [self.key(path, name) for name in names]
+        keys.sort(key=lambda key: "." not in key)
+        for key in (*keys, *(key.partition(".")[0] for key in keys)):
+            if key in self.lines:
+                yield self.lines[key]

@@ -1,0 +1,32 @@
+"""The families of Hugging Face models that are known: a file each, and a line below."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bigplan.spec.hf.families.bloom import BLOOM
+from bigplan.spec.hf.families.falcon import FALCON
+from bigplan.spec.hf.families.family import ModelFamily
+from bigplan.spec.hf.families.gpt2 import GPT2
+from bigplan.spec.hf.families.gpt_neox import GPT_NEOX
+from bigplan.spec.hf.families.llama import LLAMA, MISTRAL
+from bigplan.spec.hf.families.opt import OPT
+from bigplan.spec.hf.families.phi3 import PHI3
+from bigplan.spec.hf.families.qwen import QWEN2, QWEN3
+from bigplan.spec.hf.families.stablelm import STABLELM
+from bigplan.spec.hf.families.starcoder2 import STARCODER2
+
+FAMILIES: Mapping[str, ModelFamily] = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gpt2": GPT2,
+    "gpt_neox": GPT_NEOX,
+    "opt": OPT,
+    "bloom": BLOOM,
+    "phi3": PHI3,
+    "stablelm": STABLELM,
+    "falcon": FALCON,
+    "starcoder2": STARCODER2,
+}

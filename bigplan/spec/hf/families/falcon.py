@@ -1,0 +1,126 @@
+"""Falcon 40B and 180B, whose queries, keys and values are one matrix, key head by key head.
+
+Falcon 7B and 11B give attention and MLP one norm together, and Falcon-RW scales ALiBi's biases:
+those are refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from bigplan.spec.hf.families.family import GELUS, ModelFamily, Tensors
+from bigplan.spec.hf.families.rope import ROPE_KEYS, read_rope, write_scaling
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.model import ModelSpec
+
+_TENSORS = Tensors(
+    {
+        "embed_tokens": "transformer.word_embeddings",
+        "input_norm": "transformer.h.{}.ln_attn",
+        "q_proj": "transformer.h.{}.self_attention.query_key_value",
+        "k_proj": "transformer.h.{}.self_attention.query_key_value",
+        "v_proj": "transformer.h.{}.self_attention.query_key_value",
+        "o_proj": "transformer.h.{}.self_attention.dense",
+        "post_norm": "transformer.h.{}.ln_mlp",
+        "up_proj": "transformer.h.{}.mlp.dense_h_to_4h",
+        "down_proj": "transformer.h.{}.mlp.dense_4h_to_h",
+        "norm": "transformer.ln_f",
+        "lm_head": "lm_head",
+    },
+    fused=(("q_proj", "k_proj", "v_proj"),),
+    by_head=True,
+)
+_KEYS = {
+    "layers": ("num_hidden_layers",),
+    "hidden": ("hidden_size", "n_embed"),
+    "ffn": ("ffn_hidden_size",),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_kv_heads",),
+    "vocab": ("vocab_size",),
+    "max_sequence_length": ("max_position_embeddings",),
+    "norm_epsilon": ("layer_norm_epsilon",),
+    **ROPE_KEYS,
+}
+_DEFAULTS = {
+    "vocab_size": 65024,
+    "hidden_size": 4544,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 71,
+    "num_ln_in_parallel_attn": None,
+    "layer_norm_epsilon": 1e-5,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "activation": "gelu",
+    "alibi": False,
+    "bias": False,
+    "new_decoder_architecture": False,
+    "tie_word_embeddings": True,
+}
+
+
+def _read(reader: ConfigReader) -> dict[str, Any]:
+    if "n_embed" in reader.config:
+        renamed = {**reader.config, "hidden_size": reader.config["n_embed"]}
+        reader = replace(reader, config=renamed)
+    if reader.text("activation") not in GELUS:
+        reader.refuse("activation", ", ".join(GELUS))
+    if reader.flag("alibi"):
+        reader.refuse("alibi", "false: Falcon scales these biases, BLOOM's ALiBi does not")
+    if not reader.flag("new_decoder_architecture"):
+        reader.refuse("new_decoder_architecture", "true: as in Falcon 40B, with a norm each")
+    if (reader.optional_count("num_ln_in_parallel_attn") or 2) != 2:
+        reader.refuse("num_ln_in_parallel_attn", "2: attention and MLP have a norm each")
+    heads, hidden = reader.count("num_attention_heads"), reader.count("hidden_size")
+    bias = reader.flag("bias")
+    return {
+        "layers": reader.count("num_hidden_layers"),
+        "hidden": hidden,
+        "ffn": reader.optional_count("ffn_hidden_size") or 4 * hidden,
+        "heads": heads,
+        "kv_heads": reader.optional_count("num_kv_heads") or heads,
+        "vocab": reader.count("vocab_size"),
+        "max_sequence_length": reader.count("max_position_embeddings"),
+        "norm": "layernorm",
+        "norm_epsilon": reader.get("layer_norm_epsilon"),
+        "mlp": GELUS[reader.text("activation")],
+        "positions": "rope",
+        **read_rope(reader),
+        "parallel_residual": True,
+        "tied_embeddings": reader.flag("tie_word_embeddings"),
+        "qkv_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": bias,
+    }
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    return {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "activation": "gelu" if model.mlp == "gelu" else "gelu_new",
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": model.ffn,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_kv_heads": model.kv_heads,
+        "num_ln_in_parallel_attn": 2,
+        "new_decoder_architecture": True,
+        "alibi": False,
+        "bias": model.mlp_bias,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_sequence_length,
+        "layer_norm_epsilon": model.norm_epsilon,
+        "rope_theta": model.rope_theta,
+        "rope_scaling": write_scaling(model.rope_scaling),
+        "tie_word_embeddings": model.tied_embeddings,
+        "attention_dropout": 0.0,
+        "hidden_dropout": 0.0,
+        # transformers' defaults would be tokens that a small vocabulary lacks
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+FALCON = ModelFamily(_read, _DEFAULTS, _write, _TENSORS, _KEYS)

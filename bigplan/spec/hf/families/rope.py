@@ -1,0 +1,67 @@
+"""How config.json files say by which angles rope turns queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bigplan.spec.hf.reader import ConfigReader
+from bigplan.spec.model import RopeScaling
+
+_PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, with all of it
+_FIELDS = {
+    "factor": "factor",
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_length": "original_max_position_embeddings",
+}
+
+
+def _within(key: str) -> tuple[str, ...]:
+    return tuple(f"{place}.{key}" for place in _PLACES)
+
+
+ROPE_KEYS: Mapping[str, tuple[str, ...]] = {
+    "rope_theta": (*_within("rope_theta"), "rope_theta"),
+    "rotary_fraction": (*_within("partial_rotary_factor"), "partial_rotary_factor"),
+    "rope_scaling": _PLACES,
+    "rope_scaling.name": (*_within("rope_type"), *_within("type")),
+    **{f"rope_scaling.{field}": _within(key) for field, key in _FIELDS.items()},
+}
+_SCALINGS = (None, "default", "linear", "llama3", "dynamic", "yarn", "longrope")
+
+
+def read_rope(reader: ConfigReader) -> dict[str, Any]:
+    """Base of the rotary angles, how they are scaled, and the part of a head that is rotated."""
+    key = "rope_parameters" if reader.mapping("rope_parameters") else "rope_scaling"
+    rope = reader.mapping(key)
+    if rope.get("rope_type", rope.get("type")) not in _SCALINGS:
+        reader.refuse(key, f"rope_type {', '.join(s for s in _SCALINGS if s)}")
+    part = rope.get("partial_rotary_factor", reader.get("partial_rotary_factor"))
+    return {
+        "rope_theta": rope.get("rope_theta", reader.get("rope_theta")),
+        "rope_scaling": _read_scaling(rope, reader),
+        "rotary_fraction": 1.0 if part is None else part,
+    }
+
+
+def _read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any] | None:
+    """The fields of ModelSpec.rope_scaling, "type" and "rope_type" being old and new names."""
+    name = rope.get("rope_type", rope.get("type"))
+    if name in (None, "default"):
+        return None
+    length = rope.get("original_max_position_embeddings")
+    if length is None and name == "llama3":
+        length = reader.count("max_position_embeddings")
+    fields = {"name": name} | {field: rope.get(key) for field, key in _FIELDS.items()}
+    fields["original_length"] = length
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    """What `rope_scaling` of a config.json says of it."""
+    if scaling is None:
+        return None
+    fields = {key: getattr(scaling, field) for field, key in _FIELDS.items()}
+    fields["rope_type"] = scaling.name
+    return {key: value for key, value in fields.items() if value is not None}

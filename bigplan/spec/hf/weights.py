@@ -1,0 +1,120 @@
+"""Weights in Hugging Face's files: which tensor holds which parameter, and of which model they are.
+
+Hugging Face's rotary halves are ours, so most tensors are the same under another name. The files of
+the families have those names (bigplan/spec/hf/families).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bigplan.errors import InputError
+from bigplan.spec.files.reading import read_json
+from bigplan.spec.hf.config import Own, differences, load_hf_config
+from bigplan.spec.hf.families import FAMILIES
+from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A parameter within a tensor, once that is [out, in], or a vector.
+
+    The tensor is made of cycles: `run` rows of the parameter in each, below `above` rows of others.
+    """
+
+    tensor: str
+    run: int
+    transposed: bool = False
+    above: int = 0
+    cycle: int = 0  # rows of a cycle; 0: the parameter's alone
+
+    def before(self, row: int) -> int:
+        """Rows of other parameters above a row of this one."""
+        others = max(0, self.cycle - self.run)
+        return row // self.run * others + self.above
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterPiece:
+    """A parameter of a layer (its index in layer_sequence())."""
+
+    layer: int
+    parameter: Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class HfTensor:
+    """A tensor of a Hugging Face file: its pieces as Stored says, then transposed or not."""
+
+    name: str
+    pieces: tuple[ParameterPiece, ...]
+    runs: tuple[int, ...]  # rows of each piece in a cycle
+    transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the file has it."""
+        rows = sum(piece.parameter.shape[0] for piece in self.pieces)
+        shape = (rows, *self.pieces[0].parameter.shape[1:])
+        return shape[::-1] if self.transposed else shape
+
+
+def stored(family: str, model: ModelSpec, layer: int, parameter: Parameter) -> Stored:
+    """Where `family`'s files hold a parameter of a layer."""
+    tensors = FAMILIES[family].tensors
+    module, _, part = parameter.name.rpartition(".")
+    name = f"{tensors.names[module].format(layer - 1)}.{part}"
+    transposed, rows = part == "weight" and module in tensors.transposed, parameter.shape[0]
+    group = next((modules for modules in tensors.fused if module in modules), None)
+    if group is None:
+        return Stored(name, rows, transposed)
+    shapes = {p.name: p.shape for p in model.kinds()[model.layer_sequence()[layer]]}
+    cycles = model.kv_heads if tensors.by_head else 1
+    runs = [shapes[f"{other}.{part}"][0] // cycles for other in group]
+    place = group.index(module)
+    return Stored(name, runs[place], transposed, sum(runs[:place]), sum(runs))
+
+
+def hf_tensors(family: str, model: ModelSpec) -> tuple[HfTensor, ...]:
+    """Every tensor of the model's files, layer by layer."""
+    pieces: dict[tuple[str, bool], list[tuple[ParameterPiece, int]]] = {}
+    for layer, kind in enumerate(model.layer_sequence()):
+        for parameter in model.kinds()[kind]:
+            place = stored(family, model, layer, parameter)
+            found = pieces.setdefault((place.tensor, place.transposed), [])
+            found.append((ParameterPiece(layer, parameter), place.run))
+    return tuple(
+        HfTensor(name, tuple(p for p, _ in parts), tuple(run for _, run in parts), transposed)
+        for (name, transposed), parts in pieces.items()
+    )
+
+
+CONFIG = "config.json"
+SINGLE = "model.safetensors"
+
+
+def family_of(folder: Path, model: ModelSpec) -> str:
+    """The folder's model_type, its config being that of `model`. Raises InputError."""
+    if not folder.is_dir():
+        raise InputError(
+            f"training.weights: {folder} is no folder; name a Hugging Face folder with "
+            f"{CONFIG} and {SINGLE}, or leave weights out to start from random ones"
+        )
+    path = folder / CONFIG
+    theirs = load_hf_config(path)
+    found = read_json(path)
+    model_type = str(found.data["model_type"])
+    different = differences(model, theirs)
+    if different:
+        own = Own(found.data, FAMILIES[model_type].keys, found.lines)
+        shown = ", ".join(
+            f"{own.key((), key)} {getattr(theirs, key)} instead of {getattr(model, key)}"
+            for key in different
+        )
+        raise InputError(
+            f"{path} has {shown}: these weights are not those of {model.name}; plan with this "
+            f"config.json as the model, or name the folder of {model.name}"
+        )
+    return model_type

@@ -1,0 +1,93 @@
+"""A part of a machine as data: every number says where it comes from, and has its unit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, model_validator
+
+from bigplan.errors import InputError, quoted
+from bigplan.spec.files.document import Spec
+from bigplan.spec.files.problems import KeyPath, did_you_mean
+from bigplan.units import BANDWIDTH, BYTES, FLOPS, RATE, SECONDS, Quantity, exact_text, format_bytes
+
+
+class MachinePart(Spec):
+    """Part of a machine. `sources` says of every number where it comes from."""
+
+    sources: dict[str, str]
+    """for every number of this block, where it comes from"""
+
+    @model_validator(mode="after")
+    def _every_number_has_a_source(self) -> MachinePart:
+        numbers = [
+            name
+            for name in type(self).model_fields
+            if name != "sources" and isinstance(getattr(self, name), int | float | dict)
+        ]
+        stated = [n for n in numbers if getattr(self, n) != type(self).model_fields[n].default]
+        missing = [name for name in stated if not self.sources.get(name, "").strip()]
+        if missing:
+            raise InputError(
+                f"no source for {', '.join(missing)}; add under `sources` where each number "
+                "comes from (datasheet, 'measured ... DATE', or 'estimate: ...')"
+            )
+        for name in self.sources:
+            if name not in numbers:
+                raise InputError(
+                    f"`sources` names {quoted(name)}, which is no number of this block"
+                    f"{did_you_mean(name, numbers)} (numbers: {', '.join(numbers)})"
+                )
+        return self
+
+    def replaced(self, values: Mapping[str, object], sources: Mapping[str, str]) -> Self:
+        """This block with some values and their sources replaced, checked again."""
+        data = self.model_dump() | dict(values)
+        data["sources"] = self.sources | dict(sources)
+        return type(self).model_validate(data)
+
+    def limited(self, field: str, limit: int | None) -> Any:
+        """This block with `field` (bytes) at most `limit`; its source says so."""
+        before = getattr(self, field)
+        if limit is None or limit >= before:
+            return self
+        told = f"capped at {format_bytes(limit)} on request (of {format_bytes(before)}: "
+        sources = self.sources | {field: told + self.sources[field] + ")"}
+        return self.model_copy(update={field: limit, "sources": sources})
+
+
+SMALLEST = 2**20
+_LARGE: Mapping[str, Quantity] = {
+    **dict.fromkeys(("memory", "capacity", "endurance"), BYTES),
+    **dict.fromkeys(("memory_bandwidth", "bandwidth", "read", "write"), BANDWIDTH),
+    **dict.fromkeys(("host_to_device", "device_to_host"), BANDWIDTH),
+    **dict.fromkeys(("node_host_to_device", "node_device_to_host"), BANDWIDTH),
+    "peak_flops": FLOPS,
+    "adam_rate": RATE,
+}
+_SHORT = ("latency", "launch_overhead")
+
+
+def left_out_units(block: BaseModel) -> Iterator[tuple[KeyPath, str]]:
+    """Where in a part of a machine such a figure stands, and what is wrong with it."""
+    for path, value in _numbers(block):
+        name = path[0]
+        quantity = _LARGE.get(name, SECONDS)
+        if value < SMALLEST if name in _LARGE else name in _SHORT and value >= 1:
+            yield (
+                path,
+                f"is {exact_text(quantity, value)}, which no machine has; a number without a unit "
+                f"is in SI units: write the unit, such as '{quantity.example}'",
+            )
+
+
+def _numbers(block: BaseModel) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Every number by FIELD, or by FIELD and PRECISION."""
+    for name, value in block:
+        if isinstance(value, int | float):
+            yield (name,), value
+        elif isinstance(value, Mapping):
+            for part, number in value.items():
+                if isinstance(number, int | float):
+                    yield (name, part), number

@@ -1,0 +1,151 @@
+import errno
+import time
+from pathlib import Path
+
+import pytest
+
+from bigplan.errors import InputError
+from bigplan.spec.cluster import Cluster, find_gpu
+from bigplan.spec.detect import cluster as module
+from bigplan.spec.detect import probes
+from bigplan.spec.detect.cluster import detect
+from bigplan.spec.detect.machine import FoundGpu
+from bigplan.spec.detect.probes import DiskRate, GemmRate, probe_disk
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
+
+GiB = 2**30
+
+
+@pytest.fixture
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_gpus", tuple)
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: FoundGpu) -> None:
+    """A machine with these GPUs, whose probes answer at once."""
+    monkeypatch.setattr(module, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "probe_copy", lambda threads: 1e11)
+    monkeypatch.setattr(module, "probe_disk", lambda folder: None)
+
+
+@pytest.mark.usefixtures("without_gpus")
+def test_a_cpu_machine(tmp_path: Path) -> None:
+    start = time.perf_counter()
+    cluster = detect(cpu_devices=2, folder=tmp_path)
+    assert time.perf_counter() - start < 20  # about 2 s alone; neighbours share the cores
+    group = cluster.group
+    assert (group.gpus_per_node, group.gpu.device, cluster.gpus) == (2, "cpu", 2)
+    assert 2 * group.gpu.memory <= group.host.memory
+    assert 2 * group.gpu.memory == pytest.approx(group.host.memory / 2, rel=0.01)
+    assert group.gpu.peak("fp32") > 1e8
+    assert group.gpu.multiprocessors == max(1, group.host.cores // 2)
+    assert group.nvme is not None
+    assert group.nvme.path == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert parse_document(to_yaml(cluster), Cluster) == cluster
+
+
+@pytest.mark.parametrize("devices", [1, 4, 64])
+def test_devices_share_what_the_machine_has(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
+    with_gpus(monkeypatch)
+    monkeypatch.setattr(module, "available_cores", lambda: 4)
+    monkeypatch.setattr(module, "probe_gemm", lambda: GemmRate(peak=8e10, half_k=64.0))
+    group = detect(cpu_devices=devices).group
+    gpu = group.gpu
+    for each, whole in (
+        (gpu.peak("fp32"), 8e10),
+        (gpu.memory_bandwidth, group.host.memory_bandwidth),
+        (gpu.adam_rate, group.host.adam_rate),
+    ):
+        assert devices * each == pytest.approx(whole, rel=0.01)
+    turns = max(1, devices // 4)  # on a core, which each device needs to launch an operator
+    assert gpu.launch_overhead == pytest.approx(15e-6 * turns)
+    assert group.pcie.latency == gpu.launch_overhead
+    assert ("take turns" in gpu.sources["launch_overhead"]) == (turns > 1)
+
+
+def test_a_known_gpu_has_the_shipped_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, *[FoundGpu("NVIDIA H200", 140 * GiB, 5, 16)] * 4)
+    cluster = detect()
+    group = cluster.group
+    assert (cluster.gpus, group.gpu.memory, group.nvme) == (4, 140 * GiB, None)
+    assert group.gpu.gemm_efficiency == find_gpu("h200-sxm").gemm_efficiency
+    assert group.gpu.sources["memory_bandwidth"].startswith("as h200-sxm: NVIDIA H200 datasheet")
+    assert group.gpu.multiprocessors == 132
+    assert group.pcie.node_host_to_device == 200e9
+    assert group.pcie.sources["node_host_to_device"].startswith("as hgx-h200: measured")
+    assert parse_document(to_yaml(cluster), Cluster) == cluster
+
+
+@pytest.mark.parametrize(
+    ("available", "gpus", "planned"), [(200, 1, 188), (50, 1, 47), (50, 4, 47)]
+)
+def test_host_memory_stays_below_what_ray_stops_workers_at(
+    monkeypatch: pytest.MonkeyPatch, available: int, gpus: int, planned: int
+) -> None:
+    with_gpus(monkeypatch, *[FoundGpu("NVIDIA H200", 140 * GiB, 5, 16)] * gpus)
+    monkeypatch.setattr(module, "available_memory", lambda: available * GiB)
+    assert detect().group.host.memory == planned * GiB
+
+
+def test_a_gpu_type_that_no_cluster_describes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, FoundGpu("NVIDIA RTX A5000", 24 * GiB, 4, 8))
+    group = detect().group
+    assert group.gpu.peak("bf16") == 111.1e12
+    assert group.pcie.sources["host_to_device"] == "estimate: 0.8 of PCIe 4.0 x8"
+    assert group.intra_node.sources["bandwidth"].startswith("estimate: PCIe")
+
+
+def test_an_unknown_gpu_is_guessed_low_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, FoundGpu("NVIDIA Novelty", 24 * GiB, 4, 16))
+    group = detect().group
+    assert (group.gpu.name, group.gpu.memory) == ("NVIDIA Novelty", 24 * GiB)
+    assert group.gpu.sources["peak_flops"].startswith("estimate: unknown GPU")
+    assert group.pcie.host_to_device == pytest.approx(25.2e9, rel=0.01)
+    assert group.pcie.sources["host_to_device"] == "estimate: 0.8 of PCIe 4.0 x16"
+    assert group.pcie.node_host_to_device == group.pcie.host_to_device
+
+
+def test_mixed_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, FoundGpu("A", GiB, 0, 0), FoundGpu("B", GiB, 0, 0))
+    with pytest.raises(InputError, match=r"mixes GPUs \(A, B\)"):
+        detect()
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cpu_devices is 0"):
+        detect(cpu_devices=0)
+    with pytest.raises(InputError, match="is no folder"):
+        detect(folder=tmp_path / "absent")
+
+
+def test_disk_probe_says_how_it_measured(tmp_path: Path) -> None:
+    rates = probe_disk(tmp_path, size=8 * 2**20)
+    assert rates is not None
+    assert min(rates.read, rates.write, rates.latency) > 0
+    assert rates.how.startswith(("O_DIRECT", "buffered"))
+
+
+def test_disk_probe_without_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = probes._disk_rates
+
+    def refuse(name: str, flag: int, size: int, how: str) -> DiskRate:
+        if flag:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(name, flag, size, how)
+
+    monkeypatch.setattr(probes, "_disk_rates", refuse)
+    rates = probe_disk(tmp_path, size=8 * 2**20)
+    assert rates is not None
+    assert rates.how == "buffered, O_DIRECT is refused here"
+
+
+def test_disk_probe_of_an_unwritable_folder() -> None:
+    assert probe_disk(Path("/proc")) is None
+
+
+def test_cpu_devices_on_request_beside_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, FoundGpu("NVIDIA H200", 140 * GiB, 5, 16))
+    cluster = detect(cpu_devices=2)
+    assert (cluster.gpus, cluster.group.gpu.device) == (2, "cpu")

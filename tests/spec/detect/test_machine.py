@@ -1,0 +1,62 @@
+from pathlib import Path
+
+from bigplan.spec.detect.machine import (
+    FoundGpu,
+    available_cores,
+    available_memory,
+    cpu_name,
+    parse_gpus,
+)
+
+MiB = 2**20
+
+
+def fake(tmp_path: Path, cgroup: dict[str, str]) -> tuple[Path, Path]:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (cgroups / "a" / "b").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/a/b\n")
+    (proc / "meminfo").write_text("MemTotal: 9999999 kB\nMemAvailable:  1048576 kB\n")
+    (proc / "cpuinfo").write_text("processor : 0\nmodel name : Some CPU @ 2 GHz\n")
+    for name, text in cgroup.items():
+        (cgroups / name).write_text(text)
+    return proc, cgroups
+
+
+def test_memory_is_the_kernels_estimate(tmp_path: Path) -> None:
+    proc, cgroups = fake(tmp_path, {"a/memory.max": "max\n", "a/memory.current": "5\n"})
+    assert available_memory(proc, cgroups) == 1024 * MiB
+
+
+def test_memory_stays_within_every_parent_cgroup(tmp_path: Path) -> None:
+    limits = {
+        "a/memory.max": f"{512 * MiB}\n",
+        "a/memory.current": f"{200 * MiB}\n",
+        "a/memory.stat": f"anon 3\ninactive_file {100 * MiB}\n",
+    }
+    proc, cgroups = fake(tmp_path, limits)
+    assert available_memory(proc, cgroups) == (512 - 200 + 100) * MiB
+
+
+def test_cores_stay_within_the_quota(tmp_path: Path) -> None:
+    proc, cgroups = fake(tmp_path, {"a/b/cpu.max": "50000 100000\n", "a/cpu.max": "max 100000\n"})
+    assert available_cores(proc, cgroups) == 1
+
+
+def test_this_machine() -> None:
+    assert available_memory() > 0
+    assert available_cores() >= 1
+    assert cpu_name()
+
+
+def test_cpu_name(tmp_path: Path) -> None:
+    assert cpu_name(fake(tmp_path, {})[0]) == "Some CPU @ 2 GHz"
+    assert cpu_name(tmp_path / "nowhere") == "CPU"
+
+
+def test_nvidia_smi_listing() -> None:
+    listing = "NVIDIA H200, 143771, 5, 16\nMIG parent, [N/A], 5, 16\nOld, 1024, [N/A], [N/A]\n"
+    assert parse_gpus(listing) == (
+        FoundGpu("NVIDIA H200", 143771 * MiB, 5, 16),
+        FoundGpu("Old", 1024 * MiB, 0, 0),
+    )

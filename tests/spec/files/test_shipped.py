@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+
+from bigplan.errors import InputError
+from bigplan.spec.files import shipped
+from bigplan.spec.files.document import Spec
+
+
+class Thing(Spec):
+    size: int
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small-1.yaml").write_text("size: 1")
+    (tmp_path / "large-9.yaml").write_text("size: 9")
+    (tmp_path / "notes.txt").write_text("no description")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "other.yaml").write_text("size: 2")
+    return tmp_path
+
+
+def test_found_by_name(folder: Path) -> None:
+    assert shipped.names(folder) == ("large-9", "small-1")
+    assert shipped.find(folder, "large-9", Thing, "thing") == Thing(size=9)
+
+
+@pytest.mark.parametrize("name", ["large", "../large-9", "inner/other", "LARGE-9"])
+def test_only_by_its_own_name(folder: Path, name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        shipped.find(folder, name, Thing, "thing")
+    assert f"no thing is called {name!r}" in str(caught.value)
+    assert "(shipped: large-9, small-1; or write it out as keys and values)" in str(caught.value)
+
+
+def test_the_closest_name_is_offered(folder: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'small-1'"):
+        shipped.find(folder, "smal-1", Thing, "thing")

@@ -1,0 +1,494 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigplan.errors import InputError, RefusedError
+from bigplan.spec.catalog import find_model, list_models
+from bigplan.spec.hf.config import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
+from bigplan.spec.hf.families.rope import write_scaling
+from bigplan.spec.model import ModelSpec, RopeScaling
+
+_SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+}
+_GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300, "n_positions": 128}
+_BLOOM = {"hidden_size": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300}
+_PHI3 = _SMALL | {"pad_token_id": None}
+_FALCON = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "vocab_size": 300}
+_FALCON |= {"new_decoder_architecture": True}
+_STARCODER2 = _SMALL | {"bos_token_id": None, "eos_token_id": None}
+_NEOX = {key: value for key, value in _SMALL.items() if key != "num_key_value_heads"}
+_OPT = {key: value for key, value in _NEOX.items() if key != "intermediate_size"} | {
+    "ffn_dim": 160,
+    "word_embed_proj_dim": 64,
+}
+
+_CASES: list[tuple[str, dict[str, Any]]] = [
+    ("llama", _SMALL),
+    ("llama", _SMALL | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("llama", _SMALL | {"head_dim": 24}),
+    ("mistral", _SMALL),
+    ("mistral", _SMALL | {"sliding_window": None, "head_dim": 16}),
+    ("qwen2", _SMALL),
+    ("qwen2", _SMALL | {"tie_word_embeddings": True}),
+    ("qwen3", _SMALL),
+    ("qwen3", _SMALL | {"attention_bias": True, "head_dim": 8, "tie_word_embeddings": True}),
+    ("gpt2", _GPT2),
+    ("gpt2", _GPT2 | {"n_inner": 100, "tie_word_embeddings": False}),
+    ("gpt_neox", _NEOX),
+    ("gpt_neox", _NEOX | {"use_parallel_residual": False, "attention_bias": False}),
+    ("gpt_neox", _NEOX | {"tie_word_embeddings": True}),
+    ("opt", _OPT),
+    ("opt", _OPT | {"activation_function": "gelu", "word_embed_proj_dim": 64}),
+    ("opt", _OPT | {"enable_bias": False, "tie_word_embeddings": False}),
+    ("phi3", _PHI3),
+    ("phi3", _PHI3 | {"sliding_window": 64, "tie_word_embeddings": True}),
+    ("stablelm", _SMALL),
+    ("stablelm", _SMALL | {"use_qkv_bias": True, "layer_norm_eps": 1e-6}),
+    ("starcoder2", _STARCODER2),
+    ("starcoder2", _STARCODER2 | {"use_bias": False, "tie_word_embeddings": False}),
+    ("falcon", _FALCON),
+    ("falcon", _FALCON | {"bias": True, "tie_word_embeddings": False, "num_kv_heads": 2}),
+    ("bloom", _BLOOM),
+    ("bloom", _BLOOM | {"tie_word_embeddings": False}),
+]
+
+
+def built_by_transformers(model_type: str, fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The whole config.json that transformers writes, and the parameters that it builds."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(model_type, **fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return json.loads(config.to_json_string()), sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("model_type", "fields"), _CASES)
+def test_parameter_counts_are_those_of_transformers(
+    model_type: str, fields: dict[str, Any]
+) -> None:
+    written, count = built_by_transformers(model_type, fields)
+    assert from_hf_config(written).parameter_count == count
+    # Keys that are left out have the defaults of transformers.
+    assert from_hf_config({"model_type": model_type} | fields).parameter_count == count
+
+
+@pytest.mark.parametrize(("model_type", "fields"), _CASES)
+def test_short_config_means_the_same_as_the_written_one(
+    model_type: str, fields: dict[str, Any]
+) -> None:
+    written, _ = built_by_transformers(model_type, fields)
+    assert from_hf_config(written) == from_hf_config({"model_type": model_type} | fields)
+
+
+def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
+    """The model type and the config that transformers builds this model from."""
+    if spec.positions == "alibi" and spec.embedding_norm:
+        return "bloom", {
+            "hidden_size": spec.hidden,
+            "n_layer": spec.layers,
+            "n_head": spec.heads,
+            "vocab_size": spec.vocab,
+        }
+    if spec.positions == "alibi":
+        return "mpt", {
+            "d_model": spec.hidden,
+            "n_layers": spec.layers,
+            "n_heads": spec.heads,
+            "expansion_ratio": spec.ffn // spec.hidden,
+            "max_seq_len": spec.max_sequence_length,
+            "vocab_size": spec.vocab,
+        }
+    if spec.parallel_residual:
+        return "falcon", {
+            "hidden_size": spec.hidden,
+            "num_hidden_layers": spec.layers,
+            "num_attention_heads": spec.heads,
+            "num_kv_heads": spec.kv_heads,
+            "vocab_size": spec.vocab,
+            "new_decoder_architecture": True,
+        }
+    if spec.mlp == "gelu_tanh" and spec.positions == "learned":
+        return "gpt2", {
+            "n_embd": spec.hidden,
+            "n_layer": spec.layers,
+            "n_head": spec.heads,
+            "n_inner": spec.ffn,
+            "vocab_size": spec.vocab,
+            "n_positions": spec.max_sequence_length,
+        }
+    shared = {
+        "hidden_size": spec.hidden,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "vocab_size": spec.vocab,
+        "max_position_embeddings": spec.max_sequence_length,
+    }
+    if spec.mlp == "relu":
+        return "opt", shared | {"ffn_dim": spec.ffn, "word_embed_proj_dim": spec.hidden}
+    return _llama_like(spec, shared)
+
+
+def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    llama = shared | {
+        "intermediate_size": spec.ffn,
+        "num_key_value_heads": spec.kv_heads,
+        "rms_norm_eps": spec.norm_epsilon,
+        "rope_theta": spec.rope_theta,
+    }
+    llama |= {"tie_word_embeddings": spec.tied_embeddings}
+    if spec.name.startswith("starcoder2"):
+        told = {"norm_epsilon": spec.norm_epsilon, "sliding_window": spec.sliding_window}
+        return "starcoder2", llama | told
+    if spec.norm == "layernorm":
+        return "stablelm", llama | {"use_qkv_bias": spec.qkv_bias}
+    if spec.name.startswith("phi"):
+        return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
+    if spec.qk_norm:
+        return "qwen3", llama | {"head_dim": spec.head_dim}
+    if spec.rope_scaling is not None:
+        told = write_scaling(spec.rope_scaling) or {}
+        llama |= {"rope_parameters": told | {"rope_theta": spec.rope_theta}}
+    if spec.qkv_bias:
+        return "qwen2", llama
+    if spec.sliding_window:
+        return "mistral", llama | {"sliding_window": spec.sliding_window}
+    return "llama", llama
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_presets_count_as_transformers_does(name: str) -> None:
+    spec = find_model(name)
+    model_type, fields = as_hf_fields(spec)
+    written, count = built_by_transformers(model_type, fields)
+    assert spec.parameter_count == count
+    if model_type in SUPPORTED_MODEL_TYPES:
+        same = {"name": spec.name, "source": spec.source}
+        assert from_hf_config(written).model_copy(update=same) == spec
+
+
+# What the models' own tables and cards state, and to how many digits they do.
+_PUBLISHED = {
+    # Narayanan et al. 2021, table 1, billions
+    "megatron-18b": (18.4e9, 0.1e9),
+    "megatron-39b": (39.1e9, 0.1e9),
+    "megatron-76b": (76.1e9, 0.1e9),
+    "megatron-145b": (145.6e9, 0.1e9),
+    "megatron-310b": (310.1e9, 0.1e9),
+    "megatron-530b": (529.6e9, 0.1e9),
+    "megatron-1t": (1008.0e9, 0.1e9),
+    # model cards and their safetensors' totals on Hugging Face
+    "bloom-7b1": (7_069_016_064, 0),
+    "falcon-40b": (41_303_293_952, 0),
+    "falcon-180b": (179e9, 1e9),  # the name is rounded
+    "phi-3-mini": (3_821_079_552, 0),
+    "phi-3-medium": (13_960_238_080, 0),
+    "phi-4": (14_659_507_200, 0),
+    "starcoder2-7b": (7_173_923_840, 0),
+    "stablelm-3b": (2_795_443_200, 0),
+    "stablelm-2-1.6b": (1_644_515_328, 0),
+    "llama-3.1-8b": (8_030_261_248, 0),
+    "llama-3.1-70b": (70_553_706_496, 0),
+    "llama-3.2-1b": (1_235_814_400, 0),
+    "llama-3.2-3b": (3_212_749_824, 0),
+    "qwen3-0.6b": (596_049_920, 0),
+    "qwen3-1.7b": (1_720_574_976, 0),
+    "qwen3-4b": (4_022_468_096, 0),
+    "qwen3-8b": (8_190_735_360, 0),
+    "qwen3-14b": (14_768_307_200, 0),
+    "qwen3-32b": (32_762_123_264, 0),
+    "bloom-176b": (176_247_271_424, 0),
+    "gpt2-xl": (1_557_611_200, 0),
+    "llama-2-7b": (6_738_415_616, 0),
+    "llama-2-13b": (13_015_864_320, 0),
+    "llama-2-70b": (68_976_648_192, 0),
+    "llama-3-8b": (8_030_261_248, 0),
+    "llama-3-70b": (70_553_706_496, 0),
+    "llama-3-405b": (405_853_388_800, 0),
+    "mistral-7b": (7_241_732_096, 0),
+    "qwen2.5-7b": (7_615_616_512, 0),
+    "qwen2.5-72b": (72_706_203_648, 0),
+    "mpt-7b": (6_649_286_656, 0),
+    "mpt-30b": (29.96e9, 0.01e9),
+    "mpt-70b": (64.86e9, 0.03e9),  # llm-foundry's table counts biases and learned positions
+    # Zhang et al. 2022, table 1: the names are the counts
+    "opt-13b": (13e9, 0.5e9),
+    "opt-30b": (30e9, 0.5e9),
+    "opt-66b": (66e9, 0.5e9),
+    "opt-175b": (175e9, 0.5e9),
+    # Brown et al. 2020, table 2.1
+    "gpt3-175b": (175e9, 0.5e9),
+    # this project's own
+    "llama-like-3.3b": (3.32e9, 0.01e9),
+    "llama-like-5.5b": (5.50e9, 0.01e9),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in list_models() if not name.startswith("tiny")])
+def test_published_counts(name: str) -> None:
+    count, rounding = _PUBLISHED[name]
+    assert find_model(name).parameter_count == pytest.approx(count, rel=0, abs=rounding)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("mistrall", {}, "model_type 'mistrall' is not supported; did you mean 'mistral'"),
+        ("bert", {}, f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"),
+        ("mixtral", {}, "`model_type` is 'mixtral': mixture-of-experts models are not planned"),
+        ("qwen2_moe", {}, "`model_type` is 'qwen2_moe': mixture-of-experts"),
+        ("qwen3_moe", {}, "`model_type` is 'qwen3_moe': mixture-of-experts"),
+        ("deepseek_v3", {}, "`model_type` is 'deepseek_v3': mixture-of-experts"),
+        ("gemma2", {}, "model_type 'gemma2' is not supported: its norms add one to their"),
+        ("gemma3", {"vision_config": {"depth": 2}}, "windows and rope's base alternate"),
+        ("phi", {}, "is not supported: attention and MLP read one norm together"),
+        ("falcon", {"new_decoder_architecture": False}, "`new_decoder_architecture` is False"),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+            "`num_ln_in_parallel_attn` is 1",
+        ),
+        ("falcon", {"alibi": True}, "`alibi` is True"),
+        ("stablelm", {"qk_layernorm": True}, "`qk_layernorm` is True"),
+        ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
+        ("dbrx", {}, "`model_type` is 'dbrx': mixture-of-experts"),
+        ("gpt_oss", {}, "`model_type` is 'gpt_oss': mixture-of-experts"),
+        ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: mixture-of-experts"),
+        ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
+        ("llama", {"num_experts": 8}, "`num_experts` is 8"),
+        ("llama", {"num_local_experts": 8}, "`num_local_experts` is 8"),
+        ("llama", {"hidden_act": "relu"}, "`hidden_act` is 'relu', which is not supported"),
+        ("llama", {"vision_config": {"depth": 2}}, "`vision_config` is set"),
+        ("llama", {"quantization_config": {"bits": 4}}, "`quantization_config` is set"),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 2}, "`max_window_layers` is 2"),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "`layer_types` is ['full_attention', 'sliding_attention']",
+        ),
+    ],
+)
+def test_unsupported_is_refused_by_name(
+    model_type: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RefusedError) as caught:
+        from_hf_config({"model_type": model_type} | _SMALL | changes)
+    assert message in str(caught.value)
+
+
+def test_gpt2_refusals() -> None:
+    for key, value in {
+        "activation_function": "relu",
+        "scale_attn_weights": False,
+        "add_cross_attention": True,
+        "scale_attn_by_inverse_layer_idx": True,
+    }.items():
+        with pytest.raises(RefusedError, match=key):
+            from_hf_config({"model_type": "gpt2", key: value} | _GPT2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"word_embed_proj_dim": 32}, "`word_embed_proj_dim` is 32"),
+        ({"do_layer_norm_before": False}, "`do_layer_norm_before` is False"),
+        ({"_remove_final_layer_norm": True}, "`_remove_final_layer_norm` is True"),
+        ({"activation_function": "tanh"}, "`activation_function` is 'tanh'"),
+    ],
+)
+def test_opt_refusals(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        from_hf_config({"model_type": "opt"} | _OPT | changes)
+    assert message in str(caught.value)
+
+
+def test_gpt_neox() -> None:
+    spec = from_hf_config({"model_type": "gpt_neox"} | _NEOX)
+    assert (spec.parallel_residual, spec.rotary_fraction, spec.positions) == (True, 0.25, "rope")
+    # as GPT-NeoX-20B's own file has it, older than transformers 5
+    old = _NEOX | {"rotary_pct": 0.5, "rotary_emb_base": 20000, "hidden_act": "gelu_fast"}
+    spec = from_hf_config({"model_type": "gpt_neox"} | old)
+    assert (spec.rotary_fraction, spec.rope_theta) == (0.5, 20000)
+    with pytest.raises(RefusedError, match="`hidden_act` is 'relu'"):
+        from_hf_config({"model_type": "gpt_neox", "hidden_act": "relu"} | _NEOX)
+
+
+def test_bloom() -> None:
+    # as BLOOM's own file has it
+    old = {"n_embed": 64, "n_layer": 3, "num_attention_heads": 4, "vocab_size": 300}
+    spec = from_hf_config({"model_type": "bloom", "seq_length": 512, "offset_alibi": 100} | old)
+    assert (spec.positions, spec.embedding_norm, spec.ffn) == ("alibi", True, 256)
+    assert (spec.heads, spec.max_sequence_length) == (4, 512)
+    assert from_hf_config({"model_type": "bloom"} | _BLOOM).max_sequence_length == 2048
+    key = "apply_residual_connection_post_layernorm"
+    with pytest.raises(RefusedError, match=f"`{key}` is True"):
+        from_hf_config({"model_type": "bloom", key: True} | _BLOOM)
+
+
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "meta-llama/Llama-2-7b-hf"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    with pytest.raises(RefusedError) as caught:
+        find_model(str(tmp_path))
+    assert "`peft_type` is 'LORA': adapters (LoRA and the like) are not planned" in str(
+        caught.value
+    )
+    assert "base model ('meta-llama/Llama-2-7b-hf')" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "missing key 'model_type'"),
+        ({"model_type": "llama"}, "missing key '"),
+        ({"model_type": "llama"} | _SMALL | {"hidden_size": "64"}, "`hidden_size` is '64'"),
+        (
+            {"model_type": "llama"} | _SMALL | {"num_key_value_heads": 3},
+            "not a multiple of `num_key_value_heads` 3",
+        ),
+        ({"model_type": "llama"} | _SMALL | {"rms_norm_eps": "x"}, "must be a number"),
+    ],
+)
+def test_broken_configs(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        from_hf_config(config, "c.json")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("c.json")
+
+
+def test_rope_parameters_and_sliding_window() -> None:
+    base = {"model_type": "qwen2"} | _SMALL
+    scaled = base | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5}}
+    assert from_hf_config(scaled).rope_theta == 5e5
+    assert from_hf_config(base).sliding_window is None
+    sliding = base | {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 16}
+    assert from_hf_config(sliding).sliding_window == 16
+    assert from_hf_config({"model_type": "mistral"} | _SMALL).sliding_window == 4096
+
+
+_LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_rope_scaling(key: str) -> None:
+    base = {"model_type": "llama", "rope_theta": 5e5} | _SMALL
+    scaling = from_hf_config(base | {key: _LLAMA3}).rope_scaling
+    assert scaling == RopeScaling(
+        name="llama3",
+        factor=8.0,
+        low_frequency_factor=1.0,
+        high_frequency_factor=4.0,
+        original_length=8192,
+    )
+    old = from_hf_config(base | {key: {"type": "linear", "factor": 2.0}}).rope_scaling
+    assert old == RopeScaling(name="linear", factor=2.0)
+    yarn = from_hf_config(base | {key: {"rope_type": "yarn", "factor": 4.0}}).rope_scaling
+    assert yarn is not None
+    assert yarn.name == "yarn"
+    assert from_hf_config(base | {key: {"rope_type": "default"}}).rope_scaling is None
+    for unknown in ({"rope_type": "mrope"}, {"factor": 2.0, "type": 3}):
+        with pytest.raises(RefusedError, match=f"`{key}` is .* supported: rope_type default"):
+            from_hf_config(base | {key: unknown})
+    with pytest.raises(InputError, match=f"`{key}` is 'llama3', which must be an object"):
+        from_hf_config(base | {key: "llama3"})
+    with pytest.raises(
+        InputError, match=f"rope scaling llama3 needs `{key}.high_freq_factor`; add"
+    ):
+        from_hf_config(base | {key: {k: v for k, v in _LLAMA3.items() if k != "high_freq_factor"}})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "told"),
+    [
+        ("llama", {"num_hidden_layers": 5000}, ":4: `num_hidden_layers` is 5000, which must be at"),
+        ("llama", {"rms_norm_eps": -1}, ":9: `rms_norm_eps` is -1, which must be greater than 0"),
+        ("llama", {"num_attention_heads": 7}, ":2: `hidden_size` 64 is not a multiple of `num_at"),
+        ("llama", {"num_key_value_heads": 3}, ":5: `num_attention_heads` 8 is not a multiple of"),
+        ("llama", {"rope_theta": "x"}, ":9: `rope_theta` is 'x', which must be a number"),
+        ("qwen3", {"head_dim": 15}, ":9: `head_dim` 15 times `partial_rotary_factor` 1 is 15"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "llama3", "factor": "x"}},
+            ":11: `rope_parameters.factor` is 'x', which must be a number",
+        ),
+        (
+            "llama",
+            {"rope_scaling": _LLAMA3 | {"low_freq_factor": 9}},
+            ":11: `rope_scaling`: `rope_scaling.low_freq_factor` 9 is not below `rope_scaling.high",
+        ),
+        ("gpt2", {"n_layer": 5000}, ":3: `n_layer` is 5000, which must be at most 1000"),
+        ("gpt_neox", {"rotary_pct": 2.5}, ":8: `rotary_pct` is 2.5, which must be at most 1"),
+        (
+            "bloom",
+            {"hidden_size": None, "n_embed": 65},
+            ":5: `n_embed` 65 is not a multiple of `n_",
+        ),
+        ("opt", {"ffn_dim": 10**8}, ":7: `ffn_dim` is 100000000, which must be at most"),
+    ],
+)
+def test_problems_have_the_names_and_lines_of_the_file(
+    model_type: str, changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    base = {"gpt2": _GPT2, "bloom": _BLOOM, "gpt_neox": _NEOX, "opt": _OPT}.get(model_type, _SMALL)
+    config = base | changes | {"model_type": model_type}
+    path = tmp_path / "config.json"
+    there = {key: value for key, value in config.items() if value is not None}
+    path.write_text(json.dumps(there, indent=0))
+    with pytest.raises(InputError) as caught:
+        load_hf_config(path)
+    assert f"{path}{told}" in str(caught.value)
+
+
+def test_gelus() -> None:
+    for activation, mlp in {"gelu_new": "gelu_tanh", "gelu": "gelu"}.items():
+        config = {"model_type": "gpt2", "activation_function": activation} | _GPT2
+        assert from_hf_config(config).mlp == mlp
+    assert from_hf_config({"model_type": "gpt2"} | _GPT2).mlp == "gelu_tanh"
+    assert from_hf_config({"model_type": "gpt_neox", "hidden_act": "gelu"} | _NEOX).mlp == "gelu"
+    opt = from_hf_config({"model_type": "opt"} | _OPT)
+    assert (opt.mlp, opt.position_offset) == ("relu", 2)
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "little" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"model_type": "llama"} | _SMALL))
+    assert load_hf_config(path).name == "little"
+    assert find_model(str(path.parent)) == find_model(str(path)) == load_hf_config(path)
+    path.write_text('{\n"a": 1,\n}')
+    with pytest.raises(InputError, match=r"config\.json:3: not JSON"):
+        load_hf_config(path)
+    path.write_text("[]")
+    with pytest.raises(InputError, match="no JSON object"):
+        load_hf_config(path)
+
+
+def test_supported_types() -> None:
+    assert SUPPORTED_MODEL_TYPES == (
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gpt2",
+        "gpt_neox",
+        "opt",
+        "bloom",
+        "phi3",
+        "stablelm",
+        "falcon",
+    )

@@ -1,0 +1,89 @@
+"""Every parameter has its place in a Hugging Face file, and every such tensor its parameters."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigplan.spec.catalog import find_model
+from bigplan.spec.hf.families import FAMILIES
+from bigplan.spec.hf.weights import Stored, hf_tensors, stored
+from bigplan.spec.model import ModelSpec
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("llama-3-8b", "llama"),
+        ("qwen2.5-7b", "qwen2"),
+        ("gpt2-xl", "gpt2"),
+        ("opt-13b", "opt"),
+        ("bloom-176b", "bloom"),
+        ("phi-3-mini", "phi3"),
+        ("stablelm-2-1.6b", "stablelm"),
+        ("falcon-40b", "falcon"),
+        ("starcoder2-7b", "starcoder2"),
+    ],
+)
+def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
+    model = find_model(name)
+    tensors = hf_tensors(family, model)
+    assert len({tensor.name for tensor in tensors}) == len(tensors)
+    pieces = [(p.layer, p.parameter.name) for tensor in tensors for p in tensor.pieces]
+    expected = [
+        (layer, parameter.name)
+        for layer, kind in enumerate(model.layer_sequence())
+        for parameter in model.kinds()[kind]
+    ]
+    assert sorted(pieces) == sorted(expected)
+    total = sum(p.parameter.count for tensor in tensors for p in tensor.pieces)
+    assert total == model.parameter_count
+
+
+def _modules(**changes: object) -> set[str]:
+    """With tensors of their own, in a model that has all but what `changes` say."""
+    all_of_it = {
+        "qk_norm": True,
+        "positions": "learned",
+        "embedding_norm": True,
+        "tied_embeddings": False,
+    }
+    model = ModelSpec.model_validate(find_model("llama-3-8b").model_dump() | all_of_it | changes)
+    kinds = model.kinds().values()
+    return {p.name.rpartition(".")[0] for parameters in kinds for p in parameters}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_name_modules_that_there_are(family: str) -> None:
+    tensors = FAMILIES[family].tensors
+    assert set(tensors.names) <= _modules()
+    # Whatever a family leaves out, every model has these.
+    least = _modules(qk_norm=False, positions="alibi", embedding_norm=False, mlp="gelu")
+    assert least <= set(tensors.names)
+    fused = {module for group in tensors.fused for module in group}
+    assert {*tensors.transposed, *fused} <= set(tensors.names)
+
+
+def _places(family: str, model: ModelSpec, layer: int) -> dict[str, Stored]:
+    kind = model.layer_sequence()[layer]
+    return {p.name: stored(family, model, layer, p) for p in model.kinds()[kind]}
+
+
+def test_gpt2_keeps_queries_keys_and_values_in_one_transposed_matrix() -> None:
+    model = find_model("gpt2-xl")
+    places = _places("gpt2", model, 3)
+    assert places["k_proj.weight"].tensor == "transformer.h.2.attn.c_attn.weight"
+    assert [places[f"{name}_proj.bias"].before(7) for name in "qkv"] == [0, 1600, 3200]
+    shapes = {tensor.name: tensor.shape for tensor in hf_tensors("gpt2", model)}
+    assert shapes["transformer.h.0.attn.c_attn.weight"] == (1600, 4800)
+    assert shapes["transformer.h.0.attn.c_attn.bias"] == (4800,)
+    assert shapes["transformer.h.47.mlp.c_proj.weight"] == (6400, 1600)
+    assert shapes["transformer.wpe.weight"] == (1024, 1600)
+
+
+def test_bloom_keeps_them_head_by_head() -> None:
+    model = find_model("bloom-176b")  # heads of 128
+    places = _places("bloom", model, 3)
+    names = [f"{name}_proj.weight" for name in "qkv"]
+    assert [places[name].before(127) for name in names] == [0, 128, 256]
+    # Below them a head of each: two others' of the first, and of the second those before.
+    assert [places[name].before(128) for name in names] == [256, 384, 512]

@@ -1,0 +1,129 @@
+"""config.json files that are written say what the model is."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigplan.errors import RefusedError
+from bigplan.spec.catalog import find_model
+from bigplan.spec.hf.config import differences, from_hf_config, to_hf_config
+from bigplan.spec.model import ModelSpec
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("llama-3-8b", "llama"),
+        ("mistral-7b", "mistral"),
+        ("qwen2.5-7b", "qwen2"),
+        ("gpt2-xl", "gpt2"),
+        ("opt-13b", "opt"),
+        ("bloom-176b", "bloom"),
+        ("phi-3-mini", "mistral"),  # of equal models the first family is written
+        ("stablelm-2-1.6b", "stablelm"),
+        ("starcoder2-7b", "starcoder2"),
+        ("falcon-40b", "falcon"),
+        ("llama-3.2-1b", "llama"),
+        ("qwen3-8b", "qwen3"),
+    ],
+)
+def test_presets_have_their_family(name: str, family: str) -> None:
+    model = find_model(name)
+    config = to_hf_config(model)
+    assert config["model_type"] == family
+    assert not differences(model, from_hf_config(config))
+
+
+@st.composite
+def _models(draw: st.DrawFn) -> ModelSpec:
+    """Any mixture of what families differ in; most have no family."""
+    flag = st.booleans()
+    biased = draw(flag)
+    return ModelSpec.model_validate(
+        {
+            "name": "mixed",
+            "layers": 2,
+            "hidden": 32,
+            "ffn": 48,
+            "heads": 4,
+            "kv_heads": draw(st.sampled_from((4, 2))),
+            "vocab": 64,
+            "max_sequence_length": 16,
+            "norm": draw(st.sampled_from(("rmsnorm", "layernorm"))),
+            "norm_epsilon": draw(st.sampled_from((1e-5, 1e-6))),
+            "mlp": draw(st.sampled_from(("swiglu", "gelu", "gelu_tanh", "relu"))),
+            "positions": draw(st.sampled_from(("rope", "learned", "alibi"))),
+            "rotary_fraction": draw(st.sampled_from((1.0, 0.25))),
+            "parallel_residual": draw(flag),
+            "embedding_norm": draw(flag),
+            "tied_embeddings": draw(flag),
+            "qk_norm": draw(flag),
+            "qkv_bias": biased,
+            "attention_output_bias": draw(st.sampled_from((biased, not biased))),
+            "mlp_bias": draw(st.sampled_from((biased, not biased))),
+            "sliding_window": draw(st.sampled_from((None, 8))),
+            "source": "test",
+        }
+    )
+
+
+@given(_models())
+def test_a_config_is_written_only_where_it_says_the_same(model: ModelSpec) -> None:
+    try:
+        config = to_hf_config(model)
+    except RefusedError:
+        return
+    assert not differences(model, from_hf_config(config))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"qk_norm": True, "mlp_bias": True}, "has qk_norm True, which Hugging Face's llama"),
+        ({"norm": "layernorm", "mlp_bias": True}, "has norm layernorm, which"),
+        ({"parallel_residual": True}, "parallel_residual True"),
+        ({"embedding_norm": True}, "nor another of the families that are written: llama, mistral"),
+    ],
+)
+def test_models_without_a_family_are_refused_by_name(
+    changes: dict[str, object], words: str
+) -> None:
+    llama = find_model("llama-3-8b").model_dump()
+    with pytest.raises(RefusedError) as caught:
+        to_hf_config(ModelSpec.model_validate(llama | changes))
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_gpt_neox_goes_there_and_back(parallel: bool) -> None:
+    neox = {
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "kv_heads": 32,
+        "rotary_fraction": 0.25,
+        "parallel_residual": parallel,
+        "qkv_bias": True,
+        "attention_output_bias": True,
+        "mlp_bias": True,
+    }
+    model = ModelSpec.model_validate(find_model("llama-2-7b").model_dump() | neox)
+    config = to_hf_config(model)
+    assert config["model_type"] == "gpt_neox"
+    assert not differences(model, from_hf_config(config))
+
+
+def test_rope_scaling_goes_there_and_back() -> None:
+    scaling = {
+        "name": "llama3",
+        "factor": 8.0,
+        "low_frequency_factor": 1.0,
+        "high_frequency_factor": 4.0,
+        "original_length": 8192,
+    }
+    llama = find_model("llama-3-8b").model_dump() | {"rope_scaling": scaling}
+    model = ModelSpec.model_validate(llama)
+    config = to_hf_config(model)
+    assert config["rope_scaling"]["rope_type"] == "llama3"
+    assert from_hf_config(config).rope_scaling == model.rope_scaling
