@@ -78,7 +78,7 @@ def test_no_peak_is_more_than_the_gpu_has() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"gpu": "MI300X"}, "no description of a MI300X"),
+        ({"gpu": "MI250X"}, "no description of a MI250X"),
         ({"moe": "experts:8"}, "mixture-of-experts"),
         ({"precision": "fp8"}, "not priced: NVIDIA A100"),  # it has no fp8
         ({"heads": 3, "kv_heads": 2}, "not priced: "),
