@@ -1,10 +1,6 @@
 # make demo and make test set the environment up first; nothing else is needed than Python 3.11 or 3.12.
 PYTHON ?= python3
 PYTEST_ARGS ?=
-# What starts processes that wait for each other, or times itself: a file at a time on each core, and
-# nothing else beside.
-ALONE := tests/launch tests/launcher tests/profile tests/runtime/deepspeed tests/cli/test_profile.py tests/cli/test_waiting.py \
-  $(addprefix tests/runtime/test_,cores.py lanes.py checkpoint_killed.py checkpoint_ranks.py strangers.py two_ranks.py)
 NONE := [ $$? -eq 5 ] # pytest's way to say that PYTEST_ARGS left no test of these
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +12,7 @@ SUPPORTED := import sys; sys.version_info[:2] in ((3, 11), (3, 12)) or \
 
 help:
 	@echo "make demo    plan two models, train a small one on this machine, resume it twice (a few minutes)"
-	@echo "make test    run all tests (about 20 minutes on 2 cores)"
+	@echo "make test    run all tests (about 10 minutes on 2 cores)"
 	@echo "make test-compiled   those that compile operators of DeepSpeed first"
 	@echo "make check   lint, format, types, import rules, sizes"
 	@echo "make docs    build the documentation into site/; a dead link is an error"
@@ -26,13 +22,11 @@ demo: venv
 	@echo "Demo: plans without a GPU, then trains a small model here as planned, and resumes it."
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/demo.sh
 
+# Without compiled modules every process that a test starts would take a second of a core to compile
+# them again.
 test: venv
 	@echo "Tests: all of them; those that need a GPU skip themselves where there is none."
-	@echo "First those that a core runs by itself, then those that start processes, a file at a time."
-	@status=0; \
-	$(BIN)/python -m pytest -n auto --dist worksteal $(addprefix --ignore=,$(ALONE)) -m "not compiles" $(PYTEST_ARGS) || $(NONE) || status=1; \
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ALONE) -m "not compiles" $(PYTEST_ARGS) || $(NONE) || status=1; \
-	exit $$status
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not compiles" $(PYTEST_ARGS) || $(NONE)
 
 test-compiled: venv
 	@echo "Tests with operators that DeepSpeed compiles, for minutes the first time."

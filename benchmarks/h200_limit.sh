@@ -4,7 +4,6 @@
 #   tests     tests marked gpu, those of what ran least on a GPU first, then the kernels' tests
 #   profile   touches the host's memory, then bigplan profile --quick with the drive
 #   predict   plans of all cases with that profile, and what they promise
-#   kernels   h200_kernels.py
 #   a ... g   the cases of limit/ whose names begin so; a1, c3-16b, ... likewise
 #   peers-a   peers of these cases (also -b -c -d -g); any name in peers/cases.yaml likewise
 #   table     what was promised, measured and reached by peers, so far
@@ -94,7 +93,6 @@ peers() { # DeepSpeed's compile what they need once
 part() {
   case $1 in
     tests | profile | predict) "$1" ;;
-    kernels) limited 200 "$python" benchmarks/h200_kernels.py ;;
     table) go "$python" -m benchmarks.limit table "$work" | tee "$work/table.txt" ;;
     peers-a) peers zero2-5.5b-24gib fsdp2-5.5b-24gib zero3-5.5b-24gib ;;
     peers-b) peers plain-5.5b-mb2 plain-5.5b-mb2-compile plain-5.5b-mb2-16k ;;
@@ -107,7 +105,7 @@ part() {
 is_case() { compgen -G "benchmarks/limit/$1*.yaml" >/dev/null; }
 known() {
   case $1 in
-    tests | profile | predict | kernels | table | peers-[abcdg]) ;;
+    tests | profile | predict | table | peers-[abcdg]) ;;
     *) is_case "$1" || grep -q "^  $1:" benchmarks/peers/cases.yaml ;;
   esac
 }

@@ -42,8 +42,8 @@ CHUNK_STAGING = 3  # state chunks in host memory: one arrives, one is updated, o
 # fast with 64 MiB, and a ring of them takes less of the GPU.
 STREAMED_CHUNKS = 4
 # State chunks that pass through the GPU: one arrives, one is updated, one leaves, one for jitter. A
-# kernel of products has all of a GPU until it ends, whatever the priority of what waits, and chunks
-# arrive meanwhile: with four entries their way stood still for 0.39 s of 8.9 (8B at 32k tokens).
+# kernel of products has all of a GPU until it ends, whatever the priority of what waits. Chunks
+# that arrive meanwhile need entries, or their way stands still.
 STREAMING, MOST_STREAMING = 4, 12
 # Operations in the time of a byte to the GPU: 700 TFLOP/s beside 50 GB/s (H200), more than others.
 OPERATIONS_A_BYTE = 14_000
@@ -82,10 +82,10 @@ ALIBI_COLUMNS = 8
 
 # --- The CPU's cores (runtime/cores.py).
 
-# Of the cores, beside copies of a GPU. With all of 16 AdamW is no faster, as memory is at its end,
-# but copies to the host wait longer for theirs, and lanes for a core: of a step's forward the GPU
-# waited 0.10 and 0.13 s, with 14 threads 0.08, with 12 0.06 (5.5B on 24 GiB, an H200;
-# benchmarks/LOG.md). `adam_rate_beside_copies` is measured so.
+# Of the cores, beside copies of a GPU. AdamW by all cores is no faster: three quarters of them use
+# all of the memory's rate. But copies to the host wait longer for memory, and lanes wait for a
+# core. 16, 14 and 12 threads of 16 cores left the GPU waiting 0.12, 0.08 and 0.06 s a step
+# (benchmarks/LOG.md). `adam_rate_beside_copies` is measured so.
 CORES_BESIDE_COPIES = Fraction(3, 4)
 # Below the threads that queue copies and kernels, which take a core for microseconds at a time and
 # hold up the GPU for as long as they wait for one.

@@ -18,8 +18,8 @@ from bigplan.program import Action, Buffer, Lane, Op, Ref
 End = TypeVar("End")
 
 # Lanes that go no further ahead of forwards whose activations leave than the program has them.
-# Copies of one link take turns: chunks of state that ran ten layers ahead kept those from leaving,
-# and the forward waited for them, 0.28 s of a step of 4.85 (5.5B on 24 GiB, an H200).
+# Copies of one link take turns. Chunks of state that run far ahead take the link from activations,
+# and the forward waits for these to leave.
 PACED = (Lane.STATE_IN,)
 SETS_PACE = (Op.SAVE,)  # what takes activations that a forward has left
 

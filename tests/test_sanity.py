@@ -25,6 +25,7 @@ SC21 = Training(sequence_length=2048, global_batch=1536)  # Narayanan et al., ar
 SEARCHES = 1.01
 
 
+@cache
 def planned(model: str, cluster: Cluster, training: Training, **settings: str | int) -> Plan:
     return make_plan(Request(find_model(model), training, cluster, settings))
 
@@ -52,6 +53,10 @@ def test_a_70b_on_one_rtx_4090_lives_on_its_drive_and_wears_it_out() -> None:
     plan = planned("llama-3-70b", find_cluster("rtx-4090-workstation"), training)
     blocks = plan.placement.stages[0].kinds["block"]
     assert blocks.optimizer.get(Tier.NVME, 0.0) > blocks.layers / 2
+    state = 12 * plan.model.parameter_count  # fp32 master weights and two moments
+    assert used(plan, Tier.NVME) + used(plan, Tier.HOST) >= state
+    assert used(plan, Tier.NVME) > 0.8 * state > plan.cluster.group.host.memory
+    assert all(use.used_bytes <= use.capacity_bytes for use in plan.predicted.memory)
     wear = wear_of(plan)
     assert wear is not None
     # Moments and master weights, 12 bytes a parameter, are written once a step.
@@ -94,7 +99,6 @@ def test_where_memory_is_ample_nothing_leaves_the_gpu(model: str, cluster: str) 
         assert set(kind.parameters) == set(kind.gradients) == set(kind.optimizer) == {Tier.GPU}
 
 
-@cache
 def with_host_memory(gib: int) -> Plan:
     cluster = find_cluster("rtx-4090-workstation").with_caps(host=gib * GIB)
     return planned("llama-3-8b", cluster, Training(sequence_length=4096, global_batch=64))
@@ -117,7 +121,6 @@ def test_streaming_state_through_the_gpu_never_slows_a_step_down(gpu: int) -> No
     assert free.predicted.step_seconds <= SEARCHES * without.predicted.step_seconds
 
 
-@cache
 def with_nodes(nodes: int) -> Plan:
     cluster = find_cluster("dgx-a100-40g").with_nodes(nodes)
     return planned("llama-2-13b", cluster, Training(sequence_length=4096, global_batch=256))

@@ -6,8 +6,8 @@ from bigplan.importing import environment
 
 __all__ = ["main"]
 
-# Objects made between two collections of garbage: importing and planning make a million that live
-# as long as the command, and at Python's 700 looking through them takes a tenth of a plan's time.
+# Objects made between two collections of garbage. Importing and planning make a million that live
+# as long as the command. With Python's default of 700, collections take a tenth of its time.
 COLLECTED = 1_000_000
 
 

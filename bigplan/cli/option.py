@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
 from bigplan.capabilities import NATIVE_TRAINING
+from bigplan.spec.experiment import Experiment
+from bigplan.spec.files.problems import models_in
 
 WHAT, STEP, ADAM, RUN = "What and where", "Training", "Optimizer", "Run"
 
@@ -22,7 +25,8 @@ def option_of(
 ) -> Any:
     """An option for a dotted key of an experiment, after whose last word it is called.
 
-    Its help says where the runtime takes nothing but the default.
+    A value that is one of a few words shows these as the schema has them. The help says where the
+    runtime takes nothing but the default.
     """
     name = key.rpartition(".")[2]
     planned = " Planned only: `launch` refuses all but the default." * (name in NATIVE_TRAINING)
@@ -30,8 +34,25 @@ def option_of(
         flag or f"--{name.replace('_', '-')}",
         help=text + planned,
         rich_help_panel=panel,
-        metavar=metavar,
+        metavar=metavar or "|".join(choices(field_of(key).annotation)) or None,
         autocompletion=known,
     )
     made.key = key  # which options.keys reads
     return made
+
+
+def field_of(key: str) -> FieldInfo:
+    """The schema's field of a dotted key of an experiment."""
+    first, *rest = key.split(".")
+    found = Experiment.model_fields[first]
+    for part in rest:
+        (model,) = models_in(found.annotation)
+        found = model.model_fields[part]
+    return found
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words that a value may be; none where it is no word, or any."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [word for part in get_args(annotation) for word in choices(part)]

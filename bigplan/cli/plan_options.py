@@ -72,7 +72,6 @@ class PlanOptions:
             "prefer",
             "fastest (default), or cheapest: fewest dollars for the training; nodes may idle.",
             WHAT,
-            "fastest|cheapest",
         ),
     ] = None
     within: Annotated[
@@ -125,7 +124,6 @@ class PlanOptions:
             "training.precision",
             "Of compute (default: bf16).",
             STEP,
-            "bf16|fp16|fp32",
         ),
     ] = None
     gradient_precision: Annotated[
@@ -134,7 +132,6 @@ class PlanOptions:
             "training.gradient_precision",
             "Of stored gradients: fp32, or the precision (default: fp32).",
             STEP,
-            "bf16|fp16|fp32",
         ),
     ] = None
     reduce_precision: Annotated[
@@ -144,7 +141,6 @@ class PlanOptions:
             "In which data-parallel ranks sum gradients (default: as they are stored, and `launch` "
             "refuses another).",
             STEP,
-            "bf16|fp16|fp32",
         ),
     ] = None
     fp8_gemms: Annotated[
@@ -162,7 +158,6 @@ class PlanOptions:
             "training.attention",
             "flash (default), or materialised: scores go through memory.",
             STEP,
-            "flash|materialised",
         ),
     ] = None
     kernels: Annotated[
@@ -171,7 +166,6 @@ class PlanOptions:
             "training.kernels",
             "The native engine's norms, activations and loss: generated (default), or torch's.",
             STEP,
-            "generated|torch",
         ),
     ] = None
     dropout: Annotated[
@@ -220,7 +214,6 @@ class PlanOptions:
             "training.optimizer.name",
             "adamw (default) or sgd.",
             ADAM,
-            "adamw|sgd",
             flag="--optimizer",
         ),
     ] = None
@@ -251,7 +244,6 @@ class PlanOptions:
             "training.schedule.name",
             "Learning rate after the warm-up (default: constant).",
             ADAM,
-            "constant|linear|cosine",
             flag="--schedule",
         ),
     ] = None

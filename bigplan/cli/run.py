@@ -75,8 +75,7 @@ def launch(
     if how.address in (None, "local"):
         require_inputs(plan.model, plan.training, weights=run is None)
     offer(console)
-    folder = launch_plan(plan, LaunchOptions(how, run, asked), console)
-    record = read_record(folder)
+    record = read_record(launch_plan(plan, LaunchOptions(how, run, asked), console))
     if as_json:
         print_json(run_json(record))
     else:

@@ -329,7 +329,9 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     """
     hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tp
     gathered = shape.gathered
-    inside = (2 * shape.tokens + hidden) * ffn * shape.element + gathered
+    # Torch's operators make silu(gate) a tensor of its own beside both gradients.
+    plain = shape.fused and not shape.generated and shape.model.mlp == "swiglu"
+    inside = ((2 + plain) * shape.tokens + hidden) * ffn * shape.element + gathered
     again = 2 * gathered + shape.hidden - shape.tokens * ffn * shape.element if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved

@@ -107,8 +107,8 @@ class LayerKind:
         """Transient bytes of the worse of forward and backward."""
         again = self.saved - self.kept(recompute)
         if recompute is Recompute.FULL:
-            # Without room for the input beside the kept one the allocator unmapped and mapped it up
-            # to 45 times a step (5.5B on 24 GiB, 16-bit gradients: a backward took 73 ms, not 67).
+            # Without room for the input beside the kept one, the allocator unmaps and maps memory
+            # many times a step, and each time the GPU waits.
             again = self.saved
         return max(self.forward_workspace, self.backward_workspace + again)
 

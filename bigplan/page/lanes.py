@@ -62,10 +62,10 @@ def bars(
 ) -> list[Bar]:
     """At most `most` bars, a row per stage and lane, where that is possible.
 
-    Neighbours of one kind become one bar where the gap between them, and one of the two, are
-    shorter than a part of the step. The part doubles until the bars are few enough. From MIXED on
-    neighbours of other kinds are joined too, while both are no longer than that part; the longer
-    one gives the name.
+    Neighbours of one kind become one bar where two lengths are below a threshold: that of the gap
+    between them, and that of one of them. The threshold doubles until the bars are few enough. From
+    MIXED on, neighbours of different kinds are joined, too, while both are below it; the longer one
+    gives the name.
     """
     several = len({event.stage for event in events}) > 1
     rows: dict[tuple[int, str], list[Bar]] = defaultdict(list)

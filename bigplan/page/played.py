@@ -52,7 +52,7 @@ def chain(events: Sequence[Event]) -> frozenset[int]:
     """The critical path of events that were priced one after the other, by their places.
 
     It leads back from the last end: before each event comes the one that ends last of those that
-    end by its start. That is all that such a price knows of what waits for what.
+    end by its start. Such a price knows no more of what waits for what.
     """
     found, start = list[int](), float("inf")
     slack = CLOSE * max((event.end for event in events), default=0.0)

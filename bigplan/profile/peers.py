@@ -98,7 +98,10 @@ class Peers:
         self._folder = TemporaryDirectory(prefix="bigplan-profile-")  # nobody else may enter
         self._ends: list[Connection] = []
         self._processes = []
-        context = get_context("spawn")  # a process that has used CUDA cannot be forked
+        # A process that has used CUDA cannot be forked. These fork from a server, which imports
+        # torch once for all of them: that takes 3 s of a core.
+        context = get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         meeting = Path(self._folder.name) / "addresses"
         for rank, device in enumerate(devices):
             ours, theirs = context.Pipe()

@@ -78,7 +78,7 @@ def _running(timeline: Timeline, stages: int) -> float:
 def resource_seconds(timeline: Timeline) -> dict[str, float]:
     """Seconds in which a resource works, of the stage where it works most.
 
-    Copies that take turns on a link are each as long as both, so time is counted, not copies.
+    Copies that take turns on a link last as long as both, so the union of their times counts.
     """
     spans: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for event in timeline.events:

@@ -45,9 +45,10 @@ class OperatorRow:
 
     `where` is the layer kind, or the resource of a move. `phase` is forward, backward or recompute;
     of a move, whether every micro-batch makes it, or every unit or step. `tensor_cores` is None
-    where the question does not arise. `tile_lost` and `wave_lost` are shares of the work of
-    128 x 256 tiles that lie outside the matrix, and of the multiprocessors' time in which the last
-    wave leaves them idle; `lost` is the share of the priced time that both cost with the best tile.
+    where the question does not arise. `tile_lost` is the share of the work of 128 x 256
+    tiles that lies outside the matrix. `wave_lost` is the share of the multiprocessors' time in
+    which the last wave leaves them idle. `lost` is what both cost of the priced time with the best
+    tile.
     `of_peak` is the rate reached: of the GPU's peak FLOP/s where arithmetic binds, of its nominal
     memory bandwidth elsewhere.
     """

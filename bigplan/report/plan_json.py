@@ -48,10 +48,10 @@ def plan_json(
 def plan_facts(plan: Plan) -> dict[str, Any]:
     """What a plan says by itself: sizes in bytes, times in seconds.
 
-    `stages[].layers` and `recompute` count transformer blocks. `placement` maps parameters,
-    gradients, optimizer and activations to the fraction of their bytes on each tier, over all of
-    the stage's layers (embedding and head included); `homes` to layers, bytes and the fraction of
-    them that is streamed through the GPU. `memory[].scope` says whether the bytes are those of one
+    `stages[].layers` and `recompute` count transformer blocks. `placement` maps a kind of
+    tensor to the fraction of its bytes on each tier. `homes` maps it to layers, bytes and the
+    fraction of them that is streamed through the GPU. Both count all layers of the stage, embedding
+    and head among them. `memory[].scope` says whether the bytes are those of one
     GPU or of one node. Lanes that share a link are one in `busy_seconds` and `moved_bytes`.
     `critical_path` (seconds by resource, most first) and `step_parts` add up to the step each.
     `config` is the engine's own configuration, whole, where it has one.

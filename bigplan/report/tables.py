@@ -32,7 +32,8 @@ from bigplan.whatif import Answer, Outcome, helps
 TRIFLE = 1e-4  # of the step
 NAMED = 0.005  # of the step: a resource that holds it up for less is not named
 ALL = 0.995
-NEARLY = 0.9  # of the binding resource's seconds on the path: who works so long would bind next,
+# A resource would bind next if it works for this part of the binding one's seconds on the path,
+NEARLY = 0.9
 MUCH = 0.5  # unless this part of its own seconds is on the path already
 
 
@@ -40,7 +41,7 @@ def bound_text(predicted: Predicted) -> str:
     """What the step is bound by: resources on its critical path, with their seconds.
 
     "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.1 s". A resource that
-    works about as long off the path, or longer, is told too: it would bind if this one were less.
+    works about as long off the path is told, too: it would bind if the first one worked less.
     """
     path, step = predicted.critical_path, predicted.step_seconds
     most = path[predicted.bottleneck]

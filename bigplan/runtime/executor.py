@@ -115,8 +115,8 @@ class Executor:
         if self._kept_order is None or self._kept_order[0] is not instructions:
             self._kept_order = instructions, order_of(buffers, expand(instructions))
             if self._context.device.type == "cuda":
-                # What is there by now stays. Looking through it for cycles, torch's modules and all
-                # actions, took 0.1 to 0.2 s, twice in some steps (H200, benchmarks/LOG.md).
+                # What is there by now stays: torch's modules and all actions. A collection that
+                # looks through it for cycles stops a step for 0.1 to 0.2 s.
                 gc.collect()
                 gc.freeze()
         return self._kept_order[1]

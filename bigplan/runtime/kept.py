@@ -34,9 +34,8 @@ def differentiate(
 ) -> tuple[Tensor, ...]:
     """torch.autograd.grad, run by the calling thread.
 
-    Autograd's own thread for a device waits for the caller, and the caller for it: 0.2 to 0.3 ms a
-    call on an H200's host, of the 2.3 that a narrow layer's backward took
-    (benchmarks/results/2026-11-23-h200-promises).
+    Autograd's own thread for a device waits for the caller, and the caller waits for it: 0.2 to 0.3
+    ms a call, a tenth of a narrow layer's backward (benchmarks/results/2026-11-23-h200-promises).
     """
     with torch.autograd.set_multithreading_enabled(False):
         return torch.autograd.grad(outputs, inputs, grad_outputs=gradients)

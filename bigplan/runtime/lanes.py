@@ -5,15 +5,15 @@ wait is an event on the device; a lane without one (CPU, disk) waits on the host
 error nothing more runs: what is queued fails with the same error, so nobody waits for ever, and no
 later collective meets the wrong one of another rank.
 
-Threads share the interpreter, and copies of one direction the GPU's engine for them, so no lane may
+Threads share the interpreter. Copies of one direction share an engine of the GPU. So no lane may
 take more of either than it needs:
 
-1. Lanes that could would queue a whole step at its start, and keep the interpreter from those that
-   everybody waits for. Queues are ACTIONS_AHEAD actions long.
-2. The engine goes on with the copies of one stream as long as there are some: others wait until all
-   are done, 0.4 s in a step of 5.5B on an H200. So CHUNKS_AHEAD of them are queued at a time
+1. A lane that queued a whole step at its start would keep the interpreter from lanes that others
+   wait for. Queues are ACTIONS_AHEAD actions long.
+2. The engine goes on with the copies of one stream as long as there are some, and copies of other
+   streams wait until all are done. So CHUNKS_AHEAD chunks are queued at a time
    (benchmarks/results/2026-11-22-h200-one-at-a-time).
-3. What hands a chunk on from lane to lane is one thread.
+3. One thread hands a chunk on from lane to lane.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class StoppedError(Exception):
 def _stream(device: torch.device, lane: Lane) -> torch.cuda.Stream:
     """A lane's stream. Kernels of GPU_UPDATE go first, as soon as there is room for a block.
 
-    They are short, and the copy that brings the next chunk waits for them: behind the products of a
-    forward they took up to 24 ms in place of 0.1 (5.5B on an H200, benchmarks/LOG.md).
+    They take 0.1 ms, and the copy that brings the next chunk waits for them. Behind the products of
+    a forward they would wait for tens of milliseconds.
     """
     priority = -1 if lane is Lane.GPU_UPDATE else 0
     return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
@@ -232,8 +232,8 @@ def last_of_lanes(actions: Iterable[Done]) -> Iterable[Done]:
 def read_ahead(actions: Sequence[Done], clock: Clock, stage: int) -> None:
     """Wait for a step's actions, and read their times while the device is still at the last ones.
 
-    All at the end took 8 ms of 930 actions (5.5B on an H200), in which the device has nothing to
-    do. Before everything is queued, whoever queues would wait for the interpreter.
+    To read all of them at the end takes milliseconds in which the device has nothing to do. To read
+    them before everything is queued takes the interpreter from the threads that queue.
     """
     for done in last_of_lanes(done for done in actions if done.action.lane in ON_STREAMS):
         done.wait()

@@ -1,11 +1,10 @@
 """Copies to the host that take turns: activations in pieces, chunks of state between them.
 
-The GPU's engine for copies to the host goes on with those of one stream as long as there are some.
-With all of a micro-batch's activations queued, chunks of state waited for 15 to 30 ms, and the next
-chunks with them: 0.2 s in a step of 2.0. With one piece at a time the engine stood still between
-pieces until a thread had woken up and queued the next: activations left at 49 GB/s in place of 54
-with nothing beside them (5.5B on an H200, benchmarks/LOG.md). So two pieces are queued as long as
-no chunk waits to leave; while one does, the next piece is queued once those before have arrived.
+The GPU's engine for copies to the host goes on with one stream as long as that stream has copies.
+With all of a micro-batch's activations queued, chunks of state wait for all of them, and the next
+chunks wait with them. With one piece queued at a time, the engine stands still until a thread has
+woken up and queued the next, which costs a tenth of the link. So two pieces are queued as long as
+no chunk waits to leave. While a chunk waits, a piece is queued once those before it have arrived.
 """
 
 from __future__ import annotations

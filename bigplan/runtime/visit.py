@@ -96,8 +96,8 @@ class Batches:
     def tokens(self, visit: Visit) -> Tensor:
         """int64 [b, s], in memory of the device's; the targets come with them.
 
-        At the loss, activations are on their way back, and one copy goes at a time: its targets
-        came 40 ms late behind them (5.5B on 24 GiB, an H200).
+        At the loss, activations are on their way back, and one copy goes at a time. Targets that
+        were copied only then would come behind all of them.
         """
         context, action = visit
         wanted = context.batch(action.reads, action)[: 1 + self._with_targets]

@@ -16,14 +16,7 @@ Values = dict[str, float]
 
 def decisions_of(graph: Graph, placement: Placement) -> Values:
     """Every variable's value; switches and sizes are the least that the rules allow."""
-    stages = stage_classes(graph, Rings.of(placement))
-    values: Values = {}
-    for stage in stages:
-        kinds = placement.stages[stage.stages[0]].kinds
-        for kind, _ in stage.kinds:
-            values.update(_counts(stage, kind, kinds[kind.name]))
-    Consequences.of(stages).complete(values)
-    return values
+    return Consequences.of(stage_classes(graph, Rings.of(placement))).decisions(placement)
 
 
 def _counts(
@@ -47,46 +40,74 @@ class Consequences:
     """What follows from the counts of tensors and policies: rings, sizes, what has no home."""
 
     stages: tuple[StageClass, ...]
-    rules: tuple[Rule, ...]  # in the order in which they follow from each other
+    homeless: tuple[_Homeless, ...]
+    followers: tuple[_Follower, ...]  # in the order in which they follow from each other
 
     @classmethod
     def of(cls, stages: tuple[StageClass, ...]) -> Consequences:
         """Those of these stages."""
         rules = (rule for stage in stages for rule in (*switch_rules(stage), *size_rules(stage)))
-        return cls(stages, tuple(rules))
+        homeless = (_Homeless.of(stage, kind) for stage in stages for kind, _ in stage.kinds)
+        return cls(stages, tuple(homeless), tuple(map(_Follower.of, rules)))
+
+    def decisions(self, placement: Placement) -> Values:
+        """Those of a placement with the stages' rings."""
+        values: Values = {}
+        for stage in self.stages:
+            kinds = placement.stages[stage.stages[0]].kinds
+            for kind, _ in stage.kinds:
+                values.update(_counts(stage, kind, kinds[kind.name]))
+        self.complete(values)
+        return values
 
     def complete(self, values: Values) -> None:
         """Set all that follows, to the least that the rules allow."""
-        for stage in self.stages:
-            for kind, _ in stage.kinds:
-                homes = [stage.tensor(kind, t, Tier.HOST) for t in ("parameters", "gradients")]
-                for name in stage.looked_up(kind).terms:
-                    values[name] = min(home.at(values) for home in homes)
-                values.update(_without_home(stage, kind, values))
-        for rule in self.rules:
-            values[_derived(rule)] = 0.0
-        for rule in self.rules:
-            name, least = _derived(rule), _least(rule, values)
-            values[name] = max(values[name], least)
+        for kind in self.homeless:
+            kind.complete(values)
+        for follower in self.followers:
+            values[follower.name] = 0.0
+        for follower in self.followers:
+            values[follower.name] = max(values[follower.name], follower.least(values))
 
 
-def _without_home(
-    stage: StageClass, kind: LayerKind, values: Values
-) -> Iterator[tuple[str, float]]:
-    """Layers whose activations stay in their ring, or lie in the place of gradients."""
-    lent = stage.tensor(kind, "gradients", Tier.HOST).at(values)
-    for recompute in Recompute:  # those that keep the most come first, see layer_table
-        left, on_disk = (
-            stage.policy(kind, recompute, t).at(values) for t in (Tier.HOST, Tier.NVME)
+@dataclass(frozen=True, slots=True)
+class _Homeless:
+    """Of a kind: rows looked up in host memory, and layers whose activations need no home."""
+
+    homes: tuple[Linear, ...]  # of parameters and gradients, in host memory
+    looked_up: tuple[str, ...]
+    # By recomputation, those that keep the most first, see layer_table: what is in host memory and
+    # on disk, what lies in the place of gradients, and whether it stays in its ring.
+    policies: tuple[tuple[Linear, Linear, Linear, Linear], ...]
+
+    @classmethod
+    def of(cls, stage: StageClass, kind: LayerKind) -> _Homeless:
+        homes = (stage.tensor(kind, t, Tier.HOST) for t in ("parameters", "gradients"))
+        policies = (
+            (
+                stage.policy(kind, recompute, Tier.HOST),
+                stage.policy(kind, recompute, Tier.NVME),
+                stage.in_gradients(kind, recompute),
+                stage.stays(kind, recompute),
+            )
+            for recompute in Recompute
         )
-        shares, stays = stage.in_gradients(kind, recompute), stage.stays(kind, recompute)
-        staying = float(bool(stays.terms)) if left and not on_disk else 0.0
-        if shares.terms:
-            staying = min(staying, lent)
-            sharing = min(lent, left) - staying
-            lent -= staying + sharing
-            yield from _valued(shares, sharing)
-        yield from _valued(stays, staying)
+        return cls(tuple(homes), tuple(stage.looked_up(kind).terms), tuple(policies))
+
+    def complete(self, values: Values) -> None:
+        """Set what is looked up, what stays in its ring and what lies in gradients' place."""
+        for name in self.looked_up:
+            values[name] = min(home.at(values) for home in self.homes)
+        lent = self.homes[-1].at(values)
+        for moved, disk, shares, stays in self.policies:
+            left, on_disk = moved.at(values), disk.at(values)
+            staying = float(bool(stays.terms)) if left and not on_disk else 0.0
+            if shares.terms:
+                staying = min(staying, lent)
+                sharing = min(lent, left) - staying
+                lent -= staying + sharing
+                values.update(_valued(shares, sharing))
+            values.update(_valued(stays, staying))
 
 
 def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:
@@ -94,14 +115,23 @@ def _valued(decision: Linear, number: float) -> Iterator[tuple[str, float]]:
     return ((name, float(number)) for name in decision.terms)
 
 
-def _derived(rule: Rule) -> str:
-    """The rule's last variable, a switch or a size."""
-    return next(reversed(list(rule.expression.terms)))
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    """A rule's last variable, a switch or a size, which the rule holds to a least value."""
 
+    name: str
+    factor: float
+    constant: float
+    others: tuple[tuple[str, float], ...]
+    is_switch: bool
 
-def _least(rule: Rule, values: Values) -> float:
-    """The least value of the rule's last variable that it allows."""
-    *others, (name, factor) = rule.expression.terms.items()
-    rest = rule.expression.constant + sum(c * values[n] for n, c in others)
-    needed = max(0.0, rest / -factor)
-    return float(needed > 1e-9) if ".has." in name else needed
+    @classmethod
+    def of(cls, rule: Rule) -> _Follower:
+        *others, (name, factor) = rule.expression.terms.items()
+        return cls(name, factor, rule.expression.constant, tuple(others), ".has." in name)
+
+    def least(self, values: Values) -> float:
+        """The least value that the rule allows."""
+        rest = self.constant + sum(c * values[n] for n, c in self.others)
+        needed = max(0.0, rest / -self.factor)
+        return float(needed > 1e-9) if self.is_switch else needed

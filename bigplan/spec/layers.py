@@ -1,7 +1,7 @@
 """What embedding, block and head of a model are made of.
 
-A family that has parts which are not here gets them here, in runtime/blocks.py and, for a new kind
-of step, in graph/block.py; capabilities.py says which of them the native runtime executes.
+A family with a new part adds the part here and in runtime/blocks.py, and a new kind of step in
+graph/block.py, too. capabilities.py says which parts the native runtime executes.
 """
 
 from __future__ import annotations

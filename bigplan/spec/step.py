@@ -26,7 +26,7 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    tp: Split
+    split: Split
     decay: bool
     heads: int = 0
 
@@ -47,7 +47,7 @@ class Parameter:
     def local(self, ranks: int) -> tuple[int, int]:
         """Rows and columns on one of so many tensor-parallel ranks, words padded up."""
         rows, columns = self.matrix
-        if self.tp == "replicated":
+        if self.split == "replicated":
             return rows, columns
         if self.cuts_columns:
             return rows, self._share(columns, ranks)
@@ -60,11 +60,11 @@ class Parameter:
     @property
     def cuts_columns(self) -> bool:
         """Whether ranks share out the columns of its matrix; a vector of outputs has no others."""
-        return self.tp == "columns" or (self.tp == "rows" and len(self.shape) == 1)
+        return self.split == "columns" or (self.split == "rows" and len(self.shape) == 1)
 
     def holders(self, ranks: int) -> int:
         """Neighbours among so many tensor-parallel ranks that have the same of it."""
-        if self.tp == "replicated":
+        if self.split == "replicated":
             return ranks
         return max(1, ranks // self.heads) if self.heads else 1
 
@@ -110,21 +110,21 @@ class LayerStep:
     reads: tuple[StepValue, ...]
     gives: tuple[StepValue, ...]
     parameters: tuple[Parameter, ...] = ()
-    shared: str = ""  # the parameter of the model's first layer that it reads in place of its own
-    saves: tuple[StepValue, ...] = ()  # for its backward, in the compute dtype
-    statistics: tuple[StepValue, ...] = ()  # which it saves besides, always fp32
-    cheap: bool = False  # to run again, beside its bytes: selective recomputation does
+    shared: str = ""  # the first layer's parameter that it reads in place of its own
+    saves: tuple[StepValue, ...] = ()  # kept for its backward, in the compute dtype
+    statistics: tuple[StepValue, ...] = ()  # kept, too, always in fp32
+    cheap: bool = False  # its bytes cost more than to run it again, as selective recomputation does
 
     @property
     def beside_all(self) -> tuple[Parameter, ...]:
-        """Parameters that all tensor-parallel ranks have beside all of what they are applied to.
+        """Parameters that every tensor-parallel rank has and applies to all of a value.
 
-        So it is without sequence parallelism, which leaves each rank its tokens, and but for norms
-        of heads, of which each has its own.
+        Norms of heads are none of them: each rank has its own heads. With sequence parallelism
+        there are none, since each rank has its own tokens.
         """
         if any(value.split for value in self.gives):
             return ()
-        return tuple(p for p in self.parameters if p.tp == "replicated")
+        return tuple(p for p in self.parameters if p.split == "replicated")
 
     @property
     def biased(self) -> bool:
@@ -133,13 +133,16 @@ class LayerStep:
 
 
 def linear(module: str, given: StepValue, x: StepValue, *, bias: bool) -> list[Parameter]:
-    """A matrix; the bias of a column-split one belongs to the sum of all ranks, who all have it."""
-    tp: Split = "rows" if given.split else "columns"
+    """A matrix, and its bias. That of a matrix split by columns is whole on every rank.
+
+    It is added once to the sum over all ranks.
+    """
+    split: Split = "rows" if given.split else "columns"
     outputs, heads = given.columns(), given.parts if given.repeats else 0
-    parameters = [Parameter(f"{module}.weight", (outputs, x.columns()), tp, True, heads)]
+    parameters = [Parameter(f"{module}.weight", (outputs, x.columns()), split, True, heads)]
     if bias:
-        split: Split = "rows" if given.split else "replicated"
-        parameters.append(Parameter(f"{module}.bias", (outputs,), split, False, heads))
+        halves: Split = "rows" if given.split else "replicated"
+        parameters.append(Parameter(f"{module}.bias", (outputs,), halves, False, heads))
     return parameters
 
 

@@ -13,6 +13,8 @@ from bigplan.errors import InputError
 from tests.intake.files import DEEPSPEED, FSDP
 
 ARGUMENTS = ["--model", "llama-3-8b", "--cluster", "hgx-h200", "--seq-len", "4096"]
+# For which a better plan is found in a third of the time.
+SMALLER = ["--model", "gpt2-xl", "--cluster", "hgx-h200", "--seq-len", "1024"]
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def test_it_says_what_runs_what_is_not_priced_and_where_time_goes(config: str) -
 
 
 def test_what_is_faster_is_told_on_the_same_engine_and_on_any(config: str) -> None:
-    asked = ["import", config, "--from", "deepspeed", *ARGUMENTS, "--json"]
+    asked = ["import", config, "--from", "deepspeed", *SMALLER, "--json"]
     told = CliRunner().invoke(app, asked)
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)

@@ -16,6 +16,9 @@ START = (
     "import sys; sys.argv[0] = 'bigplan'; import bigplan.cli as cli; cli.main()",
 )
 FULL = Path("/dev/full")
+SMALL = (
+    "--model tiny-llama-test --cluster small.yaml --precision fp32 --seq-len 32 --global-batch 4"
+)
 # Short and long texts, of print and of rich: some fail while they are printed, some at the end.
 PRINTING = pytest.mark.parametrize(
     "arguments", ["models", "models --json", "schema", "--version", "plan --help"]
@@ -71,7 +74,7 @@ def test_a_closed_pipe_keeps_the_code_of_an_error(tmp_path: Path) -> None:
 @full
 def test_a_plan_is_written_before_it_is_shown(tmp_path: Path) -> None:
     write_cluster(tmp_path)
-    small = "--model tiny-llama-test --cluster small.yaml --precision fp32 --data nowhere"
+    small = f"{SMALL} --data nowhere"
     with FULL.open("w") as out:
         assert printed_to(out.fileno(), f"plan {small} --out a.yaml", tmp_path)[0] == 2
         assert load_plan(tmp_path / "a.yaml").model.name == "tiny-llama-test"
@@ -90,8 +93,7 @@ def test_characters_that_the_output_lacks_are_replaced(
     tmp_path: Path, encoding: dict[str, str]
 ) -> None:
     write_cluster(tmp_path)
-    small = "--model tiny-llama-test --cluster small.yaml --precision fp32"
-    for arguments in ("models", "plan --help", f"plan {small}"):
+    for arguments in ("models", "plan --help", f"plan {SMALL}"):
         done = subprocess.run(
             [*START, *arguments.split()],
             capture_output=True, env=environment(**encoding), cwd=tmp_path, check=False,
@@ -102,9 +104,8 @@ def test_characters_that_the_output_lacks_are_replaced(
 
 def test_a_file_name_that_is_no_text_is_printed_too(tmp_path: Path) -> None:
     write_cluster(tmp_path)
-    small = "--model tiny-llama-test --cluster small.yaml --precision fp32"
     done = subprocess.run(
-        [*(text.encode() for text in (*START, "plan", *small.split(), "--out")), b"\xff.yaml"],
+        [*(text.encode() for text in (*START, "plan", *SMALL.split(), "--out")), b"\xff.yaml"],
         capture_output=True, env=environment(PYTHONIOENCODING="utf-8"), cwd=tmp_path, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")

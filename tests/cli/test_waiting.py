@@ -8,6 +8,7 @@ import pytest
 from bigplan.cli import waiting
 from bigplan.cli.waiting import Waiting, progress_text
 from bigplan.errors import InputError
+from tests.wording import tells
 
 
 def test_a_time_limit_ends_the_search_once_there_is_a_plan() -> None:
@@ -81,11 +82,10 @@ def test_it_is_shown_on_a_terminal_only_and_not_at_once(monkeypatch: pytest.Monk
         monkeypatch.setattr(waiting, "SILENT", 0.0)
         search.go_on(None, 1.0, 5)
         search.go_on(2.0, 1.0, 1234)
-    assert shown == [
-        "Planning: no plan yet, none below 1 s, 5 strategies left",
-        "Planning: best so far 2 s, none below 1 s, 1,234 strategies left",
-        "stopped",
-    ]
+    before, after, last = shown
+    assert tells(before, "Planning", "no plan", "1 s", "5 strategies")
+    assert tells(after, "Planning", "2 s", "1 s", "1,234 strategies")
+    assert last == "stopped"
     monkeypatch.setattr(Terminal, "is_terminal", False)
     with Waiting("Planning") as search:
         search.go_on(2.0, 1.0, 4)
@@ -93,9 +93,9 @@ def test_it_is_shown_on_a_terminal_only_and_not_at_once(monkeypatch: pytest.Monk
 
 
 def test_progress_is_one_line() -> None:
-    assert progress_text("Planning x", 90.0, 60.0, 7) == (
-        "Planning x: best so far 90 s, none below 60 s, 7 strategies left"
-    )
+    text = progress_text("Planning x", 90.0, 60.0, 7)
+    assert tells(text, "Planning x", "90 s", "60 s", "7 strategies")
+    assert "\n" not in text
     # Where nothing fits, no bound is finite.
     assert progress_text("Planning x", None, float("inf"), 3) == (
         "Planning x: no plan yet, 3 strategies left"

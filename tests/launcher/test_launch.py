@@ -5,16 +5,19 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bigplan.errors import PreflightError, RefusedError, WorkerError
-from bigplan.launcher import heartbeat
+from bigplan.launcher import driver, heartbeat
 from bigplan.launcher.driver import launch
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import read_record
+from bigplan.launcher.session import Session, ray_session
 from bigplan.runtime.result import StepResult
 from bigplan.spec.catalog import find_cluster
 from tests.launcher import fakes
@@ -76,6 +79,19 @@ class Breaks(Fake):
         raise ZeroDivisionError("a bug")
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[Session]:
+    """A local Ray as launches start it, for 4 s of a core each."""
+    with ray_session(None, 2, cuda=False) as session:
+        yield session
+
+
+@pytest.fixture
+def one_ray(running: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches run in it. Those that start their own come before, in this file."""
+    monkeypatch.setattr(driver, "ray_session", lambda *_, **__: nullcontext(running))
+
+
 @pytest.fixture(autouse=True)
 def _by_value() -> None:
     """Actors cannot import a test module."""
@@ -100,6 +116,14 @@ def test_the_native_worker_trains_and_leaves_a_record(tmp_path: Path) -> None:
     assert not ray.is_initialized()
 
 
+def test_a_refused_preflight_reaches_the_user_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="less host memory"):
+        launch(tiny_plan(), told(tmp_path), quiet(), Short)
+    assert not list(tmp_path.iterdir())
+    assert not ray.is_initialized()
+
+
+@pytest.mark.usefixtures("one_ray")
 def test_a_fake_worker_shows_what_is_recorded(tmp_path: Path) -> None:
     record = read_record(launch(tiny_plan(), told(tmp_path, steps=4), quiet(), Fake))
     assert [metric.loss for metric in record.metrics] == [4.0, 3.0, 2.0, 1.0]
@@ -111,13 +135,7 @@ def test_a_fake_worker_shows_what_is_recorded(tmp_path: Path) -> None:
     assert record.summary.notes == ("1 thread",)
 
 
-def test_a_refused_preflight_reaches_the_user_and_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match="less host memory"):
-        launch(tiny_plan(), told(tmp_path), quiet(), Short)
-    assert not list(tmp_path.iterdir())
-    assert not ray.is_initialized()
-
-
+@pytest.mark.usefixtures("one_ray")
 def test_a_dead_rank_is_named_though_its_peer_fails_first(tmp_path: Path) -> None:
     with pytest.raises(
         WorkerError, match=r"rank 1 died while running step 2.*--cap host"
@@ -129,6 +147,7 @@ def test_a_dead_rank_is_named_though_its_peer_fails_first(tmp_path: Path) -> Non
     assert (record.summary.status, record.summary.steps) == ("failed", 1)
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_dead_rank_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     """Without clipping, a state is written in its own step."""
     how = told(tmp_path, steps=4, checkpoint_every=1)
@@ -140,6 +159,7 @@ def test_a_dead_rank_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     assert "rank 1 died while running step 2" in lost.reason
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_ranks_that_hang_are_named_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +178,7 @@ def test_ranks_that_hang_are_named_and_replaced(
         os.kill(process, 0)
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_bug_in_a_worker_is_told_in_one_line_with_its_traceback_on_file(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="rank 1: ZeroDivisionError: a bug") as caught:
         launch(tiny_plan(), told(tmp_path), quiet(), Breaks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -16,9 +15,10 @@ pytest.importorskip("torch")
 
 from tests.runtime.checkpoints import running
 from tests.runtime.killed import PLACES, STEPS, Kill, plan_of, train
+from tests.runtime.processes import server
 
 NAMES = ("nvme", "host", "gpu")  # a killed run goes on under another plan
-SECONDS = 10  # of random kills: a process starts within half a second
+SECONDS = 5  # of random kills: a process starts within half a second
 
 
 class Whole(NamedTuple):
@@ -31,9 +31,7 @@ class Whole(NamedTuple):
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
     """Processes that have torch imported when they start."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runtime.killed"])
-    return context
+    return server()
 
 
 @pytest.fixture(scope="module")

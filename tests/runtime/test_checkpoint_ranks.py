@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.multiprocessing.spawn import spawn
 
 from bigplan.graph.strategy import Strategy
 from bigplan.runtime.checkpoint import latest
@@ -27,6 +26,7 @@ from tests.runtime.checkpoint_ranks import (
 )
 from tests.runtime.checkpoints import Course, course
 from tests.runtime.harness import joined, same
+from tests.runtime.processes import start
 from tests.runtime.reference import INACTIVE
 
 
@@ -37,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ranks")
     course(plan_for(1), STEPS, at=AT, folder=path / "one")
     course(plan_for(1, clip_norm=INACTIVE), STEPS, at=AT, folder=path / "unclipped")
-    spawn(run_rank, (str(path),), nprocs=WORLD)  # type: ignore[no-untyped-call]
-    spawn(run_four, (str(path),), nprocs=4)  # type: ignore[no-untyped-call]
+    start(run_rank, path, WORLD)
+    start(run_four, path, 4)
     return path
 
 

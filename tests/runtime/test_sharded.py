@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.multiprocessing.spawn import spawn
 
 from bigplan.plan import Plan
 from tests.runtime.harness import check, evaluated, together
 from tests.runtime.masked import prepare_masked
+from tests.runtime.processes import start
 from tests.runtime.rounding import check_in_16_bits
 from tests.runtime.sharded_ranks import MASKED, every_plan, results, run_rank, write_plans
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the pr
 Ran = tuple[int, Path, dict[str, Plan]]
 
 
-RANDOM = {2: 12, 4: 6, 8: 3}  # plans of so many ranks
+RANDOM = {2: 8, 4: 4, 8: 2}  # plans of so many ranks
 
 
 @pytest.fixture(scope="module", params=list(RANDOM))
@@ -37,7 +37,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     prepare_masked(str(folder))
     plans = every_plan(folder, ranks, RANDOM[ranks])
     write_plans(folder, plans)
-    spawn(run_rank, (str(folder),), nprocs=ranks)  # type: ignore[no-untyped-call]
+    start(run_rank, folder, ranks)
     return ranks, folder, plans
 
 

@@ -11,11 +11,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from torch.multiprocessing.spawn import ProcessContext, spawn
+from torch.multiprocessing.spawn import ProcessContext
 
 from tests.listening import listening
 from tests.runtime.harness import execute
 from tests.runtime.held_ranks import NAME, run_rank
+from tests.runtime.processes import start
 from tests.runtime.two_ranks import WORLD, cases
 
 SECONDS = 60.0  # to start two processes on a busy machine
@@ -35,7 +36,7 @@ def _elsewhere() -> list[str]:
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[ProcessContext]:
     """Two ranks that have met and wait."""
-    context = spawn(run_rank, (str(tmp_path),), nprocs=WORLD, join=False)  # type: ignore[no-untyped-call]
+    context = start(run_rank, tmp_path, WORLD, join=False)
     end = time.monotonic() + SECONDS
     while not all((tmp_path / f"met.{rank}").exists() for rank in range(WORLD)):
         assert time.monotonic() < end

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch.multiprocessing.spawn import spawn
 
 from tests.runtime.harness import STEPS, check, evaluated, same
 from tests.runtime.masked import masked_data, prepare_masked
+from tests.runtime.processes import start
 from tests.runtime.two_ranks import MASKED, WORLD, cases, result, run_rank
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     torch.set_num_threads(1)
     path = str(tmp_path_factory.mktemp("two-ranks"))
     prepare_masked(path)
-    spawn(run_rank, (path,), nprocs=WORLD)  # type: ignore[no-untyped-call]
+    start(run_rank, path, WORLD)
     return path
 
 

@@ -13,7 +13,7 @@ from bigplan.cost import Costs, KindCost, Rates
 from bigplan.errors import InputError
 from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Strategy
-from bigplan.lower import lower
+from bigplan.lower import lower, lower_steady
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.program import Program
 from bigplan.simulate import simulate
@@ -74,7 +74,7 @@ def brute_force(
             names = {graph.layers[layer] for layer in graph.stage_layers(stage)}
             ends = {name: KindPlacement.on_gpu(1) for name in names - {"block"}}
             stages.append(StagePlacement(kinds=ends | {"block": placed}))
-        programs = lower(graph, Placement(stages=tuple(stages)))
+        programs = lower_steady(graph, Placement(stages=tuple(stages)))
         if _fits(programs, costs):
             seconds = simulate(programs, graph, costs).seconds
             best = seconds if best is None else min(best, seconds)

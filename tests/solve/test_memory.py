@@ -29,7 +29,7 @@ from tests.toys import (
 )
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(300))
 @given(cases())
 def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
     values = decisions_of(case.graph, case.placement)

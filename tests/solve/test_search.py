@@ -173,19 +173,6 @@ def test_a_network_that_estimates_make_light_of_does_not_end_the_search() -> Non
     assert found <= 1.005 * pinned
 
 
-def test_seventy_billion_parameters_on_one_consumer_gpu_live_on_its_drives() -> None:
-    nodes = find_cluster("rtx-4090-workstation").group
-    training = Training(sequence_length=4096, global_batch=64)
-    workload = Workload(find_model("llama-3-70b"), training, nodes)
-    best = search(workload, Scope({"micro_batch": 1, "accumulation_group": 64})).best
-    (program,) = best.programs
-    used = program.bytes_by_tier()
-    state = 12 * workload.model.parameter_count  # fp32 master weights and two moments
-    assert used[Tier.NVME] + used[Tier.HOST] >= state
-    assert used[Tier.NVME] > 0.8 * state > nodes.host.memory
-    assert used[Tier.GPU] <= best.candidate.costs.capacity[Tier.GPU]
-
-
 @cache
 def _gpt2_xl(micro_batch: int, nvme: int | None) -> Found:
     nodes = find_cluster("h200-1x").with_caps(nvme=nvme).group

@@ -73,7 +73,7 @@ def test_matrices_lead_from_what_a_product_reads_to_what_it_gives(
             assert matrix.shape == (given_value.columns(), read.columns())
             # One side is split: else each rank would compute all, or a part that nobody adds.
             assert given_value.split != read.split, step.name
-            assert matrix.tp == ("rows" if given_value.split else "columns")
+            assert matrix.split == ("rows" if given_value.split else "columns")
             # Ranks share out heads and columns; a key's head may be on several.
             assert ranks * given_value.columns(ranks) >= given_value.columns()
 

@@ -88,7 +88,7 @@ def test_gpt2_block() -> None:
     )
     assert names(spec, "embedding") == ["embed_tokens.weight", "embed_positions.weight"]
     assert names(spec, "head") == ["norm.weight", "norm.bias"]
-    splits = {parameter.name: parameter.tp for parameter in spec.kinds()["block"]}
+    splits = {parameter.name: parameter.split for parameter in spec.kinds()["block"]}
     assert splits == {
         "input_norm.weight": "replicated",
         "input_norm.bias": "replicated",

@@ -48,8 +48,8 @@ def _times(action: Callable[[], object], budget: float) -> list[float]:
 def probe_gemm(budget: float = 0.4) -> GemmRate:
     """Rates of numpy's fp32 GEMM at K = 128 and K = 1024, from which K0 follows.
 
-    The fastest runs count: its threads wait for each other, so where a neighbour holds one core
-    the median was 8 times too long (two cores, three busy neighbours).
+    The fastest runs count. The product's threads wait for each other, so one busy core of other
+    programs makes most runs several times too long.
     """
     import numpy as np
 

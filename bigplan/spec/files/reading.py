@@ -1,8 +1,8 @@
 """The one way in for files that users hand in: regular, not too large, UTF-8, bounded JSON.
 
-Nothing that a file holds may hang the reader or use it up: a pipe or device is refused before it
-is read, and depth, the digits of numbers and the number of values are bounded. Texts, tokens and
-weights to train with are no descriptions: those are read piece by piece elsewhere.
+No file may hang the reader or use up its memory. A pipe or device is refused before it is read.
+Depth, the digits of numbers and the number of values are bounded. Texts, tokens and weights to
+train with are no descriptions; other rooms read them piece by piece.
 """
 
 from __future__ import annotations

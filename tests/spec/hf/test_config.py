@@ -478,17 +478,7 @@ def test_files(tmp_path: Path) -> None:
         load_hf_config(path)
 
 
-def test_supported_types() -> None:
-    assert SUPPORTED_MODEL_TYPES == (
-        "llama",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gpt2",
-        "gpt_neox",
-        "opt",
-        "bloom",
-        "phi3",
-        "stablelm",
-        "falcon",
-    )
+def test_every_supported_type_is_in_the_docs() -> None:
+    usage = (Path(__file__).parents[3] / "docs" / "usage.md").read_text()
+    listed = usage.partition("bigplan reads ")[2].partition(" (40B")[0].replace(" and ", ", ")
+    assert set(listed.split(", ")) == set(SUPPORTED_MODEL_TYPES)

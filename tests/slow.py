@@ -1,0 +1,48 @@
+"""The files whose tests take longest, longest first: each 8 s of a core or more.
+
+A worker of `make test` runs a file at a time, so that what its tests share is made once; the
+longest come first, and the short ones even out when workers end.
+"""
+
+SLOW = (
+    "tests/runtime/test_sharded.py",
+    "tests/launcher/test_nodes.py",
+    "tests/launcher/test_soak.py",
+    "tests/test_sanity.py",
+    "tests/solve/test_exact.py",
+    "tests/launcher/test_launch.py",
+    "tests/test_launch_files.py",
+    "tests/runtime/deepspeed/test_worker.py",
+    "tests/runtime/test_native.py",
+    "tests/test_planner.py",
+    "tests/runtime/test_checkpoint_ranks.py",
+    "tests/runtime/test_checkpoint_killed.py",
+    "tests/profile/test_machine.py",
+    "tests/solve/test_properties.py",
+    "tests/runtime/test_checkpoint.py",
+    "tests/solve/test_free.py",
+    "tests/solve/test_search.py",
+    "tests/test_verify.py",
+    "tests/runtime/test_checkpoint_damage.py",
+    "tests/docs/test_notebooks.py",
+    "tests/cli/test_output.py",
+    "tests/cli/test_kernels.py",
+    "tests/cli/test_commands.py",
+    "tests/docs/test_commands.py",
+    "tests/runtime/test_two_ranks.py",
+    "tests/page/test_browser.py",
+    "tests/test_recheck.py",
+    "tests/kernels/test_batch_norm.py",
+    "tests/report/test_advice.py",
+    "tests/engines/frameworks/test_frameworks.py",
+    "tests/simulate/test_simulate.py",
+    "tests/profile/test_collectives.py",
+    "tests/runtime/test_blocks.py",
+    "tests/runtime/test_equivalence.py",
+    "tests/solve/test_times.py",
+    "tests/solve/test_bounds.py",
+    "tests/cli/test_profile.py",
+    "tests/cli/test_intake.py",
+    "tests/cli/test_inputs.py",
+    "tests/cli/test_bad_files.py",
+)
