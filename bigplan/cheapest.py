@@ -15,9 +15,7 @@ from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.build import model_flops
 from bigplan.plan import Plan
 from bigplan.planner import Request
-
-SINGLE = 16  # nodes up to which every number is tried
-PARTS = 8  # numbers tried between a power of two and the next
+from bigplan.solve.choice import node_counts
 
 
 class Planned(Protocol):
@@ -48,19 +46,6 @@ class Cheapest(Generic[P]):
     tried: tuple[Tried, ...]
 
 
-def node_counts(most: int) -> tuple[int, ...]:
-    """Numbers of nodes worth a plan: all up to 16, then eight from a power of two to the next.
-
-    What lies between differs by 6 to 12% and seldom divides layers and batch. `most` is always one.
-    """
-    counts = set(range(1, min(most, SINGLE) + 1)) | {most}
-    power = SINGLE
-    while power < most:
-        counts |= {n for n in range(power, 2 * power, power // PARTS) if n <= most}
-        power *= 2
-    return tuple(sorted(counts))
-
-
 def cheapest(
     request: Request,
     within: float | None,
@@ -78,7 +63,7 @@ def cheapest(
     error: InfeasibleError | InputError | None = None
     for nodes in node_counts(request.cluster.nodes):
         cluster = request.cluster.with_nodes(nodes)
-        wanted = replace(request, cluster=cluster)
+        wanted = replace(request, cluster=cluster, idling=False)
         if found and not go_on():
             tried.append(Tried(nodes, None, "not tried: stopped"))
             continue

@@ -115,6 +115,8 @@ class SearchRecord(Spec):
     relaxations: int
     programs: int
     stopped: bool = False
+    idle_gpus: int = 0
+    """GPUs of those asked for without work: with fewer the step is shorter"""
 
     @classmethod
     def of_all(cls, ways: int, *, stopped: bool = False) -> SearchRecord:

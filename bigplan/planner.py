@@ -33,7 +33,7 @@ from bigplan.simulate import busy_seconds, critical_path, simulate
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, capacity_beside
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.ilp import solver_name
-from bigplan.solve.pins import parse_pins
+from bigplan.solve.pins import WRITTEN, Pin, parse_pins
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Found, Scope, Watch, search, unwatched
 from bigplan.spec.cluster import Cluster, NodeGroup
@@ -41,6 +41,7 @@ from bigplan.spec.experiment import Experiment
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.timeline import Timeline
+from bigplan.wear import allowed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Request:
     engine: str = "any"
     exact: bool = False
     effort: Effort = Effort.USUAL
+    idling: bool = True  # whether nodes may be left without work
+    max_wear: float | None = None  # see Experiment
 
     @classmethod
     def of(cls, experiment: Experiment, *, exact: bool = False) -> Request:
@@ -65,6 +68,7 @@ class Request:
             experiment.set,
             experiment.engine,
             exact,
+            max_wear=experiment.max_wear,
         )
 
     @classmethod
@@ -80,6 +84,9 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     """
     fixed, pins = parse_pins(request.settings)
     workload = Workload(request.model, request.training, request.cluster.group)
+    written = allowed_bytes(request.max_wear, request.training, request.cluster.group)
+    if written is not None:
+        pins = (*pins, Pin(None, WRITTEN, "", written))
 
     if request.engine == "native" and (refusal := refused_however_split(request)):
         raise RefusedError(f"{refusal}; change it, or plan with --engine any")
@@ -88,14 +95,18 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         refusal = native_refusal(request.model, request.training, strategy)
         return request.engine == "any" or refusal is None
 
-    scope = Scope(fixed, pins, allowed)
+    scope = Scope(fixed, pins, allowed, request.idling)
     find: Callable[[Workload, Scope, Watch], Found]
     if request.exact:
         from bigplan.solve.exact import exact_search as find
     else:
         find = partial(search, effort=request.effort)
     found = find(workload, scope, watch)
-    best = found.best
+    best, cluster = found.best, request.cluster
+    idle = cluster.gpus - best.candidate.strategy.ranks
+    if idle:
+        workload = workload.on(best.candidate.strategy.ranks)
+        cluster = cluster.model_copy(update={"node_groups": (workload.nodes,)})
     return Plan(
         inputs={name: digest(getattr(request, name)) for name in ("model", "training", "cluster")},
         predicted=predict(best, workload, found.bound, found.model_gap),
@@ -113,11 +124,12 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
             relaxations=found.relaxations,
             programs=found.programs,
             stopped=found.stopped,
+            idle_gpus=idle,
         ),
         alternatives=tuple(_alternatives(found, workload.nodes)),
         model=request.model,
         training=request.training,
-        cluster=request.cluster,
+        cluster=cluster,
     )
 
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from bigplan.cheapest import Cheapest, cheapest, node_counts, too_late
+from bigplan.cheapest import Cheapest, cheapest, too_late
 from bigplan.errors import InfeasibleError
 from bigplan.plan import Plan
 from bigplan.planner import Request
+from bigplan.solve.choice import node_counts
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.tiny import tiny_plan

@@ -12,10 +12,10 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
 from bigplan.program import Lane
-from bigplan.report.bill import wear_of
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training
+from bigplan.wear import wear_of
 
 GIB = 1 << 30
 ON_GPU = dict.fromkeys(("parameters", "gradients", "optimizer", "activations"), "gpu")

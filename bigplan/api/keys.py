@@ -43,6 +43,7 @@ class ExperimentKeys(TypedDict, total=False):
     engine: EngineName
     prefer: Literal["fastest", "cheapest"]
     within: float | str | None
+    max_wear: float | None
 
 
 def plain(value: object) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,31 +16,66 @@ if TYPE_CHECKING:
 
 
 def clean(
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            help="On all nodes of a running Ray cluster, too.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what launches left on this machine that were killed: scratch, and processes of Ray.
+    """Remove what launches left that were killed: scratch, and processes of Ray.
 
-    Records and checkpoints stay, and so does what belongs to a launch that runs.
+    On this machine; with --address on the nodes of a Ray cluster as well. Records and checkpoints
+    stay, and so does what belongs to a launch that runs.
     """
     from bigplan.launcher.leftovers import clean as remove
     from bigplan.launcher.leftovers import leftovers
 
-    console, found = Console(), leftovers()
-    for left in found:
+    console, told = Console(), list[dict[str, object]]()
+
+    def deal(left: Leftover, remove: Callable[[], None], node: str | None = None) -> None:
+        told.append(_told(left) | ({} if node is None else {"node": node}))
         if not as_json:
             console.print(
-                f"{'Would remove' if dry_run else 'Removing'} what was {left}",
+                f"{'Would remove' if dry_run else 'Removing'} what was {left}"
+                f"{'' if node is None else f', on node {node}'}",
                 highlight=False, markup=False, soft_wrap=True,
             )  # fmt: skip
         if not dry_run:
-            remove(left)
+            remove()
+
+    here = leftovers()
+    for left in here:
+        deal(left, lambda left=left: remove(left))  # type: ignore[misc]
+    if address is not None:
+        _clean_nodes(address, here, deal)
     if as_json:
-        print_json({"removed": not dry_run, "leftovers": [_told(left) for left in found]})
-    elif not found:
+        print_json({"removed": not dry_run, "leftovers": told})
+    elif not told:
         console.print("Nothing is left of launches that were killed.")
+
+
+def _clean_nodes(
+    address: str,
+    here: tuple[Leftover, ...],
+    deal: Callable[[Leftover, Callable[[], None], str], None],
+) -> None:
+    """On the nodes of a cluster; one that is this machine has been dealt with."""
+    from bigplan.launcher.elsewhere import left_on_nodes
+    from bigplan.launcher.session import ray_session, require_packages
+
+    require_packages()
+    known = {(left.entry.host, left.listed) for left in here}
+    with ray_session(address, 0, cuda=False):
+        for found in left_on_nodes():
+            if (found.left.entry.host, found.left.listed) not in known:
+                deal(found.left, found.clean, found.node.there)
 
 
 def _told(left: Leftover) -> dict[str, object]:
@@ -53,7 +89,7 @@ def _told(left: Leftover) -> dict[str, object]:
 
 
 def offer(console: Console) -> None:
-    """Name what killed launches left, and remove it where the user wants that."""
+    """Name what killed launches left here, and remove it where the user wants that."""
     from bigplan.launcher.leftovers import clean as remove
     from bigplan.launcher.leftovers import leftovers
 

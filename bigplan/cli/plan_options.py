@@ -83,6 +83,16 @@ class PlanOptions:
             "TIME",
         ),
     ] = None
+    max_wear: Annotated[
+        float | None,
+        _option(
+            "max_wear",
+            "Of the writes that drives are rated for, what the training may take, such as 0.1; "
+            "needs --tokens.",
+            WHAT,
+            "SHARE",
+        ),
+    ] = None
     tokens: Annotated[
         str | None,
         _option(

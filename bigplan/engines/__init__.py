@@ -13,6 +13,7 @@ from bigplan.errors import InputError
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.search import Watch, unwatched
+from bigplan.wear import require_wear
 
 __all__ = ["ENGINES", "Chosen", "Engine", "chosen", "engine_of", "make_plan"]
 
@@ -38,7 +39,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     """The best plan for the engine that the request names. Raises as Engine.make_plan."""
     if request.engine == "auto":
         return chosen(request, watch).plan
-    return _BY_REQUEST[request.engine].make_plan(request, watch)
+    made = _BY_REQUEST[request.engine].make_plan(request, watch)
+    return require_wear(made, request.max_wear)
 
 
 def chosen(request: Request, watch: Watch = unwatched) -> Chosen:

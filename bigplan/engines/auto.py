@@ -10,6 +10,7 @@ from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.search import Watch
+from bigplan.wear import require_wear
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ def _planned(request: Request, engine: Engine, best: Plan, watch: Watch) -> Plan
     if best.engine == engine.name and best.executable[engine.name] is True:
         return best
     try:
-        return engine.make_plan(replace(request, engine=engine.name, exact=False), watch)
+        made = engine.make_plan(replace(request, engine=engine.name, exact=False), watch)
+        return require_wear(made, request.max_wear)
     except (InfeasibleError, InputError) as error:
         return str(error)

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from bigplan.bill import DAY, MILLION, Bill, bill_of
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.report.bill import wear_of
 from bigplan.report.decision import strategy_text
 from bigplan.spec.files.document import Spec
+from bigplan.wear import wear_of
 
 RowStatus = Literal["planned", "failed"]
 

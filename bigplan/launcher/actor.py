@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 from bigplan.engines import engine_of
 from bigplan.importing import named
 from bigplan.launcher.checkpoints import FOLDER
+from bigplan.launcher.leftovers import is_listed, leftovers, listed
 from bigplan.launcher.lock import hold, rank_lock
 from bigplan.launcher.places import (
     Places,
@@ -30,6 +32,7 @@ from bigplan.plan import Plan
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+    from bigplan.runtime.apart import Apart
     from bigplan.runtime.result import Finished, Progress, StepResult
 
 
@@ -39,11 +42,13 @@ class Worker(Protocol):
     def preflight(self) -> None:
         """Raise PreflightError where the machine has less than the plan promises."""
 
-    def start(self, meeting: Path | Store, resume: Path | None = None) -> int:
+    def start(
+        self, meeting: Path | Store, resume: Path | None = None, apart: Apart | None = None
+    ) -> int:
         """Join the others, allocate, initialise or read a checkpoint; the steps done before.
 
         `meeting`: for their addresses: a file that only the ranks may write, which need not exist,
-        or a store that only they reach.
+        or a store that only they reach. `apart`: where the ranks' machines share no folder.
         Raises CheckpointError where the checkpoint cannot be used.
         """
 
@@ -102,18 +107,23 @@ class RankActor:
         if scratch.is_relative_to(folders.run):  # no drive is named for tensors
             scratch = self._here(scratch)
         self._scratch = scratch / f"rank-{rank}"
+        self._listed = ExitStack()
         self._make = partial(_make, worker, plan, rank, self._scratch)
         self._made: Worker | None = None
 
     def preflight(self) -> None:
         """Construct the worker once no earlier one of this rank is left, then see Worker."""
         self._lock = hold(self._lock_file)
+        if not is_listed(self._scratch.parent):  # the launch is on another machine's list
+            self._listed.enter_context(listed(own_run(self._run), self._scratch.parent))
         self._made = self._make()
         self._made.preflight()
 
     def look(self, mark: Path, token: str, cuda: bool) -> Facts:
         """What there is on this machine (preflight.look)."""
-        return look(_node(), self._scratch.parent, self._here(mark), token, cuda=cuda)
+        mine = str(self._scratch.parent)
+        left = tuple(str(each) for each in leftovers() if each.entry.scratch != mine)
+        return look(_node(), self._scratch.parent, self._here(mark), token, left, cuda=cuda)
 
     def leave_mark(self) -> None:
         """Show other nodes this one's run folder (places.py)."""
@@ -163,9 +173,7 @@ class RankActor:
 
         place = places.of(self._rank)
         apart = Apart(place, places.ranks[place], places.bring)
-        native: Any = self._worker()  # Crew has seen to it
-        done: int = native.start(meeting, self._here(resume), apart)
-        return done
+        return self._worker().start(meeting, self._here(resume), apart)
 
     def step(self, checkpoint: Path | None) -> StepResult:
         """See Worker."""
@@ -197,6 +205,9 @@ class RankActor:
         if self._made is not None:
             self._made.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
+        with suppress(OSError):  # other ranks have theirs there
+            self._scratch.parent.rmdir()
+        self._listed.close()
 
     @overload
     def _here(self, path: Path) -> Path: ...

@@ -10,7 +10,7 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
-from bigplan.errors import NodeLostError, PreflightError
+from bigplan.errors import NodeLostError
 from bigplan.launcher import placing
 from bigplan.launcher.actor import Folders, RankActor, WorkerType
 from bigplan.launcher.checkpoints import FOLDER, checkpoints
@@ -112,21 +112,20 @@ class Crew:
             self._places = self._found_places()
         outside = not all(node.only_loopback for node in self._nodes.values())
         self.ask("listen", interface_of(facts, self._interface, outside=outside), doing="starting")
-        if self._places is None:
-            return ""
-        return (
-            f"Not all nodes see {self._folders.run}: {', '.join(self._places.ranks)} each keep the "
-            "checkpoint files that their ranks write"
-        )
+        told = [
+            f"On node {name}: {left}; `bigplan clean --address` removes it"
+            for name, fact in facts.items()
+            for left in fact.left
+        ]
+        if self._places is not None:
+            told.append(
+                f"Not all nodes see {self._folders.run}: {', '.join(self._places.ranks)} each keep "
+                "the checkpoint files that their ranks write"
+            )
+        return "\n".join(told)
 
     def _found_places(self) -> Places:
-        """Which nodes see one run folder. Raises PreflightError where an engine needs it."""
-        if self._plan.engine != "native":
-            raise PreflightError(
-                f"the run folder {self._folders.run} is not the same on all nodes, and "
-                f"{self._plan.engine} writes its checkpoints into one folder; name one on a file "
-                "system that they share (--run-dir), or plan with --engine native"
-            )
+        """Which nodes see one run folder."""
         doing = "looking for a shared folder"
         self.ask("leave_mark", doing=doing)
         seen = dict(enumerate(self.ask("marks", doing=doing)))

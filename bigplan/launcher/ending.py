@@ -31,6 +31,8 @@ def ending(launched: Launched, *, resumes: bool) -> Iterator[None]:
             launched.say(f"Stopped after step {journal.done} of {journal.target}. {hint}")
         elif resumes:
             launched.say(f"Stopped before it went on. {resume_hint(journal.folder)}")
+        else:
+            launched.say("Stopped before the first step; nothing of it is kept")
         raise
     except OSError as error:
         told = WorkerError(f"the run's record cannot be written: {error}")

@@ -56,6 +56,7 @@ class Launched:
 
     def meanwhile(self) -> None:
         """Answer the first Ctrl-C while a step runs on; notice where Ray itself is lost."""
+        self.stop.look()
         if self.session is not None:
             self.session.head.look()
         if self.stop.asked and not self.told:

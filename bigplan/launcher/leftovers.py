@@ -2,6 +2,7 @@
 
 Every launch is on a list in the user's state folder for as long as it runs, by a file that it holds
 locked. A file that nobody holds is of a launch that was killed; kernels let go of locks themselves.
+On other machines of a Ray cluster one of its ranks there is on the list in its place.
 """
 
 from __future__ import annotations
@@ -83,6 +84,11 @@ def listed(run: Path, scratch: Path) -> Iterator[Listed]:
             launch.file.close()
 
 
+def is_listed(scratch: Path) -> bool:
+    """Whether a launch that runs is on this machine's list with that scratch."""
+    return any(_is_held(path) for path, entry in _entries() if entry.scratch == str(scratch))
+
+
 @dataclass(frozen=True)
 class Leftover:
     """Of one launch that was killed: bytes of scratch, and processes."""
@@ -107,15 +113,8 @@ def leftovers() -> tuple[Leftover, ...]:
 
     Those of which nothing is left, and no run that goes on has the scratch, leave the list.
     """
-    try:
-        files = sorted(_folder().glob("*.json"))
-    except (OSError, RuntimeError):
-        return ()
     dead, used = dict[Path, Entry](), set[str]()
-    for path in files:
-        entry = _read(path)
-        if entry is None or entry.host != socket.gethostname():
-            continue
+    for path, entry in _entries():
         if _is_held(path):
             used.add(entry.scratch)
         else:
@@ -123,6 +122,7 @@ def leftovers() -> tuple[Leftover, ...]:
     found = []
     for path, entry in dead.items():
         scratch = 0 if entry.scratch in used else _bytes(Path(entry.scratch))
+        used.add(entry.scratch)  # the first that names it has it
         left = Leftover(path, entry, scratch, tuple(_having_open(entry.session)))
         if left.scratch or left.processes:
             found.append(left)
@@ -161,6 +161,18 @@ def _folder() -> Path:
     """Where the list is. Raises RuntimeError where there is no home."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
     return Path(base) / "bigplan" / "launches"
+
+
+def _entries() -> Iterator[tuple[Path, Entry]]:
+    """All on this machine's list, and their files."""
+    try:
+        files = sorted(_folder().glob("*.json"))
+    except (OSError, RuntimeError):
+        return
+    for path in files:
+        entry = _read(path)
+        if entry is not None and entry.host == socket.gethostname():
+            yield path, entry
 
 
 def _read(path: Path) -> Entry | None:

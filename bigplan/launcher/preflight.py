@@ -32,15 +32,19 @@ class Facts:
     shared: bool  # whether the run folder is the launch's own
     drive: str  # what is wrong with the folder for offloaded tensors; empty: nothing
     interfaces: Mapping[str, str]  # name to IPv4 address
+    left: tuple[str, ...] = ()  # by launches that were killed
 
 
-def look(node: str, scratch: Path, mark: Path, token: str, *, cuda: bool) -> Facts:
+def look(
+    node: str, scratch: Path, mark: Path, token: str, left: tuple[str, ...] = (), *, cuda: bool
+) -> Facts:
     """This machine, as a rank sees it; `mark` is a file of the launch that holds `token`."""
     try:
         shared = mark.read_text() == token
     except OSError:
         shared = False
-    return Facts(node, versions(), _gpu() if cuda else "", shared, _drive(scratch), interfaces())
+    gpu = _gpu() if cuda else ""
+    return Facts(node, versions(), gpu, shared, _drive(scratch), interfaces(), left)
 
 
 def versions() -> dict[str, str]:

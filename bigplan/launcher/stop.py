@@ -50,9 +50,18 @@ class Stop:
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
             _to_nowhere(self._terminals)
-        if self.asked or not self.patient:
+        again, self.asked = self.asked, True
+        if again or not self.patient:
             raise KeyboardInterrupt
-        self.asked = True
+
+    def look(self) -> None:
+        """Raise the first signal's KeyboardInterrupt where it was lost on its way.
+
+        It is raised in whatever code runs at that moment, and Python drops what is raised in a
+        finaliser or in a callback of a library.
+        """
+        if self.asked and not self.patient:
+            raise KeyboardInterrupt
 
 
 def _to_nowhere(terminals: Sequence[int]) -> None:

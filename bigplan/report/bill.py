@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.table import Table
 
 from bigplan.bill import Bill, bill_of
 from bigplan.cheapest import Tried
 from bigplan.plan import Plan
-from bigplan.program import Lane
 from bigplan.report.text import bytes_text, percent, table
 from bigplan.units import counted, format_count
+from bigplan.wear import Wear
 
 
 def bill_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -75,44 +74,6 @@ def _figures(bill: Bill | None) -> tuple[str, str, str, str]:
         "-" if bill.kwh is None else kwh_text(bill.kwh).removesuffix(" kWh"),
         each,
     )
-
-
-DAY = 86400.0
-NOTHING = 1 << 20  # bytes a step: no drive dies of that
-
-
-@dataclass(frozen=True)
-class Wear:
-    """Bytes written on one node; `life_days` is None where no endurance is stated.
-
-    `job_share`: part of the rated writes that the whole training takes, where its tokens are known.
-    """
-
-    bytes_per_step: int
-    bytes_per_day: float
-    drives: int
-    life_days: float | None
-    job_share: float | None = None
-
-    @property
-    def named(self) -> str:
-        """The drives in words."""
-        return "drive" if self.drives == 1 else f"{self.drives} drives"
-
-
-def wear_of(plan: Plan) -> Wear | None:
-    """The wear of a node's drives; None: the plan writes next to nothing to them."""
-    group = plan.cluster.group
-    ranks = min(plan.strategy.ranks, group.gpus_per_node)
-    written = plan.predicted.moved_bytes.get(Lane.NVME_WRITE, 0) * ranks
-    if written < NOTHING or group.nvme is None:
-        return None
-    a_day = written / plan.predicted.step_seconds * DAY
-    if group.nvme.endurance is None:
-        return Wear(written, a_day, group.nvme.drives, None)
-    rated, tokens = group.nvme.endurance * group.nvme.drives, plan.training.tokens
-    share = None if tokens is None else tokens / plan.training.tokens_per_step * written / rated
-    return Wear(written, a_day, group.nvme.drives, rated / a_day, share)
 
 
 def wear_text(wear: Wear) -> str:

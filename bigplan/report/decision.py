@@ -8,10 +8,11 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.report.bill import days_text, wear_of
+from bigplan.report.bill import days_text
 from bigplan.report.stages import TENSORS, StageShares
-from bigplan.report.text import listed, percent
+from bigplan.report.text import listed, percent, seconds_text
 from bigplan.units import be, counted, format_count
+from bigplan.wear import wear_of
 
 DEGREES = (("data parallel", "dp"), ("tensor parallel", "tp"), ("pipeline", "pp"))
 HARDLY = 1e-4  # of the optimizer state: too little to name
@@ -25,6 +26,7 @@ def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
     where = f"{group.gpus} x {group.gpu.name}"
     if group.nodes > 1:
         where += f" ({group.nodes} nodes)"
+    where += _idle(plan)
     sequences = counted(plan.training.global_batch, "sequence")
     batch = f"{sequences} of {counted(plan.training.sequence_length, 'token')}"
     size = format_count(plan.model.parameter_count)
@@ -33,6 +35,17 @@ def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
         f"with {strategy_text(plan.strategy)}, {batch} a step in {plan.training.precision}; "
         f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}{_worn(plan)}."
     )
+
+
+def _idle(plan: Plan) -> str:
+    """GPUs without work, and the step if they had some, where such a plan was found."""
+    idle = plan.search.idle_gpus
+    if not idle:
+        return ""
+    every = plan.strategy.ranks + idle
+    others = [one.step_seconds for one in plan.alternatives if one.strategy.ranks == every]
+    slower = f": with all {every} a step takes {seconds_text(min(others))}" if others else ""
+    return f", {counted(idle, 'more GPU')} idle{'s' * (idle == 1)}{slower},"
 
 
 def _by(plan: Plan) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 
 from bigplan.bill import bill_of
 from bigplan.plan import Plan, Predicted
-from bigplan.report.bill import wear_of
 from bigplan.report.decision import decision
 from bigplan.report.stages import stages_of
 from bigplan.report.tables import why_slower
 from bigplan.report.today import today_json
 from bigplan.runnable import Runnable
+from bigplan.wear import wear_of
 from bigplan.whatif import Answer
 
 PREDICTED = (

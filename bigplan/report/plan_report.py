@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bigplan.cost.framework import NATIVE
 from bigplan.plan import Plan, Predicted
-from bigplan.report.bill import bill_rows, wear_of, wear_text
+from bigplan.report.bill import bill_rows, wear_text
 from bigplan.report.decision import decision
 from bigplan.report.stages import stages_of
 from bigplan.report.tables import (
@@ -25,6 +25,7 @@ from bigplan.report.text import seconds_text
 from bigplan.report.today import engines_text, today_text
 from bigplan.runnable import Runnable
 from bigplan.units import counted
+from bigplan.wear import wear_of
 
 
 def plan_report(plan: Plan, search_seconds: float, runnable: Runnable) -> RenderableType:

@@ -35,6 +35,13 @@ class Workload:
     training: Training
     nodes: NodeGroup
 
+    def on(self, gpus: int) -> Workload:
+        """The same on so many GPUs: of whole nodes, or of the only node."""
+        each, rest = divmod(gpus, self.nodes.gpus_per_node)
+        assert each > 0 or self.nodes.nodes == 1
+        fewer = {"gpus_per_node": rest} if each == 0 else {"nodes": each}
+        return replace(self, nodes=self.nodes.model_copy(update=fewer))
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -84,6 +91,12 @@ class Pricing:
         self._graphs: dict[tuple[int | bool, ...], tuple[Graph, Costs]] = {}
         self._losses: dict[tuple[int | bool, ...], LossLayer] = {}
         self._costs: dict[tuple[int | bool, ...], Costs] = {}
+
+    def on(self, workload: Workload) -> Pricing:
+        """For the workload on fewer nodes, whose ranks compute the same."""
+        other = Pricing(workload, self._pins)
+        other._graphs, other._losses = self._graphs, self._losses
+        return other
 
     def alike(self, strategy: Strategy) -> tuple[Graph, Costs]:
         """A graph and prices whose layers compute what the strategy's do."""

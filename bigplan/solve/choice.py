@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Space, Strategy, StrategyFamily
@@ -19,6 +19,21 @@ class Scope:
     fixed: dict[str, int] = field(default_factory=dict)  # strategy fields the user pinned
     pins: tuple[Pin, ...] = ()
     allowed: Callable[[Strategy], bool] = lambda strategy: True
+    idling: bool = True  # whether nodes may be left without work
+
+
+IN_TURN = 16  # nodes up to which every number is tried,
+PARTS = 8  # then so many from a power of two to the next: what lies between differs by 6 to 12%
+
+
+def node_counts(most: int) -> tuple[int, ...]:
+    """Numbers of nodes worth a plan, `most` among them, fewest first."""
+    counts = set(range(1, min(most, IN_TURN) + 1)) | {most}
+    power = IN_TURN
+    while power < most:
+        counts |= {n for n in range(power, 2 * power, power // PARTS) if n <= most}
+        power *= 2
+    return tuple(sorted(counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,21 @@ class Choice:
         """All of them, none priced yet."""
         return cls(workload, scope, Pricing(workload, scope.pins))
 
+    def fewer(self) -> list[Choice]:
+        """The strategies that leave up to half of the nodes idle, or of the only node's GPUs.
+
+        Batch, layers or heads may not divide by all of them, so that fewer are faster. Whoever
+        fixes `dp` says how many GPUs work.
+        """
+        nodes = self.workload.nodes
+        if not self.scope.idling or "dp" in self.scope.fixed:
+            return []
+        each = nodes.gpus_per_node if nodes.nodes > 1 else 1
+        most = nodes.gpus // each
+        working = [each * n for n in node_counts(most) if most <= 2 * n < 2 * most]
+        workloads = [self.workload.on(number) for number in working]
+        return [replace(self, workload=w, pricing=self.pricing.on(w)) for w in workloads]
+
     @property
     def space(self) -> Space:
         """The legal strategies."""
@@ -41,11 +71,8 @@ class Choice:
         return Space(model, training, nodes.gpus, nodes.gpus_per_node, self.scope.fixed)
 
     def families(self) -> list[StrategyFamily]:
-        """Families with a member in scope. Raises InputError where there is none."""
-        found = [family for family in self.space.families() if self.sample(family)]
-        if not found:
-            self._refuse()
-        return found
+        """Families with a member in scope."""
+        return [family for family in self.space.families() if self.sample(family)]
 
     def sample(self, family: StrategyFamily) -> Strategy | None:
         """One member of the family in scope."""
@@ -60,12 +87,16 @@ class Choice:
 
     def candidates(self) -> list[Candidate]:
         """Every strategy, priced. Raises InputError where there is none."""
-        return [self.pricing.candidate(s) for f in self.families() for s in self.members(f)]
+        every = [self.pricing.candidate(s) for f in self.families() for s in self.members(f)]
+        if not every:
+            raise self.empty()
+        return every
 
-    def _refuse(self) -> None:
+    def empty(self) -> InputError:
+        """The error that says why there is no strategy."""
         training, nodes = self.workload.training, self.workload.nodes
         fixed = ", ".join(f"{k}={v}" for k, v in self.scope.fixed.items()) or "the engine's limits"
-        raise InputError(
+        return InputError(
             f"no way to split {self.workload.model.name} with a global batch of "
             f"{counted(training.global_batch, 'sequence')} over {counted(nodes.gpus, 'GPU')} "
             f"satisfies {fixed}; "

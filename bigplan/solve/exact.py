@@ -18,6 +18,7 @@ from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, try_out, verified
 from bigplan.solve.decisions import Consequences
+from bigplan.solve.formulation import WEAR
 from bigplan.solve.linear import Linear, Rule
 from bigplan.solve.pins import Pin, pin_rules, rings_tried
 from bigplan.solve.resolve import problem_of
@@ -67,12 +68,14 @@ def exact_placement(candidate: Candidate, pins: tuple[Pin, ...] = ()) -> Placed 
 
 def _exact_placement(candidate: Candidate, pins: tuple[Pin, ...], rings: Rings) -> Placed | None:
     problem = problem_of(candidate, pins, rings)
+    limits = [rule for rule in problem.rules if rule.name.endswith(WEAR)]
     follows = Consequences.of(stage_classes(candidate.graph, rings))
     bounded: list[tuple[float, int, Placement]] = []
     for every in placements(candidate.graph, pins):
         placement = every.model_copy(update=rings._asdict())
-        bound = problem.step_seconds(follows.decisions(placement))
-        bounded.append((bound, len(bounded), placement))
+        values = follows.decisions(placement)
+        if all(rule.expression.at(values) <= 0 for rule in limits):
+            bounded.append((problem.step_seconds(values), len(bounded), placement))
     best: Trial | None = None
     for bound, _, placement in sorted(bounded, key=lambda item: item[:2]):
         if best is not None and bound >= best.seconds:

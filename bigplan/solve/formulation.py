@@ -19,9 +19,9 @@ from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.interleaved import interleaved_rows
-from bigplan.solve.linear import AtLeast, Linear, Problem, total
-from bigplan.solve.memory import capacities, size_rules, size_variables
-from bigplan.solve.pins import Pin, pin_rules
+from bigplan.solve.linear import AtLeast, Linear, Problem, Rule, total, var
+from bigplan.solve.memory import GIB, capacities, size_rules, size_variables
+from bigplan.solve.pins import WRITTEN, Pin, pin_rules
 from bigplan.solve.stage import (
     StageClass,
     placement_rules,
@@ -32,17 +32,18 @@ from bigplan.solve.stage import (
 from bigplan.solve.stage_times import StageTimes
 from bigplan.solve.times import (
     first_forward_rows,
+    hop_rows,
     lane_rows,
     lane_seconds,
     pair_rows,
     pass_rows,
     step_rows,
 )
-from bigplan.solve.update_times import preference_seconds
 
 # What overlaps perfectly in the model is exposed in part in simulations: of copies over PCIe 1-10%,
 # of transfers to drives, which wait for two rings and each other, up to half.
 DRIVES = 5.0
+WEAR = ": written to drives"  # how the rule is called that limits it
 NOISE = 1e-6  # layers' worth of what a solver means to be none
 
 
@@ -71,16 +72,25 @@ def formulate(
                 *size_rules(s),
                 *pin_rules(s, pins),
             )
-        ),
+        )
+        + tuple(rule for times in every for rule in wear_rules(times, pins)),
         capacities=tuple(row for s in stages for row in capacities(s, costs)),
         times=(
             *_times(every, costs),
             *(row for times in every for row in lane_rows(times)),
         ),
-        serial=total(
-            [_surcharged(lane_seconds(times)) + preference_seconds(times) for times in every]
-        ),
+        serial=total([_surcharged(lane_seconds(times)) for times in every]),
     )
+
+
+def wear_rules(times: StageTimes, pins: tuple[Pin, ...]) -> Iterator[Rule]:
+    """What a stage's ranks on a node write to its drives in a step has a limit, if any is set."""
+    written = (times.costs.ranks_per_node * times.costs.rates.nvme_write / GIB) * lane_seconds(
+        times
+    )["write"]
+    for pin in pins:
+        if pin.tensor == WRITTEN and pin.amount is not None and written.terms:
+            yield Rule(f"{times.stage.name}{WEAR}", written - pin.amount / GIB)
 
 
 def _surcharged(lanes: Mapping[str, Linear]) -> Linear:
@@ -97,6 +107,7 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
     for times in every:
         yield from pass_rows(times)
         yield from pair_rows(times)
+        yield from hop_rows(times)
     # Seconds until a unit's first micro-batch has passed all stages; the last one works on the
     # whole unit before it turns back.
     through = Linear(constant=every[-1].forward_compute)
@@ -104,16 +115,16 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
     for times, stages in hops[:-1]:
         through += stages * (times.forward_hop() + costs.send)
     before_forward, before_backward = Linear(), Linear()
-    after = total([n * (t.backward_hop() + costs.send) for t, n in hops])
+    after = total([n * (var(f"{t.stage.name}.H") + costs.send) for t, n in hops])
     for times, stages in hops:
         # The class's last stage: its own earlier stages come before it too.
         before_forward += (stages - 1) * (times.forward_hop() + costs.send)
-        before_backward += (stages - 1) * (times.backward_tail() + costs.send)
-        after += -stages * (times.backward_hop() + costs.send)
+        before_backward += (stages - 1) * (var(f"{times.stage.name}.A") + costs.send)
+        after += -stages * (var(f"{times.stage.name}.H") + costs.send)
         yield from first_forward_rows(times, before_forward)
         yield from step_rows(times, through + after, before_backward)
         before_forward += times.forward_hop() + costs.send
-        before_backward += times.backward_tail() + costs.send
+        before_backward += var(f"{times.stage.name}.A") + costs.send
 
 
 def placement_of(graph: Graph, values: Mapping[str, float], rings: Rings = ROOMY) -> Placement:

@@ -11,6 +11,7 @@ from bigplan.importing import environment
 from bigplan.placement import Tier
 from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem
 from bigplan.solve.rows import Row, rows, scaled, time_unit, timed_rows
+from bigplan.solve.thresholds import NOISE, WITHIN
 
 # HiGHS's package imports numpy, whose OpenBLAS would start threads that nothing here uses: 60 ms of
 # a plan's second on two cores.
@@ -19,8 +20,7 @@ with environment(OPENBLAS_NUM_THREADS="1"):
 
 _Built = tuple[pulp.LpProblem, dict[str, pulp.LpVariable]]
 
-BOUND_GAP = 5e-3  # relative gap at which an optimum is known well enough for a bound
-GAP = 1e-3  # relative gap at which a placement counts as optimal; simulations differ by more
+BOUND_GAP = WITHIN / 2  # relative gap at which an optimum is known well enough for a bound
 
 # These problems have less than a hundred variables. Presolving them anew in every search for better
 # points, and the searches in smaller problems, took two thirds of HiGHS's time and found nothing.
@@ -66,7 +66,7 @@ def _solvers(*, relaxed: bool, gap: float) -> Iterator[pulp.LpSolver]:
         yield cbc(**common, presolve=not changed)
 
 
-def _solved(model: pulp.LpProblem, *, relaxed: bool, gap: float = GAP, sure: bool = True) -> bool:
+def _solved(model: pulp.LpProblem, *, relaxed: bool, gap: float = NOISE, sure: bool = True) -> bool:
     """Whether there is an optimum; `sure`: that there is none is the finding of two solvers."""
     available = (s for s in _solvers(relaxed=relaxed, gap=gap) if s.available())
     for solver in islice(available, 2 if sure else 1):
@@ -82,7 +82,7 @@ def solve(
     *,
     relaxed: bool = False,
     margin: float = 0.0,
-    gap: float = GAP,
+    gap: float = NOISE,
     below: float = inf,
 ) -> Solution | None:
     """The best decisions, or None where nothing fits, or not with a step of `below` seconds.

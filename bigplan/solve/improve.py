@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from bigplan.effort import Effort
-from bigplan.placement import Rings
+from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Trial, try_out
 from bigplan.solve.moves import Moves, Neighbour
 from bigplan.solve.pins import Pin, rings_tried
-from bigplan.solve.resolve import SURCHARGES, resolve
+from bigplan.solve.resolve import resolve
+from bigplan.solve.thresholds import NOISE, PATIENCE
 
-GAIN = 3e-4  # of a step: less is not worth a simulation, nor a change
+GAIN = NOISE / 3  # of a step: less is not worth a simulation, nor a change
 NEAR = 1.05  # times the best plan's step, that a plan worth improving takes at most
 DRAWN = 100  # neighbours of a plan, none of which may be faster, before it counts as the best
 SEVERAL = 6  # neighbours of which the most promising is simulated
@@ -36,13 +38,17 @@ class Budget:
     simulations: int
     instructions: int  # of all their programs: those of a larger model take longer
     strategies: int  # that share the first half of them
+    patience: int  # simulations in a row without progress after which a plan counts as the best
 
     def of(self, trial: Trial) -> int:
         """Simulations of plans like the trial."""
         return min(self.simulations, self.instructions // max(1, trial.instructions))
 
 
-BUDGETS = {Effort.USUAL: Budget(48, 110_000, 3), Effort.HIGH: Budget(400, 1_000_000, 8)}
+BUDGETS = {
+    Effort.USUAL: Budget(48, 110_000, 3, PATIENCE),
+    Effort.HIGH: Budget(400, 1_000_000, 8, 10 * PATIENCE),
+}
 
 
 class Climb:
@@ -56,34 +62,42 @@ class Climb:
         self._tried = set[tuple[object, ...]]()
         self._several = False
 
-    def go(self, simulations: int) -> int:
-        """Simulate so many neighbours, fewer where there are none; how many it were.
+    def go(self, simulations: int, patience: int) -> None:
+        """Simulate so many neighbours, fewer where there are none, or without progress.
 
         Other rings leave other room, so the first of them are solved for anew.
         """
         if self._rings:
-            ways = [(SURCHARGES[0], self._rings.pop(0))]
             worth = self.best.expected * (1 - GAIN)
-            found = resolve(self.best.candidate, ways, self._pins, below=worth)
+            found = resolve(self.best.candidate, self._rings.pop(0), self._pins, worth)
             if found is not None and found.expected < worth:
                 self.best = found
-        for number in range(simulations):
-            if not self._step():
-                return number
-        return simulations
+        self.stream_less()
+        idle = 0
+        for _ in range(simulations):
+            neighbour = self._promising(SEVERAL if self._several else 1)
+            if neighbour is None or idle == patience:
+                break
+            idle = 0 if self._try(neighbour) else idle + 1
 
-    def _step(self) -> bool:
-        neighbour = self._promising(SEVERAL if self._several else 1)
-        if neighbour is None:
-            return False
+    def _try(self, neighbour: Neighbour) -> bool:
+        """Whether it is better, and the best from now on."""
         self._tried.add(neighbour.key)
         below = self.best.expected * (1 - GAIN)
         found = try_out(self.best.candidate, self._moves.placement(neighbour), below)
-        if found is not None and found.expected < below:
-            self.best = found
-        else:
+        if found is None or found.expected >= below:
             self._several = not self._several
+            return False
+        self.best = found
         return True
+
+    def stream_less(self) -> None:
+        """Stream less and less of the state, as long as that is faster."""
+        while neighbour := self._moves.streaming_less(
+            self.best.placement, self.best.expected * (1 - GAIN)
+        ):
+            if not self._try(neighbour):
+                break
 
     def _promising(self, several: int) -> Neighbour | None:
         """The most promising of several neighbours, if there is any."""
@@ -112,7 +126,7 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     moving = near[: budget.strategies] if ranked and ranked[0].moves else []
     climbs = [Climb(trial, pins) for trial in moving if trial.moves]
     for climb in climbs:
-        climb.go(budget.of(climb.best) // (2 * len(climbs)))
+        climb.go(budget.of(climb.best) // (2 * len(climbs)), budget.patience)
     return [climb.best for climb in climbs]
 
 
@@ -120,9 +134,29 @@ def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
     """A plan of the same strategy and pins, improved by the other half."""
     if not trial.moves:
         return trial
-    climb = Climb(_with_larger_chunks(trial, pins), pins, seed=1)
-    climb.go(budget.of(trial) // 2)
+    trial = _with_larger_chunks(trial, pins)
+    climb = min((Climb(start, pins, seed=1) for start in _starts(trial, pins)), key=_streamed_less)
+    climb.go(budget.of(trial) // 2, budget.patience)
     return climb.best
+
+
+def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
+    """The trial, and plans that keep activations of all blocks in one way.
+
+    From one way to another it is many moves, of which each alone makes a plan slower.
+    """
+    yield trial
+    graph, rings = trial.candidate.graph, Rings.of(trial.placement)
+    for recompute, tier in product(graph.recomputes, (Tier.GPU, Tier.HOST)):
+        alike = Pin(graph.layers[1], "activations", f"{recompute}.{tier}", None)
+        found = resolve(trial.candidate, rings, (*pins, alike), below=NEAR * trial.expected)
+        if found is not None and found.expected < NEAR * trial.expected:
+            yield found
+
+
+def _streamed_less(climb: Climb) -> float:
+    climb.stream_less()
+    return climb.best.expected
 
 
 def _with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
@@ -133,11 +167,12 @@ def _with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     """
     loss, rings = trial.candidate.loss, Rings.of(trial.placement)
     for chunk in loss.chunks if loss else ():
-        placement = trial.placement.model_copy(update={"loss_chunk": chunk})
-        larger = trial.candidate.settled(placement)
-        solved = resolve(larger, [(rho, rings) for rho in SURCHARGES], pins)
-        if solved and solved.expected < trial.expected:
-            trial = replace(solved, candidate=trial.candidate)
+        if chunk > trial.placement.loss_chunk:
+            placement = trial.placement.model_copy(update={"loss_chunk": chunk})
+            larger = trial.candidate.settled(placement)
+            solved = resolve(larger, rings, pins, below=trial.expected)
+            if solved and solved.expected < trial.expected:
+                trial = replace(solved, candidate=trial.candidate)
     return trial
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from random import Random
 
 from bigplan.placement import Placement, Rings, Tier
@@ -19,9 +20,13 @@ from bigplan.solve.decisions import Consequences, Values, decisions_of
 from bigplan.solve.formulation import placement_of
 from bigplan.solve.linear import Linear, Problem
 from bigplan.solve.pins import Pin
-from bigplan.solve.resolve import MARGIN, problem_of
+from bigplan.solve.resolve import problem_of
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes
+from bigplan.solve.thresholds import NOISE
 
+# Of what is streamed, as long as it helps: chunks and other copies wait for each other on the link,
+# which rows know nothing of, so the balance of the integer program has too many.
+LESS = 0.85
 EXACT = 1e-6  # layers by which a rule may be missed
 # How many changes a move makes, how many layers (or which part of their state) each of them moves.
 CHANGES, LAYERS, PARTS = (1, 1, 1, 2, 2, 3), (1, 1, 1, 2, 4, 999), (0.1, 0.25, 0.5, 1.0)
@@ -159,6 +164,22 @@ class Moves:
         if draw.random() < REFILLED:
             ground.consequences.complete(values)
             self._refill(ground, values)
+        return self._neighbour(ground, rings, values, below)
+
+    def streaming_less(self, placement: Placement, below: float) -> Neighbour | None:
+        """The placement with a part less streamed; None where it cannot be faster."""
+        rings = Rings.of(placement)
+        ground, values = self._ground(rings), self._values(placement, rings)
+        names = [s.streamed for s in ground.states if s.streamed is not None]
+        for name in names:
+            values[name] *= LESS
+        if not any(values[name] > EXACT for name in names):
+            return None
+        return self._neighbour(ground, rings, values, below)
+
+    def _neighbour(
+        self, ground: _Ground, rings: Rings, values: Values, below: float
+    ) -> Neighbour | None:
         ground.consequences.complete(values)
         if not ground.allows(values):
             return None
@@ -183,7 +204,9 @@ class Moves:
         return self._grounds[rings]
 
     def _change(self, ground: _Ground, values: Values) -> None:
-        draw, streaming = self._random, [s for s in ground.states if s.streamed is not None]
+        draw, states = self._random, [s for s in ground.states if s.streamed is not None]
+        # Most of what is streamed is of the kind that has most in host memory.
+        streaming = [s for s in states for _ in range(ceil(s.host.at(values)))]
         for _ in range(draw.choice(CHANGES)):
             if streaming and draw.random() < OF_STREAMED:
                 state = draw.choice(streaming)
@@ -206,7 +229,7 @@ class Moves:
         for row in ground.problem.capacities:
             if row.tier not in BELOW:
                 continue
-            free = row.limit * (1.0 - MARGIN) - row.used.at(values)
+            free = row.limit * (1.0 - NOISE) - row.used.at(values)
             if row.tier is Tier.GPU and free > 0 and self._random.random() >= RAISED:
                 continue
             states = [s for s in ground.states if s.tiers[row.tier] in row.used.terms]

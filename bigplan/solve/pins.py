@@ -31,6 +31,7 @@ from bigplan.spec.files.problems import did_you_mean
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields
 LOSS_CHUNK = "loss_chunk"
+WRITTEN = "written"  # bytes a step to a node's drives, at most; no key of --set
 POSITIVE = (
     "dp",
     "tp",
@@ -154,7 +155,7 @@ def refuse_unknown_kind(pin: Pin, kinds: Collection[str]) -> None:
 def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
     """The pins that concern a class of stages."""
     for pin in pins:
-        if pin.tensor in (*RING_KEYS, LOSS_CHUNK) or pin.stage not in (None, stage.name):
+        if pin.tensor in (*RING_KEYS, LOSS_CHUNK, WRITTEN) or pin.stage not in (None, stage.name):
             continue
         names = [kind.name for kind, _ in stage.kinds]
         refuse_unknown_kind(pin, stage.graph.kinds)

@@ -31,7 +31,6 @@ from bigplan.solve.decisions import decisions_of
 from bigplan.solve.improve import BUDGETS, further, improved
 from bigplan.solve.pins import rings_tried
 from bigplan.solve.resolve import (
-    SURCHARGES,
     bounding_problem,
     model_outlook,
     optimum,
@@ -40,18 +39,16 @@ from bigplan.solve.resolve import (
 )
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.simplicity import complexity, simplest
+from bigplan.solve.thresholds import EXPOSED, NOISE, PATIENCE, WITHIN
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
-MODEL_GAP = 0.01  # a bound this close to the best plan is not worth raising
-PATIENCE = 6  # strategies simulated in a row without progress before the search ends,
-# or so many where even estimates are above the best plan: of the 95 plans simulated for 17 cases of
-# 5.5B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
+# Idle strategies where even estimates are above the best plan: of the 95 plans simulated for 17
+# cases of 5.5B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
 RESIGNED = 1
 # Where the next estimate is so far below the best plan, the search ends after so many: of 54 cases
 # with slow networks plans of four are 3 to 16% faster, and 9 take longer (search_patience.py).
 PROMISING, PATIENCE_PROMISING = 1.1, 40
-PROGRESS = 0.002  # a plan that is faster by less is none
 COUNTED = 16  # steps after which what waits is counted again
 CERTIFIED = 8  # integer programs, and
 CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
@@ -94,7 +91,10 @@ def search(
     Raises InputError (no legal strategy, or stopped before the first plan) and InfeasibleError
     (none fits). An interrupt (Ctrl-C) stops it like `watch` does.
     """
-    state = _State(Choice.of(workload, scope), watch, effort)
+    choice = Choice.of(workload, scope)
+    state = _State(choice, watch, effort)
+    if not state.waiting:
+        raise choice.empty()
     try:
         stopped = not (state.explore() and state.improve() and state.certify())
     except KeyboardInterrupt:
@@ -137,6 +137,7 @@ class _Rung(IntEnum):
 class _Entry:
     """A family, or one of its strategies, with its highest bound; infinite: nothing fits."""
 
+    choice: Choice  # of all nodes, or some of them
     of: StrategyFamily | Candidate
     rung: _Rung
     bound: float
@@ -156,8 +157,9 @@ class _State:
         self._rings = rings_tried(choice.scope.pins)
         self._steps, self._counted = 0, (0.0, 0)  # bound and number of what waits
         self._queue: list[tuple[float, int]] = []  # seconds to hope for or to expect, and entry
-        for family in choice.families():
-            self._add(_Entry(family, _Rung.FAMILY, self._family_bound(family)))
+        for nodes in (choice, *choice.fewer()):
+            for family in nodes.families():
+                self._add(_Entry(nodes, family, _Rung.FAMILY, _family_bound(nodes, family)))
 
     @property
     def bound(self) -> float:
@@ -189,7 +191,7 @@ class _State:
             entry = self._entries[index]
             if entry.rung is _Rung.MODEL:
                 self._resolve(entry)
-                progress = self.best < before * (1 - PROGRESS)
+                progress = self.best < before * (1 - NOISE)
                 idle = 0 if progress else idle + bool(self.trials)
             elif entry.rung is _Rung.FAMILY:
                 self._open(entry)
@@ -220,7 +222,7 @@ class _State:
         self._queue = [(entry.bound, index) for index, entry in enumerate(self._entries)]
         heapq.heapify(self._queue)
         last = self.relaxations + CERTIFIED_RELAXATIONS
-        while self._queue and self._queue[0][0] * (1 + MODEL_GAP) < self.best:
+        while self._queue and self._queue[0][0] * (1 + WITHIN) < self.best:
             if self._stopped():
                 return False
             _, index = heapq.heappop(self._queue)
@@ -244,13 +246,6 @@ class _State:
         best = self.best
         return not self._watch(best if best < inf else None, *self._counted)
 
-    def _family_bound(self, family: StrategyFamily) -> float:
-        sample = self.choice.sample(family)
-        assert sample is not None, family
-        graph, costs = self.choice.pricing.alike(sample)
-        workload = self.choice.workload
-        return family_bound(graph, costs, sample.micro_batches(workload.training), stages=family.pp)
-
     def _add(self, entry: _Entry) -> None:
         heapq.heappush(self._queue, (entry.bound, len(self._entries)))
         self._entries.append(entry)
@@ -258,22 +253,22 @@ class _State:
     def _open(self, entry: _Entry) -> None:
         """Let the family's strategies take its place."""
         assert isinstance(entry.of, StrategyFamily)
-        for strategy in self.choice.members(entry.of):
-            candidate = self.choice.pricing.candidate(strategy)
+        for strategy in entry.choice.members(entry.of):
+            candidate = entry.choice.pricing.candidate(strategy)
             bound = max(entry.bound, cheap_bound(candidate.graph, candidate.costs))
-            self._add(_Entry(candidate, _Rung.ARITHMETIC, bound))
+            self._add(_Entry(entry.choice, candidate, _Rung.ARITHMETIC, bound))
             self.strategies += 1
         entry.bound = inf
 
     def _refine(self, entry: _Entry) -> float:
         """Raise a strategy's bound beyond its rung; what to expect of it now."""
-        candidate, pins = entry.of, self.choice.scope.pins
+        candidate = entry.of
         assert isinstance(candidate, Candidate)
         if entry.rung is _Rung.ARITHMETIC:
-            found = memory_outlook(candidate.graph, candidate.costs, self._rings, pins)
+            found = memory_outlook(candidate.graph, candidate.costs, self._rings)
         else:
             self.relaxations += 1
-            problem = bounding_problem(candidate, pins)
+            problem = bounding_problem(candidate, self.choice.scope.pins)
             found = model_outlook(problem, self.best)
         entry.rung = _Rung(entry.rung + 1)
         entry.bound = max(entry.bound, found.bound)
@@ -281,18 +276,19 @@ class _State:
         return entry.estimate
 
     def _resolve(self, entry: _Entry) -> None:
-        """Simulate the strategy's plan; with fewer rings where none fits, or for their room."""
+        """Simulate the strategy's plans, with fewer rings where none fits.
+
+        Where drives bind, a plan that moves more may be faster: such a one is tried too.
+        """
         self.programs += 1
         assert isinstance(entry.of, Candidate)
-        pins, trial, fewer = self.choice.scope.pins, None, list(self._rings)
-        while trial is None and fewer:
-            rings = fewer.pop(0)
-            trial = resolve(entry.of, [(SURCHARGES[0], rings)], pins)
-            trial = trial or resolve(entry.of, [(SURCHARGES[1], rings)], pins)
-        if trial is None:
-            return
-        ways = [(SURCHARGES[1], Rings.of(trial.placement))]
-        self.trials.append(resolve(entry.of, ways, pins, trial, self.best) or trial)
+        pins = self.choice.scope.pins
+        for rings in self._rings:
+            if (trial := resolve(entry.of, rings, pins)) is not None:
+                below = min(self.best, trial.seconds)
+                hopeful = resolve(entry.of, rings, pins, below, EXPOSED / 4)
+                self.trials.append(min((hopeful or trial, trial), key=lambda t: t.expected))
+                return
 
     def _solve(self, index: int) -> None:
         """Raise a strategy's bound to its integer optimum."""
@@ -301,6 +297,14 @@ class _State:
         assert isinstance(entry.of, Candidate)
         self.optima[index] = found = optimum(bounding_problem(entry.of, self.choice.scope.pins))
         entry.bound = max(entry.bound, found)
+
+
+def _family_bound(choice: Choice, family: StrategyFamily) -> float:
+    sample = choice.sample(family)
+    assert sample is not None, family
+    graph, costs = choice.pricing.alike(sample)
+    number = sample.micro_batches(choice.workload.training)
+    return family_bound(graph, costs, number, stages=family.pp)
 
 
 def _patience(expected: float, best: float) -> int:

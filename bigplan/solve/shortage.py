@@ -12,8 +12,9 @@ from bigplan.placement import Tier
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.ilp import Shortage, shortages
 from bigplan.solve.linear import Capacity, Problem
-from bigplan.solve.pins import Pin, rings_tried
-from bigplan.solve.resolve import MARGIN, problem_of
+from bigplan.solve.pins import WRITTEN, Pin, rings_tried
+from bigplan.solve.resolve import problem_of
+from bigplan.solve.thresholds import NOISE
 from bigplan.units import format_bytes
 
 TRIED = 24  # strategies asked; the most frugal come first
@@ -31,14 +32,17 @@ def infeasible(
     whole = (_whole_layers(tier, estimates) for tier in Tier)
     alone = sorted((s for s in whole if s is not None and s.nbytes > 0), key=_missing)
     changes = [(s,) for s in alone] or _together(problems)
+    worn = any(pin.tensor == WRITTEN for pin in pins)
+    allowed = " or allow more wear of the drives (--max-wear)" if worn else ""
     if not changes:
         why, remedy = "only with less than whole layers per tier", ", or add a little memory"
         if pins and not estimates:
             why, remedy = "no memory, however large: decisions contradict each other", ""
         return InfeasibleError(
-            f"{workload.model.name} fits {why}; free a decision pinned with --set{remedy}"
+            f"{workload.model.name} fits {why}; free a decision pinned with --set{remedy}{allowed}"
         )
     options = "; or ".join(" and ".join(_remedy(workload, s) for s in c) for c in changes)
+    options += f";{allowed}" if worn else ""
     least = max(changes[0], key=_missing)
     return InfeasibleError(
         f"{workload.model.name} does not fit: {' and '.join(map(_told, changes[0]))}. "
@@ -62,7 +66,7 @@ def _whole_layers(tier: Tier, estimates: Iterable[tuple[Shortage, Problem]]) -> 
     best: Shortage | None = None
     for estimate, problem in closest[:CLOSEST]:
         if best is None or estimate.nbytes < best.nbytes:
-            found = shortages(problem, (tier,), relaxed=False, margin=MARGIN)
+            found = shortages(problem, (tier,), relaxed=False, margin=NOISE)
             best = min([*found, *([best] if best else [])], key=_missing, default=None)
     return None if best is None else Shortage(best.stage, tier, _installed(tier, best.nbytes))
 
@@ -80,7 +84,7 @@ def _in_turn(problem: Problem) -> tuple[Shortage, ...]:
     for tier in Tier:
         own = tuple(row for row in problem.capacities if row.tier is tier)
         asked = replace(problem, capacities=rows + own)
-        short = shortages(asked, (tier,), relaxed=False, margin=MARGIN)
+        short = shortages(asked, (tier,), relaxed=False, margin=NOISE)
         if not short:
             return ()
         rows += tuple(replace(row, limit=row.limit + short[0].nbytes) for row in own)

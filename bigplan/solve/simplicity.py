@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from bigplan.graph.graph import Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, Tier
 from bigplan.program import Lane
-from bigplan.solve.bounds import memory_outlook
 from bigplan.solve.candidate import Trial
 from bigplan.solve.pins import STREAMED, Pin
-from bigplan.solve.resolve import SURCHARGES, resolve
+from bigplan.solve.resolve import resolve
+from bigplan.solve.thresholds import WITHIN
 
-WITHIN = 0.01  # of a step, that the simplest plan may take longer than the fastest
 MOVED = ("parameters", "gradients", "optimizer", "activations")
 DRIVE, RECOMPUTE = "drive", "recompute"
 
@@ -33,7 +32,7 @@ def simplest(trials: Sequence[Trial], pins: tuple[Pin, ...]) -> tuple[Trial, tup
     for used, without in _ways(chosen):
         if used & mechanisms(chosen.placement):
             simpler = _resolved(chosen, (*forbidden, *without), most)
-            if simpler is not None and complexity(simpler)[:2] < complexity(chosen)[:2]:
+            if simpler is not None and _does(simpler) < _does(chosen):
                 chosen, forbidden = simpler, (*forbidden, *without)
     still = (trial for trial in trials if not trial.moves and trial.expected <= most)
     return (next(still, chosen) if chosen.moves else chosen), forbidden
@@ -44,6 +43,11 @@ def complexity(trial: Trial) -> tuple[bool, int, float, float]:
     moving = sum(seconds for lane, seconds in trial.busy.items() if lane != Lane.COMPUTE)
     written = trial.busy.get(Lane.NVME_WRITE, 0.0)
     return trial.moves, len(mechanisms(trial.placement)), written, moving
+
+
+def _does(trial: Trial) -> tuple[bool, int, bool]:
+    """Whether a plan moves, its mechanisms, and whether drives are one of them."""
+    return *complexity(trial)[:2], DRIVE in mechanisms(trial.placement)
 
 
 def mechanisms(placement: Placement) -> frozenset[str]:
@@ -81,7 +85,5 @@ def _ways(trial: Trial) -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
 def _resolved(trial: Trial, pins: tuple[Pin, ...], most: float) -> Trial | None:
     """A plan of the trial's strategy that keeps the pins and takes `most` seconds as a rule."""
     candidate, rings = trial.candidate, Rings.of(trial.placement)
-    if memory_outlook(candidate.graph, candidate.costs, (rings,), pins).bound >= most:
-        return None
-    found = resolve(candidate, [(SURCHARGES[0], rings)], pins, below=most)
+    found = resolve(candidate, rings, pins, below=most)
     return found if found is not None and found.expected <= most else None

@@ -80,14 +80,6 @@ class StageTimes:
         last = self.stage.counts[-1][0]
         return self.forward_compute - (self.group - 1) * self.costs.kinds[last].forward
 
-    def backward_hop(self) -> Linear:
-        """Seconds until the unit's first micro-batch leaves the stage backward."""
-        return self.backward_compute - self.other_micro_batches(self.stage.counts[0][0])
-
-    def backward_tail(self) -> Linear:
-        """Seconds from the arrival of the unit's last micro-batch to the end of the pass."""
-        return self.backward_compute - self.other_micro_batches(self.stage.counts[-1][0])
-
     def other_micro_batches(self, kind: str) -> float:
         """Seconds of a kind's backward on a unit's micro-batches but one, at most."""
         cost = self.costs.kinds[kind]

@@ -4,6 +4,7 @@ With U units per step and, per class of stages, F and B the times of one forward
 pass of a unit and E the end of the first forward pass:
 
     F, B  >= compute;  >= (bytes_r - bytes already in slots when the pass starts) / rate_r
+    H, A  >= backward of a unit's first micro-batch until it leaves, of its last from its arrival on
     P     >= F + B;  >= saves of activations, then fetches: rings are passed in program order
     E     >= F after the stages before it;  >= update, and every move it needs, then the last layer,
              where updates wait for the norm and so run in the next step's first forward;
@@ -99,6 +100,20 @@ def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
     on_disk = times.disk_saves
     written = on_disk - times.entries("on_disk", staged)
     yield AtLeast(pair, (1 / rates.nvme_write) * written + (1 / rates.nvme_read) * on_disk)
+
+
+def hop_rows(times: StageTimes) -> Iterator[AtLeast]:
+    """H and A of a class: what the stages before and after wait for.
+
+    All layers but one have a whole unit behind them by then; and the micro-batch that leaves first,
+    or comes last, passes all of them, which takes its part of the unit's backward.
+    """
+    stage, alone = times.stage, (1 / times.group) * times.backward_compute
+    for label, end in (("H", 0), ("A", -1)):
+        name = f"{stage.name}.{label}"
+        others = times.other_micro_batches(stage.counts[end][0])
+        yield AtLeast(name, times.backward_compute - others)
+        yield AtLeast(name, alone)
 
 
 def _gathers(times: StageTimes, kinds: list[tuple[LayerKind, int]], *, in_slots: bool) -> float:

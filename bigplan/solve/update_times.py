@@ -19,10 +19,6 @@ from bigplan.solve.memory import gradient_bytes, owned, weight_bytes
 from bigplan.solve.stage import AWAY
 from bigplan.solve.stage_times import NOTHING, StageTimes
 
-# Of the CPU's seconds: enough to choose between placements that are equal in the model, and differ
-# by up to a quarter in simulations (four layers of 8B on 16 GB: 1.39 to 1.75 s).
-PREFERENCE = 0.01
-
 Kinds = list[tuple[LayerKind, int]]
 
 
@@ -99,24 +95,6 @@ def _streamed_from_host(times: StageTimes, kinds: Kinds, side: str) -> Linear:
     return total(
         [owned(stage, k) * (stage.streamed(k) - stage.others_on_gpu(k, side)) for k, _ in kinds]
     )
-
-
-def preference_seconds(times: StageTimes) -> Linear:
-    """What a surcharge adds to choose between placements that all rows call equal.
-
-    Updates run in the order of layers, so those of the last wait for what the forward before them
-    put on their lanes: the CPU's for gradients behind saved activations, and streamed chunks for
-    the layer's rows that the GPU holds, which it updates between two layers. So the last layer's
-    state had better be streamed, and the first one's be on the GPU.
-    """
-    stage, rate = times.stage, times.costs.rates.cpu_update
-    first, last = stage.graph.layers[0], stage.graph.layers[-1]
-    parts = []
-    for kind, _ in stage.kinds:
-        worse = (kind.name == last) - (kind.name == first)
-        rows = stage.tensor(kind, "optimizer", Tier.GPU) - stage.streamed(kind)
-        parts.append((PREFERENCE * worse * owned(stage, kind) / rate) * rows)
-    return total(parts)
 
 
 def gpu_seconds(times: StageTimes) -> Linear:

@@ -98,6 +98,9 @@ class Experiment(Spec):
     """cheapest: fewest dollars for the training (node-hours without a price), nodes may idle"""
     within: Seconds | None = Field(default=None, gt=0)
     """longest time for the whole training, such as 30 d; it needs training.tokens"""
+    max_wear: float | None = Field(default=None, ge=0)
+    """of the writes that drives are rated for, what the whole training may take, such as 0.1; it
+    needs training.tokens"""
 
     @model_validator(mode="after")
     def _check(self) -> Experiment:
@@ -121,6 +124,11 @@ class Experiment(Spec):
         if self.within is not None and self.training.tokens is None:
             raise InputError(
                 "within limits the time of the whole training, whose length is not stated; add "
+                "training.tokens, such as 300 B"
+            )
+        if self.max_wear is not None and self.training.tokens is None:
+            raise InputError(
+                "max_wear limits what the whole training writes, whose length is not stated; add "
                 "training.tokens, such as 300 B"
             )
         return self

@@ -161,7 +161,7 @@ class Studied:
 
 
 OWN = tuple(name for name in Study.model_fields if name not in Experiment.model_fields)
-_FIXED = (*OWN, "launch", "prefer", "within")  # the same for all experiments of a file
+_FIXED = (*OWN, "launch", "prefer", "within", "max_wear")  # the same for all experiments of a file
 
 
 def load_study(path: Path) -> Studied:

@@ -296,7 +296,7 @@ def test_interrupt_stops_a_launch_cleanly(tmp_path: Path) -> None:
     start = "import sys; sys.argv[0] = 'bigplan'; from bigplan.cli import main; main()"
     launch = ("launch", "plan.yaml", "--steps", "100000")
     with subprocess.Popen(
-        [sys.executable, "-c", start, *launch],
+        [sys.executable, "-X", "faulthandler", "-c", start, *launch],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,
@@ -311,7 +311,7 @@ def test_interrupt_stops_a_launch_cleanly(tmp_path: Path) -> None:
         try:
             output, _ = process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.send_signal(signal.SIGABRT)  # the output then says what every thread was at
             output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "Traceback" not in output

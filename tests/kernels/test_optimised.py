@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,14 +163,9 @@ def test_two_backwards_of_one_forward() -> None:
     assert torch.equal(first[0], torch.autograd.grad(result.sum(), x)[0])
 
 
-def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    del tmp_path
+def test_errors_say_what_to_do() -> None:
     outside = random(0, 4)
     with pytest.raises(InputError, match="register it as a buffer"):
         optimise(lambda x: x * outside)(random(1, 4).requires_grad_())
     with pytest.raises(InputError, match="shipped:"):
         optimise(F.relu, gpu="voodoo")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Voodoo 2")
-    with pytest.raises(InputError, match="name the closest one"):
-        optimise(F.relu)

@@ -15,6 +15,7 @@ from bigplan.launcher import driver
 from bigplan.launcher.actor import Folders, Worker, WorkerType
 from bigplan.launcher.driver import LaunchOptions
 from bigplan.plan import Plan, digest
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.result import Finished, Progress, Saved, StepResult
 from bigplan.spec.experiment import Launch
 from bigplan.timeline import Event, Timeline
@@ -35,7 +36,7 @@ class Fake:
     def preflight(self) -> None:
         self.trouble("preflight")
 
-    def start(self, meeting: Any, resume: Path | None = None) -> int:
+    def start(self, meeting: Any, resume: Path | None = None, apart: Apart | None = None) -> int:
         assert stat.S_IMODE(meeting.parent.stat().st_mode) == 0o700
         assert not meeting.exists()
         if resume is not None:

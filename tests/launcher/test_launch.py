@@ -18,6 +18,7 @@ from bigplan.launcher.driver import launch
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import read_record
 from bigplan.launcher.session import Session, ray_session
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.result import StepResult
 from bigplan.spec.catalog import find_cluster
 from tests.launcher import fakes
@@ -60,8 +61,8 @@ class Hangs(Fake):
 
     began = 0
 
-    def start(self, meeting: Any, resume: Path | None = None) -> int:
-        self.began = super().start(meeting, resume)
+    def start(self, meeting: Any, resume: Path | None = None, apart: Apart | None = None) -> int:
+        self.began = super().start(meeting, resume, apart)
         return self.began
 
     def step(self, checkpoint: Path | None = None) -> StepResult:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bigplan.errors import RefusedError
+from bigplan.launcher.actor import Folders, RankActor
 from bigplan.launcher.driver import launch
 from bigplan.launcher.leftovers import Entry, Leftover, clean, leftovers, listed
 from bigplan.launcher.lock import only_launch
@@ -151,3 +152,29 @@ def test_a_launch_is_on_the_list_as_long_as_it_runs(tmp_path: Path, state: Path)
 def test_an_empty_scratch_folder_is_something() -> None:
     left = Leftover(Path(), Entry(host="h", run="r", scratch="s"), 1, ())
     assert "1 B of scratch in s" in str(left)
+
+
+def test_two_that_name_one_scratch_are_told_once(run: Path) -> None:
+    for _ in range(2):
+        with launched(run, run / "none") as process:
+            process.kill()
+            process.wait()
+    assert len(leftovers()) == 1
+
+
+def test_a_rank_is_on_the_list_of_a_machine_that_the_launch_is_not_on(
+    run: Path, state: Path
+) -> None:
+    folders = Folders(run, run / "scratch")
+    ranks = [RankActor(tiny_plan(), rank, folders, Fake) for rank in range(2)]
+    for rank in ranks:
+        rank.preflight()
+    (entry,) = state.glob("*.json")  # one for all of the machine
+    assert Entry.model_validate_json(entry.read_text()).scratch == str(run / "scratch")
+    for rank in ranks:
+        rank.close()
+    assert not list(state.iterdir())
+    assert not (run / "scratch").exists()
+    with listed(run, run / "scratch"):
+        RankActor(tiny_plan(), 2, folders, Fake).preflight()  # as on the launch's own machine
+        assert len(list(state.iterdir())) == 1

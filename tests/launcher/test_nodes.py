@@ -1,24 +1,38 @@
 """Launches over two nodes of a Ray cluster, of which one is lost and comes back."""
 
+import json
 import os
+import shutil
 import signal
+import socket
 from collections.abc import Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from bigplan.cli.app import app
+from bigplan.engines import make_plan
 from bigplan.launcher.driver import LaunchOptions, launch
+from bigplan.launcher.leftovers import Entry
 from bigplan.launcher.places import RUN_DIR
 from bigplan.launcher.record import Asked, Record, read_record
 from bigplan.launcher.resume import read_resumable
+from bigplan.plan import Plan, save_plan
+from bigplan.planner import Request
 from bigplan.report.decision import strategy_text
 from bigplan.report.run_report import run_report
+from bigplan.spec.catalog import find_model
+from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import Launch
+from bigplan.spec.training import ValidationSpec
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
-from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of
+from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of, two_nodes
+from tests.runtime.harness import started
+from tests.tiny import small_cluster
 
 ray = pytest.importorskip("ray")
 
@@ -116,23 +130,65 @@ def test_two_faults_at_once_and_one_while_it_starts_again(
     assert len(record.summary.plans) == 1
 
 
-@pytest.mark.timeout(300)
-def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
-    nodes: Machines, whole: Record, tmp_path: Path
-) -> None:
-    """Both nodes' ranks write their parts of the state; then one node goes on alone."""
+@pytest.fixture(scope="module")
+def own(nodes: Machines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Both nodes started again, each with a folder of its own for its files of all runs.
+
+    And with a list of its own of the launches on it.
+    """
+    folder = tmp_path_factory.mktemp("own")
     for name in "ab":
         nodes.lose(name)
-        nodes.variables[name] = {RUN_DIR: str(tmp_path / name)}
+        listed = {"XDG_STATE_HOME": str(folder / f"{name}-state")}
+        nodes.variables[name] = {RUN_DIR: str(folder / name), **listed}
         nodes.add(name)
-    told = StringIO()
+    return {name: folder / name for name in "ab"}
+
+
+def left_on(own: Mapping[str, Path], name: str) -> Entry:
+    """Of a launch that was killed, on a node: what its rank there has put on the list."""
+    run = own[name].with_name("killed")
+    (run / "scratch").mkdir(parents=True)
+    entry = Entry(host=socket.gethostname(), run=str(run), scratch=str(run / "scratch"))
+    listed = own[name].with_name(f"{name}-state") / "bigplan" / "launches" / "one.json"
+    listed.parent.mkdir(parents=True)
+    listed.write_text(entry.model_dump_json())
+    return entry
+
+
+def stored(own: Mapping[str, Path], step: str) -> tuple[Path, Path]:
+    """Where each node has the newest run's checkpoint of a step."""
+    newest = (max(place.iterdir(), key=lambda path: path.stat().st_mtime) for place in own.values())
+    first, second = (run / "checkpoints" / step for run in newest)
+    return first, second
+
+
+@pytest.mark.timeout(300)
+def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
+    nodes: Machines,
+    whole: Record,
+    own: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both nodes' ranks write their parts of the state; then one node goes on alone."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    told, killed = StringIO(), left_on(own, "b")
     out = Console(file=told, width=300)
     folder = run(nodes, tmp_path / "runs", out, pins={**PINS, "zero": 1}, steps=8)
+    assert f"On node b (127.0.0.4): left by a launch that was killed, of {killed.run}" in (
+        told.getvalue()
+    )
+    looked = CliRunner().invoke(app, ["clean", "--address", nodes.address, "--json"])
+    (removed,) = json.loads(looked.output)["leftovers"]
+    assert (removed["node"], removed["run"]) == ("b (127.0.0.4)", killed.run)
+    assert not Path(killed.scratch).exists()
     assert "a, b each keep the checkpoint files that their ranks write" in told.getvalue()
-    own = {name: next((tmp_path / name).iterdir()) / "checkpoints" for name in "ab"}
-    assert {path.name for path in own["a"].iterdir()} == {"step-000006", "step-000008"}
-    files = {name: {path.name for path in (own[name] / "step-000008").iterdir()} for name in "ab"}
-    assert files["a"] & files["b"] == {"manifest.json"}
+    here, there = stored(own, "step-000008")
+    for each in (here, there):
+        assert {p.name for p in each.parent.iterdir()} == {"step-000006", "step-000008"}
+    first, second = ({path.name for path in each.iterdir()} for each in (here, there))
+    assert first & second == {"manifest.json"}
     assert [path.name for path in (folder / "checkpoints" / "step-000008").iterdir()] == [
         "manifest.json"
     ]
@@ -144,4 +200,53 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     record = read_record(launch(alone, options, quiet()))
     assert record.summary.resumed == (8,)
     assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
-    assert files["b"] <= {path.name for path in (own["a"] / "step-000008").iterdir()}
+    assert second <= {path.name for path in here.iterdir()}
+
+
+def piped() -> Plan:
+    """For DeepSpeed: two stages on two nodes of a device each, with ZeRO 1."""
+    wide = two_nodes().group.model_copy(update={"gpus_per_node": 1})
+    cluster = Cluster(name="two-singles", node_groups=(wide,)).with_nodes(2)
+    pins: Pins = {"pp": 2, "zero": 1, "micro_batch": 1}
+    model, training = find_model("tiny-llama-test"), plan_of(STEPS).training
+    return make_plan(Request(model, training, cluster, pins, "deepspeed"))
+
+
+def evaluated(steps: int, weights: str | None = None) -> float:
+    """What the native engine's validation says after so many steps, from these weights on."""
+    checks = ValidationSpec(data="bundled", every=1, batches=1)
+    training = plan_of(STEPS).training.model_copy(update={"validation": checks, "weights": weights})
+    request = Request(find_model("tiny-llama-test"), training, small_cluster(1), engine="native")
+    with started(make_plan(request), poison=False) as worker:
+        for _ in range(steps):
+            worker.step()
+        return worker.evaluate()
+
+
+@pytest.mark.timeout(300)
+def test_deepspeeds_pipeline_over_nodes_that_share_no_folder_computes_what_the_native_engine_does(
+    nodes: Machines, whole: Record, own: dict[str, Path], tmp_path: Path
+) -> None:
+    """As from a shell: launched, exported, and gone on with by the native engine on one node."""
+    pytest.importorskip("deepspeed", reason="the deepspeed extra is not installed")
+    save_plan(piped(), tmp_path / "plan.yaml")
+    where = ["--address", nodes.address, "--run-dir", str(tmp_path / "runs"), "--steps", "3"]
+    done = CliRunner().invoke(app, ["launch", str(tmp_path / "plan.yaml"), *where])
+    assert done.exit_code == 0, done.output
+    assert "a, b each keep the checkpoint files that their ranks write" in done.output
+    folder, name = tmp_path / "runs" / "tiny-llama-test-1", "step-000003"
+    here, there = stored(own, name)
+    first, second = ({path.name for path in each.iterdir()} for each in (here, there))
+    assert first & second == {"manifest.json"}  # each stage has layers of its own
+    for each in (here, there):
+        shutil.copytree(each, tmp_path / name, dirs_exist_ok=True)
+    exported = str(tmp_path / "exported")
+    done = CliRunner().invoke(app, ["export", str(tmp_path / name), "--to", exported])
+    assert done.exit_code == 0, done.output
+    assert evaluated(0, exported) == pytest.approx(evaluated(3), rel=OTHER_LAYOUT)
+    before = read_resumable(folder)
+    alone, how = plan_of(STEPS, nodes=1, dp=2, micro_batch=1), {"steps": 4}
+    options = LaunchOptions(before.how.model_copy(update=how), before)
+    record = read_record(launch(alone, options, quiet()))
+    assert losses(record) == pytest.approx(losses(whole)[:4], rel=OTHER_LAYOUT)
+    assert second <= {path.name for path in here.iterdir()}  # fetched from the other node

@@ -2,8 +2,9 @@ import pytest
 
 from bigplan.plan import Plan
 from bigplan.program import Lane
-from bigplan.report.bill import wear_of, wear_text
+from bigplan.report.bill import wear_text
 from bigplan.spec.cluster import Cluster
+from bigplan.wear import wear_of
 from tests.tiny import tiny_plan
 
 

@@ -104,6 +104,35 @@ def _forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     (path / NAME).write_text(json.dumps(data | {"sha256": _digest(data["checkpoint"])}))
 
 
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ({"shape": [10**7, 10**7]}, "that its model has not"),
+        ({"first_row": 3, "last_row": 2}, "that its model has not"),
+        ({"last_column": 10**9}, "that its model has not"),
+        ({"parameter": "made.up"}, "a part of 'made.up'"),
+        ({"offset": -4096}, "has nothing"),
+        ({"offset": 2**50}, "has nothing"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_not_obeyed(
+    folder: Path, part: dict[str, object], what: str
+) -> None:
+    """Memory of such a size would be taken, and bytes looked for without end."""
+    _forge(folder / "step-000002", lambda made: made["files"][0]["tensors"][0].update(part))
+    with pytest.raises(CheckpointError, match=what):
+        read_manifest(folder / "step-000002")
+
+
+@pytest.mark.parametrize(
+    "extent", [{"nbytes": 2**50}, {"nbytes": -5}, {"offset": -4096}, {"checksums": []}]
+)
+def test_extents_of_a_manifest_are_those_of_a_file(folder: Path, extent: dict[str, object]) -> None:
+    _forge(folder / "step-000002", lambda made: made["files"][0]["extents"][-1].update(extent))
+    with pytest.raises(CheckpointError, match="as no file is"):
+        read_manifest(folder / "step-000002")
+
+
 @pytest.mark.parametrize("name", ["../step-000001/{}", "{parent}/step-000001/{}", ".{}", ""])
 def test_a_manifest_names_files_of_its_folder_alone(folder: Path, name: str) -> None:
     def elsewhere(checkpoint: dict[str, Any]) -> None:

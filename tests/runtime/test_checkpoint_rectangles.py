@@ -22,8 +22,8 @@ from bigplan.errors import CheckpointError
 from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle, cut, whole
 from bigplan.runtime.checkpoint import Manifest, Reader, reading, writing
-from bigplan.runtime.checkpoint.layout import ELEMENT, Image, LayerFile, Span, laid_out
-from bigplan.runtime.checkpoint.manifest import Extent, Kind, StoredFile, StoredTensor
+from bigplan.runtime.checkpoint.layout import Image, LayerFile, Span, laid_out
+from bigplan.runtime.checkpoint.manifest import ELEMENT, Extent, Kind, StoredFile, StoredTensor
 from bigplan.runtime.disk import Pages
 from bigplan.runtime.slab import aligned_empty
 from tests.examples import examples

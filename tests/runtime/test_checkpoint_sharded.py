@@ -19,7 +19,7 @@ from bigplan.plan import Plan
 from bigplan.program import Op, expand
 from bigplan.ranks import Coordinates
 from bigplan.runtime.checkpoint import Manifest, Saver, latest, restore
-from bigplan.runtime.checkpoint.layout import ELEMENT
+from bigplan.runtime.checkpoint.manifest import ELEMENT
 from bigplan.runtime.context import Context
 from bigplan.runtime.pieces import Box, LayerRows, Part
 from bigplan.runtime.worker import Worker

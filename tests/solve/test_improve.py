@@ -17,7 +17,7 @@ from bigplan.solve.decisions import decisions_of
 from bigplan.solve.improve import BUDGETS, GAIN, Climb, further, improved
 from bigplan.solve.moves import Moves
 from bigplan.solve.pins import parse_pins, rings_tried
-from bigplan.solve.resolve import SURCHARGES, problem_of, resolve
+from bigplan.solve.resolve import problem_of, resolve
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 
@@ -31,7 +31,7 @@ NODES = find_cluster("h200-1x").with_caps(gpu=16_000 * 2**20).group
 def _trial() -> Trial:
     strategy = Strategy(dp=1, accumulation_group=8)
     candidate = Candidate.of(Workload(MODEL, TRAINING, NODES), strategy)
-    found = resolve(candidate, [(rho, ROOMY) for rho in SURCHARGES], ())
+    found = resolve(candidate, ROOMY, ())
     assert found is not None
     return found
 
@@ -59,7 +59,7 @@ def test_neighbours_are_legal_plans_that_their_decisions_describe() -> None:
 def test_a_climb_finds_a_faster_plan_and_is_the_same_every_time() -> None:
     one, other = (Climb(_trial(), ()) for _ in range(2))
     for climb in (one, other):
-        climb.go(16)
+        climb.go(16, 16)
     assert one.best.expected < _trial().expected * (1 - 10 * GAIN)
     assert one.best.placement == other.best.placement
     assert one.best.candidate is _trial().candidate
@@ -68,7 +68,7 @@ def test_a_climb_finds_a_faster_plan_and_is_the_same_every_time() -> None:
 def test_what_is_pinned_stays() -> None:
     _, pins = parse_pins({"streamed": 0.25, "slots": 3})
     candidate = _trial().candidate
-    start = resolve(candidate, [(SURCHARGES[0], ROOMY)], pins)
+    start = resolve(candidate, ROOMY, pins)
     assert start is not None
     best = further(start, pins, BUDGETS[Effort.USUAL])
     (stage,) = best.placement.stages
@@ -82,7 +82,7 @@ def test_what_is_pinned_stays() -> None:
 def test_where_the_best_plan_moves_nothing_none_is_improved() -> None:
     nodes = find_cluster("h200-1x").group
     candidate = Candidate.of(Workload(MODEL, TRAINING, nodes), Strategy(dp=1))
-    still = resolve(candidate, [(SURCHARGES[0], ROOMY)], ())
+    still = resolve(candidate, ROOMY, ())
     assert still is not None
     assert not still.moves
     assert improved([still, _trial()], (), BUDGETS[Effort.USUAL]) == []

@@ -16,8 +16,8 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.pins import parse_pins
 from bigplan.solve.search import Choice, Found, Scope, search
-from bigplan.solve.simplicity import WITHIN
 from bigplan.solve.stage import stage_classes
+from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import find_link
 from bigplan.spec.training import Training
@@ -39,7 +39,7 @@ def _workload(gpu: int = 100, layers: int = 8) -> Workload:
 
 def _found(settings: Mapping[str, str | int | float], gpu: int = 100) -> Found:
     fixed, pins = parse_pins(settings)
-    return search(_workload(gpu), Scope(fixed, pins))
+    return search(_workload(gpu), Scope(fixed, pins, idling=False))
 
 
 def test_pricing_in_common_gives_the_prices_of_each() -> None:
@@ -188,3 +188,19 @@ def test_taking_away_drives_that_a_plan_leaves_alone_changes_nothing(micro_batch
     ample, without = (_gpt2_xl(micro_batch, nvme) for nvme in (None, 0))
     assert not any(p.bytes_by_tier()[Tier.NVME] for p in ample.best.programs)
     assert without.best.seconds == pytest.approx(ample.best.seconds, rel=0.01)
+
+
+def test_nodes_by_which_nothing_divides_are_left_idle() -> None:
+    """28 GPUs share out neither 24 sequences nor four blocks evenly: 24 do."""
+    model = find_model("llama-2-13b").model_copy(update={"layers": 4})
+    training = Training(sequence_length=512, global_batch=24, precision="fp16")
+    nodes = find_cluster("v100-4x").with_nodes(7).group
+    workload = Workload(model, training, nodes)
+    pinned = {"micro_batch": 1, "zero": 1, "tp": 1, "pp": 1}
+    found = search(workload, Scope(pinned))
+    assert found.best.candidate.strategy.ranks == 24
+    six = search(workload.on(24), Scope(pinned))
+    assert found.best.expected <= six.best.expected * (1 + WITHIN)
+    for scope in (Scope(pinned, idling=False), Scope({"dp": 7})):
+        with pytest.raises(InputError, match="no way to split"):
+            search(workload, scope)

@@ -12,7 +12,8 @@ from bigplan.placement import Tier
 from bigplan.solve.candidate import Candidate, Trial, Workload, try_out
 from bigplan.solve.pins import parse_pins
 from bigplan.solve.search import Scope, search
-from bigplan.solve.simplicity import WITHIN, complexity, mechanisms, simplest
+from bigplan.solve.simplicity import complexity, mechanisms, simplest
+from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.toys import COSTS, RATES, kind_placement, placed, toy_graph

@@ -27,9 +27,8 @@ def refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | N
 def _split_refusal(strategy: Strategy) -> str | None:
     if strategy.tp > 1:
         return (
-            "DeepSpeed's AutoTP splits nn.Linear modules by their names and leaves bigplan's "
-            "embedding and head whole on every rank, which no plan describes, and bigplan's "
-            f"checkpoints do not put its parts together: tp {strategy.tp} needs --engine native"
+            "DeepSpeed's AutoTP splits nn.Linear modules, which bigplan's layers are not: it finds "
+            f"nothing to split in them. tp {strategy.tp} needs --engine native"
         )
     if strategy.accumulation_group > 1:
         return (

@@ -18,14 +18,13 @@ from itertools import groupby
 from bigplan.content import Content, Holds
 from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle
-from bigplan.runtime.checkpoint.manifest import Kind, StoredTensor
+from bigplan.runtime.checkpoint.manifest import ELEMENT, Kind, StoredTensor
 from bigplan.runtime.context import Context
 from bigplan.runtime.memory import Key
 from bigplan.runtime.pieces import Box, LayerRows
 from bigplan.runtime.slab import align_up
 from bigplan.spec.optimizer import full_name
 
-ELEMENT = 4  # bytes: all state is fp32
 _MOMENTS: Mapping[str, tuple[Kind, ...]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
     "sgd": ("momentum",),

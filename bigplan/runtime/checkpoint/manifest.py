@@ -24,10 +24,13 @@ from bigplan.rectangle import Rectangle
 from bigplan.spec.files.document import Spec
 from bigplan.spec.files.reading import RECORD, read_json
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.step import Parameter
 from bigplan.spec.training import Training
 
 FORMAT: Final = 2  # one for every change that makes older checkpoints unreadable
 NAME: Final = "manifest.json"
+ELEMENT: Final = 4  # bytes: all state is fp32
+BLOCK: Final = 2**20  # bytes under one checksum: what a reader of a few rows reads beside them
 STEP_FOLDER: Final = re.compile(r"step-(\d{6,})")  # what a run calls a checkpoint
 PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # no other folder, not hidden
 Kind = Literal["weights", "exp_avg", "exp_avg_sq", "momentum", "master"]
@@ -130,6 +133,8 @@ def read_manifest(folder: Path, place: str | None = None) -> Manifest:
     except ValidationError as error:
         raise _damaged(path, f"breaks its schema: {error.errors()[0]['msg']}") from error
     _check_step(folder, manifest)
+    if why := _impossible(manifest):
+        raise _damaged(path, why)
     _check_files(folder, manifest, place)
     return manifest
 
@@ -139,6 +144,54 @@ def _check_step(folder: Path, manifest: Manifest) -> None:
     named = STEP_FOLDER.fullmatch(folder.name)
     if named is not None and int(named[1]) != manifest.step:
         raise _damaged(folder / NAME, f"is of step {manifest.step}, not of its folder's name")
+
+
+def _impossible(manifest: Manifest) -> str:
+    """What of it cannot be, to be read after its name; empty: nothing.
+
+    SHA-256 and CRC-32 find damage. Whoever writes a manifest anew writes those too, and must not
+    have memory of any size taken, or bytes read from anywhere.
+    """
+    kinds, sequence = manifest.model.kinds(), manifest.model.layer_sequence()
+    for file in manifest.files:
+        if not 0 <= file.layer < len(sequence):
+            return f"has a layer {file.layer}, and its model has {len(sequence)}"
+        if not _are_extents(file):
+            return f"describes {quoted(file.name)} as no file is"
+        parameters = {one.name: one for one in kinds[sequence[file.layer]]}
+        for tensor in file.tensors:
+            parameter = parameters.get(tensor.parameter)
+            if parameter is None or not _is_part(tensor, parameter):
+                return f"has a part of {quoted(tensor.parameter)} that its model has not"
+            if not any(_holds(extent, tensor) for extent in file.extents):
+                return f"has {tensor.parameter} where {quoted(file.name)} has nothing"
+    return ""
+
+
+def _are_extents(file: StoredFile) -> bool:
+    """One after the other within the file, each with its checksums."""
+    end = 0
+    for extent in file.extents:
+        blocks = -(-extent.nbytes // BLOCK)
+        if extent.offset < end or extent.nbytes <= 0 or len(extent.checksums) != blocks:
+            return False
+        end = extent.offset + extent.nbytes
+    return 0 < end <= file.nbytes
+
+
+def _is_part(tensor: StoredTensor, parameter: Parameter) -> bool:
+    rows, columns = parameter.matrix
+    return (
+        tensor.shape == parameter.shape
+        and 0 <= tensor.first_row < tensor.last_row <= rows
+        and 0 <= tensor.first_column < tensor.last_column <= columns
+    )
+
+
+def _holds(extent: Extent, tensor: StoredTensor) -> bool:
+    start = tensor.offset - extent.offset
+    nbytes = tensor.rectangle.elements * ELEMENT
+    return start >= 0 and start % ELEMENT == 0 and start + nbytes <= extent.nbytes
 
 
 def _check_files(folder: Path, manifest: Manifest, place: str | None) -> None:

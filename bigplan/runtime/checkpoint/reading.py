@@ -18,9 +18,15 @@ from torch import Tensor
 from bigplan.errors import CheckpointError
 from bigplan.mechanics import DISK_THREADS, PAGE, TRANSFER_BYTES
 from bigplan.rectangle import Rectangle, cut, whole
-from bigplan.runtime.checkpoint.layout import ELEMENT
-from bigplan.runtime.checkpoint.manifest import Extent, Kind, Manifest, StoredFile, StoredTensor
-from bigplan.runtime.checkpoint.writing import BLOCK
+from bigplan.runtime.checkpoint.manifest import (
+    BLOCK,
+    ELEMENT,
+    Extent,
+    Kind,
+    Manifest,
+    StoredFile,
+    StoredTensor,
+)
 from bigplan.runtime.disk import Pages, TransferError
 from bigplan.runtime.slab import align_up, aligned_empty
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from torch import Tensor
 
 from bigplan.mechanics import PAGE, TRANSFER_BYTES
+from bigplan.runtime.checkpoint.manifest import BLOCK
 from bigplan.runtime.disk import Pages
 from bigplan.runtime.slab import align_up
 
-BLOCK = 2**20  # bytes under one checksum: what a reader of a few rows reads beside them
 Written = list[Future[list[int]]]
 
 

@@ -7,7 +7,6 @@ DeepSpeed on as many ranks reads them.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,16 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
+from bigplan.errors import CheckpointError
 from bigplan.mechanics import DISK_THREADS, PAGE
+from bigplan.ranks import Coordinates
 from bigplan.rectangle import all_of
+from bigplan.runtime.apart import Apart
+from bigplan.runtime.checkpoint.copies import merged
 from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
-from bigplan.runtime.checkpoint.layout import ELEMENT, Image, LayerFile, Span, laid_out
+from bigplan.runtime.checkpoint.layout import Image, LayerFile, Span, laid_out
 from bigplan.runtime.checkpoint.manifest import (
+    ELEMENT,
     Extent,
     Kind,
     Manifest,
@@ -48,29 +52,57 @@ def write_checkpoint(
     """
     path, begun = checkpoint_path(folder, manifest.step), time.perf_counter()
     partial = path.with_name(path.name + PARTIAL)
-    error, stored = "", list[StoredFile]()
+    speaks = groups.first_here
+    error, stored = _prepare(folder, partial) if speaks else "", list[StoredFile]()
     state.link_moments(engine)
-    if groups.first:
-        error = _prepare(folder, partial)
     groups.all_true(flag=True)  # there is a folder now
     master: Kind = "weights" if manifest.training.precision == "fp32" else "master"
     for layer, parameters in with_parameters(layers):
-        mine = layer.layer % groups.strategy.dp == groups.at.data
+        mine = _writer(groups, layer) == groups.at.data
         image = _brought_together(engine, layer, parameters, master, keep=mine)
         if image is not None and not error:
             try:
-                stored.append(_write(partial, layer, *image))
+                stored.append(_write(partial, layer, *image, groups.apart))
             except OSError as failure:
                 error = str(failure)
-    texts = groups.texts_of_all(_SHARE.dump_json((error, stored)))
-    shares = [_SHARE.validate_json(text) for text in texts]
-    error = "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
-    files = sorted((f for _, files in shares for f in files), key=lambda f: f.layer)
-    complete = manifest.model_copy(update={"files": tuple(files)})
-    if groups.first and not error:
-        error = _publish(partial, path, complete)
-    told = json.loads(groups.texts_of_all(json.dumps(error).encode())[0])
-    return Saved(manifest.step, path, complete.nbytes, time.perf_counter() - begun, error or told)
+    shares = _gathered(groups, (error, stored))
+    error, complete = _together(shares), manifest
+    if not error:
+        try:
+            files = merged(file for _, files in shares for file in files)
+            complete = manifest.model_copy(update={"files": files})
+            if speaks:
+                write_manifest(partial, complete)
+        except (OSError, CheckpointError) as failure:
+            error = str(failure)
+        error = _together(_gathered(groups, (error, [])))
+    if speaks:
+        error = _ended(folder, partial, path, error)
+    error = _together(_gathered(groups, (error, [])))
+    return Saved(manifest.step, path, complete.nbytes, time.perf_counter() - begun, error)
+
+
+def _writer(groups: Groups, layer: Layer) -> int:
+    """Which data-parallel rank of this stage writes the layer, each in turn.
+
+    Where machines share no folder and ranks hold the same state, one of each place does.
+    """
+    strategy, at, apart = groups.strategy, groups.at, groups.apart
+    peers = list(range(strategy.dp))
+    if apart is not None and not strategy.zero:
+        places = [Coordinates.of(rank, strategy) for rank in apart.ranks]
+        peers = [each.data for each in places if each.stage == at.stage]
+    return peers[layer.layer % len(peers)]
+
+
+def _gathered(groups: Groups, share: Share) -> list[Share]:
+    texts = groups.texts_of_all(_SHARE.dump_json(share))
+    return [_SHARE.validate_json(text) for text in texts]
+
+
+def _together(shares: Iterable[Share]) -> str:
+    """All that failed, each once."""
+    return "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
 
 
 def _prepare(folder: Path, partial: Path) -> str:
@@ -83,13 +115,16 @@ def _prepare(folder: Path, partial: Path) -> str:
     return ""
 
 
-def _publish(partial: Path, path: Path, manifest: Manifest) -> str:
+def _ended(folder: Path, partial: Path, path: Path, error: str) -> str:
+    """Give it its name, or its space back where something failed; what failed."""
     try:
-        write_manifest(partial, manifest)
-        publish(partial, path)
-    except OSError as error:
-        return str(error)
-    return ""
+        if error:
+            remove_partial(folder)
+        else:
+            publish(partial, path)
+    except OSError as failure:
+        return error or str(failure)
+    return error
 
 
 def _brought_together(
@@ -115,7 +150,9 @@ def _brought_together(
     return laid_out(name, layer.layer, layer.kind, (image,)), values
 
 
-def _write(folder: Path, layer: Layer, file: LayerFile, values: torch.Tensor) -> StoredFile:
+def _write(
+    folder: Path, layer: Layer, file: LayerFile, values: torch.Tensor, apart: Apart | None
+) -> StoredFile:
     header = aligned_empty(len(file.header))
     header.numpy().data[:] = file.header
     with ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checkpoint") as pool:
@@ -138,4 +175,5 @@ def _write(folder: Path, layer: Layer, file: LayerFile, values: torch.Tensor) ->
         nbytes=file.nbytes,
         extents=tuple(extents),
         tensors=file.tensors,
+        places=(apart.place,) if apart else (),
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bigplan.plan import Plan
 from bigplan.rectangle import all_of
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import Found, Reader
 from bigplan.runtime.deepspeed import state
 from bigplan.runtime.deepspeed.model import Values
@@ -16,7 +17,9 @@ from bigplan.runtime.first_values import first_values, whole_values
 from bigplan.spec.step import Parameter
 
 
-def values_of(plan: Plan, found: Found | None) -> Callable[[state.Kind], Values]:
+def values_of(
+    plan: Plan, found: Found | None, apart: Apart | None
+) -> Callable[[state.Kind], Values]:
     """By kind ("master" or a moment): what gives a parameter's first value, or a checkpoint's."""
     if found is None:
         first = first_values(plan.model, plan.training)
@@ -25,7 +28,7 @@ def values_of(plan: Plan, found: Found | None) -> Callable[[state.Kind], Values]
             return whole_values(first, kind, layer, parameter)
 
         return lambda wanted: made
-    reader = Reader(found.path, found.manifest)
+    reader = Reader(found.path, found.manifest, bring=apart.bring if apart else None)
 
     def stored(wanted: state.Kind) -> Values:
         def read(kind: str, layer: int, parameter: Parameter) -> Tensor:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from bigplan.plan import Plan, digest
 from bigplan.program import Lane
 from bigplan.ranks import Coordinates
 from bigplan.runtime import operators
+from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import Manifest, check_same, latest
 from bigplan.runtime.data import Batch, BatchSource, Prefetcher, data_path
 from bigplan.runtime.deepspeed import ops, state
@@ -107,24 +108,26 @@ class Worker:
         ops.import_deepspeed()
         ops.load(needed(self._plan.config), self._device.type)
 
-    def start(self, meeting: Path | Store, resume: Path | None = None) -> int:
+    def start(
+        self, meeting: Path | Store, resume: Path | None = None, apart: Apart | None = None
+    ) -> int:
         """Join the other ranks, make the engine, fill in first weights or a checkpoint's.
 
         Returns the steps done. As the native worker's.
         """
         plan, found = self._plan, None
         if resume is not None:
-            found = latest(resume)
+            found = latest(resume, place=apart.place if apart else None)
             check_same(found, plan)
             self._steps = found.manifest.step
-        values = values_of(plan, found)
+        values = values_of(plan, found, apart)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             same_bits(wanted=plan.training.deterministic)
             _, total = torch.cuda.mem_get_info(self._device)
             allowed = memory_of_torch(plan.cluster.group.gpu, plan.strategy) / total
             torch.cuda.set_per_process_memory_fraction(min(1.0, allowed), self._device)
-        groups = self._join(meeting)
+        groups = replace(self._join(meeting), apart=apart)
         engine, model, passes = self._made(values("master"))
         batches = Prefetcher(self._source(), self._steps)
         self._parts = _Parts(engine, model, passes, groups, batches)
