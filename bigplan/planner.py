@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from bigplan.capabilities import executable, native_refusal
+from bigplan.capabilities import device_refusal, executable, native_refusal
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
 from bigplan.cost.framework import NATIVE
@@ -97,9 +97,10 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
     found = _found(request, workload, Scope(fixed, pins, allowed, request.idling), watch)
     best, cluster = found.best, request.cluster
-    idle = cluster.gpus - best.candidate.strategy.ranks
+    strategy = best.candidate.strategy
+    idle = cluster.gpus - strategy.ranks
     if idle:
-        workload = workload.on(best.candidate.strategy.ranks)
+        workload = workload.on(strategy.ranks)
         cluster = cluster.model_copy(update={"node_groups": (workload.nodes,)})
     return Plan(
         inputs={
@@ -108,9 +109,9 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
             "cluster": digest(cluster),  # without idle nodes: what the decisions belong to
         },
         predicted=predict(best, workload, found.bound, found.model_gap),
-        strategy=best.candidate.strategy,
+        strategy=strategy,
         placement=best.placement,
-        executable=executable(request.model, request.training, best.candidate.strategy),
+        executable=executable(request.model, request.training, strategy, request.cluster.group.gpu),
         search=SearchRecord(
             solver=solver_name(),
             strategies=found.strategies,
@@ -127,14 +128,9 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
 
 def _found(request: Request, workload: Workload, scope: Scope, watch: Watch) -> Found:
-    """The search that was asked for. Raises as make_plan, naming a limit on wear first."""
-    find: Callable[[Workload, Scope, Watch], Found]
-    if request.exact:
-        from bigplan.solve.exact import exact_search as find
-    else:
-        find = partial(search, effort=request.effort)
+    """What the search finds. Raises as make_plan, naming a limit on wear first."""
     try:
-        return find(workload, scope, watch)
+        return _searcher(request)(workload, scope, watch)
     except InfeasibleError as error:
         if request.max_wear is None:
             raise
@@ -142,12 +138,24 @@ def _found(request: Request, workload: Workload, scope: Scope, watch: Watch) -> 
         raise worn_out(error, request.max_wear, request.training, nodes) from None
 
 
+def _searcher(request: Request) -> Callable[[Workload, Scope, Watch], Found]:
+    """What looks for the plan: every placement in turn where that was asked for."""
+    if request.exact:
+        from bigplan.solve.exact import exact_search
+
+        return exact_search
+    return partial(search, effort=request.effort)
+
+
 def refused_however_split(request: Request) -> str | None:
     """Why the native runtime executes no plan of the request; None: it may.
 
     Plain data parallelism is what it surely splits by: other reasons remain.
     """
-    return native_refusal(request.model, request.training, Strategy(dp=request.cluster.gpus))
+    split = Strategy(dp=request.cluster.gpus)
+    return device_refusal(request.cluster.group.gpu) or native_refusal(
+        request.model, request.training, split
+    )
 
 
 def predict(best: Placed, workload: Workload, bound: float, model_gap: float) -> Predicted:
