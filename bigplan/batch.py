@@ -45,20 +45,22 @@ def batches_tried(batch: int, gpus: int) -> list[int]:
 
 
 def larger_batch(
-    request: Request, plan: Plan, watch: Watch = unwatched, most: int = TRIED
+    request: Request, plan: Plan, watch: Watch = unwatched, *, first: bool = False
 ) -> LargerBatch | None:
-    """The first of `most` batches with notably more tokens a second than the request's own plan.
+    """The first batch with notably more tokens a second than the request's own plan has.
 
-    None where there is none, or `watch` stopped the search before one was found.
+    `first`: its search ends with the first plan that is worth it. None where there is none, or
+    `watch` stopped the search before one was found.
     """
     now = request.training.global_batch
     batches = [] if "dp" in request.settings else batches_tried(now, request.cluster.gpus)
-    for batch in batches[:most]:
+    for batch in batches:
         training = request.training.model_copy(update={"global_batch": batch})
         ratio = batch / now
         enough = ratio * plan.predicted.step_seconds / (1 + WORTH)
         try:
-            made = make_plan(replace(request, training=training), _hopeful(watch, enough))
+            asked = replace(request, training=training, told=False)
+            made = make_plan(asked, _hopeful(watch, enough, first=first))
         except (InfeasibleError, InputError):
             continue
         seconds = made.predicted.step_seconds
@@ -69,10 +71,16 @@ def larger_batch(
     return None
 
 
-def _hopeful(watch: Watch, seconds: float) -> Callable[[float | None, float, int], bool]:
-    """Goes on as `watch` does, and while a plan may take no longer than so many seconds."""
+def _hopeful(
+    watch: Watch, seconds: float, *, first: bool
+) -> Callable[[float | None, float, int], bool]:
+    """Goes on as `watch` does, and while a plan may take no longer than so many seconds.
+
+    `first`: no further once one is found.
+    """
 
     def go_on(best: float | None, bound: float, left: int) -> bool:
-        return watch(best, bound, left) and bound <= seconds
+        found = first and best is not None and best <= seconds
+        return watch(best, bound, left) and bound <= seconds and not found
 
     return go_on

@@ -134,6 +134,6 @@ def _fits(request: Request, watch: Watch) -> Plan | None:
         return best is None and watch(best, bound, left)
 
     try:
-        return make_plan(request, until_found)
+        return make_plan(replace(request, told=False), until_found)
     except (InfeasibleError, InputError):
         return None

@@ -57,6 +57,7 @@ class Request:
     effort: Effort = Effort.USUAL
     idling: bool = True  # whether nodes may be left without work
     max_wear: float | None = None  # see Experiment
+    told: bool = True  # see Scope
 
     @classmethod
     def of(cls, experiment: Experiment, *, exact: bool = False) -> Request:
@@ -95,7 +96,8 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         refusal = native_refusal(request.model, request.training, strategy)
         return request.engine == "any" or refusal is None
 
-    found = _found(request, workload, Scope(fixed, pins, allowed, request.idling), watch)
+    scope = Scope(fixed, pins, allowed, request.idling, request.told)
+    found = _found(request, workload, scope, watch)
     best, cluster = found.best, request.cluster
     strategy = best.candidate.strategy
     idle = cluster.gpus - strategy.ranks

@@ -83,9 +83,11 @@ def what_would_help(
     """Every change worth asking, solved until `go_on` says stop; `watch` sees every search.
 
     `plan` is the request's own plan, None where nothing fits. `batch_watch` sees the search for a
-    larger batch in place of `watch`.
+    larger batch in place of `watch`; that search then ends with the first plan that is worth it.
     """
-    batch = None if plan is None else larger_batch(request, plan, batch_watch or watch)
+    batch, first = None, batch_watch is not None
+    if plan is not None:
+        batch = larger_batch(request, plan, batch_watch or watch, first=first)
     outcomes: list[Outcome] = []
     unasked: list[str] = []
     for changes in _worth_asking(request.cluster, plan):

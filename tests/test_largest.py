@@ -34,7 +34,7 @@ MIB = 2**20
 def request_() -> Request:
     cluster = find_cluster("h200-1x")
     context = cluster.group.gpu.context_memory
-    cluster = cluster.with_caps(gpu=64 * MIB + context, host=256 * MIB, nvme=0)
+    cluster = cluster.with_caps(gpu=24 * MIB + context, host=96 * MIB, nvme=0)
     training = Training(sequence_length=256, global_batch=4)
     return Request(find_model("tiny-llama-demo"), training, cluster)
 

@@ -175,14 +175,18 @@ class PlanAnswer:
                 in_time = seconds is None or spent + self.seconds <= seconds
                 return in_time and not waiting.interrupted
 
-            limit = None if seconds is None else min(self.seconds, BATCH_SECONDS)
+            limit = min(self.seconds, BATCH_SECONDS)
 
-            def batch_watch(best: float | None, bound: float, left: int) -> bool:
-                in_time = limit is None or waiting.seconds < limit
-                return waiting.go_on(best, bound, left) and in_time
+            def brief(best: float | None, bound: float, left: int) -> bool:
+                return waiting.go_on(best, bound, left) and waiting.seconds < limit
 
-            request = self._of_its_engine()
-            return what_would_help(request, self.plan, go_on, waiting.go_on, batch_watch)
+            return what_would_help(
+                self._of_its_engine(),
+                self.plan,
+                go_on,
+                waiting.go_on,
+                None if seconds is None else brief,
+            )
 
     def largest(self) -> list[Largest]:
         """The longest sequence, the deepest model, the most sequences at once that fit."""

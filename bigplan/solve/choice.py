@@ -20,6 +20,7 @@ class Scope:
     pins: tuple[Pin, ...] = ()
     allowed: Callable[[Strategy], bool] = lambda strategy: True
     idling: bool = True  # whether nodes may be left without work
+    told: bool = True  # whether what is missing is told where nothing fits: it takes seconds
 
 
 IN_TURN = 16  # nodes up to which every number is tried,

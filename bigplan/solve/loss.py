@@ -15,6 +15,7 @@ from bigplan.cost import Costs, price
 from bigplan.graph.build import build_graph, loss_chunks, loss_layer
 from bigplan.graph.graph import Graph, LayerKind
 from bigplan.graph.strategy import Strategy
+from bigplan.placement import Tier
 from bigplan.program import Program
 from bigplan.solve.pins import LOSS_CHUNK, Pin
 from bigplan.spec.cluster import NodeGroup
@@ -91,9 +92,12 @@ class LossLayer:
             self._costs[chunk] = price(busy, self.training, self.nodes)
         found, before = self._costs[chunk], costs.kinds[name]
         cost = found.kinds[name].exchanging(before)
-        # More logits at once want more of the GPU kept free for the allocator.
-        kinds, room = {**costs.kinds, name: cost}, found.capacity
-        return exact, replace(costs, kinds=kinds, capacity=room, reserve=found.reserve)
+        # More logits at once want more of the GPU kept free for the allocator. The rest is the
+        # strategy's own: one with more stages has more communicators.
+        reserve = max(costs.reserve, kind.largest)
+        room = max(0, costs.capacity[Tier.GPU] + costs.reserve - reserve)
+        kinds, capacity = {**costs.kinds, name: cost}, {**costs.capacity, Tier.GPU: room}
+        return exact, replace(costs, kinds=kinds, capacity=capacity, reserve=reserve)
 
 
 def idle(graph: Graph) -> Graph:

@@ -21,7 +21,7 @@ from enum import IntEnum
 from math import inf
 
 from bigplan.effort import Effort
-from bigplan.errors import InputError
+from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.strategy import StrategyFamily
 from bigplan.placement import Rings
 from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
@@ -105,6 +105,8 @@ def search(
                 f"stopped before any plan was found ({len(state.waiting)} families and strategies "
                 "of the search were left); give it more time, or pin decisions with --set"
             )
+        if not scope.told:
+            raise InfeasibleError(f"{workload.model.name} does not fit")
         raise infeasible(workload, state.choice.candidates(), scope.pins)
     trials = sorted(state.trials, key=_preference)
     best = state.chosen or trials[0]

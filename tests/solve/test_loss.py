@@ -14,7 +14,7 @@ from bigplan.lower import lower
 from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.planner import Request, make_plan, programs_of
-from bigplan.solve.candidate import Candidate, Workload, try_out
+from bigplan.solve.candidate import Candidate, Pricing, Workload, try_out
 from bigplan.solve.loss import LossLayer
 from bigplan.solve.pins import Pin, parse_pins
 from bigplan.spec.catalog import find_cluster, find_model
@@ -42,6 +42,20 @@ def test_chunks_double_up_to_the_micro_batch() -> None:
     # 128,256 words: 16,384 tokens are 2.1 billion logits, just below what 32 bits count
     assert loss_chunks(MODEL, TRAINING, Strategy(dp=1, micro_batch=4))[-1] == 16384
     assert loss_chunks(MODEL, TRAINING, Strategy(dp=1, tp=2, micro_batch=4))[-1] == 32768
+
+
+def test_capacity_is_the_strategys_own_whichever_was_priced_first() -> None:
+    """Stages in the middle have communicators both ways; a pipeline of two has none there."""
+    nodes = find_cluster("dgx-h100").with_nodes(3).group
+    pricing = Pricing(Workload(MODEL, TRAINING, nodes))
+    for strategy in (Strategy(dp=4, pp=2), Strategy(dp=2, pp=4)):
+        candidate = pricing.candidate(strategy)
+        assert candidate.loss is not None
+        for chunk in candidate.loss.chunks:
+            graph, costs = candidate.loss.settled(candidate.graph, candidate.costs, chunk)
+            exact = price(graph, TRAINING, nodes)
+            assert costs.capacity == exact.capacity
+            assert costs.reserve == exact.reserve
 
 
 @pytest.mark.parametrize("strategy", [Strategy(dp=1), Strategy(tp=2, dp=4), Strategy(pp=2, dp=4)])
