@@ -33,7 +33,6 @@ class LargerBatch:
     gain: float
     step_seconds: float
     strategy: Strategy
-    idle_gpus: int
     at_least: bool
 
 
@@ -49,8 +48,8 @@ def larger_batch(
 ) -> LargerBatch | None:
     """The first batch with notably more tokens a second than the request's own plan has.
 
-    `first`: its search ends with the first plan that is worth it. None where there is none, or
-    `watch` stopped the search before one was found.
+    All GPUs work on it. `first`: its search ends with the first plan that is worth it. None where
+    there is none, or `watch` stopped the search before one was found.
     """
     now = request.training.global_batch
     batches = [] if "dp" in request.settings else batches_tried(now, request.cluster.gpus)
@@ -59,15 +58,14 @@ def larger_batch(
         ratio = batch / now
         enough = ratio * plan.predicted.step_seconds / (1 + WORTH)
         try:
-            asked = replace(request, training=training, told=False)
+            asked = replace(request, training=training, idling=False, told=False)
             made = make_plan(asked, _hopeful(watch, enough, first=first))
         except (InfeasibleError, InputError):
             continue
         seconds = made.predicted.step_seconds
         if seconds <= enough:
             gain = ratio * plan.predicted.step_seconds / seconds - 1
-            idle, stopped = made.search.idle_gpus, made.search.stopped
-            return LargerBatch(batch, now, gain, seconds, made.strategy, idle, stopped)
+            return LargerBatch(batch, now, gain, seconds, made.strategy, made.search.stopped)
     return None
 
 

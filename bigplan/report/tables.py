@@ -315,11 +315,10 @@ def step_text(outcome: Outcome) -> str:
 def batch_text(batch: LargerBatch) -> str:
     """What a larger batch brings, and how it is split."""
     gained = f"{'at least ' * batch.at_least}{percent(batch.gain)}"
-    idle = f", {counted(batch.idle_gpus, 'GPU')} idle" if batch.idle_gpus else ""
     return (
         f"{counted(batch.global_batch, 'sequence')} a step in place of {batch.instead_of:,} give "
         f"{gained} more tokens a second, solved again (--global-batch {batch.global_batch}): a "
-        f"step of {seconds_text(batch.step_seconds)} with {strategy_text(batch.strategy)}{idle}."
+        f"step of {seconds_text(batch.step_seconds)} with {strategy_text(batch.strategy)}."
     )
 
 
@@ -332,7 +331,7 @@ SUBJECTS = {
 
 def largest_table(found: Sequence[Largest]) -> Table:
     """A row per question: what the plan has, what fits, and what was tried and does not."""
-    figures = ("the plan has", "fits", "does not fit", "step")
+    figures = ("the plan has", "fits", "does not fit", "step, untuned")
     rows = table("The largest that fits, all else as it is", "what", *figures, right=figures)
     for one in found:
         grown = one.subject == "layers" and one.value != one.now
