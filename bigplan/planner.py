@@ -108,7 +108,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         inputs={
             "model": digest(request.model),
             "training": digest(request.training),
-            "cluster": digest(cluster),  # without idle nodes: what the decisions belong to
+            "cluster": digest(cluster),
         },
         predicted=predict(best, workload, found.bound, found.model_gap),
         strategy=strategy,
