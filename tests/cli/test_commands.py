@@ -49,6 +49,7 @@ KEYS = {
     "runs_today",
     "alternatives",
     "what_if",
+    "largest",
 }
 
 
