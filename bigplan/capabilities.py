@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.graph.strategy import Strategy
+from bigplan.spec.cluster import Gpu
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
@@ -15,6 +16,16 @@ NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
     "attention": ("flash",),
     "dropout": (0.0,),
 }
+
+
+def device_refusal(gpu: Gpu) -> str | None:
+    """Why nothing here runs on such a device; None: it may."""
+    if gpu.device == "rocm":
+        return (
+            f"no engine has ever run on a ROCm device, and the {gpu.name} is one: "
+            "engines run on CUDA GPUs and on CPUs"
+        )
+    return None
 
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
@@ -68,9 +79,11 @@ def deepspeed_refusal() -> str:
     return "bigplan writes no DeepSpeed configuration"
 
 
-def executable(model: ModelSpec, training: Training, strategy: Strategy) -> dict[str, bool | str]:
+def executable(
+    model: ModelSpec, training: Training, strategy: Strategy, gpu: Gpu
+) -> dict[str, bool | str]:
     """By engine: true, or the reason why not."""
     return {
-        "native": native_refusal(model, training, strategy) or True,
+        "native": device_refusal(gpu) or native_refusal(model, training, strategy) or True,
         "deepspeed": deepspeed_refusal(),
     }

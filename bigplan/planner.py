@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
-from bigplan.capabilities import executable, native_refusal
+from bigplan.capabilities import device_refusal, executable, native_refusal
 from bigplan.cost import Costs
 from bigplan.cost.band import error_band
 from bigplan.cost.framework import NATIVE
@@ -96,23 +96,19 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         return request.engine == "any" or refusal is None
 
     scope = Scope(fixed, pins, allowed, request.idling)
-    find: Callable[[Workload, Scope, Watch], Found]
-    if request.exact:
-        from bigplan.solve.exact import exact_search as find
-    else:
-        find = partial(search, effort=request.effort)
-    found = find(workload, scope, watch)
+    found = _searcher(request)(workload, scope, watch)
     best, cluster = found.best, request.cluster
-    idle = cluster.gpus - best.candidate.strategy.ranks
+    strategy = best.candidate.strategy
+    idle = cluster.gpus - strategy.ranks
     if idle:
-        workload = workload.on(best.candidate.strategy.ranks)
+        workload = workload.on(strategy.ranks)
         cluster = cluster.model_copy(update={"node_groups": (workload.nodes,)})
     return Plan(
         inputs={name: digest(getattr(request, name)) for name in ("model", "training", "cluster")},
         predicted=predict(best, workload, found.bound, found.model_gap),
-        strategy=best.candidate.strategy,
+        strategy=strategy,
         placement=best.placement,
-        executable=executable(request.model, request.training, best.candidate.strategy),
+        executable=executable(request.model, request.training, strategy, request.cluster.group.gpu),
         search=SearchRecord(
             solver=solver_name(),
             strategies=found.strategies,
@@ -128,12 +124,24 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
     )
 
 
+def _searcher(request: Request) -> Callable[[Workload, Scope, Watch], Found]:
+    """What looks for the plan: every placement in turn where that was asked for."""
+    if request.exact:
+        from bigplan.solve.exact import exact_search
+
+        return exact_search
+    return partial(search, effort=request.effort)
+
+
 def refused_however_split(request: Request) -> str | None:
     """Why the native runtime executes no plan of the request; None: it may.
 
     Plain data parallelism is what it surely splits by: other reasons remain.
     """
-    return native_refusal(request.model, request.training, Strategy(dp=request.cluster.gpus))
+    split = Strategy(dp=request.cluster.gpus)
+    return device_refusal(request.cluster.group.gpu) or native_refusal(
+        request.model, request.training, split
+    )
 
 
 def predict(best: Placed, workload: Workload, bound: float, model_gap: float) -> Predicted:

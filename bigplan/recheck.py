@@ -83,7 +83,7 @@ def _promised_again(plan: Plan) -> Plan:
     # Decisions that were pinned for the search and are not any more may beat its bound.
     bound = min(plan.predicted.lower_bound_seconds, seconds)
     predicted = predict(placed, workload, bound, plan.predicted.model_gap)
-    runs = executable(plan.model, plan.training, plan.strategy)
+    runs = executable(plan.model, plan.training, plan.strategy, plan.cluster.group.gpu)
     return plan.model_copy(update={"predicted": predicted, "executable": runs})
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from bigplan.capabilities import executable, native_refusal
+from bigplan.capabilities import device_refusal, executable, native_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
+from bigplan.spec.cluster import find_gpu
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 DATA_PARALLEL = Strategy(dp=2)
 TRAINING = Training(sequence_length=64, global_batch=4)
+GPU = find_gpu("h100-sxm-80gb")
 
 
 def _training(**changes: object) -> Training:
@@ -25,7 +27,7 @@ def _model(**changes: object) -> ModelSpec:
 def test_llama_blocks_and_data_parallelism_are_executed() -> None:
     model = _model(tied_embeddings=True, qk_norm=True, qkv_bias=True)
     assert native_refusal(model, TRAINING, DATA_PARALLEL) is None
-    assert executable(model, TRAINING, DATA_PARALLEL)["native"] is True
+    assert executable(model, TRAINING, DATA_PARALLEL, GPU)["native"] is True
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,7 @@ def test_other_blocks_are_executed(changes: dict[str, object]) -> None:
 def test_other_architectures_are_named(changes: dict[str, object], words: str) -> None:
     model = _model(**changes)
     assert words in (native_refusal(model, TRAINING, DATA_PARALLEL) or "")
-    assert words in str(executable(model, TRAINING, DATA_PARALLEL)["native"])
+    assert words in str(executable(model, TRAINING, DATA_PARALLEL, GPU)["native"])
 
 
 @pytest.mark.parametrize("strategy", [Strategy(dp=1, tp=2), Strategy(dp=2, tp=4, pp=2, zero=3)])
@@ -99,7 +101,7 @@ def test_a_window_as_long_as_the_sequence_is_executed() -> None:
 def test_other_arithmetic_is_named(changes: dict[str, object], words: str) -> None:
     training = _training(**changes)
     assert words in (native_refusal(_model(), training, DATA_PARALLEL) or "")
-    assert words in str(executable(_model(), training, DATA_PARALLEL)["native"])
+    assert words in str(executable(_model(), training, DATA_PARALLEL, GPU)["native"])
 
 
 @pytest.mark.parametrize(
@@ -115,3 +117,13 @@ def test_other_arithmetic_is_named(changes: dict[str, object], words: str) -> No
 )
 def test_arithmetic_of_the_native_runtime(changes: dict[str, object]) -> None:
     assert native_refusal(_model(), _training(**changes), DATA_PARALLEL) is None
+
+
+def test_nothing_runs_on_a_device_that_no_engine_has_run_on() -> None:
+    amd = find_gpu("mi300x")
+    told = executable(_model(), TRAINING, DATA_PARALLEL, amd)["native"]
+    assert told == device_refusal(amd)
+    assert "no engine has ever run on a ROCm device, and the AMD Instinct MI300X is one" in str(
+        told
+    )
+    assert device_refusal(GPU) is None

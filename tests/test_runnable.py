@@ -55,7 +55,7 @@ def test_beside_a_plan_that_does_not_run_stands_the_best_that_does() -> None:
     assert tells(text, "Runs today: no", REFUSAL, best, f"{slower:+.0%}", "--engine native")
     told = today_json(split, found)
     assert told["best"] is False
-    assert told["strategy"]["tp"] == 1
+    assert told["strategy"] == found.plan.strategy.model_dump(mode="json")
     assert told["slower_by"] == pytest.approx(slower)
 
 

@@ -8,16 +8,22 @@ from pathlib import Path
 
 from bigplan.page.html import grids_html
 from bigplan.page.sureness import published, validation_grid
+from bigplan.validate.quality import Quality, Regret, group_quality, memory_quality, pick_regret
 from bigplan.validate.rows import read_rows
-from bigplan.validate.score import Quality, Scored, group_quality, score
+from bigplan.validate.score import Scored, score
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Every run with its prediction, and how good these are table by table (`groups`)."""
+    """Every run with its prediction, and how good these are table by table.
+
+    `groups`: of step times; `memory`: of peak memory; `picks`: of the run predicted fastest.
+    """
 
     scored: tuple[Scored, ...]
     groups: Mapping[str, Quality]
+    memory: Mapping[str, Quality]
+    picks: Mapping[str, Regret]
 
     @property
     def summary(self) -> str:
@@ -38,4 +44,4 @@ def validate(rows: str | Path | None = None) -> Validation:
     Raises InputError where the file cannot be read.
     """
     scored = published() if rows is None else tuple(score(read_rows(Path(rows).expanduser())))
-    return Validation(scored, group_quality(scored))
+    return Validation(scored, group_quality(scored), memory_quality(scored), pick_regret(scored))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,11 @@ from bigplan.cli.as_json import AsJson, print_json
 from bigplan.errors import InputError
 
 if TYPE_CHECKING:
-    from bigplan.validate.score import Quality, Scored
+    from rich.console import Console
+    from rich.table import Table
+
+    from bigplan.validate.quality import Quality, Regret
+    from bigplan.validate.score import Scored
 
 _SHOWN = (
     "id",
@@ -24,6 +29,8 @@ _SHOWN = (
     "error_pct",
     "predicted_peak_gb",
     "measured_peak_gb",
+    "memory_kind",
+    "sweep",
 )
 _REASONS = 5  # told where no row can be used
 
@@ -39,16 +46,18 @@ def validate(
 
     Exit codes: 0, 2 bad input, also where no row can be used.
     """
+    from bigplan.validate.quality import group_quality, memory_quality, pick_regret
     from bigplan.validate.rows import read_rows
-    from bigplan.validate.score import group_quality, score
+    from bigplan.validate.score import score
 
     scored = score(read_rows(rows))
     _require_some(scored, rows)
-    groups = group_quality(scored)
+    groups, memory, picks = group_quality(scored), memory_quality(scored), pick_regret(scored)
     if as_json:
-        print_json({"rows": [_row(one) for one in scored], "groups": _groups(groups)})
+        tables = {"groups": _plain(groups), "memory": _plain(memory), "picks": _plain(picks)}
+        print_json({"rows": [_row(one) for one in scored], **tables})
     else:
-        _print(scored, groups)
+        _print(scored, groups, memory, picks)
 
 
 def _require_some(scored: list[Scored], path: Path | None) -> None:
@@ -66,17 +75,44 @@ def _row(one: Scored) -> dict[str, Any]:
     return {key: value for key, value in asdict(one).items() if key in _SHOWN}
 
 
-def _groups(groups: dict[str, Quality]) -> dict[str, Any]:
+def _plain(groups: Mapping[str, Quality | Regret]) -> dict[str, Any]:
     return {name: asdict(quality) for name, quality in groups.items()}
 
 
-def _print(scored: list[Scored], groups: dict[str, Quality]) -> None:
+def _print(
+    scored: list[Scored],
+    groups: dict[str, Quality],
+    memory: dict[str, Quality],
+    picks: dict[str, Regret],
+) -> None:
     from rich.console import Console
+
+    console = Console()
+    console.print("Predicted against measured step time, each run with its own configuration.\n")
+    console.print(_errors(groups))
+    if memory:
+        console.print("\nPeak memory of a GPU, by what the measured figure counts.\n")
+        console.print(_errors(memory))
+    if picks:
+        console.print(
+            "\nPicks: of runs of one model on the same GPUs with one batch, by how much the run "
+            "predicted fastest was slower than the fastest.\n"
+        )
+        console.print(_regrets(picks))
+    _print_left_out(scored, console)
+
+
+def _table(*columns: str) -> Table:
     from rich.table import Table
 
-    table = Table("table", "rows", "mean error", "median", "bias", "rank correlation", box=None)
+    table = Table(*columns, box=None)
     for column in table.columns[1:]:
         column.justify = "right"
+    return table
+
+
+def _errors(groups: dict[str, Quality]) -> Table:
+    table = _table("table", "rows", "mean error", "median", "bias", "rank correlation")
     for name, quality in groups.items():
         table.add_row(
             name,
@@ -86,9 +122,17 @@ def _print(scored: list[Scored], groups: dict[str, Quality]) -> None:
             f"{quality.bias:+.1f}%",
             "" if quality.spearman is None else f"{quality.spearman:.3f}",
         )
-    console = Console()
-    console.print("Predicted against measured step time, each run with its own configuration.\n")
-    console.print(table)
+    return table
+
+
+def _regrets(picks: dict[str, Regret]) -> Table:
+    table = _table("table", "choices", "mean regret", "largest")
+    for name, one in picks.items():
+        table.add_row(name, str(one.sweeps), f"{one.mean:.1f}%", f"{one.largest:.1f}%")
+    return table
+
+
+def _print_left_out(scored: list[Scored], console: Console) -> None:
     reasons = Counter(one.reason for one in scored if one.status == "skipped")
     for reason, number in reasons.most_common():
         console.print(f"skipped {number}: {reason}", style="dim", markup=False)

@@ -36,14 +36,16 @@ class Group:
 def tensor_group(strategy: Strategy, nodes: NodeGroup) -> Group:
     """Tensor-parallel ranks: neighbours within a node, and whole nodes beyond that."""
     per_node = min(strategy.tp, nodes.gpus_per_node)
-    return Group(strategy.tp, per_node, nodes.intra_node, nodes.inter_node, 1.0)
+    intra = nodes.intra_node.among(per_node)
+    return Group(strategy.tp, per_node, intra, nodes.inter_node, 1.0)
 
 
 def data_group(strategy: Strategy, nodes: NodeGroup) -> Group:
     """Data-parallel ranks: every tp-th rank, pipeline stages outermost."""
     per_node = max(1, min(strategy.dp, nodes.gpus_per_node // strategy.tp))
     share = per_node / nodes.gpus_per_node
-    return Group(strategy.dp, per_node, nodes.intra_node, nodes.inter_node, share)
+    intra = nodes.intra_node.among(per_node)
+    return Group(strategy.dp, per_node, intra, nodes.inter_node, share)
 
 
 def collective_seconds(collective: Collective, group: Group) -> float:
@@ -150,7 +152,7 @@ def send(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
 def hop(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
     """So many bytes from each rank of a pipeline stage to one of another."""
     if strategy.dp * strategy.tp < nodes.gpus_per_node or nodes.inter_node is None:
-        return message(nbytes, nodes.intra_node)
+        return message(nbytes, nodes.intra_node.among(2))
     return message(nbytes, nodes.inter_node, 1.0 / nodes.gpus_per_node)
 
 

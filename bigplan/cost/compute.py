@@ -41,6 +41,7 @@ class Device:
     flash: tuple[FlashKernel, ...] = ("sdpa", "flash3", "flash2")  # attention, best liked first
     gemm_share: float = 1.0  # of what products reach one after the other
     eager: float = 0.0  # as a framework's
+    slowest: float = 1.0  # seconds of arithmetic of the slowest GPU, beside those of the usual one
 
     @property
     def stream_rate(self) -> float:
@@ -104,7 +105,7 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     precision = "fp8" if gemm.fp8 else device.precision
     share = device.gemm_share * gpu.gemm_share(precision)
     rate = gpu.peak(precision) * share * gemm.k / (gemm.k + gpu.gemm_half_k)
-    arithmetic = gemm.flops * tile_waste(gemm, gpu) / (rate * alignment(gemm))
+    arithmetic = device.slowest * gemm.flops * tile_waste(gemm, gpu) / (rate * alignment(gemm))
     element = 4 if precision == "fp32" else 2
     return arithmetic + gemm.elements * element / device.stream_rate
 
@@ -143,5 +144,5 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     efficiency = device.flash_efficiency(
         attention.length, backward=attention.backward, only=attention.kernel
     )
-    rate = gpu.peak(device.precision) * efficiency
+    rate = gpu.peak(device.precision) * efficiency / device.slowest
     return max(attention.flops * diagonal * narrow / rate, attention.nbytes / device.stream_rate)

@@ -61,7 +61,7 @@ NATIVE = Framework(
 
 # Megatron-LM before 2023, and Megatron-DeepSpeed: nothing overlaps. A launch costs 48 us of Python,
 # autograd and driver.
-MEGATRON = Framework("Megatron-LM", gemm_share=0.98, host=9.62, reduce_scatters=False)
+MEGATRON = Framework("Megatron-LM", host=9.62, reduce_scatters=False)
 MEGATRON_DEEPSPEED = replace(
     MEGATRON, name="Megatron-DeepSpeed", bucket_elements=2 * 500_000_000
 )  # reduce_bucket_size and allgather_bucket_size
@@ -71,8 +71,8 @@ MEGATRON_DEEPSPEED = replace(
 MEGATRON_CORE = Framework(
     "Megatron Core",
     attention=("cudnn", "flash3", "flash2"),
-    gemm_share=0.93,
-    tensor_exposed_async=0.046,
+    gemm_share=0.967,
+    tensor_exposed_async=0.029,
     reduce_exposed=0.4,
     send_exposed=0.5,
     gradients_stay=True,  # its buffers of gradients live as long as the model
@@ -86,12 +86,11 @@ MEGATRON_CORE = Framework(
 SUMMED_ON_CPU = 1.43e9  # bytes/s
 FSDP = Framework(
     "FSDP",
-    gemm_share=0.975,
     host=2.0,
     gather_exposed=0.0055,
     regather_exposed=0.0055,
     reduce_exposed=0.0055,
-    tensor_exposed_async=0.77,
+    tensor_exposed_async=0.68,
     summed_on_cpu=SUMMED_ON_CPU,
 )
 
@@ -101,12 +100,12 @@ FSDP = Framework(
 COMPOSER = Framework(
     "Composer",
     attention=("flash1", "flash2"),
-    gemm_share=0.91,
+    gemm_share=0.936,
     eager=0.27,
     host=2.0,
-    gather_exposed=0.35,
-    regather_exposed=0.73,
-    reduce_exposed=0.73,
+    gather_exposed=0.42,
+    regather_exposed=0.635,
+    reduce_exposed=0.635,
 )
 
 # Hugging Face models under DeepSpeed: eager blocks; every module's parameters are fetched and

@@ -19,7 +19,6 @@ from bigplan.cost.framework import Framework
 from bigplan.cost.step import Execution, stage_counts
 from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Gemm
-from bigplan.graph.strategy import Strategy
 
 GIB = 1 << 30
 
@@ -63,7 +62,7 @@ def stage_memory(
     if run.virtual_stages > 1:  # interleaving holds (p - 1) / (p v) more (arXiv 2104.04473)
         in_flight *= 1 + (strategy.pp - 1) / (strategy.pp * run.virtual_stages)
 
-    zero, ranks = _sharing(strategy, run)
+    zero, ranks = strategy.zero, strategy.dp
 
     def split(from_zero: int) -> int:
         # Between the micro-batches of a pipeline, gathered parameters and whole gradients stay.
@@ -90,16 +89,6 @@ def stage_memory(
         "optimizer": (1.0 - run.on_cpu * run.cpu_update) * owned * sizes.state,
         **max(backward, update, key=lambda parts: sum(parts.values())),
     }
-
-
-def _sharing(strategy: Strategy, run: Execution) -> tuple[int, int]:
-    """ZeRO's stage, and the ranks that share states.
-
-    Context-parallel ranks hold the same parameters, so frameworks shard over them as over
-    data-parallel ones (torchtitan's mesh `dp_shard_cp`, Megatron Core's distributed optimizer).
-    """
-    stage = run.zero if run.context_parallel > 1 else strategy.zero
-    return stage, strategy.dp * run.context_parallel
 
 
 def _loss(graph: Graph, framework: Framework) -> float:

@@ -146,7 +146,7 @@ def price(
         ranks_per_node=ranks,
         reserve=reserve,
         processes=process_bytes(nodes, ranks, layer),
-        page_tables=PAGE_TABLES if nodes.gpu.device == "cuda" else 0.0,
+        page_tables=PAGE_TABLES if nodes.gpu.runs_kernels else 0.0,
     )
 
 
@@ -178,7 +178,7 @@ def memory_of_torch(
     neighbour and direction, and for a table that the first lends to the last.
     """
     taken = gpu.context_memory
-    if gpu.device == "cuda":
+    if gpu.runs_kernels:
         around = strategy.pp > 1 and strategy.vpp > 1
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)
@@ -191,7 +191,7 @@ def memory_of_torch(
 # they are close, each at times waits for the other: a p-norm, whose p = 4.7 adds 16% at equality.
 OVERLAP_NORM = 4.7
 # Of a kernel's host time: a collective is no autograd function of its own.
-COLLECTIVE_LAUNCHES = 0.3
+COLLECTIVE_LAUNCHES = 0.19
 
 
 def _kind_cost(
@@ -247,7 +247,8 @@ def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Dev
         attention = ("flash2",)
     kernels = nodes.gpu.runs_kernels and training.kernels == "generated"
     eager = framework.eager if kernels else 1.0
-    return Device(nodes.gpu, training.precision, attention, framework.gemm_share, eager)
+    slowest = nodes.gpu.slowest(nodes.gpus)
+    return Device(nodes.gpu, training.precision, attention, framework.gemm_share, eager, slowest)
 
 
 class PassCost(NamedTuple):

@@ -27,14 +27,14 @@ def process_bytes(nodes: NodeGroup, ranks: int, layer: int) -> int:
 
     0 on a CPU that stands in for a GPU: half of its machine is left out (spec/detect/cluster.py).
     """
-    if nodes.gpu.device != "cuda":
+    if not nodes.gpu.runs_kernels:
         return 0
     return NODE + ranks * (RANK + FIRST_VALUES * layer)
 
 
 def locked_bytes(nodes: NodeGroup, placed: int) -> int:
     """Bytes that page-locking takes besides the `placed` bytes themselves."""
-    return round(LOCKED * placed) if nodes.gpu.device == "cuda" else 0
+    return round(LOCKED * placed) if nodes.gpu.runs_kernels else 0
 
 
 def room(nodes: NodeGroup, ranks: int, layer: int) -> int:

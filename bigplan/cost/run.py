@@ -28,12 +28,18 @@ class Run:
     framework: Framework
     execution: Execution
     context_parallel: int = 1
+    zero: int = 0  # its stage where context-parallel ranks share states, too
     chunked_loss: bool = False  # the logits of a micro-batch never live at once
     low_states: bool = False  # master and moments in 16 bits
 
 
 def graph_of(run: Run) -> Graph:
-    """The run's operators; frameworks take the loss of a micro-batch at once."""
+    """The run's operators; frameworks take the loss of a micro-batch at once.
+
+    The graph's strategy counts context-parallel ranks as data-parallel ones: they hold the same
+    parameters, so frameworks reduce gradients and share states over both (torchtitan's mesh
+    `dp_shard_cp`, Megatron Core's distributed optimizer).
+    """
     chunk = LOSS_CHUNK_TOKENS if run.chunked_loss else None
     # Their last pipeline stage holds and updates a tied table, too, as if it were one of its own.
     apart = {"tied_embeddings": False} if run.strategy.pp > 1 else {}
@@ -46,6 +52,9 @@ def graph_of(run: Run) -> Graph:
         run.context_parallel,
         fused=run.framework.in_place,
     )
+    if run.context_parallel > 1:
+        ranks = {"dp": run.strategy.dp * run.context_parallel, "zero": run.zero}
+        graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))
     if run.low_states:
         graph = replace(graph, sizes=replace(graph.sizes, state=LOW_STATE_BYTES))
     return graph

@@ -39,8 +39,6 @@ class Execution:
     state_on_disk: bool = False
     parameters_on_host: bool = False
     boundaries_on_host: bool = False
-    zero: int = 0  # the stage where context-parallel ranks share states; else the strategy's counts
-    context_parallel: int = 1
 
 
 def framework_step(

@@ -26,6 +26,10 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
+# A softmax of scores as a chain: a mask is filled in (read, written), the softmax reads and writes;
+# backward it reads both and writes, and the mask's backward reads and writes. Four and five passes
+# over the square, where a fused causal one makes one and a half, and two.
+EAGER_SOFTMAX = (4 / 1.5, 5 / 2)
 # FlashAttention-2 computes whole groups of so many columns of a head (its flash_api.cpp rounds head
 # sizes so): heads of 128 with the eight more of linear biases cost those of 160.
 FLASH_COLUMNS = 32
@@ -205,15 +209,19 @@ def _attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
         return (kernel, *widened), (again, *widened_back)
     batch = shape.strategy.micro_batch * heads
     scores = batch * length * length * shape.element
-    dropped = batch * length * length * (2 * shape.element + 1) * bool(training.dropout)
     score = Gemm("scores", length, length, width, batch)
     weighted = Gemm("weighted values", length, width, length, batch)
+    dropped: tuple[Stream, ...] = ()
+    if training.dropout:
+        dropped = (Stream("scores dropout", batch * length * length * (2 * shape.element + 1)),)
     # A fused causal softmax reads the lower triangle and writes the whole square.
+    forward, backward = EAGER_SOFTMAX
     return (
-        (score, Stream("softmax", 1.5 * scores + dropped, 1 + bool(dropped)), weighted),
+        (score, Stream("softmax", 1.5 * scores, 1, forward), *dropped, weighted),
         (
             *by_input_and_weight((score, weighted)),
-            Stream("softmax", 2 * scores + dropped, 1 + bool(dropped)),
+            Stream("softmax", 2 * scores, 1, backward),
+            *dropped,
         ),
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bigplan.capabilities import device_refusal
 from bigplan.engines import Engine, engine_of
 from bigplan.errors import (
     CheckpointError,
@@ -91,6 +92,8 @@ def launch(
     is on record, and the last checkpoint is named.
     """
     engine = engine_of(plan)
+    if untried := device_refusal(plan.cluster.group.gpu):
+        raise RefusedError(f"this plan cannot be launched: {untried}")
     refusal = engine.refusal(plan.model, plan.training, plan.strategy) or engine.missing()
     if refusal:
         raise RefusedError(

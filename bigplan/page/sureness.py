@@ -11,8 +11,9 @@ from bigplan.page.parts import Chart, Grid, PageSection
 from bigplan.plan import Plan
 from bigplan.report.plan_report import gap_text
 from bigplan.report.text import seconds_text
+from bigplan.validate.quality import Quality, group_quality
 from bigplan.validate.rows import read_rows
-from bigplan.validate.score import Quality, Scored, group_quality, score
+from bigplan.validate.score import Scored, score
 
 COLUMNS = ("table", "runs", "mean error", "median", "bias", "rank correlation")
 

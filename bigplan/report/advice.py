@@ -58,8 +58,11 @@ def advice_of(
 
 def _shapes(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     on_layers = sum(row.seconds for row in rows if row.of_layers)
-    share = min(1.0, on_layers / plan.strategy.pp / plan.predicted.step_seconds)
     for found in roundings(plan):
+        share = min(1.0, on_layers / plan.strategy.pp / plan.predicted.step_seconds)
+        # The head is on one stage, for which the others wait where they have no more blocks.
+        if found.dimension == "vocab" and not plan.strategy.last_blocks:
+            share *= plan.strategy.pp
         yield Advice(found.dimension, found.gain * share, _rounding_text(plan, found, share))
 
 
@@ -84,7 +87,7 @@ def _head_dim(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     fused = sum(row.seconds for row in rows if row.flops and row.tile_lost is None)
     share = fused / plan.strategy.pp / plan.predicted.step_seconds
     gain = share * (1 - width / padded)
-    if gain > WORTH and plan.cluster.group.gpu.device == "cuda":
+    if gain > WORTH and plan.cluster.group.gpu.runs_kernels:
         yield Advice(
             "head_dim",
             gain,
@@ -97,7 +100,7 @@ def _head_dim(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
 def _precision(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     gpu, now = plan.cluster.group.gpu, plan.training.precision
     rates = {str(name): rate for name, rate in gpu.peak_flops.items()}
-    if now == "fp32" and gpu.device == "cuda" and rates.get("bf16", 0.0) > rates["fp32"]:
+    if now == "fp32" and gpu.runs_kernels and rates.get("bf16", 0.0) > rates["fp32"]:
         products = sum(row.seconds for row in rows if row.flops) / plan.strategy.pp
         faster = rates["bf16"] / rates["fp32"]
         gain = products * (1 - 1 / faster) / plan.predicted.step_seconds

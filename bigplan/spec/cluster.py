@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from statistics import NormalDist
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -29,8 +30,9 @@ class Gpu(MachinePart):
     """One device that computes."""
 
     name: str = Field(max_length=LONGEST_NAME)
-    device: Literal["cuda", "cpu"]
-    """cuda, or cpu for a part of the host's cores and memory that stands in for a GPU"""
+    device: Literal["cuda", "rocm", "cpu"]
+    """cuda; rocm for AMD's, which are planned for and never ran; or cpu for a part of the host's
+    cores and memory that stands in for a GPU"""
     memory: Bytes = Field(gt=0)
     """usable device memory, such as 80 GiB"""
     multiprocessors: int = Field(gt=0, le=10**5)
@@ -70,6 +72,10 @@ class Gpu(MachinePart):
     NVLink (https://github.com/NVIDIA/nccl/issues/964)"""
     adam_rate: Rate = Field(gt=0)
     """parameters per second of a fused fp32 AdamW on the device, such as 90 G/s"""
+    spread: float = Field(default=0.016, ge=0, le=0.2)
+    """standard deviation of the speed of GPUs of a type, all wait for the slowest; the default is
+    from ranges of 8% over clusters of thousands (arXiv 2208.11035) and of 5% among the eight of a
+    node (stas00/ml-engineering, compute/accelerator)"""
 
     @model_validator(mode="after")
     def _half_lengths_have_an_efficiency(self) -> Gpu:
@@ -94,8 +100,18 @@ class Gpu(MachinePart):
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether the native fused kernels run on the device: they are Triton's, for CUDA."""
-        return self.device == "cuda"
+        """Whether fused kernels run on the device, and copies beside them: on all but CPUs."""
+        return self.device != "cpu"
+
+    def slowest(self, gpus: int) -> float:
+        """Seconds of the slowest of so many beside those of the usual one.
+
+        The largest of n normal values is expected where (n - 3/8) / (n + 1/4) of all are less
+        (Blom 1958). A part of a CPU is as fast as another.
+        """
+        if self.device == "cpu":
+            return 1.0
+        return 1.0 + self.spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
     def peak(self, precision: str) -> float:
         """Dense peak in FLOP/s. Raises InputError where the device has no such precision."""
@@ -209,6 +225,21 @@ class Link(MachinePart):
     """of its speed, what compute keeps while collectives run; absent: all"""
     beside_copies: Fraction | None = None
     """of their speed, what collectives keep while all GPUs copy both ways; not used in plans"""
+
+    mesh: int | None = Field(default=None, ge=2, le=1024)
+    """GPUs that are wired in pairs without a switch; absent: a switch or a bus connects them"""
+
+    def among(self, ranks: int) -> Link:
+        """The link as a group of so many GPUs has it.
+
+        Without a switch a group has only the wires between its own: (n - 1) / (mesh - 1) of all.
+        """
+        if self.mesh is None or not 1 < ranks < self.mesh:
+            return self
+        share = (ranks - 1) / (self.mesh - 1)
+        rates = ("bandwidth", "reduce_scatter_bandwidth", "all_gather_bandwidth", "send_bandwidth")
+        known = {name: getattr(self, name) for name in rates}
+        return self.model_copy(update={n: share * r for n, r in known.items() if r is not None})
 
     def reached(self, traffic: Traffic) -> float:
         """Bytes/s of large messages of a kind."""

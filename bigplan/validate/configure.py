@@ -27,6 +27,7 @@ What a row leaves blank is chosen by one rule for all rows:
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 
 from bigplan.cost.run import Run
@@ -97,7 +98,8 @@ def run_of(row: Row) -> Run:
     chunked = "Liger" in row.framework
     execution = _execution(row, rule)
     low = LOW_STATES in row.notes
-    return Run(model, training, strategy, nodes, framework, execution, row.cp or 1, chunked, low)
+    run = Run(model, training, strategy, nodes, framework, execution, row.cp or 1)
+    return replace(run, zero=_zero(row, rule), chunked_loss=chunked, low_states=low)
 
 
 def _scored(row: Row) -> None:
@@ -172,16 +174,19 @@ def _strategy(row: Row, rule: FrameworkRule) -> tuple[Strategy, int]:
     sequence_parallel = rule.sequence_parallel
     if row.sequence_parallel is not None:
         sequence_parallel = bool(row.sequence_parallel)
-    zero = rule.zero if row.zero_stage is None else row.zero_stage
     strategy = Strategy(
         dp=dp,
         tp=tp,
         pp=pp,
-        zero=zero if dp > 1 else 0,
+        zero=_zero(row, rule) if dp > 1 else 0,
         micro_batch=micro_batch,
         sequence_parallel=sequence_parallel,
     )
     return strategy, micro_batches
+
+
+def _zero(row: Row, rule: FrameworkRule) -> int:
+    return rule.zero if row.zero_stage is None else row.zero_stage
 
 
 def _power(sequences: int) -> int:
@@ -239,8 +244,6 @@ def _execution(row: Row, rule: FrameworkRule) -> Execution:
         state_on_disk=where.startswith("nvme"),
         parameters_on_host=(row.offload_param or "none") != "none",
         boundaries_on_host=(row.offload_activation or "none") != "none",
-        zero=rule.zero if row.zero_stage is None else row.zero_stage,
-        context_parallel=row.cp or 1,
     )
 
 

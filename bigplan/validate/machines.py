@@ -28,7 +28,7 @@ class Machine:
 MACHINES = (
     Machine(r"^GH200", "gh200-4x", "gh200-96gb", 4),
     Machine(r"^RTX.?PRO.?6000", "rtx-pro-6000x8-server", "rtx-pro-6000"),
-    Machine(r"^(RTX.?)?5090", "rtx-5090-workstation", "rtx-5090", 1),
+    Machine(r"^(RTX.?)?5090", "rtx-5090-workstation", "rtx-5090"),
     Machine(r"^L40S", "l40s-8x", "l40s"),
     Machine(r"^(RTX.?)?A6000(?!.*Ada)", "rtx-a6000x4-workstation", "rtx-a6000", 4),
     Machine(r"^A100.*PCIe.*40", "dgx-a100-40g", "a100-pcie-40gb"),
@@ -44,10 +44,12 @@ MACHINES = (
     Machine(r"^V100.*SXM3", "dgx2-v100", "v100-sxm3-32gb", 16),
     Machine(r"^V100.*16", "v100-4x", "v100-sxm2-16gb", 4),
     Machine(r"^V100", "v100-4x", "v100-sxm2-32gb", 4),
-    Machine(r"^(RTX.?)?4090", "rtx-4090-workstation", "rtx-4090", 1),
+    Machine(r"^(RTX.?)?4090", "rtx-4090-workstation", "rtx-4090"),
     Machine(r"^(RTX.?)?3090", "rtx-3090x4-workstation", "rtx-3090", 4),
     Machine(r"^(RTX.?)?A5000", "rtx-3090x4-workstation", "rtx-a5000", 4),
     Machine(r"^(RTX.?)?A?6000.*Ada", "rtx-4090x2-workstation", "rtx-6000-ada", 2),
+    Machine(r"^MI300X", "mi300x-8x", "mi300x"),
+    Machine(r"^A10G", "a10g-cloud", "a10g"),
     Machine(r"^L4\b", "l4-cloud", "l4"),
     Machine(r"^T4\b", "t4-cloud", "t4"),
 )

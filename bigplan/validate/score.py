@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
-from statistics import fmean, median
 from typing import Literal
 
 from bigplan.cost.memory import GIB, framework_memory
@@ -34,17 +31,8 @@ class Scored:
     predicted_peak_gb: float | None = None
     measured_peak_gb: float | None = None
     parts: Mapping[str, float] | None = None  # seconds by part
-
-
-@dataclass(frozen=True, slots=True)
-class Quality:
-    """Errors of several rows, in percent; `bias` is the mean signed error."""
-
-    n: int
-    mape: float
-    median_ape: float
-    bias: float
-    spearman: float | None
+    memory_kind: str = ""  # what the measured peak counts
+    sweep: str = ""  # what runs share between which one would choose
 
 
 def score(rows: Sequence[Row]) -> list[Scored]:
@@ -73,11 +61,19 @@ def _scored(row: Row) -> Scored:
         predicted_peak_gb=_peak(row, run, graph),
         measured_peak_gb=row.peak_mem_gb,
         parts=parts,
+        memory_kind=row.mem_kind or "kind not stated",
+        sweep=_sweep(row),
     )
     if measured is None:
         return found
     error = 100 * (seconds / measured - 1)
     return replace(found, status="scored", reason="", measured_step_s=measured, error_pct=error)
+
+
+def _sweep(row: Row) -> str:
+    """The same table, model, GPUs and batch."""
+    batch = (row.n_gpus, row.gpu, row.global_batch, row.seq_len)
+    return " ".join(map(str, (row.group, row.model_name, *batch)))
 
 
 def measured_seconds(row: Row, run: Run, graph: Graph) -> float | None:
@@ -99,50 +95,3 @@ def _peak(row: Row, run: Run, graph: Graph) -> float | None:
     assert kind is not None
     nbytes = sum(framework_memory(graph, run.execution, run.framework, kind).values())
     return min(nbytes, run.nodes.gpu.memory) / GIB
-
-
-def group_quality(scored: Iterable[Scored]) -> dict[str, Quality]:
-    """Quality of each table without its rows of trust C, and of all rows of trust A."""
-    groups: dict[str, list[Scored]] = defaultdict(list)
-    for one in scored:
-        if one.status == "scored" and one.trust != "C":  # the same columns, results far apart
-            groups[one.group].append(one)
-            if one.trust == "A":
-                groups["all of trust A"].append(one)
-    return {name: _quality(members) for name, members in sorted(groups.items())}
-
-
-def _quality(members: list[Scored]) -> Quality:
-    errors = [one.error_pct for one in members if one.error_pct is not None]
-    sizes = [abs(error) for error in errors]
-    predicted = [one.predicted_step_s or 0.0 for one in members]
-    measured = [one.measured_step_s or 0.0 for one in members]
-    return Quality(
-        len(errors), fmean(sizes), median(sizes), fmean(errors), spearman(predicted, measured)
-    )
-
-
-def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Rank correlation, equal values sharing their mean rank; None for fewer than three rows."""
-    if len(a) < 3:
-        return None
-    x, y = _ranks(a), _ranks(b)
-    mean = (len(a) + 1) / 2
-    over = sum((p - mean) * (q - mean) for p, q in zip(x, y, strict=True))
-    under = (sum((p - mean) ** 2 for p in x) * sum((q - mean) ** 2 for q in y)) ** 0.5
-    found = over / under if under else float("nan")
-    return found if isfinite(found) else None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(order):
-        stop = start
-        while stop < len(order) and values[order[stop]] == values[order[start]]:
-            stop += 1
-        for place in order[start:stop]:
-            ranks[place] = (start + stop + 1) / 2
-        start = stop
-    return ranks

@@ -20,6 +20,8 @@ ROW_KEYS = {
     "error_pct",
     "predicted_peak_gb",
     "measured_peak_gb",
+    "memory_kind",
+    "sweep",
 }
 GROUP_KEYS = {"n", "mape", "median_ape", "bias", "spearman"}
 GOOD = ["lab-1", "A", "a lab", "A100-80GB", "8", "24", "2048", "1024", "1.5", "40"]
@@ -39,16 +41,18 @@ def test_the_shipped_rows_as_json(bigplan: Run) -> None:
     code, out, err = bigplan("validate", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
-    assert set(found) == {"format", "rows", "groups"}
+    assert set(found) == {"format", "rows", "groups", "memory", "picks"}
     assert all(set(row) == ROW_KEYS for row in found["rows"])
     assert {row["status"] for row in found["rows"]} == {"scored", "skipped"}
-    assert all(set(group) == GROUP_KEYS for group in found["groups"].values())
+    for tables in (found["groups"], found["memory"]):
+        assert all(set(group) == GROUP_KEYS for group in tables.values())
+    assert all(set(one) == {"sweeps", "mean", "largest"} for one in found["picks"].values())
     scored = [row for row in found["rows"] if row["status"] == "scored"]
-    tables = {name: group["n"] for name, group in found["groups"].items()}
-    del tables["all of trust A"]
+    rows = {name: group["n"] for name, group in found["groups"].items()}
+    del rows["all of trust A"]
     untrusted = {row.id for row in read_rows() if row.trust == "C"}  # predicted, in no table
     assert untrusted
-    assert sum(tables.values()) == len([r for r in scored if r["id"] not in untrusted]) > 450
+    assert sum(rows.values()) == len([r for r in scored if r["id"] not in untrusted]) > 450
 
 
 def test_the_shipped_rows_as_a_table(bigplan: Run) -> None:
@@ -56,7 +60,8 @@ def test_the_shipped_rows_as_a_table(bigplan: Run) -> None:
     assert (code, err) == (0, "")
     assert "mean error" in out
     assert "all of trust A" in out
-    assert "bloomA100" in out
+    assert "bloomA100, nvidia-smi" in out
+    assert "mean regret" in out
     assert "mixture-of-experts models are not planned" in out
 
 

@@ -133,6 +133,20 @@ def test_tensor_parallelism_beyond_a_node_takes_all_its_network() -> None:
     assert group.crosses_nodes
 
 
+def test_without_a_switch_a_group_has_the_wires_between_its_own() -> None:
+    """Four V100s, two links to each other GPU: a pair has two of six, four have all."""
+    nodes = find_cluster("v100-4x").group
+    link = nodes.intra_node
+    pair = tensor_group(Strategy(dp=2, tp=2), nodes).intra
+    assert pair.bandwidth == pytest.approx(link.bandwidth / 3)
+    assert data_group(Strategy(dp=2, tp=2), nodes).intra == pair
+    assert tensor_group(Strategy(dp=1, tp=4), nodes).intra == link
+    assert tensor_group(Strategy(dp=4, tp=2), NODES).intra == NODES.intra_node
+    seconds = send(10**8, Strategy(dp=1, tp=2, pp=2), nodes)
+    rate = pair.bandwidth * 1e8 / (1e8 + link.half_size)
+    assert seconds == pytest.approx(1e8 / rate + link.latency)
+
+
 def test_messages_between_stages() -> None:
     assert send(10**8, Strategy(dp=32), NODES) == 0.0
     inside = send(10**8, Strategy(dp=2, tp=2, pp=8), NODES)

@@ -302,3 +302,17 @@ def test_a_norm_is_between_the_larger_and_the_sum(a: float, b: float, power: flo
     slack = 1e-9 * (a + b) + 1e-12
     assert max(a, b) - slack <= found <= a + b + slack
     assert found < inf
+
+
+def test_all_wait_for_the_slowest_of_many_gpus() -> None:
+    gpu = find_gpu("h100-sxm-80gb")
+    assert gpu.slowest(1) == pytest.approx(1.0)
+    # The expected largest of 8, 128 and 1,024 normal values: 1.42, 2.58 and 3.22 deviations.
+    for gpus, deviations in ((8, 1.42), (128, 2.58), (1024, 3.22)):
+        assert gpu.slowest(gpus) == pytest.approx(1 + deviations * gpu.spread, abs=0.001)
+    assert gpu.model_copy(update={"device": "cpu"}).slowest(8) == 1.0
+    product = Gemm("a", 8192, 8192, 8192)
+    alone, among = (Device(gpu, "bf16", slowest=gpu.slowest(n)) for n in (1, 1024))
+    traffic = product.elements * 2 / alone.stream_rate  # memory's clock is the same in all
+    slower = (gemm_seconds(product, among) - traffic) / (gemm_seconds(product, alone) - traffic)
+    assert slower == pytest.approx(gpu.slowest(1024))

@@ -153,15 +153,6 @@ def test_an_update_copies_its_gradients_where_that_is_more() -> None:
     assert _memory(graph, on_cpu, copying)["buffers"] > 0
 
 
-@pytest.mark.parametrize(("dp", "ways"), [(1, 4), (2, 2)])
-def test_context_parallel_ranks_share_states_like_data_parallel_ones(dp: int, ways: int) -> None:
-    graph = toy_graph(Strategy(dp=dp, zero=3 if dp > 1 else 0))
-    found = _memory(graph, Execution(context_parallel=ways, zero=3))
-    alone = _memory(toy_graph(Strategy(dp=4, zero=3)))
-    for part in ("parameters", "gradients", "optimizer", "buffers"):
-        assert found[part] == alone[part]
-
-
 def test_a_compiled_loss_holds_logits_and_their_gradient() -> None:
     """4 bytes a logit instead of 10."""
     model = find_model("llama-3-8b")

@@ -213,7 +213,11 @@ def test_materialised_scores_are_two_products_and_a_softmax(micro_batch: int) ->
     assert scores.batch == values.batch == micro_batch * heads
     square = micro_batch * heads * LENGTH**2 * 2
     # Of the square of scores a causal softmax reads half and writes all.
-    assert _stream(kind.forward, "softmax").nbytes == 1.5 * square
+    softmax, back = (_stream(way, "softmax") for way in (kind.forward, kind.backward))
+    assert (softmax.nbytes, back.nbytes) == (1.5 * square, 2 * square)
+    # As plain torch kernels mask and softmax are two each way: four and five passes.
+    assert softmax.nbytes * softmax.eager == pytest.approx(4 * square)
+    assert back.nbytes * back.eager == pytest.approx(5 * square)
     assert not [op for op in kind.forward if isinstance(op, Attention)]
 
 

@@ -42,6 +42,18 @@ def test_gpt2s_vocabulary_is_padded_and_a_padded_one_is_not() -> None:
     assert advice.gain == pytest.approx(saved, abs=0.01)
 
 
+def test_a_pipeline_waits_for_the_head_of_its_last_stage() -> None:
+    def piped(**dimensions: int) -> Plan:
+        model = find_model("gpt2-xl").model_copy(update=dimensions)
+        settings: dict[str, str | int | float] = {"pp": 8, "vpp": 2, "micro_batch": 1}
+        return make_plan(Request(model, LARGE, find_cluster("dgx-a100-80g"), settings))
+
+    plan, padded = piped(), piped(vocab=50304)
+    saved = 1 - padded.predicted.step_seconds / plan.predicted.step_seconds
+    assert saved > 0.2
+    assert advised(plan)["vocab"].gain == pytest.approx(saved, abs=0.05)
+
+
 def test_narrow_heads_are_told_what_they_are_padded_to_and_whole_ones_are_not() -> None:
     long = Training(sequence_length=8192, global_batch=8)
     shape = {"max_sequence_length": 8192, "heads": 32, "kv_heads": 32}

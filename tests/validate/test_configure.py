@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bigplan.cost.run import graph_of
 from bigplan.graph.graph import Recompute
 from bigplan.validate.configure import SkippedError, completed, run_of
 from tests.validate.rows import row
@@ -257,7 +258,9 @@ def test_offloading(columns: dict[str, object], offloaded: tuple[bool, ...]) -> 
 def test_zero_shards_over_context_parallel_ranks_too(cp: int, dp: int) -> None:
     found = run_of(row(framework=TITAN, cp=cp, zero_stage=3))
     assert (found.strategy.dp, found.strategy.zero) == (dp, 3 if dp > 1 else 0)
-    assert (found.execution.zero, found.execution.context_parallel) == (3, cp)
+    assert (found.zero, found.context_parallel) == (3, cp)
+    shared = graph_of(found).strategy
+    assert (shared.dp, shared.zero) == (16, 3)
 
 
 def test_liger_takes_the_loss_in_chunks() -> None:

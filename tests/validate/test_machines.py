@@ -30,17 +30,19 @@ from tests.validate.rows import row
         ("V100-16GB", "v100-sxm2-16gb", 4),
         ("V100-SXM3-32GB", "v100-sxm3-32gb", 16),
         ("RTX3090", "rtx-3090", 4),
-        ("RTX4090", "rtx-4090", 1),
+        ("RTX4090", "rtx-4090", 8),
         ("A5000", "rtx-a5000", 4),
         ("A6000-Ada", "rtx-6000-ada", 2),
         ("RTX-6000-Ada", "rtx-6000-ada", 2),
         ("A6000", "rtx-a6000", 4),
         ("RTX-PRO-6000-Blackwell", "rtx-pro-6000", 8),
-        ("RTX 5090", "rtx-5090", 1),
+        ("RTX 5090", "rtx-5090", 8),
         ("L40S", "l40s", 8),
         ("GH200-96GB", "gh200-96gb", 4),
         ("L4", "l4", 8),
         ("T4", "t4", 8),
+        ("A10G", "a10g", 8),
+        ("MI300X-192GB", "mi300x", 8),
     ],
 )
 def test_gpus_and_their_usual_nodes(gpu: str, shipped: str, per_node: int) -> None:
@@ -57,7 +59,7 @@ def test_every_shipped_row_has_a_machine() -> None:
     assert {machine.gpu for machine in MACHINES} >= {"a100-sxm4-80gb", "h100-sxm-80gb"}
 
 
-@pytest.mark.parametrize("gpu", ["MI300X", "RTX 6000", "GTX 4090", "XH100", "6000"])
+@pytest.mark.parametrize("gpu", ["MI250X", "RTX 6000", "GTX 4090", "XH100", "6000"])
 def test_a_gpu_without_a_description_is_named_and_never_taken_for_another(gpu: str) -> None:
     with pytest.raises(UnknownMachineError, match=f"no description of a {gpu}"):
         machine_of(row(gpu=gpu))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from bigplan.capabilities import device_refusal
 from bigplan.cost.band import error_band
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions
@@ -70,6 +71,8 @@ class DeepSpeed:
             raise RefusedError(
                 "--exact: with --engine deepspeed every way is tried anyway; leave it out"
             )
+        if why := device_refusal(request.cluster.group.gpu):
+            raise RefusedError(f"{why}; plan with --engine any")
         search = DeepSpeedSearch(request)
         found = search.run(watch)
         record = SearchRecord.of_all(search.counted, stopped=search.stopped)
@@ -146,7 +149,9 @@ def _config(tried: TriedWay, request: Request) -> dict[str, object]:
 
 
 def _executable(request: Request, decisions: Decisions) -> dict[str, bool | str]:
-    why = refusal(request.model, request.training, decisions.strategy)
+    why = device_refusal(request.cluster.group.gpu) or refusal(
+        request.model, request.training, decisions.strategy
+    )
     return {
         "native": "it is placed as DeepSpeed places; plan with --engine native",
         "deepspeed": why or True,

@@ -39,7 +39,6 @@ class Way:
             cpu_update=self.on_cpu > 0,
             on_cpu=self.on_cpu,
             parameters_on_host=self.parameters_on_host,
-            zero=self.strategy.zero,
         )
 
     def placement(self, model: ModelSpec, training: Training) -> Placement:
