@@ -1,8 +1,8 @@
 """Cheap lower bounds of a strategy's step, without a solver.
 
-`cheap_bound` is arithmetic and the pipeline. `memory_outlook` adds what the GPU's memory costs: the
-bytes that do not fit must be saved somehow, and each way to save them takes a step so long. Neither
-knows pins: they forbid plans, so a bound of all plans is one of those that are left.
+`cheap_bound` is arithmetic and the pipeline. `memory_outlook` adds the cost of the GPU's memory: a
+plan must save the bytes that do not fit, and each way to save them takes seconds. Neither bound
+reads pins. Pins only forbid plans, so a bound of all plans holds for the remaining ones, too.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _compute(times: StageTimes) -> float:
 class _Room:
     """Bytes of a class of stages, and what a step of so many seconds can save.
 
-    Every way to save bytes is taken as if it had its lanes for itself, and had to pay for nothing
-    but them: a relaxation of the placement problem, so its least step is a bound.
+    Each way to save bytes counts as if no other way used its lanes, and costs only their time.
+    This relaxes the placement problem, so its least step is a bound.
     """
 
     surplus: float  # bytes above the GPU's capacity, everything on it and nothing recomputed
@@ -213,7 +213,7 @@ class _Kept:
 def _recomputations(times: StageTimes, kept: _Kept) -> list[tuple[float, float]]:
     """Bytes that recomputing a kind saves at most and per second, in steps of falling yield.
 
-    A way that yields less than a mixture of the next ones on both sides is left out.
+    A way is left out if a mixture of its two neighbours yields more.
     """
     kind, held, least = kept.kind, times.stage.held, kept.recomputes[0]
     ways = [(0.0, 0.0)]  # bytes and seconds of a layer, of those that hold most

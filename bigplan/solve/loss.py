@@ -1,10 +1,10 @@
 """How many tokens the loss layer takes at a time: the most that the GPU has room for.
 
-Fewer need less workspace, and more time: every chunk adds its gradient of the whole table to the
-sum (8,192 tokens of 4,096 x 128,256 on an H200: 53.0 ms by 256, 37.7 by 2,048, 35.1 by 4,096). The
-integer program decides nothing of it. It sees the time of the largest chunk and the workspace of
-the smallest, so its rows stay bounds of every plan; a placement then takes the largest chunk whose
-workspace fits into what it leaves free of the GPU, or into that of its blocks.
+A smaller chunk needs less workspace and more time, because every chunk adds its gradient of the
+whole table to the sum (8,192 tokens of 4,096 x 128,256 on an H200: 53.0 ms by 256, 37.7 by 2,048,
+35.1 by 4,096). The integer program does not decide the chunk. It sees the time of the largest chunk
+and the workspace of the smallest, so its rows stay bounds of every plan. A placement then takes the
+largest chunk whose workspace fits into the GPU's free memory, or into its blocks' workspace.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class LossLayer:
             self._costs[chunk] = price(busy, self.training, self.nodes)
         found, before = self._costs[chunk], costs.kinds[name]
         cost = found.kinds[name].exchanging(before)
-        # More logits at once want more of the GPU kept free for the allocator.
+        # More logits at once need more free GPU memory for the allocator.
         kinds, room = {**costs.kinds, name: cost}, found.capacity
         return exact, replace(costs, kinds=kinds, capacity=room, reserve=found.reserve)
 
