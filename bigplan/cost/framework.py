@@ -1,8 +1,8 @@
 """How training frameworks run the same arithmetic: what they fuse, overlap and wait for.
 
-A behaviour is what a framework's code does, not a site's luck: each is stated once, from its
-documentation or source, and its few numbers are fitted to all published runs of that framework
-together (benchmarks/fit_constants.py).
+A behaviour is what a framework's code does, whatever the site. Each one is stated once, from the
+framework's documentation or source. Its few numbers are fitted to all published runs of that
+framework together (benchmarks/fit_constants.py).
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ MEGATRON_CORE = Framework(
 )
 
 # FSDP with its defaults: the next layer is gathered while this one computes. With CPUOffloadPolicy
-# gradients of all micro-batches but the first go to memory that is not page-locked, while the GPU
-# waits, and torch adds them there. Two runs on one H200's machine took 49.7 s (5.5B) and 36.0 s
-# (3.3B), each of four micro-batches (benchmarks/results/2026-11-22-h200-rows-apart). What the other
-# parts leave of them is 1.58 and 1.29 GB/s for these sums; the rate is between the two.
+# gradients of all micro-batches but the first go to memory that is not page-locked. The GPU waits
+# while torch adds them there. The rate lies between those of two runs on an H200's machine, 1.58
+# and 1.29 GB/s: the time that the other parts leave
+# (benchmarks/results/2026-11-22-h200-rows-apart).
 SUMMED_ON_CPU = 1.43e9  # bytes/s
 FSDP = Framework(
     "FSDP",
@@ -95,8 +95,8 @@ FSDP = Framework(
 )
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on
-# the communicator that then reduces them, so most of its collectives are not hidden. Its runs are
-# of 2023: FlashAttention is the first version's, most norms and activations are one kernel each.
+# the communicator that then reduces them. So most of its collectives are not hidden. Its runs are
+# of 2023: FlashAttention is the first version, and most norms and activations are one kernel each.
 COMPOSER = Framework(
     "Composer",
     attention=("flash1", "flash2"),
@@ -109,8 +109,8 @@ COMPOSER = Framework(
 )
 
 # Hugging Face models under DeepSpeed: eager blocks; every module's parameters are fetched and
-# released by hooks in Python. The CPU update reads each fp32 gradient for the norm (4 bytes) and
-# scales it (8 bytes) before AdamW does; its pinned buffers lie where their process started.
+# released by hooks in Python. Before AdamW the CPU update reads each fp32 gradient for the norm (4
+# bytes) and scales it (8 bytes). Its pinned buffers lie in the NUMA domain where the process began.
 DEEPSPEED = Framework(
     "DeepSpeed",
     eager=1.0,
@@ -126,9 +126,9 @@ DEEPSPEED = Framework(
     one_numa_domain=True,
 )
 
-# llm.q, in C++: a step is one CUDA graph, so launches cost next to nothing; every chain is one
-# kernel, the loss a chunk of tokens at a time; gradients are reduced, and parameters gathered,
-# while the next layer computes.
+# llm.q, in C++: a step is one CUDA graph, so launches cost next to nothing. Every chain is one
+# kernel, and the loss takes a chunk of tokens at a time. Gradients are reduced, and parameters
+# gathered, while the next layer computes.
 LLMQ = Framework(
     "llm.q",
     attention=("cudnn", "flash2"),

@@ -1,16 +1,16 @@
 """Seconds of one fused memory-bound kernel, from what it moves and computes and how it is tiled.
 
-Six times are estimated apart: device memory, L2, L1 and the issue of arithmetic, each as if nothing
-else held the kernel up; the start of its programs, of which the GPU begins about one a cycle; and
-the chain, which is how long resident programs take one wave after another: a program waits for its
-loads, moves and computes its tile, and exchanges what it reduces, in turn. The longest hides most
-of the others:
+Six times are estimated separately. Four are device memory, L2, L1 and the issue of arithmetic, each
+as if nothing else held the kernel up. The fifth is the start of its programs, of which the GPU
+begins about one a cycle. The sixth is the chain: the resident programs, one wave after another. A
+program waits for its loads, moves and computes its tile, and exchanges what it reduces, in turn.
+The longest time hides most of the others:
 
     seconds = (memory^p + l2^p + l1^p + issue^p + starts^p + chain^p)^(1/p) + start of the kernel
 
-The chain is where the tile matters. Many small programs overlap each other's loads and arithmetic,
-few large ones do not, as their warps wait for each other; only so many reside as their registers,
-threads and shared memory allow. The last wave counts as a whole one.
+The tile matters for the chain. Many small programs overlap each other's loads and arithmetic. Few
+large programs do not, because their warps wait for each other. Registers, threads and shared memory
+limit the number of resident programs. The last wave counts as a whole one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from bigplan.spec.multiprocessor import Multiprocessor
 WARP = 32  # threads
 STARTED = 1.0  # programs that a GPU begins in a cycle (measured on an H200: 0.60 ns each)
 # How long a load takes over the latency of an idle GPU, and how sharply the longest time hides the
-# others: fitted, together, to the sweeps of an H200 (benchmarks/kernel_model.py), without the cases
-# set aside; nothing is fitted to one kernel or one shape.
+# others. Both are fitted together to the sweeps of an H200 (benchmarks/kernel_model.py), without
+# the cases set aside. Nothing is fitted to one kernel or one shape.
 LOADED, POWER = 1.4, 4.0
-# Registers of a thread beside its elements: addresses, masks, loop counters. Outside of strips an
-# element takes HELD, or PACKED of what is loaded of it, as the compiler takes a few at a time
-# through all operations. Set to 110 generated kernels that ptxas compiled for compute capability
-# 9.0: most are met to a quarter.
+# Registers of a thread: BASE_REGISTERS hold addresses, masks and loop counters. Outside of strips
+# an element takes HELD, or PACKED of its loaded values, because the compiler takes a few elements
+# at a time through all operations. The three are set to 110 generated kernels that ptxas compiled
+# for compute capability 9.0. Most of them are met within a quarter.
 BASE_REGISTERS, HELD, PACKED = 20, 1.25, 0.7
 MOST_REGISTERS = 255  # of a thread, from Volta on
 REGISTER_UNIT = 8  # they are given out to a warp by so many a thread
@@ -166,7 +166,7 @@ def _turns(work: KernelWork, tile: Tile) -> tuple[int, int]:
 
 
 def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -> KernelTime | None:
-    """The prediction; None where a program with this tile does not fit without spilling."""
+    """The prediction; None if a program with this tile does not fit without spilling."""
     fits = resident(work, tile, sm)
     if not fits:
         return None
@@ -181,11 +181,11 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     moved = work.read + work.written + sums + again * (1 - cached)
     memory = moved / bandwidth
     l2 = (work.read + work.written + again) / sm.l2_bandwidth
-    # What every program reads besides is shared by those of a multiprocessor, in its L1.
+    # The programs of a multiprocessor share in its L1 what every program reads besides.
     l1_rate = sm.load_bytes * sm.clock * multiprocessors
     l1 = (work.read + again + work.values_a_program * programs) / l1_rate
     slots = work.lane_operations + work.special * sm.lanes / sm.special
-    # Lane operations of one turn: passes share out the arithmetic, but each loads again.
+    # Lane operations of one turn: several passes share the arithmetic, but each pass loads again.
     tile_slots = tile.rows * tile.columns * (slots + passes - 1) / passes
     issue = tile_slots * turns * programs / sm.lanes / multiprocessors / sm.clock
     starts = programs / (STARTED * sm.clock)

@@ -49,8 +49,8 @@ TWICE_SPECIAL = {"sigmoid", "tanh", "erf"}
 LEAST_TILE, LARGEST_TILE = 256, 32768
 STAGES = (1, 3)  # of a strip: loads when they are needed, or two turns ahead
 STRIPS = (1, 2, 3, 4, 6, 8)
-# Of a thread. The hand-written kernels have 8 and 16; more warps beside fewer elements each leave
-# the compiler free to issue all loads before their first use.
+# Of a thread. More warps with fewer elements each leave the compiler free to issue all loads before
+# their first use.
 MOST_ELEMENTS = 32
 
 

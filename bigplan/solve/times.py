@@ -17,8 +17,8 @@ pass of a unit and E the end of the first forward pass:
     step  >= fill to the last stage and back + U B + (U - U_fill) F   (one-forward-one-backward)
     step  >= everything one lane does in a step
 
-Passes follow each other on the GPU, so their times add. Before its pass a transfer can run only if a
-slot is free, and the second row subtracts the bytes in slots. Every row is a true lower bound on
+Passes follow each other on the GPU, so their times add. Before its pass a transfer can run only if
+a slot is free, and the second row subtracts the bytes in slots. Every row is a true lower bound on
 the simulated step; the simulator, not these rows, says how fast a plan is.
 """
 
