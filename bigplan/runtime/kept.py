@@ -1,9 +1,9 @@
 """What a layer keeps of a micro-batch between forward and backward, wherever it lives meanwhile.
 
-Two forms: the layer's input (to be recomputed), or the autograd graph of its forward. The graph is
-recorded so that nothing in it holds memory of its own accord: parameters are saved as places within
-the layer's flat buffer and looked up again at backward, in whatever slot the layer is by then;
-activations are saved as positions in a list, which can be moved to host memory and back.
+There are two forms: the layer's input (to be recomputed), or the autograd graph of its forward. The
+graph itself holds no memory. It saves parameters as places within the layer's flat buffer; the
+backward looks them up again, in whatever slot the layer is by then. It saves activations as
+positions in a list, which can be moved to host memory and back.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Kept:
         self.again[output.untyped_storage().data_ptr()] = again
 
     def products_again(self, products: Products) -> Linears:
-        """Their `linears`, whose results are computed again likewise, of an input gathered once."""
+        """`linears` whose results are also computed again, from an input that is gathered once."""
         ranks = products.ranks
 
         def run(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
@@ -271,8 +271,8 @@ class Kept:
     def fetch(self, source: Tensor, storages: list[Tensor], device: torch.device) -> None:
         """Copy the activations back from `source` (uint8, host), into `storages` where they fit.
 
-        They do where a layer of the same kind and policy has left them, so that nothing is
-        allocated: memory of another stream's pool would fragment that of the compute stream.
+        They fit if a layer of the same kind and policy has left them. Then nothing is allocated:
+        memory of another stream's pool would fragment that of the compute stream.
         """
         if [storage.numel() for storage in storages] != self.left:
             storages = [torch.empty(n, dtype=torch.uint8, device=device) for n in self.left]

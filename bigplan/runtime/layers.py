@@ -1,6 +1,6 @@
 """The kinds of layers behind one interface: forward, forward alone, backward of a micro-batch.
 
-A layer owns no memory: parameters, gradients and what passes between layers come and go, and a
+A layer owns no memory. Parameters, gradients and the tensors between layers come and go, and a
 visit says where they are. So one object serves all layers of its kind.
 """
 
@@ -187,7 +187,7 @@ class Block:
     ) -> Tensor:
         """Run x [b, s, h] forward with its graph in `kept`; FULL: just before its backward.
 
-        The value of a FULL one is never computed: nothing in the backward reads it.
+        Under FULL the block's output is never computed, because nothing in the backward reads it.
         """
         leaves = _leaves(parameters, in_product=self._in_product)
         kept.parameters = _differentiated(leaves)
