@@ -1,10 +1,9 @@
 """C++ compiled for this machine's CPU: an optimizer's update of many pieces in one call, and sums.
 
-It is compiled on first use, in about three seconds, and kept in the user's cache folder under a
-name made of everything that the result depends on. Calls leave the interpreter to other threads,
-and the threads that they start never ask for it.
-Where there is no compiler, torch's kernels do the work, with the same bits but for sums of squares
-(runtime/fused.py, runtime/gradient_sums.py).
+It is compiled on first use, in about three seconds, and kept in the user's cache folder. Its name
+is made of everything that the result depends on. Calls leave the interpreter to other threads, and
+the threads that they start never ask for it. Without a compiler torch's kernels do the work, with
+the same bits except in sums of squares (runtime/fused.py, runtime/gradient_sums.py).
 """
 
 from __future__ import annotations
@@ -247,9 +246,9 @@ def _kept(command: list[str], folder: Path, name: str) -> Native:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file holds what this user's compiler made.
+    """Whether the file is whole, as this user's compiler made it.
 
-    One that was cut off would end the process when its missing pages are touched.
+    A file that was cut off would end the process when its missing pages are touched.
     """
     status = path.lstat()
     mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A rectangle and where it is."""
+    """A stored rectangle and its place."""
 
     rectangle: Rectangle
     file: StoredFile
