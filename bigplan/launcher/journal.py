@@ -124,7 +124,7 @@ class Journal:
         self.plans, self._reason = (*self.plans, run), ""
 
     def lose(self, reason: str) -> None:
-        """A rank was lost; steps after the checkpoint that the next start() names do not count."""
+        """A rank was lost: steps after the checkpoint that the next start() names do not count."""
         self._loss = self._loss or (time.perf_counter(), reason)
         if self._events is not None:
             self._events.close()

@@ -1,7 +1,7 @@
 """Where ranks of several nodes meet: an actor that keeps their addresses, asked through Ray.
 
-Ray lets nobody in without the cluster's token. A TCPStore would listen on all interfaces, and a
-FileStore needs a folder that all nodes share. Values are bytes: nothing is unpickled out of them.
+Ray only accepts connections with the cluster's token. A TCPStore would listen on all interfaces,
+and a FileStore needs a folder that all nodes share. Values are bytes, and nothing unpickles them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Board:
 
 
 class BoardStore(Store):
-    """A board as torch.distributed wants it. Whoever makes one keeps it: torch does not."""
+    """A board as torch.distributed wants it; its maker must keep it alive, as torch does not."""
 
     def __init__(self, board: Any) -> None:
         super().__init__()

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-# Ray notices a killed node after about 15 s, and a machine that went away after more: its own
-# question whether a node is well comes every 3 s, and five have to fail. A port answers at once.
+# Ray notices a killed node after about 15 s, and a machine that went away even later: it asks a
+# node every 3 s whether the node is well, and five questions must fail. A port answers at once.
 ANSWER_SECONDS = 2.0
 
 
@@ -25,7 +25,7 @@ class Node:
 
     @property
     def there(self) -> str:
-        """Its name, and its address where that is not the same."""
+        """The node's name, and its address if that differs."""
         return self.name if self.name == self.address else f"{self.name} ({self.address})"
 
     @property

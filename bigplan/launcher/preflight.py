@@ -130,8 +130,9 @@ def require_clock(name: str, before: float, there: float, after: float) -> None:
 def interface_of(facts: Mapping[str, Facts], wanted: str | None, *, outside: bool) -> str:
     """The interface that ranks listen on, by name: the same on all nodes.
 
-    `outside`: whether any node has to be reached from another machine. Nothing listens there that
-    the user has not named: gloo and NCCL take whoever connects. Raises PreflightError.
+    `outside`: whether any node has to be reached from another machine. Then ranks listen only on an
+    interface that the user has named, because gloo and NCCL accept every connection. Raises
+    PreflightError.
     """
     if len(facts) == 1 or (wanted is None and not outside):
         return LOOPBACK

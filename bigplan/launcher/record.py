@@ -201,7 +201,7 @@ def append_metric(folder: Path, metric: Metric) -> None:
 
 
 def settle_metrics(folder: Path) -> None:
-    """Put the steps so far on the disk: no checkpoint may outlive the record of its step."""
+    """Flush the steps so far to disk: no checkpoint may outlive the record of its step."""
     with (folder / METRICS).open("a") as file:
         os.fsync(file.fileno())
 
