@@ -104,7 +104,11 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
         workload = workload.on(strategy.ranks)
         cluster = cluster.model_copy(update={"node_groups": (workload.nodes,)})
     return Plan(
-        inputs={name: digest(getattr(request, name)) for name in ("model", "training", "cluster")},
+        inputs={
+            "model": digest(request.model),
+            "training": digest(request.training),
+            "cluster": digest(cluster),
+        },
         predicted=predict(best, workload, found.bound, found.model_gap),
         strategy=strategy,
         placement=best.placement,

@@ -21,10 +21,14 @@ def _inodes(process: int) -> set[str]:
 
 
 def listening(process: int) -> Iterator[tuple[str, int]]:
-    """Addresses and ports on which a process takes connections."""
-    mine = _inodes(process)
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+    """Addresses and ports on which a process takes connections; none of one that has ended."""
+    try:
+        mine = _inodes(process)
+        tables = [Path(f"/proc/{process}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for table, family in zip(tables, (socket.AF_INET, socket.AF_INET6), strict=True):
+        for line in table.splitlines()[1:]:
             _, local, _, state, *rest = line.split()
             if state == LISTENS and rest[5] in mine:
                 address, _, port = local.partition(":")

@@ -37,7 +37,7 @@ def scalars(metric: Metric) -> dict[str, float]:
 
 @contextmanager
 def _torch_out_of_sight() -> Iterator[None]:
-    """tensorboardX imports torch if it can: seconds and 300 MB for something that is not used."""
+    """Hide torch: tensorboardX would import it if it can, which takes seconds and 300 MB."""
     if "torch" in sys.modules:
         yield
         return

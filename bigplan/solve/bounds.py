@@ -1,8 +1,8 @@
 """Cheap lower bounds of a strategy's step, without a solver.
 
 `cheap_bound` is arithmetic and the pipeline. `memory_outlook` adds the cost of the GPU's memory: a
-plan must save the bytes that do not fit, and each way to save them takes seconds. Neither bound
-reads pins. Pins only forbid plans, so a bound of all plans holds for the remaining ones, too.
+plan must save the bytes that do not fit, and each way to save them takes seconds. Pins close ways:
+tensors that they hold on the GPU save nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.interleaved import opening_seconds
 from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes, whole
+from bigplan.solve.pinned import Kept, Pinned
+from bigplan.solve.pins import Pin
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.solve.stage_times import StageTimes
 from bigplan.solve.thresholds import EXPOSED
@@ -57,14 +59,19 @@ class Outlook:
     estimate: float
 
 
-def memory_outlook(graph: Graph, costs: Costs, tried: tuple[Rings, ...] = (ROOMY,)) -> Outlook:
+def memory_outlook(
+    graph: Graph, costs: Costs, tried: tuple[Rings, ...] = (ROOMY,), pins: tuple[Pin, ...] = ()
+) -> Outlook:
     """Bound and estimate that know the GPU's memory; infinite where no plan fits.
 
     `tried`: the rings that plans may have, most first.
     """
     bound = estimate = cheap_bound(graph, costs)
     for times, before in _classes(graph, costs, tried):
-        room = _Room.of(times, before + graph.units * _compute(times))
+        pinned = Pinned.of(times.stage, pins)
+        if not pinned.possible(costs):
+            return Outlook(inf, inf)
+        room = _Room.of(times, pinned, before + graph.units * _compute(times))
         bound = _least_step(room, max(bound, room.start))
         if bound == inf:
             return Outlook(inf, inf)
@@ -108,7 +115,7 @@ class _Room:
     """
 
     surplus: float  # bytes above the GPU's capacity, everything on it and nothing recomputed
-    start: float  # seconds of a step that recomputes nothing
+    start: float  # seconds of a step that recomputes nothing but what it must
     recomputed: tuple[tuple[float, float], ...]  # bytes saved at most, and per second
     kept: float  # bytes of activations that can leave, or be recomputed
     leaving: float  # of them: that can leave
@@ -120,11 +127,11 @@ class _Room:
     disk_space: float
 
     @classmethod
-    def of(cls, times: StageTimes, start: float) -> _Room:
+    def of(cls, times: StageTimes, pinned: Pinned, start: float) -> _Room:
         """The room of a class whose compute takes `start` seconds, nothing recomputed."""
         stage, rates, capacity = times.stage, times.costs.rates, times.costs.capacity
         kinds, ranks = list(stage.kinds), times.costs.ranks_per_node
-        kept = [_Kept.of(stage, k) for k, _ in kinds]
+        kept = [Kept.of(pinned, k) for k, _ in kinds]
         storing = [k for k, _ in kinds if k.stores_activations]
         units_held = 0.0 if stage.interleaved else stage.held / times.group
         pairs = times.units - stage.graph.in_flight_units(stage.stages[-1])
@@ -134,17 +141,18 @@ class _Room:
         return cls(
             surplus=sum(_bytes(stage, k, n) for k, n in kinds)
             + sum(k.nbytes for k in kept)
-            + max(k.kind.workspace(Recompute.NONE) for k in kept)
+            + max(k.workspace for k in kept)
             + hidden_bytes(stage)
             - capacity[Tier.GPU],
-            start=start,
+            start=start
+            + sum(stage.count(k.kind) * _again(times, k.kind, k.recomputes[0]) for k in kept),
             recomputed=tuple(way for k in kept for way in _recomputations(times, k)),
             kept=float(sum(k.nbytes - k.least for k in kept)),
             leaving=float(sum(k.nbytes for k in kept if k.leaves)),
             saved_ahead=units_held * ring / there_and_back if pairs else 0.0,
             saved=units_held
             * (1 / (pairs * there_and_back) if pairs else min(rates.h2d, rates.d2h) / times.units),
-            ways=tuple(_ways(times)),
+            ways=tuple(_ways(times, pinned)),
             elsewhere=capacity[Tier.HOST] / ranks,
             disk=rates.nvme_write if capacity[Tier.NVME] else 0.0,
             disk_space=capacity[Tier.NVME] / ranks,
@@ -178,39 +186,7 @@ def _again(times: StageTimes, kind: LayerKind, recompute: Recompute) -> float:
     return times.units * times.group * times.costs.kinds[kind.name].again(recompute)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Activations of a kind's layers, and the ways to keep them."""
-
-    kind: LayerKind
-    entries: int  # micro-batches, of all layers
-    recomputes: tuple[Recompute, ...]  # least first
-    leaves: bool  # whether they may be elsewhere than on the GPU
-
-    @classmethod
-    def of(cls, stage: StageClass, kind: LayerKind) -> _Kept:
-        policies = list(stage.policies(kind))
-        return cls(
-            kind=kind,
-            entries=sum(stage.entries(kind)),
-            recomputes=tuple(dict.fromkeys(recompute for recompute, _ in policies)),
-            leaves=any(tier is not Tier.GPU for _, tier in policies),
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes with as little recomputed as may be."""
-        return self.entries * self.kind.kept(self.recomputes[0])
-
-    @property
-    def least(self) -> int:
-        """Bytes that stay on the GPU however much leaves or is recomputed."""
-        if self.leaves:
-            return 0
-        return self.entries * min(self.kind.kept(recompute) for recompute in self.recomputes)
-
-
-def _recomputations(times: StageTimes, kept: _Kept) -> list[tuple[float, float]]:
+def _recomputations(times: StageTimes, kept: Kept) -> list[tuple[float, float]]:
     """Bytes that recomputing a kind saves at most and per second, in steps of falling yield.
 
     A way is left out if a mixture of its two neighbours yields more.
@@ -256,18 +232,18 @@ def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
     return count * home + rings
 
 
-def _ways(times: StageTimes) -> list[tuple[float, float, float]]:
+def _ways(times: StageTimes, pinned: Pinned) -> list[tuple[float, float, float]]:
     """Parameters, gradients and optimizer state: bytes at most, free of time, per second."""
     stage, rates, units = times.stage, times.costs.rates, times.units
     state = stage.graph.sizes.state
-    rows = float(sum(n * owned(stage, k) for k, n in stage.kinds))
+    rows = float(sum(pinned.leaving(k, "optimizer") * owned(stage, k) for k, _ in stage.kinds))
     # State that leaves is updated by the CPU, or passes through the GPU.
     passing = min(rates.state_in, rates.state_out)
     ways = [(rows * state, 0.0, rates.cpu_update * state + passing)]
     free = [(k, n) for k, n in stage.kinds if not stage.resident(k, "gradients")]
     for looked_up in (False, True):
-        kinds = [(k, n) for k, n in free if bool(k.looked_up) == looked_up]
-        nbytes = sum(n * gradient_bytes(stage, k) for k, n in kinds)
+        kinds = [k for k, _ in free if bool(k.looked_up) == looked_up]
+        nbytes = sum(pinned.leaving(k, "gradients") * gradient_bytes(stage, k) for k in kinds)
         # Rows of tables move in hardly any time, here in none.
         ways.append((float(nbytes), float(nbytes) * looked_up, rates.d2h / units))
     if stage.graph.strategy.zero not in (1, 2) and not stage.interleaved:
@@ -275,7 +251,7 @@ def _ways(times: StageTimes) -> list[tuple[float, float, float]]:
         # The loss layer's parameters pass once a unit, the others' twice.
         for k, n in free:
             nbytes = weight_bytes(stage, k)
-            most = n * nbytes
+            most = pinned.leaving(k, "parameters") * nbytes
             held = stage.ring(n) * nbytes if stage.sharded(k, 3) > 1 else 0
             ahead = most if k.looked_up else held
             passes = units if stage.is_loss(k) else 2 * units

@@ -265,13 +265,13 @@ class _State:
 
     def _refine(self, entry: _Entry) -> float:
         """Raise a strategy's bound by one rung; return the seconds to expect of it now."""
-        candidate = entry.of
+        candidate, pins = entry.of, self.choice.scope.pins
         assert isinstance(candidate, Candidate)
         if entry.rung is _Rung.ARITHMETIC:
-            found = memory_outlook(candidate.graph, candidate.costs, self._rings)
+            found = memory_outlook(candidate.graph, candidate.costs, self._rings, pins)
         else:
             self.relaxations += 1
-            problem = bounding_problem(candidate, self.choice.scope.pins)
+            problem = bounding_problem(candidate, pins)
             found = model_outlook(problem, self.best)
         entry.rung = _Rung(entry.rung + 1)
         entry.bound = max(entry.bound, found.bound)

@@ -21,7 +21,7 @@ from tests.profile.small import bench
 
 
 def fallback() -> Fallback:
-    return load_document(PACKAGE / "spec" / "fallback.yaml", Fallback)
+    return load_document(PACKAGE / "spec" / "detect" / "fallback.yaml", Fallback)
 
 
 def rates_of(gpu: Gpu, **rates: float) -> Gpu:

@@ -1,12 +1,16 @@
-"""Cheap bounds are below dearer ones, whatever is pinned."""
+"""Cheap bounds: below dearer ones, and infinite only where nothing fits, whatever is pinned."""
 
 from __future__ import annotations
 
+from math import inf
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph
+from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
 from bigplan.solve.candidate import Workload
@@ -18,7 +22,7 @@ from bigplan.solve.resolve import bounding_problem, problem_of
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.examples import examples
-from tests.toys import ROOMY, enlarged, graphs, prices, quickened, with_capacity
+from tests.toys import COSTS, ROOMY, enlarged, graphs, prices, quickened, toy_graph, with_capacity
 
 MIB = 2**20
 SOLVER = 1 + 1e-5  # HiGHS accepts rows broken by 1e-7 of their scale
@@ -57,7 +61,7 @@ def test_whatever_is_pinned_the_bound_is_below_the_relaxation(
             tight = with_capacity(quickened(costs), **least)
             relaxed = solve(formulate(graph, tight, pins, rings[0], rings[-1]), relaxed=True)
             assert relaxed is not None
-            known = memory_outlook(graph, tight, rings)
+            known = memory_outlook(graph, tight, rings, pins)
             assert known.bound <= relaxed.step_seconds * SOLVER
             assert known.bound <= known.estimate
 
@@ -90,3 +94,40 @@ def test_cheaper_bounds_are_below_dearer_ones() -> None:
             if placed is not None:
                 assert relaxed is not None
                 assert relaxed.step_seconds <= placed.step_seconds * SOLVER
+
+
+@pytest.mark.parametrize(
+    ("chosen", "limits"),
+    [
+        ({"optimizer": "gpu"}, {"gpu": 2000}),
+        ({"optimizer": "host"}, {"host": 2000}),
+        ({"parameters": "nvme"}, {"nvme": 0}),
+        ({"parameters": "host", "gradients": "host"}, {"host": 500}),
+        ({"activations": "gpu", "recompute": "none"}, {"gpu": 2500}),
+        ({"activations": "gpu", "block.recompute.none": 12}, {"gpu": 2500}),
+        ({"parameters.nvme": 0, "parameters.host": 0, "gradients": "gpu"}, {"gpu": 2500}),
+    ],
+    ids=lambda value: ",".join(f"{key}={amount}" for key, amount in value.items()),
+)
+def test_pins_without_room_need_no_solver(
+    chosen: dict[str, str | int | float], limits: dict[str, int]
+) -> None:
+    graph, pins = (
+        enlarged(toy_graph(Strategy(dp=1, accumulation_group=8), blocks=12)),
+        parse_pins(chosen)[1],
+    )
+    tight = with_capacity(quickened(COSTS), **{tier: n * MIB for tier, n in limits.items()})
+    assert memory_outlook(graph, tight, pins=pins).bound == inf
+    assert memory_outlook(graph, tight).bound < inf
+    assert solve(formulate(graph, tight, pins), relaxed=True) is None
+    assert solve(formulate(graph, tight), relaxed=True) is not None
+
+
+def test_pinned_recomputation_is_in_the_bound() -> None:
+    graph, costs = enlarged(toy_graph(blocks=4, units=2)), quickened(COSTS)
+    plain, full = (
+        memory_outlook(graph, costs, pins=parse_pins({"recompute": policy})[1]).bound
+        for policy in ("none", "full")
+    )
+    again = costs.kinds["block"].forward  # of four blocks and two units
+    assert full == pytest.approx(plain + 8 * again)
