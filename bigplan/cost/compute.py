@@ -38,10 +38,10 @@ class Device:
 
     gpu: Gpu
     precision: str
-    flash: tuple[FlashKernel, ...] = ("sdpa", "flash3", "flash2")  # attention, best liked first
-    gemm_share: float = 1.0  # of what products reach one after the other
+    flash: tuple[FlashKernel, ...] = ("sdpa", "flash3", "flash2")  # attention, most preferred first
+    gemm_share: float = 1.0  # as a framework's
     eager: float = 0.0  # as a framework's
-    slowest: float = 1.0  # seconds of arithmetic of the slowest GPU, beside those of the usual one
+    slowest: float = 1.0  # its seconds of arithmetic over those of the usual GPU
 
     @property
     def stream_rate(self) -> float:

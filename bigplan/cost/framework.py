@@ -17,37 +17,37 @@ class Framework:
     """A framework's behaviour. Shares are of a collective's seconds."""
 
     name: str
-    # Of the rate that products reach one after the other, what they reach amid its steps: other
-    # kernels turn the cache over between them, and some add to fp32 sums of gradients.
+    # Products' rate within a step over their rate one after the other. Other kernels refill the
+    # cache between products, and some products add to fp32 sums of gradients.
     gemm_share: float = 1.0
-    # Of what a chain of plain torch kernels moves more than one kernel would, for norms,
-    # activations and rotary embedding: 0 where each is one kernel, 1 where none is.
+    # Share of the bytes that chains of plain torch kernels move beyond one kernel's, for norms,
+    # activations and rotary embedding: 0 if each is one kernel, 1 if none is.
     eager: float = 0.0
     compiled_loss: bool = False  # one kernel from logits to their gradient
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
     )
-    attention: tuple[FlashKernel, ...] = ("flash2",)  # kernels it uses, best liked first
+    attention: tuple[FlashKernel, ...] = ("flash2",)  # kernels, most preferred first
     stops_early: bool = False  # full recomputation ends where the last operator has its input
     # Host seconds per launch, relative to the GPU's launch_overhead; None: as the native runtime,
     # by operator (operator_overhead, action_overhead).
     host: float | None = 1.0
-    tensor_exposed: float = 1.0  # of tensor-parallel collectives that GEMMs wait for
+    tensor_exposed: float = 1.0  # tensor-parallel collectives that GEMMs wait for
     tensor_exposed_async: float = 1.0  # the same with asynchronous tensor parallelism
     beside_weights: bool = False  # sums of input gradients run beside the weight's gradient
-    gather_exposed: float = 0.0  # of ZeRO-3 gathers, even where compute is long enough
-    regather_exposed: float = 0.0  # of those before the backward
-    reduce_exposed: float = 1.0  # of gradient reductions
+    gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
+    regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
+    reduce_exposed: float = 1.0  # gradient reductions
     reduce_scatters: bool = True  # ZeRO 1 and 2 scatter the sums; else every rank gets all of them
-    send_exposed: float = 1.0  # of messages between pipeline stages
+    send_exposed: float = 1.0  # messages between pipeline stages
     gather_launches: float = 0.0  # host work per tensor that ZeRO-3 gathers, in launches
-    bucket_elements: int = 0  # in buckets of collectives
-    live_elements: int = 0  # that ZeRO-3 keeps gathered
-    updated_elements: int = 0  # whose gradients ZeRO-3 copies at once for an update on the GPU
+    bucket_elements: int = 0  # elements in a bucket of a collective
+    live_elements: int = 0  # elements that ZeRO-3 keeps gathered
+    updated_elements: int = 0  # elements whose gradients ZeRO-3 copies at once on the GPU
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
-    gradients_stay: bool = False  # on the GPU, whoever updates
-    one_numa_domain: bool = False  # of the host's memory is all that a rank's CPU update uses
+    gradients_stay: bool = False  # gradients are on the GPU, even if the CPU updates
+    one_numa_domain: bool = False  # a rank's CPU update uses one NUMA domain only
 
 
 NATIVE = Framework(

@@ -34,15 +34,15 @@ LOADED, POWER = 1.4, 4.0
 # for compute capability 9.0. Most of them are met within a quarter.
 BASE_REGISTERS, HELD, PACKED = 20, 1.25, 0.7
 MOST_REGISTERS = 255  # of a thread, from Volta on
-REGISTER_UNIT = 8  # they are given out to a warp by so many a thread
+REGISTER_UNIT = 8  # registers a thread, by which a warp gets them
 STEPS_IN_WARP = 5  # exchanges that reduce 32 lanes
-STEPS_ACROSS = 6  # twice to shared memory, all warps' meeting there, and back
+STEPS_ACROSS = 6  # two accesses to shared memory, a barrier, and back
 
 
 class Shape(StrEnum):
     """How the programs of a kernel cover rows and columns."""
 
-    FLAT = "pointwise"  # tiles of rows x columns, each program one of them
+    FLAT = "pointwise"  # each program has one tile of rows x columns
     ROW = "row reduction"  # a program holds whole rows
     LOOPED = "row reduction in passes"  # a program reads its rows as often as it needs
     STRIP = "row and column reduction"  # a program walks down its rows and adds columns up
@@ -57,7 +57,7 @@ class Tile:
     columns: int
     warps: int
     programs: int = 0  # strips only: how many share out the rows
-    stages: int = 1  # strips only: tiles in flight or at work; of several all but one are fetched
+    stages: int = 1  # strips only: tiles in flight or at work; all but one are fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class KernelWork:
     lane_operations: float  # a position: on fp32 lanes
     special: float  # a position: exponentials, roots, reciprocals
     live: float  # values of a position that are held at once, in 32-bit registers, in a strip
-    packed: float  # of them what is loaded, in its own dtype: all that other kernels hold
-    levels: int = 0  # row reductions of which each needs the one before
-    reductions: int = 0  # all of them
+    packed: float  # loaded values in their dtype, which is all that other shapes hold
+    levels: int = 0  # row reductions in a chain: each needs the one before
+    reductions: int = 0  # all row reductions
     fetched: float = 0.0  # bytes of a position that are loaded
     column_sums: int = 0
     values_a_program: float = 0.0  # bytes that each program reads besides, such as a weight's row

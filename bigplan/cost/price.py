@@ -62,11 +62,11 @@ class KindCost:
     reduce: float = 0.0
     gather: float = 0.0
     reruns: Mapping[Recompute, float] = field(default_factory=dict)
-    forward_waits: Waits = NO_WAITS  # these seconds are among those above
+    forward_waits: Waits = NO_WAITS  # included in the seconds above
     backward_waits: Waits = NO_WAITS
     rerun_waits: Mapping[Recompute, Waits] = field(default_factory=dict)
-    slowed: float = 0.0  # of compute a micro-batch, by reducing the step's gradients beside it
-    tensor_reduce: float = 0.0  # of gradients of what several tensor-parallel ranks have
+    slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
+    tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
 
     def again(self, recompute: Recompute) -> float:
         """Seconds of the operators that run a second time before the backward."""
@@ -108,8 +108,8 @@ class Costs:
     capacity: Mapping[Tier, int]  # bytes per GPU that page-locks nothing, per node, per node
     ranks_per_node: int
     reserve: int = 0  # bytes per GPU for torch's allocator, beside the capacity
-    processes: int = 0  # bytes per node of what is in host memory besides tensors
-    page_tables: float = 0.0  # bytes of a GPU for each that its rank has in host memory
+    processes: int = 0  # bytes of host memory per node besides tensors
+    page_tables: float = 0.0  # bytes of a GPU per byte of its rank in host memory
     # Seconds to lend the first stage's table to the last, and for its gradients to come back.
     table: tuple[float, float] = (0.0, 0.0)
 

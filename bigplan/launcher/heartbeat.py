@@ -19,8 +19,8 @@ from bigplan.launcher.actor import Beat
 GROUP = "heartbeat"  # Ray's concurrency group of it
 EVERY = 1.0  # seconds between two questions to a rank
 SILENT = 45.0  # seconds without an answer: Python stops everything for a second or so at most
-STEPS = 5.0  # predicted ones in which no action ends, however wrong the prediction is
-PATIENT = 10  # times as long where kernels are compiled and memory is touched
+STEPS = 5.0  # predicted steps without the end of an action; predictions err less
+PATIENT = 10  # times as long while kernels are compiled and memory is touched
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ import bigplan
 from bigplan.errors import PreflightError
 
 LOOPBACK = "lo"
-CLOCKS_APART = 1.0  # seconds, beyond which records and logs of nodes cannot be put in order
-MARK = ".bigplan-seen-from-"  # how the name of a file begins that tells whether a folder is shared
+CLOCKS_APART = 1.0  # seconds; beyond them nodes' records cannot be put in order
+MARK = ".bigplan-seen-from-"  # start of a file's name; the file shows who shares a folder
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 
 

@@ -90,10 +90,10 @@ class Ways(NamedTuple):
     forget: Forget = keep  # told what selective recomputation runs again: norms and the activation
     widening: Linears | None = None  # the MLP's first products; None: by `linears`
     closing: Closing | None = None  # products added to the residual stream; None: by `linears`
-    last: Closing | None = None  # those whose sum nothing in the block reads; None: as the others
-    gated: Gated | None = None  # that and the gated activation before it; None: apart
-    kernels: Library | None = None  # generated ones; None: torch's operators
-    alone: Alone | None = None  # that product by itself; None: by `linears`
+    last: Closing | None = None  # as `closing`; nothing in the block reads this sum; None: closing
+    gated: Gated | None = None  # the last product with its gated activation; None: separately
+    kernels: Library | None = None  # generated kernels; None: torch's operators
+    alone: Alone | None = None  # the product without the sum; None: by `linears`
     loss: Loss | None = None  # None: by words.cross_entropy
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:

@@ -111,12 +111,12 @@ class Kept:
     saved: list[Tensor | _Moved | None] = field(default_factory=list)
     weights: Tensor | None = None  # the layer's flat parameters (uint8), where they are now
     left: list[int] = field(default_factory=list)  # bytes of the storages that were moved
-    fetched: list[Tensor] = field(default_factory=list)  # the storages that they are in again
-    foreign: bool = False  # those are of the pool of another stream than the compute stream
+    fetched: list[Tensor] = field(default_factory=list)  # the storages after they came back
+    foreign: bool = False  # `fetched` is of another stream's pool
     output: GradientEdge | None = None
     input: GradientEdge | None = None
-    parameters: dict[str, Tensor] = field(default_factory=dict)  # that autograd differentiates by
-    sums: Sums = field(default_factory=Sums)  # where products add the gradients of the others
+    parameters: dict[str, Tensor] = field(default_factory=dict)  # autograd differentiates by these
+    sums: Sums = field(default_factory=Sums)  # products add other parameters' gradients here
     nbytes: int = 0  # on the device, unique storages
     again: dict[int, _Again] = field(default_factory=dict)  # by storage, while recording
     constants: frozenset[int] = frozenset()  # storages not to be moved

@@ -47,11 +47,11 @@ class Layer(Protocol):
 
 @dataclass(slots=True)
 class Losses:
-    """The loss of a step, in parts, and what its gradients are multiplied by."""
+    """The loss of a step, in parts, and the factors of its gradients."""
 
-    parts: list[Tensor] = field(default_factory=list)  # whose sum is the mean over the targets
-    share: float = 0.0  # of one target in the mean over the step's, of all ranks
-    scale: float = 1.0  # of gradients, not of the losses reported
+    parts: list[Tensor] = field(default_factory=list)  # their sum is the mean over the targets
+    share: float = 0.0  # weight of one target in the step's mean, over all ranks
+    scale: float = 1.0  # factor of gradients, not of reported losses
 
 
 def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:

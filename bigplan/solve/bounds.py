@@ -118,9 +118,9 @@ class _Room:
     start: float  # seconds of a step that recomputes nothing but what it must
     recomputed: tuple[tuple[float, float], ...]  # bytes saved at most, and per second
     kept: float  # bytes of activations that can leave, or be recomputed
-    leaving: float  # of them: that can leave
-    saved_ahead: float  # of those: in rings while a step does no transfers for them
-    saved: float  # and per second
+    leaving: float  # the bytes of `kept` that can leave
+    saved_ahead: float  # the bytes of `leaving` in rings, without transfers
+    saved: float  # bytes of `leaving` per second of a step
     ways: tuple[tuple[float, float, float], ...]  # bytes at most, free of time, per second
     elsewhere: float  # bytes of host memory
     disk: float  # bytes per second to NVMe

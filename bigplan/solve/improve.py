@@ -25,11 +25,11 @@ from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.resolve import resolve
 from bigplan.solve.thresholds import NOISE, PATIENCE
 
-GAIN = NOISE / 3  # of a step: less is not worth a simulation, nor a change
-NEAR = 1.05  # times the best plan's step, that a plan worth improving takes at most
-DRAWN = 100  # neighbours of a plan, none of which may be faster, before it counts as the best
+GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
+NEAR = 1.05  # plans up to this many of the best plan's steps are improved
+DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
 SEVERAL = 6  # neighbours of which the most promising is simulated
-SERIAL = 0.02  # of moves' seconds, that count in a promise: they are exposed in part
+SERIAL = 0.02  # share of moves' seconds that a promise counts as exposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Budget:
     """Plans simulated to improve the best strategies' plans, at most."""
 
     simulations: int
-    instructions: int  # of all their programs: those of a larger model take longer
-    strategies: int  # that share the first half of them
+    instructions: int  # of all simulated programs: larger models take longer
+    strategies: int  # strategies that share the first half of the simulations
     patience: int  # simulations in a row without progress after which a plan counts as the best
 
     def of(self, trial: Trial) -> int:
