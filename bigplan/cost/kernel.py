@@ -234,7 +234,7 @@ def _closing(work: KernelWork, tile: Tile, sm: Multiprocessor) -> float:
 def best_tiles(
     work: KernelWork, tiles: list[Tile], gpu: Gpu, sm: Multiprocessor
 ) -> list[tuple[Tile, KernelTime]]:
-    """Those that fit, fastest first; of equal ones the smaller."""
+    """The tiles that fit, fastest first; among equally fast ones the smaller."""
     timed = [(tile, kernel_seconds(work, tile, gpu, sm)) for tile in tiles]
     fitting = [(tile, time) for tile, time in timed if time is not None]
     return sorted(

@@ -73,7 +73,7 @@ class KindCost:
         return self.reruns.get(recompute, 0.0)
 
     def waits_again(self, recompute: Recompute) -> Waits:
-        """Those of the same."""
+        """Waits of the operators that run a second time before the backward."""
         return self.rerun_waits.get(recompute, NO_WAITS)
 
     def exchanging(self, other: KindCost) -> KindCost:

@@ -54,7 +54,7 @@ def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def added_rms_norm(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """Of a sum that is read again, as a residual stream is."""
+    """RMSNorm of a sum that is read again, as a residual stream is."""
     total = x + y
     return rms_norm(total, w) + total
 

@@ -96,7 +96,7 @@ class LaunchedKernel:
         self._ready: dict[Tile, _Launch] = {}
 
     def __call__(self, *inputs: Tensor, into: Into = NOTHING) -> tuple[Tensor, ...]:
-        """Its outputs in order: new tensors, except for outputs whose names `into` has.
+        """The kernel's outputs in order: new tensors, except for outputs whose names `into` has.
 
         The tensors of `into` may be inputs, because every position is read before it is written.
         """
@@ -114,7 +114,7 @@ class LaunchedKernel:
 
     @property
     def text(self) -> str:
-        """Its source with the tile at hand."""
+        """The kernel's source with its tile."""
         return source(self.body, self.tile)
 
     def run_as(

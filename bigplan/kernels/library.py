@@ -114,7 +114,7 @@ class Library:
     # --- Activations.
 
     def activation(self, kind: ActivationKind, *inputs: Tensor) -> Tensor:
-        """Of x, or of SwiGLU's gate and up."""
+        """The activation of x, or of SwiGLU's gate and up."""
         x = inputs[0]
         entry = self._entry(
             ("activation", kind, x.shape, x.dtype),

@@ -72,7 +72,7 @@ class Pricer:
     def fused(
         self, graph: KernelGraph, nodes: Iterable[KernelNode], wanted: frozenset[str]
     ) -> Fused | str:
-        """These nodes, in graph order, as one kernel; or why they are none."""
+        """These nodes, in graph order, as one kernel; or why they cannot be one."""
         members = list(nodes)
         key = frozenset(map(id, members)), wanted
         if key not in self._known:

@@ -75,7 +75,7 @@ def norm(
     kind: NormKind, rows: TensorShape, columns: int, dtype: str, epsilon: float, *,
     biased: bool = False, added: bool = False,
 ) -> Single:  # fmt: skip
-    """Of x [*rows, columns], or of the sum x + y with `added`: out, statistics and the sum.
+    """The norm of x [*rows, columns], or with `added` of x + y: out, statistics and the sum.
 
     Statistics are fp32 [*rows, 1]: the mean of a layer norm, and the reciprocal deviation.
     """
@@ -129,7 +129,7 @@ def norm_backward(
 
 
 def activation(kind: ActivationKind, shape: TensorShape, dtype: str) -> Single:
-    """Of x, and of SwiGLU y: silu(x) * y."""
+    """The activation of x; for SwiGLU silu(x) * y."""
     make, out = _Maker(), dense("out", shape, dtype)
     x = Arg(make.given("x", shape, dtype))
     if kind == "swiglu":

@@ -58,7 +58,7 @@ class PickFile:
     path: Path
 
     def read(self) -> Mapping[str, Tile]:
-        """All of them; none where there is no file, or one of another version or broken."""
+        """All picks; none if there is no file, or if it is broken or of another version."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             if found["version"] != VERSION:

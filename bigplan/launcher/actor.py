@@ -146,7 +146,7 @@ class RankActor:
         keep_only(own_run(self._run), steps)
 
     def manifest(self, step: str) -> str:
-        """That of a checkpoint that is here."""
+        """The manifest of a checkpoint that is here."""
         return (own_run(self._run) / FOLDER / step / "manifest.json").read_text()
 
     def clock(self) -> float:

@@ -34,7 +34,7 @@ class Run(Protocol):
 
     @property
     def address(self) -> str | None:
-        """Of the cluster; None: Ray is a local one, whose node is always there."""
+        """The cluster's address; None: Ray is a local one, whose node is always there."""
 
     def say(self, text: str) -> None:
         """Tell the user."""

@@ -70,7 +70,7 @@ def _may_go_on(failure: Failure) -> bool:
 
 
 def _has_ended(failure: Failure) -> bool:
-    """Whether the process is gone, or never came for want of its node."""
+    """Whether the process is gone, or never came because its node was lost."""
     import ray.exceptions as known
 
     kinds = (known.RayActorError, known.ActorUnschedulableError, known.NodeDiedError)

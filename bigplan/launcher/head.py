@@ -18,7 +18,7 @@ VITAL = ("gcs_server", "raylet")  # of a local Ray's processes: no work goes on 
 
 @dataclass
 class Head:
-    """Of a cluster at `address`, or of the local Ray of this process (None)."""
+    """The head of a cluster at `address`, or of this process's local Ray (None)."""
 
     address: str | None
     clock: Callable[[], float] = time.monotonic

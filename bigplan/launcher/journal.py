@@ -183,7 +183,7 @@ class Journal:
         )
 
     def _by_tier(self, ranks: list[Mapping[str, int]]) -> dict[str, int]:
-        """Of the stage that takes most."""
+        """Bytes by tier of the stage that takes most."""
         measured: dict[str, int] = {}
         for use in self.plan.predicted.memory:
             tier = str(use.tier)
@@ -191,7 +191,7 @@ class Journal:
         return measured
 
     def _measured(self, use: MemoryUse, ranks: list[Mapping[str, int]]) -> int:
-        """Of a stage's rank that takes most, or of a node full of such ranks."""
+        """Bytes of a stage's largest rank, or of a node full of such ranks."""
         strategy = self.plan.strategy
         each = strategy.dp * strategy.tp
         stage = ranks[use.stage * each : (use.stage + 1) * each]

@@ -47,7 +47,7 @@ class Listed:
     file: IO[str] | None
 
     def ray(self, session: Path | None) -> None:
-        """It has a Ray of its own now."""
+        """The launch has its own Ray now."""
         self.entry = self.entry.model_copy(update={"session": session and str(session)})
         self.write()
 
@@ -91,7 +91,7 @@ def is_listed(scratch: Path) -> bool:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Of one launch that was killed: bytes of scratch, and processes."""
+    """What one killed launch left: bytes of scratch, and processes."""
 
     listed: Path
     entry: Entry
@@ -109,7 +109,7 @@ class Leftover:
 
 
 def leftovers() -> tuple[Leftover, ...]:
-    """Of all launches of this user on this machine that were killed.
+    """What all killed launches of this user left on this machine.
 
     A launch leaves the list if nothing is left of it and no running launch uses its scratch.
     """

@@ -43,7 +43,7 @@ class Board:
         return wanted
 
     async def found(self, keys: Sequence[str], seconds: float) -> list[bytes] | None:
-        """Their values once all are there; None: they were not in that time."""
+        """The keys' values once all are there; None: some were not there in time."""
         async with self._changed:
             try:
                 async with asyncio.timeout(seconds):
@@ -61,7 +61,7 @@ class Board:
         return self._values.pop(key, None) is not None
 
     async def number(self) -> int:
-        """Of keys."""
+        """The number of keys."""
         return len(self._values)
 
     async def _put(self, key: str, value: bytes) -> None:
@@ -82,7 +82,7 @@ class BoardStore(Store):
         self._ask("put", key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Its value, once it is there. Raises DistStoreError where it does not come."""
+        """The key's value, once it is there. Raises DistStoreError if it does not come."""
         return self._found([key], LONGEST)[0]
 
     def add(self, key: str, value: int) -> int:
@@ -110,7 +110,7 @@ class BoardStore(Store):
         return was
 
     def num_keys(self) -> int:
-        """Of keys."""
+        """The number of keys."""
         number: int = self._ask("number")
         return number
 

@@ -65,7 +65,7 @@ def known() -> tuple[Node, ...]:
 
 
 def answering(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Those that answer; all are asked at the same time."""
+    """The nodes that answer; all are asked at the same time."""
     asked = tuple(nodes)
     with ThreadPoolExecutor(max(1, min(64, len(asked)))) as pool:
         there = list(pool.map(Node.answers, asked))
@@ -78,7 +78,7 @@ def fitting(bundle: Mapping[str, float]) -> tuple[Node, ...]:
 
 
 def gone(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Those of the nodes that were lost."""
+    """The nodes among these that were lost."""
     asked = tuple(nodes)
     alive = {node.key for node in known()}
     there = {node.key for node in answering(node for node in asked if node.key in alive)}

@@ -48,7 +48,7 @@ def look(
 
 
 def versions() -> dict[str, str]:
-    """Of what has to be the same everywhere."""
+    """Versions that must be the same on all nodes."""
     found = {"bigplan": bigplan.__version__, "Python": platform.python_version()}
     for package in ("torch", "ray"):
         try:

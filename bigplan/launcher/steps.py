@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """Whoever can be asked (bigplan.launcher.crew.Crew)."""
+    """Ranks that can be asked (bigplan.launcher.crew.Crew)."""
 
     def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
         """Call a method of every rank; results by rank."""

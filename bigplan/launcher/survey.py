@@ -49,7 +49,7 @@ class Surveyed:
 
     @property
     def group(self) -> NodeGroup:
-        """It alone."""
+        """A group of this node alone."""
         return self.profile.after.group
 
 

@@ -243,7 +243,7 @@ def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:
 
 
 def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple[Tensor, ...]:
-    """Of the MLP's activation, [b, s, f] each, for x [b, s, h]."""
+    """The inputs of the MLP's activation, [b, s, f] each, for x [b, s, h]."""
     if model.mlp == "relu":
         return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
     names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)

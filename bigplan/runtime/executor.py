@@ -139,7 +139,7 @@ class Executor:
                 self._spoil(action, ref)
 
     def _spoil(self, action: Action, ref: Ref) -> None:
-        """Fill an entry with NaN: after the copies out of it, before whoever waits for the action.
+        """Fill an entry with NaN: after the copies out of it, before what waits for the action.
 
         A stream only orders fills of device memory. Fills of host memory run at once, while copies
         that the stream waits for may be under way. A lane without a stream uses the default stream,

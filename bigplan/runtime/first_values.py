@@ -44,7 +44,7 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
 
 
 def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter) -> Tensor:
-    """All of a parameter, in its shape."""
+    """The whole parameter, in its shape."""
     return first(kind, layer, parameter, all_of(parameter)).view(parameter.shape)
 
 

@@ -204,7 +204,7 @@ def added_norm(
 
 
 def activation(library: Library, kind: ActivationKind, *inputs: Tensor) -> Tensor:
-    """Of x [..., f], or of SwiGLU's gate and up."""
+    """The activation of x [..., f], or of SwiGLU's gate and up."""
     return _Activation.apply(library, kind, *inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 

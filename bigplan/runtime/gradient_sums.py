@@ -33,7 +33,7 @@ def add(total: Tensor, part: Tensor, cores: Cores) -> None:
 
 
 def square_sum(values: Tensor, cores: Cores) -> float:
-    """Of values [n] on the CPU: squared in fp32, summed in blocks, and these in fp64.
+    """The square sum of values [n] on the CPU: squares in fp32, blocks of them summed in fp64.
 
     It does not depend on the number of cores.
     """

@@ -49,7 +49,7 @@ class Groups:
 
     @classmethod
     def alone(cls, strategy: Strategy, apart: Apart | None = None) -> Groups:
-        """Of a run of one rank."""
+        """The groups of a run of one rank."""
         return cls(Coordinates.of(0, strategy), strategy, apart=apart)
 
     @classmethod

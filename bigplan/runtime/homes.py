@@ -29,7 +29,7 @@ class _Kept(NamedTuple):
 
     @property
     def elements(self) -> range:
-        """Which they are."""
+        """The elements of the layer that are kept here."""
         return range(self.first, self.first + len(self.flat))
 
     def put(self, start: int, values: Tensor) -> None:

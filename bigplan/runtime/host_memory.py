@@ -25,7 +25,7 @@ class HostMemory:
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """Resident bytes of this process; 0 if the system does not tell."""
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:

@@ -75,7 +75,7 @@ class Done:
     _gate: threading.Lock = field(default_factory=_closed, init=False)
 
     def issue(self, error: BaseException | None = None) -> None:
-        """Its lane has run or queued it, or this is why not."""
+        """The lane has run or queued the action, or `error` says why not."""
         self._error, self.issued = error, True
         self._gate.release()
 

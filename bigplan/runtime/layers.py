@@ -316,5 +316,5 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _differentiated(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that autograd gives gradients of."""
+    """The parameters that autograd gives gradients of."""
     return {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}

@@ -135,13 +135,13 @@ class Native:
         )
 
     def square_sum(self, values: Tensor, threads: int = 1) -> float:
-        """Of contiguous values, squared in fp32; it does not depend on `threads`."""
+        """The sum of contiguous values' squares (in fp32); it does not depend on `threads`."""
         team = _Team(threads, NICE)
         return float(self._library.square_sum(*_values(values), ctypes.byref(team)))
 
 
 def _values(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]:
-    """Where they lie, how many they are, and of which type."""
+    """The values' address, number and type."""
     assert tensor.is_contiguous(), tensor.stride()
     count, kind = ctypes.c_int64(tensor.numel()), ctypes.c_int32(TYPES[tensor.dtype])
     return ctypes.c_void_p(tensor.data_ptr()), count, kind
@@ -194,7 +194,7 @@ def _made() -> Native:
 
 
 def _digest(command: list[str]) -> str:
-    """Of all that the compiled file depends on."""
+    """A digest of everything that the compiled file depends on."""
     version = subprocess.run(
         [*command, "--version"], check=True, capture_output=True, timeout=SECONDS
     ).stdout
@@ -258,7 +258,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _keep_others_out(folder: Path) -> None:
-    """See to it that nobody else can put code there. Raises OSError where somebody else owns it."""
+    """Keep others from putting code there. Raises OSError if another user owns the folder."""
     status = folder.stat()
     if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "another user's folder", str(folder))

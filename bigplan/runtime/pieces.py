@@ -61,7 +61,7 @@ class Part:
 
     @property
     def stored(self) -> range:
-        """Those of them that are its to store."""
+        """The tensors' elements that this rank stores."""
         return range(self.first, self.first + self.counted)
 
     @classmethod
@@ -162,7 +162,7 @@ class LayerRows:
                 yield share, number, boxes
 
     def boxes_of(self, elements: range) -> Iterator[Box]:
-        """Elements of the layer, whoever owns them, as a piece of their own."""
+        """Elements of the layer, on any rank, as a separate piece."""
         for name, (start, rows, columns) in self.offsets.items():
             low, high = max(start, elements.start), min(start + rows * columns, elements.stop)
             if low < high:

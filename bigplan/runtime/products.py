@@ -281,7 +281,7 @@ class Products:
         return _Closing.apply(unread, self.ranks, x, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
 
     def alone(self, p: Parameters, name: str, inner: Tensor) -> Tensor:
-        """That product by itself, for a kernel that adds it to x."""
+        """The product alone, for a kernel that adds it to x."""
         return _Closing.apply(False, self.ranks, None, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
 
     def gated(

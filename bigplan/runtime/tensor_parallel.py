@@ -62,11 +62,11 @@ class TensorParallel:
         return self.group.gathered(x) if self.parts > 1 else lambda: x
 
     def sum(self, x: Tensor) -> Begun:
-        """Begin to sum [..., h] over the ranks, to a hidden state; `x` is nobody's afterwards."""
+        """Begin to sum [..., h] over the ranks, to a hidden state; `x` must not be used after."""
         return self.group.scattered(x.flatten(0, -2)) if self.parts > 1 else self.group.reduced(x)
 
     def all_tokens(self, x: Tensor) -> Tensor:
-        """Those of a hidden state, [tokens, h]."""
+        """All tokens of a hidden state, [tokens, h]."""
         return self.gather(x)()
 
     def own(self, values: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ class Turns:
 
 
 def _end() -> torch.cuda.Event:
-    """Of what the current stream has to do; who waits for it sleeps."""
+    """An event at the current stream's end; a thread that waits for it sleeps."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

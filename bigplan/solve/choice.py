@@ -46,7 +46,7 @@ class Choice:
 
     @classmethod
     def of(cls, workload: Workload, scope: Scope) -> Choice:
-        """All of them, none priced yet."""
+        """All strategies in scope, none priced yet."""
         return cls(workload, scope, Pricing(workload, scope.pins))
 
     def fewer(self) -> list[Choice]:

@@ -98,5 +98,5 @@ class Background:
 
 
 def _together(shares: list[Share]) -> str:
-    """All that failed, each once."""
+    """All errors, each once."""
     return "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))

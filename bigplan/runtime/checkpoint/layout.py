@@ -62,7 +62,7 @@ class Image:
 
     @property
     def filling(self) -> Iterator[range]:
-        """Its elements that are in no span."""
+        """The image's elements that are in no span."""
         start = 0
         for span in self.spans:
             if start < span.start:

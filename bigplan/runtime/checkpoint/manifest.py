@@ -91,7 +91,7 @@ class Manifest(Spec):
 
     @property
     def nbytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.nbytes for file in self.files)
 
 

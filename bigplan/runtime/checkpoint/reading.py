@@ -56,7 +56,7 @@ class _Index:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole parameter."""
+        """The shape of the whole parameter."""
         return self._stored[0].tensor.shape
 
     def near(self, wanted: Rectangle) -> Iterator[_Stored]:

@@ -67,7 +67,7 @@ class FileWriter:
             self._pages.close()
 
     def abandon(self) -> None:
-        """Close a file that nobody needs."""
+        """Close a file that is no longer needed."""
         self._pages.close()
 
 

@@ -101,7 +101,7 @@ def _gathered(groups: Groups, share: Share) -> list[Share]:
 
 
 def _together(shares: Iterable[Share]) -> str:
-    """All that failed, each once."""
+    """All errors, each once."""
     return "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
 
 

@@ -16,7 +16,7 @@ KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
 
 
 def optimizers(engine: Any) -> Iterator[torch.optim.Optimizer]:
-    """Those that step: under Twin-Flow a second one updates on the GPU."""
+    """The optimizers that step: under Twin-Flow a second one updates on the GPU."""
     yield engine.basic_optimizer
     backup = getattr(engine.optimizer, "backup_optimizer", None)
     if backup is not None:
