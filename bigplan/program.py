@@ -101,9 +101,9 @@ class Buffer:
 
 
 class Ref(NamedTuple):
-    """An entry of a buffer and what is in it. `moving`: both follow the micro-batch.
+    """An entry of a buffer and its content. `moving`: the micro-batch selects both.
 
-    `rows`: of a buffer with `shares` the rows of that share alone, which the others' do not touch.
+    `rows`: only the rows of that share of a buffer with `shares`; other shares have other rows.
     """
 
     buffer: str

@@ -1,11 +1,11 @@
-"""How far predictions were from runs the constants had not seen: the error band of a plan.
+"""The error band of a plan: how far predictions were from runs that the constants had not seen.
 
-Every source of published runs was left out in turn, the constants fitted to the others, and its
-runs predicted (benchmarks/fit_constants.py --leave-out; output in benchmarks/results/). The band is
-the shortest interval that holds 1 and 80% of those runs' predicted over measured. Runs that move
-state off the GPU err more than others, and so do GPUs of which few or no runs were left to fit to.
-Nothing but rows of trust C is left out, so a table whose source warns of 40% between allocations
-(V100) counts: a GPU that nobody measured may be run no better.
+Every source of published runs was left out in turn: the constants were fitted to the others, and
+then predicted its runs (benchmarks/fit_constants.py --leave-out; output in benchmarks/results/).
+The band is the shortest interval that holds 1 and 80% of those runs' predicted over measured.
+Errors are larger for runs that move state off the GPU, and for GPUs with few or no other runs to
+fit to. All rows count but those of trust C. So the V100 table counts, though its source warns of
+40% between allocations: a GPU that nobody measured may be used no better.
 
 Published runs that move state are DeepSpeed's. Where the machine was profiled and one GPU runs the
 plan, the native runtime's own runs count instead.
@@ -30,15 +30,14 @@ class ErrorClass(StrEnum):
     PROFILED_OFFLOAD = "offload, profiled"  # the native runtime's on one GPU
 
 
-# Predicted over measured of 385, 24, 54 and 13 rows left out, 2026-11-24. "Other GPU": the V100
-# tables, from which nothing is fitted. "Offload": of DeepSpeed alone, and wide for
-# two runs of many small tensors whose Python nobody predicted. "Offload, profiled": 98 runs on
-# fifteen or more H200 machines, benchmarks/results/2026-11-22-h200-one-at-a-time, -each-way,
-# -drive, -looked-up, -rows-apart, -in-turns, -less-again and -in-place, and 2026-11-23-h200-turns,
-# -threads and -sums; of the twenty that are 13% or more off eight wait for a drive and ten for the
-# CPU's update, which were slower or faster in those minutes than in the profile, and two for what
-# has been mended since. Most of the others are 3 to 8% too fast: in steps the GPU's power limit
-# holds its clock lower than in the profile.
+# Predicted over measured of 385, 24, 54 and 13 rows left out, 2026-11-24. "Other GPU" is the V100
+# tables, from which nothing is fitted. "Offload" is DeepSpeed alone, and wide because of two runs
+# with many small tensors, whose Python is not modelled. "Offload, profiled" is 98 runs on fifteen
+# or more H200 machines: benchmarks/results/2026-11-22-h200-one-at-a-time, -each-way, -drive,
+# -looked-up, -rows-apart, -in-turns, -less-again and -in-place, and 2026-11-23-h200-turns, -threads
+# and -sums. Large errors come from drives and CPU updates whose rates change from minute to minute.
+# Most other runs are predicted 3 to 8% too fast: in steps the GPU's power limit holds its clock
+# lower than in the profile.
 BANDS = {
     ErrorClass.KNOWN_GPU: (0.867, 1.075),
     ErrorClass.RECENT_GPU: (0.834, 1.175),

@@ -64,9 +64,9 @@ def exposed_seconds(
 ) -> float:
     """Seconds that a rank waits for a tensor-parallel collective.
 
-    `gemms`: seconds of the pass's products by name; the one that the collective may run beside
-    hides as much of it as it takes itself, where the framework does so. Without `beside` none runs
-    beside anything: a CPU device's have ended when the call returns.
+    `gemms`: seconds of the pass's products by name. If the framework runs the collective beside a
+    product, the product hides as many seconds as it takes itself. Without `beside` nothing hides a
+    collective: those of CPU devices have ended when their call returns.
     """
     if collective.hidden and beside:
         return 0.0
@@ -122,7 +122,7 @@ def _once_around(nbytes: int, group: Group, traffic: Traffic) -> float:
 
 
 def _transfer(nbytes: int, group: Group, traffic: Traffic) -> float:
-    """Seconds of a ring's bytes: as slow as its slowest link."""
+    """Seconds of a ring's bytes, at the rate of its slowest link."""
     sent = nbytes * (group.size - 1) / group.size
     seconds = sent / _rate(nbytes, group.intra, traffic)
     if group.crosses_nodes:
@@ -142,7 +142,7 @@ def _ring_latency(group: Group) -> float:
 def send(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
     """A hidden state to the next pipeline stage: each tensor-parallel rank sends its share.
 
-    `nbytes` is what one rank holds, with sequence parallelism its share already.
+    `nbytes` is what one rank holds; with sequence parallelism that is its share already.
     """
     if strategy.pp == 1:
         return 0.0

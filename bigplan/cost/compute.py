@@ -22,8 +22,8 @@ ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels 
 # Batched products of heads whose width is not a multiple of 8 run at a fourteenth of the rate:
 # fitted to the BLOOM tuning runs with heads of 108 and 150 columns.
 MISALIGNED = 0.074
-# A single product by what its dimensions divide by, measured on an H200, torch 2.11: 4096 cubed
-# with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
+# Rates of a single product by the divisor of its dimensions. Measured on an H200 with torch 2.11:
+# 4096 cubed with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
 MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
 ATTENTION_TILE = 128  # rows and columns of a flash attention tile: the diagonal is done in whole
 # Columns of a head that cost as much as the softmax of its scores. With FlashAttention-2 and 3 on
@@ -38,10 +38,10 @@ class Device:
 
     gpu: Gpu
     precision: str
-    flash: tuple[FlashKernel, ...] = ("sdpa", "flash3", "flash2")  # attention, best liked first
-    gemm_share: float = 1.0  # of what products reach one after the other
+    flash: tuple[FlashKernel, ...] = ("sdpa", "flash3", "flash2")  # attention, most preferred first
+    gemm_share: float = 1.0  # as a framework's
     eager: float = 0.0  # as a framework's
-    slowest: float = 1.0  # seconds of arithmetic of the slowest GPU, beside those of the usual one
+    slowest: float = 1.0  # its seconds of arithmetic over those of the usual GPU
 
     @property
     def stream_rate(self) -> float:
@@ -51,9 +51,9 @@ class Device:
     def flash_efficiency(
         self, length: float = inf, *, backward: bool, only: FlashKernel | None = None
     ) -> float:
-        """Share of the peak that the run's flash attention reaches: the first that the GPU has.
+        """Share of the peak that the run's flash attention reaches.
 
-        Or that of the kernel `only`, where its share is known.
+        Its kernel is the first that the GPU has, or `only` if that kernel's share is known.
 
         efficiency x s / (s + h) for s tokens: filling and draining the pipeline of a row of tiles
         costs as much as h more tokens in it, whatever s is.
@@ -69,7 +69,7 @@ class Device:
 
 
 def norm(a: float, b: float, power: float) -> float:
-    """About the larger of two times that overlap; where close, each now and then waits."""
+    """About the larger of two overlapping times; if they are close, each sometimes waits."""
     return float((a**power + b**power) ** (1 / power))
 
 

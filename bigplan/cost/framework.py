@@ -1,8 +1,8 @@
 """How training frameworks run the same arithmetic: what they fuse, overlap and wait for.
 
-A behaviour is what a framework's code does, not a site's luck: each is stated once, from its
-documentation or source, and its few numbers are fitted to all published runs of that framework
-together (benchmarks/fit_constants.py).
+A behaviour is what a framework's code does, whatever the site. Each one is stated once, from the
+framework's documentation or source. Its few numbers are fitted to all published runs of that
+framework together (benchmarks/fit_constants.py).
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ class Framework:
     """A framework's behaviour. Shares are of a collective's seconds."""
 
     name: str
-    # Of the rate that products reach one after the other, what they reach amid its steps: other
-    # kernels turn the cache over between them, and some add to fp32 sums of gradients.
+    # Products' rate within a step over their rate one after the other. Other kernels refill the
+    # cache between products, and some products add to fp32 sums of gradients.
     gemm_share: float = 1.0
-    # Of what a chain of plain torch kernels moves more than one kernel would, for norms,
-    # activations and rotary embedding: 0 where each is one kernel, 1 where none is.
+    # Share of the bytes that chains of plain torch kernels move beyond one kernel's, for norms,
+    # activations and rotary embedding: 0 if each is one kernel, 1 if none is.
     eager: float = 0.0
     compiled_loss: bool = False  # one kernel from logits to their gradient
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
     )
-    attention: tuple[FlashKernel, ...] = ("flash2",)  # kernels it uses, best liked first
+    attention: tuple[FlashKernel, ...] = ("flash2",)  # kernels, most preferred first
     stops_early: bool = False  # full recomputation ends where the last operator has its input
     # Host seconds per launch, relative to the GPU's launch_overhead; None: as the native runtime,
     # by operator (operator_overhead, action_overhead).
     host: float | None = 1.0
-    tensor_exposed: float = 1.0  # of tensor-parallel collectives that GEMMs wait for
+    tensor_exposed: float = 1.0  # tensor-parallel collectives that GEMMs wait for
     tensor_exposed_async: float = 1.0  # the same with asynchronous tensor parallelism
     beside_weights: bool = False  # sums of input gradients run beside the weight's gradient
-    gather_exposed: float = 0.0  # of ZeRO-3 gathers, even where compute is long enough
-    regather_exposed: float = 0.0  # of those before the backward
-    reduce_exposed: float = 1.0  # of gradient reductions
+    gather_exposed: float = 0.0  # ZeRO-3 gathers, even if compute is long enough
+    regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
+    reduce_exposed: float = 1.0  # gradient reductions
     reduce_scatters: bool = True  # ZeRO 1 and 2 scatter the sums; else every rank gets all of them
-    send_exposed: float = 1.0  # of messages between pipeline stages
+    send_exposed: float = 1.0  # messages between pipeline stages
     gather_launches: float = 0.0  # host work per tensor that ZeRO-3 gathers, in launches
-    bucket_elements: int = 0  # in buckets of collectives
-    live_elements: int = 0  # that ZeRO-3 keeps gathered
-    updated_elements: int = 0  # whose gradients ZeRO-3 copies at once for an update on the GPU
+    bucket_elements: int = 0  # elements in a bucket of a collective
+    live_elements: int = 0  # elements that ZeRO-3 keeps gathered
+    updated_elements: int = 0  # elements whose gradients ZeRO-3 copies at once on the GPU
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
-    gradients_stay: bool = False  # on the GPU, whoever updates
-    one_numa_domain: bool = False  # of the host's memory is all that a rank's CPU update uses
+    gradients_stay: bool = False  # gradients are on the GPU, even if the CPU updates
+    one_numa_domain: bool = False  # a rank's CPU update uses one NUMA domain only
 
 
 NATIVE = Framework(
@@ -79,10 +79,10 @@ MEGATRON_CORE = Framework(
 )
 
 # FSDP with its defaults: the next layer is gathered while this one computes. With CPUOffloadPolicy
-# gradients of all micro-batches but the first go to memory that is not page-locked, while the GPU
-# waits, and torch adds them there. Two runs on one H200's machine took 49.7 s (5.5B) and 36.0 s
-# (3.3B), each of four micro-batches (benchmarks/results/2026-11-22-h200-rows-apart). What the other
-# parts leave of them is 1.58 and 1.29 GB/s for these sums; the rate is between the two.
+# gradients of all micro-batches but the first go to memory that is not page-locked. The GPU waits
+# while torch adds them there. The rate lies between those of two runs on an H200's machine, 1.58
+# and 1.29 GB/s: the time that the other parts leave
+# (benchmarks/results/2026-11-22-h200-rows-apart).
 SUMMED_ON_CPU = 1.43e9  # bytes/s
 FSDP = Framework(
     "FSDP",
@@ -95,8 +95,8 @@ FSDP = Framework(
 )
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on
-# the communicator that then reduces them, so most of its collectives are not hidden. Its runs are
-# of 2023: FlashAttention is the first version's, most norms and activations are one kernel each.
+# the communicator that then reduces them. So most of its collectives are not hidden. Its runs are
+# of 2023: FlashAttention is the first version, and most norms and activations are one kernel each.
 COMPOSER = Framework(
     "Composer",
     attention=("flash1", "flash2"),
@@ -109,8 +109,8 @@ COMPOSER = Framework(
 )
 
 # Hugging Face models under DeepSpeed: eager blocks; every module's parameters are fetched and
-# released by hooks in Python. The CPU update reads each fp32 gradient for the norm (4 bytes) and
-# scales it (8 bytes) before AdamW does; its pinned buffers lie where their process started.
+# released by hooks in Python. Before AdamW the CPU update reads each fp32 gradient for the norm (4
+# bytes) and scales it (8 bytes). Its pinned buffers lie in the NUMA domain where the process began.
 DEEPSPEED = Framework(
     "DeepSpeed",
     eager=1.0,
@@ -126,9 +126,9 @@ DEEPSPEED = Framework(
     one_numa_domain=True,
 )
 
-# llm.q, in C++: a step is one CUDA graph, so launches cost next to nothing; every chain is one
-# kernel, the loss a chunk of tokens at a time; gradients are reduced, and parameters gathered,
-# while the next layer computes.
+# llm.q, in C++: a step is one CUDA graph, so launches cost next to nothing. Every chain is one
+# kernel, and the loss takes a chunk of tokens at a time. Gradients are reduced, and parameters
+# gathered, while the next layer computes.
 LLMQ = Framework(
     "llm.q",
     attention=("cudnn", "flash2"),

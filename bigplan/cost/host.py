@@ -19,9 +19,10 @@ def host_seconds(
 ) -> float:
     """Seconds in which the host launches a pass over a layer's operators, collectives apart.
 
-    The native runtime's Python takes about as long for every operator, and more where that is a
-    fused kernel or several of torch's. What runs `again` before a backward is no action, and has no
-    autograd graph, of its own: its launches count. `hooks`: launches' worth of work besides.
+    The native runtime's Python takes about as long for every operator, and more if the operator is
+    a fused kernel or several of torch's. Operators that run `again` before a backward have no
+    separate action and no autograd graph, so only their launches count. `hooks`: additional work,
+    in launches.
     """
     gpu = device.gpu
     kernels = [one for one in operators if not isinstance(one, Collective)]
@@ -39,7 +40,7 @@ def host_seconds(
 
 
 def is_kernel(operator: Operator) -> bool:
-    """Whether the operator is a fused kernel where there are some: plain torch moves far more."""
+    """Whether the operator is a fused kernel; as chains plain torch moves far more bytes."""
     if not isinstance(operator, Stream) or not operator.launches:
         return False
     return operator.generated or operator.eager > FUSED

@@ -1,16 +1,16 @@
 """Seconds of one fused memory-bound kernel, from what it moves and computes and how it is tiled.
 
-Six times are estimated apart: device memory, L2, L1 and the issue of arithmetic, each as if nothing
-else held the kernel up; the start of its programs, of which the GPU begins about one a cycle; and
-the chain, which is how long resident programs take one wave after another: a program waits for its
-loads, moves and computes its tile, and exchanges what it reduces, in turn. The longest hides most
-of the others:
+Six times are estimated separately. Four are device memory, L2, L1 and the issue of arithmetic, each
+as if nothing else held the kernel up. The fifth is the start of its programs, of which the GPU
+begins about one a cycle. The sixth is the chain: the resident programs, one wave after another. A
+program waits for its loads, moves and computes its tile, and exchanges what it reduces, in turn.
+The longest time hides most of the others:
 
     seconds = (memory^p + l2^p + l1^p + issue^p + starts^p + chain^p)^(1/p) + start of the kernel
 
-The chain is where the tile matters. Many small programs overlap each other's loads and arithmetic,
-few large ones do not, as their warps wait for each other; only so many reside as their registers,
-threads and shared memory allow. The last wave counts as a whole one.
+The tile matters for the chain. Many small programs overlap each other's loads and arithmetic. Few
+large programs do not, because their warps wait for each other. Registers, threads and shared memory
+limit the number of resident programs. The last wave counts as a whole one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from bigplan.spec.multiprocessor import Multiprocessor
 WARP = 32  # threads
 STARTED = 1.0  # programs that a GPU begins in a cycle (measured on an H200: 0.60 ns each)
 # How long a load takes over the latency of an idle GPU, and how sharply the longest time hides the
-# others: fitted, together, to the sweeps of an H200 (benchmarks/kernel_model.py), without the cases
-# set aside; nothing is fitted to one kernel or one shape.
+# others. Both are fitted together to the sweeps of an H200 (benchmarks/kernel_model.py), without
+# the cases set aside. Nothing is fitted to one kernel or one shape.
 LOADED, POWER = 1.4, 4.0
-# Registers of a thread beside its elements: addresses, masks, loop counters. Outside of strips an
-# element takes HELD, or PACKED of what is loaded of it, as the compiler takes a few at a time
-# through all operations. Set to 110 generated kernels that ptxas compiled for compute capability
-# 9.0: most are met to a quarter.
+# Registers of a thread: BASE_REGISTERS hold addresses, masks and loop counters. Outside of strips
+# an element takes HELD, or PACKED of its loaded values, because the compiler takes a few elements
+# at a time through all operations. The three are set to 110 generated kernels that ptxas compiled
+# for compute capability 9.0. Most of them are met within a quarter.
 BASE_REGISTERS, HELD, PACKED = 20, 1.25, 0.7
 MOST_REGISTERS = 255  # of a thread, from Volta on
-REGISTER_UNIT = 8  # they are given out to a warp by so many a thread
+REGISTER_UNIT = 8  # registers a thread, by which a warp gets them
 STEPS_IN_WARP = 5  # exchanges that reduce 32 lanes
-STEPS_ACROSS = 6  # twice to shared memory, all warps' meeting there, and back
+STEPS_ACROSS = 6  # two accesses to shared memory, a barrier, and back
 
 
 class Shape(StrEnum):
     """How the programs of a kernel cover rows and columns."""
 
-    FLAT = "pointwise"  # tiles of rows x columns, each program one of them
+    FLAT = "pointwise"  # each program has one tile of rows x columns
     ROW = "row reduction"  # a program holds whole rows
     LOOPED = "row reduction in passes"  # a program reads its rows as often as it needs
     STRIP = "row and column reduction"  # a program walks down its rows and adds columns up
@@ -57,7 +57,7 @@ class Tile:
     columns: int
     warps: int
     programs: int = 0  # strips only: how many share out the rows
-    stages: int = 1  # strips only: tiles in flight or at work; of several all but one are fetched
+    stages: int = 1  # strips only: tiles in flight or at work; all but one are fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class KernelWork:
     lane_operations: float  # a position: on fp32 lanes
     special: float  # a position: exponentials, roots, reciprocals
     live: float  # values of a position that are held at once, in 32-bit registers, in a strip
-    packed: float  # of them what is loaded, in its own dtype: all that other kernels hold
-    levels: int = 0  # row reductions of which each needs the one before
-    reductions: int = 0  # all of them
+    packed: float  # loaded values in their dtype, which is all that other shapes hold
+    levels: int = 0  # row reductions in a chain: each needs the one before
+    reductions: int = 0  # all row reductions
     fetched: float = 0.0  # bytes of a position that are loaded
     column_sums: int = 0
     values_a_program: float = 0.0  # bytes that each program reads besides, such as a weight's row
@@ -166,7 +166,7 @@ def _turns(work: KernelWork, tile: Tile) -> tuple[int, int]:
 
 
 def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -> KernelTime | None:
-    """The prediction; None where a program with this tile does not fit without spilling."""
+    """The prediction; None if a program with this tile does not fit without spilling."""
     fits = resident(work, tile, sm)
     if not fits:
         return None
@@ -181,11 +181,11 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     moved = work.read + work.written + sums + again * (1 - cached)
     memory = moved / bandwidth
     l2 = (work.read + work.written + again) / sm.l2_bandwidth
-    # What every program reads besides is shared by those of a multiprocessor, in its L1.
+    # The programs of a multiprocessor share in its L1 what every program reads besides.
     l1_rate = sm.load_bytes * sm.clock * multiprocessors
     l1 = (work.read + again + work.values_a_program * programs) / l1_rate
     slots = work.lane_operations + work.special * sm.lanes / sm.special
-    # Lane operations of one turn: passes share out the arithmetic, but each loads again.
+    # Lane operations of one turn: several passes share the arithmetic, but each pass loads again.
     tile_slots = tile.rows * tile.columns * (slots + passes - 1) / passes
     issue = tile_slots * turns * programs / sm.lanes / multiprocessors / sm.clock
     starts = programs / (STARTED * sm.clock)
@@ -234,7 +234,7 @@ def _closing(work: KernelWork, tile: Tile, sm: Multiprocessor) -> float:
 def best_tiles(
     work: KernelWork, tiles: list[Tile], gpu: Gpu, sm: Multiprocessor
 ) -> list[tuple[Tile, KernelTime]]:
-    """Those that fit, fastest first; of equal ones the smaller."""
+    """The tiles that fit, fastest first; among equally fast ones the smaller."""
     timed = [(tile, kernel_seconds(work, tile, gpu, sm)) for tile in tiles]
     fitting = [(tile, time) for tile, time in timed if time is not None]
     return sorted(

@@ -9,8 +9,9 @@ On stage s of p, with n micro-batches in flight at most (1F1B: min(M, p - s)):
     buffers      buckets of collectives; under ZeRO-3 the layers that are gathered at once
     base         CUDA context and libraries, where the tool counts them
 
-or, if that is more, what ZeRO-3's update on the GPU copies in place of activations, temporaries and
-buffers: its gradients in one piece, and again in the master's precision (DeepSpeed's stage3.py).
+ZeRO-3's update on the GPU copies its gradients into one piece, and again in the master's precision
+(DeepSpeed's stage3.py). If these copies are more than activations, temporaries and buffers, they
+count in their place.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from bigplan.graph.operators import Gemm
 GIB = 1 << 30
 
 # What a tool reports beyond tensors: nvidia-smi shows the CUDA context and NCCL's buffers, torch's
-# counters do not. nvidia-smi's base and fragments: the pair that meets the BLOOM and the 1.3B
-# tables best, found on a grid of 0.25 GiB and 2%. Those of reserved memory: the constant term, to
-# 0.25 GiB, and the factor of published peaks in torch's counters (docs/cost-model.md).
+# counters do not. For nvidia-smi, base and fragments are the pair that meets the BLOOM and the 1.3B
+# tables best, on a grid of 0.25 GiB and 2%. For reserved memory they are the constant term, to 0.25
+# GiB, and the factor of published peaks in torch's counters (docs/cost-model.md).
 BASE_BYTES = {"nvidia-smi": 2.25 * GIB, "reserved": 2.25 * GIB, "allocated": 0.0}
 
 
@@ -39,8 +40,8 @@ def framework_memory(
 ) -> dict[str, float]:
     """Bytes by part as `kind` of tool reports them.
 
-    nvidia-smi shows the GPUs of the node it is started on, taken as the first stage's (where a
-    table prints the largest of all nodes, that stage is the fullest but for the loss); torch's
+    nvidia-smi shows the GPUs of the node that it runs on; that node is taken as the first stage's.
+    If a table prints the largest of all nodes, that stage is the fullest, the loss apart. torch's
     counters are printed as the maximum over ranks.
     """
     shown = range(1) if kind == "nvidia-smi" else range(graph.strategy.pp)
@@ -117,7 +118,7 @@ def _buffers(graph: Graph, framework: Framework, parameters: int, zero: int) -> 
 
 
 def _copied_by_update(sizes: ElementSizes) -> int:
-    """Bytes a gradient takes flattened for the optimizer, and cast to the master's precision."""
+    """Bytes of a gradient's copies: flattened, and cast to the master's precision."""
     master = sizes.state // 3 if sizes.master else sizes.parameter  # beside two moments like it
     return sizes.gradient + (master if master != sizes.gradient else 0)
 

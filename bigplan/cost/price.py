@@ -32,15 +32,14 @@ from bigplan.placement import Tier
 from bigplan.spec.cluster import FlashKernel, Gpu, Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.training import DTYPE_BYTES, Training
 
-# Of GPU memory: cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
+# GPU memory for cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
 # keep from each other. On an H200 a plan that used 14.98 of 15.00 GiB needed 0.03 GiB more. `price`
-# reserves the largest tensor at least: freed memory lies in pieces, and where none is large enough
-# the allocator stops the GPU to join them. With 1.46 GiB beside what lived and tensors of 1.75 and
-# 3.9 GiB it did so eight times a step, a sixth of it (5.5B in micro-batches of 16); with 1.18 GiB
-# beside 0.88 never.
+# reserves at least the largest tensor, because freed memory lies in pieces. If no piece is large
+# enough, the allocator stops the GPU to join them. With 1.46 GiB free and tensors of 1.75 and 3.9
+# GiB that happened eight times a step and took a sixth of it; with 1.18 GiB and 0.88 it never did.
 ALLOCATOR_RESERVE = 0.03
-# Of memory that an element's AdamW moves in mixed precision, which is what `adam_rate` is of: three
-# fp32 values read and written, the gradient read, the 16-bit parameter written.
+# Bytes that AdamW in mixed precision moves for an element; `adam_rate` is the rate of that. Three
+# fp32 values are read and written, the gradient is read, the 16-bit parameter is written.
 ADAM_BYTES = 30
 
 
@@ -63,18 +62,18 @@ class KindCost:
     reduce: float = 0.0
     gather: float = 0.0
     reruns: Mapping[Recompute, float] = field(default_factory=dict)
-    forward_waits: Waits = NO_WAITS  # these seconds are among those above
+    forward_waits: Waits = NO_WAITS  # included in the seconds above
     backward_waits: Waits = NO_WAITS
     rerun_waits: Mapping[Recompute, Waits] = field(default_factory=dict)
-    slowed: float = 0.0  # of compute a micro-batch, by reducing the step's gradients beside it
-    tensor_reduce: float = 0.0  # of gradients of what several tensor-parallel ranks have
+    slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
+    tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
 
     def again(self, recompute: Recompute) -> float:
-        """Seconds of what runs a second time before the backward."""
+        """Seconds of the operators that run a second time before the backward."""
         return self.reruns.get(recompute, 0.0)
 
     def waits_again(self, recompute: Recompute) -> Waits:
-        """Those of the same."""
+        """Waits of the operators that run a second time before the backward."""
         return self.rerun_waits.get(recompute, NO_WAITS)
 
     def exchanging(self, other: KindCost) -> KindCost:
@@ -109,8 +108,8 @@ class Costs:
     capacity: Mapping[Tier, int]  # bytes per GPU that page-locks nothing, per node, per node
     ranks_per_node: int
     reserve: int = 0  # bytes per GPU for torch's allocator, beside the capacity
-    processes: int = 0  # bytes per node of what is in host memory besides tensors
-    page_tables: float = 0.0  # bytes of a GPU for each that its rank has in host memory
+    processes: int = 0  # bytes of host memory per node besides tensors
+    page_tables: float = 0.0  # bytes of a GPU per byte of its rank in host memory
     # Seconds to lend the first stage's table to the last, and for its gradients to come back.
     table: tuple[float, float] = (0.0, 0.0)
 
@@ -151,7 +150,7 @@ def price(
 
 
 def _largest_tensor(graph: Graph, gpu: Gpu) -> int:
-    """Bytes of the largest tensor that comes and goes: a layer's, or of gradients to be widened."""
+    """Bytes of the largest temporary tensor: a layer's, or fp32 copies of 16-bit gradients."""
     layers, widened = graph.kinds.values(), 0
     if graph.sizes.gradient < 4 and gpu.runs_kernels:
         widened = 4 * min(WIDENED_ELEMENTS, max(kind.parameters for kind in layers))
@@ -174,8 +173,8 @@ def memory_of_torch(
 ) -> int:
     """Bytes of a GPU that are torch's to allocate, with `locked` bytes of host memory page-locked.
 
-    All but its context, page tables and communicators, of which pipeline stages have one for each
-    neighbour and direction, and for a table that the first lends to the last.
+    The context, page tables and communicators take the rest. A pipeline stage has a communicator
+    for each neighbour and direction, and one for a table that the first stage lends to the last.
     """
     taken = gpu.context_memory
     if gpu.runs_kernels:
@@ -187,8 +186,9 @@ def memory_of_torch(
     return gpu.memory - taken
 
 
-# Host and GPU work at the same time, so a pass takes about as long as the slower of the two; where
-# they are close, each at times waits for the other: a p-norm, whose p = 4.7 adds 16% at equality.
+# Host and GPU work at the same time, so a pass takes about as long as the slower of the two. If
+# they are close, each sometimes waits for the other. So the time is a p-norm; p = 4.7 adds 16% at
+# equality.
 OVERLAP_NORM = 4.7
 # Of a kernel's host time: a collective is no autograd function of its own.
 COLLECTIVE_LAUNCHES = 0.19
@@ -232,7 +232,7 @@ def _kind_cost(
 
 
 def _summed(kind: LayerKind, tp: int, element: int, group: Group) -> float:
-    """Seconds to sum gradients of what several tensor-parallel ranks have: all of it on each."""
+    """Seconds to sum gradients of parameters that several tensor-parallel ranks hold whole."""
     repeated = kind.repeated.items()
     return sum(all_reduce(tp // n * len(part) * element, group) for n, part in repeated)
 
@@ -240,7 +240,7 @@ def _summed(kind: LayerKind, tp: int, element: int, group: Group) -> float:
 def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Device:
     """The GPU with the precision of the run and the attention kernel of the framework.
 
-    The kernel whose backward gives the same bits every time is FlashAttention-2, as torch has it.
+    If the backward must give the same bits every time, the kernel is torch's FlashAttention-2.
     """
     attention: tuple[FlashKernel, ...] = framework.attention
     if training.deterministic:
@@ -252,7 +252,7 @@ def device_of(nodes: NodeGroup, training: Training, framework: Framework) -> Dev
 
 
 class PassCost(NamedTuple):
-    """Seconds of a layer's operators in a row, and those of them in which the GPU waits."""
+    """Seconds of a layer's operators in a row, and the part of them in which the GPU waits."""
 
     seconds: float
     waits: Waits
@@ -291,9 +291,9 @@ def pass_cost(
     return PassCost(whole, Waits(exposed, whole - busy))
 
 
-# Bytes a second, of what a copy alone reaches, while state passes through the GPU and the CPU runs
-# AdamW: they share the host's memory, and what is written to it waits less. Measured in training on
-# an H200's machine, 34 of 54.7 and 47 of 54.5 GB/s
+# The share of a copy's rate alone that remains while state passes through the GPU and the CPU runs
+# AdamW. Both use the host's memory, and copies that write to it wait less. Measured in training on
+# an H200's machine: 34 of 54.7 and 47 of 54.5 GB/s
 # (benchmarks/results/2026-11-22-h200-one-at-a-time).
 INTO_BESIDE_UPDATE = 0.62
 OFF_BESIDE_UPDATE = 0.86
@@ -302,7 +302,7 @@ OFF_BESIDE_UPDATE = 0.86
 def _passing(pcie: Pcie, h2d: float, d2h: float, ranks: int) -> tuple[float, float]:
     """Bytes/s at which a rank's state comes to the GPU, and leaves it, beside the CPU's update.
 
-    `h2d`, `d2h`: what its copies reach alone.
+    `h2d`, `d2h`: the rates of the rank's copies alone.
     """
     into, off = pcie.node_host_to_device_beside_update, pcie.node_device_to_host_beside_update
     return (
@@ -312,9 +312,9 @@ def _passing(pcie: Pcie, h2d: float, d2h: float, ranks: int) -> tuple[float, flo
 
 
 def _drives(nvme: Nvme | None, ranks: int) -> tuple[float, float]:
-    """Bytes/s that a rank reads and writes; where it was measured, while both go on.
+    """Bytes/s that a rank reads and writes; while both go on, if that was measured.
 
-    They do as long as there is state on a drive, and as many bytes come as go: half of it each.
+    Both go on while there is state on a drive. As many bytes come as go, so each gets half.
     """
     if nvme is None:
         return 1.0, 1.0
@@ -323,12 +323,12 @@ def _drives(nvme: Nvme | None, ranks: int) -> tuple[float, float]:
 
 
 def _cpu_update(host: Host, sizes: ElementSizes) -> float:
-    """Elements/s that all cores of a node update; where it was measured, beside copies."""
+    """Elements/s that all cores of a node update; beside copies, if that was measured."""
     return (host.adam_rate_beside_copies or host.adam_rate) / _part(sizes)
 
 
 def _part(sizes: ElementSizes) -> float:
-    """Rates are those of AdamW in mixed precision; others go by the bytes that they move."""
+    """Rates are those of AdamW in mixed precision; other updates follow from their bytes."""
     return sizes.update_bytes / ADAM_BYTES
 
 

@@ -2,10 +2,10 @@
 
 Measured with CUDA on an H200's machine (benchmarks/results/2026-11-23-h200-promises). Page-locked
 memory has page tables, and the driver keeps a record of every page of it. A rank's process has
-Python, torch and its libraries, and what CUDA and the driver allocate for it. When this was
-measured, first weights passed through fp32 a layer at a time and once more by tensor; they are made
-in blocks of 4 MiB now, a few a core, so FIRST_VALUES is too much until it is measured again. A node
-has Ray's processes and a launch's.
+Python, torch and its libraries, and what CUDA and the driver allocate for it. A node has Ray's
+processes and those of a launch. FIRST_VALUES is too much until it is measured again: it was
+measured while first weights passed through fp32 a layer at a time and once more by tensor, but now
+they are made in blocks of 4 MiB, a few a core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def process_bytes(nodes: NodeGroup, ranks: int, layer: int) -> int:
     """Bytes of a node's host memory that `ranks` processes take, each with layers of so many
     parameters at most.
 
-    0 on a CPU that stands in for a GPU: half of its machine is left out (spec/detect/cluster.py).
+    0 on a CPU that stands in for a GPU, because detection leaves out half of that machine's memory
+    (spec/detect/cluster.py).
     """
     if not nodes.gpu.runs_kernels:
         return 0
@@ -38,7 +39,7 @@ def locked_bytes(nodes: NodeGroup, placed: int) -> int:
 
 
 def room(nodes: NodeGroup, ranks: int, layer: int) -> int:
-    """Bytes of a node's host memory that are left for a plan's tensors; none where none is."""
+    """Bytes of a node's host memory that are left for a plan's tensors; 0 if none is."""
     free = max(0, nodes.host.memory - process_bytes(nodes, ranks, layer))
     left = free - locked_bytes(nodes, free)
     return min(left, nodes.host.tensor_memory or left)

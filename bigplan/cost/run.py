@@ -41,7 +41,8 @@ def graph_of(run: Run) -> Graph:
     `dp_shard_cp`, Megatron Core's distributed optimizer).
     """
     chunk = LOSS_CHUNK_TOKENS if run.chunked_loss else None
-    # Their last pipeline stage holds and updates a tied table, too, as if it were one of its own.
+    # In frameworks the last pipeline stage also holds and updates a tied table, like one of its
+    # own.
     apart = {"tied_embeddings": False} if run.strategy.pp > 1 else {}
     model = run.model.model_copy(update=apart)
     graph = build_graph(

@@ -28,7 +28,7 @@ UPDATE_BYTES = 4 + 12 + 12 + 2 + 4
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a strategy leaves open: the same for all layers of a published run."""
+    """Decisions that a strategy leaves open, the same for all layers of a published run."""
 
     recompute: Recompute = Recompute.NONE
     recomputed: float = 1.0  # share of the layers that do so
@@ -61,7 +61,7 @@ def framework_step(
         parts["copies"] = max(0.0, moved / min(costs.rates.h2d, costs.rates.d2h) - update)
     if run.cpu_update:
         away = _offloaded(graph, costs, nodes, framework, run, stages)
-        # What stays on the GPU is updated there before; nobody updates on both at once.
+        # The GPU updates its share of the state first; no framework updates on both at once.
         parts |= away | {"update": away["update"] + (1.0 - run.on_cpu) * update}
     return parts
 
@@ -144,7 +144,7 @@ def _offloaded(
     host, parameter = rates.host_memory, graph.sizes.parameter
     if framework.one_numa_domain:
         host = min(host, nodes.host.memory_bandwidth / nodes.host.numa_domains)
-    # The update's, the cast's of the master copy, which is another pass there, and others.
+    # Passes of the update, of the cast of the master copy (a separate pass there), and others.
     passes = graph.sizes.update_bytes + 4 + framework.update_bytes
     extra = owned * framework.update_bytes / host
     parts = {

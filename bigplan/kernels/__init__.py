@@ -1,4 +1,4 @@
-"""Fused GPU kernels: generated for any graph and chosen by a model, and a few written by hand.
+"""Fused GPU kernels, generated for any graph and chosen by a model.
 
 optimise.py             a module or function that runs fused
 capture.py              torch's graphs to ours and back

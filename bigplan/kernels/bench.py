@@ -1,8 +1,8 @@
 """`bigplan kernels bench`: predicted, measured, the byte limit, and every baseline side by side.
 
-Times are medians by CUDA events over calls whose inputs are not in the L2 cache: between two calls
-a buffer larger than it is overwritten. On a CPU, for rehearsals, they are the clock's and mean
-nothing. Graph times replay a CUDA graph of several calls, without the host.
+Times are medians by CUDA events. Between two calls a buffer larger than the L2 cache is
+overwritten, so inputs are not in that cache. On a CPU, for rehearsals, times are the clock's and
+mean nothing. Graph times replay a CUDA graph of several calls, without the host.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class KernelBench:
         self.small, self.out, self.tune = rehearse, out, tune
         self.cuda = torch.cuda.is_available()
         self.device = "cuda" if self.cuda else "cpu"
-        # A backward runs on the stream of its forward, and a graph captures one stream.
+        # A backward runs on the stream of its forward, and a CUDA graph captures one stream.
         stream: Any = torch.cuda.Stream
         self.stream = stream() if self.cuda else None
         self.dtype = torch.bfloat16 if self.cuda else torch.float32

@@ -1,9 +1,9 @@
 """What a kernel computes at one position: operators taken apart into arithmetic on tiles.
 
 A kernel's domain is `rows` x `width`. Every value varies with both (FULL), with the row (ROW), with
-the column (COLUMN) or with neither (ONE). A tensor whose rows are several times `width` is so many
-pieces: rotary's halves, or a gate beside its up projection. What cannot be said so raises Unfusable
-with the reason, and those operators stay in kernels of their own, or torch's.
+the column (COLUMN) or with neither (ONE). If a tensor's rows are several times `width`, it counts
+as several pieces: rotary's halves, or a gate beside its up projection. Operators that do not fit
+this form raise Unfusable with the reason. They stay in separate kernels, or torch's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROW_REDUCTIONS = ("sum_row", "max_row", "lse_row")  # the last: log of the sum o
 
 
 class Unfusable(Exception):
-    """These operators are no kernel together; the message says why."""
+    """These operators cannot be one kernel; the message says why."""
 
 
 class Varies(StrEnum):
@@ -173,7 +173,7 @@ class Builder:
         return self._broadcast(value, rows)
 
     def gathered(self, x: Val, column: Val) -> Val:
-        """Of each row of a loaded tensor what is in one column, an integer; 0 beyond them."""
+        """A loaded tensor's value in one column (an integer) of each row; 0 beyond the columns."""
         loaded = self.micros[x.pieces[0]]
         if loaded.op != "load" or len(x.pieces) > 1 or loaded.varies is not Varies.FULL:
             raise Unfusable("it looks columns up in what is computed")
@@ -220,7 +220,7 @@ class Builder:
         return self._load(self.graph.values[argument.name], like)
 
     def _computed(self, name: str) -> Val:
-        """What a member made, or a view of it that is no more than another shape."""
+        """A member's result, or a view of the result that only changes its shape."""
         if name in self.values:
             val = self.values[name]
             if any(self.micros[p].op == "sum_column" for p in val.pieces):

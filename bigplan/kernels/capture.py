@@ -1,8 +1,8 @@
 """Graphs of torch functions: from AOTAutograd's joint graph to ours, and back to modules that run.
 
 AOTAutograd traces forward and backward on fake tensors, makes mutations functional and asks a
-partitioner for a forward and a backward module. Ours are a plan's: a call for each generated
-kernel, torch's own operators between them, views where they are read.
+partitioner for a forward and a backward module. Our modules follow a plan: a call for each
+generated kernel, torch's own operators between the calls, and views where something reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What `bigplan kernels bench` measures: functions over the shapes of many families.
 
-Every third shape is set aside: the model's constants may be fitted to the others alone, and results
-say which is which.
+Every third shape is set aside. The model's constants may be fitted only to the other shapes, and
+results say which shapes are set aside.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def added_rms_norm(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-    """Of a sum that is read again, as a residual stream is."""
+    """RMSNorm of a sum that is read again, as a residual stream is."""
     total = x + y
     return rms_norm(total, w) + total
 
@@ -75,7 +75,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def biased_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """Whose bias wants a gradient: a sum over all rows beside it."""
+    """GELU with a bias whose gradient is a sum over all rows."""
     return F.gelu(x + bias, approximate="tanh")
 
 

@@ -1,9 +1,9 @@
 """Which operators run as one kernel: the cover of a graph with the least predicted time.
 
-Every operator starts alone, as torch's own or as a generated kernel, whichever is faster. Then two
-groups at a time become one where that saves most: a producer and its reader, or readers of one
-tensor. A group must be convex (nothing outside lies between its members) and the groups must keep
-an order; forward and backward stay apart. At last single operators change groups where it helps.
+Every operator starts alone, as torch's own or as a generated kernel, whichever is faster. Then the
+two groups that save most become one: a producer and its reader, or readers of one tensor. A group
+must be convex (nothing outside lies between its members), and some order of all groups must remain.
+Forward and backward stay separate. At last single operators change groups if that helps.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from bigplan.kernels.graph import KernelGraph, KernelNode
 from bigplan.kernels.operators import why_not
 from bigplan.kernels.price import Fused, Pricer
 
-# A generated kernel in place of a single operator of torch's must save so much of its time: less
-# is within what the model may be wrong by, and torch's needs no compilation.
+# A generated kernel must save this share of the time of a single torch operator. A smaller gain is
+# within the model's error, and torch's operator needs no compilation.
 WORTH = 0.05
 Members = frozenset[int]  # places of nodes in the graph
 

@@ -1,7 +1,7 @@
 """Cross-entropy of logits: the loss in one pass, the gradient in place of the logits in another.
 
-Plain torch copies the logits to fp32 and keeps log-probabilities beside them: some 30 bytes a logit
-in bf16, against 6 here and no memory of its own. Arithmetic is fp32.
+Plain torch copies the logits to fp32 and keeps log-probabilities beside them: it moves some 30
+bytes a logit in bf16. Here it is 6 bytes, and no additional memory. Arithmetic is fp32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST = tl.constexpr(-1e30)  # below every logit; -inf minus itself would be no 
 def reference(logits: Tensor, targets: Tensor) -> Tensor:
     """Losses of every row in plain torch; 0 where the target is negative.
 
-    A target beyond the columns is in another rank's logits: of it the loss lacks its logit.
+    A target beyond the columns is in another rank's logits, so the loss lacks the target's logit.
     """
     columns = logits.shape[1]
     picked = logits.gather(1, targets.clamp(0, columns - 1)[:, None])[:, 0]

@@ -1,12 +1,12 @@
 """Batch norm taken apart into steps that each are one kernel, forward and backward.
 
-Its statistics are of channels, over images and their positions. In memory order of [n, c, h, w] a
-row is one channel of one image: a first kernel reduces rows, a second one of few bytes adds up the
-images of a channel, and what is left is arithmetic on each position, which what follows, an
-activation or a sum, joins. In channels-last memory a row is a position, and sums are of columns.
+Its statistics are of channels, over images and their positions. In the memory order [n, c, h, w] a
+row is one channel of one image. A first kernel reduces rows, and a second one, of few bytes, adds
+up the images of a channel. The rest is arithmetic on each position; the activation or sum that
+follows joins that arithmetic. In channels-last memory a row is a position, and sums are of columns.
 
-Variances of the images are put together from each one's own (Chan et al. 1979), and those of
-columns are of differences from the first row: no difference of large squares loses their digits.
+The variance of all images follows from that of each image (Chan et al. 1979). The variance of a
+column is of differences from its first row. So no digits are lost in a difference of large squares.
 """
 
 from __future__ import annotations

@@ -45,12 +45,12 @@ LANE_OPERATIONS = {
 }  # fmt: skip
 SPECIAL = {"exp", "log", "sqrt", "rsqrt", "reciprocal", "div"}
 TWICE_SPECIAL = {"sigmoid", "tanh", "erf"}
-# Elements of a tile, and programs of a strip on a multiprocessor, that candidates have.
+# Elements of a candidate's tile, and programs of a strip on a multiprocessor.
 LEAST_TILE, LARGEST_TILE = 256, 32768
 STAGES = (1, 3)  # of a strip: loads when they are needed, or two turns ahead
 STRIPS = (1, 2, 3, 4, 6, 8)
-# Of a thread. The hand-written kernels have 8 and 16; more warps beside fewer elements each leave
-# the compiler free to issue all loads before their first use.
+# Of a thread. More warps with fewer elements each leave the compiler free to issue all loads before
+# their first use.
 MOST_ELEMENTS = 32
 
 
@@ -170,7 +170,7 @@ def _cuts(graph: KernelGraph, nodes: list[KernelNode]) -> Iterator[int]:
 
 
 def work_of(body: Body) -> KernelWork:
-    """What the model prices a kernel by."""
+    """A kernel's work, which the model prices."""
     full = [m for m in body.micros if m.varies is Varies.FULL]
     reductions = [m for m in body.micros if m.op in (*ROW_REDUCTIONS, "sum_column")]
     columns = [m for m in body.micros if m.varies is Varies.COLUMN and m.op.startswith("load")]
@@ -206,9 +206,9 @@ def work_of(body: Body) -> KernelWork:
 
 
 def added_together(body: Body) -> list[tuple[int, ...]]:
-    """Outputs that are sums over rows, by their places: those of a kernel that adds up strips.
+    """Places of outputs that are sums over rows, grouped by the kernel that adds up their strips.
 
-    It takes two at once where they have as many columns, such as gradients of weight and bias.
+    One kernel adds two outputs with equally many columns, such as gradients of weight and bias.
     """
     summed = {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
     places = [i for i, value in enumerate(body.outputs) if value.name in summed]
@@ -223,7 +223,7 @@ def added_together(body: Body) -> list[tuple[int, ...]]:
 
 
 def levels(body: Body) -> list[int]:
-    """For every operation, how many row reductions one after another lead to it and are it."""
+    """For every operation, the longest chain of row reductions that ends in it, itself included."""
     found: list[int] = []
     for micro in body.micros:
         before = max((found[a] for a in micro.arguments), default=0)
@@ -232,7 +232,7 @@ def levels(body: Body) -> list[int]:
 
 
 def _live(body: Body) -> float:
-    """Values of a position held at once at most; what is loaded stays packed in its own dtype."""
+    """The most values of a position held at once; loaded values stay packed in their dtype."""
     last: dict[int, int] = {}
     for index, micro in enumerate(body.micros):
         last.update(dict.fromkeys(micro.arguments, index))

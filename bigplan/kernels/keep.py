@@ -1,9 +1,9 @@
 """What a forward keeps for its backward, and what the backward computes again instead.
 
-A cheap value that no kernel of the forward has to write anyway is computed again, inside the
-backward's kernel, from what is there. Others are kept, until a byte has a price: seconds that
-keeping it costs elsewhere, such as those of a link to host memory. Then the largest are tried one
-by one, and computed again where the whole, time and price, becomes less.
+If no kernel of the forward has to write a cheap value anyway, the backward's kernel computes the
+value again from what is kept. Other values are kept, unless a byte has a price: seconds that
+keeping the byte costs elsewhere, such as on a link to host memory. Then the largest values are
+tried one by one, and computed again if time and price together become less.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def best_plan(graph: KernelGraph, pricer: Pricer, price: float = 0.0) -> KeepPla
 
 
 def _own(graph: KernelGraph, name: str) -> bool:
-    """Whether a value lives from the forward to the backward because it is kept."""
+    """Whether a value lives from the forward to the backward only because it is kept."""
     results = (graph.base[one] for one in graph.outputs[: graph.forward_outputs])
     return name in graph.producer and name not in results
 
 
 def _closed(graph: KernelGraph, again: frozenset[str]) -> frozenset[str]:
-    """With what these read, where it is as cheap and would be kept for them alone."""
+    """These values, and the cheap values that would be kept only because these read them."""
     while found := _inner(with_again(graph, again)) - again:
         again |= found
     return again
@@ -97,7 +97,7 @@ def _plan(graph: KernelGraph, again: frozenset[str], pricer: Pricer, price: floa
 
 
 def kept(graph: KernelGraph) -> tuple[str, ...]:
-    """Bases that the backward reads and does not make: the forward's values, and its inputs."""
+    """Bases that the backward reads and does not make: values and inputs of the forward."""
     made = {value.name for node in graph.nodes if node.backward for value in node.outputs}
     tangents = {value.name for value in graph.inputs if value.name.startswith("tangents")}
     read = (ref for node in graph.nodes if node.backward for ref in node.refs())
@@ -107,7 +107,7 @@ def kept(graph: KernelGraph) -> tuple[str, ...]:
 
 
 def _inner(graph: KernelGraph) -> frozenset[str]:
-    """Cheap values that no forward kernel needs to write, but for the backward."""
+    """Cheap values that a forward kernel writes only for the backward."""
     forward = {id(node) for node in graph.nodes if not node.backward}
     found = set()
     for name in kept(graph):
@@ -126,12 +126,12 @@ def _cheap(graph: KernelGraph, node: KernelNode) -> bool:
         return False
     if node.op not in REDUCING:
         return prod(node.outputs[0].shape) > 1
-    # Of a norm the statistics are few bytes and are kept; its output follows from them.
+    # A norm's statistics are few bytes and are kept; the norm's output follows from them.
     return node.op in ("native_layer_norm", "_fused_rms_norm")
 
 
 def with_again(graph: KernelGraph, again: frozenset[str]) -> KernelGraph:
-    """The graph with copies, in its backward, of what makes these values."""
+    """The graph with copies, in its backward, of the nodes that make these values."""
     copies: dict[str, str] = {}
     forward: list[KernelNode] = []
     backward: list[KernelNode] = []
@@ -152,7 +152,7 @@ def with_again(graph: KernelGraph, again: frozenset[str]) -> KernelGraph:
 
 
 def _copied(node: KernelNode, copies: dict[str, str]) -> Iterable[KernelNode]:
-    """A copy of a node that reads copies; of a norm, arithmetic that reads its statistics."""
+    """A copy of a node that reads copies; for a norm, arithmetic that reads its statistics."""
     outputs = node.outputs
     if node.op in ("native_layer_norm", "_fused_rms_norm"):
         yield from _norm_again(node, copies)

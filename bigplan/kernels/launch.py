@@ -96,9 +96,9 @@ class LaunchedKernel:
         self._ready: dict[Tile, _Launch] = {}
 
     def __call__(self, *inputs: Tensor, into: Into = NOTHING) -> tuple[Tensor, ...]:
-        """Its outputs in order: new tensors, but for those by whose names `into` has some.
+        """The kernel's outputs in order: new tensors, except for outputs whose names `into` has.
 
-        These may be inputs: every position is read before it is written.
+        The tensors of `into` may be inputs, because every position is read before it is written.
         """
         if inputs and inputs[0].is_cuda and inputs[0].device.index != torch.cuda.current_device():
             with torch.cuda.device(inputs[0].device):
@@ -114,7 +114,7 @@ class LaunchedKernel:
 
     @property
     def text(self) -> str:
-        """Its source with the tile at hand."""
+        """The kernel's source with its tile."""
         return source(self.body, self.tile)
 
     def run_as(
@@ -153,7 +153,7 @@ class LaunchedKernel:
         self._ready[tile](tensors)
 
     def _take_the_first_that_does_not_spill(self, inputs: Sequence[Tensor]) -> None:
-        """What the compiler says of registers decides where the model's estimate was too low."""
+        """Take the first tile that does not spill: the model may estimate too few registers."""
         self._checked = True
         if inputs[0].device.type != "cuda":
             return
@@ -197,9 +197,9 @@ class LaunchedKernel:
 class _Launch:
     """A kernel with a tile, called by its tensors in order.
 
-    Triton's JIT looks at all arguments before each launch, to find what was compiled for their
-    types and alignment. Types are the body's, so here only alignment is looked at; tensors that
-    are not aligned to 16 bytes go the long way.
+    Triton's JIT looks at all arguments before each launch, to find the kernel that was compiled for
+    their types and alignment. The body fixes the types, so only alignment is checked here. Tensors
+    that are not aligned to 16 bytes go through the JIT.
     """
 
     def __init__(self, body: Body, tile: Tile) -> None:

@@ -1,4 +1,4 @@
-"""Generated kernels of a block's operators, made when a shape first comes and kept: a library.
+"""A library of generated kernels for a block's operators, made at a shape's first use and kept.
 
 Each is one of `single.py`'s, with the tile that the model picks for the GPU. Functions take and
 give tensors without autograd, which is around them in `runtime/generated.py`.
@@ -64,7 +64,7 @@ class Library:
         self, kind: NormKind, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None,
         epsilon: float,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """The same of x + y, then x + y, which takes the place of y."""
+        """The same of x + y, and then x + y itself, which takes the place of y."""
         named = {"x": x.contiguous(), "y": y.contiguous(), "weight": weight}
         return self._norm(kind, named, bias, epsilon, {"sum": named["y"]})
 
@@ -114,7 +114,7 @@ class Library:
     # --- Activations.
 
     def activation(self, kind: ActivationKind, *inputs: Tensor) -> Tensor:
-        """Of x, or of SwiGLU's gate and up."""
+        """The activation of x, or of SwiGLU's gate and up."""
         x = inputs[0]
         entry = self._entry(
             ("activation", kind, x.shape, x.dtype),

@@ -1,8 +1,8 @@
 """Linear + cross-entropy in chunks of tokens: never all logits at once, and each gradient once.
 
 A chunk is one product for its logits, one generated kernel that takes the losses and writes their
-gradient over the logits, and two products for the gradients. How many tokens a chunk has follows
-from the memory that its logits may take: fewer tokens make narrower products, which are slower.
+gradient over the logits, and two products for the gradients. The memory that logits may take gives
+the tokens of a chunk: fewer tokens make narrower products, which are slower.
 """
 
 from __future__ import annotations

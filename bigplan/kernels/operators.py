@@ -299,7 +299,7 @@ def _rms_norm_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
 
 @_operator("norm_of_statistics")
 def _norm_again(b: Builder, node: KernelNode) -> tuple[Val, ...]:
-    """A norm's output from what its forward kept: no operator of torch's, see `keep.py`."""
+    """A norm's output from what its forward kept; torch has no such operator, see `keep.py`."""
     shape = _normed(b, node, "input")
     x, rows = b.argument(node, "input", shape), (*shape[:-1], 1)
     if node.arguments.get("mean") is not None:
@@ -337,10 +337,10 @@ def _softmax_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
 
 @_operator("cross_entropy_and_gradient")
 def _cross_entropy(b: Builder, node: KernelNode) -> tuple[Val, ...]:
-    """Losses and their gradient by the logits: no operator of torch's, see `single.py`.
+    """Losses and their gradient by the logits; torch has no such operator, see `single.py`.
 
-    A negative target counts nothing. One beyond the columns is in another rank's logits: of it the
-    loss lacks its logit.
+    A negative target counts nothing. A target beyond the columns is in another rank's logits, so
+    the loss lacks the target's logit.
     """
     shape = _shape(b, node, "self")
     x, rows = b.argument(node, "self", shape), (*shape[:-1], 1)

@@ -116,14 +116,13 @@ def optimise(
 ) -> Any:
     """A module (or function) that computes the same with fused kernels.
 
-    A module's result is a module of the same class that shares its parameters, buffers and
-    submodules: autograd, state_dict and optimizers see what they saw before. Shapes other than
-    those seen are planned when they come; `examples`, tensors or (shape, dtype) pairs, are planned
-    now, without running anything; of pairs the first wants a gradient. `gpu` is a shipped GPU
-    type, by default the one of this machine, or an H200 where there is none. `price` is what
-    keeping a byte for the backward costs, in seconds. `tune`: on a GPU, time the model's best so
-    many tiles of a kernel when it first runs, and keep the fastest in a file (see `tuned.py`).
-    Raises InputError.
+    For a module the result is a module of the same class that shares its parameters, buffers and
+    submodules, so autograd, state_dict and optimizers see the same objects. New shapes are planned
+    at their first call. `examples`, tensors or (shape, dtype) pairs, are planned now, without
+    running anything; the first pair wants a gradient. `gpu` is a shipped GPU type, by default the
+    one of this machine, or an H200 if there is none. `price` is the cost of keeping a byte for the
+    backward, in seconds. `tune`: on a GPU, time this many of the model's best tiles when a kernel
+    first runs, and keep the fastest in a file (see `tuned.py`). Raises InputError.
     """
     optimiser = Optimiser(gpu, price, tune if torch.cuda.is_available() else 0)
     module = target if isinstance(target, nn.Module) else None

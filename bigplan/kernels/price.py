@@ -1,4 +1,4 @@
-"""What a group of nodes takes as a generated kernel, and what torch's own operators take."""
+"""Seconds of a group of nodes as a generated kernel, and of torch's own operators."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bigplan.kernels.graph import Arg, KernelGraph, KernelNode
 from bigplan.spec.cluster import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
-# Times that torch's operator takes over moving its tensors once. Its norm backward reads input and
-# gradient again for the weights' gradients. Its norms forward: medians of torch 2.11 on an H200
-# over six widths from 768 to 8,192 (benchmarks/results/2026-11-24-h200-generated, those not set
-# aside).
+# Time of torch's operator over the time of moving its tensors once. Torch's norm backward reads
+# input and gradient again for the weights' gradients. The factors of norms forward are medians of
+# torch 2.11 on an H200 over six widths from 768 to 8,192
+# (benchmarks/results/2026-11-24-h200-generated, without the shapes set aside).
 TORCH_PASSES = {
     "native_layer_norm": 1.78,
     "_fused_rms_norm": 1.3,
@@ -72,7 +72,7 @@ class Pricer:
     def fused(
         self, graph: KernelGraph, nodes: Iterable[KernelNode], wanted: frozenset[str]
     ) -> Fused | str:
-        """These nodes, in graph order, as one kernel; or why they are none."""
+        """These nodes, in graph order, as one kernel; or why they cannot be one."""
         members = list(nodes)
         key = frozenset(map(id, members)), wanted
         if key not in self._known:
@@ -96,8 +96,8 @@ class Pricer:
     def torch(self, graph: KernelGraph, node: KernelNode) -> float:
         """Seconds of torch's own operator: its bytes, products or attention, and a start.
 
-        Of others that compute much, such as convolutions, the bytes alone are counted: they stay
-        torch's in every cover, so that this changes none.
+        Other operators that compute much, such as convolutions, count only their bytes. They stay
+        torch's in every cover, so their price changes no decision.
         """
         read = sum(graph.values[ref].nbytes for ref in dict.fromkeys(node.refs()))
         moved = (read + sum(value.nbytes for value in node.outputs)) * TORCH_PASSES.get(node.op, 1)
@@ -111,9 +111,9 @@ class Pricer:
     def _as_torch_tiles(self, graph: KernelGraph, node: KernelNode) -> float:
         """Seconds of a generated kernel of this node with the tile that torch's own has.
 
-        A block of four warps for each row of a norm or softmax: of rows of 64 it starts two million
-        and takes ten times as long as their bytes (H200, torch 2.11). Elsewhere four elements a
-        thread. 0 where there is no such kernel, or where it adds columns up.
+        Torch's norm or softmax has a block of four warps for each row. For two million rows of 64
+        columns that takes ten times as long as their bytes (H200, torch 2.11). Other operators have
+        four elements a thread. 0 if there is no such kernel, or if it adds up columns.
         """
         alone = self.fused(graph, [node], frozenset(v.name for v in node.outputs))
         if isinstance(alone, str):

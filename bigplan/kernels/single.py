@@ -1,8 +1,9 @@
 """The operators of a block, each as a graph that is one kernel: what the runtime calls one by one.
 
-`families.py` has whole blocks, for covers that see all of them. The runtime decides itself what
-leaves the GPU and what is computed again, and asks for a norm, an activation or a loss at a time,
-with what its backward adds in the same pass. Without torch, so that the planner can price them.
+`families.py` has whole blocks, for covers of all their operators. The runtime decides by itself
+what leaves the GPU and what is computed again. So it asks for one norm, activation or loss at a
+time, and for the sums that a backward adds in the same pass. Nothing here needs torch, so that the
+planner can price these kernels.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def norm(
     kind: NormKind, rows: TensorShape, columns: int, dtype: str, epsilon: float, *,
     biased: bool = False, added: bool = False,
 ) -> Single:  # fmt: skip
-    """Of x [*rows, columns], or of the sum x + y with `added`: out, statistics and the sum.
+    """The norm of x [*rows, columns], or with `added` of x + y: out, statistics and the sum.
 
     Statistics are fp32 [*rows, 1]: the mean of a layer norm, and the reciprocal deviation.
     """
@@ -128,7 +129,7 @@ def norm_backward(
 
 
 def activation(kind: ActivationKind, shape: TensorShape, dtype: str) -> Single:
-    """Of x, and of SwiGLU y: silu(x) * y."""
+    """The activation of x; for SwiGLU silu(x) * y."""
     make, out = _Maker(), dense("out", shape, dtype)
     x = Arg(make.given("x", shape, dtype))
     if kind == "swiglu":
@@ -199,8 +200,8 @@ def rotary(
 def cross_entropy(rows: int, columns: int, dtype: str) -> Single:
     """Losses fp32 [rows, 1] of logits, and their gradient times `scale` [1], dtype of the logits.
 
-    One pass takes the logarithm of the sum of exponentials, one more writes the gradient, and reads
-    the row again from the L2 cache where it is still there.
+    One pass takes the logarithm of the sum of exponentials. A second pass writes the gradient; it
+    reads the row from the L2 cache if the row is still there.
     """
     make = _Maker()
     logits = Arg(make.given("logits", (rows, columns), dtype))

@@ -34,7 +34,7 @@ WRITTEN = {
     "round_fp16": "{0}.to(tl.float16).to(tl.float32)",
 }  # fmt: skip
 LEAST = "float('-inf')"
-# Below every logit; of a running sum of exponentials -inf minus itself would be no number.
+# Below every logit: in a running sum of exponentials -inf minus itself would be no number.
 LOW = "-1e30"
 FILL = {"sum_row": "0.0", "max_row": LEAST, "lse_row": LOW}  # what leaves the result alone
 HEADER = "import triton\nimport triton.language as tl\n\n\n@triton.jit\n"
@@ -184,7 +184,7 @@ class _Writer:
         return f"tl.load({at}, mask={mask}, other=0).to(tl.float32)"
 
     def _inside(self, micro: Micro, name: str) -> str:
-        """What is reduced, with what leaves the result alone beyond the columns."""
+        """The reduced value, with the neutral element beyond the columns."""
         if self.exact_columns:
             return name
         return f"tl.where(in_c, {name}, {FILL[micro.op]})"
@@ -279,7 +279,7 @@ class _Writer:
         self._columns("first")
 
     def _outside(self, done: set[int], level: int) -> None:
-        """Writes what does not vary with the column and needs no later reduction."""
+        """Writes values that do not vary with the column and need no later reduction."""
         for i, micro in enumerate(self.body.micros):
             steady = micro.varies in (Varies.ROW, Varies.ONE) and self.levels[i] <= level
             ready = steady and i not in done and all(a in done for a in micro.arguments)
@@ -298,7 +298,7 @@ class _Writer:
         return sorted(found)
 
     def _strip(self) -> None:
-        """Down the rows; what does not vary with the row is read once, sums stay in registers."""
+        """Down the rows: values of a column are read once, and sums stay in registers."""
         body, tile = self.body, self.tile
         micros = body.micros
         steady = [

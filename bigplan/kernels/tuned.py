@@ -1,8 +1,8 @@
 """Tiles that were timed once and are kept: by kernel, shape bucket, dtypes, GPU and Triton version.
 
-Nobody needs them, and nothing looks for them unasked: the model's first pick runs without. Where
-`tune=N` is asked for, a kernel's best N tiles are timed when it is launched first, and the fastest
-is found again by all kernels of the same operations whose rows and columns are in the same bucket.
+Tuning is optional: without it the model's first pick runs, and nothing reads this file. With
+`tune=N` a kernel's best N tiles are timed at its first launch. All kernels with the same operations
+and with rows and columns in the same buckets then find the fastest tile in the file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PickFile:
     path: Path
 
     def read(self) -> Mapping[str, Tile]:
-        """All of them; none where there is no file, or one of another version or broken."""
+        """All picks; none if there is no file, or if it is broken or of another version."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
             if found["version"] != VERSION:

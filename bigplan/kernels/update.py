@@ -1,8 +1,8 @@
 """A generated AdamW: one pass over parameters, gradients and moments, 16-bit copies included.
 
-torch's fused kernel takes gradients in fp32 alone, writes them back where it divides them, and
-leaves copies to kernels of their own: 38 bytes a parameter, and 44 where gradients have 16 bits,
-against 30 and 28 here. Pieces of all lengths run one kernel, which is told how many elements.
+torch's fused kernel takes only fp32 gradients, writes divided gradients back, and leaves copies to
+other kernels. It moves 38 bytes a parameter, and 44 if gradients have 16 bits. Here it is 30 and
+28. Pieces of all lengths run one kernel, which is told the number of elements.
 """
 
 from __future__ import annotations

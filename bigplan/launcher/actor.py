@@ -100,7 +100,7 @@ class RankActor:
     """Owns one worker, its process and its scratch folder."""
 
     def __init__(self, plan: Plan, rank: int, folders: Folders, worker: WorkerType | None) -> None:
-        # Nothing that can fail: Ray tells little about an actor that was never created.
+        # Nothing here may fail: Ray says little about an actor that was never created.
         self._run, self._rank = folders.run, rank
         self._lock_file = rank_lock(own_run(folders.run), rank)
         scratch = folders.scratch
@@ -120,7 +120,7 @@ class RankActor:
         self._made.preflight()
 
     def look(self, mark: Path, token: str, cuda: bool) -> Facts:
-        """What there is on this machine (preflight.look)."""
+        """Facts about this machine (preflight.look)."""
         mine = str(self._scratch.parent)
         left = tuple(str(each) for each in leftovers() if each.entry.scratch != mine)
         return look(_node(), self._scratch.parent, self._here(mark), token, left, cuda=cuda)
@@ -146,7 +146,7 @@ class RankActor:
         keep_only(own_run(self._run), steps)
 
     def manifest(self, step: str) -> str:
-        """That of a checkpoint that is here."""
+        """The manifest of a checkpoint that is here."""
         return (own_run(self._run) / FOLDER / step / "manifest.json").read_text()
 
     def clock(self) -> float:

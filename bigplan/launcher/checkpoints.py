@@ -1,7 +1,7 @@
 """A run's checkpoints: where they lie, when the next is due, how many stay, what space they take.
 
-checkpoints/step-000123 is the state after step 123. What another name ends in is no checkpoint:
-.partial is one being written, .old one being removed, .damaged one that could not be read.
+checkpoints/step-000123 is the state after step 123. A name with an ending is no checkpoint:
+.partial is being written, .old is being removed, .damaged could not be read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def sweep(run: Path) -> None:
 class Pace:
     """When a checkpoint is due: every so many steps (0: never), or every ten minutes.
 
-    By the clock, not by the predicted step: a wrong prediction must not cost hours of work.
+    The clock decides, not the predicted step: a wrong prediction must not cost hours of work.
     """
 
     every: int | None
@@ -108,8 +108,8 @@ def checkpoint_bytes(plan: Plan) -> int:
 def more_at_once(run: Path, plan: Plan, how: Launch) -> int:
     """How many checkpoints more than now a launch has on the disk at its worst moment.
 
-    Two more than it keeps, if it writes so many: one whose weights no loss has shown to be good
-    yet, and the next. Those are there before an old one goes.
+    It has two more than it keeps, if it writes that many: one whose weights no loss has yet shown
+    to be good, and the next one. Both are there before an old one goes.
     """
     keep, every, target = how.checkpoint_keep, how.checkpoint_every, how.steps
     assert target is not None, "a launch knows its steps"

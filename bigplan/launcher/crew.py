@@ -28,8 +28,8 @@ from bigplan.launcher.preflight import (
 from bigplan.plan import Plan
 
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
-MEETING = ".bigplan-meeting-"  # what the name of a folder where ranks meet begins with
-GRACE_SECONDS = 3.0  # a dead rank's peers often fail first, for want of it
+MEETING = ".bigplan-meeting-"  # start of the name of a folder where ranks meet
+GRACE_SECONDS = 3.0  # a dead rank's peers often fail before it is found
 QUIET_SECONDS = 5.0  # without an answer from a rank, after which its node is asked
 
 

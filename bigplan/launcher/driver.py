@@ -156,9 +156,9 @@ def _prepare(launched: Launched, before: Plan) -> None:
 
 
 def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
-    """Remove what workers left that were killed, once they have ended.
+    """Remove what killed workers left, once they have ended.
 
-    Nobody waits for the ranks that were `lost` with their node.
+    Ranks that were `lost` with their node are not waited for.
     """
     forget(folders.run, lost)
     wait_for_workers(folders.run)
@@ -173,9 +173,9 @@ def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
 
 
 def _prepare_engine(launched: Launched, engine: Engine) -> None:
-    """What an engine does once for a machine; on a cluster each rank finds it undone, and does it.
+    """What an engine does once for a machine; on a cluster each rank does it if it is still undone.
 
-    Off a terminal, where nothing can be updated, it is told once.
+    Without a terminal no line can be updated, so the user is told once.
     """
     if launched.address is not None:
         return
@@ -202,7 +202,7 @@ def _with_ray(launched: Launched) -> None:
 
 
 def _until_done(launched: Launched) -> None:
-    """Train; where a rank is lost, on from the newest good checkpoint with fresh ranks."""
+    """Train; if a rank is lost, go on from the newest good checkpoint with fresh ranks."""
     journal, stop, patience = launched.journal, launched.stop, Patience(launched.how.max_restarts)
     if launched.how.elastic:
         find_nodes(launched)
@@ -264,7 +264,8 @@ def _from_newest(launched: Launched) -> None:
 def _drop_unrecorded(folder: Path) -> None:
     """Remove a checkpoint of the step after the last on record: the run was killed between them.
 
-    Without clipping a step can end its own checkpoint before it is recorded. It is run again.
+    Without clipping a step's own checkpoint can be complete before the step is recorded. Such a
+    step is run again.
     """
     metrics = read_metrics(folder)
     for path in checkpoints(folder):

@@ -1,4 +1,4 @@
-"""Plans for the nodes that there are: fewer where one was lost, more again when it is back."""
+"""Plans for the nodes that are there: fewer if one was lost, more again when it is back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Run(Protocol):
 
     @property
     def address(self) -> str | None:
-        """Of the cluster; None: Ray is a local one, whose node is always there."""
+        """The cluster's address; None: Ray is a local one, whose node is always there."""
 
     def say(self, text: str) -> None:
         """Tell the user."""
@@ -60,7 +60,7 @@ def enough(plan: Plan) -> bool:
 
 
 def planned_for(plan: Plan, asked: Asked, nodes: int) -> Fewer | None:
-    """The best plan for at most so many nodes, of as many as there is one for.
+    """The best plan for the most nodes, up to so many, for which there is a plan.
 
     None: there is none. Training, caps and engine are those of `plan`.
     """
@@ -78,7 +78,7 @@ def planned_for(plan: Plan, asked: Asked, nodes: int) -> Fewer | None:
 
 
 def _settings(asked: Asked, nodes: int) -> Iterator[Settings]:
-    """The decisions of the user; on fewer nodes with fewer copies, or as many as are best."""
+    """The user's decisions; on fewer nodes `dp` shrinks, or the planner chooses it."""
     fixed = dict(asked.set)
     if nodes == asked.nodes or "dp" not in fixed:
         yield fixed
@@ -90,7 +90,7 @@ def _settings(asked: Asked, nodes: int) -> Iterator[Settings]:
 
 
 def find_nodes(run: Run, lost: BigplanError | None = None) -> None:
-    """Return once there are nodes for the plan, or where a run may, a plan for those there are.
+    """Return once there are nodes for the plan, or (if elastic) a plan for the nodes there are.
 
     Raises LostError where none comes.
     """

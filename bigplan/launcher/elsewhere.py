@@ -15,7 +15,7 @@ SECONDS = 120.0  # for a node's answer: it may have to import all first
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Of one launch, on one node."""
+    """What one launch left on one node."""
 
     node: Node
     left: Leftover

@@ -48,7 +48,7 @@ def ending(launched: Launched, *, resumes: bool) -> Iterator[None]:
 
 
 def _close(journal: Journal, status: Status, *, resumes: bool) -> None:
-    """Write what is known; leave no folder where nothing ran and nothing is to be read."""
+    """Write what is known; leave no folder if nothing ran and nothing is there to read."""
     if not (journal.active or resumes or (journal.folder / "error.txt").exists()):
         shutil.rmtree(journal.folder, ignore_errors=True)
     elif journal.begun:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bigplan.errors import BigplanError, LostError, NodeLostError, WorkerError
 from bigplan.launcher.nodes import Node, gone
 
-# In what torch says where a collective fails: of a bug that fails alike every time none is a word.
+# Words in torch's errors of failed collectives; errors of bugs, which fail every time, have none.
 _COLLECTIVE = re.compile("gloo|nccl|ProcessGroup", re.IGNORECASE)
 
 
@@ -23,7 +23,7 @@ class Failure:
 
 
 def told(failures: Sequence[Failure], doing: str, nodes: Mapping[int, Node]) -> BigplanError:
-    """The failure that explains the others: a lost node, a death, our own errors, then the rest.
+    """The failure that explains the others: a lost node, a death, bigplan's own errors, the rest.
 
     `nodes`: where ranks are, as far as it is known.
     """
@@ -70,7 +70,7 @@ def _may_go_on(failure: Failure) -> bool:
 
 
 def _has_ended(failure: Failure) -> bool:
-    """Whether the process is gone, or never came for want of its node."""
+    """Whether the process is gone, or never came because its node was lost."""
     import ray.exceptions as known
 
     kinds = (known.RayActorError, known.ActorUnschedulableError, known.NodeDiedError)

@@ -18,7 +18,7 @@ VITAL = ("gcs_server", "raylet")  # of a local Ray's processes: no work goes on 
 
 @dataclass
 class Head:
-    """Of a cluster at `address`, or of the local Ray of this process (None)."""
+    """The head of a cluster at `address`, or of this process's local Ray (None)."""
 
     address: str | None
     clock: Callable[[], float] = time.monotonic
@@ -87,7 +87,7 @@ class Head:
 def require_ray(address: str, seconds: float = CONNECT_SECONDS) -> None:
     """Ask what listens at HOST:PORT whether it is a Ray, which takes this side's token.
 
-    Ray itself would try for more than a minute, and say no more than that it could not connect.
+    Ray itself would try for more than a minute, and then only say that it could not connect.
     Raises InputError. Other kinds of addresses are left to Ray.
     """
     host, _, port = address.rpartition(":")
@@ -107,7 +107,7 @@ def require_ray(address: str, seconds: float = CONNECT_SECONDS) -> None:
 
 
 def _token() -> tuple[tuple[str, str], ...]:
-    """What this process says who it is with; nothing unless RAY_AUTH_MODE=token."""
+    """The token by which this process identifies itself; empty unless RAY_AUTH_MODE=token."""
     from ray import _raylet
 
     loader: Any = _raylet

@@ -1,7 +1,7 @@
-"""Which ranks are alive and get on: each is asked beside its other calls, in a thread of its own.
+"""Which ranks are alive and make progress: each is asked beside its other calls, in another thread.
 
-A process that is frozen answers nothing. One that waits for ever, in a collective whose other side
-never comes, say, answers and ends no action.
+A frozen process does not answer. A process may also wait for ever, for example in a collective
+whose other side never comes. It answers, but ends no action.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bigplan.launcher.actor import Beat
 GROUP = "heartbeat"  # Ray's concurrency group of it
 EVERY = 1.0  # seconds between two questions to a rank
 SILENT = 45.0  # seconds without an answer: Python stops everything for a second or so at most
-STEPS = 5.0  # predicted ones in which no action ends, however wrong the prediction is
-PATIENT = 10  # times as long where kernels are compiled and memory is touched
+STEPS = 5.0  # predicted steps without the end of an action; predictions err less
+PATIENT = 10  # times as long while kernels are compiled and memory is touched
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Allowed:
 
     @classmethod
     def checking(cls) -> Allowed:
-        """While nothing is allocated or compiled, which could hold Python up for long."""
+        """While nothing is allocated or compiled, so nothing holds Python up for long."""
         return cls(SILENT)
 
     @classmethod
     def elsewhere(cls) -> Allowed:
-        """In all other calls, which tell nothing of how far they are."""
+        """In all other calls, which do not report their progress."""
         return cls(PATIENT * SILENT)
 
 
@@ -77,16 +77,16 @@ class Heartbeat:
     def look(self, allowed: Allowed, doing: str) -> None:
         """Ask who is due, and hear who has answered.
 
-        Raises LostError where one was silent, or stood still, for longer than it may; a silent one
-        is ended, as Ray ends no frozen process.
+        Raises LostError if a rank was silent, or stood still, for longer than it may. A silent rank
+        is ended here, because Ray does not end a frozen process.
         """
         now = self.clock()
         for rank in self._ranks:
             self._hear(rank, now)
-        # A silent rank is why the others stand still.
+        # A silent rank is the reason why the others stand still.
         for number, rank in enumerate(self._ranks):
             silent = now - rank.asked
-            # One that never answered may still be importing, beside many others on slow disks.
+            # A rank that never answered may still be importing, beside many others on slow disks.
             most = allowed.silent if rank.beat is not None else PATIENT * SILENT
             if rank.question is not None and silent > most:
                 _end(rank.beat)

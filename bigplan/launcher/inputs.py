@@ -1,4 +1,4 @@
-"""Has a training all that it reads on this machine: looked at before a launch spends seconds."""
+"""Whether a training's inputs are on this machine: checked before a launch spends seconds."""
 
 from __future__ import annotations
 

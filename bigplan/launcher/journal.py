@@ -56,18 +56,18 @@ class Journal:
     first: int = 0  # the steps that lay behind when this launch began
     begun: bool = False  # the ranks stand ready
     furthest: int = 0  # the most steps that were ever done
-    idle: int = 0  # of the last steps, those in a row that changed nothing
+    idle: int = 0  # the last steps in a row that changed nothing
     resumed: tuple[int, ...] = ()
     restarts: tuple[Restart, ...] = ()
     plans: tuple[PlanRun, ...] = ()
     finished: list[Finished] = field(default_factory=list)
-    _seconds: list[float] = field(default_factory=list)  # of this plan's steps, lost too
-    _progress: dict[int, float] = field(default_factory=dict)  # seconds by step, those lost not
+    _seconds: list[float] = field(default_factory=list)  # of this plan's steps, lost ones included
+    _progress: dict[int, float] = field(default_factory=dict)  # seconds by step, without lost ones
     _before: float = 0.0  # of the steps before it
     _steady: deque[tuple[float, Timeline]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _started: float = field(default_factory=time.perf_counter)
     _began: float | None = None  # this launch's first step
-    _loss: tuple[float, str] | None = None  # when a rank was lost that is not replaced yet, and why
+    _loss: tuple[float, str] | None = None  # when, and why, a rank was lost that is not replaced
     _events: EventFile | None = None
     _sent: WandbRun | None = None
     _stepped: bool = False
@@ -124,7 +124,7 @@ class Journal:
         self.plans, self._reason = (*self.plans, run), ""
 
     def lose(self, reason: str) -> None:
-        """A rank was lost; steps after the checkpoint that the next start() names do not count."""
+        """A rank was lost: steps after the checkpoint that the next start() names do not count."""
         self._loss = self._loss or (time.perf_counter(), reason)
         if self._events is not None:
             self._events.close()
@@ -183,7 +183,7 @@ class Journal:
         )
 
     def _by_tier(self, ranks: list[Mapping[str, int]]) -> dict[str, int]:
-        """Of the stage that takes most."""
+        """Bytes by tier of the stage that takes most."""
         measured: dict[str, int] = {}
         for use in self.plan.predicted.memory:
             tier = str(use.tier)
@@ -191,7 +191,7 @@ class Journal:
         return measured
 
     def _measured(self, use: MemoryUse, ranks: list[Mapping[str, int]]) -> int:
-        """Of a stage's rank that takes most, or of a node full of such ranks."""
+        """Bytes of a stage's largest rank, or of a node full of such ranks."""
         strategy = self.plan.strategy
         each = strategy.dp * strategy.tp
         stage = ranks[use.stage * each : (use.stage + 1) * each]

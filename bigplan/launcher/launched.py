@@ -36,7 +36,7 @@ class Launched:
 
     @property
     def address(self) -> str | None:
-        """Of a running Ray; None: a local one is started."""
+        """The address of a running Ray; None: a local one is started."""
         return None if self.how.address in (None, "local") else self.how.address
 
     @property

@@ -1,8 +1,8 @@
 """What a launch leaves behind that was killed: its scratch, and processes of its Ray.
 
-Every launch is on a list in the user's state folder for as long as it runs, by a file that it holds
-locked. A file that nobody holds is of a launch that was killed; kernels let go of locks themselves.
-On other machines of a Ray cluster one of its ranks there is on the list in its place.
+While a launch runs it is on a list in the user's state folder, by a file that it holds locked. The
+kernel releases a dead process's locks, so a file without a lock belongs to a killed launch. On the
+other machines of a Ray cluster one of the launch's ranks is on the list in its place.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Listed:
     file: IO[str] | None
 
     def ray(self, session: Path | None) -> None:
-        """It has a Ray of its own now."""
+        """The launch has its own Ray now."""
         self.entry = self.entry.model_copy(update={"session": session and str(session)})
         self.write()
 
@@ -91,7 +91,7 @@ def is_listed(scratch: Path) -> bool:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Of one launch that was killed: bytes of scratch, and processes."""
+    """What one killed launch left: bytes of scratch, and processes."""
 
     listed: Path
     entry: Entry
@@ -109,9 +109,9 @@ class Leftover:
 
 
 def leftovers() -> tuple[Leftover, ...]:
-    """Of all launches of this user on this machine that were killed.
+    """What all killed launches of this user left on this machine.
 
-    Those of which nothing is left, and no run that goes on has the scratch, leave the list.
+    A launch leaves the list if nothing is left of it and no running launch uses its scratch.
     """
     dead, used = dict[Path, Entry](), set[str]()
     for path, entry in _entries():

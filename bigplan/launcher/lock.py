@@ -37,7 +37,7 @@ def rank_lock(run: Path, rank: int) -> Path:
 
 
 def forget(run: Path, ranks: Sequence[int]) -> None:
-    """Wait for these ranks no more: a file server may keep a lost machine's locks for minutes."""
+    """Stop waiting for these ranks: a file server may keep a lost machine's locks for minutes."""
     for rank in ranks:
         rank_lock(run, rank).unlink(missing_ok=True)
 

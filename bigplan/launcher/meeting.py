@@ -1,7 +1,7 @@
 """Where ranks of several nodes meet: an actor that keeps their addresses, asked through Ray.
 
-Ray lets nobody in without the cluster's token. A TCPStore would listen on all interfaces, and a
-FileStore needs a folder that all nodes share. Values are bytes: nothing is unpickled out of them.
+Ray only accepts connections with the cluster's token. A TCPStore would listen on all interfaces,
+and a FileStore needs a folder that all nodes share. Values are bytes, and nothing unpickles them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Board:
         return wanted
 
     async def found(self, keys: Sequence[str], seconds: float) -> list[bytes] | None:
-        """Their values once all are there; None: they were not in that time."""
+        """The keys' values once all are there; None: some were not there in time."""
         async with self._changed:
             try:
                 async with asyncio.timeout(seconds):
@@ -61,7 +61,7 @@ class Board:
         return self._values.pop(key, None) is not None
 
     async def number(self) -> int:
-        """Of keys."""
+        """The number of keys."""
         return len(self._values)
 
     async def _put(self, key: str, value: bytes) -> None:
@@ -71,7 +71,7 @@ class Board:
 
 
 class BoardStore(Store):
-    """A board as torch.distributed wants it. Whoever makes one keeps it: torch does not."""
+    """A board as torch.distributed wants it; its maker must keep it alive, as torch does not."""
 
     def __init__(self, board: Any) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class BoardStore(Store):
         self._ask("put", key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Its value, once it is there. Raises DistStoreError where it does not come."""
+        """The key's value, once it is there. Raises DistStoreError if it does not come."""
         return self._found([key], LONGEST)[0]
 
     def add(self, key: str, value: int) -> int:
@@ -110,7 +110,7 @@ class BoardStore(Store):
         return was
 
     def num_keys(self) -> int:
-        """Of keys."""
+        """The number of keys."""
         number: int = self._ask("number")
         return number
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-# Ray notices a killed node after about 15 s, and a machine that went away after more: its own
-# question whether a node is well comes every 3 s, and five have to fail. A port answers at once.
+# Ray notices a killed node after about 15 s, and a machine that went away even later: it asks a
+# node every 3 s whether the node is well, and five questions must fail. A port answers at once.
 ANSWER_SECONDS = 2.0
 
 
@@ -25,7 +25,7 @@ class Node:
 
     @property
     def there(self) -> str:
-        """Its name, and its address where that is not the same."""
+        """The node's name, and its address if that differs."""
         return self.name if self.name == self.address else f"{self.name} ({self.address})"
 
     @property
@@ -65,7 +65,7 @@ def known() -> tuple[Node, ...]:
 
 
 def answering(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Those that answer; all are asked at the same time."""
+    """The nodes that answer; all are asked at the same time."""
     asked = tuple(nodes)
     with ThreadPoolExecutor(max(1, min(64, len(asked)))) as pool:
         there = list(pool.map(Node.answers, asked))
@@ -78,7 +78,7 @@ def fitting(bundle: Mapping[str, float]) -> tuple[Node, ...]:
 
 
 def gone(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Those of the nodes that were lost."""
+    """The nodes among these that were lost."""
     asked = tuple(nodes)
     alive = {node.key for node in known()}
     there = {node.key for node in answering(node for node in asked if node.key in alive)}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Patience:
-    """So many starts in a row without a new step; as many as it takes while steps are gained."""
+    """A limit on starts in a row without a new step; no limit while the run gains steps."""
 
     most: int
     _reached: int = -1  # steps at most when it last gave up a crew

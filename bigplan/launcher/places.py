@@ -1,7 +1,7 @@
 """Where a run's files are on a node, and how ranks get those of another.
 
-A node whose environment names a folder (BIGPLAN_RUN_DIR) keeps its files of all runs there; on
-others a run has the launch's own path. Nodes that see one folder are one place.
+If a node's environment names a folder (BIGPLAN_RUN_DIR), the node keeps the files of all runs
+there. On other nodes a run has the launch's own path. Nodes that see one folder are one place.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Layout:
 
 
 def whole_node(plan: Plan) -> Layout:
-    """That of a plan for one node of the plan's cluster and all that is in it."""
+    """The layout of a plan for one node of the cluster, with all that is in the node."""
     group = plan.cluster.group
     cores = max(1, group.host.cores // group.gpus_per_node)
     return Layout(group.gpus_per_node, group.gpus_per_node, cores, group.gpu.device == "cuda")

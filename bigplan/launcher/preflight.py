@@ -17,8 +17,8 @@ import bigplan
 from bigplan.errors import PreflightError
 
 LOOPBACK = "lo"
-CLOCKS_APART = 1.0  # seconds, beyond which records and logs of nodes cannot be put in order
-MARK = ".bigplan-seen-from-"  # how the name of a file begins that tells whether a folder is shared
+CLOCKS_APART = 1.0  # seconds; beyond them nodes' records cannot be put in order
+MARK = ".bigplan-seen-from-"  # start of a file's name; the file shows who shares a folder
 _ADDRESS_OF = 0x8915  # SIOCGIFADDR
 
 
@@ -48,7 +48,7 @@ def look(
 
 
 def versions() -> dict[str, str]:
-    """Of what has to be the same everywhere."""
+    """Versions that must be the same on all nodes."""
     found = {"bigplan": bigplan.__version__, "Python": platform.python_version()}
     for package in ("torch", "ray"):
         try:
@@ -130,8 +130,9 @@ def require_clock(name: str, before: float, there: float, after: float) -> None:
 def interface_of(facts: Mapping[str, Facts], wanted: str | None, *, outside: bool) -> str:
     """The interface that ranks listen on, by name: the same on all nodes.
 
-    `outside`: whether any node has to be reached from another machine. Nothing listens there that
-    the user has not named: gloo and NCCL take whoever connects. Raises PreflightError.
+    `outside`: whether any node has to be reached from another machine. Then ranks listen only on an
+    interface that the user has named, because gloo and NCCL accept every connection. Raises
+    PreflightError.
     """
     if len(facts) == 1 or (wanted is None and not outside):
         return LOOPBACK

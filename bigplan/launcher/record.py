@@ -187,7 +187,7 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def write_start(folder: Path, plan: Plan, how: Launch, asked: Asked, predicted: Timeline) -> None:
-    """The plan, its predicted step, and how the run is launched, for whoever resumes it."""
+    """The plan, its predicted step, and how the run is launched, for a resumption."""
     _write_whole(folder / PLAN, plan_text(plan))
     _write_whole(folder / REQUEST, asked.model_dump_json(indent=2) + "\n")
     _write_whole(folder / LAUNCH, how.model_dump_json(indent=2) + "\n")
@@ -201,7 +201,7 @@ def append_metric(folder: Path, metric: Metric) -> None:
 
 
 def settle_metrics(folder: Path) -> None:
-    """Put the steps so far on the disk: no checkpoint may outlive the record of its step."""
+    """Flush the steps so far to disk: no checkpoint may outlive the record of its step."""
     with (folder / METRICS).open("a") as file:
         os.fsync(file.fileno())
 
@@ -236,7 +236,7 @@ def rewind_metrics(folder: Path, done: int) -> tuple[Metric, ...]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """All of the text or none of it, whenever the process is killed."""
+    """Write the whole text or nothing, whenever the process is killed."""
     beside = path.with_name(f"{path.name}.partial")
     with beside.open("w") as file:
         file.write(text)

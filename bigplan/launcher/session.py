@@ -20,14 +20,15 @@ from bigplan.launcher.head import Head, require_ray
 OBJECT_STORE = 128 << 20  # bytes: plans and timelines only, no tensors
 LOOPBACK = "127.0.0.1"
 
-# Of a node's memory, above which Ray kills workers. Its own is 0.95, and plans that fill what a
-# machine has free take 0.94 of it (an H200's machine: 118.7 of 125.9 GiB).
+# The share of a node's memory above which Ray kills workers. Ray's default is 0.95, and a plan that
+# fills a machine's free memory takes 0.94 of it (an H200's machine: 118.7 of 125.9 GiB).
 KILLING = "0.98"
 
 OWN_TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # where users set theirs
 
-# Ray replaces a loopback address by the machine's outward one, and then listens on all interfaces,
-# for Prometheus without a token. Not so where it is told that this is no machine for clusters.
+# Ray replaces a loopback address by the machine's outward address. Then it listens on all
+# interfaces, and for Prometheus without a token. It does not if it is told that this machine is in
+# no cluster.
 ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
@@ -156,7 +157,7 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the lines that Ray prints for its raylet; what they mean to a run is told by it."""
+    """Hide the lines that Ray prints for its raylet; the run itself reports what matters."""
     import ray
 
     before = ray._private.worker._worker_logs_enabled
@@ -168,10 +169,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _keep_token(*, new: bool) -> None:
-    """See to it that nobody else reads the token that lets one run code in a Ray of this user.
+    """Keep others from reading the token, which lets its holder run code in this user's Ray.
 
-    Ray writes it as the umask says, on most machines for everybody to read. `new`: one is made
-    where there is none.
+    Ray writes the file by the umask, on most machines readable for everybody. `new`: make a token
+    if there is none.
     """
     path = Path.home() / ".ray" / "auth_token"
     try:

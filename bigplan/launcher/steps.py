@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """Whoever can be asked (bigplan.launcher.crew.Crew)."""
+    """Ranks that can be asked (bigplan.launcher.crew.Crew)."""
 
     def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:
         """Call a method of every rank; results by rank."""
@@ -73,7 +73,8 @@ class Steps:
     def _ask_step(self) -> list[StepResult]:
         """One step on all ranks, with a checkpoint beside it where one is due.
 
-        It is of the state before the step where updates wait for the next step, else of that after.
+        The checkpoint has the state before the step if updates wait for the next step, else after
+        it.
         """
         step = self.journal.done + 1
         deferred = self.journal.plan.training.deferred_updates
@@ -96,9 +97,9 @@ class Steps:
         return float(losses[0])
 
     def _check(self, metric: Metric) -> None:
-        """Stop where nothing is learnt, and before a good model's checkpoints go for a broken one.
+        """Stop if nothing is learnt, and before a broken model's checkpoints replace a good one's.
 
-        Of a run that has changed no weight at all, the last step is one too many.
+        A run that has changed no weight by its last step fails, too.
         """
         journal = self.journal
         nothing = journal.idle == journal.done == journal.target

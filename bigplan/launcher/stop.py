@@ -55,10 +55,10 @@ class Stop:
             raise KeyboardInterrupt
 
     def look(self) -> None:
-        """Raise the first signal's KeyboardInterrupt where it was lost on its way.
+        """Raise the first signal's KeyboardInterrupt if it was lost on its way.
 
-        It is raised in whatever code runs at that moment, and Python drops what is raised in a
-        finaliser or in a callback of a library.
+        Python raises it in the code that runs at that moment. In a finaliser, or in a callback of
+        a library, Python drops it.
         """
         if self.asked and not self.patient:
             raise KeyboardInterrupt

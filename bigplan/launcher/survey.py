@@ -1,8 +1,8 @@
 """The nodes of a Ray cluster as a description: each measured by itself, all side by side, and what
 collectives reach across them.
 
-Nodes that are alike become one group, described by the slowest of them, since a step waits for that
-one. Others become groups of their own.
+Nodes that are alike become one group. The slowest of them describes the group, because a step waits
+for it. Other nodes become separate groups.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Surveyed:
 
     @property
     def group(self) -> NodeGroup:
-        """It alone."""
+        """A group of this node alone."""
         return self.profile.after.group
 
 
@@ -106,7 +106,7 @@ def survey(
 
 
 def _interface(nodes: Sequence[Node], wanted: str | None) -> str:
-    """Where they listen: what connects there is trusted, so beyond loopback a user names it."""
+    """Where processes listen; they trust connections, so beyond loopback a user names it."""
     if wanted is None and not all(node.only_loopback for node in nodes) and len(nodes) > 1:
         raise PreflightError(
             f"collectives across {counted(len(nodes), 'node')} go over sockets without "
@@ -205,7 +205,7 @@ def _equal(first: NodeGroup, second: NodeGroup) -> bool:
 
 
 def _differences(alike: Sequence[Surveyed]) -> Iterator[str]:
-    """Figures that equal nodes do not share, as a broken cable or a busy neighbour makes them."""
+    """Figures that differ between equal nodes, as by a broken cable or a busy neighbour."""
     for block in _BLOCKS:
         blocks = [getattr(one.group, block) for one in alike]
         if None in blocks:

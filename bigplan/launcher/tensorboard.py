@@ -37,7 +37,7 @@ def scalars(metric: Metric) -> dict[str, float]:
 
 @contextmanager
 def _torch_out_of_sight() -> Iterator[None]:
-    """TensorboardX imports torch if it can: seconds and 300 MB for nothing that is used here."""
+    """Hide torch: tensorboardX would import it if it can, which takes seconds and 300 MB."""
     if "torch" in sys.modules:
         yield
         return
@@ -51,8 +51,8 @@ def _torch_out_of_sight() -> Iterator[None]:
 class EventFile:
     """One event file of a run that goes on after step `done`; `trouble` says why it ended early.
 
-    Written step by step in the caller's thread: tensorboardX's own writer thread dies of a full
-    disk, and its queue then blocks whoever adds an eleventh event.
+    Events are written step by step in the caller's thread. tensorboardX's own writer thread dies of
+    a full disk, and its queue then blocks the caller at the eleventh event.
     """
 
     def __init__(self, run: Path, done: int) -> None:

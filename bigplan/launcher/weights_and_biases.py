@@ -1,7 +1,7 @@
 """The metrics for Weights & Biases, by its own library, where that is installed and asked for.
 
-A run that goes on is the same run there. A step that is run again is sent again: charts are over
-`step`, as the library takes no smaller number of its own than the last.
+A run that goes on is the same run there. A step that is run again is sent again. Charts are over
+`step`, because the library's own step number can never go back.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def require_wandb(project: str | None) -> None:
 class WandbRun:
     """A run of `project`; `trouble` says why it ended early.
 
-    Whether it is sent at once or kept in the run's folder is told by the library's own variables,
-    such as WANDB_API_KEY and WANDB_MODE=offline.
+    The library's own variables, such as WANDB_API_KEY and WANDB_MODE=offline, decide whether the
+    run is sent at once or kept in the run's folder.
     """
 
     def __init__(self, project: str, folder: Path, plan: Plan) -> None:

@@ -1,7 +1,7 @@
 """AdamW (Loshchilov and Hutter 2019), for runtime/step.cpp and through torch's fused kernel.
 
-torch's operator is called without torch.optim's function around it, whose sorting of tensors takes
-more of the interpreter's time, for every part of a core, than the launch of the kernel.
+torch's operator is called directly. torch.optim's function sorts tensors first. For every part of a
+core that sorting takes more of the interpreter's time than the kernel's launch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Attention with linear biases (ALiBi: Press, Smith and Lewis 2022, "Train short, test long").
 
-To the score of query i and key j head h adds slope(h) * (j - i). Softmax ignores what is added to
-all keys alike, so slope(h) * j does the same, and that is a product of something of the head with
-something of the key: heads get COLUMNS more columns, in which queries have the slope and keys
-their place, and any fused causal kernel adds the bias. No [s, s] mask is ever in memory, and
-nothing of what is saved is wider: the backward widens what the forward had again.
+Head h adds slope(h) * (j - i) to the score of query i and key j. Softmax ignores a term that all
+keys share, so slope(h) * j has the same effect. This bias is a product of a factor of the head and
+a factor of the key. So heads get COLUMNS more columns: queries have the slope there, and keys have
+their place. Then any fused causal kernel adds the bias. No [s, s] mask is ever in memory. Saved
+tensors are not wider either, because the backward widens them again.
 
 Both factors are sums of numbers that 16-bit formats hold: slopes of two parts (16 bits in bf16, 22
 in fp16), places of three digits. A slope is then off by 2^-17 of itself at most.
@@ -43,7 +43,7 @@ def slopes(heads: int) -> Tensor:
 def factors(
     heads: int, head_dim: int, length: int, device: torch.device | str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """What is appended to keys, [s, COLUMNS], and to queries, [heads, COLUMNS], in `dtype`.
+    """Columns appended to keys, [s, COLUMNS], and to queries, [heads, COLUMNS], in `dtype`.
 
     Scores are divided by sqrt(head_dim), so slopes are multiplied by it. A digit's weight is
     shared out to both sides, which keeps 16-bit floats in range.
@@ -113,8 +113,8 @@ def _with_zeros(x: Tensor) -> Tensor:
     return F.pad(x, (0, ALIBI_COLUMNS))
 
 
-# torch's own functions below F.scaled_dot_product_attention, with their backward: through autograd
-# the widened heads would be saved. Tensors are [b, heads, s, d].
+# torch's own functions below F.scaled_dot_product_attention, with their backward, because autograd
+# would save the widened heads. Tensors are [b, heads, s, d].
 
 
 def _forward(heads: Sequence[Tensor], scale: float) -> Any:

@@ -1,7 +1,7 @@
 """Ranks whose machines share no folder: each machine keeps the checkpoint files that it wrote.
 
-A place is what shares a folder: a machine, or some of them. What every place has of a checkpoint,
-its manifest says; what a rank needs and its place lacks is brought there before it is read.
+A place is one machine, or several machines that share a folder. A checkpoint's manifest says which
+files every place has. If a rank needs a file that its place lacks, the file is brought there first.
 """
 
 from __future__ import annotations

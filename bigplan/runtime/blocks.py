@@ -44,9 +44,9 @@ def embedding(
 ) -> Tensor:
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
 
-    Learned positions add row `position_offset + i` of embed_positions.weight to token i. Of ranks
-    that share out the table each looks up its own words, and one adds the positions. A norm of all
-    that, where the model has one, is `embedding_norm`.
+    Learned positions add row `position_offset + i` of embed_positions.weight to token i. If ranks
+    share out the table, each looks up its own words, and one adds the positions. If the model has a
+    norm of the sum, that is `embedding_norm`.
     """
     table = p[TABLE]
     if ranks.alone:
@@ -90,10 +90,10 @@ class Ways(NamedTuple):
     forget: Forget = keep  # told what selective recomputation runs again: norms and the activation
     widening: Linears | None = None  # the MLP's first products; None: by `linears`
     closing: Closing | None = None  # products added to the residual stream; None: by `linears`
-    last: Closing | None = None  # those whose sum nothing in the block reads; None: as the others
-    gated: Gated | None = None  # that and the gated activation before it; None: apart
-    kernels: Library | None = None  # generated ones; None: torch's operators
-    alone: Alone | None = None  # that product by itself; None: by `linears`
+    last: Closing | None = None  # as `closing`; nothing in the block reads this sum; None: closing
+    gated: Gated | None = None  # the last product with its gated activation; None: separately
+    kernels: Library | None = None  # generated kernels; None: torch's operators
+    alone: Alone | None = None  # the product without the sum; None: by `linears`
     loss: Loss | None = None  # None: by words.cross_entropy
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
@@ -170,8 +170,8 @@ def position_tables(
 ) -> Tables:
     """What attention knows positions by: rope_table's pair, or factors of linear biases (ALiBi).
 
-    The latter are of the heads of a rank among `ranks`. Where positions are learned, a table tells
-    how many there are alone.
+    ALiBi's factors are those of this rank's heads among `ranks`. If positions are learned, a table
+    only tells how many there are.
     """
     if model.positions != "alibi":
         return rope_table(model, sequence_length, device, dtype)
@@ -243,7 +243,7 @@ def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:
 
 
 def _mlp_inputs(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways) -> tuple[Tensor, ...]:
-    """Of the MLP's activation, [b, s, f] each, for x [b, s, h]."""
+    """The inputs of the MLP's activation, [b, s, f] each, for x [b, s, h]."""
     if model.mlp == "relu":
         return ways.linears(p, ("up_proj",), x)  # nobody reads it once its ReLU is there
     names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
@@ -278,8 +278,9 @@ def _norm(
 ) -> tuple[Tensor, Tensor]:
     """The norm called `name` of x [..., h], as the model has it, and x for all others to read.
 
-    Of an RMSNorm, and of any norm by a generated kernel, the gradient by that x becomes part of its
-    own, `over` what it was: nobody else may have it then, as a caller has a block's.
+    An RMSNorm, and any norm by a generated kernel, adds the gradient by that x to its own. With
+    `over` it writes the sum over that gradient, so nothing else may hold the gradient then. A
+    block's caller may hold a block's gradient.
     """
     weight, epsilon, forget = p[f"{name}.weight"], model.norm_epsilon, ways.forget
     if ways.kernels is not None:

@@ -76,7 +76,7 @@ class Compute:
 
 
 def _staying(context: Context) -> frozenset[int]:
-    """Layers whose activations stay in the ring that they would leave through: without a home."""
+    """Layers whose activations need no home: they stay in the ring by which others leave."""
     program = context.program
     away = (n for n, placement in program.layers.items() if placement.activations is not Tier.GPU)
     homes = {number: program.home(Content(Holds.ACTIVATIONS, number)) for number in away}

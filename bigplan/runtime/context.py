@@ -50,12 +50,12 @@ class Context:
 
     @property
     def parameter_dtype(self) -> torch.dtype:
-        """Of compute and stored parameters."""
+        """The dtype of compute and of stored parameters."""
         return DTYPES[self.training.precision]
 
     @property
     def gradient_dtype(self) -> torch.dtype:
-        """Of summed and stored gradients."""
+        """The dtype of summed and of stored gradients."""
         return DTYPES[self.training.gradient_precision]
 
     @property

@@ -1,11 +1,11 @@
 """The cores of the host on one job, each at its own pace.
 
-torch splits an operator into as many equal parts as it has threads and waits for the last. While
-copies are under way and other lanes queue kernels some core is always late, so the others wait for
-it. Small parts that the threads take as they come end within a part of each other. Measured on an
-H200 machine of 16 cores while copies ran both ways and one thread waited busily, AdamW with its
-16-bit copy: 2.03 G parameters/s by torch's threads, 2.47 in parts of 2^21; alone 2.64 and 2.81
-(benchmarks/results/2026-11-21-h200-limit, adam-second.txt).
+torch splits an operator into as many equal parts as it has threads, and waits for the last. While
+copies run and other lanes queue kernels, some core is always late, so the others wait for it. Here
+threads take small parts as they come, so they end within a part of each other. AdamW with its
+16-bit copy, beside copies both ways and a busily waiting thread, reached 2.47 G parameters/s in
+parts of 2^21, and 2.03 by torch's threads; alone 2.81 and 2.64 (an H200's machine of 16 cores,
+benchmarks/results/2026-11-21-h200-limit, adam-second.txt).
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def data_path(data: str) -> Path:
 class Batch:
     """Tokens and targets of a micro-batch, int64 [micro_batch, sequence_length], on the CPU.
 
-    The targets are the tokens one position later, IGNORED where the loss does not count them;
-    `counted` is how many it does in all micro-batches, of all ranks, that it is the mean of.
+    The targets are the tokens one position later, IGNORED if the loss does not count them.
+    `counted` is the number of targets in the loss's mean, over all its micro-batches and ranks.
     """
 
     tokens: Tensor
@@ -58,9 +58,9 @@ class BatchSource:
 
     A global batch is `global_batch` samples; micro-batch i of replica r holds its samples
     (i * replicas + r) * micro_batch and following. `global_batch` defaults to one micro-batch a
-    rank. Without `batches` there is a step after any other and the loss is a step's mean. With it
-    there are so many steps at most, one pass over the windows in order at most, and the loss is
-    the mean of them all; samples after the last window are there but not counted.
+    rank. Without `batches` steps never end, and the loss is a step's mean. With `batches` there are
+    at most that many steps, in at most one pass over the windows in order, and the loss is the mean
+    of all. Samples after the last window exist but do not count.
     Raises InputError when the data cannot be read or is shorter than one window and its last
     target.
     """

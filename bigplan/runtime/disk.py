@@ -1,8 +1,8 @@
 """One preallocated file per process and NVMe device, read and written around the page cache.
 
-O_DIRECT keeps the host-memory promise (a page cache full of optimizer state is memory that the
-plan did not grant) and was as fast as DeepSpeed's async_io on the drives we measured, with
-nothing to compile. Offsets, lengths and addresses are multiples of 4 KiB.
+O_DIRECT keeps the promise of host memory: a page cache full of optimizer state is memory that the
+plan did not grant. On the drives that were measured it was as fast as DeepSpeed's async_io, and it
+needs no compiler. Offsets, lengths and addresses are multiples of 4 KiB.
 """
 
 from __future__ import annotations

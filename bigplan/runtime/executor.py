@@ -78,8 +78,9 @@ class Executor:
     def play(self, instructions: tuple[Instruction, ...]) -> Timeline:
         """Run all actions to their end, but for those of a checkpoint, which may go on.
 
-        What of them is under way counts as this program's first actions, so whatever changes
-        the pieces that they still read waits for them. Raises the first error of any action.
+        Checkpoint actions under way count as this program's first actions. So every action that
+        changes the pieces that they still read waits for them. Raises the first error of any
+        action.
         """
         order, before = self._order(instructions), self._unfinished
         clock, started = Clock.now(self._context.device), list(before)
@@ -116,7 +117,7 @@ class Executor:
             self._kept_order = instructions, order_of(buffers, expand(instructions))
             if self._context.device.type == "cuda":
                 # What is there by now stays: torch's modules and all actions. A collection that
-                # looks through it for cycles stops a step for 0.1 to 0.2 s.
+                # looks through these for cycles stops a step for 0.1 to 0.2 s.
                 gc.collect()
                 gc.freeze()
         return self._kept_order[1]
@@ -138,11 +139,11 @@ class Executor:
                 self._spoil(action, ref)
 
     def _spoil(self, action: Action, ref: Ref) -> None:
-        """Fill an entry with NaN: after the copies out of it, before whoever waits for the action.
+        """Fill an entry with NaN: after the copies out of it, before what waits for the action.
 
-        A stream orders fills of device memory alone. The host's are made at once, while copies that
-        the stream waits for may be under way; a lane without a stream uses the default one, which
-        nobody waits for.
+        A stream only orders fills of device memory. Fills of host memory run at once, while copies
+        that the stream waits for may be under way. A lane without a stream uses the default stream,
+        for which nothing waits.
         """
         on_gpu = self._context.program.buffers[ref.buffer].tier is Tier.GPU
         ordered = self._context.device.type == "cpu" or on_gpu == (action.lane in ON_STREAMS)

@@ -1,6 +1,6 @@
 """The weights that a run starts from: seeded random ones, or those of a Hugging Face folder.
 
-Whoever asks names a rectangle of a parameter, and no more than that is made or read: a rank that
+A caller names a rectangle of a parameter, and only that rectangle is made or read. So a rank that
 owns a part of a layer never has the rest.
 """
 
@@ -44,7 +44,7 @@ def first_values(model: ModelSpec, training: Training) -> FirstValues:
 
 
 def whole_values(first: FirstValues, kind: str, layer: int, parameter: Parameter) -> Tensor:
-    """All of a parameter, in its shape."""
+    """The whole parameter, in its shape."""
     return first(kind, layer, parameter, all_of(parameter)).view(parameter.shape)
 
 
@@ -53,9 +53,9 @@ def random_values(
 ) -> Tensor:
     """Normal (std 0.02) matrices, norm weights one, biases zero: fp32 on the CPU [rows, columns].
 
-    They depend on the arguments alone, so every plan starts from the same model, and an element's
-    value not on the rectangle that it was asked with: whole rows, BLOCK elements or a little less,
-    are drawn from a seed of their own.
+    The values depend on the arguments alone, so every plan starts from the same model. The value of
+    an element does not depend on the rectangle: blocks of whole rows, of BLOCK elements or a little
+    less, have their own seeds.
     """
     shape = rectangle.rows, rectangle.columns
     if parameter.name.endswith(".bias"):
@@ -79,7 +79,7 @@ def random_values(
 
 
 def rows_at_once(columns: int) -> int:
-    """Rows of a matrix that are drawn from one seed: what is asked in multiples wastes nothing."""
+    """Rows of a matrix that are drawn from one seed; requests of multiples waste nothing."""
     return max(1, BLOCK // columns)
 
 

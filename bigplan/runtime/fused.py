@@ -2,8 +2,8 @@
 
 On the CPU the compiled kernel (runtime/step.cpp) updates a part in one pass over memory, its 16-bit
 copy included, and cuts change no bit. Elsewhere, and where nothing could be compiled, torch's fused
-kernels do one pass over parameter, gradient and moments. What would make their results depend on
-the plan, or cost a pass of its own, is worked around here:
+kernels do one pass over parameter, gradient and moments. This module avoids what would make their
+results depend on the plan, or cost another pass:
 
 1. On the CPU the kernels' vector body and scalar tail round differently (other fused
    multiply-adds): the last `numel % 16` elements of a tensor get other bits than the same elements
@@ -16,8 +16,8 @@ the plan, or cost a pass of its own, is worked around here:
 3. 16-bit gradients are cast to fp32 in a buffer that stays in cache, so memory traffic does not
    grow; tensors shorter than the buffer share it, so that one call does many.
 
-Either way the CPU's cores take parts as they come: threads of the compiled kernel, or
-runtime/cores.py.
+With either kernel the CPU's cores take parts as they come: in threads of the compiled kernel, or in
+those of runtime/cores.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Norms, activations, positions and the loss by generated kernels, as autograd functions.
 
 They save what the functions of operators.py save, so that a plan's memory is the same either way.
-What differs is what one pass does: a layer norm's backward adds what else comes back to its input,
-as an RMSNorm's does, and a sum of the residual stream and the norm that reads it are one kernel.
+But one pass does more. The backward of a layer norm, as of an RMSNorm, adds the other gradient of
+its input. A sum of the residual stream and the norm that reads the sum are one kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def library_for(training: Training, device: torch.device) -> Library | None:
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Whether what is generated runs on tensors there."""
+    """Whether generated kernels run on tensors of that device."""
     return device.type == "cuda"
 
 
@@ -54,7 +54,7 @@ def _library() -> Library:
 
 
 def adamw_for(training: Training, device: torch.device) -> AdamW | None:
-    """The kernel that updates what is on the device, where the training asks for generated ones."""
+    """The update's kernel on the device, if the training asks for generated kernels."""
     if training.optimizer.name != "adamw":
         return None
     library = library_for(training, device)
@@ -204,7 +204,7 @@ def added_norm(
 
 
 def activation(library: Library, kind: ActivationKind, *inputs: Tensor) -> Tensor:
-    """Of x [..., f], or of SwiGLU's gate and up."""
+    """The activation of x [..., f], or of SwiGLU's gate and up."""
     return _Activation.apply(library, kind, *inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -216,8 +216,8 @@ def rotary(library: Library, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def cross_entropy(library: Library, scale: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
     """Sum over rows of logits [n, V] by targets int64 [n]; a negative one counts nothing. fp32.
 
-    One kernel writes the gradient over the logits at once, so `scale`, one fp32 element that it is
-    multiplied by, has to be known; what autograd brings for the sum counts nothing.
+    One kernel writes the gradient over the logits at once. So the factor of the gradient, `scale`
+    (one fp32 element), must be known by then; the gradient that autograd brings is ignored.
     """
     return _CrossEntropy.apply(library, scale, logits, targets)  # type: ignore[no-any-return, no-untyped-call]
 

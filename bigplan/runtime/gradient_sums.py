@@ -1,8 +1,9 @@
 """Sums over gradients in host memory, by all cores that take part.
 
-torch adds in as many equal parts as it has threads, and some threads are late beside copies
-(runtime/cores.py). It squares 16-bit values by way of fp32 values in memory. Compiled sums take
-what host memory takes: two thirds of torch's time, and an eighth for squares of 16-bit gradients.
+torch adds in as many equal parts as it has threads, and beside copies some threads are late
+(runtime/cores.py). It squares 16-bit values by way of fp32 values in memory. Compiled sums run at
+the rate of host memory: in two thirds of torch's time, and an eighth for squares of 16-bit
+gradients.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def add(total: Tensor, part: Tensor, cores: Cores) -> None:
 
 
 def square_sum(values: Tensor, cores: Cores) -> float:
-    """Of values [n] on the CPU: squared in fp32, summed in blocks, and these in fp64.
+    """The square sum of values [n] on the CPU: squares in fp32, blocks of them summed in fp64.
 
     It does not depend on the number of cores.
     """

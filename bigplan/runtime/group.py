@@ -1,7 +1,7 @@
 """A communicator: ranks that sum tensors, or bring their parts together.
 
-Collectives on a stream of their own may still be under way when a call returns: what begins one
-returns a function that waits for it, on the device.
+A collective on a separate stream may still be under way when its call returns. So a function that
+begins one returns a function that waits for it, on the device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Group:
     _made: dist.ProcessGroup | None = field(default=None, repr=False)
 
     def warm(self, device: torch.device) -> None:
-        """Use each collective once: else NCCL may connect it in the midst of a step."""
+        """Use each collective once; otherwise NCCL may connect it in the middle of a step."""
         if self._made is not None:
             values = torch.zeros(self.size, device=device)
             self.all_reduce(values)

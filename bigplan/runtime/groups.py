@@ -1,8 +1,8 @@
 """Communicators between ranks: for tensors, for messages, and for what ranks agree on.
 
-A rank's collectives of a group run in one order, on one thread at a time, as its program has them.
-What ranks agree on (the gradients' norm, losses, commits of checkpoints) has a group of its own
-that needs no GPU: it is asked from other threads, and no CPU value should have to pass a GPU.
+A rank's collectives of a group run in the order of its program, on one thread at a time. Values
+that ranks agree on (the gradients' norm, losses, commits of checkpoints) have a separate group that
+needs no GPU: other threads call it, and no CPU value should have to pass a GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Groups:
 
     @classmethod
     def alone(cls, strategy: Strategy, apart: Apart | None = None) -> Groups:
-        """Of a run of one rank."""
+        """The groups of a run of one rank."""
         return cls(Coordinates.of(0, strategy), strategy, apart=apart)
 
     @classmethod
@@ -172,7 +172,7 @@ _Make = Callable[[Sequence[int]], dist.ProcessGroup]  # of these ranks
 
 
 def _group(name: GroupName, at: Coordinates, strategy: Strategy, make: _Make) -> Group:
-    """This rank's of the groups of that name; of one rank none is made."""
+    """This rank's group of that name; for one rank none is made."""
     every = (Coordinates.of(rank, strategy) for rank in range(strategy.ranks))
     mine = members(name, at, strategy)
     found = ALONE
@@ -187,8 +187,8 @@ def _group(name: GroupName, at: Coordinates, strategy: Strategy, make: _Make) ->
 def _communicator(backend: str, number: int, ranks: Sequence[int]) -> dist.ProcessGroup:
     """One of so many of a rank; on a GPU its kernels leave room for those of all the others.
 
-    They wait for their peers: if those of one kept another's off the GPU, and elsewhere the other's
-    this one's, both would wait for ever.
+    Such kernels wait for their peers. If one communicator's kernels filled this GPU and another's
+    filled the peer's GPU, both would wait for ever.
     """
     options = None
     if backend == "nccl":

@@ -29,7 +29,7 @@ class _Kept(NamedTuple):
 
     @property
     def elements(self) -> range:
-        """Which they are."""
+        """The elements of the layer that are kept here."""
         return range(self.first, self.first + len(self.flat))
 
     def put(self, start: int, values: Tensor) -> None:
@@ -47,8 +47,8 @@ _Fill = Callable[[Sequence[range], Sequence[_Kept]], None]
 def fill_first(context: Context, first: FirstValues) -> None:
     """First weights and empty moments at the home of every layer.
 
-    Only elements that have a home are made, each once. Beside what the plan promised, a thread has
-    at most two blocks of them in memory (first_values.BLOCK), fp32, and one in another precision.
+    Only elements that have a home are made, each once. Besides the plan's memory, a thread has at
+    most two blocks of elements in fp32 (first_values.BLOCK), and one in another precision.
     """
     with Cores() as cores:
         for layer in context.program.layers:
@@ -107,7 +107,7 @@ def _fill(
 
 
 def without(ranges: Iterable[range], others: Iterable[range]) -> Iterator[range]:
-    """What of the ranges is in none of the others."""
+    """The parts of the ranges that are in none of the others."""
     others = sorted(others, key=lambda other: other.start)
     for one in ranges:
         start = one.start
@@ -121,7 +121,7 @@ def without(ranges: Iterable[range], others: Iterable[range]) -> Iterator[range]
 
 @contextmanager
 def _placed(context: Context, layer: int, content: Content) -> Iterator[Tensor]:
-    """Where its home is filled; what lives on disk is written there at the end."""
+    """Where a home is filled; tensors that live on disk are written there at the end."""
     key = context.home(content)
     place = context.memory.place(passage(context, layer, key))
     yield place

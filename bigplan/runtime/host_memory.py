@@ -8,9 +8,9 @@ from bigplan.runtime.slab import available_host_memory
 
 
 class HostMemory:
-    """Counts from its making: what is available since is less by what anybody has taken.
+    """The fall in available memory since this object was made, whoever took the memory.
 
-    A process's own size leaves out page tables and what drivers keep of page-locked memory.
+    A process's own size leaves out page tables and the driver's records of page-locked memory.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class HostMemory:
 
 
 def resident_bytes() -> int:
-    """Of this process; 0 where the system does not tell."""
+    """Resident bytes of this process; 0 if the system does not tell."""
     try:
         text = Path("/proc/self/status").read_text()
     except OSError:

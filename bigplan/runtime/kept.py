@@ -1,9 +1,9 @@
 """What a layer keeps of a micro-batch between forward and backward, wherever it lives meanwhile.
 
-Two forms: the layer's input (to be recomputed), or the autograd graph of its forward. The graph is
-recorded so that nothing in it holds memory of its own accord: parameters are saved as places within
-the layer's flat buffer and looked up again at backward, in whatever slot the layer is by then;
-activations are saved as positions in a list, which can be moved to host memory and back.
+There are two forms: the layer's input (to be recomputed), or the autograd graph of its forward. The
+graph itself holds no memory. It saves parameters as places within the layer's flat buffer; the
+backward looks them up again, in whatever slot the layer is by then. It saves activations as
+positions in a list, which can be moved to host memory and back.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ class Kept:
     saved: list[Tensor | _Moved | None] = field(default_factory=list)
     weights: Tensor | None = None  # the layer's flat parameters (uint8), where they are now
     left: list[int] = field(default_factory=list)  # bytes of the storages that were moved
-    fetched: list[Tensor] = field(default_factory=list)  # the storages that they are in again
-    foreign: bool = False  # those are of the pool of another stream than the compute stream
+    fetched: list[Tensor] = field(default_factory=list)  # the storages after they came back
+    foreign: bool = False  # `fetched` is of another stream's pool
     output: GradientEdge | None = None
     input: GradientEdge | None = None
-    parameters: dict[str, Tensor] = field(default_factory=dict)  # that autograd differentiates by
-    sums: Sums = field(default_factory=Sums)  # where products add the gradients of the others
+    parameters: dict[str, Tensor] = field(default_factory=dict)  # autograd differentiates by these
+    sums: Sums = field(default_factory=Sums)  # products add other parameters' gradients here
     nbytes: int = 0  # on the device, unique storages
     again: dict[int, _Again] = field(default_factory=dict)  # by storage, while recording
     constants: frozenset[int] = frozenset()  # storages not to be moved
@@ -140,7 +140,7 @@ class Kept:
         self.again[output.untyped_storage().data_ptr()] = again
 
     def products_again(self, products: Products) -> Linears:
-        """Their `linears`, whose results are computed again likewise, of an input gathered once."""
+        """`linears` whose results are also computed again, from an input that is gathered once."""
         ranks = products.ranks
 
         def run(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
@@ -271,8 +271,8 @@ class Kept:
     def fetch(self, source: Tensor, storages: list[Tensor], device: torch.device) -> None:
         """Copy the activations back from `source` (uint8, host), into `storages` where they fit.
 
-        They do where a layer of the same kind and policy has left them, so that nothing is
-        allocated: memory of another stream's pool would fragment that of the compute stream.
+        They fit if a layer of the same kind and policy has left them. Then nothing is allocated:
+        memory of another stream's pool would fragment that of the compute stream.
         """
         if [storage.numel() for storage in storages] != self.left:
             storages = [torch.empty(n, dtype=torch.uint8, device=device) for n in self.left]

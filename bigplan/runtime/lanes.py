@@ -1,12 +1,12 @@
 """Lanes: a thread each, and on CUDA a stream each for those that use the device.
 
-An action runs on its lane once everything it waits for is done. Between lanes with streams the
-wait is an event on the device; a lane without one (CPU, disk) waits on the host. After the first
-error nothing more runs: what is queued fails with the same error, so nobody waits for ever, and no
-later collective meets the wrong one of another rank.
+An action runs on its lane once everything that it waits for is done. Between lanes with streams the
+wait is an event on the device. A lane without a stream (CPU, disk) waits on the host. After the
+first error nothing more runs: queued actions fail with the same error. So nothing waits for ever,
+and no later collective meets the wrong collective of another rank.
 
 Threads share the interpreter. Copies of one direction share an engine of the GPU. So no lane may
-take more of either than it needs:
+take more of the interpreter or of an engine than it needs:
 
 1. A lane that queued a whole step at its start would keep the interpreter from lanes that others
    wait for. Queues are ACTIONS_AHEAD actions long.
@@ -58,8 +58,9 @@ def _closed() -> threading.Lock:
 class Done:
     """An action under way: `issued` when its lane has run it, or queued it on its stream.
 
-    The host's times are those of running or queueing; the device's come from the events. A step has
-    up to thousands: made, waited for and dropped, with futures they took 25 ms of it, with locks 4.
+    The host's times are those of running or queueing; the device's times come from the events. A
+    step has up to thousands of these objects. Futures in their place took 25 ms a step; locks take
+    4.
     """
 
     action: Action
@@ -74,7 +75,7 @@ class Done:
     _gate: threading.Lock = field(default_factory=_closed, init=False)
 
     def issue(self, error: BaseException | None = None) -> None:
-        """Its lane has run or queued it, or this is why not."""
+        """The lane has run or queued the action, or `error` says why not."""
         self._error, self.issued = error, True
         self._gate.release()
 

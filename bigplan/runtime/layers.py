@@ -1,6 +1,6 @@
 """The kinds of layers behind one interface: forward, forward alone, backward of a micro-batch.
 
-A layer owns no memory: parameters, gradients and what passes between layers come and go, and a
+A layer owns no memory. Parameters, gradients and the tensors between layers come and go, and a
 visit says where they are. So one object serves all layers of its kind.
 """
 
@@ -47,11 +47,11 @@ class Layer(Protocol):
 
 @dataclass(slots=True)
 class Losses:
-    """The loss of a step, in parts, and what its gradients are multiplied by."""
+    """The loss of a step, in parts, and the factors of its gradients."""
 
-    parts: list[Tensor] = field(default_factory=list)  # whose sum is the mean over the targets
-    share: float = 0.0  # of one target in the mean over the step's, of all ranks
-    scale: float = 1.0  # of gradients, not of the losses reported
+    parts: list[Tensor] = field(default_factory=list)  # their sum is the mean over the targets
+    share: float = 0.0  # weight of one target in the step's mean, over all ranks
+    scale: float = 1.0  # factor of gradients, not of reported losses
 
 
 def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
@@ -187,7 +187,7 @@ class Block:
     ) -> Tensor:
         """Run x [b, s, h] forward with its graph in `kept`; FULL: just before its backward.
 
-        The value of a FULL one is never computed: nothing in the backward reads it.
+        Under FULL the block's output is never computed, because nothing in the backward reads it.
         """
         leaves = _leaves(parameters, in_product=self._in_product)
         kept.parameters = _differentiated(leaves)
@@ -316,5 +316,5 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 
 def _differentiated(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those that autograd gives gradients of."""
+    """The parameters that autograd gives gradients of."""
     return {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}

@@ -1,13 +1,13 @@
-"""Rows that are looked up in tables, and their gradients, added to their sums where those are.
+"""Rows that are looked up in tables, and their gradients, added to their sums in place.
 
-Tables that stay in host memory send a micro-batch's rows to the GPU and get gradients of them back:
-33 MB each way in place of 1.05 and 2.1 GB for 128,256 words of 4096 and 4,096 tokens, and neither
-the table nor the sum takes memory of the GPU.
+If a table stays in host memory, a micro-batch's rows go to the GPU and their gradients come back:
+33 MB each way in place of 1.05 and 2.1 GB for 128,256 words of 4096 and 4,096 tokens. Neither the
+table nor the sum takes memory of the GPU.
 
-From autograd the gradient of a table is as large as the table for every micro-batch (1.05 GB for
-128,256 words of 4096 in 16 bits), beside partial sums in fp32 of a row a token and a tenth more
-(EmbeddingBackwardKernel.cu of torch 2.11). Here it takes a few rows at a time, which is what lets
-a large vocabulary train on a small GPU, and 16-bit gradients are added up before they are rounded.
+Autograd's gradient of a table is as large as the table for every micro-batch (1.05 GB for 128,256
+words of 4096 in 16 bits). It also needs partial sums in fp32 of a row a token and a tenth more
+(EmbeddingBackwardKernel.cu of torch 2.11). This module takes a few rows at a time, so that a large
+vocabulary trains on a small GPU. It adds up 16-bit gradients before it rounds them.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def add_up(context: Context, action: Action) -> None:
 def add_rows(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
     """Add gradients[i] to row rows[i] of `total`, for all i.
 
-    total [V, h], rows int64 [n], gradients [n, h], on one device. Sorted by row, so that equal ones
-    lie together, they are taken LOOKED_UP_ROWS at a time, in host memory ROW_ELEMENTS. Of these
-    those of equal rows are added in fp32 and then to `total` once, so that a result never depends
-    on the order in which a device's threads come. No value is looked at from the host, which would
-    have to wait for the device.
+    total [V, h], rows int64 [n], gradients [n, h], on one device. Gradients are sorted by row, and
+    taken LOOKED_UP_ROWS at a time, in host memory ROW_ELEMENTS. Gradients of equal rows lie
+    together; they are added in fp32, and then to `total` once. So a result never depends on the
+    order of a device's threads. The host reads no value, because it would have to wait for the
+    device.
     """
     some_rows = LOOKED_UP_ROWS if total.is_cuda else max(1, ROW_ELEMENTS // total.shape[1])
     ranked, order = rows.sort(stable=True)
@@ -98,7 +98,7 @@ def add_rows(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
 
 
 def _add(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
-    """Of sorted rows: the sum of equal ones is added with the first of them, zeros with others."""
+    """Add sorted rows: the first of equal rows adds their sum, the others add zeros."""
     first = torch.searchsorted(rows, rows)
     total.index_add_(0, rows, _sums(first, gradients).to(total.dtype))
 
@@ -106,9 +106,8 @@ def _add(total: Tensor, rows: Tensor, gradients: Tensor) -> None:
 def _sums(first: Tensor, gradients: Tensor) -> Tensor:
     """fp32 [n, h]: at i the sum of gradients[j] over all j with first[j] = i, where there are some.
 
-    On CUDA a product with a matrix of ones and zeros. torch's kernel for gradients of rows goes
-    through them one by one: 5 ms for the 32,768 bytes of a text, of some 60 values, and 4096
-    columns.
+    On CUDA this is a product with a matrix of ones and zeros. torch's kernel for gradients of rows
+    takes equal rows one by one: 5 ms for 32,768 bytes of text with some 60 values and 4096 columns.
     """
     if not gradients.is_cuda:
         wide, count = gradients.float(), len(first)

@@ -1,8 +1,8 @@
 """The program's buffers on this machine: device arena, host slab, disk file, allocated once.
 
 Static buffers (parameters, gradients, optimizer state, slots, staging, offloaded activations) are
-bytes at fixed places. What autograd makes on the device (hidden states, saved activations) comes
-from torch's allocator and is kept by entry; the plan's ring sizes bound how much of it lives.
+bytes at fixed places. Tensors that autograd makes on the device (hidden states, saved activations)
+come from torch's allocator and are kept by entry; the plan's ring sizes bound how many live.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def static_sizes(program: Program) -> Sizes:
 
 
 def rounding(program: Program) -> Sizes:
-    """Of those, the bytes that no buffer asked for: every entry begins on a page of its own."""
+    """Bytes of them that no buffer asked for, because every entry begins on a new page."""
     sizes, asked = static_sizes(program), {Tier.GPU: 0, Tier.HOST: 0, Tier.NVME: 0}
     for region in _regions(program.buffers):
         asked[region[0].tier] += max(buffer.count * buffer.nbytes for buffer in region)
@@ -108,8 +108,8 @@ class Memory:
         self.slab = Slab(self.sizes.host, pinned=device.type == "cuda")
         self.disk = DiskFile(scratch, self.sizes.disk) if self.sizes.disk else None
         self.dynamic: dict[Key, object] = {}
-        # What layers whose activations leave had them in. It stays with the entry of the ring until
-        # a forward pass writes that entry anew: then the compute stream has waited for the copy.
+        # Storages of activations that leave. They stay with the entry of the ring until a forward
+        # pass writes that entry again; by then the compute stream has waited for the copy.
         self.storages: dict[Key, list[Tensor]] = {}
         self._places: dict[Key, Tensor] = {}
         self._views: dict[tuple[Key, torch.dtype, int, int], Tensor] = {}
@@ -159,7 +159,7 @@ class Memory:
         return min(align_up(self.buffers[key[0]].nbytes, PAGE) - start, tensor.numel())
 
     def poison(self, key: Key) -> None:
-        """Fill a static entry in memory with NaNs, so that whoever still reads it is found out."""
+        """Fill a static entry in memory with NaNs, so that a later read shows itself."""
         if key in self._places:
             self._places[key].fill_(POISON)
 

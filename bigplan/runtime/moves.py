@@ -50,7 +50,7 @@ def _copy(context: Context, action: Action) -> None:
 def send(context: Context, action: Action) -> None:
     """A hidden state to the next stage, or the gradient by one to the stage before.
 
-    Or of a table that the first stage lends to the last the parameters, or gradients back.
+    Also a table's parameters from the first stage to the last, and their gradients back.
     """
     (ref,) = action.reads
     if context.program.buffers[ref.buffer].dynamic:
@@ -93,9 +93,9 @@ def mean_loss(losses: list[Tensor], groups: Groups) -> float:
 
 
 def tensor_reduce(context: Context, action: Action) -> None:
-    """Sum gradients of what several tensor-parallel ranks have the same of, over those ranks.
+    """Sum gradients of parameters that several tensor-parallel ranks share, over those ranks.
 
-    All ranks take part at once: what fewer have is summed in a place of its own beside the others'.
+    All ranks take part at once: each group of sharing ranks has a separate place in the sum.
     """
     group = context.groups.tensor
     total = context.flat(action.reads[0], action, context.gradient_dtype)

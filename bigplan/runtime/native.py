@@ -1,10 +1,9 @@
 """C++ compiled for this machine's CPU: an optimizer's update of many pieces in one call, and sums.
 
-It is compiled on first use, in about three seconds, and kept in the user's cache folder under a
-name made of everything that the result depends on. Calls leave the interpreter to other threads,
-and the threads that they start never ask for it.
-Where there is no compiler, torch's kernels do the work, with the same bits but for sums of squares
-(runtime/fused.py, runtime/gradient_sums.py).
+It is compiled on first use, in about three seconds, and kept in the user's cache folder. Its name
+is made of everything that the result depends on. Calls leave the interpreter to other threads, and
+the threads that they start never ask for it. Without a compiler torch's kernels do the work, with
+the same bits except in sums of squares (runtime/fused.py, runtime/gradient_sums.py).
 """
 
 from __future__ import annotations
@@ -136,13 +135,13 @@ class Native:
         )
 
     def square_sum(self, values: Tensor, threads: int = 1) -> float:
-        """Of contiguous values, squared in fp32; it does not depend on `threads`."""
+        """The sum of contiguous values' squares (in fp32); it does not depend on `threads`."""
         team = _Team(threads, NICE)
         return float(self._library.square_sum(*_values(values), ctypes.byref(team)))
 
 
 def _values(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32]:
-    """Where they lie, how many they are, and of which type."""
+    """The values' address, number and type."""
     assert tensor.is_contiguous(), tensor.stride()
     count, kind = ctypes.c_int64(tensor.numel()), ctypes.c_int32(TYPES[tensor.dtype])
     return ctypes.c_void_p(tensor.data_ptr()), count, kind
@@ -195,7 +194,7 @@ def _made() -> Native:
 
 
 def _digest(command: list[str]) -> str:
-    """Of all that the compiled file depends on."""
+    """A digest of everything that the compiled file depends on."""
     version = subprocess.run(
         [*command, "--version"], check=True, capture_output=True, timeout=SECONDS
     ).stdout
@@ -247,9 +246,9 @@ def _kept(command: list[str], folder: Path, name: str) -> Native:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file holds what this user's compiler made.
+    """Whether the file is whole, as this user's compiler made it.
 
-    One that was cut off would end the process when its missing pages are touched.
+    A file that was cut off would end the process when its missing pages are touched.
     """
     status = path.lstat()
     mine = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
@@ -259,7 +258,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _keep_others_out(folder: Path) -> None:
-    """See to it that nobody else can put code there. Raises OSError where somebody else owns it."""
+    """Keep others from putting code there. Raises OSError if another user owns the folder."""
     status = folder.stat()
     if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "another user's folder", str(folder))

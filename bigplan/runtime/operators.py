@@ -1,9 +1,9 @@
 """Norms, rotary, SwiGLU and the loss as autograd functions of plain torch operators.
 
-Written out, so that what autograd saves is known to the byte and the same on CPU and CUDA:
-bigplan/graph/activations.py holds the formula. On CUDA they run where `training.kernels` is torch
-and under DeepSpeed; else generated.py has kernels that save the same. The loss over a vocabulary
-that ranks share out (words.py) has a kernel written by hand, as it is in two parts.
+They are written out, so that the tensors that autograd saves are known to the byte, and the same on
+CPU and CUDA: bigplan/graph/activations.py holds the formula. On CUDA they run if `training.kernels`
+is torch, and under DeepSpeed. Otherwise generated.py has kernels that save the same tensors. If
+ranks share out a vocabulary (words.py), the loss has a kernel written by hand, in two parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _left_out = False
 
 
 def leave_triton_out() -> None:
-    """Run no Triton kernel in this process from now on: what it has loaded breaks compiling one."""
+    """Run no Triton kernel in this process from now on: loaded libraries break their compiler."""
     global _left_out  # noqa: PLW0603 -- it is the process that it is true of
     _left_out = True
 
@@ -40,8 +40,9 @@ def kernels_for(x: Tensor) -> bool:
 class _RmsNorm(Function):
     """x * rstd * weight over the last dimension, in fp32, and x; saves x and rstd (fp32 [..., 1]).
 
-    The gradient by the second output, if any, is added to that by the first; with `over` the sum
-    is written over it. A new tensor amid a block's large ones would live on into the next block.
+    The gradient by the second output, if any, is added to that by the first. With `over` the sum
+    is written over the second output's gradient: a new tensor among a block's large ones would live
+    on into the next block.
     """
 
     @staticmethod
@@ -195,8 +196,8 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """RMSNorm of x [..., h], and x for all others to read.
 
-    What comes back to that x is added to the norm's gradient where that is computed; with `over`
-    it is written over.
+    The backward adds the gradient by that x to the norm's own gradient; with `over` it writes the
+    sum over the gradient by that x.
     """
     return _RmsNorm.apply(x, weight, epsilon, over)  # type: ignore[no-any-return, no-untyped-call]
 

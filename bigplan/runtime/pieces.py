@@ -1,9 +1,10 @@
 """What a rank owns of a layer: where its tensors, pieces and chunks lie in flat buffers.
 
 Parameters and gradients of a layer are flat buffers of its tensors in order, each as one
-tensor-parallel rank has it, filled up so that the data-parallel ranks that share it own equal
-parts, one behind the other. A rank's part is cut in order into the shares of its placement. The
-optimizer state of a piece is one flat buffer per moment, of the piece's elements in the same order.
+tensor-parallel rank has it. A buffer is filled up, so that the data-parallel ranks that share it
+own equal parts, one behind the other. A rank's part is cut in order into the shares of its
+placement. The optimizer state of a piece is one flat buffer per moment, of the piece's elements in
+the same order.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ ALONE = Owner()
 class Part:
     """What a rank owns of a layer: `elements` from element `first` on, `real` of them tensors'.
 
-    Of those the first `counted` are its to count and to store: what neighbours have the same of is
-    the first one's.
+    The rank counts and stores the first `counted` of these. Elements that neighbours have, too, are
+    counted and stored by the first of them.
     """
 
     first: int
@@ -60,7 +61,7 @@ class Part:
 
     @property
     def stored(self) -> range:
-        """Those of them that are its to store."""
+        """The tensors' elements that this rank stores."""
         return range(self.first, self.first + self.counted)
 
     @classmethod
@@ -68,7 +69,7 @@ class Part:
         """The part of one of the ranks that have the layer."""
         elements = kind.owned(owner.ranks)
         first = owner.rank * elements
-        # What more ranks have the same of lies behind what fewer do (shape.local_tensors).
+        # Tensors that more ranks share lie behind those that fewer share (shape.local_tensors).
         alone = sum(t.elements for t in kind.tensors if owner.tensor % t.holders == 0)
         real, counted = (min(elements, max(0, end - first)) for end in (kind.parameters, alone))
         return cls(first, elements, real, counted)
@@ -161,17 +162,17 @@ class LayerRows:
                 yield share, number, boxes
 
     def boxes_of(self, elements: range) -> Iterator[Box]:
-        """Elements of the layer, whoever owns them, as a piece of their own."""
+        """Elements of the layer, on any rank, as a separate piece."""
         for name, (start, rows, columns) in self.offsets.items():
             low, high = max(start, elements.start), min(start + rows * columns, elements.stop)
             if low < high:
                 yield Box(name, low, high - low, low - elements.start, low - self.part.first)
 
     def rectangles(self, elements: range) -> Iterator[tuple[int, Rectangle]]:
-        """What of the model's parameters these elements of the layer are, in their order.
+        """The rectangles of the model's parameters that these elements hold, in their order.
 
-        Each rectangle lies row by row from the element on that comes with it. What lies between
-        them is nobody's.
+        Each rectangle comes with its first element, and lies row by row from there. Elements
+        between rectangles are filling.
         """
         for name, (before, rows, columns) in self.offsets.items():
             mine, start = self.held[name], max(elements.start - before, 0)
@@ -183,7 +184,7 @@ class LayerRows:
                     yield self.element(real), real
 
     def filling(self, elements: range) -> Iterator[range]:
-        """Elements of the layer among these that are nobody's."""
+        """Elements of the layer among these that only fill up."""
         start = elements.start
         for first, part in self.rectangles(elements):
             if start < first:

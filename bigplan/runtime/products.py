@@ -1,9 +1,10 @@
 """Products with weights whose gradients are added to fp32 sums inside the matrix product.
 
-From autograd every micro-batch's gradient of a weight is a tensor of its own in the weight's dtype,
-rounded to it before it is added, and the addition costs 2 + 4 + 4 bytes of traffic an element. Here
-the backward's product adds to the sum itself, so that bf16 and fp16 gradients are never rounded to
-16 bits (as Megatron-LM's gradient accumulation fusion does with a kernel of its own).
+Autograd makes every micro-batch's gradient of a weight as a separate tensor in the weight's dtype.
+So the gradient is rounded before it is added, and the addition costs 2 + 4 + 4 bytes of traffic an
+element. Here the backward's product adds to the sum itself, so that bf16 and fp16 gradients are
+never rounded to 16 bits. Megatron-LM's gradient accumulation fusion does the same with its own
+kernel.
 
 On CUDA this is torch.addmm with `out_dtype`, which takes 16-bit factors for an fp32 result, and an
 fp32 `self` since torch 2.10 (github.com/pytorch/pytorch/pull/167931). Where `self` and `out` are
@@ -54,7 +55,7 @@ def add_product(total: Tensor, gradient: Tensor, x: Tensor, *, fresh: bool) -> N
 
 
 class Factor(NamedTuple):
-    """What x is multiplied by: weight [out, in] and bias, and who gets the weight's gradient.
+    """A factor of x: weight [out, in] and bias, and where the weight's gradient goes.
 
     Without `add` autograd gets it.
     """
@@ -75,10 +76,10 @@ def _by_weight(add: AddProduct | None, gradient: Tensor, rows: Tensor) -> Tensor
 class _Linears(Function):
     """F.linear of one input by several weights, those of a matrix that ranks split by rows.
 
-    The gradients by the input are added inside the products: from autograd each would be a tensor
-    that one more kernel adds (0.56 of 51 ms of a block's backward on an H200). Where ranks have
-    parts of the input, each keeps its own alone, and they are gathered again beside the products by
-    the input; the sum of these goes on beside the products by weights.
+    The gradients by the input are added inside the products. Autograd would make each a tensor that
+    one more kernel adds (0.56 of 51 ms of a block's backward on an H200). If ranks have parts of
+    the input, each keeps only its part. The parts are gathered again beside the products by the
+    input; the sum of those products goes on beside the products by weights.
     """
 
     @staticmethod
@@ -169,8 +170,8 @@ def _summed(ranks: TensorParallel, inner: Tensor, weight: Tensor, bias: Tensor |
 class _Gated(Function):
     """x + F.linear(silu(gate) * up, weight, bias), whose activation is never kept.
 
-    The pass over gate and up that takes their gradients gives it again: run again before, it would
-    take one more. Ranks, `factor` and `unread` as in _Closing.
+    The pass that takes the gradients of gate and up also writes the activation again. Recomputing
+    it before would take one more pass. Ranks, `factor` and `unread` as in _Closing.
     """
 
     @staticmethod
@@ -274,13 +275,13 @@ class Products:
     ) -> Tensor:
         """Add to x the product of `inner` and `name`, which ranks split by columns.
 
-        `unread`: a graph like that, but its value is not computed. For recomputation, which wants
-        what a block's operators save and not what comes of the last.
+        `unread`: the graph is the same, but its value is not computed. Recomputation needs the
+        tensors that a block's operators save, and not the block's output.
         """
         return _Closing.apply(unread, self.ranks, x, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
 
     def alone(self, p: Parameters, name: str, inner: Tensor) -> Tensor:
-        """That product by itself, for a kernel that adds it to x."""
+        """The product alone, for a kernel that adds it to x."""
         return _Closing.apply(False, self.ranks, None, inner, *self._factor(p, name))  # type: ignore[no-any-return, no-untyped-call]
 
     def gated(

@@ -40,9 +40,9 @@ class StepResult:
     gradient_norm: float | None = None  # before clipping; None: not computed, or not finite
     loss_scale: float | None = None  # in fp16
     skipped: bool = False  # gradients were not finite: this step changes no weight
-    not_finite: tuple[int, ...] = ()  # layers, of all ranks, whose gradients were not
+    not_finite: tuple[int, ...] = ()  # layers with such gradients, of all ranks
     saved: tuple[Saved, ...] = ()  # checkpoints that ended, well or not, by the end of this step
-    data_seconds: float = 0.0  # in which compute waited for data
+    data_seconds: float = 0.0  # seconds for which compute waited for data
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes so far at most, by tier
 
 

@@ -1,13 +1,13 @@
-"""What is decided about a step once all its gradients are known: scale, clip, apply or skip.
+"""Decisions about a step once all its gradients are known: scale, clip, apply or skip.
 
 With a loss scale s and the norm n of the unscaled gradients, gradients are divided by
 s * max(1, (n + 1e-6) / clip_norm): the factor of torch.nn.utils.clip_grad_norm_, as one division.
 
 A step whose gradients are not finite is skipped in every precision, on all layers and ranks (the
-gradients are reduced already, so the norm is the same everywhere): weights, moments and the count
-of updates, from which Adam's bias correction follows, stay as they are. In fp16 that is how the
-scale finds its range. In bf16 and fp32 it saves the weights from one bad batch; many such steps in
-a row mean that the run is lost, and whoever drives it ends it (launcher/skipped.py). The learning
+gradients are reduced already, so the norm is the same everywhere). Weights and moments stay as they
+are, and so does the count of updates, from which Adam's bias correction follows. In fp16 the scale
+finds its range that way. In bf16 and fp32 a skip saves the weights from one bad batch. Many such
+steps in a row mean that the run is lost, and the launch ends it (launcher/skipped.py). The learning
 rate follows the steps, skipped ones included.
 """
 

@@ -2,9 +2,9 @@
 
 Matrices that read the residual stream are split by rows, those that lead back to it by columns, so
 a pair of them needs one sum (Shoeybi et al., arXiv 1909.08053). With sequence parallelism a rank
-has a part of the residual stream alone: it is gathered before the first of the pair, and the sum is
-scattered after the second (Korthikanti et al., arXiv 2205.05198, section 4.2.2). What one does
-forward the other does backward, either way.
+has only a part of the residual stream. The parts are gathered before the first matrix of the pair,
+and the sum is scattered after the second (Korthikanti et al., arXiv 2205.05198, section 4.2.2). The
+backward of a gather is a scatter of sums, and the reverse.
 
 Parts are of a micro-batch's tokens, whichever sequence they are of: [tokens / ranks, hidden]. So
 they lie one behind the other in the whole, and no collective has to copy them apart.
@@ -52,7 +52,7 @@ class TensorParallel:
         return batch * length // self.parts, width
 
     def counted_elsewhere(self, steps: Iterable[LayerStep]) -> frozenset[str]:
-        """Parameters of a layer whose gradients another rank has, too: as a whole, not in parts."""
+        """Parameters of a layer whose whole gradients another rank counts."""
         if self.first or self.parts > 1:
             return frozenset()
         return frozenset(p.name for step in steps for p in step.beside_all)
@@ -62,15 +62,15 @@ class TensorParallel:
         return self.group.gathered(x) if self.parts > 1 else lambda: x
 
     def sum(self, x: Tensor) -> Begun:
-        """Begin to sum [..., h] over the ranks, to a hidden state; `x` is nobody's afterwards."""
+        """Begin to sum [..., h] over the ranks, to a hidden state; `x` must not be used after."""
         return self.group.scattered(x.flatten(0, -2)) if self.parts > 1 else self.group.reduced(x)
 
     def all_tokens(self, x: Tensor) -> Tensor:
-        """Those of a hidden state, [tokens, h]."""
+        """All tokens of a hidden state, [tokens, h]."""
         return self.gather(x)()
 
     def own(self, values: Tensor) -> Tensor:
-        """Of values of all tokens [tokens, ...] those of this rank's."""
+        """This rank's tokens' part of values of all tokens [tokens, ...]."""
         return self.group.own(values) if self.parts > 1 else values
 
     def gathered(self, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ ONE = TensorParallel()
 
 
 class _Gathered(Function):
-    """All tokens of a hidden state; the gradients by them are summed, where this rank's is."""
+    """All tokens of a hidden state; this rank gets the sum of gradients by its tokens."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: TensorParallel) -> Tensor:

@@ -1,10 +1,11 @@
 """Copies to the host that take turns: activations in pieces, chunks of state between them.
 
 The GPU's engine for copies to the host goes on with one stream as long as that stream has copies.
-With all of a micro-batch's activations queued, chunks of state wait for all of them, and the next
-chunks wait with them. With one piece queued at a time, the engine stands still until a thread has
-woken up and queued the next, which costs a tenth of the link. So two pieces are queued as long as
-no chunk waits to leave. While a chunk waits, a piece is queued once those before it have arrived.
+If all activations of a micro-batch were queued, a chunk of state would wait for all of them, and
+the next chunks with it. If one piece were queued at a time, the engine would stand still until a
+thread wakes up and queues the next piece; that costs a tenth of the link. So two pieces are queued
+while no chunk waits to leave. While a chunk waits, a piece is queued once those before it have
+arrived.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Turns:
 
 
 def _end() -> torch.cuda.Event:
-    """Of what the current stream has to do; who waits for it sleeps."""
+    """An event at the current stream's end; a thread that waits for it sleeps."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

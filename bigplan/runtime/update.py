@@ -72,8 +72,8 @@ class Update:
 
     def clip(self) -> None:
         """All square sums to the verdict on the step's gradients."""
-        # Layer by layer: they came in the order in which the lanes happened to end. From the GPU
-        # all at once: one by one they took 0.5 ms each, while everybody waits.
+        # In the order of layers, because lanes end in any order. From the GPU all at once: one by
+        # one they take 0.5 ms each, while all lanes wait.
         found = dict[int, float]()
         for on_gpu in (True, False):
             layers = [layer for layer, square in self._squares.items() if square.is_cuda == on_gpu]
@@ -89,7 +89,7 @@ class Update:
     def _of_all(self, found: Mapping[int, float]) -> Tensor:
         """Every layer's square sum, fp64, in the order of layers: of all stages and their parts.
 
-        Where ranks have the same gradients, those of the first count.
+        If several ranks have the same gradients, those of the first rank count.
         """
         context, squares = self._context, torch.zeros(len(self._context.graph.layers)).double()
         if context.graph.strategy.zero or context.groups.at.data == 0:
@@ -162,7 +162,7 @@ class Update:
             add_up(self._context, action)
             return
         context, refs = self._context, (action.reads[0], action.writes[0])
-        # What comes back of a table that was lent is whole, and so is what it is added to.
+        # The gradient of a lent table comes back whole, and so is the sum that it is added to.
         whole = all(context.program.buffers[ref.buffer].whole for ref in refs)
         find = context.flat if whole else context.owned
         part, total = (find(ref, action, context.gradient_dtype) for ref in refs)

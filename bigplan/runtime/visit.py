@@ -96,8 +96,8 @@ class Batches:
     def tokens(self, visit: Visit) -> Tensor:
         """int64 [b, s], in memory of the device's; the targets come with them.
 
-        At the loss, activations are on their way back, and one copy goes at a time. Targets that
-        were copied only then would come behind all of them.
+        At the loss, activations are already coming back, one copy at a time. Targets that were only
+        copied then would come behind all of them.
         """
         context, action = visit
         wanted = context.batch(action.reads, action)[: 1 + self._with_targets]

@@ -11,8 +11,8 @@ BRINGS = (Op.LOAD, Op.GATHER, Op.UPDATE)  # what else the first layer's forward 
 def data_seconds(timeline: Timeline) -> float:
     """Seconds for which nothing but its batch kept the first layer's forward from starting.
 
-    It could start when the action before it on its lane had ended and the layer's parameters were
-    there; the batch came later by that much.
+    The forward could start when the action before it on its lane had ended and the layer's
+    parameters were there. The batch came this much later.
     """
     came = {e.micro_batch: e.end for e in timeline.events if e.op == Op.DATA}
     parameters = [e for e in timeline.events if e.layer == 0 and e.op in BRINGS]

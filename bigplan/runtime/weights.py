@@ -19,8 +19,8 @@ from bigplan.runtime.homes import load
 def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
     """The flat parameters of every layer of this rank's stage, on the CPU, in layer order.
 
-    As a tensor-parallel rank has them. Where data-parallel ranks share them out, a layer is brought
-    together on the device: all of them ask.
+    They are as a tensor-parallel rank has them. If data-parallel ranks share them out, a layer is
+    brought together on the device, so all these ranks must call this.
     """
     dtype = context.parameter_dtype
     for layer in context.program.layers:
@@ -58,7 +58,7 @@ def _as_described(context: Context, layer: int, mine: Tensor) -> Tensor:
 def weights_digest(context: Context) -> str:
     """SHA-256 of the SHA-256 of every layer, in order, whichever ranks have it.
 
-    Of layers that several ranks have, a rank's own count: ranks that differ are to be seen.
+    If several ranks have a layer, each takes its own, so that ranks that differ show it.
     """
     mine = {
         layer: hashlib.sha256(

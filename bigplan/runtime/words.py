@@ -1,9 +1,9 @@
 """A vocabulary whose words tensor-parallel ranks share out: who has a word, and the loss over all.
 
 A rank has equally many rows of the token table and of the head's, one behind the other, the last
-ones filled up (Shoeybi et al., arXiv 1909.08053, section 3). So it has a part of every token's
-logits, and of the loss over all of them it needs two numbers a token from each other rank: the
-logsumexp of its words and, where it has the target, that logit.
+ones filled up (Shoeybi et al., arXiv 1909.08053, section 3). So a rank has a part of every token's
+logits. For the loss over all words it needs two numbers a token from each other rank: the logsumexp
+of that rank's words and, if the target is among them, the target's logit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def own_rows(words: Tensor, rows: int, ranks: TensorParallel) -> tuple[Tensor, T
 class _SharedCrossEntropy(Function):
     """Loss of every token, fp32 [n], of a rank's part of the logits [n, rows]: the same on all.
 
-    The backward overwrites the logits. What fills the table up counts as words of no probability.
+    The backward overwrites the logits. Rows that fill the table up count as words of probability 0.
     """
 
     @staticmethod
@@ -58,7 +58,7 @@ def cross_entropy(
 ) -> Tensor:
     """Sum over tokens of logits [n, V] by targets int64 [n]; -100 counts nothing. fp32.
 
-    Ranks that share out the words have a part of each token's logits each, and all of the sum.
+    If ranks share out the words, each has a part of each token's logits, and the whole sum.
     """
     if ranks.alone:
         return operators.cross_entropy(logits, targets)

@@ -109,7 +109,8 @@ class Worker:
         ranks = self._ranks_here
         self._scratch.mkdir(parents=True, exist_ok=True)
         sizes = static_sizes(self._program)
-        # Hidden states, saved activations and workspace are torch's to allocate, but promised too.
+        # torch allocates hidden states, saved activations and workspace; the plan promises them,
+        # too.
         promised = max(sizes.device, self._program.bytes_by_tier()[Tier.GPU])
         sizes = replace(sizes, device=promised, host=sizes.host + self._beside(sizes.host))
         check_machine(sizes, self._device, self._scratch, ranks)
@@ -348,7 +349,7 @@ class Worker:
 
 
 def same_bits(*, wanted: bool) -> None:
-    """Whether torch takes kernels alone that give the same bits every time.
+    """Whether torch only takes kernels that give the same bits every time.
 
     Of what a step runs on an H200 only the backward of torch's attention does not, by cuDNN or by
     flash attention, which add up the gradients by queries as their blocks come. The deterministic

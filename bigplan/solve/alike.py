@@ -1,4 +1,4 @@
-"""Alike pipeline stages: what their graph says of them, before anything is decided."""
+"""Alike pipeline stages: what the graph says of them, before any decision."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class AlikeStages:
     def resident(self, kind: LayerKind, tensor: str) -> bool:
         """Whether the tensors cannot leave the GPU.
 
-        Another layer reads them, chunks visit in turn, or ZeRO does not shard them: off the GPU
-        ranks of a node never hold the same twice.
+        They stay if another layer reads them, if chunks visit in turn, or if ZeRO does not shard
+        them: off the GPU, ranks of a node never hold the same tensor twice.
         """
         zero = self.graph.strategy.zero
         if (tensor == "parameters" and zero in (1, 2)) or (tensor == "gradients" and zero == 1):

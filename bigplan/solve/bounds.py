@@ -1,8 +1,8 @@
 """Cheap lower bounds of a strategy's step, without a solver.
 
-`cheap_bound` is arithmetic and the pipeline. `memory_outlook` adds what the GPU's memory costs: the
-bytes that do not fit must be saved somehow, and each way to save them takes a step so long. Pins
-close ways: what they hold on the GPU saves nothing.
+`cheap_bound` is arithmetic and the pipeline. `memory_outlook` adds the cost of the GPU's memory: a
+plan must save the bytes that do not fit, and each way to save them takes seconds. Pins close ways:
+tensors that they hold on the GPU save nothing.
 """
 
 from __future__ import annotations
@@ -110,17 +110,17 @@ def _compute(times: StageTimes) -> float:
 class _Room:
     """Bytes of a class of stages, and what a step of so many seconds can save.
 
-    Every way to save bytes is taken as if it had its lanes for itself, and had to pay for nothing
-    but them: a relaxation of the placement problem, so its least step is a bound.
+    Each way to save bytes counts as if no other way used its lanes, and costs only their time.
+    This relaxes the placement problem, so its least step is a bound.
     """
 
     surplus: float  # bytes above the GPU's capacity, everything on it and nothing recomputed
     start: float  # seconds of a step that recomputes nothing but what it must
     recomputed: tuple[tuple[float, float], ...]  # bytes saved at most, and per second
     kept: float  # bytes of activations that can leave, or be recomputed
-    leaving: float  # of them: that can leave
-    saved_ahead: float  # of those: in rings while a step does no transfers for them
-    saved: float  # and per second
+    leaving: float  # the bytes of `kept` that can leave
+    saved_ahead: float  # the bytes of `leaving` in rings, without transfers
+    saved: float  # bytes of `leaving` per second of a step
     ways: tuple[tuple[float, float, float], ...]  # bytes at most, free of time, per second
     elsewhere: float  # bytes of host memory
     disk: float  # bytes per second to NVMe
@@ -189,7 +189,7 @@ def _again(times: StageTimes, kind: LayerKind, recompute: Recompute) -> float:
 def _recomputations(times: StageTimes, kept: Kept) -> list[tuple[float, float]]:
     """Bytes that recomputing a kind saves at most and per second, in steps of falling yield.
 
-    A way that yields less than a mixture of the next ones on both sides is left out.
+    A way is left out if a mixture of its two neighbours yields more.
     """
     kind, held, least = kept.kind, times.stage.held, kept.recomputes[0]
     ways = [(0.0, 0.0)]  # bytes and seconds of a layer, of those that hold most

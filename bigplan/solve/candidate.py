@@ -20,9 +20,9 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.verify import node_bytes, verify
 
-# Parts of the CPU's rate beside copies, as measured before, that are reached, and how often. Of 75
-# runs the slowest fifth had 0.76 in the middle, the next 0.86, the others 0.95 and more, as hosts
-# change (benchmarks/cpu_reached.py): the two slow fifths count as one.
+# Shares of the CPU's measured rate beside copies that runs reach, and how often, because hosts
+# change. Of 75 runs the slowest fifth had a median of 0.76, the next fifth 0.86, the others 0.95
+# and more (benchmarks/cpu_reached.py). The two slow fifths count as one.
 REACHED = ((1.0, 0.6), (0.81, 0.4))
 FULLY = ((1.0, 1.0),)  # by plans that the CPU has no part in
 
@@ -45,7 +45,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A strategy with its graph and prices, below those of every plan until it is settled."""
+    """A strategy with its graph and prices; until it is settled they are below every plan's."""
 
     strategy: Strategy
     graph: Graph
@@ -53,7 +53,7 @@ class Candidate:
     loss: LossLayer | None = field(default=None, compare=False)
 
     def hindered(self, reached: float) -> Candidate:
-        """The same where the CPU's updates and copies beside reach this part of their rates."""
+        """The same if the CPU's updates, and the copies beside them, reach this share of rates."""
         rates = self.costs.rates
         slower = replace(
             rates,
@@ -79,10 +79,10 @@ class Candidate:
 
 
 class Pricing:
-    """Graphs and prices of a workload's strategies; what strategies share is made once.
+    """Graphs and prices of a workload's strategies; shared parts are made once.
 
-    What a rank computes in a layer depends on tensor parallelism and the micro-batch alone, and
-    takes most of the pricing.
+    A rank's work in a layer depends only on tensor parallelism and the micro-batch. Pricing this
+    work takes most of the time.
     """
 
     def __init__(self, workload: Workload, pins: tuple[Pin, ...] = ()) -> None:
@@ -117,8 +117,8 @@ class Pricing:
     def ends(self, strategy: Strategy) -> Ends:
         """Seconds of the first and the last layer, in those of a layer between.
 
-        The loss counts in its smallest chunks: a split that leaves it more time than it needs is
-        one more to choose from.
+        The loss counts in its smallest chunks, which are slowest. So some split leaves the loss
+        more time than it needs; that split is only one more to choose from.
         """
         loss = self._loss(strategy)
         graph, costs = loss.settled(*self.alike(strategy), loss.chunks[0])
@@ -202,8 +202,8 @@ def verified(trial: Trial) -> Placed:
 def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> Trial | None:
     """Simulate a placement; None where its program's buffers do not fit, or not below `below` s.
 
-    Rounding to whole rows, pages and rings can carry a placement above a tier that it fills to
-    the last bytes. The loss takes as many tokens at a time as what is left of the GPU allows.
+    A placement may fill a tier to the last bytes. Rounding to whole rows, pages and rings can then
+    exceed the tier. The loss takes as many tokens at a time as the GPU's free memory allows.
     """
     costs = candidate.costs
     programs = lower_steady(candidate.graph, placement)

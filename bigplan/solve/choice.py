@@ -47,14 +47,14 @@ class Choice:
 
     @classmethod
     def of(cls, workload: Workload, scope: Scope) -> Choice:
-        """All of them, none priced yet."""
+        """All strategies in scope, none priced yet."""
         return cls(workload, scope, Pricing(workload, scope.pins))
 
     def fewer(self) -> list[Choice]:
         """The strategies that leave up to half of the nodes idle, or of the only node's GPUs.
 
-        Batch, layers or heads may not divide by all of them, so that fewer are faster. Whoever
-        fixes `dp` says how many GPUs work.
+        If batch, layers or heads do not divide by all GPUs, fewer GPUs may be faster. A pinned
+        `dp` says how many GPUs work.
         """
         nodes = self.workload.nodes
         if not self.scope.idling or "dp" in self.scope.fixed:

@@ -45,13 +45,13 @@ class Consequences:
 
     @classmethod
     def of(cls, stages: tuple[StageClass, ...]) -> Consequences:
-        """Those of these stages."""
+        """The consequences for these stages."""
         rules = (rule for stage in stages for rule in (*switch_rules(stage), *size_rules(stage)))
         homeless = (_Homeless.of(stage, kind) for stage in stages for kind, _ in stage.kinds)
         return cls(stages, tuple(homeless), tuple(map(_Follower.of, rules)))
 
     def decisions(self, placement: Placement) -> Values:
-        """Those of a placement with the stages' rings."""
+        """A placement's decisions, with the stages' rings."""
         values: Values = {}
         for stage in self.stages:
             kinds = placement.stages[stage.stages[0]].kinds
@@ -72,7 +72,7 @@ class Consequences:
 
 @dataclass(frozen=True, slots=True)
 class _Homeless:
-    """Of a kind: rows looked up in host memory, and layers whose activations need no home."""
+    """A kind's rows looked up in host memory, and layers whose activations need no home."""
 
     homes: tuple[Linear, ...]  # of parameters and gradients, in host memory
     looked_up: tuple[str, ...]

@@ -1,8 +1,9 @@
-"""Exact search for small problems: placements in order of their bound until it passes the best.
+"""Exact search for small problems: placements in the order of their bounds.
 
-The bound of a placement is the model's step for it, below its simulated step; so once the next
-bound is no better than the best simulation, no placement left can be. Optimizer state is split in
-quarters of what fits, what of it is streamed in halves: the grid that the answer is exact on.
+The bound of a placement is the model's step for it, which is below its simulated step. The search
+ends when the next bound is no better than the best simulation: no later placement can be faster.
+Optimizer state is split in quarters of what fits, and streamed state in halves; the answer is exact
+on that grid.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MOST_PLACEMENTS = 200_000  # per strategy: bounding takes about 0.3 ms each
 def exact_search(workload: Workload, scope: Scope, watch: Watch = unwatched) -> Found:
     """The fastest plan in simulation of all strategies and placements in scope.
 
-    It has no answer before its end: where `watch` stops it, it raises InputError.
+    It has no answer before its end, so it raises InputError if `watch` stops it.
     """
     every = Choice.of(workload, scope).candidates()
     placed: list[Placed] = []

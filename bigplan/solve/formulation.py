@@ -6,8 +6,9 @@ Decisions  layers whose parameters, gradients are on t (integers); layers by act
            updates (continuous); switches for rings
 Objective  min step + rho x serial transfer seconds of a step
 
-The surcharge breaks the tie that perfect overlap creates: moving would look free and plans be
-brittle. With rho = 0 and integrality dropped the optimum bounds every plan of the strategy.
+With perfect overlap moves would look free. The surcharge rho breaks that tie, so that plans do not
+depend on perfect overlap. With rho = 0 and without integrality the optimum is below every plan of
+the strategy.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ from bigplan.solve.times import (
     step_rows,
 )
 
-# What overlaps perfectly in the model is exposed in part in simulations: of copies over PCIe 1-10%,
-# of transfers to drives, which wait for two rings and each other, up to half.
+# A transfer to drives pays this many times the surcharge of a copy. In the model both overlap
+# perfectly. In simulations 1-10% of copies over PCIe are exposed, but up to half of transfers to
+# drives, because these wait for two rings and for each other.
 DRIVES = 5.0
 WEAR = ": written to drives"  # how the rule is called that limits it
-NOISE = 1e-6  # layers' worth of what a solver means to be none
+NOISE = 1e-6  # layers' worth that a solver returns for zero
 
 
 def formulate(
@@ -56,8 +58,8 @@ def formulate(
 ) -> Problem:
     """Variables, rules, capacities and times of `graph` at `costs`.
 
-    With fewer rings in memory (`least`) than times may count on (`most`), its relaxation bounds
-    plans of any number between.
+    If memory holds fewer rings (`least`) than times count on (`most`), the relaxation is below
+    plans with any number of rings between the two.
     """
     stages = stage_classes(graph, most, least)
     every = [StageTimes(stage, costs) for stage in stages]
@@ -84,7 +86,7 @@ def formulate(
 
 
 def wear_rules(times: StageTimes, pins: tuple[Pin, ...]) -> Iterator[Rule]:
-    """What a stage's ranks on a node write to its drives in a step has a limit, if any is set."""
+    """A limit on the bytes that a stage's ranks write to their node's drives in a step, if set."""
     written = (times.costs.ranks_per_node * times.costs.rates.nvme_write / GIB) * lane_seconds(
         times
     )["write"]
@@ -108,8 +110,8 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
         yield from pass_rows(times)
         yield from pair_rows(times)
         yield from hop_rows(times)
-    # Seconds until a unit's first micro-batch has passed all stages; the last one works on the
-    # whole unit before it turns back.
+    # Seconds until a unit's first micro-batch has passed all stages. The last stage works on the
+    # whole unit before its first backward.
     through = Linear(constant=every[-1].forward_compute)
     hops = [(times, len(times.stage.stages)) for times in every]
     for times, stages in hops[:-1]:
@@ -117,7 +119,7 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
     before_forward, before_backward = Linear(), Linear()
     after = total([n * (var(f"{t.stage.name}.H") + costs.send) for t, n in hops])
     for times, stages in hops:
-        # The class's last stage: its own earlier stages come before it too.
+        # For the class's last stage, the earlier stages of the class come before it, too.
         before_forward += (stages - 1) * (times.forward_hop() + costs.send)
         before_backward += (stages - 1) * (var(f"{times.stage.name}.A") + costs.send)
         after += -stages * (var(f"{times.stage.name}.H") + costs.send)

@@ -13,8 +13,8 @@ from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem
 from bigplan.solve.rows import Row, rows, scaled, time_unit, timed_rows
 from bigplan.solve.thresholds import NOISE, WITHIN
 
-# HiGHS's package imports numpy, whose OpenBLAS would start threads that nothing here uses: 60 ms of
-# a plan's second on two cores.
+# HiGHS's package imports numpy, whose OpenBLAS starts threads. Nothing here uses them, and they
+# cost 60 ms of a plan's second on two cores.
 with environment(OPENBLAS_NUM_THREADS="1"):
     import pulp
 
@@ -22,8 +22,9 @@ _Built = tuple[pulp.LpProblem, dict[str, pulp.LpVariable]]
 
 BOUND_GAP = WITHIN / 2  # relative gap at which an optimum is known well enough for a bound
 
-# These problems have less than a hundred variables. Presolving them anew in every search for better
-# points, and the searches in smaller problems, took two thirds of HiGHS's time and found nothing.
+# These problems have less than a hundred variables. HiGHS presolves them again in every search for
+# better points, and it searches in smaller problems. Both took two thirds of its time and found
+# nothing.
 PLAIN = {
     "mip_heuristic_run_feasibility_jump": False,
     "mip_heuristic_run_rins": False,
@@ -67,7 +68,7 @@ def _solvers(*, relaxed: bool, gap: float) -> Iterator[pulp.LpSolver]:
 
 
 def _solved(model: pulp.LpProblem, *, relaxed: bool, gap: float = NOISE, sure: bool = True) -> bool:
-    """Whether there is an optimum; `sure`: that there is none is the finding of two solvers."""
+    """Whether there is an optimum; `sure`: two solvers agree if there is none."""
     available = (s for s in _solvers(relaxed=relaxed, gap=gap) if s.available())
     for solver in islice(available, 2 if sure else 1):
         model.solve(solver)
@@ -87,9 +88,9 @@ def solve(
 ) -> Solution | None:
     """The best decisions, or None where nothing fits, or not with a step of `below` seconds.
 
-    `relaxed` drops integrality, else the objective is within `gap` of the best; `margin` keeps a
-    fraction of every capacity free, unless nothing fits then: pinned decisions may need the last
-    bytes. That nothing fits at all is said only where two solvers agree.
+    `relaxed` drops integrality; otherwise the objective is within `gap` of the best. `margin` keeps
+    a fraction of every capacity free. If nothing fits then, the margin is dropped, because pinned
+    decisions may need the last bytes. The answer None needs two solvers that agree.
     """
     excluded = problem.excluded
     problem = problem.without(excluded)

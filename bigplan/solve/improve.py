@@ -1,13 +1,14 @@
 """The best plans of some strategies, improved: a local search in which the simulator decides.
 
-The integer program does not know when what overlaps is late, so plans that are equal to it differ
-by up to a quarter in simulations. Neighbours are drawn with a fixed seed. Of those that the rows of
-time allow to be faster, one is simulated: the first, or of several the one whose model promises
-most. As long as one of these ways finds faster plans it goes on, else it is the other's turn: where
-drives bind the model knows best, elsewhere it leads nowhere. Taken is the least expected step.
+The integer program does not see when an overlapped action is late. So plans that it takes for equal
+differ by up to a quarter in simulations. Neighbours are drawn with a fixed seed, and those that the
+time rows show to be slower are dropped. Then one neighbour is simulated: the first that is drawn,
+or the one among several that the model promises most. The search stays with one of these two ways
+while it finds faster plans, then takes the other: the model knows best where drives bind, and leads
+nowhere elsewhere. The plan with the least expected step wins.
 
-Half of the simulations is shared by the best strategies; the other half is for the plan that was
-chosen among them.
+The best strategies share half of the simulations. The other half improves the plan that was chosen
+among them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.resolve import resolve
 from bigplan.solve.thresholds import NOISE, PATIENCE
 
-GAIN = NOISE / 3  # of a step: less is not worth a simulation, nor a change
-NEAR = 1.05  # times the best plan's step, that a plan worth improving takes at most
-DRAWN = 100  # neighbours of a plan, none of which may be faster, before it counts as the best
+GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
+NEAR = 1.05  # plans up to this many of the best plan's steps are improved
+DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
 SEVERAL = 6  # neighbours of which the most promising is simulated
-SERIAL = 0.02  # of moves' seconds, that count in a promise: they are exposed in part
+SERIAL = 0.02  # share of moves' seconds that a promise counts as exposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class Budget:
     """Plans simulated to improve the best strategies' plans, at most."""
 
     simulations: int
-    instructions: int  # of all their programs: those of a larger model take longer
-    strategies: int  # that share the first half of them
+    instructions: int  # of all simulated programs: larger models take longer
+    strategies: int  # strategies that share the first half of the simulations
     patience: int  # simulations in a row without progress after which a plan counts as the best
 
     def of(self, trial: Trial) -> int:
@@ -65,7 +66,7 @@ class Climb:
     def go(self, simulations: int, patience: int) -> None:
         """Simulate so many neighbours, fewer where there are none, or without progress.
 
-        Other rings leave other room, so the first of them are solved for anew.
+        Other rings leave other room, so the integer program is solved again for the first of them.
         """
         if self._rings:
             worth = self.best.expected * (1 - GAIN)
@@ -119,7 +120,8 @@ class Climb:
 def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> list[Trial]:
     """The best trials, improved by half of the simulations.
 
-    Where the best plan moves nothing, moves would have to gain more than they are worth.
+    If the best plan moves nothing, none is improved: others would have to gain more by their moves
+    than moves are worth.
     """
     ranked = sorted(trials, key=_expected)
     near = [trial for trial in ranked if trial.expected < NEAR * ranked[0].expected]
@@ -143,7 +145,8 @@ def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
 def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
     """The trial, and plans that keep activations of all blocks in one way.
 
-    From one way to another it is many moves, of which each alone makes a plan slower.
+    A climb cannot go from one such plan to another: it takes many moves, and each alone makes the
+    plan slower.
     """
     yield trial
     graph, rings = trial.candidate.graph, Rings.of(trial.placement)
@@ -162,8 +165,8 @@ def _streamed_less(climb: Climb) -> float:
 def _with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     """The trial, or a plan that leaves room for more of the loss at a time.
 
-    The integer program counts on the time of the most tokens and the memory of the fewest, so what
-    it fills may be worth less than a larger chunk; moves seldom free as much at once.
+    The integer program counts the time of the largest chunk and the memory of the smallest. So it
+    may fill memory that is worth more to a larger chunk; moves seldom free as much at once.
     """
     loss, rings = trial.candidate.loss, Rings.of(trial.placement)
     for chunk in loss.chunks if loss else ():

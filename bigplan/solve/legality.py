@@ -1,8 +1,8 @@
 """Whether decisions that were read, not found, are ones that a search could have made.
 
-A plan file may have been edited. Its strategy must be in the space of strategies, and its placement
-must obey what the integer program holds constant. What KindPlacement and Strategy refuse by
-themselves is not repeated here.
+A plan file may have been edited. Its strategy must be in the space of strategies. Its placement
+must have the values that the integer program holds constant. KindPlacement and Strategy refuse some
+values by themselves; these checks are not repeated here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _require_layers(graph: Graph, number: int, stage: StagePlacement) -> None:
 
 
 def _require_choices(stage: StageClass, kind: LayerKind, placed: KindPlacement) -> None:
-    """What has no variable in the integer program is as its constant says."""
+    """Raise InputError for a decision that differs from its constant in the integer program."""
     where = f"placement.stages.{stage.stages[0]}.kinds.{kind.name}"
     for key, decision, layers in _choices(stage, kind, placed):
         if not decision.terms and abs(layers - decision.constant) > EXACT:

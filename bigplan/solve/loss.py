@@ -1,10 +1,10 @@
 """How many tokens the loss layer takes at a time: the most that the GPU has room for.
 
-Fewer need less workspace, and more time: every chunk adds its gradient of the whole table to the
-sum (8,192 tokens of 4,096 x 128,256 on an H200: 53.0 ms by 256, 37.7 by 2,048, 35.1 by 4,096). The
-integer program decides nothing of it. It sees the time of the largest chunk and the workspace of
-the smallest, so its rows stay bounds of every plan; a placement then takes the largest chunk whose
-workspace fits into what it leaves free of the GPU, or into that of its blocks.
+A smaller chunk needs less workspace and more time, because every chunk adds its gradient of the
+whole table to the sum (8,192 tokens of 4,096 x 128,256 on an H200: 53.0 ms by 256, 37.7 by 2,048,
+35.1 by 4,096). The integer program does not decide the chunk. It sees the time of the largest chunk
+and the workspace of the smallest, so its rows stay bounds of every plan. A placement then takes the
+largest chunk whose workspace fits into the GPU's free memory, or into its blocks' workspace.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory rows: bytes a class of stages puts on each tier, equal to what its program allocates.
 
-Of host memory no less, where more layers have activations there than gradients.
+For host memory the row is only a lower bound if more layers have activations there than gradients.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ def _lean(stage: StageClass, kind: LayerKind, recompute: Recompute) -> Linear:
 
 
 def _lean_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
-    """The layers that recompute most are the first, which hold the most micro-batches.
+    """The first layers hold the most micro-batches, so these recompute most.
 
-    So what the others hold is a convex function of how many they are: a piece for each chunk.
+    The micro-batches that the others hold are then a convex function of the number of the others,
+    with a piece for each chunk.
     """
     entries = stage.entries(kind)
     layers = Linear()
@@ -195,7 +196,7 @@ def _gpu_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
         sums = min(stage.least.sums, count)
         rings.append(sums * whole_gradients * stage.switch(kind, "sums"))
     rings.append(STAGING * looked_up_bytes(stage.graph) * stage.looked_up(kind))
-    # Under ZeRO-3 what is streamed is a shard, which passes through a ring of its own.
+    # Under ZeRO-3 streamed state is a shard, which passes through a separate ring.
     rings.append(ring * weight_bytes(stage, kind) * stage.switch(kind, "shards"))
     return total([_home_bytes(stage, kind, Tier.GPU), *rings])
 
@@ -211,7 +212,7 @@ def _host_bytes(stage: StageClass, kind: LayerKind, count: int) -> Linear:
 
 
 def _spared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
-    """What activations need not take in host memory: in the place of gradients, or in a ring."""
+    """Host memory that activations do not take: they lie in gradients' place, or in a ring."""
     held, lent = stage.entries(kind)[0], gradient_bytes(stage, kind)
     each = {recompute: held * kind.kept(recompute) for recompute in stage.graph.recomputes}
     return total(
@@ -224,7 +225,7 @@ def _spared_bytes(stage: StageClass, kind: LayerKind) -> Linear:
 
 
 def table_bytes(stage: StageClass) -> int:
-    """What a table that the first stage lends to the last takes besides on either."""
+    """Bytes that a table takes besides on both stages if the first stage lends it to the last."""
     graph, names = stage.graph, {kind.name for kind, _ in stage.kinds}
     if not graph.lends_table:
         return 0

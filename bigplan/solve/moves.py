@@ -1,9 +1,9 @@
-"""Plans beside a plan: a few of its decisions changed, all that follows from them made to fit.
+"""Neighbours of a plan: a few of its decisions are changed, and all others follow.
 
-Decisions are the variables of the strategy's integer program, and its rules say which of them
-belong together: layers move from one place of a tensor, or one way to keep activations, to another.
-So a neighbour is known by the program alone: legal by its rules and rows of memory, and no faster
-than its rows of time.
+Decisions are the variables of the strategy's integer program. Its rules say which of them belong
+together: a move takes layers from one place of a tensor to another, or from one way to keep
+activations to another. So the integer program alone judges a neighbour: rules and memory rows say
+whether it is legal, and time rows say how fast it can be at most.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from bigplan.solve.resolve import problem_of
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes
 from bigplan.solve.thresholds import NOISE
 
-# Of what is streamed, as long as it helps: chunks and other copies wait for each other on the link,
-# which rows know nothing of, so the balance of the integer program has too many.
+# Shares of the streamed state that a plan keeps, tried while it becomes faster. Chunks and other
+# copies wait for each other on the link. The rows do not know this, so the integer program streams
+# too much.
 LESS = 0.85
 EXACT = 1e-6  # layers by which a rule may be missed
-# How many changes a move makes, how many layers (or which part of their state) each of them moves.
+# How many changes a move makes, and how many layers (or which part of their state) each one moves.
 CHANGES, LAYERS, PARTS = (1, 1, 1, 2, 2, 3), (1, 1, 1, 2, 4, 999), (0.1, 0.25, 0.5, 1.0)
-STREAMED = (-1.0, -0.3, -0.1, -0.05, 0.05, 0.1, 0.3, 1.0)  # of the state in host memory, besides
-OF_RINGS, OF_STREAMED, REFILLED, RAISED = 0.06, 0.3, 0.8, 0.3  # how often a move does which
+STREAMED = (-1.0, -0.3, -0.1, -0.05, 0.05, 0.1, 0.3, 1.0)  # of the state in host memory, added
+OF_RINGS, OF_STREAMED, REFILLED, RAISED = 0.06, 0.3, 0.8, 0.3  # shares of moves that do it
 BELOW = {Tier.GPU: Tier.HOST, Tier.HOST: Tier.NVME}
 
 
@@ -135,7 +136,7 @@ class _State:
 
 
 class Moves:
-    """Neighbours of a strategy's plans, drawn with a fixed seed."""
+    """Draws neighbours of a strategy's plans, with a fixed seed."""
 
     def __init__(
         self, candidate: Candidate, pins: tuple[Pin, ...], rings: tuple[Rings, ...], seed: int
@@ -153,7 +154,7 @@ class Moves:
         return placement_of(self._candidate.graph, neighbour.values, neighbour.rings)
 
     def draw(self, placement: Placement, below: float) -> Neighbour | None:
-        """A random neighbour; None where it is none that could be faster than `below` seconds."""
+        """A random neighbour; None if it is illegal or cannot be faster than `below` seconds."""
         draw, rings = self._random, Rings.of(placement)
         if draw.random() < OF_RINGS:
             name = draw.choice(Rings._fields)
@@ -167,7 +168,7 @@ class Moves:
         return self._neighbour(ground, rings, values, below)
 
     def streaming_less(self, placement: Placement, below: float) -> Neighbour | None:
-        """The placement with a part less streamed; None where it cannot be faster."""
+        """The placement with a part less streamed; None if it cannot be faster."""
         rings = Rings.of(placement)
         ground, values = self._ground(rings), self._values(placement, rings)
         names = [s.streamed for s in ground.states if s.streamed is not None]
@@ -189,7 +190,7 @@ class Moves:
         return Neighbour(rings, values, seconds, ground.problem.serial.at(values))
 
     def _values(self, placement: Placement, rings: Rings) -> Values:
-        """The placement's decisions, had it these rings; the last placement's are known."""
+        """The placement's decisions with these rings; those of the last placement are kept."""
         if placement is not self._of:
             self._of, self._known = placement, {}
         if rings not in self._known:
@@ -205,7 +206,7 @@ class Moves:
 
     def _change(self, ground: _Ground, values: Values) -> None:
         draw, states = self._random, [s for s in ground.states if s.streamed is not None]
-        # Most of what is streamed is of the kind that has most in host memory.
+        # Most streamed state is of the kind that has the most state in host memory.
         streaming = [s for s in states for _ in range(ceil(s.host.at(values)))]
         for _ in range(draw.choice(CHANGES)):
             if streaming and draw.random() < OF_STREAMED:
@@ -225,7 +226,7 @@ class Moves:
             state.restrain(values)
 
     def _refill(self, ground: _Ground, values: Values) -> None:
-        """Share memory anew: what does not fit goes one tier down, what there is room for, up."""
+        """Share memory out again: layers that do not fit go one tier down, others go up."""
         for row in ground.problem.capacities:
             if row.tier not in BELOW:
                 continue

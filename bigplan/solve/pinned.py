@@ -1,4 +1,4 @@
-"""What pins leave to choose in a class of stages, for bounds that know no variables."""
+"""What pins leave to choose in a class of stages, for bounds without variables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Pinned:
         return max(self.sums.get(where[tier], 0.0), rest)
 
     def leaving(self, kind: LayerKind, tensor: str) -> float:
-        """Layers of the kind whose `tensor` may leave the GPU, which has all that it updates."""
+        """Layers of the kind whose `tensor` may leave the GPU; what the GPU updates stays there."""
         stay = max(self.layers(kind, name, Tier.GPU) for name in {tensor, "optimizer"})
         return max(0.0, self.stage.count(kind) - stay)
 
@@ -64,7 +64,7 @@ class Pinned:
         return left
 
     def possible(self, costs: Costs) -> bool:
-        """Whether host memory and drives have room for what is pinned there."""
+        """Whether host memory and drives have room for the tensors that are pinned there."""
         ways = all(self.policies(kind) for kind, _ in self.stage.kinds)
         room = {tier: costs.capacity[tier] / costs.ranks_per_node for tier in AWAY}
         return ways and not self.contradicted and all(self._bytes(t) <= room[t] for t in AWAY)
@@ -90,7 +90,7 @@ class Kept:
 
     @classmethod
     def of(cls, pinned: Pinned, kind: LayerKind) -> Kept:
-        """All that is known of them without a solver; `pinned` leaves some way."""
+        """A kind's activations, as known without a solver; `pinned` leaves at least one way."""
         policies = pinned.policies(kind)
         left = {recompute for recompute, _ in policies}
         return cls(

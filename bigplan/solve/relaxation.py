@@ -1,7 +1,7 @@
-"""Linear programs of a problem, integrality dropped: a search solves hundreds for their bounds.
+"""Linear programs of a problem, without integrality: a search solves hundreds for their bounds.
 
-PuLP takes as long to build one as HiGHS to solve it, so these go to HiGHS at once, and the second
-starts from the first's optimum.
+PuLP takes as long to build one as HiGHS takes to solve it. So these programs go to HiGHS directly,
+and the second starts from the optimum of the first.
 """
 
 from __future__ import annotations

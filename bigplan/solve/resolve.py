@@ -21,7 +21,7 @@ MARGINS = (NOISE, WITHIN)  # of each tier, kept free; the second where the first
 def model_outlook(problem: Problem, below: float) -> Outlook:
     """Bound and estimate from linear programs, infinite where nothing fits.
 
-    A bound that is not below `below` seconds needs no estimate, and is its own.
+    A bound that is not below `below` seconds is also the estimate.
     """
     steps = relaxed_steps(problem, (0.0, EXPOSED))
     bound = next(steps)
@@ -35,9 +35,9 @@ def resolve(
     below: float = inf,
     exposed: float = EXPOSED,
 ) -> Trial | None:
-    """The plan with these rings; None where none fits, or not with a step of `below` seconds.
+    """The plan with these rings; None if none fits, or none with a step below `below` seconds.
 
-    `exposed`: the part of moves' seconds that its objective adds to the step.
+    `exposed`: the share of moves' seconds that the objective adds to the step.
     """
     problem = problem_of(candidate, pins, rings)
     for margin in MARGINS:

@@ -1,15 +1,15 @@
 """Search over strategies: bounds first, then models, then simulations.
 
-Strategies that compute the same form a family; it has one bound and is opened when that is the
-least. Then every strategy climbs four rungs, each dearer than the one before: a bound from
-arithmetic, one that knows the GPU's memory, its linear programs, and at last its plans, simulated.
-A queue refines what looks fastest: a bound, or where the linear programs were solved their estimate
-of the simulated step. It ends when no bound is below the best plan simulated, or when several
-strategies in a row brought next to nothing.
+Strategies that compute the same form a family. A family has one bound, and is opened when that
+bound is the least. Then every strategy climbs four rungs, each at a higher cost than the one
+before: a bound from arithmetic, a bound that knows the GPU's memory, its linear programs, and at
+last simulations of its plans. A queue refines the strategy that looks fastest: by its bound, or by
+the linear programs' estimate of the simulated step. The search ends when no bound is below the best
+simulated plan, or when several strategies in a row gained next to nothing.
 
-An estimate is no bound, so each strategy keeps its highest bound besides; the least of them, raised
-by integer programs where that is worth it, says how far from the optimum the answer can be at most.
-The search may be stopped at any time: the best plan and the least bound so far are its answer.
+An estimate is not a bound, so each strategy also keeps its highest bound. Integer programs raise
+the least of these bounds if that is worth it. The least bound says how far from the optimum the
+answer can be at most. A stopped search answers with the best plan and the least bound so far.
 """
 
 from __future__ import annotations
@@ -43,19 +43,22 @@ from bigplan.solve.thresholds import EXPOSED, NOISE, PATIENCE, WITHIN
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
-# Idle strategies where even estimates are above the best plan: of the 95 plans simulated for 17
-# cases of 5.5B to 1T, none was faster than its estimate. One more is a runner-up to tell of.
+# Idle strategies after which the search ends if even the estimates are above the best plan. Plans
+# are hardly ever faster than their estimates: none was of 95 simulated for 17 cases. One more
+# strategy gives a runner-up to name.
 RESIGNED = 1
-# Where the next estimate is so far below the best plan, the search ends after so many: of 54 cases
-# with slow networks plans of four are 3 to 16% faster, and 9 take longer (search_patience.py).
+# If the next estimate is this far below the best plan, the search ends after this many idle
+# strategies. With slow networks that gives plans 3 to 16% faster in 4 cases of 54, and longer
+# searches in 9 (search_patience.py).
 PROMISING, PATIENCE_PROMISING = 1.1, 40
 COUNTED = 16  # steps after which what waits is counted again
 CERTIFIED = 8  # integer programs, and
 CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
 
 
-# Told before every step of a search: simulated seconds of the best plan so far, a bound below every
-# plan, families and strategies that may still hold a faster one. Answers whether to go on.
+# Called before every step of a search, with the simulated seconds of the best plan so far, a bound
+# below every plan, and the number of families and strategies that may still hold a faster plan.
+# Answers whether to go on.
 Watch = Callable[[float | None, float, int], bool]
 
 
@@ -215,7 +218,7 @@ class _State:
         return True
 
     def _replace(self, better: Trial) -> None:
-        """Let a plan take the place of the one before of its strategy."""
+        """Let a plan take the place of the earlier plan of its strategy."""
         same = (t.candidate.strategy == better.candidate.strategy for t in self.trials)
         self.trials[list(same).index(True)] = better
 
@@ -263,7 +266,7 @@ class _State:
         entry.bound = inf
 
     def _refine(self, entry: _Entry) -> float:
-        """Raise a strategy's bound beyond its rung; what to expect of it now."""
+        """Raise a strategy's bound by one rung; return the seconds to expect of it now."""
         candidate, pins = entry.of, self.choice.scope.pins
         assert isinstance(candidate, Candidate)
         if entry.rung is _Rung.ARITHMETIC:
@@ -278,9 +281,9 @@ class _State:
         return entry.estimate
 
     def _resolve(self, entry: _Entry) -> None:
-        """Simulate the strategy's plans, with fewer rings where none fits.
+        """Simulate the strategy's plans, with fewer rings if none fits.
 
-        Where drives bind, a plan that moves more may be faster: such a one is tried too.
+        If drives bind, a plan that moves more may be faster, so such a plan is tried, too.
         """
         self.programs += 1
         assert isinstance(entry.of, Candidate)
@@ -310,7 +313,7 @@ def _family_bound(choice: Choice, family: StrategyFamily) -> float:
 
 
 def _patience(expected: float, best: float) -> int:
-    """Idle strategies after which one of so many seconds, by its estimate, is not tried."""
+    """Idle strategies in a row after which a strategy with this estimate is not tried."""
     if expected >= best:
         return RESIGNED
     return PATIENCE if expected * PROMISING >= best else PATIENCE_PROMISING

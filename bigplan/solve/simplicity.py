@@ -1,7 +1,7 @@
 """What a plan does beside computing on the GPU, and plans of the same strategy that do less.
 
-Simulations tell plans apart to about a hundredth, and what moves may be late in ways that they do
-not know. So of plans that take at most a hundredth longer as a rule, the simplest is taken.
+Simulations tell plans apart to about a hundredth, and moves may be late in ways that simulations do
+not know. So among plans that usually take at most a hundredth longer, the simplest is taken.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ DRIVE, RECOMPUTE = "drive", "recompute"
 
 
 def simplest(trials: Sequence[Trial], pins: tuple[Pin, ...]) -> tuple[Trial, tuple[Pin, ...]]:
-    """The simplest of plans about as fast as the first: of its strategy, or a trial that is still.
+    """The simplest plan about as fast as the first, with the pins that keep it as simple.
 
-    With the pins that hold it so simple.
-
-    Mechanisms are forbidden one after the other, all moves first, where that costs next to nothing.
+    It is of the first plan's strategy, or a trial that moves nothing. Mechanisms are forbidden one
+    after the other, all moves first, if that costs next to nothing.
     """
     chosen, forbidden = trials[0], pins
     most = chosen.expected * (1 + WITHIN)
@@ -84,7 +83,7 @@ def _ways(trial: Trial) -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
 
 
 def _resolved(trial: Trial, pins: tuple[Pin, ...], most: float) -> Trial | None:
-    """A plan of the trial's strategy that keeps the pins and takes `most` seconds as a rule."""
+    """A plan of the trial's strategy that keeps the pins and usually takes at most `most` s."""
     candidate, rings = trial.candidate, Rings.of(trial.placement)
     if memory_outlook(candidate.graph, candidate.costs, (rings,), pins).bound >= most:
         return None

@@ -1,7 +1,8 @@
 """Classes of pipeline stages and the decision variables of each.
 
-Stages between the first and the last are alike, so one set of counts serves them all; the class is
-held to the memory of its first stage (most activations in flight) and the time of its last.
+Stages between the first and the last are alike, so one set of counts serves them all. Memory rows
+are those of the class's first stage, which has the most activations in flight. Time rows are those
+of its last stage.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ AWAY = (Tier.HOST, Tier.NVME)
 class StageClass(AlikeStages):
     """Alike stages with their decisions, by name.
 
-    Parameters, gradients and optimizer on a tier; activations by policy; whether a ring or a
-    staging area exists. What leaves no choice is a constant.
+    The decisions: parameters, gradients and optimizer by tier; activations by policy; whether a
+    ring or a staging area exists. A decision without a choice is a constant.
     """
 
     def tensor(self, kind: LayerKind, tensor: str, tier: Tier) -> Linear:
@@ -46,7 +47,7 @@ class StageClass(AlikeStages):
         return self.away(kind, tensor) - self.looked_up(kind)
 
     def policy(self, kind: LayerKind, recompute: Recompute, tier: Tier) -> Linear:
-        """Layers of the kind that keep activations so."""
+        """Layers of the kind with this policy for activations."""
         if not kind.stores_activations:
             plain = recompute is Recompute.NONE and tier is Tier.GPU
             return Linear(constant=float(self.count(kind) if plain else 0))
@@ -55,7 +56,7 @@ class StageClass(AlikeStages):
         return var(f"{self.name}.{kind.name}.activations.{recompute}.{tier}")
 
     def keeping(self, kind: LayerKind, recompute: Recompute) -> Linear:
-        """Layers of the kind that recompute so, wherever what they keep is."""
+        """Layers of the kind that recompute this, whatever tier holds what they keep."""
         return total([self.policy(kind, recompute, tier) for tier in Tier])
 
     def switch(self, kind: LayerKind | None, name: str) -> Linear:
@@ -86,7 +87,7 @@ class StageClass(AlikeStages):
         return var(f"{self.name}.{kind.name}.streamed") if self.graph.sizes.state else Linear()
 
     def in_gradients(self, kind: LayerKind, recompute: Recompute) -> Linear:
-        """Layers of the kind that keep activations so where their gradients are in host memory."""
+        """Layers with this policy whose activations lie in gradients' place in host memory."""
         moved = self.policy(kind, recompute, Tier.HOST).terms
         gradients = self.tensor(kind, "gradients", Tier.HOST).terms
         if self.graph.units > 1 or not moved or not gradients:
@@ -94,7 +95,7 @@ class StageClass(AlikeStages):
         return var(f"{self.name}.{kind.name}.in_gradients.{recompute}")
 
     def stays(self, kind: LayerKind, recompute: Recompute) -> Linear:
-        """Whether activations of a layer that recomputes so stay in their ring, with no home."""
+        """Whether activations of a layer with this policy stay in their ring and need no home."""
         if not self.policy(kind, recompute, Tier.HOST).terms or not self._rings_hold_a_layer:
             return Linear()
         return var(f"{self.name}.{kind.name}.stays.{recompute}")
@@ -191,7 +192,7 @@ def placement_rules(stage: StageClass) -> Iterator[Rule]:
 
 
 def _streaming_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[Rule]:
-    """What is streamed is in host memory, and of layers with nothing on NVMe but state."""
+    """Streamed state is in host memory, and only of layers with nothing else on NVMe."""
     where, streamed = f"{stage.name}.{kind.name}", stage.streamed(kind)
     if not streamed.terms:
         return
@@ -205,7 +206,7 @@ def _streaming_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator
 
 
 def _look_up_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[Rule]:
-    """Rows are looked up where both parameters and gradients are in host memory, and only there."""
+    """Rows are looked up exactly if parameters and gradients are both in host memory."""
     where, looked_up = f"{stage.name}.{kind.name}", stage.looked_up(kind)
     if not looked_up.terms:
         return
@@ -216,9 +217,9 @@ def _look_up_rules(stage: StageClass, kind: LayerKind, count: int) -> Iterator[R
 
 
 def _no_home_rules(stage: StageClass, kind: LayerKind) -> Iterator[Rule]:
-    """Activations in host memory lie in the place of gradients there, and of a layer in no place.
+    """Activations in host memory lie in the place of gradients there; one layer's need no place.
 
-    The layer in no place may be one with gradients in host memory.
+    That layer's stay in their ring; its gradients may be in host memory.
     """
     where, every = f"{stage.name}.{kind.name}", list[Linear]()
     for recompute in stage.graph.recomputes:

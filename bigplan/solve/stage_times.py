@@ -103,7 +103,7 @@ class StageTimes:
     def weight_reads(
         self, kinds: list[tuple[LayerKind, int]], *, staged: int = 0
     ) -> tuple[Linear, Linear]:
-        """Parameters from NVMe; with so many waiting in host staging before the pass starts."""
+        """Parameters from NVMe; `staged` of them wait in host staging before the pass starts."""
         on_disk = self.stage.tensor
         moved = [(k, n, on_disk(k, "parameters", Tier.NVME), "staged_weights") for k, n in kinds]
         return self._moved(moved, staged)
@@ -111,7 +111,7 @@ class StageTimes:
     def _moved(
         self, moved: list[tuple[LayerKind, int, Linear, str]], staged: int
     ) -> tuple[Linear, Linear]:
-        """Bytes of all layers, and of those that slots and staging can hold at most."""
+        """Bytes of all layers, and the most of them that slots and staging can hold."""
         every, held = [], []
         for kind, count, layers, switch in moved:
             nbytes = weight_bytes(self.stage, kind)
@@ -128,7 +128,7 @@ class StageTimes:
 
     @cached_property
     def moved(self) -> Linear:
-        """Of these what does not stay in its ring: a layer of each that does not lead to NVMe."""
+        """`saves` less what stays in rings: a layer of each policy without activations on NVMe."""
         stay = [
             self.group
             * k.kept(recompute)

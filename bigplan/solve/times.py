@@ -17,9 +17,9 @@ pass of a unit and E the end of the first forward pass:
     step  >= fill to the last stage and back + U B + (U - U_fill) F   (one-forward-one-backward)
     step  >= everything one lane does in a step
 
-Passes follow each other on the GPU, so their times add; a transfer for a pass can run before the
-pass only into a free slot, which is what the second row subtracts. Every row is a true lower bound
-on the simulated step; the simulator, not these rows, says how fast a plan is.
+Passes follow each other on the GPU, so their times add. Before its pass a transfer can run only if
+a slot is free, and the second row subtracts the bytes in slots. Every row is a true lower bound on
+the simulated step; the simulator, not these rows, says how fast a plan is.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
     """P of a class: a forward pass and the backward pass after it.
 
     Rings are passed in program order, so the first fetch waits for all saves but those in entries
-    of rings. Where there is one ring, that is its other entries; in the stage whose backward is of
-    the same unit the fetch waits for its own data besides, and so for all but the saves of the
-    unit's other micro-batches.
+    of rings. If there is one ring, these are its other entries. In the stage whose backward is of
+    the same unit, the fetch also waits for its own data. There it waits for all saves but those of
+    the unit's other micro-batches.
     """
     name, rates, stage = times.stage.name, times.costs.rates, times.stage
     pair, moved = f"{name}.P", times.moved
@@ -105,8 +105,9 @@ def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
 def hop_rows(times: StageTimes) -> Iterator[AtLeast]:
     """H and A of a class: what the stages before and after wait for.
 
-    All layers but one have a whole unit behind them by then; and the micro-batch that leaves first,
-    or comes last, passes all of them, which takes its part of the unit's backward.
+    When the first micro-batch leaves, all layers but one have worked on the whole unit; the same
+    holds from the arrival of the last. One micro-batch also passes all layers itself, which takes
+    its part of the unit's backward.
     """
     stage, alone = times.stage, (1 / times.group) * times.backward_compute
     for label, end in (("H", 0), ("A", -1)):
@@ -156,9 +157,10 @@ def first_forward_rows(times: StageTimes, before: Linear) -> Iterator[AtLeast]:
 
 
 def _first_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
-    """Nothing runs before the first layer is updated: an embedding may take a sixth of it all.
+    """No layer runs before its update; an embedding may take a sixth of the whole update.
 
-    Nor the next one before its own update by the CPU, which follows.
+    The first layer waits for its own update. The second also waits for its update by the CPU, which
+    follows that of the first.
     """
     (kind, count), *others = times.stage.kinds
     if count > 1:
@@ -174,9 +176,10 @@ def _first_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
 def _first_of(times: StageTimes, kind: LayerKind, count: int) -> Linear:
     """Seconds of the CPU's update of the first of so many layers of a kind, at least.
 
-    Of g layers' state on the GPU the first layer has min(1, g) at most. What is streamed, s layers'
-    worth, is spread over the others' rows but those of the d layers with parameters or gradients on
-    NVMe: the first layer has (1 - g) s / (n - g - d) <= (s + d) / n of it, as s <= n - g - d.
+    With g layers' state on the GPU the first layer has at most min(1, g) there. s layers' worth is
+    streamed. It is spread over the other layers' rows, except those of the d layers with parameters
+    or gradients on NVMe. So the first layer streams (1 - g) s / (n - g - d) <= (s + d) / n, because
+    s <= n - g - d.
     """
     stage = times.stage
     on_disk = [stage.tensor(kind, tensor, Tier.NVME) for tensor in ("parameters", "gradients")]
@@ -186,10 +189,10 @@ def _first_of(times: StageTimes, kind: LayerKind, count: int) -> Linear:
 
 
 def _last_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
-    """Gradients on the GPU that the CPU updates from leave behind the activations saved before.
+    """If the CPU needs the last layer's gradients from the GPU, they leave after saved activations.
 
-    The layers that save any take their forward passes first. A layer that visits a slot is updated
-    ahead of its turn, and so are the layers of a later stage.
+    Layers that save activations finish their forward passes first. The row is not for a layer that
+    visits a slot or is in a later stage, because such a layer is updated ahead of its turn.
     """
     stage, rates, sizes = times.stage, times.costs.rates, times.stage.graph.sizes
     *_, (kind, count) = stage.kinds
@@ -210,8 +213,8 @@ def _last_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
 def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLeast]:
     """The step, as seen by a class.
 
-    `fill`: seconds until its first backward may start; `before`: backward seconds of the stages
-    before it, which follow its last backward.
+    `fill`: seconds until the class's first backward may start. `before`: backward seconds of the
+    stages before the class, which follow the class's last backward.
     """
     name, units, stage = times.stage.name, times.units, times.stage
     forward, backward = var(f"{name}.F"), var(f"{name}.B")
@@ -234,9 +237,10 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
 
 
 def _last_rows(times: StageTimes) -> Linear:
-    """Seconds after the last backward until its rows are in their sum, and that has its norm.
+    """Seconds after the last backward until its rows are in their sum, and the sum has its norm.
 
-    The first layer's backward is the last. Only one GPU alone looks rows up, and has one class.
+    The last backward is that of the first layer. Rows are looked up only on a single GPU, where
+    there is one class.
     """
     rates, graph, parts = times.costs.rates, times.stage.graph, []
     for kind, _ in times.stage.kinds:
@@ -251,7 +255,7 @@ def _after_first_forward(times: StageTimes) -> Iterator[Linear]:
     """Seconds of gradients leaving and being added up, where updates are deferred.
 
     Both begin with the first backward, and end before the next step's updates, which wait for the
-    norm. Of pipelines, whose gradients seldom leave, no plan changed for these rows.
+    norm. Pipelines have no such row, because their gradients seldom leave: no plan changed by it.
     """
     rates, units, stage = times.costs.rates, times.units, times.stage
     away = times.gradients(AWAY)
@@ -261,9 +265,10 @@ def _after_first_forward(times: StageTimes) -> Iterator[Linear]:
 
 
 def lane_seconds(times: StageTimes) -> dict[str, Linear]:
-    """Seconds each transfer lane and the CPU work in a step, as if slots held nothing between.
+    """Seconds each transfer lane and the CPU work in a step, as if slots held nothing from before.
 
-    What they hold is counted by switches, so that a surcharge would pay for slots that stay empty.
+    A switch counts a slot as full even if the slot stays empty. If the surcharge left out what
+    slots hold, it would reward empty slots.
     """
     lanes = _passes_by_lane(times, held=False)
     for lane, seconds in update_seconds(times, list(times.stage.kinds), least=True):

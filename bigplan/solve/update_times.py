@@ -1,9 +1,9 @@
 """Seconds of the update by lane: of the GPU's, the CPU's and the drives' work, and of every move.
 
-Where the state is streamed, its gradients and parameters move too unless they live on the GPU. That
-depends on two decisions at once, which no row can multiply. So there are two rows: one as if all of
-them lived there, and one that counts the streamed rows which exceed those that can. Both are below
-what the program moves.
+Gradients and parameters of streamed state move, too, unless they live on the GPU. That depends on
+two decisions at once, which no row can multiply. So there are two rows. The first counts as if all
+of them lived on the GPU. The second counts the streamed elements beyond the number that can live
+there. Both are below what the program moves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kinds = list[tuple[LayerKind, int]]
 def update_seconds(
     times: StageTimes, kinds: Kinds, *, least: bool = False
 ) -> Iterator[tuple[str, Linear]]:
-    """Seconds by lane, those of copies twice unless the `least` is enough; all are bounds."""
+    """Lower bounds of seconds by lane; copies have two unless `least` asks for one."""
     rates, sizes = times.costs.rates, times.stage.graph.sizes
     streamed = _streamed(times, kinds)
     back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))
@@ -81,7 +81,7 @@ def _streamed(times: StageTimes, kinds: Kinds) -> Linear:
 def _cpu_rows_on_gpu(times: StageTimes, kinds: Kinds, side: str) -> Linear:
     """Elements that the CPU updates though their parameters, or gradients, live on the GPU.
 
-    At least: the streamed rows may be others.
+    A lower bound, because the streamed elements may be others.
     """
     stage = times.stage
     return total(

@@ -1,7 +1,7 @@
 """The checkpoint that a rank is writing beside its steps, if any.
 
 All ranks call these functions at the same points, between steps, when no other collective is under
-way. So what the ranks must agree on needs no group of its own.
+way. So agreement between ranks needs no separate group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHARE = TypeAdapter(Share)
 
 @dataclass(slots=True)
 class Background:
-    """At most one checkpoint under way; `ended` collects those that nobody has asked about yet."""
+    """At most one checkpoint under way; `ended` collects those that have not been reported yet."""
 
     context: Context
     executor: Executor
@@ -98,5 +98,5 @@ class Background:
 
 
 def _together(shares: list[Share]) -> str:
-    """All that failed, each once."""
+    """All errors, each once."""
     return "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))

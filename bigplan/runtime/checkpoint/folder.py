@@ -1,7 +1,7 @@
 """A folder of checkpoints: `step-000123`, each whole or not there.
 
 A checkpoint is written as `step-000123.partial`, fsynced and then renamed, so a folder without
-that ending is whole. What ends so was left behind by a run that died.
+that ending is whole. A folder with that ending was left behind by a run that died.
 """
 
 from __future__ import annotations

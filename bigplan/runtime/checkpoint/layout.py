@@ -4,8 +4,9 @@
     then image after image: the pages of a buffer entry that have state in them
 
 An image is a buffer entry as it is in memory: the moments (and master copy) of a piece one after
-the other, or fp32 parameters. So a piece in host memory is written from where it is, with O_DIRECT,
-and is still a valid safetensors file. That format allows no gaps; what fills up is a tensor too.
+the other, or fp32 parameters. So a piece in host memory is written from its place, with O_DIRECT,
+and the file is still a valid safetensors file. That format allows no gaps, so filling is a tensor,
+too.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Span:
 class Image:
     """State in a buffer entry, from byte `offset` of the entry on, its spans in order.
 
-    Files and transfers have the entry's whole pages, so up to a page before it is stored too. What
-    of its elements is in no span fills up, and is zero in memory.
+    Files and transfers have the entry's whole pages, so up to a page before the image is stored,
+    too. Elements in no span are filling, and zero in memory.
     """
 
     key: Key
@@ -61,7 +62,7 @@ class Image:
 
     @property
     def filling(self) -> Iterator[range]:
-        """Its elements that are in no span."""
+        """The image's elements that are in no span."""
         start = 0
         for span in self.spans:
             if start < span.start:
@@ -97,10 +98,10 @@ def state_kinds(context: Context) -> tuple[Kind, ...]:
 
 
 def written_images(context: Context, layer: int) -> tuple[Image, ...]:
-    """What this rank has of the layer that is its to store.
+    """The images of the layer that this rank has to store.
 
-    Its pieces and, where no piece has a master copy, the parameters that it updates: the buffer may
-    hold those of other ranks too.
+    These are its pieces and, without a master copy, the parameters that it updates. The buffer may
+    also hold parameters of other ranks.
     """
     rows, states = context.rows[layer], state_images(context, layer)
     images = tuple(mine for image in states for mine in _to_store(rows, image))

@@ -91,7 +91,7 @@ class Manifest(Spec):
 
     @property
     def nbytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.nbytes for file in self.files)
 
 
@@ -108,8 +108,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(folder: Path, place: str | None = None) -> Manifest:
     """The manifest, if every file it names is there in its length.
 
-    Of a run whose machines share no folder those have to be there that this `place` wrote; None:
-    all. What is in the files is checked when it is read. Raises CheckpointError.
+    If a run's machines share no folder, only files that this `place` wrote must be there; None: all
+    files. Their content is checked when it is read. Raises CheckpointError.
     """
     path = folder / NAME
     try:
@@ -147,10 +147,10 @@ def _check_step(folder: Path, manifest: Manifest) -> None:
 
 
 def _impossible(manifest: Manifest) -> str:
-    """What of it cannot be, to be read after its name; empty: nothing.
+    """A contradiction in the manifest, as words that follow its name; empty if there is none.
 
-    SHA-256 and CRC-32 find damage. Whoever writes a manifest anew writes those too, and must not
-    have memory of any size taken, or bytes read from anywhere.
+    SHA-256 and CRC-32 find damage. A forged manifest has matching sums, too. It must not make a
+    reader take memory of any size, or read bytes from anywhere.
     """
     kinds, sequence = manifest.model.kinds(), manifest.model.layer_sequence()
     for file in manifest.files:

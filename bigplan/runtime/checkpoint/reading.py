@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A rectangle and where it is."""
+    """A stored rectangle and its place."""
 
     rectangle: Rectangle
     file: StoredFile
@@ -56,7 +56,7 @@ class _Index:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole parameter."""
+        """The shape of the whole parameter."""
         return self._stored[0].tensor.shape
 
     def near(self, wanted: Rectangle) -> Iterator[_Stored]:

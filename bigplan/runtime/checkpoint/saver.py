@@ -1,8 +1,9 @@
 """One checkpoint being written, action by action; `commit` makes it one.
 
-Ranks that hold the same state share the layers; where ZeRO or tensor parallelism splits it, each
-writes its own part of a layer. What fails (a full disk, a folder that is gone) fails the checkpoint
-and not the training: it is noted, the rest is not written, and the caller is told.
+Ranks that hold the same state share the layers. If ZeRO or tensor parallelism splits the state,
+each rank writes its own part of a layer. A failure (a full disk, a folder that is gone) fails the
+checkpoint and not the training: the error is noted, the rest is not written, and the caller is
+told.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of a checkpoint on their way to disk: whole pages, several threads, checksums on the way.
 
-zlib's CRC-32 releases the GIL and ran at 3.1 GB/s a thread where a drive writes 2 (sha256 1.8,
-blake2b 0.7). It finds what a drive or a cable does, not what an attacker does.
+zlib's CRC-32 releases the GIL and runs at 3.1 GB/s a thread, where a drive writes 2 (sha256 1.8,
+blake2b 0.7). It finds damage by a drive or a cable, but no attack.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FileWriter:
             self._pages.close()
 
     def abandon(self) -> None:
-        """Close a file that nobody needs."""
+        """Close a file that is no longer needed."""
         self._pages.close()
 
 

@@ -2,13 +2,13 @@
 
     python -m bigplan.runtime.deepspeed.ops cpu_adam pin_memory --device cuda
 
-torch's extension builder takes a file named `lock` in an operator's folder; a build that is killed
-leaves it, and every later one waits for it without end. Here whoever builds or loads holds a lock
-of the system's (flock) on the whole folder, which ends with its process. So a `lock` file that is
-there once the flock is held belongs to nobody, and goes.
+torch's extension builder makes a file named `lock` in an operator's folder. A killed build leaves
+that file, and every later build waits for it without end. So here a process that builds or loads
+holds a lock of the system (flock) on the whole folder, which ends with the process. Once the flock
+is held, a `lock` file that is there belongs to no process, and is removed.
 
-Whoever loads these operators compiles no Triton kernel in the same process: on a GPU with CUDA 13
-the kernels' compiler failed once they were loaded ("PassManager::run failed").
+A process that loads these operators compiles no Triton kernel. On a GPU with CUDA 13 Triton's
+compiler failed once they were loaded ("PassManager::run failed").
 """
 
 from __future__ import annotations

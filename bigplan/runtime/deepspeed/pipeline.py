@@ -118,7 +118,7 @@ class Stage(PipelineModule):  # type: ignore[misc]
         return (layer for layer in self.held() if not self._is_copy(layer))
 
     def held(self) -> Iterator[Layer]:
-        """Those and the copy of another's table."""
+        """The stored layers, and the copy of another stage's table."""
         for found in self.forward_funcs:
             if isinstance(found, partial):
                 yield self.tied_modules[TIED]

@@ -1,8 +1,8 @@
 """A DeepSpeed engine's state as one of bigplan's checkpoints, which any engine reads and exports.
 
-Each parameter is brought together from all ranks, one after the other, and the rank whose turn the
-layer is writes it. DeepSpeed's own checkpoints copy the whole swap folder of a drive, and only
-DeepSpeed on as many ranks reads them.
+Parameters are brought together from all ranks, one after the other. Ranks take turns in writing
+layers. DeepSpeed's own checkpoints copy the whole swap folder of a drive, and only DeepSpeed on
+equally many ranks reads them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _gathered(groups: Groups, share: Share) -> list[Share]:
 
 
 def _together(shares: Iterable[Share]) -> str:
-    """All that failed, each once."""
+    """All errors, each once."""
     return "; ".join(dict.fromkeys(failed for failed, _ in shares if failed))
 
 

@@ -16,7 +16,7 @@ KINDS: tuple[Kind, ...] = ("master", "exp_avg", "exp_avg_sq")
 
 
 def optimizers(engine: Any) -> Iterator[torch.optim.Optimizer]:
-    """Those that step: under Twin-Flow a second one updates on the GPU."""
+    """The optimizers that step: under Twin-Flow a second one updates on the GPU."""
     yield engine.basic_optimizer
     backup = getattr(engine.optimizer, "backup_optimizer", None)
     if backup is not None:
@@ -44,9 +44,9 @@ def set_count(engine: Any, updates: int) -> None:
 def link_moments(engine: Any) -> None:
     """Let the functions below find every moment; after the first update.
 
-    DeepSpeed 0.19.8 looks for moments of all groups of parameters when it has updated the first
-    one, and never finds those of the others. Nor those of ZeRO 3's parts that a second optimizer
-    updates on the GPU, where a ratio leaves some there.
+    DeepSpeed 0.19.8 looks for the moments of all groups after it has updated the first group, so it
+    never finds those of the others. With a ratio that leaves parts on the GPU, it also misses the
+    moments of ZeRO 3's parts that a second optimizer updates there.
     """
     optimizer = engine.optimizer
     if (beside := getattr(optimizer, "backup_optimizer", None)) is not None:

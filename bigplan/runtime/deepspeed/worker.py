@@ -69,7 +69,7 @@ class Layered(Protocol):
     """A rank's layers: the whole model, or those of its stage."""
 
     def stored(self) -> Iterator[Layer]:
-        """That it writes to checkpoints."""
+        """The layers that this rank writes to checkpoints."""
 
     def held(self) -> Iterator[Layer]:
         """Those, and copies that it has of others'."""
@@ -367,7 +367,7 @@ class Worker:
         self._leave()
 
     def _leave(self) -> None:
-        """A group that nobody leaves keeps its ranks from ending cleanly.
+        """Leave the group: otherwise its ranks do not end cleanly.
 
         DeepSpeed's modules hold groups as well: until they let go, threads of gloo run on, and may
         abort a process whose Python finalises meanwhile (pytorch#179291).
