@@ -8,7 +8,7 @@ Rules that are no numbers stand with what follows them:
 
     order.Waits, order.PACED   what an action waits for, in the runtime as in the simulator
     lanes.SHARED               which lanes are one thread
-    Gpu.runs_kernels           every CUDA device runs the fused kernels; preflight refuses without
+    Gpu.runs_kernels           CUDA devices run generated kernels, unless the plan asks for torch's
     price.memory_of_torch      the GPU memory that torch is held to
 
 Machines are no choice: their figures are in cluster and hardware files. Tiles of kernels, blocks of
