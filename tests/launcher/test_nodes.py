@@ -31,6 +31,7 @@ from bigplan.spec.training import ValidationSpec
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
 from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of, two_nodes
+from tests.launcher.warm import warm_workers
 from tests.runtime.harness import started
 from tests.tiny import small_cluster
 
@@ -46,7 +47,7 @@ OTHER_LAYOUT = 1e-6
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Machines]:
     ray.cloudpickle.register_pickle_by_value(module)
-    with machines() as made:
+    with warm_workers() as warm, machines(warm) as made:
         yield made
 
 
