@@ -20,10 +20,10 @@ Split = Literal["rows", "columns", "replicated"]
 class Parameter:
     """One tensor of a layer, stored [out, in] as torch.nn.Linear does.
 
-    `split` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or not
-    at all. `decay` says whether weight decay applies. `heads` counts the key or value heads in its
-    rows. A rank has whole heads; where there are fewer heads than ranks, neighbours have the same
-    one.
+    `split` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or
+    not at all. `decay` says whether weight decay applies. `heads` counts the key or value heads in
+    its rows. A rank has whole heads; where there are fewer heads than ranks, neighbours have the
+    same one.
     """
 
     name: str
