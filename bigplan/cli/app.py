@@ -18,6 +18,7 @@ from bigplan.cli.experiment import experiment
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
 from bigplan.cli.intake import intake
+from bigplan.cli.interrupts import INTERRUPTED
 from bigplan.cli.kernels import kernels
 from bigplan.cli.models import models
 from bigplan.cli.output import checked_output
@@ -28,7 +29,6 @@ from bigplan.cli.run import launch
 from bigplan.cli.validate import validate
 from bigplan.errors import BigplanError, InputError, control_character, printable, quoted, shortened
 
-INTERRUPTED = 130
 LONGEST_LINE = 3000  # characters of a message; lists of allowed values have up to 2,000
 
 app = typer.Typer(
