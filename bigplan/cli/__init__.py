@@ -8,8 +8,8 @@ from bigplan.importing import environment
 
 __all__ = ["main"]
 
-# Objects made between two collections of garbage. Importing and planning make a million that live
-# as long as the command. With Python's default of 700, collections take a tenth of its time.
+# New objects between two garbage collections. Importing and planning make a million that live as
+# long as the command. With Python's default of 700, collections take a tenth of its time.
 COLLECTED = 1_000_000
 
 
@@ -17,11 +17,11 @@ def main() -> None:
     """Entry point. Exit codes: 0, 2 bad input, 3 infeasible, others as in errors.py."""
     gc.set_threshold(COLLECTED)
     with ended_by(signal.SIGTERM, signal.SIGHUP):
-        # For plugins pydantic would look through everything that is installed.
+        # pydantic would search everything that is installed for plugins.
         with ended_by(signal.SIGINT), environment(PYDANTIC_DISABLE_PLUGINS="__all__"):
             from bigplan.cli.app import run
 
         try:
             run()
         finally:
-            gc.freeze()  # or a last collection at exit looks at all: 50-90 ms of a plan's 1,050
+            gc.freeze()  # else a collection at exit visits them all: 50-90 ms of a plan's 1,050

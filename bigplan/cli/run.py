@@ -131,7 +131,7 @@ def _experiment(path: Path | None, options: ExperimentOptions, run: Resumable | 
 
 
 def _check_caps(experiment: Experiment, before: Plan) -> None:
-    """Raise InputError where a cap would lift one: the plan knows no more than it was given."""
+    """Raise InputError where a cap would lift an older one: the plan knows no larger machine."""
     group = before.cluster.group
     drives = group.nvme
     have = {
