@@ -51,6 +51,9 @@ OPERATIONS_A_BYTE = 14_000
 # --- The GPU's memory beside its buffers.
 
 ALIGNMENT = 256  # bytes of an entry: as wide as any load of a GPU, and what cuBLAS needs at most
+# Of a CUDA graph: 384 of blocks' passes took 72 MB (benchmarks/results/2026-11-24-h200-graphs).
+GRAPH_BYTES = 200_000
+MOST_GRAPHS = 4096  # of a step: 0.8 GB, and 5 s to capture
 LOOKED_UP_ROWS = 2048  # whose gradients are added at a time, by a square of ones and zeros
 # Elements of 16-bit gradients that an update widens to fp32 at once: an H200 updated 18 / 66 / 99
 # G/s for 2^20 / 22 / 24.

@@ -9,7 +9,8 @@ from typing import Annotated, NamedTuple, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
+from bigplan.graph.graph import BLOCK, LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
+from bigplan.mechanics import MOST_GRAPHS
 from bigplan.spec.files.document import Spec
 
 Picked = TypeVar("Picked")
@@ -148,6 +149,7 @@ class Placement(Spec):
     shared_ends: bool = False  # the first and the last layer pass through the same slot and sum
     chunk: int = Field(default=CHUNK, ge=1)  # bytes of NVMe optimizer state updated at a time
     loss_chunk: int = Field(default=LOSS_CHUNK_TOKENS, ge=1)  # tokens the loss takes at a time
+    captured: bool = False  # the GPU repeats blocks' passes and updates from CUDA graphs
 
 
 class Rings(NamedTuple):
@@ -161,6 +163,21 @@ class Rings(NamedTuple):
     def of(cls, placement: Placement) -> Rings:
         """The placement's."""
         return cls(placement.slots, placement.sums, placement.shared_ends)
+
+
+def may_capture(graph: Graph, placement: Placement) -> bool:
+    """Whether CUDA graphs can repeat the passes of all blocks.
+
+    A graph's tensors are at the same addresses every time, in memory that no other lane may read:
+    activations stay on the GPU, and hidden states go to no other rank.
+    """
+    blocks = placement.stages[0].kinds.get(BLOCK)
+    if blocks is None or max(graph.strategy.tp, graph.strategy.pp) > 1:
+        return False
+    tiers = {
+        tier for kept in blocks.activations.values() for tier, layers in kept.items() if layers
+    }
+    return tiers <= {Tier.GPU} and graph.passes(blocks.layers) <= MOST_GRAPHS
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,7 @@ class Program:
     evaluate: tuple[Instruction, ...] = ()
     checkpoint: tuple[Instruction, ...] = ()
     save: tuple[Instruction, ...] = ()
+    captured: bool = False  # blocks' passes and updates on the GPU are CUDA graphs
     _homes: Mapping[Content, Buffer] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

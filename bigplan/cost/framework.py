@@ -48,6 +48,8 @@ class Framework:
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
     gradients_stay: bool = False  # gradients are on the GPU, even if the CPU updates
     one_numa_domain: bool = False  # a rank's CPU update uses one NUMA domain only
+    captures: bool = False  # CUDA graphs can repeat the passes of blocks
+    captured: bool = False  # and do, so that the host launches each pass once
 
 
 NATIVE = Framework(
@@ -57,6 +59,7 @@ NATIVE = Framework(
     attention=("sdpa", "flash3", "flash2"),
     reduce_exposed=0.0,
     send_exposed=0.0,
+    captures=True,
 )
 
 # Megatron-LM before 2023, and Megatron-DeepSpeed: nothing overlaps. A launch costs 48 us of Python,

@@ -22,9 +22,11 @@ def host_seconds(
     The native runtime's Python takes about as long for every operator, and more if the operator is
     a fused kernel or several of torch's. Operators that run `again` before a backward have no
     separate action and no autograd graph, so only their launches count. `hooks`: additional work,
-    in launches.
+    in launches. Of captured passes the host launches a graph, which also runs what runs `again`.
     """
     gpu = device.gpu
+    if framework.captured:
+        return 0.0 if again else gpu.action_overhead + gpu.launch_overhead
     kernels = [one for one in operators if not isinstance(one, Collective)]
     numbers = [launches(one, device.eager) for one in kernels]
     if framework.host is not None:

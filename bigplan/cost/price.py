@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from bigplan.cost.compute import Device, norm, operator_seconds
 from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.host import host_seconds
 from bigplan.cost.process import PAGE_TABLES, process_bytes, room
-from bigplan.graph.graph import ElementSizes, Graph, LayerKind, Recompute
+from bigplan.graph.graph import BLOCK, ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import WIDENED_ELEMENTS
@@ -67,6 +68,7 @@ class KindCost:
     rerun_waits: Mapping[Recompute, Waits] = field(default_factory=dict)
     slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
+    launched: KindCost | None = None  # without CUDA graphs, if the seconds above count on them
 
     def again(self, recompute: Recompute) -> float:
         """Seconds of the operators that run a second time before the backward."""
@@ -78,7 +80,14 @@ class KindCost:
 
     def exchanging(self, other: KindCost) -> KindCost:
         """This computation with what another's ranks exchange."""
-        return replace(self, reduce=other.reduce, gather=other.gather, slowed=other.slowed)
+        launched = None if self.launched is None else self.launched.exchanging(other)
+        return replace(
+            self,
+            reduce=other.reduce,
+            gather=other.gather,
+            slowed=other.slowed,
+            launched=launched,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,16 @@ class Costs:
     page_tables: float = 0.0  # bytes of a GPU per byte of its rank in host memory
     # Seconds to lend the first stage's table to the last, and for its gradients to come back.
     table: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def captures(self) -> bool:
+        """Whether the prices count on CUDA graphs."""
+        return any(kind.launched for kind in self.kinds.values())
+
+    def launched(self) -> Costs:
+        """The same if Python launches every kernel."""
+        kinds = {name: kind.launched or kind for name, kind in self.kinds.items()}
+        return replace(self, kinds=kinds)
 
     def beside(self, host: int) -> Mapping[Tier, int]:
         """The capacities where a rank has `host` bytes in host memory."""
@@ -190,6 +209,9 @@ def memory_of_torch(
 # they are close, each sometimes waits for the other. So the time is a p-norm; p = 4.7 adds 16% at
 # equality.
 OVERLAP_NORM = 4.7
+# A plan has CUDA graphs if they make a block faster by more than this part. Less is within the
+# error of the prices, and graphs take memory.
+CAPTURED_GAIN = 0.02
 # Of a kernel's host time: a collective is no autograd function of its own.
 COLLECTIVE_LAUNCHES = 0.19
 
@@ -201,34 +223,48 @@ def _kind_cost(
     group = tensor_group(strategy, nodes)
     device = device_of(nodes, training, framework)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
-
-    def cost(operators: tuple[Operator, ...], *, again: bool = False) -> PassCost:
-        return pass_cost(operators, device, group, framework, hooks, again=again)
-
-    again = {
-        recompute: cost(rerun.operators, again=True) for recompute, rerun in kind.reruns.items()
-    }
-    forward, backward = cost(kind.forward), cost(kind.backward)
-    if again and not framework.stops_early:
-        again[Recompute.FULL] = forward
     replicas = data_group(strategy, nodes)
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
     reducing = beside_compute(reduce(kind.parameters * reduced, replicas), replicas)
     gathering = beside_compute(all_gather(kind.parameters * sizes.parameter, replicas), replicas)
-    return KindCost(
-        forward=forward.seconds,
-        backward=backward.seconds,
-        reduce=reducing,
-        tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, group),
-        gather=gathering,
-        slowed=taken_from_compute(reducing, replicas) / graph.micro_batches,
-        reruns={recompute: one.seconds for recompute, one in again.items()},
-        forward_waits=forward.waits,
-        backward_waits=backward.waits,
-        rerun_waits={recompute: one.waits for recompute, one in again.items()},
-    )
+
+    def cost(framework: Framework) -> KindCost:
+        timed = partial(pass_cost, device=device, group=group, framework=framework, hooks=hooks)
+        forward, backward, again = _passes(kind, framework, timed)
+        return KindCost(
+            forward=forward.seconds,
+            backward=backward.seconds,
+            reduce=reducing,
+            tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, group),
+            gather=gathering,
+            slowed=taken_from_compute(reducing, replicas) / graph.micro_batches,
+            reruns={recompute: one.seconds for recompute, one in again.items()},
+            forward_waits=forward.waits,
+            backward_waits=backward.waits,
+            rerun_waits={recompute: one.waits for recompute, one in again.items()},
+        )
+
+    launched = cost(framework)
+    capturing = framework.captures and nodes.gpu.runs_kernels and group.size == 1
+    if not (capturing and kind.name == BLOCK):
+        return launched
+    captured = cost(replace(framework, captured=True))
+    gain = (launched.forward + launched.backward) / (captured.forward + captured.backward) - 1
+    return replace(captured, launched=launched) if gain > CAPTURED_GAIN else launched
+
+
+def _passes(
+    kind: LayerKind, framework: Framework, cost: Callable[..., PassCost]
+) -> tuple[PassCost, PassCost, dict[Recompute, PassCost]]:
+    """Forward, backward without recomputation, and what runs again before it."""
+    reruns = kind.reruns.items()
+    again = {recompute: cost(rerun.operators, again=True) for recompute, rerun in reruns}
+    forward, backward = cost(kind.forward), cost(kind.backward)
+    if again and not framework.stops_early:
+        again[Recompute.FULL] = forward
+    return forward, backward, again
 
 
 def _summed(kind: LayerKind, tp: int, element: int, group: Group) -> float:

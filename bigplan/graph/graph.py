@@ -17,6 +17,7 @@ from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Strategy, chunk_blocks
 
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
+BLOCK = "block"  # the kind of layer that is repeated
 LOSS_CHUNK_TOKENS = 1024  # at least, at a time: 1.3 GB of logits for 128,256 words
 
 
@@ -175,6 +176,10 @@ class Graph:
     def units(self) -> int:
         """Accumulation groups per step."""
         return self.micro_batches // self.strategy.accumulation_group
+
+    def passes(self, layers: int) -> int:
+        """Forwards and backwards of so many layers in a step."""
+        return 2 * self.micro_batches * layers
 
     def chunk_layers(self, chunk: int) -> range:
         """Layers of a chunk: its blocks, and the model's first and last layer at the ends."""

@@ -137,7 +137,9 @@ def _domains(graph: KernelGraph, nodes: list[KernelNode]) -> Iterator[Domain]:
 
 
 def _channels_last(value: KernelValue) -> bool:
-    return len(value.shape) == 4 and value.shape[1] > 1 == value.strides[1]
+    """Whether it is images [n, c, h, w] with channels side by side; of one pixel both orders are."""
+    shape = value.shape
+    return len(shape) == 4 and shape[1] > 1 == value.strides[1] and shape[2] * shape[3] > 1
 
 
 def _reduced(graph: KernelGraph, node: KernelNode) -> tuple[int, ...]:

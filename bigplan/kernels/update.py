@@ -61,7 +61,11 @@ class AdamW:
         if copy is not None:
             named["copy"] = copy
         tensors = (named[name] for name in order)
-        kernel[(triton.cdiv(count, tile),)](*tensors, count, num_warps=warps)
+        # Every product is rounded before it is added to: the compiler may fuse the two in one
+        # kernel and not in another, and an update has the same bits however it is cut.
+        kernel[(triton.cdiv(count, tile),)](
+            *tensors, count, num_warps=warps, enable_fp_fusion=False
+        )
 
     def _kernel(
         self, gradient: torch.dtype, copy: torch.dtype | None

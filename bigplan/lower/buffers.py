@@ -15,6 +15,7 @@ Buffers, by name (l: layer, k: layer kind):
     stream               GPU ring for state that lives in host memory
     stage.c              host ring that checkpoints are written and read through
     data                 host ring of tokens and targets
+    workspace graphs     what a pass makes and drops, and the same of captured passes
     h d                  hidden states and their gradients between layers
 """
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bigplan.graph.graph import BLOCK
 from bigplan.lower.entries import (
     checkpoint_staging,
     data_staging,
@@ -44,7 +46,7 @@ from bigplan.lower.sizes import (
     updaters,
 )
 from bigplan.lower.table import table_buffers
-from bigplan.mechanics import CHUNK_STAGING, PAGE, STAGING
+from bigplan.mechanics import CHUNK_STAGING, GRAPH_BYTES, PAGE, STAGING
 from bigplan.placement import IN_CHUNKS, Share, Tier
 from bigplan.program import ROWS, STAGED_ROWS, Buffer
 
@@ -151,6 +153,18 @@ def _gradient_rings(layout: StageLayout, name: str, layers: list[int]) -> Iterat
         yield Buffer(f"stage.g.{name}", Tier.HOST, nbytes, "staging", STAGING)
 
 
+def _workspaces(layout: StageLayout) -> Iterator[Buffer]:
+    """Room for what a pass makes and drops; captured passes have a pool of memory of their own."""
+    graphs, others = [0], [0]
+    for layer, at in layout.table.items():
+        captured = layout.captured and layout.graph.layers[layer] == BLOCK
+        (graphs if captured else others).append(layout.kind(layer).workspace(at.recompute))
+    yield Buffer("workspace", Tier.GPU, max(others), "workspace", dynamic=True)
+    if layout.captured:
+        graphs_bytes = GRAPH_BYTES * layout.graph.passes(len(graphs) - 1)
+        yield Buffer("graphs", Tier.GPU, max(graphs) + graphs_bytes, "workspace", dynamic=True)
+
+
 def _activation_rings(layout: StageLayout, layers: list[int]) -> Iterator[Buffer]:
     """One ring of each sort for every way to keep activations, so that an entry fits every user."""
     for layer in layers:
@@ -171,10 +185,7 @@ def _hidden(layout: StageLayout) -> Iterator[Buffer]:
         yield Buffer("d", Tier.GPU, nbytes, "activations", count, dynamic=True)
     if layout.position.takes_batch is not None:
         yield Buffer("data", Tier.HOST, data_staging(layout.graph)[0], "staging", count)
-    workspace = max(
-        layout.kind(layer).workspace(at.recompute) for layer, at in layout.table.items()
-    )
-    yield Buffer("workspace", Tier.GPU, workspace, "workspace", dynamic=True)
+    yield from _workspaces(layout)
     for layer in layout.table:
         yield Buffer(f"n{layer}", Tier.HOST, 8, "staging")
     yield Buffer("clip", Tier.HOST, 8, "staging")

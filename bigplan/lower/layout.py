@@ -39,6 +39,7 @@ class StageLayout:
     rings: Rings
     chunk: int  # bytes of NVMe optimizer state updated at a time, see Placement
     counts: Mapping[str, int]  # layers of each kind
+    captured: bool  # see Placement
     visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
     turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
     users: Counter[tuple[str, str]] = field(init=False)  # layers that use a ring of activations
@@ -113,9 +114,8 @@ class StageLayout:
         """The layout of `stage`."""
         table = stage_table(graph, placement, stage)
         counts = Counter(graph.layers[layer] for layer in table)
-        return cls(
-            graph, Position.of(graph, stage), table, Rings.of(placement), placement.chunk, counts
-        )
+        at, rings = Position.of(graph, stage), Rings.of(placement)
+        return cls(graph, at, table, rings, placement.chunk, counts, placement.captured)
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""

@@ -53,6 +53,7 @@ def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:
         evaluate=tuple(_evaluation(layout)),
         checkpoint=tuple(_step(layout, deferred=graph.deferred, saves=True)),
         save=tuple(action for layer in layout.table for action in checkpoint_layer(layout, layer)),
+        captured=placement.captured,
     )
 
 

@@ -15,6 +15,7 @@ from bigplan.program import Action, Instruction, Lane, Op, Ref, expand
 from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
+from bigplan.runtime.graphs import Graphs
 from bigplan.runtime.kept import Kept
 from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, read_ahead
 from bigplan.runtime.lookup import look_up
@@ -37,6 +38,7 @@ class Executor:
         self._update = update
         self._poison = poison
         self.saver: Saver | None = None  # the checkpoint that CKPT actions write
+        self._graphs = Graphs(context, compute)
         self._does = self._table()
         self._lanes = Lanes(context.device, self._run)
         self._unfinished: list[Done] = []  # a checkpoint's actions that outlast their step
@@ -54,10 +56,10 @@ class Executor:
             Op.LOOK_UP: partial(look_up, context),
             Op.LOAD: copy,
             Op.GATHER: partial(gather, context),
-            Op.FORWARD: compute.forward,
+            Op.FORWARD: self._graphs.run,
             Op.SAVE: copy,
             Op.FETCH: copy,
-            Op.BACKWARD: compute.backward,
+            Op.BACKWARD: self._graphs.run,
             Op.TENSOR_REDUCE: partial(tensor_reduce, context),
             Op.REDUCE: partial(reduce, context),
             Op.GRAD_OUT: copy,
@@ -87,6 +89,7 @@ class Executor:
         for action, waits in order[len(before) :]:
             started.append(Done(action, [started[number] for number in waits]))
         self._playing = started
+        self._graphs.begin([done.action for done in started])
         self._lanes.start(started[len(before) :])
         stage = self._context.program.stage
         read_ahead([done for done in started if done.action.op is not Op.CKPT], clock, stage)
@@ -129,8 +132,9 @@ class Executor:
             done.check()
 
     def close(self) -> None:
-        """Join the lanes."""
+        """Join the lanes, and give the memory of graphs back."""
         self._lanes.close()
+        self._graphs.close()
 
     def _run(self, action: Action) -> None:
         self._does[action.op](action)

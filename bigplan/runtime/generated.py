@@ -65,11 +65,11 @@ def adamw_for(training: Training, device: torch.device) -> AdamW | None:
     return AdamW(library.pricer)
 
 
-def adamw_step(
-    kernel: AdamW, constants: Sequence[float], pieces: Sequence[Piece], divisor: float
-) -> None:
-    """As fused.fused_step, of pieces on a GPU: one kernel a piece, and gradients stay."""
-    factors = kernel.factors(constants, divisor, pieces[0].parameter.device)
+def adamw_step(kernel: AdamW, factors: Tensor, pieces: Sequence[Piece]) -> None:
+    """As fused.fused_step, of pieces on a GPU: one kernel a piece, and gradients stay.
+
+    `factors`: of AdamW.factors.
+    """
     for piece in pieces:
         for start in range(0, piece.elements, kernel.most):
             part = piece.part(start, min(start + kernel.most, piece.elements))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from bigplan.runtime.gradient_sums import add, square_sum
 from bigplan.runtime.lookup import add_up
 from bigplan.runtime.native import Piece, native
 from bigplan.runtime.pieces import Box, merged
+from bigplan.runtime.repeated import Factors, RepeatedUpdates
 from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel
 from bigplan.runtime.streaming import Visit
@@ -46,6 +48,9 @@ class Update:
         }
         self._cores = Cores(CORES_BESIDE_COPIES) if context.device.type == "cuda" else Cores()
         self._adamw = adamw_for(context.training, context.device)
+        self._repeated: RepeatedUpdates | None = None
+        if self._adamw is not None and context.program.captured:
+            self._repeated = RepeatedUpdates(self._adamw, self._constants, context.device)
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
         self.verdict: Verdict | None = None
@@ -104,7 +109,11 @@ class Update:
             return
         assert self.verdict is not None, "begin() or CLIP comes first"
         if not self.verdict.skipped:
-            self._apply(action.layer, operands, self.verdict)
+            update = partial(self._apply, action.layer, operands, self.verdict)
+            if self._repeated is not None and action.share is Share.GPU:
+                self._repeated.run(action, self.verdict, update)
+            else:
+                update()
         elif self._context.graph.sizes.master:  # staged weights hold nothing yet
             for box in merged(operands.boxes):
                 operands.weights(box).copy_(operands.state[-1][box.in_piece])
@@ -133,7 +142,16 @@ class Update:
             boxes, list(state.view(parts, elements).unbind()), rows[gradients], rows[weights]
         )
 
-    def _apply(self, layer: int, operands: _Operands, verdict: Verdict) -> None:
+    def _constants(self, verdict: Verdict, rule: ParameterRule) -> Sequence[float]:
+        return _kernel(self._context.training.optimizer, verdict, rule).native.constants
+
+    def _apply(
+        self,
+        layer: int,
+        operands: _Operands,
+        verdict: Verdict,
+        factors: Factors | None = None,
+    ) -> None:
         optimizer, state = self._context.training.optimizer, operands.state
         moments, master = state[: optimizer.moments], self._context.graph.sizes.master
         for rule, group in _by_rule(operands.boxes, self._rules[layer]).items():
@@ -148,7 +166,11 @@ class Update:
             ]
             kernel = _kernel(optimizer, verdict, rule)
             if self._adamw is not None and pieces[0].parameter.is_cuda:
-                adamw_step(self._adamw, kernel.native.constants, pieces, verdict.divisor)
+                constants, device = kernel.native.constants, pieces[0].parameter.device
+                by = factors(rule) if factors else None
+                if by is None:
+                    by = self._adamw.factors(constants, verdict.divisor, device)
+                adamw_step(self._adamw, by, pieces)
             else:
                 fused_step(pieces, kernel, verdict.divisor, self._cores)
 

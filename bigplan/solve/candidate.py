@@ -10,11 +10,11 @@ from bigplan.cost import Costs, price
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Ends, Strategy
 from bigplan.lower import lower, lower_steady
-from bigplan.placement import Placement, Tier
+from bigplan.placement import Placement, Tier, may_capture
 from bigplan.program import Program
 from bigplan.simulate import Totals, steps_seconds, total_seconds
 from bigplan.solve.loss import LossLayer, idle
-from bigplan.solve.pins import Pin
+from bigplan.solve.pins import CAPTURED, Pin
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -51,6 +51,7 @@ class Candidate:
     graph: Graph
     costs: Costs
     loss: LossLayer | None = field(default=None, compare=False)
+    captured: bool | None = None  # whether plans have CUDA graphs; None: where they are faster
 
     def hindered(self, reached: float) -> Candidate:
         """The same if the CPU's updates, and the copies beside them, reach this share of rates."""
@@ -71,11 +72,18 @@ class Candidate:
         return cls(strategy, graph, price(graph, workload.training, workload.nodes), loss)
 
     def settled(self, placement: Placement) -> Candidate:
-        """With the loss layer as the placement has it."""
-        if self.loss is None:
-            return self
-        graph, costs = self.loss.settled(self.graph, self.costs, placement.loss_chunk)
+        """With the loss layer and the launches that the placement has."""
+        graph, costs = self.graph, self.costs
+        if not placement.captured:
+            costs = costs.launched()
+        if self.loss is not None:
+            graph, costs = self.loss.settled(graph, costs, placement.loss_chunk)
         return replace(self, graph=graph, costs=costs)
+
+    def capturing(self, placement: Placement) -> bool:
+        """Whether the placement is tried with CUDA graphs."""
+        wanted = self.costs.captures if self.captured is None else self.captured
+        return wanted and may_capture(self.graph, placement)
 
 
 class Pricing:
@@ -131,7 +139,12 @@ class Pricing:
         graph, _ = self.alike(strategy)
         count = strategy.micro_batches(self._workload.training)
         graph = replace(graph, strategy=strategy, micro_batches=count)
-        return Candidate(strategy, graph, self._priced(graph), self._loss(strategy))
+        wanted = [bool(pin.amount) for pin in self._pins if pin.tensor == CAPTURED]
+        captured = wanted[0] if wanted else None
+        costs = self._priced(graph)
+        if strategy.pp > 1 or captured is False:
+            costs = costs.launched()
+        return Candidate(strategy, graph, costs, self._loss(strategy), captured)
 
     def _priced(self, graph: Graph) -> Costs:
         strategy = graph.strategy
@@ -206,12 +219,18 @@ def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> T
     exceed the tier. The loss takes as many tokens at a time as the GPU's free memory allows.
     """
     costs = candidate.costs
+    placement = placement.model_copy(update={"captured": False})
     programs = lower_steady(candidate.graph, placement)
+    if not _fit(programs, costs):
+        return None
+    if candidate.capturing(placement):
+        captured = placement.model_copy(update={"captured": True})
+        others = lower_steady(candidate.graph, captured)
+        if _fit(others, costs):
+            placement, programs = captured, others
+    if candidate.captured and not placement.captured:
+        return None
     capacity = capacity_beside(programs, costs)
-    for tier in Tier:
-        ranks = 1 if tier is Tier.GPU else costs.ranks_per_node
-        if node_bytes(programs, tier, ranks) > capacity[tier]:
-            return None
     if candidate.loss is not None:
         free = capacity[Tier.GPU] - node_bytes(programs[-1:], Tier.GPU, 1)
         chunk = candidate.loss.fitting(programs[-1], free, costs.reserve)
@@ -228,6 +247,12 @@ def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> T
     expected = sum(share * took for share, took in zip(shares, (seconds, *each), strict=True))
     instructions = sum(len(program.step) for program in programs)
     return Trial(candidate, placement, seconds, expected, totals, instructions)
+
+
+def _fit(programs: Sequence[Program], costs: Costs) -> bool:
+    capacity = capacity_beside(programs, costs)
+    ranks = {tier: 1 if tier is Tier.GPU else costs.ranks_per_node for tier in Tier}
+    return all(node_bytes(programs, tier, n) <= capacity[tier] for tier, n in ranks.items())
 
 
 def moves(placement: Placement) -> bool:

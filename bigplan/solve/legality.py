@@ -14,7 +14,15 @@ from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
 from bigplan.graph.strategy import Space, Strategy
-from bigplan.placement import CHUNK, KindPlacement, Placement, StagePlacement, Tier
+from bigplan.mechanics import MOST_GRAPHS
+from bigplan.placement import (
+    CHUNK,
+    KindPlacement,
+    Placement,
+    StagePlacement,
+    Tier,
+    may_capture,
+)
 from bigplan.solve.candidate import Workload
 from bigplan.solve.linear import Linear
 from bigplan.solve.stage import StageClass, stage_classes
@@ -54,6 +62,13 @@ def require_legal_placement(workload: Workload, graph: Graph, placement: Placeme
         raise InputError(
             f"placement.loss_chunk: {placement.loss_chunk} tokens; with micro_batch "
             f"{graph.strategy.micro_batch} the loss takes at most {most} at a time"
+        )
+    on_cuda = workload.nodes.gpu.runs_kernels
+    if placement.captured and not (on_cuda and may_capture(graph, placement)):
+        raise InputError(
+            "placement.captured: true; CUDA graphs repeat blocks only on a CUDA device, with tp "
+            "and pp 1, all activations of blocks on the GPU, and at most "
+            f"{MOST_GRAPHS} passes a step"
         )
     for alike in stage_classes(graph):
         first = alike.stages[0]

@@ -9,6 +9,7 @@
     [WHERE.]activations.none|selective|mlp|full.TIER = N                   both at once
     slots sums = N,   shared_ends = 0|1                                rings on the GPU
     loss_chunk = N                                                     tokens of logits at a time
+    captured = 0|1                       blocks' passes repeated by the GPU, from CUDA graphs
 
 WHERE is [STAGE.][KIND]: a class of stages (first, middle, late, last) and a kind of layer. Without
 a kind, a pin speaks of all kinds (a count: of the repeated layers).
@@ -31,6 +32,8 @@ from bigplan.spec.files.problems import did_you_mean
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields
 LOSS_CHUNK = "loss_chunk"
+CAPTURED = "captured"
+OF_PLAN = (*RING_KEYS, LOSS_CHUNK, CAPTURED)  # of a placement as a whole
 WRITTEN = "written"  # bytes a step to a node's drives, at most; no key of --set
 POSITIVE = (
     "dp",
@@ -43,7 +46,7 @@ POSITIVE = (
     "sums",
     LOSS_CHUNK,
 )
-SWITCHES = ("sequence_parallel", "shared_ends")
+SWITCHES = ("sequence_parallel", "shared_ends", CAPTURED)
 TRIED = (ROOMY, Rings(slots=2), Rings(slots=2, shared_ends=True), LEAN)  # the roomiest first
 STAGES = ("all", "first", "middle", "late", "last")
 STREAMED = "streamed"
@@ -72,7 +75,7 @@ def parse_pins(settings: Mapping[str, str | int | float]) -> tuple[dict[str, int
     for key, value in settings.items():
         if key in STRATEGY_KEYS:
             strategy[key] = _whole(key, value)
-        elif key in (*RING_KEYS, LOSS_CHUNK):
+        elif key in OF_PLAN:
             pins.append(Pin(None, key, "", float(_whole(key, value))))
         else:
             pins.append(_pin(key, value))
@@ -84,7 +87,7 @@ def _pin(key: str, value: str | int | float) -> Pin:
     stage = parts.pop(0) if len(parts) > 1 and parts[0] in STAGES else None
     kind = parts.pop(0) if len(parts) > 1 and parts[0] not in TENSORS else None
     if not parts or parts[0] not in TENSORS or len(parts) > (3 if parts[0] == TENSORS[3] else 2):
-        known = (*STRATEGY_KEYS, *RING_KEYS, LOSS_CHUNK, *TENSORS)
+        known = (*STRATEGY_KEYS, *OF_PLAN, *TENSORS)
         hint = did_you_mean(key, known)
         raise InputError(
             f"--set {shortened(key)}: no such decision{hint} (decisions: {', '.join(known)})"
@@ -155,7 +158,7 @@ def refuse_unknown_kind(pin: Pin, kinds: Collection[str]) -> None:
 def pin_rules(stage: StageClass, pins: tuple[Pin, ...]) -> Iterator[Rule]:
     """The pins that concern a class of stages."""
     for pin in pins:
-        if pin.tensor in (*RING_KEYS, LOSS_CHUNK, WRITTEN) or pin.stage not in (None, stage.name):
+        if pin.tensor in (*OF_PLAN, WRITTEN) or pin.stage not in (None, stage.name):
             continue
         names = [kind.name for kind, _ in stage.kinds]
         refuse_unknown_kind(pin, stage.graph.kinds)

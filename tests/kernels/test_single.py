@@ -83,3 +83,13 @@ def test_the_model_of_a_kernel_and_the_planners_price_agree() -> None:
     assert made.seconds == pytest.approx(ahead["input norm"].nbytes / rate, rel=0.25)
     inner = _kernel(single.activation("swiglu", (1, TOKENS, 14336), "bf16"))
     assert inner.seconds == pytest.approx(ahead["activation"].nbytes / rate, rel=0.1)
+
+
+@pytest.mark.parametrize("rows", [(4, 64, 1), (1, 64, 1), (2, 1, 2), (4, 64, 2)])
+def test_norms_of_heads_of_which_there_may_be_one(rows: tuple[int, ...]) -> None:
+    """Statistics of one head, [b, s, 1, 1], are no images whose channels lie side by side."""
+    for made in (
+        single.norm("rmsnorm", rows, 16, "fp32", 1e-5, biased=False, added=False),
+        single.norm_backward("rmsnorm", rows, 16, "fp32", biased=False, beside=False),
+    ):
+        assert _kernel(made).tile.rows > 0

@@ -162,7 +162,9 @@ def _updated(
         piece = Piece(values[0], gradient, tuple(values[1:]))
         kernel = _kernel(optimizer, verdict, by_name[name])
         if generated is not None and device == "cuda":
-            adamw_step(generated, kernel.native.constants, [piece], verdict.divisor)
+            constants = kernel.native.constants
+            factors = generated.factors(constants, verdict.divisor, piece.gradient.device)
+            adamw_step(generated, factors, [piece])
         else:
             fused_step([piece], kernel, verdict.divisor)
     return [tensor.cpu() for tensor in tensors]

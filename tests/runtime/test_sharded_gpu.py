@@ -28,7 +28,7 @@ from tests.runtime.sharded_ranks import (
     write_plans,
 )
 
-# Generated kernels of some thirty plans are compiled first, by each rank.
+# Kernels are compiled first, by each rank.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 Ran = tuple[int, Path, dict[str, Plan]]
@@ -47,12 +47,19 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         f"{name}-z{zero}": plan for zero in (1, 2, 3) for name, plan in cases(ranks, zero).items()
     } | split_cases(ranks)
     plans = {name: on_gpu(p) for name, p in fixed.items() if p.training.precision == "fp32"}
-    plans |= random_plans(ranks, 12, ("fp32",), "cuda") | random_plans(ranks, 6, ("bf16",), "cuda")
+    drawn = random_plans(ranks, 12, ("fp32",), "cuda") | random_plans(ranks, 6, ("bf16",), "cuda")
+    plans |= {name: by_torch(plan) for name, plan in drawn.items()}
     write_plans(folder, plans)
     given = str(folder), None if own_gpu else "gloo", own_gpu
     spawn(run_rank, given, nprocs=ranks)  # type: ignore[no-untyped-call]
     torch.set_float32_matmul_precision("highest")
     return ranks, folder, plans
+
+
+def by_torch(plan: Plan) -> Plan:
+    """The same plan with torch's kernels: each drawn model would want ten generated ones more."""
+    training = plan.training.model_copy(update={"kernels": "torch"})
+    return plan.model_copy(update={"training": training})
 
 
 def on_gpu(plan: Plan) -> Plan:
