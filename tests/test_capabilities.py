@@ -7,7 +7,7 @@ import pytest
 from bigplan.capabilities import device_refusal, executable, native_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
-from bigplan.spec.cluster import find_gpu
+from bigplan.spec.gpu import find_gpu
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 

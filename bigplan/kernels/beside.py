@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,10 @@ from torch import Tensor
 from bigplan.kernels import cross_entropy as by_hand
 from bigplan.kernels.library import Library
 from bigplan.kernels.loss import chunk_for, linear_cross_entropy
+from bigplan.kernels.measuring import KernelBench
 from bigplan.kernels.price import Pricer
 from bigplan.kernels.single import cross_entropy
 from bigplan.kernels.update import AdamW
-
-if TYPE_CHECKING:
-    from bigplan.kernels.bench import KernelBench
 
 TOKENS, HIDDEN, WORDS = 8192, 4096, 128_256
 BUDGETS = (2**28, 2**29, 2**30, 3 * 2**29, 2**31)  # bytes of a chunk's logits

@@ -31,6 +31,7 @@ from bigplan.plan import Plan, load_plan, plan_text
 from bigplan.spec.experiment import Launch
 from bigplan.spec.files.document import Spec, validate
 from bigplan.spec.files.reading import RECORD, parse_json, read_json, read_text
+from bigplan.spec.sharing import Scope
 from bigplan.timeline import Timeline
 
 PLAN, METRICS, SUMMARY = "plan.yaml", "metrics.jsonl", "summary.json"
@@ -115,7 +116,7 @@ class MemoryRow(Spec):
 
     stage: int = 0
     tier: str
-    scope: Literal["gpu", "node"]
+    scope: Scope
     predicted: int
     measured: int | None
     capacity: int

@@ -20,8 +20,9 @@ from bigplan.launcher.nodes import Node, answering, known
 from bigplan.profile.collectives import BACKENDS, across, measure_link
 from bigplan.profile.machine import Profile, Wish, profile_machine
 from bigplan.profile.peers import Peer
-from bigplan.spec.cluster import Cluster, Link, NodeGroup
+from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.dump import numbers
+from bigplan.spec.link import Link
 from bigplan.units import counted
 
 FREE_SECONDS = 60.0  # for a node that is busy to become free

@@ -118,7 +118,7 @@ class Worker:
     @property
     def _ranks_here(self) -> int:
         """Ranks of this node."""
-        return min(self._plan.strategy.ranks, self._plan.cluster.group.gpus_per_node)
+        return self._plan.cluster.group.shared_by(self._plan.strategy.ranks).ranks
 
     def _beside(self, placed: int) -> int:
         """Host memory that this process will still take besides so many bytes."""

@@ -18,7 +18,8 @@ from bigplan.solve.pins import Pin
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.verify import node_bytes, verify
+from bigplan.units import PerRank
+from bigplan.verify import rank_bytes, used_bytes, verify
 
 # Shares of the CPU's measured rate beside copies that runs reach, and how often, because hosts
 # change. Of 75 runs the slowest fifth had a median of 0.76, the next fifth 0.86, the others 0.95
@@ -57,9 +58,9 @@ class Candidate:
         rates = self.costs.rates
         slower = replace(
             rates,
-            cpu_update=reached * rates.cpu_update,
-            state_in=reached * rates.state_in,
-            state_out=reached * rates.state_out,
+            cpu_update=PerRank(reached * rates.cpu_update),
+            state_in=PerRank(reached * rates.state_in),
+            state_out=PerRank(reached * rates.state_out),
         )
         return replace(self, costs=replace(self.costs, rates=slower))
 
@@ -187,14 +188,14 @@ class Placed(Trial):
 
 def capacity_beside(programs: Sequence[Program], costs: Costs) -> Mapping[Tier, int]:
     """What each tier has for these programs."""
-    return costs.beside(node_bytes(programs, Tier.HOST, 1))
+    return costs.beside(rank_bytes(programs, Tier.HOST))
 
 
 def verified(trial: Trial) -> Placed:
     """The trial, lowered in full. Raises VerificationError where its programs break a rule."""
     candidate, placement = trial.settled, trial.placement
     costs, programs = candidate.costs, lower(candidate.graph, placement)
-    verify(programs, candidate.graph, capacity_beside(programs, costs), costs.ranks_per_node)
+    verify(programs, candidate.graph, capacity_beside(programs, costs), costs.sharing)
     known = trial.seconds, trial.expected, trial.totals, trial.instructions
     return Placed(candidate, placement, *known, programs)
 
@@ -209,11 +210,10 @@ def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> T
     programs = lower_steady(candidate.graph, placement)
     capacity = capacity_beside(programs, costs)
     for tier in Tier:
-        ranks = 1 if tier is Tier.GPU else costs.ranks_per_node
-        if node_bytes(programs, tier, ranks) > capacity[tier]:
+        if used_bytes(programs, tier, costs.sharing) > capacity[tier]:
             return None
     if candidate.loss is not None:
-        free = capacity[Tier.GPU] - node_bytes(programs[-1:], Tier.GPU, 1)
+        free = capacity[Tier.GPU] - rank_bytes(programs[-1:], Tier.GPU)
         chunk = candidate.loss.fitting(programs[-1], free, costs.reserve)
         placement = placement.model_copy(update={"loss_chunk": chunk})
     settled = candidate.settled(placement)

@@ -15,7 +15,7 @@ from bigplan.cost.framework import (
     MEGATRON_DEEPSPEED,
     Framework,
 )
-from bigplan.spec.cluster import FlashKernel
+from bigplan.spec.gpu import FlashKernel
 from bigplan.validate.rows import Row
 
 # Of a row's `attention_kernel`: the kernel that it names.

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from bigplan.spec import catalog, cluster
-from bigplan.spec.cluster import Link, NodeGroup
+from bigplan.spec import catalog
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.link import Link
 from bigplan.validate.rows import Row
 
 find_cluster = cache(catalog.find_cluster)  # hundreds of rows ran on a few kinds of machines
-find_gpu = cache(cluster.find_gpu)
-find_link = cache(cluster.find_link)
+find_gpu = cache(catalog.find_gpu)
+find_link = cache(catalog.find_link)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bigplan.runtime.kept import Kept
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
 from bigplan.spec.catalog import find_model
-from bigplan.spec.cluster import find_gpu
+from bigplan.spec.gpu import find_gpu
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.multiprocessor import closest_to

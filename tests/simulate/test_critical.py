@@ -27,6 +27,7 @@ from bigplan.simulate import (
 from bigplan.simulate.rank import ranks_of, run
 from bigplan.simulate.rounds import play_steady
 from bigplan.timeline import Event
+from bigplan.units import PerRank
 from tests.examples import examples
 from tests.simulate.test_simulate import FAST, IDEAL, PASSES, TINY, unstreamed
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
@@ -70,10 +71,10 @@ def _slower(costs: Costs, gpu: float, read: float, write: float, send: float) ->
         table=(lent * send, back * send),
         rates=replace(
             rates,
-            gpu_update=rates.gpu_update / gpu,
-            device_memory=rates.device_memory / gpu,
-            nvme_read=rates.nvme_read / read,
-            nvme_write=rates.nvme_write / write,
+            gpu_update=PerRank(rates.gpu_update / gpu),
+            device_memory=PerRank(rates.device_memory / gpu),
+            nvme_read=PerRank(rates.nvme_read / read),
+            nvme_write=PerRank(rates.nvme_write / write),
         ),
     )
 
@@ -112,7 +113,7 @@ def test_a_forward_at_the_pace_of_its_link_is_bound_by_it() -> None:
     # others those that wait for nothing (see test_prefetch_into_slots).
     graph = toy_graph(blocks=4, units=1, deferred=False)
     streamed = kind_placement(4, Tier.HOST, optimizer=Tier.HOST)
-    costs = replace(IDEAL, rates=replace(FAST, h2d=36.0))
+    costs = replace(IDEAL, rates=replace(FAST, h2d=PerRank(36.0)))
     path = critical_path(lower(graph, placed(graph, block=streamed)), graph, costs)
     assert path[Lane.H2D] == pytest.approx(8, abs=TINY)
     assert path[Lane.COMPUTE] == pytest.approx(9, abs=TINY)

@@ -86,12 +86,13 @@ class PricedWay:
         for name, nbytes in parts.items():
             purpose = _PURPOSES.get(name, name)
             gpu[purpose] = gpu.get(purpose, 0) + round(FRAGMENTS[COUNTER] * nbytes)
-        host = {name: costs.ranks_per_node * n for name, n in self._host(stage).items()}
+        each, sharing = self._host(stage), costs.sharing
+        host = {name: sharing.counted(n, "node") for name, n in each.items()}
         placed = sum(host.values())
         host["processes"] = costs.processes + locked_bytes(run.nodes, placed)
         room = costs.capacity[Tier.HOST]
         lends = self.graph.lends_table
-        own = placed // costs.ranks_per_node
+        own = sharing.bytes_of_rank(placed)
         capacity = memory_of_torch(run.nodes.gpu, run.strategy, own, lends_table=lends)
         of_node = room + costs.processes + locked_bytes(run.nodes, room)
         for tier, purposes, most in (
@@ -102,7 +103,7 @@ class PricedWay:
             yield MemoryUse(
                 stage=stage,
                 tier=tier,
-                scope="gpu" if tier is Tier.GPU else "node",
+                scope=tier.scope,
                 used_bytes=sum(purposes.values()),
                 capacity_bytes=most,
                 by_purpose={name: n for name, n in sorted(purposes.items()) if n},

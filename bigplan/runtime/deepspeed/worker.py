@@ -346,11 +346,11 @@ class Worker:
         return digest_of_all(parts.groups, mine)
 
     def _memory(self) -> dict[str, int]:
-        ranks = min(self._plan.strategy.ranks, self._plan.cluster.group.gpus_per_node)
+        sharing = self._plan.cluster.group.shared_by(self._plan.strategy.ranks)
         device, host = 0, resident_bytes() - self._host.before
         if self._device.type == "cuda":
             device = torch.cuda.max_memory_allocated(self._device)
-            host = self._host.lost() // ranks
+            host = sharing.bytes_of_rank(self._host.lost())
         swapped = sum(path.stat().st_size for path in self._scratch.rglob("*") if path.is_file())
         return {Tier.GPU: device, Tier.HOST: host, Tier.NVME: swapped}
 
