@@ -531,7 +531,7 @@ def test_activations_may_not_overwrite_gradients_that_are_still_needed() -> None
     kept = tuple(a for a in expand(programs[0].step) if a.op is not Op.FREE or a.layer != 1)
     with pytest.raises(
         VerificationError,
-        match="activations of layer 1, micro-batch 0 overwrite gradients of layer 1, whose place",
+        match="activations of layer 1, micro-batch 0 overwrite gradients of layer 1",
     ):
         verify([replace(programs[0], step=kept)], graph, ROOMY, NodeSharing(1))
 

@@ -46,14 +46,14 @@ ALLOCATOR_RESERVE = 0.03
 ADAM_BYTES = 30
 
 
-class Waits(NamedTuple):
+class GpuWaits(NamedTuple):
     """Seconds of a pass in which the GPU computes nothing."""
 
     collectives: float = 0.0  # tensor-parallel ones
     launching: float = 0.0  # until the host has launched the kernels
 
 
-NO_WAITS = Waits()
+NO_WAITS = GpuWaits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class KindCost:
     reduce: float = 0.0
     gather: float = 0.0
     reruns: Mapping[Recompute, float] = field(default_factory=dict)
-    forward_waits: Waits = NO_WAITS  # included in the seconds above
-    backward_waits: Waits = NO_WAITS
-    rerun_waits: Mapping[Recompute, Waits] = field(default_factory=dict)
+    forward_waits: GpuWaits = NO_WAITS  # included in the seconds above
+    backward_waits: GpuWaits = NO_WAITS
+    rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
     slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
 
@@ -75,7 +75,7 @@ class KindCost:
         """Seconds of the operators that run a second time before the backward."""
         return self.reruns.get(recompute, 0.0)
 
-    def waits_again(self, recompute: Recompute) -> Waits:
+    def waits_again(self, recompute: Recompute) -> GpuWaits:
         """Waits of the operators that run a second time before the backward."""
         return self.rerun_waits.get(recompute, NO_WAITS)
 
@@ -258,7 +258,7 @@ class PassCost(NamedTuple):
     """Seconds of a layer's operators in a row, and the part of them in which the GPU waits."""
 
     seconds: float
-    waits: Waits
+    waits: GpuWaits
 
 
 def pass_cost(
@@ -291,7 +291,7 @@ def pass_cost(
         host += number * device.gpu.launch_overhead * (framework.host or 1.0)
     busy = sum(seconds) + exposed
     whole = norm(busy, host, OVERLAP_NORM) if device.gpu.runs_kernels else busy + host
-    return PassCost(whole, Waits(exposed, whole - busy))
+    return PassCost(whole, GpuWaits(exposed, whole - busy))
 
 
 # The share of a copy's rate alone that remains while state passes through the GPU and the CPU runs

@@ -45,13 +45,13 @@ def run(
         raise InputError(f"no part is called {quoted(part)} (parts: {', '.join(PARTS)})")
     if not torch.cuda.is_available() and not rehearse:
         raise InputError("kernels are measured on a CUDA GPU, and there is none; try --rehearse")
-    bench = _Parts(out, console, rehearse=rehearse, tune=tune)
+    bench = _PartBench(out, console, rehearse=rehearse, tune=tune)
     for name in [part] if part else PARTS:
         bench.part(name)
     return bench.records
 
 
-class _Parts(KernelBench):
+class _PartBench(KernelBench):
     """The measurements of every part."""
 
     def part(self, name: str) -> None:

@@ -224,7 +224,7 @@ def _differences(alike: Sequence[Surveyed]) -> Iterator[str]:
             )
 
 
-class _Device:
+class _DeviceActor:
     """A process for one device of a node, among those of all nodes."""
 
     def __init__(self, interface: str) -> None:
@@ -289,7 +289,7 @@ def _between(nodes: Sequence[Node], group: NodeGroup, interface: str, seconds: f
     threads = max(1, group.host.cores // per_node)
     board = ray.remote(Board).options(num_cpus=0).remote()
     try:
-        with _hired(_Device, places, interface) as actors:
+        with _hired(_DeviceActor, places, interface) as actors:
             meeting = [
                 actor.meet.remote(board, rank, len(actors), cuda, threads)
                 for rank, actor in enumerate(actors)

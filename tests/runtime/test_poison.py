@@ -21,7 +21,7 @@ from bigplan.errors import VerificationError, WorkerError
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.program import Action, Instruction, Lane, Op, Program, Ref, Repeat, expand
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.sharing import NodeSharing
 from bigplan.verify import verify
 from tests.examples import examples
@@ -35,7 +35,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _is_nan_after(worker: Worker, steps: int) -> bool:
+def _is_nan_after(worker: NativeWorker, steps: int) -> bool:
     """Whether a NaN came through: to the loss, to gradients that skip a step, or to weights."""
     try:
         results = [worker.step() for _ in range(steps)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bigplan.cost import Costs, KindCost, Waits
+from bigplan.cost import Costs, GpuWaits, KindCost
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
@@ -133,9 +133,9 @@ def test_what_the_gpu_waits_for_within_a_pass_is_told_apart() -> None:
         1,
         2,
         reruns={Recompute.FULL: 0.75},
-        forward_waits=Waits(0.25, 0.125),
-        backward_waits=Waits(0.5, 0.0),
-        rerun_waits={Recompute.FULL: Waits(0.25, 0.0625)},
+        forward_waits=GpuWaits(0.25, 0.125),
+        backward_waits=GpuWaits(0.5, 0.0),
+        rerun_waits={Recompute.FULL: GpuWaits(0.25, 0.0625)},
     )
     costs = replace(IDEAL, kinds={**PASSES, "block": waiting})
     graph = toy_graph(blocks=4, units=2)

@@ -19,7 +19,7 @@ from bigplan.cost.band import error_band
 from bigplan.cost.memory import BASE_BYTES, FRAGMENTS, stage_memory
 from bigplan.cost.price import Costs, memory_of_torch
 from bigplan.cost.process import block_of, locked_bytes
-from bigplan.cost.run import Run
+from bigplan.cost.run import PricedRun
 from bigplan.cost.step import Execution, framework_step, stage_counts
 from bigplan.engines.frameworks.way import Way
 from bigplan.graph.graph import Graph, Recompute
@@ -48,7 +48,7 @@ class PricedWay:
     """A way with its graph and prices."""
 
     way: Way
-    run: Run
+    run: PricedRun
     graph: Graph
     costs: Costs
 
