@@ -40,13 +40,13 @@ from bigplan.cost.framework import (
     Framework,
 )
 from bigplan.cost.price import price
-from bigplan.cost.run import Run, graph_of
+from bigplan.cost.run import PricedRun, graph_of
 from bigplan.cost.step import framework_step
 from bigplan.graph.graph import Graph
 from bigplan.spec.cluster import NodeGroup
 from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.machines import UnknownMachineError, find_gpu, find_link
-from bigplan.validate.rows import Row, read_rows
+from bigplan.validate.rows import PublishedRow, read_rows
 from bigplan.validate.score import measured_seconds
 
 pricing = sys.modules["bigplan.cost.price"]
@@ -122,8 +122,8 @@ UNINFORMED: dict[str, dict[str, str | float]] = {
 class Priced:
     """A row that can be priced: its run, its operators (no constant changes them), the truth."""
 
-    row: Row
-    run: Run
+    row: PublishedRow
+    run: PricedRun
     graph: Graph
     seconds: float
 
@@ -257,7 +257,7 @@ def machine(nodes: NodeGroup, constants: Constants) -> NodeGroup:
     return nodes.model_copy(update={"gpu": gpu, "intra_node": intra, "inter_node": inter})
 
 
-def behaviour(run: Run, constants: Constants) -> Framework:
+def behaviour(run: PricedRun, constants: Constants) -> Framework:
     """The run's framework with these constants; what the row itself says of it stays."""
     framework = run.framework
     family = FAMILY.get(framework.name, framework.name)

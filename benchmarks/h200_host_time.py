@@ -183,7 +183,7 @@ def run(name: str) -> dict[str, Any]:
     from benchmarks.limit_run import alike
     from bigplan.runtime import worker as module
     from bigplan.runtime.lanes import Lanes
-    from bigplan.runtime.worker import Worker
+    from bigplan.runtime.worker import NativeWorker
 
     module.first_values = alike  # type: ignore[attr-defined]
     plan = plan_of(name)
@@ -197,7 +197,7 @@ def run(name: str) -> dict[str, Any]:
 
     Lanes._execute = timed  # type: ignore[method-assign]
     torch.cuda.reset_peak_memory_stats()
-    worker = Worker(plan, 0, Path(mkdtemp()))
+    worker = NativeWorker(plan, 0, Path(mkdtemp()))
     steps = []
     try:
         worker.preflight()

@@ -156,7 +156,7 @@ def run(model: str, *settings: str) -> None:
     from benchmarks.limit_run import alike
     from bigplan.planner import Request, make_plan
     from bigplan.runtime import worker as module
-    from bigplan.runtime.worker import Worker
+    from bigplan.runtime.worker import NativeWorker
     from bigplan.spec.experiment import Experiment
 
     module.first_values = alike  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def run(model: str, *settings: str) -> None:
     print(model, settings, plan.strategy.model_dump(exclude_defaults=True))
     runs = []
     for _ in range(2):
-        worker = Worker(plan, 0, Path(mkdtemp()))
+        worker = NativeWorker(plan, 0, Path(mkdtemp()))
         worker.preflight()
         worker.start("")
         steps = [worker.step() for _ in range(5)]

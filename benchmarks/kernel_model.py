@@ -25,7 +25,7 @@ from bigplan.kernels import cases
 from bigplan.kernels.fuse import work_of
 from bigplan.kernels.optimised import optimise
 from bigplan.kernels.price import Pricer
-from bigplan.spec.cluster import find_gpu
+from bigplan.spec.gpu import find_gpu
 from bigplan.spec.multiprocessor import find_multiprocessor
 
 TILE = re.compile(

@@ -24,7 +24,7 @@ import torch
 from benchmarks.layouts import ONE, Layout, differences
 from bigplan.graph.build import build_graph
 from bigplan.placement import KindPlacement, Placement, StagePlacement
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer
@@ -72,7 +72,7 @@ def losses(model: ModelSpec, training: Training, device: str, steps: int) -> lis
     placement = Placement(stages=(StagePlacement(kinds=kinds),), slots=2, chunk=CHUNK)
     plan = plan_of(model, training, layout.strategy, placement, device)
     with tempfile.TemporaryDirectory() as scratch:
-        worker = Worker(plan, 0, Path(scratch))
+        worker = NativeWorker(plan, 0, Path(scratch))
         try:
             worker.preflight()
             worker.start(Path(scratch) / "meeting", None)

@@ -39,7 +39,7 @@ from bigplan.graph.graph import Graph, Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer
@@ -199,7 +199,7 @@ def run_rank(rank: int, folder: Path, leg: int, plan: Plan, until: int) -> None:
         take_gpu(rank)
     checkpoints = folder / "checkpoints"
     with tempfile.TemporaryDirectory() as scratch:
-        worker = Worker(plan, rank, Path(scratch))
+        worker = NativeWorker(plan, rank, Path(scratch))
         try:
             worker.preflight()
             first = worker.start(folder / f"{leg}.meeting", checkpoints if leg else None)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bigplan.profile.sensors import Reading
     from bigplan.rectangle import Rectangle
     from bigplan.runtime.first_values import FirstValues
-    from bigplan.runtime.worker import Worker
+    from bigplan.runtime.worker import NativeWorker
     from bigplan.spec.model import ModelSpec
     from bigplan.spec.step import Parameter
     from bigplan.spec.training import Training
@@ -50,12 +50,12 @@ def trained(
 ) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
     """Run a plan as this rank of it; its steps, and what of them is kept. Then close the worker."""
     from bigplan.runtime import worker as module
-    from bigplan.runtime.worker import Worker
+    from bigplan.runtime.worker import NativeWorker
 
     module.first_values = alike  # type: ignore[attr-defined]
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    worker = Worker(plan, rank, scratch)
+    worker = NativeWorker(plan, rank, scratch)
     started = time.perf_counter()
     worker.preflight()
     worker.start(meeting)
@@ -79,7 +79,7 @@ def keep(path: Path, steps: list[dict[str, Any]], record: dict[str, Any]) -> Non
         Path(f"{path}.trace.json").write_text(json.dumps(events))
 
 
-def measured_steps(worker: Worker, number: int, end: float) -> list[dict[str, Any]]:
+def measured_steps(worker: NativeWorker, number: int, end: float) -> list[dict[str, Any]]:
     """So many steps, or as many as end by `end`, of which two are run in any case."""
     steps: list[dict[str, Any]] = []
     while len(steps) < max(2, number):
@@ -90,7 +90,7 @@ def measured_steps(worker: Worker, number: int, end: float) -> list[dict[str, An
     return steps
 
 
-def measured_step(worker: Worker) -> dict[str, Any]:
+def measured_step(worker: NativeWorker) -> dict[str, Any]:
     """One step: seconds, loss, timeline, and what device and allocator did in it."""
     from bigplan.profile.sensors import watching
 

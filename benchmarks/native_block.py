@@ -20,7 +20,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.profile.load import Load, tokens_of_round
 from bigplan.runtime import blocks, layers
 from bigplan.runtime.first_values import STD
-from bigplan.runtime.kept import Kept
+from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.products import Products, Sums
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
@@ -70,11 +70,11 @@ class Block:
     layer: Layer
     x: Tensor
     gradient: Tensor
-    kept: Kept = field(default_factory=Kept)
+    kept: KeptActivations = field(default_factory=KeptActivations)
 
     def forward(self) -> None:
         """Record the graph."""
-        self.kept = Kept(weights=self.layer.flat)
+        self.kept = KeptActivations(weights=self.layer.flat)
         self.block.record(self.layer.views, self.x, self.kept, Recompute.NONE)
 
     def backward(self) -> None:

@@ -17,7 +17,8 @@ from bigplan.solve import search as module
 from bigplan.solve.candidate import Workload
 from bigplan.solve.search import Found, Scope, search
 from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.cluster import NodeGroup, find_link
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.link import find_link
 from bigplan.spec.training import Training
 
 MODELS = "llama-3-8b", "llama-2-13b", "llama-3-70b"

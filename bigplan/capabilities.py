@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.graph.strategy import Strategy
-from bigplan.spec.cluster import Gpu
+from bigplan.spec.gpu import Gpu
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 

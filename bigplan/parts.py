@@ -31,7 +31,7 @@ class PlayedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class _Passes:
+class _PassSeconds:
     """Seconds of a stage's forwards and backwards in one step."""
 
     compute: float
@@ -65,7 +65,7 @@ def step_parts(graph: Graph, costs: Costs, placement: Placement, step: PlayedSte
     )
 
 
-def _passes(graph: Graph, costs: Costs, stage: StagePlacement) -> _Passes:
+def _passes(graph: Graph, costs: Costs, stage: StagePlacement) -> _PassSeconds:
     compute = recompute = waits = 0.0
     for name, kind in stage.kinds.items():
         cost, times = costs.kinds[name], kind.layers * graph.micro_batches
@@ -76,4 +76,4 @@ def _passes(graph: Graph, costs: Costs, stage: StagePlacement) -> _Passes:
         compute += times * (cost.forward + cost.backward - collectives)
         for policy, tiers in kind.activations.items():
             recompute += graph.micro_batches * sum(tiers.values()) * cost.again(policy)
-    return _Passes(compute, recompute, waits)
+    return _PassSeconds(compute, recompute, waits)

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from bigplan.graph.graph import BLOCK, LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
 from bigplan.mechanics import MOST_GRAPHS
 from bigplan.spec.files.document import Spec
+from bigplan.spec.sharing import Scope
 
 Picked = TypeVar("Picked")
 
@@ -26,6 +27,11 @@ class Tier(StrEnum):
     GPU = "gpu"
     HOST = "host"
     NVME = "nvme"
+
+    @property
+    def scope(self) -> Scope:
+        """Whose capacity the tier's is."""
+        return "gpu" if self is Tier.GPU else "node"
 
 
 class Share(StrEnum):

@@ -23,6 +23,7 @@ from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.document import Spec, dump_document, parse_document, write_text
 from bigplan.spec.files.reading import read_text
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.sharing import Scope
 from bigplan.spec.training import Training
 
 FORMAT: Final = 7  # of plan files; one for every change that makes older ones unreadable
@@ -33,7 +34,7 @@ class MemoryUse(Spec):
 
     stage: int
     tier: Tier
-    scope: Literal["gpu", "node"]
+    scope: Scope
     used_bytes: int
     capacity_bytes: int
     by_purpose: Mapping[str, int]

@@ -205,12 +205,12 @@ def memory_use(
     room = capacity_beside(programs, costs)
     for program in programs:
         for tier in Tier:
-            scale = 1 if tier is Tier.GPU else costs.ranks_per_node
             capacity = room[tier]
             purposes: dict[str, int] = defaultdict(int)
             for buffer in program.buffers.values():
                 if buffer.tier is tier:
-                    purposes[buffer.purpose] += program.added_bytes(buffer) * scale
+                    nbytes = costs.sharing.counted(program.added_bytes(buffer), tier.scope)
+                    purposes[buffer.purpose] += nbytes
             if tier is Tier.HOST:
                 placed = sum(purposes.values())
                 purposes["processes"] = costs.processes + locked_bytes(nodes, placed)
@@ -218,7 +218,7 @@ def memory_use(
             yield MemoryUse(
                 stage=program.stage,
                 tier=tier,
-                scope="gpu" if tier is Tier.GPU else "node",
+                scope=tier.scope,
                 used_bytes=sum(purposes.values()),
                 capacity_bytes=capacity,
                 by_purpose={name: n for name, n in sorted(purposes.items()) if n},

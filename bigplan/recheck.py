@@ -23,8 +23,9 @@ from bigplan.program import Program
 from bigplan.simulate import step_seconds, total_seconds
 from bigplan.solve.candidate import Candidate, Placed, capacity_beside
 from bigplan.solve.legality import require_legal_placement, require_legal_strategy
+from bigplan.spec.sharing import WHOSE
 from bigplan.units import format_bytes, format_seconds
-from bigplan.verify import node_bytes, verify
+from bigplan.verify import used_bytes, verify
 
 SAME = 1e-9  # relative: the same numbers, added up in another order
 NAMED = 3  # promises that a note names
@@ -76,7 +77,7 @@ def _promised_again(plan: Plan) -> Plan:
     candidate, programs = programs_of(plan)
     graph, costs = candidate.graph, candidate.costs
     _require_memory(programs, costs)
-    verify(programs, graph, capacity_beside(programs, costs), costs.ranks_per_node)
+    verify(programs, graph, capacity_beside(programs, costs), costs.sharing)
     seconds = step_seconds(programs, graph, costs)
     totals = total_seconds(programs, graph, costs)
     placed = Placed(candidate, plan.placement, seconds, seconds, totals, 0, programs)
@@ -91,11 +92,10 @@ def _require_memory(programs: Sequence[Program], costs: Costs) -> None:
     """Raise InputError that names the first memory that is too small, and by how much."""
     room = capacity_beside(programs, costs)
     for tier in Tier:
-        ranks, where = (1, "GPU") if tier is Tier.GPU else (costs.ranks_per_node, "node")
-        used, capacity = node_bytes(programs, tier, ranks), room[tier]
+        used, capacity = used_bytes(programs, tier, costs.sharing), room[tier]
         if used > capacity:
             raise InputError(
-                f"placement: needs {format_bytes(used)} of {tier} memory per {where}, "
+                f"placement: needs {format_bytes(used)} of {tier} memory per {WHOSE[tier.scope]}, "
                 f"{format_bytes(used - capacity)} more than the {format_bytes(capacity)} that the "
                 "plan's cluster has for it"
             )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any
+from typing import Annotated, Any, NewType
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
@@ -313,6 +313,14 @@ Bytes = Annotated[
 Bandwidth = Annotated[
     float, BeforeValidator(parse_bandwidth), WithJsonSchema(_schema(BANDWIDTH), mode="validation")
 ]
+PerNode = NewType("PerNode", float)  # a rate of all ranks of a node together
+PerRank = NewType("PerRank", float)  # a rate of one rank, as far as its node's other ranks leave it
+NodeBandwidth = Annotated[
+    PerNode, BeforeValidator(parse_bandwidth), WithJsonSchema(_schema(BANDWIDTH), mode="validation")
+]
+RankBandwidth = Annotated[
+    PerRank, BeforeValidator(parse_bandwidth), WithJsonSchema(_schema(BANDWIDTH), mode="validation")
+]
 Seconds = Annotated[
     float, BeforeValidator(parse_seconds), WithJsonSchema(_schema(SECONDS), mode="validation")
 ]
@@ -321,6 +329,12 @@ Flops = Annotated[
 ]
 Rate = Annotated[
     float, BeforeValidator(parse_rate), WithJsonSchema(_schema(RATE), mode="validation")
+]
+NodeRate = Annotated[
+    PerNode, BeforeValidator(parse_rate), WithJsonSchema(_schema(RATE), mode="validation")
+]
+RankRate = Annotated[
+    PerRank, BeforeValidator(parse_rate), WithJsonSchema(_schema(RATE), mode="validation")
 ]
 Price = Annotated[
     float, BeforeValidator(parse_price), WithJsonSchema(_schema(PRICE), mode="validation")

@@ -41,14 +41,14 @@ class Wear:
 def wear_of(plan: Plan) -> Wear | None:
     """The wear of a node's drives; None: the plan writes next to nothing to them."""
     group = plan.cluster.group
-    ranks = min(plan.strategy.ranks, group.gpus_per_node)
-    written = plan.predicted.moved_bytes.get(Lane.NVME_WRITE, 0) * ranks
+    sharing = group.shared_by(plan.strategy.ranks)
+    written = sharing.counted(plan.predicted.moved_bytes.get(Lane.NVME_WRITE, 0), "node")
     if written < NOTHING or group.nvme is None:
         return None
     a_day = written / plan.predicted.step_seconds * DAY
-    if group.nvme.endurance is None:
+    rated, training = group.nvme.node_endurance, plan.training
+    if rated is None:
         return Wear(written, a_day, group.nvme.drives, None)
-    rated, training = group.nvme.endurance * group.nvme.drives, plan.training
     share = steps_of(training) * written / rated
     steps = training.steps if training.tokens is None else None
     return Wear(written, a_day, group.nvme.drives, rated / a_day, share, steps)
@@ -72,12 +72,12 @@ def allowed_bytes(share: float | None, training: Training, nodes: NodeGroup) -> 
     """
     if share is None or nodes.nvme is None:
         return None
-    if nodes.nvme.endurance is None:
+    if nodes.nvme.node_endurance is None:
         raise InputError(
             f"max_wear is {share:g}, but the cluster does not state the endurance of its drives; "
             "add it, such as --hardware nvme.endurance='1.2 PB', or leave max_wear out"
         )
-    return share * nodes.nvme.endurance * nodes.nvme.drives / steps_of(training)
+    return share * nodes.nvme.node_endurance / steps_of(training)
 
 
 def worn_out(

@@ -65,7 +65,7 @@ def test_a_plan_keeps_its_promises(caps: tuple[int | None, ...]) -> None:
     plan = _capped(*caps)
     predicted = plan.predicted
     candidate, programs = programs_of(plan)
-    verify(programs, candidate.graph, candidate.costs.capacity, candidate.costs.ranks_per_node)
+    verify(programs, candidate.graph, candidate.costs.capacity, candidate.costs.sharing)
     assert simulate_plan(plan).seconds == predicted.step_seconds
     assert predicted.lower_bound_seconds <= predicted.step_seconds * (1 + 1e-9)
     seconds = predicted.step_seconds
@@ -85,7 +85,7 @@ def test_a_plan_keeps_its_promises(caps: tuple[int | None, ...]) -> None:
     assert set(path) <= set(predicted.busy_seconds)
     for use in predicted.memory:
         program = programs[use.stage]
-        ranks = 1 if use.scope == "gpu" else candidate.costs.ranks_per_node
+        ranks = 1 if use.scope == "gpu" else candidate.costs.sharing.ranks
         processes = use.by_purpose.get("processes", 0)
         assert use.used_bytes == program.bytes_by_tier()[use.tier] * ranks + processes
         assert (processes > 0) == (use.tier is Tier.HOST)

@@ -18,7 +18,8 @@ from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.placement import Placement, Share, Tier
 from bigplan.program import Action, Lane, Op, Program, Repeat, entry, expand, held
-from bigplan.verify import CHANGES, node_bytes, verify
+from bigplan.spec.sharing import NodeSharing
+from bigplan.verify import CHANGES, used_bytes, verify
 from tests.examples import examples
 from tests.toys import ROOMY, Case, cases, kind_placement, placed, toy_graph
 
@@ -385,12 +386,12 @@ def test_a_broken_program_is_rejected_by_its_rule(name: str) -> None:
     broken = BROKEN[name]
     placement = broken.placement or _placement(broken.graph)
     programs = [_unrolled(program) for program in lower(broken.graph, placement)]
-    verify(programs, broken.graph, ROOMY, 1)
+    verify(programs, broken.graph, ROOMY, NodeSharing(1))
     whole = programs[broken.stage]
     part = broken.edit(getattr(whole, broken.part))
     programs[broken.stage] = _with(whole, broken.part, part)
     with pytest.raises(VerificationError) as error:
-        verify(programs, broken.graph, ROOMY, 1)
+        verify(programs, broken.graph, ROOMY, NodeSharing(1))
     assert broken.rule in str(error.value)
 
 
@@ -429,10 +430,10 @@ def test_a_broken_checkpoint_is_rejected(name: str, deferred: bool) -> None:
     program = replace(
         plain, step=tuple(expand(plain.step)), checkpoint=tuple(expand(plain.checkpoint))
     )
-    verify((program,), graph, ROOMY, 1)
+    verify((program,), graph, ROOMY, NodeSharing(1))
     broken: dict[str, Any] = {part: edit(getattr(program, part))}
     with pytest.raises(VerificationError, match=rule):
-        verify((replace(program, **broken),), graph, ROOMY, 1)
+        verify((replace(program, **broken),), graph, ROOMY, NodeSharing(1))
 
 
 @given(cases(free=True))
@@ -510,7 +511,7 @@ def test_blocks_are_judged_as_if_written_out(case: Case, part: str, seed: int) -
 
 def _accepted(programs: list[Program], graph: Graph) -> bool:
     try:
-        verify(programs, graph, ROOMY, 1)
+        verify(programs, graph, ROOMY, NodeSharing(1))
     except VerificationError:
         return False
     return True
@@ -519,20 +520,20 @@ def _accepted(programs: list[Program], graph: Graph) -> bool:
 def _rejected(case: Case, programs: list[Program], stage: int, broken: Program) -> None:
     changed = [*programs[:stage], broken, *programs[stage + 1 :]]
     with pytest.raises(VerificationError):
-        verify(changed, case.graph, ROOMY, 1)
+        verify(changed, case.graph, ROOMY, NodeSharing(1))
 
 
 def test_activations_may_not_overwrite_gradients_that_are_still_needed() -> None:
     graph = toy_graph(blocks=2, units=1)
     programs = lower(graph, _placement(graph))
     assert programs[0].buffers["a1"].within == "g1"
-    verify(programs, graph, ROOMY, 1)
+    verify(programs, graph, ROOMY, NodeSharing(1))
     kept = tuple(a for a in expand(programs[0].step) if a.op is not Op.FREE or a.layer != 1)
     with pytest.raises(
         VerificationError,
-        match="activations of layer 1, micro-batch 0 overwrite gradients of layer 1, whose place",
+        match="activations of layer 1, micro-batch 0 overwrite gradients of layer 1",
     ):
-        verify([replace(programs[0], step=kept)], graph, ROOMY, 1)
+        verify([replace(programs[0], step=kept)], graph, ROOMY, NodeSharing(1))
 
 
 @pytest.mark.parametrize("tier", Tier)
@@ -542,10 +543,10 @@ def test_over_capacity_by_one_byte(tier: Tier) -> None:
     )
     ranks = 1 if tier is Tier.GPU else 4
     used = max(program.bytes_by_tier()[tier] for program in programs) * ranks
-    verify(programs, PIPELINE, ROOMY | {tier: used}, 4)
+    verify(programs, PIPELINE, ROOMY | {tier: used}, NodeSharing(4))
     with pytest.raises(
         VerificationError, match=f"{used} bytes on .*{tier}.* of {used - 1}".replace("gpu", "GPU")
     ):
-        verify(programs, PIPELINE, ROOMY | {tier: used - 1}, 4)
+        verify(programs, PIPELINE, ROOMY | {tier: used - 1}, NodeSharing(4))
     if tier is not Tier.GPU:
-        assert node_bytes(programs, tier, 4) == used
+        assert used_bytes(programs, tier, NodeSharing(4)) == used

@@ -26,7 +26,9 @@ from bigplan.simulate import simulate
 from bigplan.solve.candidate import Candidate
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.stage import stage_classes
+from bigplan.spec.sharing import NodeSharing
 from bigplan.timeline import Timeline
+from bigplan.units import PerRank
 
 KINDS = ("embedding", "block", "head")
 ROOMY = dict.fromkeys(Tier, 10**12)
@@ -99,16 +101,16 @@ def toy_graph(
 
 
 RATES = Rates(
-    h2d=100.0,
-    d2h=100.0,
-    nvme_read=50.0,
-    nvme_write=50.0,
-    host_memory=400.0,
-    device_memory=1000.0,
-    cpu_update=100.0,
-    gpu_update=1000.0,
-    state_in=80.0,
-    state_out=80.0,
+    h2d=PerRank(100.0),
+    d2h=PerRank(100.0),
+    nvme_read=PerRank(50.0),
+    nvme_write=PerRank(50.0),
+    host_memory=PerRank(400.0),
+    device_memory=PerRank(1000.0),
+    cpu_update=PerRank(100.0),
+    gpu_update=PerRank(1000.0),
+    state_in=PerRank(80.0),
+    state_out=PerRank(80.0),
 )
 RERUN = {Recompute.SELECTIVE: 0.25, Recompute.MLP: 0.5, Recompute.FULL: 1.0}
 COSTS = Costs(
@@ -116,7 +118,7 @@ COSTS = Costs(
     rates=RATES,
     send=0.1,
     capacity=ROOMY,
-    ranks_per_node=1,
+    sharing=NodeSharing(1),
 )
 
 
@@ -261,10 +263,10 @@ def prices(draw: st.DrawFn) -> Costs:
             )
             for name in KINDS
         },
-        rates=Rates(*(draw(rate) for _ in range(10))),
+        rates=Rates(*(PerRank(draw(rate)) for _ in range(10))),
         send=draw(st.sampled_from((0.0, 0.1, 1.0))),
         capacity=ROOMY,
-        ranks_per_node=1,
+        sharing=NodeSharing(1),
         table=draw(st.sampled_from(((0.1, 0.2), (3.0, 5.0)))),
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.experiment import EngineName, Launch, TierName
+from bigplan.spec.experiment import EngineName, LaunchSpec, TierName
 from bigplan.spec.files.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training, TrainingRequest
@@ -36,7 +36,7 @@ class ExperimentKeys(TypedDict, total=False):
     cluster: str | Path | Cluster
     nodes: int | None
     training: Mapping[str, Any] | TrainingRequest | Training
-    launch: LaunchKeys | Launch
+    launch: LaunchKeys | LaunchSpec
     set: Mapping[str, str | int | float]
     caps: Mapping[TierName, int | str]
     hardware: Mapping[str, Any]

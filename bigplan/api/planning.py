@@ -149,14 +149,14 @@ def plan(
     found = cheapest(
         request,
         wanted.within,
-        lambda request: _Planned(make_plan(request, time_left.watch)),
+        lambda request: _WithPlan(make_plan(request, time_left.watch)),
         time_left,
     )
     return Plan.of(found.best.plan)
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _WithPlan:
     plan: Decided
 
 

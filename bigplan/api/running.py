@@ -19,7 +19,7 @@ from bigplan.page.parts import grid
 from bigplan.page.run_page import run_page
 from bigplan.plan import Plan as Decided
 from bigplan.report.run_report import comparisons, headline_lines, memory_comparison
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.files.document import validate
 
 
@@ -79,7 +79,7 @@ def launch(
             raise InputError("bigplan.launch: name a plan, its file, or a run to resume")
         plan = run.plan
     before = {} if run is None else run.how.model_dump()
-    how = validate({**before, **keys}, Launch, "bigplan.launch")
+    how = validate({**before, **keys}, LaunchSpec, "bigplan.launch")
     if how.address in (None, "local"):
         require_inputs(plan.model, plan.training, weights=run is None)
     asked = None if run is None else run.asked

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-FORMAT = 1
+FORMAT = 2
 """rises when a key goes or changes its meaning; new keys alone do not raise it"""
 
 AsJson = Annotated[

@@ -66,7 +66,7 @@ def explain(
     """The kernels of a block, forward and backward: what each fuses and why, and what it takes."""
     from bigplan.kernels.explain import explained
     from bigplan.kernels.price import Pricer
-    from bigplan.spec.cluster import find_gpu
+    from bigplan.spec.gpu import find_gpu
     from bigplan.spec.multiprocessor import find_multiprocessor
 
     sm = find_multiprocessor(options.gpu)

@@ -50,59 +50,71 @@ UNASKED = 0.4
 BATCH_SECONDS = 2.0  # search time for a larger batch, unasked, where this one splits badly
 
 
-@takes(ExperimentOptions)
-def plan(
-    options: ExperimentOptions,
-    experiment: Annotated[
-        Path | None, typer.Argument(help="Experiment YAML; options win over its keys.")
-    ] = None,
+@dataclass(frozen=True)
+class PlanCommandOptions(ExperimentOptions):
+    """What to plan, how hard to search, and what to show of the plan."""
+
     exact: Annotated[
         bool, typer.Option("--exact", help="Try every placement: small problems only.")
-    ] = False,
-    effort: Annotated[Effort, EFFORT] = Effort.USUAL,
-    what_if: Annotated[bool | None, WHAT_IF] = None,
-    largest: Annotated[bool, LARGEST] = False,
-    time_limit: Annotated[float | None, TIME_LIMIT] = None,
+    ] = False
+    effort: Annotated[Effort, EFFORT] = Effort.USUAL
+    what_if: Annotated[bool | None, WHAT_IF] = None
+    largest: Annotated[bool, LARGEST] = False
+    time_limit: Annotated[float | None, TIME_LIMIT] = None
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Write the plan to this file; only a plan is replaced."),
+    ] = None
+    as_json: AsJson = False
+
+
+@takes(PlanCommandOptions)
+def plan(
+    options: PlanCommandOptions,
+    experiment: Annotated[
+        Path | None, typer.Argument(help="Experiment YAML; options win over its keys.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Find the fastest way to train a model on a cluster. Needs no GPU.
 
     Ctrl-C takes the best plan so far, with its gap. Exit codes: 0 planned, 2 bad input, 3 nothing
     fits.
     """
-    wanted = _wanted(experiment, options, out)
+    wanted, limit = _wanted(experiment, options), options.time_limit
     try:
-        planned = plan_experiment(wanted, exact=exact, effort=effort, time_limit=time_limit)
+        planned = plan_experiment(
+            wanted, exact=options.exact, effort=options.effort, time_limit=limit
+        )
     except InfeasibleError:
-        if what_if:
+        if options.what_if:
             _say_what_would_fit(wanted)
         raise
-    if out is not None:
+    if options.out is not None:
         from bigplan.plan import save_plan
 
-        save_plan(planned.plan, out)
-    if as_json:
-        from bigplan.report.plan_json import plan_json
-
-        runnable = planned.best_runnable(time_limit)
-        answer = planned.what_would_help() if what_if else None
-        found = planned.largest() if largest else None
-        shown = plan_json(planned.plan, planned.seconds, runnable, answer, found)
-        print_json(shown | {"nodes_tried": _tried_json(planned)})
+        save_plan(planned.plan, options.out)
+    if options.as_json:
+        _print_json(planned, options)
     else:
-        _show(planned, what_if, time_limit, largest=largest)
-        if out is not None:
-            Console().print(f"Plan written to {out}", highlight=False)
+        _show(planned, options)
+        if options.out is not None:
+            Console().print(f"Plan written to {options.out}", highlight=False)
     for text in warnings(planned.plan.model, planned.plan.training):
         Console(stderr=True).print(f"warning: {text}", highlight=False, markup=False)
 
 
-def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> Experiment:
-    """The experiment to plan, after checking that `out` can be written. Raises InputError."""
+def _print_json(planned: PlanAnswer, options: PlanCommandOptions) -> None:
+    from bigplan.report.plan_json import plan_json
+
+    runnable = planned.best_runnable(options.time_limit)
+    answer = planned.what_would_help() if options.what_if else None
+    found = planned.largest() if options.largest else None
+    shown = plan_json(planned.plan, planned.seconds, runnable, answer, found)
+    print_json(shown | {"nodes_tried": _tried_json(planned)})
+
+
+def _wanted(path: Path | None, options: PlanCommandOptions) -> Experiment:
+    """The experiment to plan, after checking that --out can be written. Raises InputError."""
     if path is not None and is_plan(path):
         raise InputError(
             f"{path} is a plan already, not an experiment: `bigplan launch` runs it, "
@@ -110,20 +122,18 @@ def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> 
             "or the options that it was made from"
         )
     wanted = experiment_of(path, options)
-    if out is not None:
-        require_target("--out", out, PLAN, files_read(wanted, path))
+    if options.out is not None:
+        require_target("--out", options.out, PLAN, files_read(wanted, path))
     return wanted
 
 
-def _show(
-    planned: PlanAnswer, what_if: bool | None, time_limit: float | None, *, largest: bool
-) -> None:
+def _show(planned: PlanAnswer, options: PlanCommandOptions) -> None:
     """Show the plan at once, then what would help; unasked, only what takes almost no time."""
     from bigplan.report.plan_report import plan_report
     from bigplan.report.tables import help_report, largest_table
 
-    console = Console()
-    runnable = planned.best_runnable(time_limit)
+    console, what_if = Console(), options.what_if
+    runnable = planned.best_runnable(options.time_limit)
     console.print(plan_report(planned.plan, planned.seconds, runnable))
     if planned.tried:
         from bigplan.report.bill import nodes_table
@@ -131,7 +141,7 @@ def _show(
         console.print(nodes_table(planned.tried, planned.plan.cluster.nodes))
     if what_if is not False:
         console.print(help_report(planned.what_would_help(None if what_if else UNASKED)))
-    if largest:
+    if options.largest:
         console.print(largest_table(planned.largest()))
 
 

@@ -20,7 +20,7 @@ from bigplan.cli.spread import takes
 from bigplan.errors import InputError
 from bigplan.launcher.inputs import require_inputs
 from bigplan.plan import Plan
-from bigplan.spec.experiment import Experiment, Launch
+from bigplan.spec.experiment import Experiment, LaunchSpec
 from bigplan.spec.files.document import validate
 from bigplan.units import format_bytes
 
@@ -86,7 +86,7 @@ def launch(
 
 def _wanted(
     what: Path | None, options: ExperimentOptions, run: Resumable | None, console: Console
-) -> tuple[Plan, Launch, Asked | None]:
+) -> tuple[Plan, LaunchSpec, Asked | None]:
     """The plan to run and how: as the run did that goes on, as the file says, as options say.
 
     With it what the plan was asked for with; None: only the plan knows.
@@ -109,13 +109,13 @@ def _wanted(
     else:
         experiment = _experiment(what, options, run)
         how |= experiment.launch.model_dump(include=experiment.launch.model_fields_set)
-        if validate(how | changed, Launch, "command line").address in (None, "local"):
+        if validate(how | changed, LaunchSpec, "command line").address in (None, "local"):
             model, training = experiment.model_spec(), experiment.resolved_training()
             require_inputs(model, training, weights=run is None)
         plan = _planned(experiment, console)
         nodes = plan.cluster.nodes
         asked = Asked(set=experiment.set, engine=experiment.engine, nodes=nodes)
-    return plan, validate(how | changed, Launch, "command line"), asked
+    return plan, validate(how | changed, LaunchSpec, "command line"), asked
 
 
 def _experiment(path: Path | None, options: ExperimentOptions, run: Resumable | None) -> Experiment:

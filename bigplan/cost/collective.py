@@ -9,7 +9,8 @@ from math import log2
 from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
-from bigplan.spec.cluster import Link, NodeGroup, Traffic
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.link import Link, Traffic
 
 
 @dataclass(frozen=True, slots=True)

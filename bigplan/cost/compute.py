@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, gcd, inf
 
 from bigplan.graph.operators import Attention, Gemm, Operator, Stream
-from bigplan.spec.cluster import FlashKernel, Gpu
+from bigplan.spec.gpu import FlashKernel, Gpu
 
 # Tiles that GEMM libraries choose from, [rows, columns], and the rate each reaches beside the
 # largest: a tile of m x n loads m + n per m n products, so smaller ones wait for loads.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bigplan.spec.cluster import FlashKernel
+from bigplan.spec.gpu import FlashKernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, log2
 
-from bigplan.spec.cluster import Gpu
+from bigplan.spec.gpu import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
 WARP = 32  # threads

@@ -30,8 +30,11 @@ from bigplan.graph.operators import Collective, Gemm, Operator
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import WIDENED_ELEMENTS
 from bigplan.placement import Tier
-from bigplan.spec.cluster import FlashKernel, Gpu, Host, NodeGroup, Nvme, Pcie
+from bigplan.spec.cluster import Host, NodeGroup, Nvme, Pcie
+from bigplan.spec.gpu import FlashKernel, Gpu
+from bigplan.spec.sharing import NodeSharing
 from bigplan.spec.training import DTYPE_BYTES, Training
+from bigplan.units import PerNode, PerRank
 
 # GPU memory for cuBLAS workspaces, rounding to 2 MiB, and what torch's pools of several streams
 # keep from each other. On an H200 a plan that used 14.98 of 15.00 GiB needed 0.03 GiB more. `price`
@@ -44,14 +47,14 @@ ALLOCATOR_RESERVE = 0.03
 ADAM_BYTES = 30
 
 
-class Waits(NamedTuple):
+class GpuWaits(NamedTuple):
     """Seconds of a pass in which the GPU computes nothing."""
 
     collectives: float = 0.0  # tensor-parallel ones
     launching: float = 0.0  # until the host has launched the kernels
 
 
-NO_WAITS = Waits()
+NO_WAITS = GpuWaits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,9 @@ class KindCost:
     reduce: float = 0.0
     gather: float = 0.0
     reruns: Mapping[Recompute, float] = field(default_factory=dict)
-    forward_waits: Waits = NO_WAITS  # included in the seconds above
-    backward_waits: Waits = NO_WAITS
-    rerun_waits: Mapping[Recompute, Waits] = field(default_factory=dict)
+    forward_waits: GpuWaits = NO_WAITS  # included in the seconds above
+    backward_waits: GpuWaits = NO_WAITS
+    rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
     slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
     launched: KindCost | None = None  # without CUDA graphs, if the seconds above count on them
@@ -74,7 +77,7 @@ class KindCost:
         """Seconds of the operators that run a second time before the backward."""
         return self.reruns.get(recompute, 0.0)
 
-    def waits_again(self, recompute: Recompute) -> Waits:
+    def waits_again(self, recompute: Recompute) -> GpuWaits:
         """Waits of the operators that run a second time before the backward."""
         return self.rerun_waits.get(recompute, NO_WAITS)
 
@@ -94,16 +97,16 @@ class KindCost:
 class Rates:
     """Bytes per second, or elements per second, that one rank gets while all ranks work."""
 
-    h2d: float
-    d2h: float
-    nvme_read: float
-    nvme_write: float
-    host_memory: float
-    device_memory: float
-    cpu_update: float  # elements/s
-    gpu_update: float  # elements/s
-    state_in: float  # bytes/s of state that passes through the GPU
-    state_out: float
+    h2d: PerRank
+    d2h: PerRank
+    nvme_read: PerRank
+    nvme_write: PerRank
+    host_memory: PerRank
+    device_memory: PerRank
+    cpu_update: PerRank  # elements/s
+    gpu_update: PerRank  # elements/s
+    state_in: PerRank  # bytes/s of state that passes through the GPU
+    state_out: PerRank
     latency: float = 0.0  # seconds per move
 
 
@@ -114,8 +117,8 @@ class Costs:
     kinds: Mapping[str, KindCost]
     rates: Rates
     send: float  # seconds per micro-batch and pipeline hop
-    capacity: Mapping[Tier, int]  # bytes per GPU that page-locks nothing, per node, per node
-    ranks_per_node: int
+    capacity: Mapping[Tier, int]  # bytes in the tier's scope; a GPU that page-locks nothing
+    sharing: NodeSharing
     reserve: int = 0  # bytes per GPU for torch's allocator, beside the capacity
     processes: int = 0  # bytes of host memory per node besides tensors
     page_tables: float = 0.0  # bytes of a GPU per byte of its rank in host memory
@@ -143,7 +146,7 @@ def price(
 ) -> Costs:
     """Prices of `graph` on equal nodes. Raises InputError where the GPU lacks the precision."""
     strategy = graph.strategy
-    ranks = min(strategy.ranks, nodes.gpus_per_node)
+    sharing = nodes.shared_by(strategy.ranks)
     layer = max(kind.parameters for kind in graph.kinds.values())
     boundary = max(kind.boundary for kind in graph.kinds.values())
     available = memory_of_torch(nodes.gpu, strategy, lends_table=graph.lends_table)
@@ -153,17 +156,17 @@ def price(
             name: _kind_cost(graph, kind, training, nodes, framework)
             for name, kind in graph.kinds.items()
         },
-        rates=_rates(nodes, ranks, graph.sizes),
+        rates=_rates(nodes, sharing, graph.sizes),
         send=send(boundary, strategy, nodes),
         table=_table(graph, nodes),
         capacity={
             Tier.GPU: max(0, available - reserve),
-            Tier.HOST: room(nodes, ranks, layer),
+            Tier.HOST: room(nodes, sharing.ranks, layer),
             Tier.NVME: nodes.nvme.node_capacity if nodes.nvme else 0,
         },
-        ranks_per_node=ranks,
+        sharing=sharing,
         reserve=reserve,
-        processes=process_bytes(nodes, ranks, layer),
+        processes=process_bytes(nodes, sharing.ranks, layer),
         page_tables=PAGE_TABLES if nodes.gpu.runs_kernels else 0.0,
     )
 
@@ -291,7 +294,7 @@ class PassCost(NamedTuple):
     """Seconds of a layer's operators in a row, and the part of them in which the GPU waits."""
 
     seconds: float
-    waits: Waits
+    waits: GpuWaits
 
 
 def pass_cost(
@@ -324,7 +327,7 @@ def pass_cost(
         host += number * device.gpu.launch_overhead * (framework.host or 1.0)
     busy = sum(seconds) + exposed
     whole = norm(busy, host, OVERLAP_NORM) if device.gpu.runs_kernels else busy + host
-    return PassCost(whole, Waits(exposed, whole - busy))
+    return PassCost(whole, GpuWaits(exposed, whole - busy))
 
 
 # The share of a copy's rate alone that remains while state passes through the GPU and the CPU runs
@@ -335,32 +338,35 @@ INTO_BESIDE_UPDATE = 0.62
 OFF_BESIDE_UPDATE = 0.86
 
 
-def _passing(pcie: Pcie, h2d: float, d2h: float, ranks: int) -> tuple[float, float]:
+def _passing(
+    pcie: Pcie, h2d: PerRank, d2h: PerRank, sharing: NodeSharing
+) -> tuple[PerRank, PerRank]:
     """Bytes/s at which a rank's state comes to the GPU, and leaves it, beside the CPU's update.
 
     `h2d`, `d2h`: the rates of the rank's copies alone.
     """
     into, off = pcie.node_host_to_device_beside_update, pcie.node_device_to_host_beside_update
     return (
-        min(h2d, into / ranks) if into else INTO_BESIDE_UPDATE * h2d,
-        min(d2h, off / ranks) if off else OFF_BESIDE_UPDATE * d2h,
+        min(h2d, sharing.rate_of_rank(into)) if into else PerRank(INTO_BESIDE_UPDATE * h2d),
+        min(d2h, sharing.rate_of_rank(off)) if off else PerRank(OFF_BESIDE_UPDATE * d2h),
     )
 
 
-def _drives(nvme: Nvme | None, ranks: int) -> tuple[float, float]:
+def _drives(nvme: Nvme | None, sharing: NodeSharing) -> tuple[PerRank, PerRank]:
     """Bytes/s that a rank reads and writes; while both go on, if that was measured.
 
     Both go on while there is state on a drive. As many bytes come as go, so each gets half.
     """
     if nvme is None:
-        return 1.0, 1.0
-    half = (nvme.both_ways or inf) / 2 * nvme.drives
-    return min(nvme.node_read, half) / ranks, min(nvme.node_write, half) / ranks
+        return PerRank(1.0), PerRank(1.0)
+    half = PerNode((nvme.node_both_ways or inf) / 2)
+    read, write = min(nvme.node_read, half), min(nvme.node_write, half)
+    return sharing.rate_of_rank(read), sharing.rate_of_rank(write)
 
 
-def _cpu_update(host: Host, sizes: ElementSizes) -> float:
+def _cpu_update(host: Host, sizes: ElementSizes) -> PerNode:
     """Elements/s that all cores of a node update; beside copies, if that was measured."""
-    return (host.adam_rate_beside_copies or host.adam_rate) / _part(sizes)
+    return PerNode((host.adam_rate_beside_copies or host.adam_rate) / _part(sizes))
 
 
 def _part(sizes: ElementSizes) -> float:
@@ -368,22 +374,22 @@ def _part(sizes: ElementSizes) -> float:
     return sizes.update_bytes / ADAM_BYTES
 
 
-def _rates(nodes: NodeGroup, ranks: int, sizes: ElementSizes) -> Rates:
-    """Node rates divided by the ranks that use them at once, at most what one GPU's link takes."""
+def _rates(nodes: NodeGroup, sharing: NodeSharing, sizes: ElementSizes) -> Rates:
+    """A rank's part of its node's rates, at most what its GPU's link takes."""
     pcie, host, gpu = nodes.pcie, nodes.host, nodes.gpu
-    read, write = _drives(nodes.nvme, ranks)
-    h2d = min(pcie.host_to_device, pcie.node_host_to_device / ranks)
-    d2h = min(pcie.device_to_host, pcie.node_device_to_host / ranks)
-    state_in, state_out = _passing(pcie, h2d, d2h, ranks)
+    read, write = _drives(nodes.nvme, sharing)
+    h2d = min(pcie.host_to_device, sharing.rate_of_rank(pcie.node_host_to_device))
+    d2h = min(pcie.device_to_host, sharing.rate_of_rank(pcie.node_device_to_host))
+    state_in, state_out = _passing(pcie, h2d, d2h, sharing)
     return Rates(
         h2d=h2d,
         d2h=d2h,
         nvme_read=read,
         nvme_write=write,
-        host_memory=host.memory_bandwidth / ranks,
-        device_memory=gpu.memory_bandwidth * gpu.memory_efficiency,
-        cpu_update=_cpu_update(host, sizes) / ranks,
-        gpu_update=gpu.adam_rate / _part(sizes),
+        host_memory=sharing.rate_of_rank(host.memory_bandwidth),
+        device_memory=PerRank(gpu.memory_bandwidth * gpu.memory_efficiency),
+        cpu_update=sharing.rate_of_rank(_cpu_update(host, sizes)),
+        gpu_update=PerRank(gpu.adam_rate / _part(sizes)),
         state_in=state_in,
         state_out=state_out,
         latency=pcie.latency,

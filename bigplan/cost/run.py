@@ -18,7 +18,7 @@ LOW_STATE_BYTES = 6  # a parameter: master and two moments in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PricedRun:
     """What the closed formulas price."""
 
     model: ModelSpec
@@ -33,7 +33,7 @@ class Run:
     low_states: bool = False  # master and moments in 16 bits
 
 
-def graph_of(run: Run) -> Graph:
+def graph_of(run: PricedRun) -> Graph:
     """The run's operators; frameworks take the loss of a micro-batch at once.
 
     The graph's strategy counts context-parallel ranks as data-parallel ones: they hold the same
@@ -61,12 +61,12 @@ def graph_of(run: Run) -> Graph:
     return graph
 
 
-def costs_of(run: Run, graph: Graph, nodes: NodeGroup) -> Costs:
+def costs_of(run: PricedRun, graph: Graph, nodes: NodeGroup) -> Costs:
     """What its layers and moves take on these nodes. Raises InputError as `price`."""
     return price(graph, run.training, nodes, run.framework)
 
 
-def parts_of(run: Run, graph: Graph, nodes: NodeGroup) -> dict[str, float]:
+def parts_of(run: PricedRun, graph: Graph, nodes: NodeGroup) -> dict[str, float]:
     """Seconds of the run's step by part, on these nodes."""
     costs = costs_of(run, graph, nodes)
     return framework_step(graph, costs, nodes, run.framework, run.execution)

@@ -143,7 +143,7 @@ def _offloaded(
     owned = run.on_cpu * whole
     host, parameter = rates.host_memory, graph.sizes.parameter
     if framework.one_numa_domain:
-        host = min(host, nodes.host.memory_bandwidth / nodes.host.numa_domains)
+        host = min(host, nodes.host.domain_bandwidth)
     # Passes of the update, of the cast of the master copy (a separate pass there), and others.
     passes = graph.sizes.update_bytes + 4 + framework.update_bytes
     extra = owned * framework.update_bytes / host

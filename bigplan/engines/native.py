@@ -23,7 +23,7 @@ class NativeEngine:
     """The engine of the planner's whole space; capabilities.py has the part that runs today."""
 
     name: str = "native"
-    worker: str = "bigplan.runtime.worker:Worker"
+    worker: str = "bigplan.runtime.worker:NativeWorker"
 
     def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
         """See Engine."""

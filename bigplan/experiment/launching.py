@@ -18,11 +18,11 @@ from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.record import SUMMARY, Record, read_record, read_summary
 from bigplan.launcher.resume import read_resumable
 from bigplan.plan import load_plan
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 
 
 def launch_all(
-    outcome: StudyOutcome, measure: Literal["none", "all"] | int, how: Launch, console: Console
+    outcome: StudyOutcome, measure: Literal["none", "all"] | int, how: LaunchSpec, console: Console
 ) -> StudyOutcome:
     """Launch the points; a failed one is a measurement with its reason, and the next one follows.
 
@@ -55,7 +55,7 @@ def chosen(outcome: StudyOutcome, measure: Literal["none", "all"] | int) -> tupl
     return tuple(sorted(number for _, number in able))
 
 
-def _launched(folder: Path, key: str, how: Launch, console: Console) -> MeasuredPoint:
+def _launched(folder: Path, key: str, how: LaunchSpec, console: Console) -> MeasuredPoint:
     plan, runs = load_plan(folder / POINTS / f"{key}.yaml"), folder / RUNS / key
     how = how.model_copy(update={"run_dir": str(runs)})
     try:

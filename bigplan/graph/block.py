@@ -9,7 +9,7 @@ from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.mechanics import ALIBI_COLUMNS
-from bigplan.spec.cluster import FlashKernel
+from bigplan.spec.gpu import FlashKernel
 from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bigplan.spec.cluster import FlashKernel
+from bigplan.spec.gpu import FlashKernel
 
 Pattern = Literal["all_reduce", "all_gather", "reduce_scatter"]
 

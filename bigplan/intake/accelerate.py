@@ -11,7 +11,7 @@ from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.graph.graph import Recompute
 from bigplan.intake import deepspeed
 from bigplan.intake.section import Section
-from bigplan.intake.setup import ALL, Again, BatchSizes, Given, Offload, Setup
+from bigplan.intake.setup import ALL, BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.placement import Tier
 from bigplan.spec.files.document import load_data
 from bigplan.spec.files.reading import read_json, read_text
@@ -118,7 +118,13 @@ def _fsdp(top: Section, path: Path, given: Given) -> Setup:
     if version == 1:
         told.append("fsdp_config.fsdp_version 1: priced as FSDP2, which moves and keeps the same")
     stated_again = part.flag("fsdp_activation_checkpointing")
-    again = Again(Recompute.FULL) if stated_again else None if stated_again is None else Again()
+    again = (
+        Recomputation(Recompute.FULL)
+        if stated_again
+        else None
+        if stated_again is None
+        else Recomputation()
+    )
     if part.flag("fsdp_activation_checkpointing_offload"):
         told.append("fsdp_config.fsdp_activation_checkpointing_offload: activations leave the GPU")
     offload = Offload(Tier.HOST, Tier.HOST) if part.flag("fsdp_offload_params") else Offload()
@@ -222,16 +228,16 @@ def _refuse(part: Section) -> None:
     part.whole("megatron_lm_expert_tensor_parallel_size", 0)
 
 
-def _megatron_again(part: Section) -> tuple[Again, list[str]]:
+def _megatron_again(part: Section) -> tuple[Recomputation, list[str]]:
     granularity = part.text("megatron_lm_recompute_granularity", ("full", "selective"))
     method = part.text("megatron_lm_recompute_method", ("uniform", "block"))
     count = part.whole("megatron_lm_recompute_num_layers", 1)
     selective = part.flag("megatron_lm_recompute_activations")
     if granularity == "full":
-        return Again(Recompute.FULL, count if method == "block" and count else ALL), []
+        return Recomputation(Recompute.FULL, count if method == "block" and count else ALL), []
     if granularity == "selective" or selective:
-        return Again(), [
+        return Recomputation(), [
             "megatron_lm_recompute_activations: priced without, as FlashAttention's backward makes "
             "the scores again anyway"
         ]
-    return Again(), []
+    return Recomputation(), []

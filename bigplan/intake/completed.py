@@ -10,7 +10,7 @@ from typing import Any
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks, splits_over_tensor_parallel
-from bigplan.intake.setup import ALL, Again, Setup
+from bigplan.intake.setup import ALL, Recomputation, Setup
 from bigplan.planner import Request
 from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
 from bigplan.spec.cluster import Cluster
@@ -28,7 +28,7 @@ class Options:
     """Decisions of --set that a file may leave open."""
 
     micro_batch: int | None = None
-    again: Again | None = None
+    again: Recomputation | None = None
     loss_chunk: int | None = None
 
     @classmethod
@@ -42,7 +42,7 @@ class Options:
             match pin:
                 case Pin(tensor="recompute", choice="none" | "selective" | "full" as how):
                     blocks = ALL if pin.amount is None else int(pin.amount)
-                    found = replace(found, again=Again(Recompute(how), blocks))
+                    found = replace(found, again=Recomputation(Recompute(how), blocks))
                 case Pin(tensor=tensor, amount=amount) if tensor == LOSS_CHUNK and amount:
                     found = replace(found, loss_chunk=int(amount))
                 case _:
@@ -59,7 +59,7 @@ class Completed:
     setup: Setup
     request: Request
     strategy: Strategy
-    again: Again  # `blocks` of each chunk at most, limited to those there are
+    again: Recomputation  # `blocks` of each chunk at most, limited to those there are
     loss_chunk: int
 
 
@@ -98,7 +98,7 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
     )
     again = options.again or setup.again
     if again is None:
-        setup, again = setup.with_told([UNSAID]), Again()
+        setup, again = setup.with_told([UNSAID]), Recomputation()
     most = max(chunk_blocks(model.layers, strategy))
     again = replace(again, blocks=min(again.blocks, ceil(most / again.every)))
     tokens = micro * request.training.sequence_length

@@ -9,7 +9,7 @@ from typing import Any
 from bigplan.errors import RefusedError
 from bigplan.graph.graph import Recompute
 from bigplan.intake.arguments import ArgumentLines
-from bigplan.intake.setup import ALL, Again, BatchSizes, Given, Offload, Setup
+from bigplan.intake.setup import ALL, BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.placement import Tier
 from bigplan.spec.files.reading import read_text
 from bigplan.spec.unplanned import unplanned
@@ -196,7 +196,7 @@ def _offload(found: ArgumentLines) -> Offload:
     return Offload(Tier.HOST, on_cpu=1.0 if share is None else min(share, 1.0))
 
 
-def _again(found: ArgumentLines) -> tuple[Again, list[str]]:
+def _again(found: ArgumentLines) -> tuple[Recomputation, list[str]]:
     """What is recomputed, and which parts of it are priced as something else."""
     granularity = found.text("recompute-granularity", "full", "selective")
     method = found.text("recompute-method", "uniform", "block")
@@ -205,22 +205,22 @@ def _again(found: ArgumentLines) -> tuple[Again, list[str]]:
     found.seen.add("recompute-modules")
     if granularity == "full":
         if method == "uniform" and count and count > 1:
-            return Again(Recompute.FULL), [
+            return Recomputation(Recompute.FULL), [
                 f"--recompute-num-layers {count}: inputs of every {count}th block alone are kept; "
                 "priced with those of all"
             ]
-        return Again(Recompute.FULL, count if method == "block" and count else ALL), []
+        return Recomputation(Recompute.FULL, count if method == "block" and count else ALL), []
     if granularity == "selective" or found.flag("recompute-activations"):
         what = " ".join(modules) or "core_attn"
         if set(modules) & {"mlp", "layernorm"}:
-            return Again(Recompute.SELECTIVE), [
+            return Recomputation(Recompute.SELECTIVE), [
                 f"--recompute-modules {what}: priced as norms and activations recomputed"
             ]
-        return Again(), [
+        return Recomputation(), [
             f"--recompute-modules {what}: priced without, as FlashAttention's backward makes the "
             "scores again anyway"
         ]
-    return Again(), []
+    return Recomputation(), []
 
 
 def _behaviour(found: ArgumentLines, split: dict[str, int]) -> dict[str, float]:

@@ -42,7 +42,7 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Recomputation:
     """How blocks are recomputed, and how many of each chunk; or one of each `every`."""
 
     policy: Recompute = Recompute.NONE
@@ -60,7 +60,7 @@ class Setup:
     # Fields of Strategy. `zero` is dropped where there is one rank, which cannot shard.
     split: Mapping[str, int] = field(default_factory=dict)
     offload: Offload = Offload()
-    again: Again | None = Again()
+    again: Recomputation | None = Recomputation()
     processes: int | None = None
     model: Mapping[str, int] = field(default_factory=dict)  # fields of ModelSpec, to compare
     # Fields of Framework that differ from the engine's.

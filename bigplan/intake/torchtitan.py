@@ -10,7 +10,7 @@ from bigplan.cost.framework import FSDP
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.graph import Recompute
 from bigplan.intake.section import Section
-from bigplan.intake.setup import Again, BatchSizes, Given, Offload, Setup
+from bigplan.intake.setup import BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.intake.toml import read_toml
 from bigplan.placement import Tier
 from bigplan.spec.unplanned import CONTEXT_PARALLEL, EXPERT_PARALLEL
@@ -176,23 +176,23 @@ def _float8(parts: dict[str, Section]) -> bool:
     return any("float8" in str(one) for one in converters)
 
 
-def _again(part: Section) -> tuple[Again, list[str]]:
+def _again(part: Section) -> tuple[Recomputation, list[str]]:
     modes = ("selective", "full", "memory_budget", "none")
     mode = part.text("mode", modes) or "selective"
     option = part.text("selective_ac_option") or EVERY
     if mode == "full":
-        return Again(Recompute.FULL), []
+        return Recomputation(Recompute.FULL), []
     if mode == "selective" and option.isdecimal() and int(option) > 0:
         every = int(option)
-        return Again(Recompute.FULL, every=every), []
+        return Recomputation(Recompute.FULL, every=every), []
     if mode == "selective":
         where = part.path("selective_ac_option")
-        return Again(Recompute.SELECTIVE), [
+        return Recomputation(Recompute.SELECTIVE), [
             f"{where} {option}: priced as norms and activations recomputed"
         ]
     if mode == "memory_budget":
-        return Again(), [f"{part.path('mode')} memory_budget: priced without recomputation"]
-    return Again(), []
+        return Recomputation(), [f"{part.path('mode')} memory_budget: priced without recomputation"]
+    return Recomputation(), []
 
 
 def _behaviour(parts: dict[str, Section]) -> dict[str, float | bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,10 @@ from torch import Tensor
 from bigplan.kernels import cross_entropy as by_hand
 from bigplan.kernels.library import Library
 from bigplan.kernels.loss import chunk_for, linear_cross_entropy
+from bigplan.kernels.measuring import KernelBench
 from bigplan.kernels.price import Pricer
 from bigplan.kernels.single import cross_entropy
 from bigplan.kernels.update import AdamW
-
-if TYPE_CHECKING:
-    from bigplan.kernels.bench import KernelBench
 
 TOKENS, HIDDEN, WORDS = 8192, 4096, 128_256
 BUDGETS = (2**28, 2**29, 2**30, 3 * 2**29, 2**31)  # bytes of a chunk's logits
@@ -28,7 +26,7 @@ UPDATED = (2**20, 2**24, 2**27)  # parameters
 
 
 @dataclass
-class _Sizes:
+class _LossSizes:
     """Inputs of the loss, and the held fp32 sum of the weight's gradient."""
 
     x: Tensor
@@ -37,7 +35,7 @@ class _Sizes:
     total: Tensor
 
     @classmethod
-    def of(cls, bench: KernelBench) -> _Sizes:
+    def of(cls, bench: KernelBench) -> _LossSizes:
         tokens, hidden, words = (16, 16, 100) if bench.small else (TOKENS, HIDDEN, WORDS)
         kind: Any = {"device": bench.device, "dtype": bench.dtype}
         return cls(
@@ -72,7 +70,7 @@ def losses(bench: KernelBench) -> None:
     table = Table(title="loss: milliseconds, times its products alone, GiB beside the sum")
     for column in ("logits", "chunk", "way", "ms", "of products", "GiB", "same bits", "kernel ms"):
         table.add_column(column, justify="left" if column == "way" else "right")
-    sizes, library = _Sizes.of(bench), Library(bench.optimiser.pricer)
+    sizes, library = _LossSizes.of(bench), Library(bench.optimiser.pricer)
     tokens, words = len(sizes.x), len(sizes.weight)
     for budget in BUDGETS[:1] if bench.small else BUDGETS:
         chunk = chunk_for(tokens, words, sizes.x.element_size(), budget)
@@ -119,7 +117,7 @@ def _ways(
 
 
 def _loss_row(
-    bench: KernelBench, sizes: _Sizes, chunk: int, loss: Callable[[Tensor, Tensor], None]
+    bench: KernelBench, sizes: _LossSizes, chunk: int, loss: Callable[[Tensor, Tensor], None]
 ) -> dict[str, Any]:
     sizes.total.zero_()
     first, sums = sizes.chunked(chunk, loss), sizes.total.clone()
@@ -149,7 +147,7 @@ def _timed(bench: KernelBench, run: Callable[[], object]) -> dict[str, Any]:
     return {"seconds": seconds, "extra": extra / 2**30}
 
 
-def _predicted(pricer: Pricer, sizes: _Sizes, chunk: int) -> float:
+def _predicted(pricer: Pricer, sizes: _LossSizes, chunk: int) -> float:
     """Seconds of the generated kernel, all chunks together."""
     dtype = {torch.bfloat16: "bf16", torch.float32: "fp32"}[sizes.x.dtype]
     made = cross_entropy(chunk, len(sizes.weight), dtype)
@@ -158,7 +156,7 @@ def _predicted(pricer: Pricer, sizes: _Sizes, chunk: int) -> float:
     return fused.seconds * len(sizes.x) / chunk
 
 
-def _wholes(bench: KernelBench, sizes: _Sizes) -> Iterator[tuple[str, Callable[[], object]]]:
+def _wholes(bench: KernelBench, sizes: _LossSizes) -> Iterator[tuple[str, Callable[[], object]]]:
     """Functions with gradients by autograd, ours too: the weight's in 16 bits."""
     x, weight = (t.detach().requires_grad_() for t in (sizes.x, sizes.weight))
 

@@ -10,17 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import gcd, prod
+from math import prod
 from typing import NamedTuple
 
 from bigplan.kernels.graph import FLOATS, Arg, Argument, KernelGraph, KernelNode, KernelValue
+from bigplan.kernels.strides import (
+    LAST,
+    Unfusable,
+    bounds,
+    channels_moved,
+    collapsed,
+    dimension,
+    still,
+    together,
+)
 
 MOST_PIECES = 8  # each is code of its own
 ROW_REDUCTIONS = ("sum_row", "max_row", "lse_row")  # the last: log of the sum of exponentials
-
-
-class Unfusable(Exception):
-    """These operators cannot be one kernel; the message says why."""
 
 
 class Varies(StrEnum):
@@ -237,14 +243,14 @@ class Builder:
         if self.domain.channels_last and channels_moved(node):
             return x._replace(shape=shape)
         if node.op == "slice" and shape != before:
-            dim = _dimension(node.arguments.get("dim", 0), len(before))
+            dim = dimension(node.arguments.get("dim", 0), len(before))
             start, end = bounds(node, before[dim])
             if dim != len(before) - 1 or x.varies not in (Varies.FULL, Varies.COLUMN):
                 raise Unfusable("a part of its rows is read")
             if node.arguments.get("step", 1) != 1 or start % self.width or end % self.width:
                 raise Unfusable("a part of its columns is read that is no piece")
             return x._replace(shape=shape, pieces=x.pieces[start // self.width : end // self.width])
-        if node.op in ("transpose", "t", "permute") and not _still(node, before):
+        if node.op in ("transpose", "t", "permute") and not still(node, before):
             raise Unfusable("a member is read transposed")
         if node.op in ("select", "as_strided", "split", "split_with_sizes", "unbind", "chunk"):
             raise Unfusable(f"a member is read through {node.op}")
@@ -361,69 +367,3 @@ class Builder:
             OutputPiece(value, micro, Place(sizes, strides, step, i * self.width * step), kind)
             for i, micro in enumerate(pieces)
         ]
-
-
-def collapsed(
-    sizes: tuple[int, ...], strides: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The same rows by as few dimensions as their strides allow."""
-    found: list[tuple[int, int]] = []
-    for size, stride in zip(sizes, strides, strict=True):
-        if size == 1:
-            continue
-        if found and found[-1][1] == stride * size:
-            found[-1] = (found[-1][0] * size, stride)
-        else:
-            found.append((size, stride))
-    return tuple(size for size, _ in found), tuple(stride for _, stride in found)
-
-
-LAST = (0, 2, 3, 1)
-
-
-def channels_moved(node: KernelNode) -> bool:
-    """Whether a node is a view of [n, c, h, w] as [n, h, w, c]."""
-    return node.op == "permute" and node.arguments.get("dims") == LAST
-
-
-def together(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """The stride of dimensions as one. Raises Unfusable where they are none."""
-    if len(sizes) == 1:
-        return strides[0]
-    _, found = collapsed(sizes, strides)
-    if len(found) > 1:
-        raise Unfusable("its last dimensions do not lie one behind the other")
-    return found[0] if found else 0
-
-
-def bounds(node: KernelNode, size: int) -> tuple[int, int]:
-    """First and past the last of what a slice takes of a dimension of so many."""
-    start, end = node.arguments.get("start") or 0, node.arguments.get("end")
-    assert isinstance(start, int)
-    last = size if not isinstance(end, int) else min(size, end if end >= 0 else end + size)
-    return (start if start >= 0 else start + size), last
-
-
-def _dimension(dim: Argument, count: int) -> int:
-    assert isinstance(dim, int)
-    return dim % count
-
-
-def _still(node: KernelNode, shape: tuple[int, ...]) -> bool:
-    """Whether a transposition moves only dimensions of size 1."""
-    order = list(range(len(shape)))
-    if node.op == "permute":
-        dims = node.arguments["dims"]
-        assert isinstance(dims, tuple)
-        order = [_dimension(dim, len(shape)) for dim in dims]
-    elif len(shape) > 1:
-        ends = (0, 1) if node.op == "t" else (node.arguments["dim0"], node.arguments["dim1"])
-        a, b = (_dimension(dim, len(shape)) for dim in ends)
-        order[a], order[b] = order[b], order[a]
-    wide = [i for i in order if shape[i] > 1]
-    return wide == sorted(wide)
-
-
-def unit(sizes: list[int]) -> int:
-    """The widest piece that all of these columns are whole multiples of."""
-    return gcd(*sizes)

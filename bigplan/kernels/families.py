@@ -27,10 +27,10 @@ APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 def block_graph(model: ModelSpec, batch: int, length: int, dtype: str) -> KernelGraph:
     """One block on so many sequences of so many tokens, and its gradients."""
-    return _Block(model, batch, length, dtype).graph()
+    return _BlockGraph(model, batch, length, dtype).graph()
 
 
-class _Block:
+class _BlockGraph:
     def __init__(self, model: ModelSpec, batch: int, length: int, dtype: str) -> None:
         self.model, self.batch, self.length, self.dtype = model, batch, length, dtype
         self.nodes: list[KernelNode] = []

@@ -15,13 +15,11 @@ from bigplan.kernels.body import (
     Domain,
     Micro,
     OutputPiece,
-    Unfusable,
     Varies,
-    bounds,
-    unit,
 )
 from bigplan.kernels.graph import SIZES, Arg, KernelGraph, KernelNode, KernelValue
 from bigplan.kernels.operators import EXPAND, why_not
+from bigplan.kernels.strides import Unfusable, bounds, unit
 
 REDUCTIONS = frozenset(("sum", "mean", "amax"))
 ROWS_REDUCED = frozenset(

@@ -7,7 +7,7 @@ import linecache
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
@@ -19,9 +19,6 @@ from bigplan.cost.kernel import KernelTime, Tile, grid
 from bigplan.kernels.body import Body
 from bigplan.kernels.fuse import added_together, work_of
 from bigplan.kernels.source import source
-
-if TYPE_CHECKING:
-    from bigplan.kernels.tuned import Tuner
 
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "bool": torch.bool,
@@ -79,6 +76,10 @@ def _summed(body: Body) -> set[str]:
     return {s.value.name for s in body.stores if body.micros[s.micro].op == "sum_column"}
 
 
+# Called before a kernel's first launch with its inputs, to set its tile.
+PickTile = Callable[["LaunchedKernel", "Sequence[Tensor]"], None]
+
+
 class LaunchedKernel:
     """A body with the tiles that the model likes best, as a function of its inputs."""
 
@@ -86,9 +87,9 @@ class LaunchedKernel:
         self,
         body: Body,
         choices: Sequence[tuple[Tile, KernelTime]],
-        tuner: Tuner | None = None,
+        pick_tile: PickTile | None = None,
     ) -> None:
-        self.body, self.choices, self.tuner = body, list(choices), tuner
+        self.body, self.choices, self.pick_tile = body, list(choices), pick_tile
         self.tile = self.choices[0][0]
         self.pairs = added_together(body)
         self._checked = False
@@ -106,8 +107,8 @@ class LaunchedKernel:
         return self._checked_run(inputs, into)
 
     def _checked_run(self, inputs: Sequence[Tensor], into: Into) -> tuple[Tensor, ...]:
-        if not self._checked and self.tuner is not None:
-            self.tuner.tune(self, inputs)
+        if not self._checked and self.pick_tile is not None:
+            self.pick_tile(self, inputs)
         if not self._checked:
             self._take_the_first_that_does_not_spill(inputs)
         return self.run_as(self.tile, inputs, into)

@@ -20,7 +20,7 @@ from bigplan.kernels.single import ActivationKind, NormKind, Single
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-class _Entry:
+class _LibraryKernel:
     """A kernel that takes its inputs by name and gives its outputs as `single.py` orders them."""
 
     def __init__(self, made: Single, fused: Fused) -> None:
@@ -39,18 +39,18 @@ class Library:
 
     def __init__(self, pricer: Pricer) -> None:
         self.pricer = pricer
-        self._entries: dict[Any, _Entry] = {}
+        self._entries: dict[Any, _LibraryKernel] = {}
 
-    def _entry(self, key: Any, make: Callable[[], Single]) -> _Entry:
+    def _entry(self, key: Any, make: Callable[[], Single]) -> _LibraryKernel:
         if key not in self._entries:
             self._entries[key] = self._made(make())
         return self._entries[key]
 
-    def _made(self, made: Single) -> _Entry:
+    def _made(self, made: Single) -> _LibraryKernel:
         nodes = [node for node in made.graph.nodes if not node.layout]
         fused = self.pricer.fused(made.graph, nodes, frozenset(made.wanted))
         assert isinstance(fused, Fused), fused
-        return _Entry(made, fused)
+        return _LibraryKernel(made, fused)
 
     # --- Norms over the last dimension.
 

@@ -22,7 +22,7 @@ from bigplan.kernels.decomposed import DECOMPOSED, same_everywhere
 from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.price import Pricer
 from bigplan.kernels.tuned import PickFile, Tuner, default_file
-from bigplan.spec.cluster import find_gpu
+from bigplan.spec.gpu import find_gpu
 from bigplan.spec.multiprocessor import closest_to, find_multiprocessor, named_as
 
 PLANNED_FOR = "h200-sxm"  # where there is no GPU to ask
@@ -85,7 +85,8 @@ class Optimiser:
         from bigplan.kernels.launch import LaunchedKernel
 
         assert unit.fused is not None
-        kernel = LaunchedKernel(unit.fused.body, unit.fused.choices, self.tuner)
+        pick_tile = self.tuner.tune if self.tuner is not None else None
+        kernel = LaunchedKernel(unit.fused.body, unit.fused.choices, pick_tile)
         self.kernels.append(kernel)
 
         def run(*inputs: Tensor) -> tuple[Tensor, ...]:

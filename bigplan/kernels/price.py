@@ -9,7 +9,7 @@ from math import prod
 from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
 from bigplan.cost.kernel import LOADED, WARP, KernelTime, Shape, Tile, best_tiles, kernel_seconds
 from bigplan.graph.operators import Attention, Gemm
-from bigplan.kernels.body import Body, Unfusable
+from bigplan.kernels.body import Body
 from bigplan.kernels.fuse import (
     LARGEST_TILE,
     added_together,
@@ -19,7 +19,8 @@ from bigplan.kernels.fuse import (
     work_of,
 )
 from bigplan.kernels.graph import Arg, KernelGraph, KernelNode
-from bigplan.spec.cluster import Gpu
+from bigplan.kernels.strides import Unfusable
+from bigplan.spec.gpu import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
 # Time of torch's operator over the time of moving its tensors once. Torch's norm backward reads

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -20,11 +20,9 @@ from bigplan.kernels.body import Body
 from bigplan.kernels.cases import Case
 from bigplan.kernels.fuse import tiles_of, work_of
 from bigplan.kernels.launch import DTYPES, LaunchedKernel, warmed
+from bigplan.kernels.measuring import KernelBench
 from bigplan.kernels.optimised import optimise
 from bigplan.kernels.price import Pricer
-
-if TYPE_CHECKING:
-    from bigplan.kernels.bench import KernelBench
 
 MOST_TILES, FEW_TILES = 96, 4  # of a kernel, evenly out of all; and in a rehearsal
 AT_ONCE = 8  # tiles that a process compiles before it asks for more

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from bigplan.runtime.result import Finished, Progress, StepResult
 
 
-class Worker(Protocol):
-    """What the launcher asks of a worker (bigplan.runtime.worker.Worker)."""
+class RankWorker(Protocol):
+    """What the launcher asks of a worker (bigplan.runtime.worker.NativeWorker)."""
 
     def preflight(self) -> None:
         """Raise PreflightError where the machine has less than the plan promises."""
@@ -74,7 +74,7 @@ class Worker(Protocol):
 class WorkerType(Protocol):
     """The worker's constructor; it allocates nothing."""
 
-    def __call__(self, plan: Plan, rank: int, scratch: Path) -> Worker:
+    def __call__(self, plan: Plan, rank: int, scratch: Path) -> RankWorker:
         """A worker for one rank; `scratch` is its own folder for offloaded tensors."""
 
 
@@ -109,7 +109,7 @@ class RankActor:
         self._scratch = scratch / f"rank-{rank}"
         self._listed = ExitStack()
         self._make = partial(_make, worker, plan, rank, self._scratch)
-        self._made: Worker | None = None
+        self._made: RankWorker | None = None
 
     def preflight(self) -> None:
         """Construct the worker once no earlier one of this rank is left, then see Worker."""
@@ -219,7 +219,7 @@ class RankActor:
         """Where this node has what the launch has at a path of the run."""
         return path if path is None else own_run(self._run) / path.relative_to(self._run)
 
-    def _worker(self) -> Worker:
+    def _worker(self) -> RankWorker:
         assert self._made is not None, "preflight comes first"
         return self._made
 
@@ -232,7 +232,7 @@ def _node() -> str:
     return key
 
 
-def _make(worker: WorkerType | None, plan: Plan, rank: int, scratch: Path) -> Worker:
+def _make(worker: WorkerType | None, plan: Plan, rank: int, scratch: Path) -> RankWorker:
     if worker is None:
         worker = named(engine_of(plan).worker)
     shutil.rmtree(scratch, ignore_errors=True)  # what a killed run left there

@@ -17,7 +17,7 @@ from bigplan.errors import PreflightError
 from bigplan.graph.build import build_graph
 from bigplan.placement import Tier
 from bigplan.plan import Plan
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.units import format_bytes
 
 FOLDER = "checkpoints"
@@ -105,7 +105,7 @@ def checkpoint_bytes(plan: Plan) -> int:
     return plan.model.parameter_count * each
 
 
-def more_at_once(run: Path, plan: Plan, how: Launch) -> int:
+def more_at_once(run: Path, plan: Plan, how: LaunchSpec) -> int:
     """How many checkpoints more than now a launch has on the disk at its worst moment.
 
     It has two more than it keeps, if it writes that many: one whose weights no loss has yet shown

@@ -64,7 +64,7 @@ from bigplan.launcher.session import Session, ray_session, require_packages
 from bigplan.launcher.steps import Steps
 from bigplan.launcher.weights_and_biases import require_wandb
 from bigplan.plan import Plan
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.units import be, counted
 
 
@@ -75,7 +75,7 @@ class LaunchOptions:
     `asked`: what the plan was asked for with; by default what it is.
     """
 
-    how: Launch = field(default_factory=Launch)
+    how: LaunchSpec = field(default_factory=LaunchSpec)
     resume: Resumable | None = None
     asked: Asked | None = None
 

@@ -16,7 +16,7 @@ from bigplan.launcher.placing import Layout, whole_node
 from bigplan.launcher.record import Asked, keep_plan, write_start
 from bigplan.plan import Plan
 from bigplan.planner import Request
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.units import counted
 
 NODE_SECONDS = 600.0  # in which a machine starts again, or a cluster's manager brings another
@@ -24,11 +24,11 @@ NODE_SECONDS = 600.0  # in which a machine starts again, or a cluster's manager 
 Settings = Mapping[str, str | int | float]
 
 
-class Run(Protocol):
+class LaunchInProgress(Protocol):
     """A launch, as far as it matters here."""
 
     plan: Plan
-    how: Launch
+    how: LaunchSpec
     journal: Journal
     asked: Asked
 
@@ -89,7 +89,7 @@ def _settings(asked: Asked, nodes: int) -> Iterator[Settings]:
     yield fixed
 
 
-def find_nodes(run: Run, lost: BigplanError | None = None) -> None:
+def find_nodes(run: LaunchInProgress, lost: BigplanError | None = None) -> None:
     """Return once there are nodes for the plan, or (if elastic) a plan for the nodes there are.
 
     Raises LostError where none comes.
@@ -110,7 +110,7 @@ def find_nodes(run: Run, lost: BigplanError | None = None) -> None:
         time.sleep(1.0)
 
 
-def _adapted(run: Run, lost: BigplanError | None) -> bool:
+def _adapted(run: LaunchInProgress, lost: BigplanError | None) -> bool:
     """Whether the plan is now for the nodes that there are."""
     there = len(usable(run.plan))
     nodes = Layout.of(run.plan).nodes
@@ -129,7 +129,7 @@ def _adapted(run: Run, lost: BigplanError | None) -> bool:
     return True
 
 
-def _switch(run: Run, plan: Plan, why: str) -> None:
+def _switch(run: LaunchInProgress, plan: Plan, why: str) -> None:
     """Let the ranks that start next have another plan."""
     folder = run.journal.folder
     keep_plan(folder, newest_step(folder) or 0)
@@ -139,7 +139,7 @@ def _switch(run: Run, plan: Plan, why: str) -> None:
     write_start(folder, plan, run.how, run.asked, timeline)
 
 
-def may_grow(run: Run) -> bool:
+def may_grow(run: LaunchInProgress) -> bool:
     """Whether a plan for more nodes can be had."""
     if run.address is None or not run.how.elastic:
         return False

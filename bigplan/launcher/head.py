@@ -17,7 +17,7 @@ VITAL = ("gcs_server", "raylet")  # of a local Ray's processes: no work goes on 
 
 
 @dataclass
-class Head:
+class RayHead:
     """The head of a cluster at `address`, or of this process's local Ray (None)."""
 
     address: str | None

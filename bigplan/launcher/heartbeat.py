@@ -49,7 +49,7 @@ class Allowed:
 
 
 @dataclass
-class _Rank:
+class _RankPulse:
     """What is known of one rank."""
 
     question: Any  # under way; None: answered
@@ -64,13 +64,13 @@ class Heartbeat:
 
     actors: Sequence[Any]
     clock: Callable[[], float] = time.monotonic
-    _ranks: list[_Rank] = field(default_factory=list)
+    _ranks: list[_RankPulse] = field(default_factory=list)
 
     def begin(self) -> None:
         """A call begins: nobody has stood still yet. All are asked once at their first."""
         now = self.clock()
         if not self._ranks:
-            self._ranks = [_Rank(self._ask(actor), now) for actor in self.actors]
+            self._ranks = [_RankPulse(self._ask(actor), now) for actor in self.actors]
         for rank in self._ranks:
             rank.moved = now
 
@@ -111,7 +111,7 @@ class Heartbeat:
     def _ask(self, actor: Any) -> Any:
         return actor.beat.options(concurrency_group=GROUP).remote()
 
-    def _hear(self, rank: _Rank, now: float) -> None:
+    def _hear(self, rank: _RankPulse, now: float) -> None:
         import ray
 
         if rank.question is None or not ray.wait([rank.question], timeout=0)[0]:
@@ -127,7 +127,7 @@ class Heartbeat:
         rank.beat = beat
 
 
-def _told(number: int, rank: _Rank, what: str, seconds: float, doing: str) -> str:
+def _told(number: int, rank: _RankPulse, what: str, seconds: float, doing: str) -> str:
     where = under_way = ""
     if rank.beat is not None:
         where = f" (process {rank.beat.process} on node {rank.beat.node[:8]})"

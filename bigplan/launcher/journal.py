@@ -196,7 +196,7 @@ class Journal:
         each = strategy.dp * strategy.tp
         stage = ranks[use.stage * each : (use.stage + 1) * each]
         most = max((rank.get(str(use.tier), 0) for rank in stage), default=0)
-        return most if use.scope == "gpu" else most * Layout.of(self.plan).per_node
+        return self.plan.cluster.group.shared_by(strategy.ranks).counted(most, use.scope)
 
     def write(self, status: Status) -> None:
         """The totals so far."""

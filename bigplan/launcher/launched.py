@@ -15,7 +15,7 @@ from bigplan.launcher.record import Asked
 from bigplan.launcher.session import Session
 from bigplan.launcher.stop import Stop
 from bigplan.plan import Plan
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Launched:
     """What all of a launch share."""
 
     plan: Plan
-    how: Launch
+    how: LaunchSpec
     journal: Journal
     console: Console
     worker: WorkerType | None

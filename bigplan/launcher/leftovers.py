@@ -29,7 +29,7 @@ from bigplan.units import counted, format_bytes
 _SECONDS = 5.0  # for a killed process to end
 
 
-class Entry(Spec):
+class ListedLaunch(Spec):
     """A launch on the list."""
 
     host: str
@@ -43,7 +43,7 @@ class Entry(Spec):
 class Listed:
     """This launch's place on the list; without a file where none can be written."""
 
-    entry: Entry
+    entry: ListedLaunch
     file: IO[str] | None
 
     def ray(self, session: Path | None) -> None:
@@ -65,7 +65,9 @@ class Listed:
 @contextmanager
 def listed(run: Path, scratch: Path) -> Iterator[Listed]:
     """Have a launch on the list for the length of the block."""
-    launch = Listed(Entry(host=socket.gethostname(), run=str(run), scratch=str(scratch)), None)
+    launch = Listed(
+        ListedLaunch(host=socket.gethostname(), run=str(run), scratch=str(scratch)), None
+    )
     path: Path | None = None
     with suppress(OSError, RuntimeError):  # a home that is read-only, or none
         folder = _folder()
@@ -94,7 +96,7 @@ class Leftover:
     """What one killed launch left: bytes of scratch, and processes."""
 
     listed: Path
-    entry: Entry
+    entry: ListedLaunch
     scratch: int
     processes: tuple[int, ...]
 
@@ -113,7 +115,7 @@ def leftovers() -> tuple[Leftover, ...]:
 
     A launch leaves the list if nothing is left of it and no running launch uses its scratch.
     """
-    dead, used = dict[Path, Entry](), set[str]()
+    dead, used = dict[Path, ListedLaunch](), set[str]()
     for path, entry in _entries():
         if _is_held(path):
             used.add(entry.scratch)
@@ -163,7 +165,7 @@ def _folder() -> Path:
     return Path(base) / "bigplan" / "launches"
 
 
-def _entries() -> Iterator[tuple[Path, Entry]]:
+def _entries() -> Iterator[tuple[Path, ListedLaunch]]:
     """All on this machine's list, and their files."""
     try:
         files = sorted(_folder().glob("*.json"))
@@ -175,10 +177,10 @@ def _entries() -> Iterator[tuple[Path, Entry]]:
             yield path, entry
 
 
-def _read(path: Path) -> Entry | None:
+def _read(path: Path) -> ListedLaunch | None:
     """None: it has ended meanwhile, or was cut off by a full disk."""
     try:
-        return validate(read_json(path).data, Entry, str(path))
+        return validate(read_json(path).data, ListedLaunch, str(path))
     except InputError:
         return None
 

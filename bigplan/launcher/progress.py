@@ -66,7 +66,7 @@ def progress(console: Console, done: int, steps: int, promise: Promise) -> Itera
         TimeRemainingColumn(compact=True),
         TextColumn("left"),
     )
-    with _Bar(*columns, console=console) as bar:
+    with _ProgressBar(*columns, console=console) as bar:
         task = bar.add_task("steps", total=steps, completed=done)
         yield _Screen(bar, task, promise)
 
@@ -100,7 +100,7 @@ class _Figures:
             yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
-class _Bar(Progress):
+class _ProgressBar(Progress):
     """A progress bar with figures below it."""
 
     below = _Figures()
@@ -112,7 +112,7 @@ class _Bar(Progress):
 
 @dataclass
 class _Screen:
-    bar: _Bar
+    bar: _ProgressBar
     task: TaskID
     promise: Promise
     validation: float | None = None

@@ -28,9 +28,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Strategy
 from bigplan.plan import Plan, load_plan, plan_text
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.files.document import Spec, validate
 from bigplan.spec.files.reading import RECORD, parse_json, read_json, read_text
+from bigplan.spec.sharing import Scope
 from bigplan.timeline import Timeline
 
 PLAN, METRICS, SUMMARY = "plan.yaml", "metrics.jsonl", "summary.json"
@@ -115,7 +116,7 @@ class MemoryRow(Spec):
 
     stage: int = 0
     tier: str
-    scope: Literal["gpu", "node"]
+    scope: Scope
     predicted: int
     measured: int | None
     capacity: int
@@ -186,7 +187,9 @@ def new_folder(parent: Path, name: str) -> Path:
         ) from None
 
 
-def write_start(folder: Path, plan: Plan, how: Launch, asked: Asked, predicted: Timeline) -> None:
+def write_start(
+    folder: Path, plan: Plan, how: LaunchSpec, asked: Asked, predicted: Timeline
+) -> None:
     """The plan, its predicted step, and how the run is launched, for a resumption."""
     _write_whole(folder / PLAN, plan_text(plan))
     _write_whole(folder / REQUEST, asked.model_dump_json(indent=2) + "\n")
@@ -206,9 +209,9 @@ def settle_metrics(folder: Path) -> None:
         os.fsync(file.fileno())
 
 
-def read_launch(folder: Path) -> Launch:
+def read_launch(folder: Path) -> LaunchSpec:
     """How the run was launched. Raises InputError."""
-    return validate(read_json(folder / LAUNCH).data, Launch, str(folder / LAUNCH))
+    return validate(read_json(folder / LAUNCH).data, LaunchSpec, str(folder / LAUNCH))
 
 
 def read_asked(folder: Path) -> Asked | None:

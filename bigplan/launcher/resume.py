@@ -12,7 +12,7 @@ from bigplan.errors import InputError, RefusedError
 from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.record import LAUNCH, PLAN, Asked, read_asked, read_launch
 from bigplan.plan import Plan, digest, load_plan
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.units import be, counted
 
 # Keys of a training that may change in a run: none of them enters the arithmetic of a step.
@@ -25,7 +25,7 @@ class Resumable:
 
     folder: Path
     plan: Plan
-    how: Launch
+    how: LaunchSpec
     asked: Asked | None = None
 
 

@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from bigplan.errors import InputError, RefusedError, WorkerError
-from bigplan.launcher.head import Head, require_ray
+from bigplan.launcher.head import RayHead, require_ray
 
 OBJECT_STORE = 128 << 20  # bytes: plans and timelines only, no tensors
 LOOPBACK = "127.0.0.1"
@@ -50,7 +50,7 @@ class Session:
     address: str | None
     cpus: int
     cuda: bool
-    head: Head
+    head: RayHead
 
     def renew(self) -> None:
         """Start a local Ray again where it has lost a process; wait for a cluster's head.
@@ -83,7 +83,7 @@ def ray_session(address: str | None, cpus: int, cuda: bool) -> Iterator[Session]
     """
     import ray
 
-    session = Session(address, cpus, cuda, Head(address))
+    session = Session(address, cpus, cuda, RayHead(address))
     with _quiet(), _without_signals(), _variables(_of_local() if address is None else {}):
         _start(session)
         try:
@@ -99,11 +99,11 @@ def _start(session: Session) -> None:
     try:
         if session.address is None:
             _start_local(session.cpus, session.cuda)
-            session.head = Head(None)
+            session.head = RayHead(None)
         else:
             require_ray(session.address)
             ray.init(address=session.address, log_to_driver=False, logging_level="ERROR")
-            session.head = Head(ray.get_runtime_context().gcs_address)  # of `auto`, too
+            session.head = RayHead(ray.get_runtime_context().gcs_address)  # of `auto`, too
     except KeyboardInterrupt:
         ray.shutdown()
         raise

@@ -20,8 +20,9 @@ from bigplan.launcher.nodes import Node, answering, known
 from bigplan.profile.collectives import BACKENDS, across, measure_link
 from bigplan.profile.machine import Profile, Wish, profile_machine
 from bigplan.profile.peers import Peer
-from bigplan.spec.cluster import Cluster, Link, NodeGroup
+from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.dump import numbers
+from bigplan.spec.link import Link
 from bigplan.units import counted
 
 FREE_SECONDS = 60.0  # for a node that is busy to become free
@@ -223,7 +224,7 @@ def _differences(alike: Sequence[Surveyed]) -> Iterator[str]:
             )
 
 
-class _Device:
+class _DeviceActor:
     """A process for one device of a node, among those of all nodes."""
 
     def __init__(self, interface: str) -> None:
@@ -288,7 +289,7 @@ def _between(nodes: Sequence[Node], group: NodeGroup, interface: str, seconds: f
     threads = max(1, group.host.cores // per_node)
     board = ray.remote(Board).options(num_cpus=0).remote()
     try:
-        with _hired(_Device, places, interface) as actors:
+        with _hired(_DeviceActor, places, interface) as actors:
             meeting = [
                 actor.meet.remote(board, rank, len(actors), cuda, threads)
                 for rank, actor in enumerate(actors)

@@ -13,7 +13,7 @@ from bigplan.report.text import bytes_text
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.dump import numbers
 from bigplan.spec.part import MachinePart
-from bigplan.units import counted
+from bigplan.units import PerNode, counted
 
 PARTS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node", "running")
 
@@ -69,20 +69,21 @@ def _sections(cluster: Cluster, group: NodeGroup) -> Iterator[PageSection]:
 
 def _rates(group: NodeGroup) -> dict[str, float]:
     """Bytes/s by what carries them, fastest first."""
-    each, pcie = group.gpus_per_node, group.pcie
+    pcie, part = group.pcie, group.shared_by(group.gpus).rate_of_rank
     rates = {
         "GPU memory": group.gpu.memory_bandwidth,
-        "host memory": group.host.memory_bandwidth / each,
-        "to the GPU": min(pcie.host_to_device, pcie.node_host_to_device / each),
-        "from the GPU": min(pcie.device_to_host, pcie.node_device_to_host / each),
+        "host memory": part(group.host.memory_bandwidth),
+        "to the GPU": min(pcie.host_to_device, part(pcie.node_host_to_device)),
+        "from the GPU": min(pcie.device_to_host, part(pcie.node_device_to_host)),
     }
-    if each > 1:
+    if group.gpus_per_node > 1:
         rates[f"between GPUs ({group.intra_node.name})"] = group.intra_node.bandwidth
     if group.inter_node is not None:
-        rates[f"between nodes ({group.inter_node.name})"] = group.inter_node.bandwidth / each
+        whole = PerNode(group.inter_node.bandwidth)
+        rates[f"between nodes ({group.inter_node.name})"] = part(whole)
     if group.nvme is not None:
-        rates["drives, reading"] = group.nvme.node_read / each
-        rates["drives, writing"] = group.nvme.node_write / each
+        rates["drives, reading"] = part(group.nvme.node_read)
+        rates["drives, writing"] = part(group.nvme.node_write)
     return dict(sorted(rates.items(), key=lambda item: -item[1]))
 
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from bigplan.placement import Tier
 from bigplan.program import Action, Buffer, Op, Program, entry, expand
+from bigplan.spec.sharing import NodeSharing
 from bigplan.timeline import Event
 from bigplan.verify.contents import LASTING
 
@@ -35,7 +36,7 @@ class Level:
 
 
 def levels(
-    programs: Sequence[Program], events: Sequence[Event], seconds: float, ranks_per_node: int
+    programs: Sequence[Program], events: Sequence[Event], seconds: float, sharing: NodeSharing
 ) -> list[Level]:
     """Levels of all stages, one behind the other: per GPU, and per node of host memory and drives.
 
@@ -47,22 +48,19 @@ def levels(
     return [
         level
         for program in programs
-        for level in _stage(program, by_stage[program.stage], seconds, ranks_per_node)
+        for level in _stage(program, by_stage[program.stage], seconds, sharing)
     ]
 
 
 def _stage(
-    program: Program, events: Sequence[Event], seconds: float, ranks_per_node: int
+    program: Program, events: Sequence[Event], seconds: float, sharing: NodeSharing
 ) -> Iterator[Level]:
     spans = _spans(program, events, seconds)
     changes: dict[tuple[Tier, str], list[tuple[float, int]]] = defaultdict(list)
     for buffer in program.buffers.values():
-        scale = 1 if buffer.tier is Tier.GPU else ranks_per_node
         for (start, end), nbytes in _used(program, buffer, spans, seconds):
-            changes[buffer.tier, buffer.purpose] += [
-                (start, nbytes * scale),
-                (end, -nbytes * scale),
-            ]
+            counted = sharing.counted(nbytes, buffer.tier.scope)
+            changes[buffer.tier, buffer.purpose] += [(start, counted), (end, -counted)]
     for (tier, purpose), moments in changes.items():
         for start, end, nbytes in _binned(moments, seconds):
             yield Level(program.stage, tier, purpose, start, end, nbytes)

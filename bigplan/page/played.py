@@ -41,7 +41,7 @@ def played(plan: Plan) -> Played:
     candidate, programs = programs_of(plan)
     costs = candidate.costs
     events, critical = critical_events(programs, candidate.graph, costs)
-    found = levels(programs, events, seconds, costs.ranks_per_node)
+    found = levels(programs, events, seconds, costs.sharing)
     for use in memory:
         beside = {name: n for name, n in use.by_purpose.items() if name == PROCESSES}
         found += _still(use, beside, seconds)

@@ -16,7 +16,7 @@ from bigplan.profile.budget import ReadClock, median_seconds
 from bigplan.profile.load import Load, event
 from bigplan.profile.sensors import Watch, watching
 from bigplan.runtime.slab import available_host_memory
-from bigplan.spec.cluster import Gpu
+from bigplan.spec.gpu import Gpu
 
 if TYPE_CHECKING:
     from bigplan.profile.peers import Peers

@@ -27,7 +27,8 @@ from bigplan.profile.exchange import (
 )
 from bigplan.profile.fit import Exchange, Inside, fit_link
 from bigplan.profile.peers import Peer, Peers, Together
-from bigplan.spec.cluster import Link, NodeGroup, Traffic
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.link import Link, Traffic
 from bigplan.units import format_bytes, format_seconds
 
 KiB, MiB = 2**10, 2**20

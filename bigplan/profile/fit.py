@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from bigplan.cost.collective import PATTERNS, Group, message
 from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
 from bigplan.graph.operators import Attention, Gemm
-from bigplan.spec.cluster import Gpu, Link, Traffic
+from bigplan.spec.gpu import Gpu
+from bigplan.spec.link import Link, Traffic
 
 FitValues = NDArray[np.float64]
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from bigplan.graph.operators import Gemm
 from bigplan.profile.bench import DTYPES, Bench, rounded, source, threads
 from bigplan.profile.fit import fit_gemm, gemm_rate
-from bigplan.spec.cluster import Gpu, NodeGroup
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.gpu import Gpu
 from bigplan.units import format_flops
 
 # Linear layers: tokens, outputs, inputs. Those of 8B and 13B models at the tokens of a micro-batch,

@@ -102,7 +102,7 @@ def measure_cpu_update(group: NodeGroup, bench: Bench, seconds: float) -> NodeGr
 def measure_device_update(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
     """adam_rate of the device; on a CPU its share of the host's."""
     if not bench.cuda:
-        rate = rounded(group.host.adam_rate / group.gpus_per_node)
+        rate = rounded(group.shared_by(group.gpus).rate_of_rank(group.host.adam_rate))
         how = source(f"the host's, divided by {group.gpus_per_node} device(s)")
         gpu = group.gpu.replaced({"adam_rate": rate}, {"adam_rate": how})
         return group.model_copy(update={"gpu": gpu})

@@ -86,7 +86,7 @@ class Together(Protocol):
         """What each gives back, by rank. Raises WorkerError."""
 
 
-class _Answer(NamedTuple):
+class _PeerReply(NamedTuple):
     result: Any
     error: str = ""
 
@@ -155,7 +155,7 @@ class Peers:
                         f"no answer for {START_SECONDS:.0f} s: {sorted(waiting.values())}"
                     )
                 for end in [end for end in waiting if end in ready]:
-                    answer: _Answer = end.recv()
+                    answer: _PeerReply = end.recv()
                     if answer.error:
                         raise WorkerError(answer.error)
                     results[waiting.pop(end)] = answer.result
@@ -185,11 +185,11 @@ def _serve(
         peer = _meet(meeting, rank, world, torch.device(device), threads)
         while True:
             work, args, named = orders.recv()
-            orders.send(_Answer(work(peer, *args, **named)))
+            orders.send(_PeerReply(work(peer, *args, **named)))
     except (EOFError, BrokenPipeError):
         pass  # nobody gives orders any more
     except Exception as error:  # noqa: BLE001 - told to whoever gives the orders
-        orders.send(_Answer(None, f"process {rank} of {world}: {error}"))
+        orders.send(_PeerReply(None, f"process {rank} of {world}: {error}"))
     os._exit(0)  # a communicator whose other side is gone may not end by itself
 
 

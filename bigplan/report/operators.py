@@ -22,7 +22,7 @@ from bigplan.planner import programs_of
 from bigplan.program import Lane, Op, Program, counted, resource
 from bigplan.simulate import action_seconds
 from bigplan.solve.candidate import Candidate
-from bigplan.spec.cluster import Gpu
+from bigplan.spec.gpu import Gpu
 
 LAUNCHES = "waiting for launches"  # what a pass takes beyond its operators
 ALIGNED = 8  # elements: what tensor-core kernels load at once (NVIDIA, mixed-precision guide)

@@ -63,7 +63,8 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     `critical_path` (seconds by resource, most first) and `step_parts` add up to the step each.
     `config` is the engine's own configuration, whole, where it has one.
     `bill` has null for what no price, power or number of tokens is stated for.
-    `drives` is null where nothing is written to NVMe.
+    `drives` is null where nothing is written to NVMe. `drives.job_share` counts the training's
+    tokens; where these are not stated it counts the steps of `drives.steps`.
     """
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
     return {

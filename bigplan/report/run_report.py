@@ -15,6 +15,7 @@ from bigplan.program import Lane, Op
 from bigplan.report.decision import strategy_text
 from bigplan.report.efficiency import resource_seconds
 from bigplan.report.text import TIER_NAMES, listed, seconds_text, table
+from bigplan.spec.sharing import WHOSE
 from bigplan.timeline import Timeline
 from bigplan.units import counted, format_bytes, format_count
 
@@ -200,7 +201,7 @@ def memory_comparison(record: Record) -> Table:
     several = any(use.stage for use in record.summary.memory)
     for use in record.summary.memory:
         if use.predicted or use.measured:
-            where = f"{TIER_NAMES[use.tier]} per {'GPU' if use.scope == 'gpu' else 'node'}"
+            where = f"{TIER_NAMES[use.tier]} per {WHOSE[use.scope]}"
             rows.add_row(
                 f"{where}, stage {use.stage}" if several else where,
                 format_bytes(use.predicted),

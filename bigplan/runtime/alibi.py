@@ -68,10 +68,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, by_place: Tensor, by_head: Tensor
     `by_place` and `by_head` are `factors` of these heads. Saves q, k, v, the result and the sums of
     softmax.
     """
-    return _Attention.apply(q, k, v, by_place, by_head)  # type: ignore[no-any-return, no-untyped-call]
+    return _AlibiAttention.apply(q, k, v, by_place, by_head)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Attention(Function):
+class _AlibiAttention(Function):
     """The fused kernel on widened heads."""
 
     @staticmethod

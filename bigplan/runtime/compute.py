@@ -10,7 +10,7 @@ from bigplan.placement import Tier
 from bigplan.program import Action
 from bigplan.runtime.context import Context, find
 from bigplan.runtime.data import Prefetcher
-from bigplan.runtime.kept import Kept
+from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Losses, layers_of
 from bigplan.runtime.visit import Visit
 
@@ -23,7 +23,7 @@ class Compute:
         self.batches = batches
         self.step = 0
         self.losses = Losses()
-        self.kept: dict[tuple[int, int], Kept] = {}  # by layer and micro-batch
+        self.kept: dict[tuple[int, int], KeptActivations] = {}  # by layer and micro-batch
         self._layers = layers_of(context, self.losses)
         self._staying = _staying(context)
 
@@ -52,7 +52,7 @@ class Compute:
             context.memory.storages.pop(context.key(ref, action), None)
         layer, visit = self._layers[number], Visit(context, action)
         if visit.keeps:
-            kept = Kept(weights=visit.weights())
+            kept = KeptActivations(weights=visit.weights())
             self.kept[number, action.micro_batch] = kept
             output = layer.forward(visit, kept)
             if number in self._staying:

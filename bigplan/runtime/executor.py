@@ -16,8 +16,8 @@ from bigplan.runtime.checkpoint import Saver
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context
 from bigplan.runtime.graphs import Graphs
-from bigplan.runtime.kept import Kept
-from bigplan.runtime.lanes import ON_STREAMS, Clock, Done, Lanes, finish, read_ahead
+from bigplan.runtime.kept import KeptActivations
+from bigplan.runtime.lanes import ON_STREAMS, Done, LaneClock, Lanes, finish, read_ahead
 from bigplan.runtime.lookup import look_up
 from bigplan.runtime.moves import gather, move, receive, reduce, send, tensor_reduce
 from bigplan.runtime.result import Progress
@@ -85,7 +85,7 @@ class Executor:
         action.
         """
         order, before = self._order(instructions), self._unfinished
-        clock, started = Clock.now(self._context.device), list(before)
+        clock, started = LaneClock.now(self._context.device), list(before)
         for action, waits in order[len(before) :]:
             started.append(Done(action, [started[number] for number in waits]))
         self._playing = started
@@ -161,7 +161,7 @@ class Executor:
         assert self.saver is not None, "a program with CKPT needs a checkpoint to write"
         self.saver.write(action)
 
-    def _kept(self, action: Action) -> Kept:
+    def _kept(self, action: Action) -> KeptActivations:
         return self._compute.kept[action.layer, action.micro_batch]
 
     def _receive(self, action: Action) -> None:

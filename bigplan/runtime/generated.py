@@ -152,7 +152,7 @@ class _Activation(Function):
         return None, None, *found
 
 
-class _Rotary(Function):
+class _GeneratedRotary(Function):
     """Rotates pairs of columns of x [b, s, heads, d]; saves cos and sin only."""
 
     @staticmethod
@@ -210,7 +210,7 @@ def activation(library: Library, kind: ActivationKind, *inputs: Tensor) -> Tenso
 
 def rotary(library: Library, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """As operators.rotary."""
-    return _Rotary.apply(library, x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
+    return _GeneratedRotary.apply(library, x, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def cross_entropy(library: Library, scale: Tensor, logits: Tensor, targets: Tensor) -> Tensor:

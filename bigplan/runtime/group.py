@@ -23,7 +23,7 @@ Begun = Callable[[], Tensor]  # waits for a collective that has begun; what came
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """Ranks that exchange tensors; one alone has nothing to exchange."""
 
     size: int = 1
@@ -113,7 +113,7 @@ class Group:
         values.copy_(on_host)
 
 
-ALONE = Group()
+ALONE = RankGroup()
 
 
 def _done(work: dist.Work, values: Tensor) -> Tensor:

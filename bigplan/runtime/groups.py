@@ -23,7 +23,7 @@ from bigplan.content import Holds
 from bigplan.graph.strategy import Strategy
 from bigplan.ranks import Channel, Coordinates, GroupName, channels, members
 from bigplan.runtime.apart import Apart
-from bigplan.runtime.group import ALONE, Group
+from bigplan.runtime.group import ALONE, RankGroup
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 NCCL_BLOCKS = 64  # of a kernel at most, each on a multiprocessor, where NCCL is held to no fewer
@@ -35,8 +35,8 @@ class Groups:
 
     at: Coordinates
     strategy: Strategy
-    data: Group = ALONE
-    tensor: Group = ALONE
+    data: RankGroup = ALONE
+    tensor: RankGroup = ALONE
     channels: tuple[Channel, ...] = ()  # of all ranks, in one order
     apart: Apart | None = None  # None: all ranks see one run folder
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
@@ -171,7 +171,7 @@ def store_of(meeting: Path | Store, ranks: int) -> Store:
 _Make = Callable[[Sequence[int]], dist.ProcessGroup]  # of these ranks
 
 
-def _group(name: GroupName, at: Coordinates, strategy: Strategy, make: _Make) -> Group:
+def _group(name: GroupName, at: Coordinates, strategy: Strategy, make: _Make) -> RankGroup:
     """This rank's group of that name; for one rank none is made."""
     every = (Coordinates.of(rank, strategy) for rank in range(strategy.ranks))
     mine = members(name, at, strategy)
@@ -180,7 +180,7 @@ def _group(name: GroupName, at: Coordinates, strategy: Strategy, make: _Make) ->
         if len(each) > 1:
             made = make(each)
             if each == mine:
-                found = Group(len(mine), mine.index(at.rank(strategy)), made)
+                found = RankGroup(len(mine), mine.index(at.rank(strategy)), made)
     return found
 
 

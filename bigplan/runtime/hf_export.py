@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bigplan.errors import InputError
-from bigplan.runtime.checkpoint import Found, Reader
+from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.hf_weights import INDEX
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.config import to_hf_config
@@ -47,7 +47,7 @@ NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "f
 Values = Callable[[int, Parameter], Tensor]
 
 
-def export_checkpoint(found: Found, folder: Path, precision: str) -> None:
+def export_checkpoint(found: FoundCheckpoint, folder: Path, precision: str) -> None:
     """A checkpoint's weights, whatever plan wrote it, as a Hugging Face folder.
 
     Its positions reach as far as it was trained, if that is farther than it was described with.

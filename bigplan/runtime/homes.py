@@ -21,7 +21,7 @@ from bigplan.runtime.memory import Key
 from bigplan.runtime.slab import align_up, aligned_empty
 
 
-class _Kept(NamedTuple):
+class _StoredRange(NamedTuple):
     """Elements of a layer from `first` on, where they are kept: 1-D, in any precision."""
 
     first: int
@@ -41,7 +41,7 @@ class _Kept(NamedTuple):
             place.copy_(values[low - start : high - start])
 
 
-_Fill = Callable[[Sequence[range], Sequence[_Kept]], None]
+_Fill = Callable[[Sequence[range], Sequence[_StoredRange]], None]
 
 
 def fill_first(context: Context, first: FirstValues) -> None:
@@ -61,7 +61,7 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
     held = context.held(layer)
     left = [held] if held else []
     with _placed(context, layer, Content(Holds.PARAMETERS, layer)) as place:
-        parameters = _Kept(held.start, place[: len(held) * dtype.itemsize].view(dtype))
+        parameters = _StoredRange(held.start, place[: len(held) * dtype.itemsize].view(dtype))
         for share, chunk, boxes in context.rows[layer].state:
             if not boxes or not sizes.state:
                 continue
@@ -71,7 +71,7 @@ def _fill_layer(context: Context, layer: int, fill: _Fill) -> None:
                 state = state_place[: sizes.state * elements].view(torch.float32).view(-1, elements)
                 state.zero_()
                 if sizes.master:
-                    masters = [_Kept(box.start, state[-1][box.in_piece]) for box in boxes]
+                    masters = [_StoredRange(box.start, state[-1][box.in_piece]) for box in boxes]
                     made = [master.elements for master in masters]
                     fill(made, [*masters, parameters])
                     left = list(without(left, made))
@@ -84,7 +84,7 @@ def _fill(
     first: FirstValues,
     cores: Cores,
     ranges: Sequence[range],
-    homes: Sequence[_Kept],
+    homes: Sequence[_StoredRange],
 ) -> None:
     """Make ranges of the layer's elements, and put them wherever some of them are kept."""
     kind, rows = context.graph.layers[layer], context.rows[layer]

@@ -59,7 +59,7 @@ class _Enter(Function):
 
 
 @dataclass(slots=True)
-class _Place:
+class _SavedPlace:
     """A saved tensor as bytes at an offset of a buffer."""
 
     offset: int
@@ -79,11 +79,11 @@ class _Moved:
     """A saved tensor that went to host memory with its storage, by the storage's number."""
 
     storage: int
-    place: _Place
+    place: _SavedPlace
 
 
 @dataclass(slots=True)
-class _Again:
+class _RecomputedTensor:
     """A tensor that is computed again from what is kept, once for all who saved it."""
 
     function: Callable[..., Tensor]
@@ -98,14 +98,14 @@ class _Again:
 class _View:
     """Someone's view of a tensor that is computed again."""
 
-    of: _Again
+    of: _RecomputedTensor
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptActivations:
     """One layer's state for one micro-batch."""
 
     saved: list[Tensor | _Moved | None] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Kept:
     parameters: dict[str, Tensor] = field(default_factory=dict)  # autograd differentiates by these
     sums: Sums = field(default_factory=Sums)  # products add other parameters' gradients here
     nbytes: int = 0  # on the device, unique storages
-    again: dict[int, _Again] = field(default_factory=dict)  # by storage, while recording
+    again: dict[int, _RecomputedTensor] = field(default_factory=dict)  # by storage, while recording
     constants: frozenset[int] = frozenset()  # storages not to be moved
 
     def record(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Kept:
     def forget(self, output: Tensor, function: Callable[..., Tensor], *inputs: Any) -> None:
         """Do not keep `output` but compute it again, as function(*inputs), when it is asked for."""
         packed = [self._pack(one) for one in inputs]
-        again = _Again(function, packed, weakref.ref(output))
+        again = _RecomputedTensor(function, packed, weakref.ref(output))
         self.again[output.untyped_storage().data_ptr()] = again
 
     def products_again(self, products: Products) -> Linears:
@@ -145,7 +145,7 @@ class Kept:
 
         def run(p: Parameters, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
             outputs = products.ways.linears(p, names, x)
-            whole = x if ranks.parts == 1 else _Again(ranks.all_tokens, [self._pack(x)])
+            whole = x if ranks.parts == 1 else _RecomputedTensor(ranks.all_tokens, [self._pack(x)])
             for name, output in zip(names, outputs, strict=True):
                 factors = (p[f"{name}.weight"], p.get(f"{name}.bias"))
                 self.forget(output, F.linear, whole, *(t for t in factors if t is not None))
@@ -170,14 +170,16 @@ class Kept:
         by_input, *others = differentiate([self.output], inputs, [gradient])
         return by_input, dict(zip(self.parameters, others, strict=True))
 
-    def _pack(self, tensor: Tensor | _Again) -> Any:
+    def _pack(self, tensor: Tensor | _RecomputedTensor) -> Any:
         assert self.weights is not None
-        if isinstance(tensor, _Again):
+        if isinstance(tensor, _RecomputedTensor):
             tensor.uses += 1
             return tensor
         start, nbytes = self.weights.data_ptr(), self.weights.numel()
         if start <= tensor.data_ptr() < start + nbytes and tensor.numel():
-            return _Place(tensor.data_ptr() - start, tensor.shape, tensor.stride(), tensor.dtype)
+            return _SavedPlace(
+                tensor.data_ptr() - start, tensor.shape, tensor.stride(), tensor.dtype
+            )
         storage = tensor.untyped_storage().data_ptr()
         if storage in self.constants:
             return tensor
@@ -189,12 +191,12 @@ class Kept:
         return len(self.saved) - 1
 
     def _unpack(self, packed: Any) -> Tensor:
-        if isinstance(packed, _Place):
+        if isinstance(packed, _SavedPlace):
             assert self.weights is not None
             return packed.view(self.weights)
         if isinstance(packed, Tensor):
             return packed
-        if isinstance(packed, _Again):
+        if isinstance(packed, _RecomputedTensor):
             return self._computed(packed)
         if isinstance(packed, _View):
             whole = self._computed(packed.of)
@@ -204,7 +206,7 @@ class Kept:
         self.saved[packed] = None
         return tensor
 
-    def _computed(self, again: _Again) -> Tensor:
+    def _computed(self, again: _RecomputedTensor) -> Tensor:
         """The result, kept until the last who saved it has asked."""
         if again.result is None:
             with torch.no_grad():
@@ -264,7 +266,7 @@ class Kept:
                 number = numbers.get(tensor.untyped_storage().data_ptr())
                 if number is not None:
                     start = int(tensor.storage_offset()) * tensor.element_size()
-                    place = _Place(start, tensor.shape, tensor.stride(), tensor.dtype)
+                    place = _SavedPlace(start, tensor.shape, tensor.stride(), tensor.dtype)
                     self.saved[i] = _Moved(number, place)
         return storages
 

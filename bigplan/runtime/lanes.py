@@ -93,14 +93,14 @@ class Done:
 
 
 @dataclass(slots=True)
-class Clock:
+class LaneClock:
     """Zero of a step, on the host and on the device."""
 
     host: float
     device: torch.cuda.Event | None = None
 
     @classmethod
-    def now(cls, device: torch.device) -> Clock:
+    def now(cls, device: torch.device) -> LaneClock:
         """Start a step; on CUDA everything before it has finished."""
         if device.type != "cuda":
             return cls(time.perf_counter())
@@ -230,7 +230,7 @@ def last_of_lanes(actions: Iterable[Done]) -> Iterable[Done]:
     return {done.action.lane: done for done in actions}.values()
 
 
-def read_ahead(actions: Sequence[Done], clock: Clock, stage: int) -> None:
+def read_ahead(actions: Sequence[Done], clock: LaneClock, stage: int) -> None:
     """Wait for a step's actions, and read their times while the device is still at the last ones.
 
     To read all of them at the end takes milliseconds in which the device has nothing to do. To read
@@ -243,7 +243,7 @@ def read_ahead(actions: Sequence[Done], clock: Clock, stage: int) -> None:
             clock.read(done, stage)
 
 
-def finish(actions: list[Done], clock: Clock, stage: int) -> Timeline:
+def finish(actions: list[Done], clock: LaneClock, stage: int) -> Timeline:
     """Wait for a step's actions; raises the first error once none of them runs any more."""
     for done in last_of_lanes(actions):
         done.wait()

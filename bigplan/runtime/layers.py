@@ -20,7 +20,7 @@ from bigplan.runtime import blocks, generated
 from bigplan.runtime.blocks import PLAIN, Tables, Ways
 from bigplan.runtime.context import Context
 from bigplan.runtime.generated import library_for
-from bigplan.runtime.kept import Kept, differentiate
+from bigplan.runtime.kept import KeptActivations, differentiate
 from bigplan.runtime.products import Products
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.visit import Batches, Visit
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 class Layer(Protocol):
     """What the runtime asks of a layer."""
 
-    def forward(self, visit: Visit, kept: Kept) -> Tensor | None:
+    def forward(self, visit: Visit, kept: KeptActivations) -> Tensor | None:
         """The output [b, s, h]; `kept` gets what the backward needs. None: it leads nowhere."""
 
     def evaluate(self, visit: Visit) -> Tensor | None:
         """The same output, with nothing kept."""
 
-    def backward(self, visit: Visit, kept: Kept) -> Tensor | None:
+    def backward(self, visit: Visit, kept: KeptActivations) -> Tensor | None:
         """Add to the gradients; the one by the input [b, s, h]. None: no layer is before."""
 
 
@@ -86,7 +86,7 @@ class Embedding:
         self._ways = PLAIN._replace(kernels=kernels)
         self._elsewhere = ranks.counted_elsewhere(model.steps("embedding"))
 
-    def forward(self, visit: Visit, kept: Kept) -> Tensor:
+    def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Keeps the tokens, and the graph of the norm."""
         tokens = self._batches.tokens(visit)
         kept.saved, x, model = [tokens], self._embedded(visit, tokens), self._model
@@ -110,7 +110,7 @@ class Embedding:
             return visit.embedded_rows()
         return blocks.embedding(visit.parameters(), tokens, self._model, self._ranks)
 
-    def backward(self, visit: Visit, kept: Kept) -> None:
+    def backward(self, visit: Visit, kept: KeptActivations) -> None:
         """Adds rows to the tables' sums, or leaves them for sums in host memory."""
         gradient, tokens = visit.gradient(), kept.kept_input()
         if visit.by_rows:
@@ -151,7 +151,7 @@ class Block:
         self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
         self._constants = frozenset(t.untyped_storage().data_ptr() for t in tables)
 
-    def forward(self, visit: Visit, kept: Kept) -> Tensor:
+    def forward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Keeps the input where all is recomputed, else a graph."""
         x, recompute = visit.hidden(), visit.recompute
         if recompute is Recompute.FULL:
@@ -168,12 +168,12 @@ class Block:
         with torch.no_grad():
             return blocks.block(visit.parameters(), x, self._model, self._tables, ways)
 
-    def backward(self, visit: Visit, kept: Kept) -> Tensor:
+    def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Through the graph, which is recorded first where the input alone was kept."""
         gradient = visit.gradient()
         kept.weights = visit.weights()
         if visit.recompute is Recompute.FULL:
-            again = Kept(weights=kept.weights)
+            again = KeptActivations(weights=kept.weights)
             self.record(visit.parameters(), kept.fetched_input(), again, Recompute.FULL)
             kept = again
         visit.open(kept.sums)
@@ -183,7 +183,11 @@ class Block:
         return by_input
 
     def record(
-        self, parameters: Mapping[str, Tensor], x: Tensor, kept: Kept, recompute: Recompute
+        self,
+        parameters: Mapping[str, Tensor],
+        x: Tensor,
+        kept: KeptActivations,
+        recompute: Recompute,
     ) -> Tensor:
         """Run x [b, s, h] forward with its graph in `kept`; FULL: just before its backward.
 
@@ -195,7 +199,7 @@ class Block:
         model, tables, ways = self._model, self._tables, self._ways(kept, recompute)
         return kept.record(lambda x: blocks.block(leaves, x, model, tables, ways), x)
 
-    def _ways(self, kept: Kept, recompute: Recompute) -> Ways:
+    def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
         products = Products(self._ranks, kept.sums if self._in_product else None, self._kernels)
         ways = products.ways
         if recompute is Recompute.FULL:
@@ -227,7 +231,7 @@ class Head:
         self._in_product, self._ranks = in_product, context.tensor_parallel
         self._elsewhere = self._ranks.counted_elsewhere(self._model.steps("head"))
 
-    def forward(self, visit: Visit, kept: Kept) -> None:
+    def forward(self, visit: Visit, kept: KeptActivations) -> None:
         """Keeps the input."""
         kept.saved = [visit.hidden()]
 
@@ -239,7 +243,7 @@ class Head:
             piece = x.flatten(0, -2)[mine]
             self._loss(parameters, piece, wanted, PLAIN._replace(kernels=self._kernels))
 
-    def backward(self, visit: Visit, kept: Kept) -> Tensor:
+    def backward(self, visit: Visit, kept: KeptActivations) -> Tensor:
         """Loss and its gradients, a chunk of tokens at a time: never all logits at once."""
         x, targets = kept.kept_input(), self._batches.targets(visit)
         # Gathered tokens stay until the backward, which follows at once: products see no ranks.

@@ -23,14 +23,14 @@ from bigplan.runtime import blocks
 from bigplan.runtime.context import Context
 
 
-class Entry(NamedTuple):
+class StagedRows(NamedTuple):
     """Rows on their way between host memory and the GPU."""
 
     rows: Tensor  # [tables, tokens, hidden] in the precision of the parameters
     tokens: Tensor  # int64 [micro_batch, sequence_length]: of gradients, the tokens they are for
 
     @classmethod
-    def of(cls, context: Context, ref: Ref, action: Action) -> Entry:
+    def of(cls, context: Context, ref: Ref, action: Action) -> StagedRows:
         """What `ref` names for the action's micro-batch."""
         view, key, kind = context.memory.view, context.key(ref, action), context.kind(action.layer)
         batch, length = context.graph.strategy.micro_batch, context.training.sequence_length
@@ -54,7 +54,10 @@ def look_up(context: Context, action: Action) -> None:
     """Copy the rows for a micro-batch's tokens out of the layer's tables."""
     tokens = context.batch(action.reads, action)[0]
     flat = context.flat(action.reads[0], action, context.parameter_dtype)
-    tables, entry = context.views(flat, action.layer), Entry.of(context, action.writes[0], action)
+    tables, entry = (
+        context.views(flat, action.layer),
+        StagedRows.of(context, action.writes[0], action),
+    )
     for into, (name, rows) in zip(
         entry.rows, blocks.looked_up(tokens, context.model).items(), strict=True
     ):
@@ -66,14 +69,14 @@ def send_home(context: Context, action: Action, gradient: Tensor, tokens: Tensor
 
     Every table gets the same, so they leave once.
     """
-    entry = Entry.of(context, action.writes[0], action)
+    entry = StagedRows.of(context, action.writes[0], action)
     entry.rows[0].copy_(gradient.flatten(0, 1))
     entry.tokens.copy_(tokens)
 
 
 def add_up(context: Context, action: Action) -> None:
     """Add a micro-batch's gradients to their sum in host memory; a step's first clear it."""
-    entry, total = Entry.of(context, action.reads[0], action), action.writes[0]
+    entry, total = StagedRows.of(context, action.reads[0], action), action.writes[0]
     sums = context.views(context.flat(total, action, context.gradient_dtype), action.layer)
     if total not in action.reads:
         for table in sums.values():

@@ -27,7 +27,7 @@ POISON = 0xFF  # a NaN in bf16, fp16 and fp32, wherever it is read
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class AllocationSizes:
     """Bytes of the static buffers on each tier, padded as they are placed."""
 
     device: int
@@ -35,20 +35,20 @@ class Sizes:
     disk: int
 
 
-def static_sizes(program: Program) -> Sizes:
+def static_sizes(program: Program) -> AllocationSizes:
     """What `Memory` allocates for a program."""
     sizes = {Tier.GPU: 0, Tier.HOST: 0, Tier.NVME: 0}
     for region in _regions(program.buffers):
         sizes[region[0].tier] += _region_bytes(region)
-    return Sizes(sizes[Tier.GPU], sizes[Tier.HOST], sizes[Tier.NVME])
+    return AllocationSizes(sizes[Tier.GPU], sizes[Tier.HOST], sizes[Tier.NVME])
 
 
-def rounding(program: Program) -> Sizes:
+def rounding(program: Program) -> AllocationSizes:
     """Bytes of them that no buffer asked for, because every entry begins on a new page."""
     sizes, asked = static_sizes(program), {Tier.GPU: 0, Tier.HOST: 0, Tier.NVME: 0}
     for region in _regions(program.buffers):
         asked[region[0].tier] += max(buffer.count * buffer.nbytes for buffer in region)
-    return Sizes(
+    return AllocationSizes(
         sizes.device - asked[Tier.GPU], sizes.host - asked[Tier.HOST], sizes.disk - asked[Tier.NVME]
     )
 
@@ -78,7 +78,7 @@ def _entry_bytes(buffer: Buffer) -> int:
     return align_up(buffer.nbytes, ALIGNMENT if buffer.tier is Tier.GPU else PAGE)
 
 
-def check_machine(sizes: Sizes, device: torch.device, scratch: Path, ranks: int) -> None:
+def check_machine(sizes: AllocationSizes, device: torch.device, scratch: Path, ranks: int) -> None:
     """Raise PreflightError where `ranks` equal ranks of this machine do not fit it."""
     host = sizes.host + (sizes.device if device.type == "cpu" else 0)
     _check("host memory", host * ranks, available_host_memory(), ranks)

@@ -11,11 +11,13 @@ from bigplan.content import Holds
 from bigplan.program import ROWS, Action, Op, Ref
 from bigplan.runtime.context import Context
 from bigplan.runtime.groups import Groups
-from bigplan.runtime.kept import Kept, queue_copy
+from bigplan.runtime.kept import KeptActivations, queue_copy
 from bigplan.runtime.turns import Turns
 
 
-def move(context: Context, turns: Turns, kept: Callable[[Action], Kept], action: Action) -> None:
+def move(
+    context: Context, turns: Turns, kept: Callable[[Action], KeptActivations], action: Action
+) -> None:
     """Copy what the action reads to where it writes. `kept`: activations of its micro-batch."""
     source, target = (context.key(refs[0], action) for refs in (action.reads, action.writes))
     memory = context.memory

@@ -77,7 +77,7 @@ class Step(NamedTuple):
     constants: tuple[float, ...]
 
 
-class _Part(ctypes.Structure):
+class _UpdatePart(ctypes.Structure):
     """As step.cpp has it."""
 
     _fields_ = (
@@ -119,7 +119,7 @@ class Native:
         The pieces are contiguous and on the CPU. Gradients are divided by `divisor` in fp32 and
         stay as they are.
         """
-        parts = (_Part * len(pieces))(*(_part(piece, divisor) for piece in pieces))
+        parts = (_UpdatePart * len(pieces))(*(_part(piece, divisor) for piece in pieces))
         constants = (ctypes.c_float * len(step.constants))(*step.constants)
         team = _Team(threads, NICE)
         getattr(self._library, step.function)(
@@ -147,9 +147,9 @@ def _values(tensor: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_int64, ctypes.c_i
     return ctypes.c_void_p(tensor.data_ptr()), count, kind
 
 
-def _part(piece: Piece, divisor: float) -> _Part:
+def _part(piece: Piece, divisor: float) -> _UpdatePart:
     assert all(tensor.dtype == torch.float32 for tensor in (piece.parameter, *piece.state))
-    return _Part(
+    return _UpdatePart(
         count=piece.elements,
         parameter=piece.parameter.data_ptr(),
         moments=(ctypes.c_void_p * 2)(*(moment.data_ptr() for moment in piece.state)),

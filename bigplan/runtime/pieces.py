@@ -42,7 +42,7 @@ ALONE = Owner()
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OwnedPart:
     """What a rank owns of a layer: `elements` from element `first` on, `real` of them tensors'.
 
     The rank counts and stores the first `counted` of these. Elements that neighbours have, too, are
@@ -65,7 +65,7 @@ class Part:
         return range(self.first, self.first + self.counted)
 
     @classmethod
-    def of(cls, kind: LayerKind, owner: Owner) -> Part:
+    def of(cls, kind: LayerKind, owner: Owner) -> OwnedPart:
         """The part of one of the ranks that have the layer."""
         elements = kind.owned(owner.ranks)
         first = owner.rank * elements
@@ -126,7 +126,7 @@ class LayerRows:
 
     offsets: Offsets
     held: Mapping[str, Rectangle | None]
-    part: Part
+    part: OwnedPart
     pieces: Mapping[Share, range]  # of the part
     chunks: Mapping[Share, tuple[tuple[Box, ...], ...]]
 
@@ -141,7 +141,7 @@ class LayerRows:
     ) -> LayerRows:
         """Lay out one layer of these parameters; `counts`: chunks of the shares that have some."""
         mine = {one.name: held(one, owner.tp, owner.tensor) for one in parameters}
-        part, shares = Part.of(kind, owner), pieces(kind, placement, owner.ranks)
+        part, shares = OwnedPart.of(kind, owner), pieces(kind, placement, owner.ranks)
         chunks = {}
         for share, piece in shares.items():
             number = counts[share] if share in IN_CHUNKS else 1
@@ -221,7 +221,7 @@ def _bounds(piece: range, chunks: int, unit: int) -> Iterator[range]:
         yield range(piece.start + low, piece.start + high)
 
 
-def _boxes(kind: LayerKind, part: Part, elements: range) -> Iterator[Box]:
+def _boxes(kind: LayerKind, part: OwnedPart, elements: range) -> Iterator[Box]:
     """Elements of the rank's part, tensor by tensor."""
     first, last = part.first + elements.start, part.first + elements.stop
     start = 0

@@ -24,7 +24,7 @@ from bigplan.runtime.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class StreamedChunk:
     """A chunk in its entry: its rows, their state in bytes, gradients and parameters."""
 
     boxes: tuple[Box, ...]
@@ -33,7 +33,7 @@ class Visit:
     weights: Tensor
 
     @classmethod
-    def of(cls, context: Context, action: Action) -> Visit:
+    def of(cls, context: Context, action: Action) -> StreamedChunk:
         """The chunk that an action brings, updates or takes back."""
         ref = next(ref for ref in (*action.reads, *action.writes) if ref.buffer == "stream")
         boxes, key = context.rows[action.layer].boxes(ref.content), context.key(ref, action)
@@ -51,7 +51,7 @@ class Visit:
 
 def state_in(context: Context, action: Action) -> None:
     """Copy a chunk to the GPU, with what its update needs of gradients and parameters."""
-    visit, (home, *others) = Visit.of(context, action), action.reads
+    visit, (home, *others) = StreamedChunk.of(context, action), action.reads
     visit.state.copy_(_at_home(context, action, visit, home), non_blocking=True)
     for rows, owned in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
@@ -60,7 +60,7 @@ def state_in(context: Context, action: Action) -> None:
 
 def state_out(context: Context, turns: Turns, action: Action) -> None:
     """Copy a chunk home, and its new parameters to theirs."""
-    visit, (home, *others) = Visit.of(context, action), action.writes
+    visit, (home, *others) = StreamedChunk.of(context, action), action.writes
     _at_home(context, action, visit, home).copy_(visit.state, non_blocking=True)
     for rows, owned in _sides(context, action, visit, others):
         for box in merged(visit.boxes):
@@ -69,12 +69,12 @@ def state_out(context: Context, turns: Turns, action: Action) -> None:
         turns.chunk_queued()
 
 
-def _at_home(context: Context, action: Action, visit: Visit, home: Ref) -> Tensor:
+def _at_home(context: Context, action: Action, visit: StreamedChunk, home: Ref) -> Tensor:
     return context.memory.view(context.key(home, action), torch.uint8, visit.state.numel())
 
 
 def _sides(
-    context: Context, action: Action, visit: Visit, refs: Iterable[Ref]
+    context: Context, action: Action, visit: StreamedChunk, refs: Iterable[Ref]
 ) -> Sequence[tuple[Tensor, Tensor]]:
     """Rows in the entry, with what the rank owns in host memory, which they are of."""
     both = {Holds.GRADIENTS: visit.gradients, Holds.PARAMETERS: visit.weights}

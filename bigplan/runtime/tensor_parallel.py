@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.runtime.group import ALONE, Begun, Group
+from bigplan.runtime.group import ALONE, Begun, RankGroup
 from bigplan.spec.step import LayerStep
 
 
@@ -27,7 +27,7 @@ from bigplan.spec.step import LayerStep
 class TensorParallel:
     """A rank among those that split layers; alone it has all of them."""
 
-    group: Group = ALONE
+    group: RankGroup = ALONE
     sequence_parallel: bool = False
 
     @property

@@ -26,7 +26,7 @@ from bigplan.runtime.pieces import Box, merged
 from bigplan.runtime.repeated import Factors, RepeatedUpdates
 from bigplan.runtime.scaling import Scaling, Verdict
 from bigplan.runtime.sgd import sgd_kernel
-from bigplan.runtime.streaming import Visit
+from bigplan.runtime.streaming import StreamedChunk
 from bigplan.spec.optimizer import Optimizer, ParameterRule, rules
 
 
@@ -122,7 +122,7 @@ class Update:
         """What an UPDATE works on: in the layer's flat buffers, or in an entry of the ring."""
         context, layer, share = self._context, action.layer, action.share
         assert share is not None
-        visit = Visit.of(context, action) if share is Share.STREAMED else None
+        visit = StreamedChunk.of(context, action) if share is Share.STREAMED else None
         gradients, weights = Holds.GRADIENTS, Holds.PARAMETERS
         sides = {gradients: context.gradient_dtype, weights: context.parameter_dtype}
         rows: dict[Holds, Callable[[Box], Tensor]] = {}

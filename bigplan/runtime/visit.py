@@ -10,7 +10,7 @@ from bigplan.content import Holds
 from bigplan.graph.graph import Recompute
 from bigplan.program import ROWS, Action
 from bigplan.runtime.context import Context, find
-from bigplan.runtime.lookup import Entry, send_home
+from bigplan.runtime.lookup import StagedRows, send_home
 from bigplan.runtime.products import Sums
 
 SUMS = (Holds.GRADIENTS, Holds.PARTIAL_GRADIENTS)  # what a backward adds its gradients to
@@ -59,7 +59,7 @@ class Visit(NamedTuple):  # one for every action: a dataclass takes three times 
 
     def embedded_rows(self) -> Tensor:
         """The output [b, s, h] of tables in host memory, whose rows have come."""
-        return Entry.of(self.context, self.action.reads[0], self.action).embedded()
+        return StagedRows.of(self.context, self.action.reads[0], self.action).embedded()
 
     def send_rows_home(self, gradient: Tensor, tokens: Tensor) -> None:
         """Leave the gradients [b, s, h] of those rows for the tables' sums in host memory."""

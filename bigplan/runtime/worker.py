@@ -47,7 +47,7 @@ DIGEST_LIMIT = 100_000_000  # parameters: hashing more would take longer than a 
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _RunningParts:
     """What a started worker consists of."""
 
     context: Context
@@ -66,7 +66,7 @@ class _Parts:
         self.context.memory.close()
 
 
-class Worker:
+class NativeWorker:
     """The runtime of one rank. Call preflight, start, step as often as wanted, finish, close."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Worker:
         self._host = HostMemory()
         self._steps = 0
         self._pending = False  # updates that wait for the next step
-        self._parts: _Parts | None = None
+        self._parts: _RunningParts | None = None
 
     def preflight(self) -> None:
         """Raise PreflightError where this machine has less than the plan promises.
@@ -118,7 +118,7 @@ class Worker:
     @property
     def _ranks_here(self) -> int:
         """Ranks of this node."""
-        return min(self._plan.strategy.ranks, self._plan.cluster.group.gpus_per_node)
+        return self._plan.cluster.group.shared_by(self._plan.strategy.ranks).ranks
 
     def _beside(self, placed: int) -> int:
         """Host memory that this process will still take besides so many bytes."""
@@ -161,7 +161,7 @@ class Worker:
         compute, update = Compute(context, batches), Update(context)
         executor = Executor(context, compute, update, poison=self._poison)
         background = Background(context, executor)
-        self._parts = _Parts(context, compute, update, executor, batches, background)
+        self._parts = _RunningParts(context, compute, update, executor, batches, background)
         if resume is None:
             fill_first(context, values)
         else:
@@ -331,7 +331,7 @@ class Worker:
         disk = memory.disk.size - more.disk if memory.disk else 0
         return {Tier.GPU: device, Tier.HOST: host, Tier.NVME: disk}
 
-    def _running(self) -> _Parts:
+    def _running(self) -> _RunningParts:
         assert self._parts is not None, "start() comes first"
         return self._parts
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bigplan.content import Holds
 from bigplan.cost import Costs
-from bigplan.cost.price import Waits
+from bigplan.cost.price import GpuWaits
 from bigplan.graph.graph import Graph
 from bigplan.program import Action, Lane, Op, Program, counted, resource
 
@@ -75,14 +75,14 @@ def by_resource(action: Action, seconds: float, graph: Graph, costs: Costs) -> d
 
 
 def _waits(action: Action, graph: Graph, costs: Costs) -> dict[str, float]:
-    kind, passes = costs.kinds[graph.layers[action.layer]], list[Waits]()
+    kind, passes = costs.kinds[graph.layers[action.layer]], list[GpuWaits]()
     match action.op:
         case Op.FORWARD:
             passes = [kind.forward_waits]
         case Op.BACKWARD:
             passes = [kind.backward_waits, kind.waits_again(action.recompute)]
         case Op.TENSOR_REDUCE:
-            passes = [Waits(collectives=kind.tensor_reduce)]
+            passes = [GpuWaits(collectives=kind.tensor_reduce)]
     found = {
         COLLECTIVES: sum(waits.collectives for waits in passes),
         LAUNCHING: sum(waits.launching for waits in passes),

@@ -130,7 +130,7 @@ class _Room:
     def of(cls, times: StageTimes, pinned: Pinned, start: float) -> _Room:
         """The room of a class whose compute takes `start` seconds, nothing recomputed."""
         stage, rates, capacity = times.stage, times.costs.rates, times.costs.capacity
-        kinds, ranks = list(stage.kinds), times.costs.ranks_per_node
+        kinds, ranks = list(stage.kinds), times.costs.sharing.ranks
         kept = [Kept.of(pinned, k) for k, _ in kinds]
         storing = [k for k, _ in kinds if k.stores_activations]
         units_held = 0.0 if stage.interleaved else stage.held / times.group

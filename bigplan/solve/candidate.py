@@ -18,7 +18,8 @@ from bigplan.solve.pins import CAPTURED, Pin
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
-from bigplan.verify import node_bytes, verify
+from bigplan.units import PerRank
+from bigplan.verify import rank_bytes, used_bytes, verify
 
 # Shares of the CPU's measured rate beside copies that runs reach, and how often, because hosts
 # change. Of 75 runs the slowest fifth had a median of 0.76, the next fifth 0.86, the others 0.95
@@ -58,9 +59,9 @@ class Candidate:
         rates = self.costs.rates
         slower = replace(
             rates,
-            cpu_update=reached * rates.cpu_update,
-            state_in=reached * rates.state_in,
-            state_out=reached * rates.state_out,
+            cpu_update=PerRank(reached * rates.cpu_update),
+            state_in=PerRank(reached * rates.state_in),
+            state_out=PerRank(reached * rates.state_out),
         )
         return replace(self, costs=replace(self.costs, rates=slower))
 
@@ -200,14 +201,14 @@ class Placed(Trial):
 
 def capacity_beside(programs: Sequence[Program], costs: Costs) -> Mapping[Tier, int]:
     """What each tier has for these programs."""
-    return costs.beside(node_bytes(programs, Tier.HOST, 1))
+    return costs.beside(rank_bytes(programs, Tier.HOST))
 
 
 def verified(trial: Trial) -> Placed:
     """The trial, lowered in full. Raises VerificationError where its programs break a rule."""
     candidate, placement = trial.settled, trial.placement
     costs, programs = candidate.costs, lower(candidate.graph, placement)
-    verify(programs, candidate.graph, capacity_beside(programs, costs), costs.ranks_per_node)
+    verify(programs, candidate.graph, capacity_beside(programs, costs), costs.sharing)
     known = trial.seconds, trial.expected, trial.totals, trial.instructions
     return Placed(candidate, placement, *known, programs)
 
@@ -232,7 +233,80 @@ def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> T
         return None
     capacity = capacity_beside(programs, costs)
     if candidate.loss is not None:
-        free = capacity[Tier.GPU] - node_bytes(programs[-1:], Tier.GPU, 1)
+        free = capacity[Tier.GPU] - rank_bytes(programs[-1:], Tier.GPU)
+        chunk = candidate.loss.fitting(programs[-1], free, costs.reserve)
+        placement = placement.model_copy(update={"loss_chunk": chunk})
+    settled = candidate.settled(placement)
+    reached = REACHED if moves(placement) else FULLY
+    prices = (settled.hindered(part).costs for part, _ in reached)
+    each = steps_seconds(programs, settled.graph, prices)
+    seconds = next(each)
+    if seconds >= below:
+        return None
+    totals = total_seconds(programs, settled.graph, settled.costs)
+    shares = (share for _, share in reached)
+    expected = sum(share * took for share, took in zip(shares, (seconds, *each), strict=True))
+    instructions = sum(len(program.step) for program in programs)
+    return Trial(candidate, placement, seconds, expected, totals, instructions)
+
+
+def _fit(programs: Sequence[Program], costs: Costs) -> bool:
+    capacity = capacity_beside(programs, costs)
+    return all(used_bytes(programs, tier, costs.sharing) <= capacity[tier] for tier in Tier)
+
+
+def moves(self) -> bool:
+        """Whether anything leaves the GPUs, and so passes through rings."""
+        return moves(self.placement)
+
+    @property
+    def busy(self) -> Mapping[str, float]:
+        """The busiest stage's seconds per lane."""
+        return self.totals.by_lane
+
+
+@dataclass(frozen=True, slots=True)
+class Placed(Trial):
+    """A trial, its candidate settled, whose whole programs passed the verifier."""
+
+    programs: tuple[Program, ...]
+
+
+def capacity_beside(programs: Sequence[Program], costs: Costs) -> Mapping[Tier, int]:
+    """What each tier has for these programs."""
+    return costs.beside(rank_bytes(programs, Tier.HOST))
+
+
+def verified(trial: Trial) -> Placed:
+    """The trial, lowered in full. Raises VerificationError where its programs break a rule."""
+    candidate, placement = trial.settled, trial.placement
+    costs, programs = candidate.costs, lower(candidate.graph, placement)
+    verify(programs, candidate.graph, capacity_beside(programs, costs), costs.sharing)
+    known = trial.seconds, trial.expected, trial.totals, trial.instructions
+    return Placed(candidate, placement, *known, programs)
+
+
+def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> Trial | None:
+    """Simulate a placement; None where its program's buffers do not fit, or not below `below` s.
+
+    A placement may fill a tier to the last bytes. Rounding to whole rows, pages and rings can then
+    exceed the tier. The loss takes as many tokens at a time as the GPU's free memory allows.
+    """
+    costs = candidate.costs
+    placement = placement.model_copy(update={"captured": False})
+    programs = lower_steady(candidate.graph, placement)
+    if not _fit(programs, costs):
+        return None
+    if candidate.capturing(placement):
+        captured = placement.model_copy(update={"captured": True})
+        others = lower_steady(candidate.graph, captured)
+        if _fit(others, costs):
+            placement, programs = captured, others
+    if candidate.captured and not placement.captured:
+        return None
+    capacity = capacity_beside(programs, costs)
+    if candidate.loss is not None:
+        free = capacity[Tier.GPU] - rank_bytes(programs[-1:], Tier.GPU)
         chunk = candidate.loss.fitting(programs[-1], free, costs.reserve)
         placement = placement.model_copy(update={"loss_chunk": chunk})
     settled = candidate.settled(placement)

@@ -87,7 +87,7 @@ def formulate(
 
 def wear_rules(times: StageTimes, pins: tuple[Pin, ...]) -> Iterator[Rule]:
     """A limit on the bytes that a stage's ranks write to their node's drives in a step, if set."""
-    written = (times.costs.ranks_per_node * times.costs.rates.nvme_write / GIB) * lane_seconds(
+    written = (times.costs.sharing.rate_of_node(times.costs.rates.nvme_write) / GIB) * lane_seconds(
         times
     )["write"]
     for pin in pins:

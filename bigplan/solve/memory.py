@@ -109,7 +109,7 @@ def size_rules(stage: StageClass) -> Iterator[Rule]:
 
 def capacities(stage: StageClass, costs: Costs) -> Iterator[Capacity]:
     """One row per tier: GPU bytes per device, host and NVMe bytes per node."""
-    kinds, capacity, ranks = list(stage.kinds), costs.capacity, costs.ranks_per_node
+    kinds, capacity, ranks = list(stage.kinds), costs.capacity, costs.sharing.ranks
     gpu = total([_gpu_bytes(stage, kind, count) for kind, count in kinds])
     gpu += GIB * var(f"{stage.name}.stage.gib.workspace") + hidden_bytes(stage)
     gpu += float(table_bytes(stage))

@@ -66,7 +66,7 @@ class Pinned:
     def possible(self, costs: Costs) -> bool:
         """Whether host memory and drives have room for the tensors that are pinned there."""
         ways = all(self.policies(kind) for kind, _ in self.stage.kinds)
-        room = {tier: costs.capacity[tier] / costs.ranks_per_node for tier in AWAY}
+        room = {tier: costs.capacity[tier] / costs.sharing.ranks for tier in AWAY}
         return ways and not self.contradicted and all(self._bytes(t) <= room[t] for t in AWAY)
 
     def _bytes(self, tier: Tier) -> float:

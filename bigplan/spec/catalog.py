@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from bigplan.errors import InputError, quoted
-from bigplan.spec.cluster import Cluster, find_gpu, find_link, list_gpus, list_links
+from bigplan.spec.cluster import Cluster
 from bigplan.spec.files import shipped
 from bigplan.spec.files.document import load_document
 from bigplan.spec.files.reading import user_path
+from bigplan.spec.gpu import find_gpu, list_gpus
 from bigplan.spec.hf.cache import cached_config, hub_folder, is_id
 from bigplan.spec.hf.config import load_hf_config
+from bigplan.spec.link import find_link, list_links
 from bigplan.spec.model import ModelSpec
 
 __all__ = [

@@ -44,7 +44,7 @@ EngineName = Literal[
 ]
 
 
-class Launch(Spec):
+class LaunchSpec(Spec):
     """How a plan is run."""
 
     steps: int | None = Field(default=None, gt=0, le=MOST_STEPS)
@@ -81,7 +81,7 @@ class Experiment(Spec):
     nodes: int | None = Field(default=None, gt=0, le=MOST_NODES)
     """number of nodes; default: what the cluster says"""
     training: TrainingRequest = TrainingRequest()
-    launch: Launch = Launch()
+    launch: LaunchSpec = LaunchSpec()
     set: dict[str, str | int | float] = Field(default_factory=dict)
     """decisions to pin, such as {tp: 8}"""
     caps: dict[TierName, Bytes] = Field(default_factory=dict)

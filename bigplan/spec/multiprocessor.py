@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from bigplan.spec.cluster import Gpu, find_gpu, list_gpus
 from bigplan.spec.files import shipped
+from bigplan.spec.gpu import Gpu, find_gpu, list_gpus
 from bigplan.spec.part import MachinePart
 from bigplan.units import Bandwidth, Bytes, Rate, Seconds
 

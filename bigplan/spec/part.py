@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
@@ -67,6 +67,17 @@ _LARGE: Mapping[str, Quantity] = {
     "adam_rate": RATE,
 }
 _SHORT = ("latency", "launch_overhead")
+
+
+def or_name(
+    part: type[MachinePart], find: Callable[[str], MachinePart], known: Callable[[], Sequence[str]]
+) -> BeforeValidator:
+    """A validator: where such a part is expected, text is the name of a shipped one."""
+    name = Field(json_schema_extra=lambda schema: schema.update(enum=[*known()]))
+    return BeforeValidator(
+        lambda value: find(value) if isinstance(value, str) else value,
+        json_schema_input_type=part | Annotated[str, name],
+    )
 
 
 def left_out_units(block: BaseModel) -> Iterator[tuple[KeyPath, str]]:

@@ -30,7 +30,7 @@ import re
 from dataclasses import replace
 from itertools import product
 
-from bigplan.cost.run import Run
+from bigplan.cost.run import PricedRun
 from bigplan.cost.step import Execution
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
@@ -38,7 +38,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.validate.frameworks import FrameworkRule, framework_of
 from bigplan.validate.machines import machine_of
-from bigplan.validate.rows import Row
+from bigplan.validate.rows import PublishedRow
 
 PADDED_GPT2_VOCABULARY = 50304
 ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings")
@@ -51,7 +51,7 @@ class SkippedError(Exception):
     """A row that is not scored; its text says why."""
 
 
-def completed(rows: list[Row]) -> list[Row]:
+def completed(rows: list[PublishedRow]) -> list[PublishedRow]:
     """Rows with a blank architecture taken from the same source's rows of the same model.
 
     Only where those rows agree; what stays blank is chosen by the rules above.
@@ -68,7 +68,7 @@ def completed(rows: list[Row]) -> list[Row]:
             batch = row.global_batch * row.seq_len
             tokens.setdefault((row.group, row.model_name), set()).add(batch)
 
-    def filled(row: Row) -> Row:
+    def filled(row: PublishedRow) -> PublishedRow:
         model = (row.group, row.model_name, row.hidden)
         stated = {column: known.get((*model, column), set()) for column in ARCHITECTURE}
         blank = {
@@ -85,7 +85,7 @@ def completed(rows: list[Row]) -> list[Row]:
     return [filled(row) for row in rows]
 
 
-def run_of(row: Row) -> Run:
+def run_of(row: PublishedRow) -> PricedRun:
     """The row's configuration. Raises SkippedError."""
     _scored(row)
     rule = framework_of(row.framework)
@@ -98,11 +98,11 @@ def run_of(row: Row) -> Run:
     chunked = "Liger" in row.framework
     execution = _execution(row, rule)
     low = LOW_STATES in row.notes
-    run = Run(model, training, strategy, nodes, framework, execution, row.cp or 1)
+    run = PricedRun(model, training, strategy, nodes, framework, execution, row.cp or 1)
     return replace(run, zero=_zero(row, rule), chunked_loss=chunked, low_states=low)
 
 
-def _scored(row: Row) -> None:
+def _scored(row: PublishedRow) -> None:
     if row.moe:
         raise SkippedError("mixture-of-experts models are not planned")
     if row.adapter:
@@ -120,7 +120,7 @@ def _scored(row: Row) -> None:
         raise SkippedError("context parallelism does not divide the sequence")
 
 
-def _model(row: Row, rule: FrameworkRule) -> ModelSpec:
+def _model(row: PublishedRow, rule: FrameworkRule) -> ModelSpec:
     assert row.layers and row.hidden and row.seq_len
     gated, ways = bool(row.gated_mlp), row.tp or 1
     heads = row.heads or _heads(row.hidden, ways)
@@ -159,7 +159,7 @@ def _heads(hidden: int, ways: int) -> int:
     return min(possible, key=lambda n: abs(hidden / n - 128))
 
 
-def _strategy(row: Row, rule: FrameworkRule) -> tuple[Strategy, int]:
+def _strategy(row: PublishedRow, rule: FrameworkRule) -> tuple[Strategy, int]:
     """The split and the micro-batches of one data-parallel rank."""
     assert row.n_gpus
     tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
@@ -185,7 +185,7 @@ def _strategy(row: Row, rule: FrameworkRule) -> tuple[Strategy, int]:
     return strategy, micro_batches
 
 
-def _zero(row: Row, rule: FrameworkRule) -> int:
+def _zero(row: PublishedRow, rule: FrameworkRule) -> int:
     return rule.zero if row.zero_stage is None else row.zero_stage
 
 
@@ -193,7 +193,7 @@ def _power(sequences: int) -> int:
     return max(m for m in (1, 2, 4, 8, 16) if sequences % m == 0)
 
 
-def _training(row: Row, rule: FrameworkRule, batch: int) -> Training:
+def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
     assert row.seq_len
     early = rule.before_flash or row.gpu.startswith(("V100", "T4"))
     stated = row.precision or ("fp16" if early else "bf16")
@@ -216,14 +216,14 @@ def _training(row: Row, rule: FrameworkRule, batch: int) -> Training:
     )
 
 
-def _virtual_stages(row: Row, rule: FrameworkRule) -> int:
+def _virtual_stages(row: PublishedRow, rule: FrameworkRule) -> int:
     if row.schedule:
         return 2 if row.schedule == "interleaved" else 1
     pp, layers = row.pp or 1, row.layers or 1
     return layers // pp if rule.interleaves and pp > 1 else 1
 
 
-def _execution(row: Row, rule: FrameworkRule) -> Execution:
+def _execution(row: PublishedRow, rule: FrameworkRule) -> Execution:
     virtual = row.vpp or _virtual_stages(row, rule)
     recompute = Recompute(row.recompute) if row.recompute in tuple(Recompute) else Recompute.NONE
     share = 1.0
@@ -247,7 +247,7 @@ def _execution(row: Row, rule: FrameworkRule) -> Execution:
     )
 
 
-def _state_bytes(where: str, row: Row) -> int:
+def _state_bytes(where: str, row: PublishedRow) -> int:
     """Bytes an element of the state that `where` names: "m", "v" and "master", in 16 or 32 bits."""
     named = sum(bool(re.search(rf"\b{kind}\b", where)) for kind in ("m", "v", "master"))
     return named * (2 if LOW_STATES in row.notes else 4)

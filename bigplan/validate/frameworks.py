@@ -15,8 +15,8 @@ from bigplan.cost.framework import (
     MEGATRON_DEEPSPEED,
     Framework,
 )
-from bigplan.spec.cluster import FlashKernel
-from bigplan.validate.rows import Row
+from bigplan.spec.gpu import FlashKernel
+from bigplan.validate.rows import PublishedRow
 
 # Of a row's `attention_kernel`: the kernel that it names.
 KERNELS: tuple[tuple[str, FlashKernel], ...] = (
@@ -42,13 +42,13 @@ class FrameworkRule:
     micro_batch_per_stage: bool = False  # as many micro-batches as pipeline stages, by default
     zero_sums_in_fp32: bool = True  # gradients of bf16 parameters, under ZeRO; without it all do
 
-    def materialised(self, row: Row) -> bool:
+    def materialised(self, row: PublishedRow) -> bool:
         """Whether attention scores go to memory: what the row says, else what was usual."""
         if row.attention_kernel:
             return "unfused" in row.attention_kernel
         return self.before_flash
 
-    def gradient_precision(self, row: Row, precision: str) -> str:
+    def gradient_precision(self, row: PublishedRow, precision: str) -> str:
         """In which gradients are summed and reduced; Composer's modes PURE and DEFAULT say so.
 
         DeepSpeed's `grad_accum_dtype` is by default the model's under ZeRO, else fp32 for bf16.
@@ -59,7 +59,7 @@ class FrameworkRule:
         low = bool(row.zero_stage or self.zero) and not self.zero_sums_in_fp32
         return precision if low or precision == "fp16" else "fp32"
 
-    def behaviour_of(self, row: Row) -> Framework:
+    def behaviour_of(self, row: PublishedRow) -> Framework:
         """The framework as the row ran it: compiled or not, with asynchronous TP or not.
 
         Sequence parallelism came to Megatron-LM in March 2022, after sums of input gradients had

@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from bigplan.spec import catalog, cluster
-from bigplan.spec.cluster import Link, NodeGroup
-from bigplan.validate.rows import Row
+from bigplan.spec import catalog
+from bigplan.spec.cluster import NodeGroup
+from bigplan.spec.link import Link
+from bigplan.validate.rows import PublishedRow
 
 find_cluster = cache(catalog.find_cluster)  # hundreds of rows ran on a few kinds of machines
-find_gpu = cache(cluster.find_gpu)
-find_link = cache(cluster.find_link)
+find_gpu = cache(catalog.find_gpu)
+find_link = cache(catalog.find_link)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class UnknownMachineError(Exception):
     """No shipped description of the row's GPU."""
 
 
-def machine_of(row: Row) -> NodeGroup:
+def machine_of(row: PublishedRow) -> NodeGroup:
     """Nodes for all of the row's GPUs. Raises UnknownMachineError."""
     model = f"{row.gpu} SXM3" if row.gpu.startswith("V100") and row.gpus_per_node == 16 else row.gpu
     found = next((m for m in MACHINES if re.search(m.pattern, model)), None)

@@ -27,7 +27,7 @@ COLUMNS_NEEDED = ("gpu", "n_gpus", "layers", "hidden", "seq_len")
 COLUMNS_TOLD = ("source_locator", "params_b", "tflops_per_gpu", "flops_convention", "fp8_recipe")
 
 
-class Row(BaseModel):
+class PublishedRow(BaseModel):
     """One measured run; None: the source does not say."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -97,7 +97,7 @@ class Row(BaseModel):
         return self.id.rsplit("-", 1)[0]
 
 
-def read_rows(path: Path | None = None) -> list[Row]:
+def read_rows(path: Path | None = None) -> list[PublishedRow]:
     """The rows of a CSV file, or the shipped ones. Raises InputError: file, line and rule."""
     name = str(path) if path else "the shipped rows"
     try:
@@ -107,7 +107,7 @@ def read_rows(path: Path | None = None) -> list[Row]:
     return list(_parsed(text, name))
 
 
-def _parsed(text: str, name: str) -> Iterator[Row]:
+def _parsed(text: str, name: str) -> Iterator[PublishedRow]:
     reader = csv.DictReader(io.StringIO(text))
     try:
         _check_columns(reader.fieldnames or (), name)
@@ -124,7 +124,7 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
 
     Somebody else's own are left alone.
     """
-    known = (*Row.model_fields, *COLUMNS_TOLD)
+    known = (*PublishedRow.model_fields, *COLUMNS_TOLD)
     problems = []
     for index, column in enumerate(columns):
         if not column.strip():
@@ -143,7 +143,7 @@ def _check_columns(columns: Sequence[str], name: str) -> None:
         raise InputError("\n".join(f"{name}: {problem}" for problem in problems))
 
 
-def _row(record: dict[str | None, object], name: str, number: int) -> Row:
+def _row(record: dict[str | None, object], name: str, number: int) -> PublishedRow:
     place = f"{name}, row {number}"
     if None in record:
         raise InputError(
@@ -155,7 +155,7 @@ def _row(record: dict[str | None, object], name: str, number: int) -> Row:
         if not str(record.get(column) or "").strip():
             record[column] = default
     try:
-        return Row.model_validate(record)
+        return PublishedRow.model_validate(record)
     except ValidationError as error:
         first = error.errors()[0]
         column = ".".join(str(part) for part in first["loc"])

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bigplan.cost.memory import GIB, framework_memory
-from bigplan.cost.run import Run, graph_of, parts_of
+from bigplan.cost.run import PricedRun, graph_of, parts_of
 from bigplan.graph.graph import Graph
 from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.machines import UnknownMachineError
-from bigplan.validate.rows import Row
+from bigplan.validate.rows import PublishedRow
 
 MEMORY_KINDS = ("nvidia-smi", "reserved", "allocated")
 
@@ -35,12 +35,12 @@ class Scored:
     sweep: str = ""  # what runs share between which one would choose
 
 
-def score(rows: Sequence[Row]) -> list[Scored]:
+def score(rows: Sequence[PublishedRow]) -> list[Scored]:
     """Every row, priced with its own configuration pinned."""
     return [_scored(row) for row in completed(list(rows))]
 
 
-def _scored(row: Row) -> Scored:
+def _scored(row: PublishedRow) -> Scored:
     try:
         run = run_of(row)
         graph = graph_of(run)
@@ -70,13 +70,13 @@ def _scored(row: Row) -> Scored:
     return replace(found, status="scored", reason="", measured_step_s=measured, error_pct=error)
 
 
-def _sweep(row: Row) -> str:
+def _sweep(row: PublishedRow) -> str:
     """The same table, model, GPUs and batch."""
     batch = (row.n_gpus, row.gpu, row.global_batch, row.seq_len)
     return " ".join(map(str, (row.group, row.model_name, *batch)))
 
 
-def measured_seconds(row: Row, run: Run, graph: Graph) -> float | None:
+def measured_seconds(row: PublishedRow, run: PricedRun, graph: Graph) -> float | None:
     """The step time, or what the throughput says of the batch that is priced; None: neither."""
     if row.step_time_s:
         return row.step_time_s
@@ -87,7 +87,7 @@ def measured_seconds(row: Row, run: Run, graph: Graph) -> float | None:
     return tokens / (row.tokens_per_s_per_gpu * row.n_gpus)
 
 
-def _peak(row: Row, run: Run, graph: Graph) -> float | None:
+def _peak(row: PublishedRow, run: PricedRun, graph: Graph) -> float | None:
     """Peak memory as the row's tool reports it, at most what the GPU has."""
     if row.peak_mem_gb is None:
         return None

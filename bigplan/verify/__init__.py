@@ -6,6 +6,6 @@ flush.
 """
 
 from bigplan.verify.contents import CHANGES
-from bigplan.verify.rules import node_bytes, verify
+from bigplan.verify.rules import rank_bytes, used_bytes, verify
 
-__all__ = ["CHANGES", "node_bytes", "verify"]
+__all__ = ["CHANGES", "rank_bytes", "used_bytes", "verify"]

@@ -20,6 +20,7 @@ from bigplan.program import (
     only,
     walk,
 )
+from bigplan.spec.sharing import NodeSharing
 from bigplan.verify.checkpoints import check_checkpoints
 from bigplan.verify.contents import check_contents, fail, is_home
 
@@ -27,7 +28,7 @@ WORK = Op.FORWARD, Op.BACKWARD
 
 
 def verify(
-    programs: Sequence[Program], graph: Graph, capacity: Mapping[Tier, int], ranks_per_node: int
+    programs: Sequence[Program], graph: Graph, capacity: Mapping[Tier, int], sharing: NodeSharing
 ) -> None:
     """Raise VerificationError at the first broken rule of any stage."""
     for program in programs:
@@ -42,7 +43,7 @@ def verify(
     for program in programs:
         _check_batches(program, graph)
         check_checkpoints(program, graph)
-    _check_memory(programs, capacity, ranks_per_node)
+    _check_memory(programs, capacity, sharing)
 
 
 def _check_work(program: Program, graph: Graph, instructions: tuple[Instruction, ...]) -> None:
@@ -225,14 +226,18 @@ def _check_collectives(programs: Sequence[Program]) -> None:
                     )
 
 
-def node_bytes(programs: Sequence[Program], tier: Tier, ranks_per_node: int) -> int:
-    """Bytes of the fullest node: its ranks belong to neighbouring stages, or all to one stage."""
-    each = [program.bytes_by_tier()[tier] for program in programs]
-    return max(each) * ranks_per_node
+def rank_bytes(programs: Sequence[Program], tier: Tier) -> int:
+    """Bytes of the fullest rank."""
+    return max(program.bytes_by_tier()[tier] for program in programs)
+
+
+def used_bytes(programs: Sequence[Program], tier: Tier, sharing: NodeSharing) -> int:
+    """Bytes of the fullest GPU, or node: its ranks are of neighbouring stages, or of one stage."""
+    return sharing.counted(rank_bytes(programs, tier), tier.scope)
 
 
 def _check_memory(
-    programs: Sequence[Program], capacity: Mapping[Tier, int], ranks_per_node: int
+    programs: Sequence[Program], capacity: Mapping[Tier, int], sharing: NodeSharing
 ) -> None:
     """Allocations of every tier fit its capacity."""
     for program in programs:
@@ -242,6 +247,6 @@ def _check_memory(
                 f"stage {program.stage}: {used} bytes on a GPU of {capacity[Tier.GPU]}"
             )
     for tier in (Tier.HOST, Tier.NVME):
-        used = node_bytes(programs, tier, ranks_per_node)
+        used = used_bytes(programs, tier, sharing)
         if used > capacity[tier]:
             raise VerificationError(f"{used} bytes on {tier} of {capacity[tier]} per node")

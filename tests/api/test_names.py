@@ -7,7 +7,7 @@ from typing import get_type_hints
 
 import bigplan
 from bigplan.api.keys import ExperimentKeys, LaunchKeys
-from bigplan.spec.experiment import Experiment, Launch
+from bigplan.spec.experiment import Experiment, LaunchSpec
 
 
 def fresh(code: str) -> str:
@@ -53,4 +53,4 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_arguments_have_the_names_of_the_yaml() -> None:
     assert set(get_type_hints(ExperimentKeys)) == set(Experiment.model_fields)
-    assert set(get_type_hints(LaunchKeys)) == set(Launch.model_fields)
+    assert set(get_type_hints(LaunchKeys)) == set(LaunchSpec.model_fields)

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from bigplan.cli.as_json import FORMAT
 from bigplan.doctor import Finding
 from tests.cli.conftest import Run
 
@@ -22,7 +23,7 @@ def test_what_is_wrong_decides_the_exit_code(
     ended, out, err = bigplan("doctor", "--json")
     assert (ended, err) == (code, "")
     told = json.loads(out)
-    assert told["format"] == 1
+    assert told["format"] == FORMAT
     assert [one["state"] for one in told["findings"]] == [one.state for one in found]
     assert told["findings"][1]["remedy"] == "be quick"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.experiment.studies import BASE, SWEEP, study
+from tests.wording import tells
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -41,7 +42,7 @@ def test_bad_input(bigplan: Run, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("global_batch: [", "global_bach: ["))
     code, out, err = bigplan("experiment", "run", path)
     assert (code, out) == (2, "")
-    assert f"{path}:6: unknown key 'global_bach' in `training`; did you mean 'global_batch'" in err
+    assert tells(err, f"{path}:6:", "'global_bach'", "`training`", "'global_batch'")
     code, _, err = bigplan("experiment", "compare", tmp_path)
     assert code == 2
     assert "holds no experiment.json" in err

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from bigplan.launcher.checkpoints import checkpoints, step_of
-from bigplan.launcher.leftovers import Entry
+from bigplan.launcher.leftovers import ListedLaunch
 from bigplan.launcher.record import read_record
 from bigplan.plan import save_plan
 from tests.cli.conftest import Run
 from tests.launcher.fakes import LocalCrew, plan_with, without_ray
 from tests.tiny import tiny_plan, write_cluster
+from tests.wording import tells
 
 __all__ = ["without_ray"]
 pytestmark = pytest.mark.usefixtures("without_ray")
@@ -68,7 +69,7 @@ def test_a_run_whose_plan_was_edited(ran: Run) -> None:
     assert ran("report", RUN) == before
     code, _, err = ran("launch", "--resume", RUN, "--steps", "4")
     assert code == 0
-    assert "plan.yaml: its decisions do not give the predicted.mfu that it states" in err
+    assert tells(err, "plan.yaml", "predicted.mfu")
     assert read_record(RUN).plan == tiny_plan()
     (RUN / "plan.yaml").write_text(text.replace("micro_batch: 2", "micro_batch: 3"))
     code, _, err = ran("launch", "--resume", RUN, "--steps", "5")
@@ -169,7 +170,9 @@ def test_what_a_killed_launch_left_is_named_by_the_next(
     folder, scratch = tmp_path / "state" / "bigplan" / "launches", tmp_path / "scratch"
     for path in (folder, scratch):
         path.mkdir(parents=True)
-    entry = Entry(host=socket.gethostname(), run=str(tmp_path / "gone"), scratch=str(scratch))
+    entry = ListedLaunch(
+        host=socket.gethostname(), run=str(tmp_path / "gone"), scratch=str(scratch)
+    )
     (folder / "killed.json").write_text(entry.model_dump_json())
     save_plan(tiny_plan(), Path("plan.yaml"))
     code, out, _ = bigplan("launch", "plan.yaml")
@@ -195,5 +198,5 @@ def test_a_resumption_that_is_stopped_early_says_how_to_go_on(
     monkeypatch.setattr(LocalCrew, "ask", stopped)
     code, out, _ = ran("launch", "--resume", RUN, "--steps", "5")
     assert code == 130
-    assert "Stopped before it went on. The last good checkpoint is of step 3" in out
+    assert tells(out, "Stopped", "checkpoint", "step 3")
     assert f"Go on with: bigplan launch --resume {RUN}" in out

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.cost.band import BANDS, ErrorClass, error_band, error_class
-from bigplan.spec.cluster import find_gpu, list_gpus
+from bigplan.spec.gpu import find_gpu, list_gpus
 
 RECENT = ErrorClass.RECENT_GPU
 BEFORE = ("2026-11-21", "2026-11-22-h200-lanes")  # profiles did not time updates beside copies yet

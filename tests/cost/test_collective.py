@@ -23,7 +23,7 @@ from bigplan.cost.collective import (
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster
-from bigplan.spec.cluster import Link
+from bigplan.spec.link import Link
 
 SOURCES = {"bandwidth": "test", "latency": "test", "half_size": "test"}
 FAST = Link(name="in", bandwidth=100.0, latency=0.5, half_size=0, sources=SOURCES)

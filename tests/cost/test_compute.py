@@ -25,7 +25,7 @@ from bigplan.cost.compute import (
 )
 from bigplan.errors import InputError
 from bigplan.graph.operators import Attention, Gemm, Stream
-from bigplan.spec.cluster import find_gpu, list_gpus
+from bigplan.spec.gpu import find_gpu, list_gpus
 
 H200 = find_gpu("h200-sxm")
 DEVICE = Device(H200, "bf16")

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from bigplan.cost.kernel import KernelWork, Shape, Tile, best_tiles, grid, kernel_seconds, resident
-from bigplan.spec.cluster import find_gpu
+from bigplan.spec.gpu import find_gpu
 from bigplan.spec.multiprocessor import find_multiprocessor, list_multiprocessors, named_as
 
 COPY = 4.242e12  # bytes/s of a device copy in the run of benchmarks/results/2026-11-21-h200-kernels

@@ -79,7 +79,7 @@ def test_reads_and_writes_share_what_a_drive_does_at_once(
 
 def test_capacities_leave_room_for_the_context() -> None:
     costs = _price(Strategy(dp=16))
-    assert costs.ranks_per_node == 8
+    assert costs.sharing.ranks == 8
     assert 0 < costs.capacity[Tier.GPU] <= DGX.gpu.memory - DGX.gpu.context_memory
     tensors = costs.capacity[Tier.HOST]
     whole = tensors + locked_bytes(DGX, tensors) + costs.processes

@@ -25,13 +25,14 @@ from bigplan.lower import lower
 from bigplan.simulate import simulate
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
+from bigplan.units import PerRank
 from tests.toys import COSTS, RATES, placed, toy_graph, toy_kind
 
 NODES = find_cluster("dgx-a100-80g").group
 EXPOSED = Framework("nothing overlaps", gather_exposed=1.0, regather_exposed=1.0)
 HIDDEN = Framework("everything overlaps", reduce_exposed=0.0, send_exposed=0.0)
 PLAIN = Execution()
-INSTANT = Rates(*[1e18] * 10)
+INSTANT = Rates(*[PerRank(1e18)] * 10)
 FREE = KindCost(0.0, 0.0)
 
 
@@ -203,7 +204,7 @@ def test_gathers_longer_than_compute_show() -> None:
 
 
 def test_ranks_update_what_they_own() -> None:
-    graph, rates = toy_graph(Strategy(dp=3)), replace(INSTANT, device_memory=100.0)
+    graph, rates = toy_graph(Strategy(dp=3)), replace(INSTANT, device_memory=PerRank(100.0))
     parameters = 6 * toy_kind("block").parameters
     whole = _step(graph, _costs(FREE, rates=rates))["update"]
     assert whole == pytest.approx(parameters * UPDATE_BYTES / 100)
@@ -217,7 +218,7 @@ OFFLOADED = Execution(cpu_update=True)
 def test_an_offloaded_update_is_serial() -> None:
     graph = toy_graph(units=2)
     parameters = 6 * toy_kind("block").parameters
-    costs = _costs(KindCost(1.0, 2.0), rates=replace(RATES, host_memory=1e18))
+    costs = _costs(KindCost(1.0, 2.0), rates=replace(RATES, host_memory=PerRank(1e18)))
     parts = _step(graph, costs, EXPOSED, OFFLOADED)
     # At 100 elements/s, and 2 bytes down and up at 100 bytes/s each.
     assert parts["update"] == pytest.approx(parameters / 100)
@@ -227,7 +228,7 @@ def test_an_offloaded_update_is_serial() -> None:
 
 
 def test_a_part_of_the_state_may_stay_on_the_gpu() -> None:
-    rates = replace(RATES, host_memory=1e18, device_memory=100.0)
+    rates = replace(RATES, host_memory=PerRank(1e18), device_memory=PerRank(100.0))
     costs = _costs(FREE, rates=rates)
     on_gpu, on_cpu, half = (
         _step(toy_graph(), costs, EXPOSED, run)
@@ -263,7 +264,7 @@ def test_state_on_disk_is_read_and_written() -> None:
 
 def test_a_cpu_update_moves_its_bytes_at_most_at_the_hosts_rate() -> None:
     parameters = 6 * toy_kind("block").parameters
-    slow = replace(RATES, cpu_update=1e18, host_memory=100.0)
+    slow = replace(RATES, cpu_update=PerRank(1e18), host_memory=PerRank(100.0))
     parts = _step(toy_graph(), _costs(FREE, rates=slow), EXPOSED, OFFLOADED)
     # AdamW's bytes with the 16-bit copy, and the cast's reading.
     assert parts["update"] == pytest.approx(parameters * (ADAM_BYTES + 4) / 100)
@@ -275,7 +276,7 @@ def test_a_cpu_update_moves_its_bytes_at_most_at_the_hosts_rate() -> None:
 def test_one_numa_domain_has_its_share_of_the_hosts_memory() -> None:
     host = NODES.host.model_copy(update={"memory_bandwidth": 200.0, "numa_domains": 4})
     nodes = NODES.model_copy(update={"host": host})
-    slow = replace(RATES, cpu_update=1e18, host_memory=100.0)
+    slow = replace(RATES, cpu_update=PerRank(1e18), host_memory=PerRank(100.0))
     bound, free = (
         framework_step(
             toy_graph(),

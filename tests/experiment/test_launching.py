@@ -15,7 +15,7 @@ from bigplan.experiment.running import StudyOutcome, plan_all
 from bigplan.launcher.driver import launch
 from bigplan.launcher.record import read_record
 from bigplan.runtime.result import StepResult
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from tests.experiment.rows import index, row
 from tests.experiment.studies import study, unseen
 from tests.launcher.fakes import Fake, quiet, without_ray
@@ -58,7 +58,7 @@ def planned(folder: Path) -> StudyOutcome:
 def test_launches_are_measured_and_not_repeated(
     tmp_path: Path, by: Callable[[type[Fake]], list[str]]
 ) -> None:
-    outcome, how = planned(tmp_path), Launch(checkpoint_keep=0, tensorboard=False)
+    outcome, how = planned(tmp_path), LaunchSpec(checkpoint_keep=0, tensorboard=False)
     runs = by(Fake)
     before = (tmp_path / "out/results.csv").read_bytes()
     outcome = launch_all(outcome, "all", how, quiet())
@@ -81,7 +81,7 @@ def test_launches_are_measured_and_not_repeated(
 def test_a_launch_that_fails_is_told_and_tried_again_next_time(
     tmp_path: Path, by: Callable[[type[Fake]], list[str]]
 ) -> None:
-    outcome, how = planned(tmp_path), Launch(checkpoint_keep=0, tensorboard=False)
+    outcome, how = planned(tmp_path), LaunchSpec(checkpoint_keep=0, tensorboard=False)
 
     class Short(Fake):
         def preflight(self) -> None:
@@ -100,7 +100,7 @@ def test_a_launch_that_fails_is_told_and_tried_again_next_time(
 def test_ctrl_c_in_a_launch_goes_on_from_its_checkpoint(
     tmp_path: Path, by: Callable[[type[Fake]], list[str]]
 ) -> None:
-    outcome, how = planned(tmp_path), Launch(tensorboard=False)
+    outcome, how = planned(tmp_path), LaunchSpec(tensorboard=False)
     by(Interrupted)
     with pytest.raises(KeyboardInterrupt):
         launch_all(outcome, "all", how, quiet())

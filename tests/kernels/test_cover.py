@@ -14,7 +14,7 @@ from bigplan.kernels.graph import Arg, Argument, KernelGraph, KernelNode, dense,
 from bigplan.kernels.keep import AGAIN, best_plan, kept
 from bigplan.kernels.price import Pricer
 from bigplan.spec.catalog import find_model, list_models
-from bigplan.spec.cluster import find_gpu
+from bigplan.spec.gpu import find_gpu
 from bigplan.spec.multiprocessor import find_multiprocessor, list_multiprocessors
 
 SHAPE = (4096, 2048)

@@ -18,11 +18,11 @@ from bigplan.kernels.optimised import Optimiser
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime import blocks, generated
-from bigplan.runtime.kept import Kept
+from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
 from bigplan.spec.catalog import find_model
-from bigplan.spec.cluster import find_gpu
+from bigplan.spec.gpu import find_gpu
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.multiprocessor import closest_to
@@ -127,7 +127,7 @@ def test_a_block_keeps_the_same_bytes(name: str, recompute: Recompute, library: 
     views = {n: part.view(t.shape) for (n, t), part in zip(p.items(), parts, strict=True)}
     x, given, found = random(0, 1, 8, 48), random(1, 1, 8, 48), []
     for kernels in (None, library):
-        kept = Kept(weights=flat.view(torch.uint8))
+        kept = KeptActivations(weights=flat.view(torch.uint8))
         block = Block(model, tables, in_product=False, kernels=kernels)
         out = block.record(views, x, kept, recompute)
         nbytes = kept.nbytes

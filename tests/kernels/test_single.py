@@ -13,7 +13,7 @@ from bigplan.kernels.fuse import work_of
 from bigplan.kernels.price import Fused, Pricer
 from bigplan.kernels.single import Single
 from bigplan.spec.catalog import find_model
-from bigplan.spec.cluster import find_gpu
+from bigplan.spec.gpu import find_gpu
 from bigplan.spec.multiprocessor import find_multiprocessor
 from bigplan.spec.training import Training
 

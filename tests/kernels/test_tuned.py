@@ -48,16 +48,16 @@ def test_a_kernel_is_timed_once(tmp_path: Path) -> None:
     tuner = Tuner(4, "h200-sxm", 132, store, clock)
     x, weight = random(0, 9, 64), random(1, 64)
     first = _norm(9)
-    kernel = LaunchedKernel(first.body, first.choices, tuner)
+    kernel = LaunchedKernel(first.body, first.choices, tuner.tune)
     (out, *_) = kernel(x, weight)
     assert (clock.asked, kernel.tile) == (4, first.choices[2][0])
     assert out.device.type == DEVICE
     again = _norm(10)  # the same bucket
-    twin = LaunchedKernel(again.body, again.choices, tuner)
+    twin = LaunchedKernel(again.body, again.choices, tuner.tune)
     twin(random(2, 10, 64), weight)
     assert (clock.asked, twin.tile) == (4, kernel.tile)
     other = _norm(100)
-    LaunchedKernel(other.body, other.choices, tuner)(random(3, 100, 64), weight)
+    LaunchedKernel(other.body, other.choices, tuner.tune)(random(3, 100, 64), weight)
     assert clock.asked == 8
     assert len(store.read()) == 2
 
@@ -97,6 +97,6 @@ def test_a_pick_that_is_no_candidate_here_is_not_taken(tmp_path: Path) -> None:
 
     key = key_of(fused.body, "h200-sxm", triton.__version__)
     store.keep(key, Tile(Shape.ROW, 1, 32, 1))  # half a row
-    kernel = LaunchedKernel(fused.body, fused.choices, Tuner(3, "h200-sxm", 132, store, clock))
+    kernel = LaunchedKernel(fused.body, fused.choices, Tuner(3, "h200-sxm", 132, store, clock).tune)
     kernel(random(0, 9, 64), random(1, 64))
     assert clock.asked == 3

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from bigplan.errors import CheckpointError
 from bigplan.launcher import driver
-from bigplan.launcher.actor import Folders, Worker, WorkerType
+from bigplan.launcher.actor import Folders, RankWorker, WorkerType
 from bigplan.launcher.driver import LaunchOptions
 from bigplan.plan import Plan, digest
 from bigplan.runtime.apart import Apart
 from bigplan.runtime.result import Finished, Progress, Saved, StepResult
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.timeline import Event, Timeline
 from tests.tiny import tiny_plan
 
@@ -116,7 +116,7 @@ class LocalCrew:
         self.meanwhile = meanwhile
         self.meeting = folders.scratch / "meeting"
         self.meeting.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.workers: list[Worker] = []
+        self.workers: list[RankWorker] = []
         for rank in range(plan.strategy.ranks):
             scratch = folders.scratch / f"rank-{rank}"
             scratch.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def plan_with(**training: object) -> Plan:
 
 
 def told(folder: Path, **how: object) -> LaunchOptions:
-    return LaunchOptions(Launch.model_validate({"run_dir": str(folder), **how}))
+    return LaunchOptions(LaunchSpec.model_validate({"run_dir": str(folder), **how}))
 
 
 def quiet() -> Console:

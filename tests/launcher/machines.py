@@ -23,7 +23,7 @@ from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.runtime.apart import Apart
 from bigplan.runtime.result import StepResult
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training
@@ -131,7 +131,7 @@ def machines(warm: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Machine
         made.starter.shutdown()
 
 
-class Scripted(Worker):
+class Scripted(NativeWorker):
     """A worker that stands still before some steps until something has happened elsewhere.
 
     The script says before which step, of a crew of how many ranks, what happens once; a negative

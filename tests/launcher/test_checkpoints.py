@@ -13,7 +13,7 @@ from bigplan.launcher.checkpoints import (
     step_of,
     sweep,
 )
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from tests.runtime.plans import plan_of, tiny_model, tiny_training
 from tests.tiny import tiny_plan
 
@@ -88,7 +88,7 @@ def test_how_many_more_there_are_at_once(tmp_path: Path) -> None:
     plan = tiny_plan()  # a step takes 0.2 s at most
 
     def more(steps: int, every: int | None, keep: int) -> int:
-        how = Launch(steps=steps, checkpoint_every=every, checkpoint_keep=keep)
+        how = LaunchSpec(steps=steps, checkpoint_every=every, checkpoint_keep=keep)
         return more_at_once(tmp_path, plan, how)
 
     assert more(50, 10, 2) == 4  # kept, not known to be good yet, being written

@@ -14,7 +14,7 @@ from bigplan.launcher.nodes import Node, answering
 from bigplan.launcher.record import Asked, read_asked, read_record
 from bigplan.plan import Plan
 from bigplan.runtime.result import StepResult
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from tests.launcher.fakes import Fake, quiet, without_ray
 from tests.launcher.machines import plan_of
 
@@ -79,7 +79,7 @@ def _once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(folder: Path, **how: object) -> Path:
     told = {"run_dir": str(folder), "address": "there:1", "checkpoint_every": 2, "steps": 9, **how}
-    options = LaunchOptions(Launch.model_validate(told), asked=Asked(set=PINS, nodes=2))
+    options = LaunchOptions(LaunchSpec.model_validate(told), asked=Asked(set=PINS, nodes=2))
     return launch(plan_of(9, **PINS), options, quiet(), Shrinks)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from bigplan.errors import InputError, WorkerError
 from bigplan.launcher import head
-from bigplan.launcher.head import EVERY, GONE, Head, require_ray
+from bigplan.launcher.head import EVERY, GONE, RayHead, require_ray
 
 pytest.importorskip("ray")
 
@@ -65,7 +65,7 @@ def test_a_clusters_head_is_given_up_before_ray_ends_this_process(
         watched.look()
 
     monkeypatch.setattr(head, "require_ray", ask)
-    watched = Head("somewhere:6379", lambda: times[0])
+    watched = RayHead("somewhere:6379", lambda: times[0])
     heard = 2 * EVERY
     for now in (EVERY, heard):
         look_at(now)
@@ -90,11 +90,11 @@ def test_a_head_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
         now[0] += seconds
 
     monkeypatch.setattr(head, "require_ray", ask)
-    Head("somewhere:6379", lambda: now[0]).wait(pause)
+    RayHead("somewhere:6379", lambda: now[0]).wait(pause)
     assert now == back
     now[0], back[0] = 0.0, 1e6
     with pytest.raises(WorkerError, match=r"has not answered for 4\d s"):
-        Head("somewhere:6379", lambda: now[0]).wait(pause)
+        RayHead("somewhere:6379", lambda: now[0]).wait(pause)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 
 from bigplan.errors import LostError
 from bigplan.launcher.actor import Beat
-from bigplan.launcher.heartbeat import EVERY, PATIENT, SILENT, Allowed, Heartbeat, _Rank
+from bigplan.launcher.heartbeat import EVERY, PATIENT, SILENT, Allowed, Heartbeat, _RankPulse
 
 
 class Silent(Heartbeat):
@@ -15,7 +15,7 @@ class Silent(Heartbeat):
     def _ask(self, actor: object) -> object:
         return actor
 
-    def _hear(self, rank: _Rank, now: float) -> None:
+    def _hear(self, rank: _RankPulse, now: float) -> None:
         del rank, now
 
 

@@ -12,7 +12,7 @@ import pytest
 from bigplan.errors import RefusedError
 from bigplan.launcher.actor import Folders, RankActor
 from bigplan.launcher.driver import launch
-from bigplan.launcher.leftovers import Entry, Leftover, clean, leftovers, listed
+from bigplan.launcher.leftovers import Leftover, ListedLaunch, clean, leftovers, listed
 from bigplan.launcher.lock import only_launch
 from tests.launcher.fakes import Fake, quiet, told, without_ray
 from tests.tiny import tiny_plan
@@ -117,7 +117,7 @@ def test_scratch_of_a_run_that_goes_on_is_its_own(run: Path, state: Path) -> Non
 
 def test_other_machines_and_broken_entries_are_let_alone(run: Path, state: Path) -> None:
     state.mkdir(parents=True)
-    other = Entry(host="elsewhere", run=str(run), scratch=str(run / "scratch"))
+    other = ListedLaunch(host="elsewhere", run=str(run), scratch=str(run / "scratch"))
     (state / "other.json").write_text(other.model_dump_json())
     (state / "cut.json").write_text('{"host": "he')
     assert not leftovers()
@@ -144,13 +144,13 @@ def test_a_launch_is_on_the_list_as_long_as_it_runs(tmp_path: Path, state: Path)
 
     folder = launch(tiny_plan(1), told(tmp_path / "runs"), quiet(), Looks)
     (text,) = seen
-    entry = Entry.model_validate_json(text)
+    entry = ListedLaunch.model_validate_json(text)
     assert (entry.run, entry.scratch) == (str(folder), str(folder / "scratch"))
     assert not list(state.iterdir())
 
 
 def test_an_empty_scratch_folder_is_something() -> None:
-    left = Leftover(Path(), Entry(host="h", run="r", scratch="s"), 1, ())
+    left = Leftover(Path(), ListedLaunch(host="h", run="r", scratch="s"), 1, ())
     assert "1 B of scratch in s" in str(left)
 
 
@@ -170,7 +170,7 @@ def test_a_rank_is_on_the_list_of_a_machine_that_the_launch_is_not_on(
     for rank in ranks:
         rank.preflight()
     (entry,) = state.glob("*.json")  # one for all of the machine
-    assert Entry.model_validate_json(entry.read_text()).scratch == str(run / "scratch")
+    assert ListedLaunch.model_validate_json(entry.read_text()).scratch == str(run / "scratch")
     for rank in ranks:
         rank.close()
     assert not list(state.iterdir())

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from bigplan.cli.app import app
 from bigplan.engines import make_plan
 from bigplan.launcher.driver import LaunchOptions, launch
-from bigplan.launcher.leftovers import Entry
+from bigplan.launcher.leftovers import ListedLaunch
 from bigplan.launcher.places import RUN_DIR
 from bigplan.launcher.record import Asked, Record, read_record
 from bigplan.launcher.resume import read_resumable
@@ -26,7 +26,7 @@ from bigplan.report.decision import strategy_text
 from bigplan.report.run_report import run_report
 from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.training import ValidationSpec
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
@@ -34,6 +34,7 @@ from tests.launcher.machines import Machines, Scripted, happening, machines, pla
 from tests.launcher.warm import warm_workers
 from tests.runtime.harness import started
 from tests.tiny import small_cluster
+from tests.wording import tells
 
 ray = pytest.importorskip("ray")
 
@@ -73,7 +74,7 @@ def run(
     **how: object,
 ) -> Path:
     told = {"run_dir": str(folder), "address": nodes.address, "checkpoint_every": 2, **how}
-    options = LaunchOptions(Launch.model_validate(told), asked=Asked(set=pins, nodes=2))
+    options = LaunchOptions(LaunchSpec.model_validate(told), asked=Asked(set=pins, nodes=2))
     return launch(plan_of(STEPS, **pins), options, out or quiet(), Scripted)
 
 
@@ -94,7 +95,7 @@ def test_a_lost_node_is_planned_around_and_taken_in_again(
     assert losses(record)[:4] == losses(whole)[:4]
     assert losses(record) == pytest.approx(losses(whole), rel=OTHER_LAYOUT)
     (lost,) = record.summary.restarts
-    assert "node b (127.0.0.4) was lost with ranks 2, 3 while running step 6" in lost.reason
+    assert tells(lost.reason, "node b", "127.0.0.4", "2, 3", "step 6")
     assert (lost.done, lost.back_to) == (5, 4)
     assert [(p.nodes, p.strategy.dp) for p in record.summary.plans] == [(2, 4), (1, 2), (2, 4)]
     # Once a checkpoint is complete; step 9 begins one, which a busy drive ends in step 10.
@@ -144,11 +145,11 @@ def own(nodes: Machines, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {name: folder / name for name in "ab"}
 
 
-def left_on(own: Mapping[str, Path], name: str) -> Entry:
+def left_on(own: Mapping[str, Path], name: str) -> ListedLaunch:
     """Of a launch that was killed, on a node: what its rank there has put on the list."""
     run = own[name].with_name("killed")
     (run / "scratch").mkdir(parents=True)
-    entry = Entry(host=socket.gethostname(), run=str(run), scratch=str(run / "scratch"))
+    entry = ListedLaunch(host=socket.gethostname(), run=str(run), scratch=str(run / "scratch"))
     listed = own[name].with_name(f"{name}-state") / "bigplan" / "launches" / "one.json"
     listed.parent.mkdir(parents=True)
     listed.write_text(entry.model_dump_json())
@@ -175,9 +176,7 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     told, killed = StringIO(), left_on(own, "b")
     out = Console(file=told, width=300)
     folder = run(nodes, tmp_path / "runs", out, pins={**PINS, "zero": 1}, steps=8)
-    assert f"On node b (127.0.0.4): left by a launch that was killed, of {killed.run}" in (
-        told.getvalue()
-    )
+    assert tells(told.getvalue(), "node b (127.0.0.4)", "killed", str(killed.run))
     looked = CliRunner().invoke(app, ["clean", "--address", nodes.address, "--json"])
     (removed,) = json.loads(looked.output)["leftovers"]
     assert (removed["node"], removed["run"]) == ("b (127.0.0.4)", killed.run)

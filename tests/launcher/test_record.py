@@ -24,7 +24,7 @@ from bigplan.launcher.record import (
     write_timeline,
 )
 from bigplan.planner import simulate_plan
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.timeline import Timeline
 from tests.tiny import tiny_plan
 
@@ -50,7 +50,7 @@ EVENTS = '{"events": [[0, "gpu compute", "forward", 1, 0, %s]], "seconds": 3.0}'
 def written(parent: Path) -> tuple[Path, Timeline]:
     folder = new_folder(parent, "my model")
     timeline = simulate_plan(tiny_plan())
-    write_start(folder, tiny_plan(), Launch(steps=1), Asked(nodes=1), timeline)
+    write_start(folder, tiny_plan(), LaunchSpec(steps=1), Asked(nodes=1), timeline)
     append_metric(folder, METRIC)
     write_timeline(folder / MEASURED, timeline)
     write_summary(folder, SUMMARY)

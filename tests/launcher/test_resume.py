@@ -7,9 +7,10 @@ from bigplan.launcher.record import Asked, write_start
 from bigplan.launcher.resume import read_resumable, refuse_other_training, resume_hint
 from bigplan.plan import Plan
 from bigplan.planner import simulate_plan
-from bigplan.spec.experiment import Launch
+from bigplan.spec.experiment import LaunchSpec
 from bigplan.spec.schedule import Schedule
 from tests.tiny import tiny_plan
+from tests.wording import tells
 
 
 def changed(**training: object) -> Plan:
@@ -18,7 +19,7 @@ def changed(**training: object) -> Plan:
 
 
 def test_a_run_reads_back(tmp_path: Path) -> None:
-    how = Launch(steps=7, checkpoint_every=3)
+    how = LaunchSpec(steps=7, checkpoint_every=3)
     write_start(tmp_path, tiny_plan(), how, Asked(nodes=1), simulate_plan(tiny_plan()))
     run = read_resumable(tmp_path)
     assert (run.folder, run.plan, run.how) == (tmp_path, tiny_plan(), how)
@@ -27,7 +28,7 @@ def test_a_run_reads_back(tmp_path: Path) -> None:
 def test_what_is_no_run_or_an_old_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no run of"):
         read_resumable(tmp_path)
-    write_start(tmp_path, tiny_plan(), Launch(), Asked(nodes=1), simulate_plan(tiny_plan()))
+    write_start(tmp_path, tiny_plan(), LaunchSpec(), Asked(nodes=1), simulate_plan(tiny_plan()))
     (tmp_path / "launch.json").unlink()
     with pytest.raises(InputError, match="without checkpoints"):
         read_resumable(tmp_path)
@@ -59,9 +60,7 @@ def test_the_way_on_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     run = tmp_path / "runs" / "a b"
     (run / "checkpoints" / "step-000012").mkdir(parents=True)
     hint = resume_hint(run)
-    assert hint == (
-        "The last good checkpoint is of step 12. Go on with: bigplan launch --resume 'runs/a b'"
-    )
+    assert tells(hint, "step 12", "bigplan launch --resume 'runs/a b'")
 
 
 def test_how_long_the_whole_training_is_may_change() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bigplan.launcher import session
 from bigplan.launcher.driver import launch
-from bigplan.launcher.head import Head
+from bigplan.launcher.head import RayHead
 from bigplan.launcher.record import read_metrics, read_record
 from bigplan.launcher.session import ONE_MACHINE, ray_session
 from tests.launcher import fakes
@@ -24,9 +24,9 @@ def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
 ) -> None:
     """Ray itself ends the driver, with exit code 1, when its GCS has been gone for 60 s."""
     ray.cloudpickle.register_pickle_by_value(fakes)
-    found, killed, look = set[str](), list[int](), Head.look
+    found, killed, look = set[str](), list[int](), RayHead.look
 
-    def looking(head: Head) -> None:
+    def looking(head: RayHead) -> None:
         run = tmp_path / "tiny-llama-test-1"
         if not killed and len(read_metrics(run)) > 1:
             found.update(address for pid in _family(os.getpid()) for address, _ in listening(pid))
@@ -36,7 +36,7 @@ def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
             os.waitid(os.P_PID, killed[0], os.WEXITED | os.WNOWAIT)
         look(head)
 
-    monkeypatch.setattr(Head, "look", looking)
+    monkeypatch.setattr(RayHead, "look", looking)
     plan = plan_with(clip_norm=None)
     record = read_record(launch(plan, told(tmp_path, steps=4, checkpoint_every=1), quiet(), Fake))
     assert found

@@ -16,7 +16,7 @@ from bigplan.launcher.journal import Journal
 from bigplan.launcher.record import Metric, read_metrics
 from bigplan.launcher.skipped import idle_since, told
 from bigplan.launcher.steps import Steps
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.optimizer import Optimizer
 from tests.runtime.checkpoints import resident, running
 from tests.runtime.test_update import _inject
@@ -25,7 +25,7 @@ from tests.runtime.test_update import _inject
 class Alone:
     """One rank, in this process."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: NativeWorker) -> None:
         self.worker = worker
 
     def ask(self, method: str, *arguments: object, doing: str) -> list[Any]:

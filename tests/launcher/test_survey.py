@@ -107,4 +107,4 @@ def test_an_interface_that_a_node_does_not_have(monkeypatch: pytest.MonkeyPatch)
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "lo")  # and so put back
     with pytest.raises(PreflightError, match=r"--interface nowhere0: a node has .*lo"):
-        surveying._Device("nowhere0").meet(None, 0, 2, cuda=False, threads=1)
+        surveying._DeviceActor("nowhere0").meet(None, 0, 2, cuda=False, threads=1)

@@ -14,6 +14,7 @@ from bigplan.lower import lower, lower_stage
 from bigplan.lower.refs import BATCH
 from bigplan.placement import Share, Tier, pieces
 from bigplan.program import Action, Lane, Op, Repeat, expand
+from bigplan.spec.sharing import NodeSharing
 from bigplan.verify import verify
 from tests.examples import examples
 from tests.toys import (
@@ -46,7 +47,7 @@ def _ops(actions: tuple[Action | Repeat, ...]) -> list[str]:
 @given(cases(free=True))
 def test_any_legal_placement_verifies_and_simulates(case: Case) -> None:
     programs = case.programs
-    verify(programs, case.graph, ROOMY, 1)
+    verify(programs, case.graph, ROOMY, NodeSharing(1))
     timeline = case.timeline
     compute = [event for event in timeline.events if event.op in ("forward", "backward")]
     assert len(compute) == 2 * len(case.graph.layers) * case.graph.micro_batches
@@ -147,7 +148,7 @@ def test_the_last_layer_of_a_ring_stays_there() -> None:
     def moves(slots: int, units: int = 1) -> list[str]:
         several = replace(graph, micro_batches=2 * units)
         (program,) = lower(several, placed(several, slots, block=away))
-        verify((program,), several, ROOMY, 1)
+        verify((program,), several, ROOMY, NodeSharing(1))
         homes = [f"a{i}" for i in (1, 2, 3) if f"a{i}" in program.buffers]
         shared = [name for name in homes if program.buffers[name].within]
         assert homes == (["a1", "a2", "a3"] if slots == 1 else ["a1", "a2"])
@@ -372,7 +373,7 @@ def test_ends_that_share_a_slot_take_turns_even_with_more_slots_than_layers() ->
     away = kind_placement(1, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
     placement = placed(graph, embedding=away, block=away, head=away)
     placement = placement.model_copy(update={"slots": 4, "shared_ends": True})
-    verify(lower(graph, placement), graph, dict.fromkeys(Tier, 10**9), 1)
+    verify(lower(graph, placement), graph, dict.fromkeys(Tier, 10**9), NodeSharing(1))
 
 
 def test_updates_without_state_move_none_of_it() -> None:
@@ -388,4 +389,4 @@ def test_updates_without_state_move_none_of_it() -> None:
         updates = [a for a in expand(program.flush) if a.op is Op.UPDATE and a.layer == layer]
         assert sum(action.amount for action in updates) == graph.kinds["block"].parameters
         assert len({action.lane for action in updates}) == len(updates)
-    verify((program,), graph, dict.fromkeys(Tier, 10**9), 1)
+    verify((program,), graph, dict.fromkeys(Tier, 10**9), NodeSharing(1))

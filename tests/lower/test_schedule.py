@@ -10,11 +10,13 @@ from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
 from bigplan.program import Op, expand
 from bigplan.simulate import simulate, step_seconds
+from bigplan.spec.sharing import NodeSharing
+from bigplan.units import PerRank
 from bigplan.verify import verify
 from tests.toys import COSTS, ROOMY, instructions, placed, toy_graph
 
 PASSES = {"embedding": KindCost(0, 0), "block": KindCost(1, 2), "head": KindCost(0, 0)}
-IDEAL = Costs(PASSES, Rates(*[1e15] * 10), 0.0, COSTS.capacity, 1)
+IDEAL = Costs(PASSES, Rates(*[PerRank(1e15)] * 10), 0.0, COSTS.capacity, NodeSharing(1))
 
 
 def _interleaved(stages: int, chunks: int, rounds: int, blocks: int = 1) -> Graph:
@@ -27,7 +29,7 @@ def _interleaved(stages: int, chunks: int, rounds: int, blocks: int = 1) -> Grap
 def test_virtual_stages_divide_the_bubble(stages: int, chunks: int, rounds: int) -> None:
     graph = _interleaved(stages, chunks, rounds)
     programs = lower(graph, placed(graph))
-    verify(programs, graph, ROOMY, 1)
+    verify(programs, graph, ROOMY, NodeSharing(1))
     # A micro-batch takes 3 seconds in each of a stage's chunks; the bubble is stages - 1 chunks
     # (Narayanan et al. 2021, section 2.2), not stages - 1 stages.
     ideal = 3 * (stages * rounds * chunks + stages - 1)

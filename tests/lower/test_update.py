@@ -13,6 +13,7 @@ from bigplan.lower.refs import state_home
 from bigplan.order import order_of
 from bigplan.placement import KindPlacement, Share, Tier
 from bigplan.program import Action, Lane, Op, Program, Ref, entry, expand
+from bigplan.spec.sharing import NodeSharing
 from bigplan.verify import verify
 from tests.toys import ROOMY, kind_placement, placed, toy_graph
 
@@ -67,7 +68,7 @@ def _block(
 
 def _program(graph: Graph, block: KindPlacement) -> Program:
     programs = lower(graph, placed(graph, chunk=CHUNK, block=block))
-    verify(programs, graph, ROOMY, 1)
+    verify(programs, graph, ROOMY, NodeSharing(1))
     return programs[0]
 
 

@@ -19,7 +19,8 @@ from bigplan.profile.fit import (
     with_attention,
     with_gemm_rate,
 )
-from bigplan.spec.cluster import Traffic, find_gpu, find_link, list_gpus
+from bigplan.spec.gpu import find_gpu, list_gpus
+from bigplan.spec.link import Traffic, find_link
 
 MiB = 2**20
 SHAPES = [

@@ -13,10 +13,10 @@ from bigplan.graph.block import by_input_and_weight
 from bigplan.graph.operators import Gemm
 from bigplan.profile.fit import fit_gemm, with_gemm_rate
 from bigplan.profile.gemm import GPU_LAYERS, Timed, _timings, _with_rates, by_way, products
-from bigplan.spec.cluster import Gpu, find_gpu
 from bigplan.spec.detect.cluster import Fallback
 from bigplan.spec.files.document import load_document
 from bigplan.spec.files.shipped import PACKAGE
+from bigplan.spec.gpu import Gpu, find_gpu
 from tests.profile.small import bench
 
 

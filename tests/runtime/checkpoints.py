@@ -16,7 +16,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.runtime.result import Saved
 from bigplan.runtime.weights import weights_digest
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from tests.runtime.harness import context_of, state_of
 from tests.runtime.plans import CHUNK, placed, plan_of, plans, tiny_model, tiny_training
 from tests.runtime.reference import State
@@ -40,10 +40,10 @@ class Course:
 @contextmanager
 def running(
     plan: Plan, resume: Path | None = None, *, rank: int = 0, meeting: Path = Path()
-) -> Iterator[tuple[Worker, int]]:
+) -> Iterator[tuple[NativeWorker, int]]:
     """A started worker, and the steps it has behind it."""
     with tempfile.TemporaryDirectory() as scratch:
-        worker = Worker(plan, rank, Path(scratch), poison=True)
+        worker = NativeWorker(plan, rank, Path(scratch), poison=True)
         try:
             worker.preflight()
             yield worker, worker.start(meeting, resume)

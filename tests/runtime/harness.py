@@ -19,7 +19,7 @@ from bigplan.plan import Plan, graph_of
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import load
 from bigplan.runtime.result import Finished, StepResult
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from tests.runtime.reference import UNIT, LayerState, Outcome, PlainLoop, State
 
 STEPS = 3
@@ -53,10 +53,10 @@ def started(
     meeting: Path = Path(),
     poison: bool = True,
     backend: str | None = None,
-) -> Iterator[Worker]:
+) -> Iterator[NativeWorker]:
     """A worker ready for its first step."""
     with tempfile.TemporaryDirectory() as scratch:
-        worker = Worker(plan, rank, Path(scratch), poison=poison, backend=backend)
+        worker = NativeWorker(plan, rank, Path(scratch), poison=poison, backend=backend)
         try:
             worker.preflight()
             worker.start(meeting)
@@ -97,12 +97,12 @@ def evaluated(
         return worker.evaluate()
 
 
-def context_of(worker: Worker) -> Context:
+def context_of(worker: NativeWorker) -> Context:
     """The started worker's shapes and memory."""
     return worker._running().context
 
 
-def state_of(worker: Worker) -> State:
+def state_of(worker: NativeWorker) -> State:
     """Weights and moments, wherever they live; NaN where another rank has them."""
     context = context_of(worker)
     return _state(context, {layer: weights.clone() for layer, weights in worker.weights()})

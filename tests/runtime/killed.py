@@ -22,7 +22,7 @@ from bigplan.mechanics import PAGE
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint.folder import checkpoints
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from tests.runtime.checkpoints import away, on_device, resident
 
 STEPS, EVERY = 8, 2
@@ -60,7 +60,7 @@ def train(folder: Path, name: str, kill: Kill | None, device: str = "cpu") -> No
     torch.set_num_threads(1)
     with _killed(folder, kill):
         scratch = folder / "scratch"
-        worker = Worker(plan_of(name, device), 0, scratch)
+        worker = NativeWorker(plan_of(name, device), 0, scratch)
         worker.preflight()
         saved = folder / "checkpoints"
         done = worker.start(Path(), saved if checkpoints(saved) else None)

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from bigplan.runtime.group import Begun, Group
+from bigplan.runtime.group import Begun, RankGroup
 
 Result = TypeVar("Result")
 Called = tuple[str, int]  # a collective's pattern, and bytes of the whole tensor
@@ -51,7 +51,7 @@ class _Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour(Group):
+class Neighbour(RankGroup):
     """A rank among such threads."""
 
     meeting: _Meeting = field(default_factory=lambda: _Meeting(1))

@@ -24,7 +24,7 @@ from bigplan.runtime.lanes import ON_STREAMS
 from bigplan.runtime.native import Piece
 from bigplan.runtime.scaling import Verdict
 from bigplan.runtime.update import _kernel
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.optimizer import rules
 from tests.runtime.harness import context_of, state_of
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
@@ -118,7 +118,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, lane: Lane) -> None:
     monkeypatch.setattr(Executor, "_run", late)
 
 
-def expected_state(worker: Worker) -> State:
+def expected_state(worker: NativeWorker) -> State:
     """The state after the updates that are pending, from what is at home now.
 
     Rows are updated by the kernels of whoever the plan says, each tensor in one piece: results do

@@ -21,8 +21,8 @@ from bigplan.ranks import Coordinates
 from bigplan.runtime.checkpoint import Manifest, Saver, latest, restore
 from bigplan.runtime.checkpoint.manifest import ELEMENT
 from bigplan.runtime.context import Context
-from bigplan.runtime.pieces import Box, LayerRows, Part
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.pieces import Box, LayerRows, OwnedPart
+from bigplan.runtime.worker import NativeWorker
 from tests.runtime.checkpoints import away, passing, resident, running
 from tests.runtime.harness import context_of, same, state_of
 
@@ -62,7 +62,7 @@ def _part(rows: LayerRows, low: int, high: int) -> LayerRows:
         share: tuple(tuple(clipped(boxes)) for boxes in chunks)
         for share, chunks in rows.chunks.items()
     }
-    return replace(rows, part=Part(low, high - low, high - low, high - low), chunks=chunks)
+    return replace(rows, part=OwnedPart(low, high - low, high - low, high - low), chunks=chunks)
 
 
 def _as_rank(context: Context, rank: int, bounds: Bounds) -> Context:
@@ -76,7 +76,7 @@ def _as_rank(context: Context, rank: int, bounds: Bounds) -> Context:
     return replace(context, graph=graph, rows=rows, groups=groups)
 
 
-def _written_by_ranks(worker: Worker, path: Path, folder: Path, bounds: Bounds) -> Manifest:
+def _written_by_ranks(worker: NativeWorker, path: Path, folder: Path, bounds: Bounds) -> Manifest:
     """What ranks write into `folder` that go on, one after the other, from the checkpoint."""
     context, found = context_of(worker), latest(path)
     savers = []

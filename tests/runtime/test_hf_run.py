@@ -22,7 +22,7 @@ from bigplan.plan import Plan
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.data import BatchSource, bundled_text
 from bigplan.runtime.hf_export import export_checkpoint
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.hf.config import load_hf_config
 from bigplan.spec.model import ModelSpec
 from tests.runtime.checkpoints import running
@@ -53,7 +53,7 @@ def _plan(folder: Path, model: ModelSpec) -> Plan:
     return plan_of(model, training, strategy, placement)
 
 
-def _layers(worker: Worker) -> Layers:
+def _layers(worker: NativeWorker) -> Layers:
     context = context_of(worker)
     return [
         {name: view.clone() for name, view in context.views(flat, layer).items()}

@@ -17,7 +17,7 @@ from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import PAGE
 from bigplan.runtime import blocks
 from bigplan.runtime.context import DTYPES
-from bigplan.runtime.kept import SMALL, Kept
+from bigplan.runtime.kept import SMALL, KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.slab import align_up, aligned_empty
 from bigplan.spec.model import ModelSpec
@@ -49,9 +49,9 @@ class _Layer:
         self.x = torch.randn(1, length, model.hidden, generator=generator).to(self.dtype)
         self.gradient = torch.randn(1, length, model.hidden, generator=generator).to(self.dtype)
 
-    def record(self, recompute: Recompute = Recompute.NONE) -> Kept:
+    def record(self, recompute: Recompute = Recompute.NONE) -> KeptActivations:
         """What a forward keeps; FULL: what is recorded just before the backward."""
-        kept = Kept(weights=self.weights)
+        kept = KeptActivations(weights=self.weights)
         self.block.record(self.views(self.weights.view(self.dtype)), self.x, kept, recompute)
         return kept
 
@@ -61,7 +61,7 @@ class _Layer:
         parts = torch.split(flat, [torch.Size(p.shape).numel() for p in parameters])
         return {p.name: part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
 
-    def gradients(self, kept: Kept) -> dict[str, Tensor]:
+    def gradients(self, kept: KeptActivations) -> dict[str, Tensor]:
         """By the input (`x`), and the sums that one backward has started."""
         sums = self.views(torch.full((self.kind.parameters,), torch.nan))
         kept.sums.open(sums, fresh=True)

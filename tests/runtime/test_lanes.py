@@ -20,7 +20,7 @@ from bigplan.order import Order, order_of
 from bigplan.plan import Plan
 from bigplan.program import Action, Lane, Op, expand
 from bigplan.runtime import lanes as lanes_module
-from bigplan.runtime.lanes import Clock, Done, Lanes, StoppedError, finish, read_ahead
+from bigplan.runtime.lanes import Done, LaneClock, Lanes, StoppedError, finish, read_ahead
 from bigplan.timeline import Timeline
 from tests.examples import examples
 from tests.runtime.harness import context_of, started
@@ -54,7 +54,7 @@ def test_actions_start_after_their_lane_and_their_waits(
 ) -> None:
     ran: list[int] = []
     lanes = _lanes(lambda action: ran.append(action.layer))
-    clock, done = Clock.now(CPU), list[Done]()
+    clock, done = LaneClock.now(CPU), list[Done]()
     for number, (lane, waits) in enumerate(graph):
         done.append(Done(_action(lane, number), [done[i] for i in waits]))
     lanes.start(done)
@@ -82,7 +82,7 @@ def test_lanes_run_beside_each_other() -> None:
     lanes = _lanes(run)
     done = [Done(_action(lane)) for lane in LANES[:2]]
     lanes.start(done)
-    finish(done, Clock.now(CPU), 0)
+    finish(done, LaneClock.now(CPU), 0)
     lanes.close()
 
 
@@ -95,7 +95,7 @@ def test_an_error_reaches_the_step_and_nothing_runs_after_it() -> None:
         ran.append(action.layer)
 
     lanes = _lanes(run)
-    clock, done = Clock.now(CPU), list[Done]()
+    clock, done = LaneClock.now(CPU), list[Done]()
     for number, lane in enumerate([Lane.COMPUTE, Lane.COMPUTE, Lane.H2D, Lane.COMPUTE]):
         done.append(Done(_action(lane, number), done[-1:]))
     lanes.start(done)
@@ -156,7 +156,7 @@ def test_chunks_are_queued_one_at_a_time_by_one_thread(monkeypatch: pytest.Monke
             done.append(Done(_action(lane, number), done[-1:]))
     lanes = Lanes(torch.device("cuda"), run)
     lanes.start(done)
-    finish(done, Clock(time.perf_counter()), 0)
+    finish(done, LaneClock(time.perf_counter()), 0)
     lanes.close()
     assert len(set.union(*(threads[lane] for lane in passing))) == 1
     assert most == dict.fromkeys((*passing, Lane.COMPUTE), ACTIONS_AHEAD - 1) | {Lane.STATE_IN: 0}
@@ -174,7 +174,7 @@ def test_a_lane_queues_a_few_actions_ahead_of_the_device() -> None:
         torch.cuda._sleep(5_000_000)  # type: ignore[no-untyped-call] # cycles: three milliseconds
 
     lanes = Lanes(device, run)
-    clock = Clock.now(device)
+    clock = LaneClock.now(device)
     lanes.start(done)
     finish(done, clock, 0)
     lanes.close()

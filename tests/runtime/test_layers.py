@@ -30,7 +30,7 @@ from bigplan.graph.operators import Gemm, Operator
 from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
 from bigplan.mechanics import repeats_heads
 from bigplan.runtime import blocks
-from bigplan.runtime.kept import Kept
+from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block
 from bigplan.runtime.products import Products
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -300,10 +300,10 @@ def test_a_layer_keeps_what_the_planner_counted(
         block = Block(model, layer.rope, ranks, in_product=in_product)
         x, found = layer.x.detach(), {}
         for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.MLP):
-            kept = Kept(weights=flat.view(torch.uint8))
+            kept = KeptActivations(weights=flat.view(torch.uint8))
             block.record(views, x, kept, recompute)
             found[recompute] = kept.nbytes
-        boundary = Kept()
+        boundary = KeptActivations()
         boundary.keep_input(x)
         return found | {Recompute.FULL: boundary.nbytes}
 

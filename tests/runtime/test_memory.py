@@ -21,8 +21,8 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.program import Op, Program, expand
 from bigplan.runtime import memory
-from bigplan.runtime.memory import Memory, Sizes, check_machine, static_sizes
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.memory import AllocationSizes, Memory, check_machine, static_sizes
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.training import ValidationSpec
 from tests.examples import examples
 from tests.runtime.harness import check, context_of, execute, started
@@ -30,7 +30,7 @@ from tests.runtime.plans import placed, plan_of, plans, tiny_model, tiny_trainin
 from tests.toys import kind_placement
 
 CPU = torch.device("cpu")
-SIZES = Sizes(device=3000, host=5000, disk=8192)
+SIZES = AllocationSizes(device=3000, host=5000, disk=8192)
 ROOMY = 10**15
 
 
@@ -192,7 +192,7 @@ def test_preflight_refuses_before_anything_is_allocated(
     placement = placed(embedding=everywhere, block=everywhere, head=everywhere)
     plan = plan_of(tiny_model(layers=1), tiny_training(1), Strategy(dp=1), placement)
     _available(monkeypatch, host=0)
-    worker = Worker(plan, 0, tmp_path)
+    worker = NativeWorker(plan, 0, tmp_path)
     with pytest.raises(PreflightError, match="host memory"):
         worker.preflight()
     worker.close()
@@ -205,7 +205,9 @@ def test_a_text_too_short_is_refused_before_anything_is_allocated(tmp_path: Path
     text = tmp_path / "text"
     text.write_text("short")
     training = tiny_training(1, data=str(text))
-    worker = Worker(plan_of(tiny_model(layers=1), training, Strategy(dp=1), placement), 0, tmp_path)
+    worker = NativeWorker(
+        plan_of(tiny_model(layers=1), training, Strategy(dp=1), placement), 0, tmp_path
+    )
     with pytest.raises(InputError, match="more text"):
         worker.preflight()
     with pytest.raises(InputError, match="more text"):
@@ -222,11 +224,11 @@ def test_data_of_another_vocabulary_is_refused_before_anything_is_allocated(
     small = tiny_model(layers=1, vocab=128)
     plan = plan_of(small, tiny_training(1), Strategy(dp=1), placement)
     with pytest.raises(InputError, match=r"token 255, and tiny has a vocabulary of 128 \(0 to 127"):
-        Worker(plan, 0, tmp_path).preflight()
+        NativeWorker(plan, 0, tmp_path).preflight()
     training = tiny_training(1, validation=ValidationSpec(data=str(tmp_path / "none")))
     plan = plan_of(tiny_model(layers=1), training, Strategy(dp=1), placement)
     with pytest.raises(InputError, match="none cannot be read"):
-        Worker(plan, 0, tmp_path).preflight()
+        NativeWorker(plan, 0, tmp_path).preflight()
 
 
 def test_poison_is_nan_in_every_dtype() -> None:
@@ -243,7 +245,7 @@ def test_preflight_counts_what_torch_allocates_too(
     program = _program(plan)
     sizes, promised = static_sizes(program), program.bytes_by_tier()[Tier.GPU]
     assert promised > sizes.device  # hidden states, saved activations, workspace
-    worker = Worker(plan, 0, tmp_path)
+    worker = NativeWorker(plan, 0, tmp_path)
     _available(monkeypatch, host=sizes.host + promised)
     worker.preflight()
     _available(monkeypatch, host=sizes.host + promised - 1)

@@ -21,7 +21,8 @@ from bigplan.errors import VerificationError, WorkerError
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.program import Action, Instruction, Lane, Op, Program, Ref, Repeat, expand
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
+from bigplan.spec.sharing import NodeSharing
 from bigplan.verify import verify
 from tests.examples import examples
 from tests.runtime.harness import context_of, started
@@ -34,7 +35,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _is_nan_after(worker: Worker, steps: int) -> bool:
+def _is_nan_after(worker: NativeWorker, steps: int) -> bool:
     """Whether a NaN came through: to the loss, to gradients that skip a step, or to weights."""
     try:
         results = [worker.step() for _ in range(steps)]
@@ -97,7 +98,7 @@ def test_reading_a_freed_slot_gives_nan(plan: Plan, random: Random) -> None:
         context = context_of(worker)
         broken = _freed_early(context.program, random.randrange)
         with pytest.raises(VerificationError):
-            verify((broken,), context.graph, ROOMY, 1)
+            verify((broken,), context.graph, ROOMY, NodeSharing(1))
         worker._program = broken
         assert _is_nan_after(worker, 2)
 

@@ -12,7 +12,7 @@ import torch
 
 from bigplan.placement import Share, Tier
 from bigplan.program import Lane, Op, expand
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.optimizer import Optimizer, ParameterGroup
 from bigplan.spec.training import LossScale
 from tests.runtime.checkpoints import course, running
@@ -116,7 +116,7 @@ def test_streaming_computes_what_the_cpu_does_and_a_plain_loop(name: str) -> Non
     check(plan, ours)
 
 
-def _updates_are_right(worker: Worker) -> list[bool]:
+def _updates_are_right(worker: NativeWorker) -> list[bool]:
     """Updates beside a forward, then alone, then again; which of them were skipped."""
     skipped = [worker.step().skipped]
     for beside in (True, False, True, False):

@@ -23,8 +23,8 @@ from bigplan.graph.operators import Collective, Operator
 from bigplan.graph.strategy import Strategy, splits_over_tensor_parallel
 from bigplan.rectangle import held
 from bigplan.runtime import blocks
-from bigplan.runtime.group import Group
-from bigplan.runtime.kept import Kept
+from bigplan.runtime.group import RankGroup
+from bigplan.runtime.kept import KeptActivations
 from bigplan.runtime.layers import Block, Embedding, Head, Layer, Losses
 from bigplan.runtime.products import Sums
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -103,7 +103,7 @@ class _Layer:
         parts = torch.split(flat, [mine.numel() for mine in found.values()])
         return {n: part.view(found[n].shape) for n, part in zip(found, parts, strict=True)}
 
-    def put(self, into: Mapping[str, Tensor], mine: Mapping[str, Tensor], group: Group) -> None:
+    def put(self, into: Mapping[str, Tensor], mine: Mapping[str, Tensor], group: RankGroup) -> None:
         """Add a rank's gradients to those of the whole, of which it has parts."""
         for name, p in self.parameters(self.model, self.kind).items():
             local = mine[name].view(p.local(group.size))
@@ -203,7 +203,7 @@ def _run(
     turn = cast(Visit, _Turn(flat, tensors, x, by_output, recompute, totals))
     evaluated = one.evaluate(turn) if evaluates else None
     alone, losses.parts[:] = list(losses.parts), []
-    kept = Kept(weights=flat.view(torch.uint8))
+    kept = KeptActivations(weights=flat.view(torch.uint8))
     output = one.forward(turn, kept)
     if output is not None and evaluated is not None:
         assert torch.equal(output, evaluated)
@@ -258,7 +258,7 @@ def test_ranks_compute_what_one_does(
     assert _apart(_together([one.by_input for one in found], parts), alone.by_input) < APART
     totals = {name: torch.zeros_like(value) for name, value in layer.values.items()}
     for place, one in enumerate(found):
-        layer.put(totals, one.gradients, Group(size, place))
+        layer.put(totals, one.gradients, RankGroup(size, place))
     usual = _rms(alone.gradients.values())
     for name, total in totals.items():
         plain = alone.gradients[name].view(total.shape)

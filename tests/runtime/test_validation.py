@@ -19,7 +19,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.program import Op, expand
 from bigplan.runtime.data import IGNORED, BatchSource
-from bigplan.runtime.worker import Worker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.training import ValidationSpec
 from tests.examples import examples
 from tests.runtime.harness import check, evaluated, execute, loop_of, started, state_of
@@ -111,7 +111,7 @@ def test_a_step_without_any_target_has_no_gradient(pairs: Path, tmp_path: Path) 
             assert bool((moved <= decay * 1.001 + 1e-8).all())
 
 
-def _plain_loss(plan: Plan, worker: Worker, source: BatchSource) -> float:
+def _plain_loss(plan: Plan, worker: NativeWorker, source: BatchSource) -> float:
     """The mean over all targets, from the worker's weights, in fp64."""
     loop = loop_of(plan)
     loop.state = state_of(worker)

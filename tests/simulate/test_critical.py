@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bigplan.cost import Costs, KindCost, Waits
+from bigplan.cost import Costs, GpuWaits, KindCost
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.lower import lower
@@ -27,6 +27,7 @@ from bigplan.simulate import (
 from bigplan.simulate.rank import ranks_of, run
 from bigplan.simulate.rounds import play_steady
 from bigplan.timeline import Event
+from bigplan.units import PerRank
 from tests.examples import examples
 from tests.simulate.test_simulate import FAST, IDEAL, PASSES, TINY, unstreamed
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
@@ -70,10 +71,10 @@ def _slower(costs: Costs, gpu: float, read: float, write: float, send: float) ->
         table=(lent * send, back * send),
         rates=replace(
             rates,
-            gpu_update=rates.gpu_update / gpu,
-            device_memory=rates.device_memory / gpu,
-            nvme_read=rates.nvme_read / read,
-            nvme_write=rates.nvme_write / write,
+            gpu_update=PerRank(rates.gpu_update / gpu),
+            device_memory=PerRank(rates.device_memory / gpu),
+            nvme_read=PerRank(rates.nvme_read / read),
+            nvme_write=PerRank(rates.nvme_write / write),
         ),
     )
 
@@ -112,7 +113,7 @@ def test_a_forward_at_the_pace_of_its_link_is_bound_by_it() -> None:
     # others those that wait for nothing (see test_prefetch_into_slots).
     graph = toy_graph(blocks=4, units=1, deferred=False)
     streamed = kind_placement(4, Tier.HOST, optimizer=Tier.HOST)
-    costs = replace(IDEAL, rates=replace(FAST, h2d=36.0))
+    costs = replace(IDEAL, rates=replace(FAST, h2d=PerRank(36.0)))
     path = critical_path(lower(graph, placed(graph, block=streamed)), graph, costs)
     assert path[Lane.H2D] == pytest.approx(8, abs=TINY)
     assert path[Lane.COMPUTE] == pytest.approx(9, abs=TINY)
@@ -132,9 +133,9 @@ def test_what_the_gpu_waits_for_within_a_pass_is_told_apart() -> None:
         1,
         2,
         reruns={Recompute.FULL: 0.75},
-        forward_waits=Waits(0.25, 0.125),
-        backward_waits=Waits(0.5, 0.0),
-        rerun_waits={Recompute.FULL: Waits(0.25, 0.0625)},
+        forward_waits=GpuWaits(0.25, 0.125),
+        backward_waits=GpuWaits(0.5, 0.0),
+        rerun_waits={Recompute.FULL: GpuWaits(0.25, 0.0625)},
     )
     costs = replace(IDEAL, kinds={**PASSES, "block": waiting})
     graph = toy_graph(blocks=4, units=2)

@@ -21,13 +21,15 @@ from bigplan.placement import Placement, Share, StagePlacement, Tier
 from bigplan.program import LINKS, Action, Lane, Op, Program, Ref, expand
 from bigplan.simulate import action_seconds, simulate, step_seconds, total_seconds
 from bigplan.simulate.rank import Message
+from bigplan.spec.sharing import NodeSharing
+from bigplan.units import PerRank
 from tests.examples import examples
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph
 
-FAST = Rates(*[1e15] * 10)  # moves and updates that take no time
+FAST = Rates(*[PerRank(1e15)] * 10)  # moves and updates that take no time
 BLOCK = KindCost(1, 2, reruns={Recompute.FULL: 0.75})
 PASSES = {"embedding": KindCost(0, 0), "block": BLOCK, "head": KindCost(0, 0)}
-IDEAL = Costs(PASSES, FAST, 0.0, COSTS.capacity, 1)
+IDEAL = Costs(PASSES, FAST, 0.0, COSTS.capacity, NodeSharing(1))
 TINY = 1e-6  # what is left of moves at 1e15 bytes/s
 
 
@@ -68,7 +70,7 @@ def test_one_forward_one_backward_takes_units_plus_stages(
 def test_prefetch_into_slots(rate: float, slots: int, seconds: float) -> None:
     graph = toy_graph(blocks=4, units=1, deferred=False)
     streamed = kind_placement(4, Tier.HOST, optimizer=Tier.HOST)
-    costs = replace(IDEAL, rates=replace(FAST, h2d=rate))
+    costs = replace(IDEAL, rates=replace(FAST, h2d=PerRank(rate)))
     programs = lower(graph, placed(graph, slots=slots, block=streamed))
     assert simulate(programs, graph, costs).seconds == pytest.approx(seconds, abs=TINY)
 
@@ -83,7 +85,7 @@ def test_recomputation_runs_most_of_the_forward_twice() -> None:
 def test_a_clipped_update_hides_behind_the_first_forward_alone() -> None:
     # 36 elements a block at 9 elements/s: 4 s each on the CPU, one block after the other, and
     # block 1's forward waits for its update: 4 x 4 s, then the last block's forward, then 4 x 2.
-    costs = replace(IDEAL, rates=replace(FAST, cpu_update=9.0))
+    costs = replace(IDEAL, rates=replace(FAST, cpu_update=PerRank(9.0)))
     graph = toy_graph(blocks=4, units=1)
     on_host = kind_placement(4, optimizer=Tier.HOST)
     seconds = simulate(lower(graph, placed(graph, block=on_host)), graph, costs).seconds
@@ -95,14 +97,14 @@ def test_a_clipped_update_hides_behind_the_first_forward_alone() -> None:
 
 
 def test_activations_leave_slower_beside_the_update() -> None:
-    rates = replace(FAST, d2h=8.0, state_out=4.0, latency=0.5)
+    rates = replace(FAST, d2h=PerRank(8.0), state_out=PerRank(4.0), latency=0.5)
     costs, graph = replace(IDEAL, rates=rates), toy_graph()
     save = Action(Op.SAVE, Lane.D2H, 1, amount=16)
     beside = save._replace(beside_update=True)
     assert action_seconds(save, graph, costs) == 0.5 + 16 / 8
     assert action_seconds(beside, graph, costs) == 0.5 + 16 / 4
     # Nothing is known of both at once where state leaves as fast as ever.
-    costs = replace(costs, rates=replace(rates, state_out=9.0))
+    costs = replace(costs, rates=replace(rates, state_out=PerRank(9.0)))
     assert action_seconds(beside, graph, costs) == 0.5 + 16 / 8
 
 
@@ -258,7 +260,7 @@ def test_a_faster_link_never_slows_a_program_down(case: Case, name: str) -> None
     # Who has a shared link first may come to be another, who was waited for less: nothing streams.
     case = replace(case, placement=unstreamed(case.placement))
     rates = case.costs.rates
-    better = getattr(rates, name) * 2 if name != "latency" else 0.0
+    better = PerRank(getattr(rates, name) * 2 if name != "latency" else 0.0)
     costs = replace(case.costs, rates=replace(rates, **{name: better}))
     faster = simulate(case.programs, case.graph, costs)
     # Start times are maxima of sums of durations, so they fall with them; sums round.

@@ -20,7 +20,9 @@ from bigplan.simulate import simulate
 from bigplan.solve.candidate import Candidate
 from bigplan.solve.exact import exact_placement, placements
 from bigplan.solve.pins import Pin
-from bigplan.verify import node_bytes, verify
+from bigplan.spec.sharing import NodeSharing
+from bigplan.units import PerRank
+from bigplan.verify import used_bytes, verify
 from tests.toys import KINDS, toy_graph, toy_kind, with_capacity
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # the grid that exact mode promises for optimizer state
@@ -55,11 +57,7 @@ def _blocks(layers: int, policies: Policies, homes: tuple[Tier, ...]) -> Iterato
 
 
 def _fits(programs: tuple[Program, ...], costs: Costs) -> bool:
-    return all(
-        node_bytes(programs, tier, 1 if tier is Tier.GPU else costs.ranks_per_node)
-        <= costs.capacity[tier]
-        for tier in Tier
-    )
+    return all(used_bytes(programs, tier, costs.sharing) <= costs.capacity[tier] for tier in Tier)
 
 
 def brute_force(
@@ -82,9 +80,9 @@ def brute_force(
 
 
 def _random_costs(rng: random.Random) -> Costs:
-    rates = Rates(*(10 ** rng.uniform(1.3, 3.3) for _ in range(10)))
+    rates = Rates(*(PerRank(10 ** rng.uniform(1.3, 3.3)) for _ in range(10)))
     kinds = {name: KindCost(rng.uniform(0.2, 2), rng.uniform(0.2, 3)) for name in KINDS}
-    return with_capacity(Costs(kinds, rates, 0.1, {}, 1))
+    return with_capacity(Costs(kinds, rates, 0.1, {}, NodeSharing(1)))
 
 
 def _range(graph: Graph) -> tuple[int, int]:
@@ -166,7 +164,7 @@ def test_a_block_whose_state_may_be_streamed(seed: int) -> None:
     rng = random.Random(300 + seed)
     graph = toy_graph(blocks=1, units=1 + seed % 2, deferred=seed < 2, master=rng.random() < 0.5)
     costs = _random_costs(rng)
-    costs = replace(costs, rates=replace(costs.rates, cpu_update=3.0))
+    costs = replace(costs, rates=replace(costs.rates, cpu_update=PerRank(3.0)))
     homes = product(Tier, Tier, Tier, (0.0, 0.5, 1.0))
     seconds = {}
     for parameters, gradients, activations, streamed in homes:
@@ -212,7 +210,7 @@ def _equal(
     assert found is not None
     # The minimum of the same simulations, whichever placement reaches it first.
     assert found.seconds == expected
-    verify(found.programs, graph, costs.capacity, costs.ranks_per_node)
+    verify(found.programs, graph, costs.capacity, costs.sharing)
     assert _fits(found.programs, costs)
 
 

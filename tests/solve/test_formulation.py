@@ -15,6 +15,7 @@ from bigplan.placement import CHUNK, Placement, Rings, Tier
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate, placement_of, rounded
 from bigplan.solve.ilp import solve
+from bigplan.spec.sharing import NodeSharing
 from bigplan.verify import verify
 from tests.examples import examples
 from tests.toys import (
@@ -108,7 +109,7 @@ def test_solutions_are_legal_and_their_bound_holds(toy: Graph, prices: Costs, ro
     placement = placement_of(graph, best.values)
     # The toys' rows are a large part of their memory, so only the other rules are looked at.
     case = Case(graph, quickened(prices), placement)
-    verify(case.programs, graph, ROOMY, 1)
+    verify(case.programs, graph, ROOMY, NodeSharing(1))
     values = decisions_of(graph, placement)
     # What the solver promises is below what its decisions take: it may call a ring larger than its
     # users, which the time rows then count on.

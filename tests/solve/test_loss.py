@@ -19,7 +19,7 @@ from bigplan.solve.loss import LossLayer
 from bigplan.solve.pins import Pin, parse_pins
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
-from bigplan.verify import node_bytes, verify
+from bigplan.verify import rank_bytes, verify
 
 MIB = 2**20
 MODEL = find_model("llama-3-8b").model_copy(update={"layers": 4})
@@ -83,7 +83,7 @@ def test_memory_decides() -> None:
         candidate, programs = programs_of(plan)
         assert candidate.graph == graph_of(plan)
         costs = candidate.costs
-        verify(programs, candidate.graph, costs.capacity, costs.ranks_per_node)
+        verify(programs, candidate.graph, costs.capacity, costs.sharing)
         assert plan.predicted.lower_bound_seconds <= plan.predicted.step_seconds
 
 
@@ -96,7 +96,7 @@ def test_the_largest_chunk_that_fits_is_taken() -> None:
     for chunk in candidate.loss.chunks:
         chosen = placement.model_copy(update={"loss_chunk": chunk})
         settled = candidate.settled(chosen)
-        needed[chunk] = node_bytes(lower(settled.graph, chosen), Tier.GPU, 1)
+        needed[chunk] = rank_bytes(lower(settled.graph, chosen), Tier.GPU)
     assert needed[8192] > needed[4096] > needed[2048] >= needed[1024]
     for size in needed.values():
         for capacity in (size, size - 1):

@@ -16,6 +16,7 @@ from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate
 from bigplan.solve.linear import Capacity
 from bigplan.solve.stage import StageClass, stage_classes
+from bigplan.spec.sharing import NodeSharing
 from tests.examples import examples
 from tests.toys import (
     COSTS,
@@ -58,7 +59,7 @@ def test_rows_are_the_bytes_the_program_allocates(case: Case) -> None:
 
 def test_page_tables_of_host_memory_are_the_gpus() -> None:
     """Its row grows by as much for each byte of the host's, and so does what plans may use."""
-    costs = replace(COSTS, page_tables=0.25, ranks_per_node=2)
+    costs = replace(COSTS, page_tables=0.25, sharing=NodeSharing(2))
     graph = toy_graph()
     placement = placed(graph, block=kind_placement(4, optimizer=Tier.HOST))
     values = decisions_of(graph, placement)
@@ -114,7 +115,7 @@ def test_node_tiers_count_every_rank() -> None:
     values = decisions_of(graph, away)
     used = {}
     for ranks in (1, 4):
-        costs = with_capacity(replace(COSTS, ranks_per_node=ranks), gpu=10, host=20, nvme=30)
+        costs = with_capacity(replace(COSTS, sharing=NodeSharing(ranks)), gpu=10, host=20, nvme=30)
         rows = formulate(graph, costs).capacities
         assert [row.limit for row in rows] == [10, 20, 30]
         used[ranks] = {row.tier: row.used.at(values) for row in rows}

@@ -19,7 +19,7 @@ from bigplan.solve.search import Choice, Found, Scope, search
 from bigplan.solve.stage import stage_classes
 from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.cluster import find_link
+from bigplan.spec.link import find_link
 from bigplan.spec.training import Training
 
 MIB = 2**20

@@ -16,19 +16,20 @@ from bigplan.solve.simplicity import complexity, mechanisms, simplest
 from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
+from bigplan.units import PerRank
 from tests.toys import COSTS, RATES, kind_placement, placed, toy_graph
 
 FAST = replace(
     RATES,
-    h2d=1e5,
-    d2h=1e5,
-    nvme_read=1e5,
-    nvme_write=1e5,
-    host_memory=1e6,
-    device_memory=1e6,
-    cpu_update=1e5,
-    state_in=1e5,
-    state_out=1e5,
+    h2d=PerRank(1e5),
+    d2h=PerRank(1e5),
+    nvme_read=PerRank(1e5),
+    nvme_write=PerRank(1e5),
+    host_memory=PerRank(1e6),
+    device_memory=PerRank(1e6),
+    cpu_update=PerRank(1e5),
+    state_in=PerRank(1e5),
+    state_out=PerRank(1e5),
 )
 BLOCKS = 4
 ELEMENTS, STEP = 6 * 36, 36.0  # of the toy model: parameters, and seconds of compute
@@ -36,7 +37,7 @@ ELEMENTS, STEP = 6 * 36, 36.0  # of the toy model: parameters, and seconds of co
 
 def _candidate(gain: float) -> Candidate:
     """Its GPU's updates take this part of a step; on the CPU they take next to nothing."""
-    rates = replace(FAST, gpu_update=ELEMENTS / (gain * STEP))
+    rates = replace(FAST, gpu_update=PerRank(ELEMENTS / (gain * STEP)))
     return Candidate(Strategy(dp=1), toy_graph(), replace(COSTS, rates=rates))
 
 

@@ -16,6 +16,7 @@ from bigplan.simulate import simulate
 from bigplan.solve.bounds import cheap_bound
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.formulation import formulate
+from bigplan.units import PerRank
 from tests.examples import examples
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph, values_of
 
@@ -61,7 +62,7 @@ def test_the_bound_sees_what_binds() -> None:
 def test_the_last_layer_waits_for_all_updates() -> None:
     graph = toy_graph(blocks=4, units=1)
     kinds = {**COSTS.kinds, "head": KindCost(4.0, 6.0)}
-    costs = replace(COSTS, kinds=kinds, rates=replace(COSTS.rates, cpu_update=18.0))
+    costs = replace(COSTS, kinds=kinds, rates=replace(COSTS.rates, cpu_update=PerRank(18.0)))
     streamed = kind_placement(4, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
     head = kind_placement(1, Tier.HOST, Tier.HOST, optimizer=Tier.HOST)
     placement = placed(graph, block=streamed, head=head)
@@ -74,7 +75,7 @@ def test_the_last_layer_waits_for_all_updates() -> None:
 def test_gradients_take_turns_in_one_sum() -> None:
     """Of four layers each is summed for 2 s and leaves for 2 s before the next one begins."""
     graph = toy_graph(blocks=4, units=8)
-    costs = replace(COSTS, rates=replace(COSTS.rates, d2h=COSTS.rates.d2h / 2))
+    costs = replace(COSTS, rates=replace(COSTS.rates, d2h=PerRank(COSTS.rates.d2h / 2)))
     away = placed(graph, block=kind_placement(4, gradients=Tier.HOST, optimizer=Tier.HOST))
     bounds = []
     for sums in (1, 2):
@@ -89,7 +90,7 @@ def test_gradients_take_turns_in_one_sum() -> None:
 
 def test_of_two_layers_with_a_sum_each_none_waits_for_the_other() -> None:
     graph = toy_graph(blocks=2, units=8)
-    costs = replace(COSTS, rates=replace(COSTS.rates, d2h=COSTS.rates.d2h / 2))
+    costs = replace(COSTS, rates=replace(COSTS.rates, d2h=PerRank(COSTS.rates.d2h / 2)))
     away = kind_placement(2, gradients=Tier.HOST, optimizer=Tier.HOST)
     placement = placed(graph, block=away).model_copy(update={"sums": 2})
     bound = formulate(graph, costs, (), Rings.of(placement)).step_seconds(

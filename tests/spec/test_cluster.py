@@ -15,9 +15,10 @@ from bigplan.spec.catalog import (
     list_gpus,
     list_links,
 )
-from bigplan.spec.cluster import Cluster, Link
+from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.document import parse_document
 from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.link import Link
 from bigplan.spec.part import MachinePart
 
 GiB = 2**30

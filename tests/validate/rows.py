@@ -1,6 +1,6 @@
 """Rows written by hand."""
 
-from bigplan.validate.rows import Row
+from bigplan.validate.rows import PublishedRow
 
 PLAIN: dict[str, object] = {
     "id": "lab-001",
@@ -16,6 +16,6 @@ PLAIN: dict[str, object] = {
 }
 
 
-def row(**columns: object) -> Row:
+def row(**columns: object) -> PublishedRow:
     """A 1.3-billion-parameter model on 16 A100s with Megatron-LM, and what the test changes."""
-    return Row.model_validate(PLAIN | columns)
+    return PublishedRow.model_validate(PLAIN | columns)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from bigplan.spec.cluster import find_gpu, find_link
+from bigplan.spec.gpu import find_gpu
+from bigplan.spec.link import find_link
 from bigplan.validate.machines import (
     MACHINES,
     NOMINAL_NETWORK,

@@ -14,7 +14,7 @@ from bigplan.cost.run import graph_of, parts_of
 from bigplan.spec.cluster import NodeGroup
 from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.quality import group_quality, memory_quality, pick_regret
-from bigplan.validate.rows import Row, read_rows
+from bigplan.validate.rows import PublishedRow, read_rows
 from bigplan.validate.score import Scored, measured_seconds, score
 from tests.examples import examples
 from tests.validate.rows import PLAIN, row
@@ -93,14 +93,14 @@ def test_what_cannot_be_priced_is_skipped_with_its_reason(
     assert found.error_pct is None
 
 
-COLUMN = st.sampled_from(sorted(set(Row.model_fields) - {"id"}))
+COLUMN = st.sampled_from(sorted(set(PublishedRow.model_fields) - {"id"}))
 SMALL = st.sampled_from((0, 1, 2, 3, 4, 7, 8, 16, 64, 100, 513, 4096))
 POLICIES = ("", "none", "full", "selective", "cpu", "nvme", "interleaved", "fp8", "bf16", "fp32")
 NAMES = ("H100-80GB", "V100-32GB", "GB200", "torchtitan", "DeepSpeed ZeRO-3 Offload", "0 Gb/s")
 WORDS = st.sampled_from(POLICIES + NAMES)
 
 
-def _accepted(columns: dict[str, object]) -> Row | None:
+def _accepted(columns: dict[str, object]) -> PublishedRow | None:
     try:
         return row(**columns)
     except ValueError:

@@ -36,7 +36,7 @@ class DeepSpeed:
     """ZeRO with what it offloads, and pipelines, on bigplan's layers."""
 
     name: str = "deepspeed"
-    worker: str = "bigplan.runtime.deepspeed.worker:Worker"
+    worker: str = "bigplan.runtime.deepspeed.worker:DeepSpeedWorker"
 
     def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
         """See Engine."""

@@ -213,10 +213,10 @@ def memory_use(
 
 
 def _of_stage(held: StageHoldings, costs: Costs, nodes: NodeGroup) -> Iterator[MemoryUse]:
-    ranks, host = costs.ranks_per_node, defaultdict[str, int](int)
+    sharing, host = costs.sharing, defaultdict[str, int](int)
     exact = held.decisions.own_pinning or nodes.gpu.device != "cuda"
     for purpose, nbytes in held.host():
-        host[purpose] += ranks * (nbytes if exact else block_of(nbytes))
+        host[purpose] += sharing.counted(nbytes if exact else block_of(nbytes), "node")
     placed = sum(host.values())
     host["processes"] = costs.processes + locked_bytes(nodes, placed)
     most = costs.capacity[Tier.HOST]
@@ -228,13 +228,13 @@ def _of_stage(held: StageHoldings, costs: Costs, nodes: NodeGroup) -> Iterator[M
     by_tier = {
         Tier.GPU: held.gpu(),
         Tier.HOST: dict(host),
-        Tier.NVME: {name: ranks * nbytes for name, nbytes in held.nvme().items()},
+        Tier.NVME: {name: sharing.counted(n, "node") for name, n in held.nvme().items()},
     }
     for tier, purposes in by_tier.items():
         yield MemoryUse(
             stage=held.at,
             tier=tier,
-            scope="gpu" if tier is Tier.GPU else "node",
+            scope=tier.scope,
             used_bytes=sum(purposes.values()),
             capacity_bytes=capacity[tier],
             by_purpose={name: n for name, n in sorted(purposes.items()) if n},

@@ -33,6 +33,7 @@ from bigplan.placement import Tier
 from bigplan.program import Lane, Op
 from bigplan.spec.cluster import NodeGroup
 from bigplan.timeline import Event, Timeline
+from bigplan.units import PerNode, PerRank
 
 # bigplan's layers in DeepSpeed's engine: torch's attention, plain torch otherwise, the native
 # runtime's Python for each operator. ZeRO-3's hooks take what was measured for every tensor.
@@ -141,9 +142,9 @@ def priced(held: StageHoldings, costs: Costs, nodes: NodeGroup) -> PricedStep:
 class _Drive(NamedTuple):
     """Bytes/s of reading alone, of writing alone, and of both together."""
 
-    read: float
-    write: float
-    both: float
+    read: PerRank
+    write: PerRank
+    both: PerRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +196,10 @@ class StagePricing:
     @property
     def _drive(self) -> _Drive:
         """A rank's part of its node's drives."""
-        nvme, ranks = self.nodes.nvme, self.costs.ranks_per_node
+        nvme, part = self.nodes.nvme, self.costs.sharing.rate_of_rank
         assert nvme is not None
-        both = (nvme.both_ways or inf) * nvme.drives
-        return _Drive(nvme.node_read / ranks, nvme.node_write / ranks, both / ranks)
+        both = nvme.node_both_ways or PerNode(inf)
+        return _Drive(part(nvme.node_read), part(nvme.node_write), part(both))
 
     def _gradients(self, number: int, *, last: bool) -> Iterator[Phase]:
         """Gradients reduced over ranks, then moved to the tier of their sum."""
@@ -257,7 +258,7 @@ class StagePricing:
     def _on_cpu(self, elements: float) -> Iterator[Phase]:
         graph, decisions, rates = self.held.graph, self.held.decisions, self.costs.rates
         p, host = graph.sizes.parameter, self._host_bandwidth
-        adam = self.nodes.host.adam_rate * ADAM_BYTES / ADAMW_BYTES / self.costs.ranks_per_node
+        adam = self.costs.sharing.rate_of_rank(self.nodes.host.adam_rate) * ADAM_BYTES / ADAMW_BYTES
         passes = CLIPPED_BYTES * (self.held.training.clip_norm is not None)
         passes += (4 + p) * (decisions.stage < 3)
         seconds = max(elements / adam, ADAMW_BYTES * elements / host) + passes * elements / host
@@ -282,7 +283,6 @@ class StagePricing:
         yield Phase(Op.UPDATE, 0, Lane.NVME_WRITE, 0.0, written)
 
     @property
-    def _host_bandwidth(self) -> float:
+    def _host_bandwidth(self) -> PerRank:
         """Bytes/s of host memory to one rank; its buffers lie where its process started."""
-        host = self.nodes.host
-        return min(self.costs.rates.host_memory, host.memory_bandwidth / host.numa_domains)
+        return min(self.costs.rates.host_memory, self.nodes.host.domain_bandwidth)

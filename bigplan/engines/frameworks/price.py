@@ -19,7 +19,7 @@ from bigplan.cost.band import error_band
 from bigplan.cost.memory import BASE_BYTES, FRAGMENTS, stage_memory
 from bigplan.cost.price import Costs, memory_of_torch
 from bigplan.cost.process import block_of, locked_bytes
-from bigplan.cost.run import Run
+from bigplan.cost.run import PricedRun
 from bigplan.cost.step import Execution, framework_step, stage_counts
 from bigplan.engines.frameworks.way import Way
 from bigplan.graph.graph import Graph, Recompute
@@ -48,7 +48,7 @@ class PricedWay:
     """A way with its graph and prices."""
 
     way: Way
-    run: Run
+    run: PricedRun
     graph: Graph
     costs: Costs
 
@@ -86,12 +86,13 @@ class PricedWay:
         for name, nbytes in parts.items():
             purpose = _PURPOSES.get(name, name)
             gpu[purpose] = gpu.get(purpose, 0) + round(FRAGMENTS[COUNTER] * nbytes)
-        host = {name: costs.ranks_per_node * n for name, n in self._host(stage).items()}
+        each, sharing = self._host(stage), costs.sharing
+        host = {name: sharing.counted(n, "node") for name, n in each.items()}
         placed = sum(host.values())
         host["processes"] = costs.processes + locked_bytes(run.nodes, placed)
         room = costs.capacity[Tier.HOST]
         lends = self.graph.lends_table
-        own = placed // costs.ranks_per_node
+        own = sharing.bytes_of_rank(placed)
         capacity = memory_of_torch(run.nodes.gpu, run.strategy, own, lends_table=lends)
         of_node = room + costs.processes + locked_bytes(run.nodes, room)
         for tier, purposes, most in (
@@ -102,7 +103,7 @@ class PricedWay:
             yield MemoryUse(
                 stage=stage,
                 tier=tier,
-                scope="gpu" if tier is Tier.GPU else "node",
+                scope=tier.scope,
                 used_bytes=sum(purposes.values()),
                 capacity_bytes=most,
                 by_purpose={name: n for name, n in sorted(purposes.items()) if n},

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from bigplan.cost.price import Costs, price
-from bigplan.cost.run import Run, graph_of
+from bigplan.cost.run import PricedRun, graph_of
 from bigplan.engines.frameworks.price import PricedWay
 from bigplan.engines.frameworks.tool import Tool
 from bigplan.engines.frameworks.way import Way
@@ -156,7 +156,7 @@ class FrameworkSearch:
     def priced(self, way: Way) -> PricedWay:
         """The way priced, whether or not it fits."""
         request, nodes = self.request, self.request.cluster.group
-        run = Run(
+        run = PricedRun(
             self.tool.padded(request.model, way.strategy),
             self.tool.trained(request.training),
             way.strategy,
@@ -167,7 +167,7 @@ class FrameworkSearch:
         graph = self._graph(run)
         return PricedWay(way, run, graph, self._priced(run, graph))
 
-    def _graph(self, run: Run) -> Graph:
+    def _graph(self, run: PricedRun) -> Graph:
         strategy = run.strategy
         tied = strategy.pp > 1
         key = strategy.tp, strategy.micro_batch, tied, strategy.sequence_parallel
@@ -176,7 +176,7 @@ class FrameworkSearch:
         micro_batches = strategy.micro_batches(run.training)
         return replace(self._graphs[key], strategy=strategy, micro_batches=micro_batches)
 
-    def _priced(self, run: Run, graph: Graph) -> Costs:
+    def _priced(self, run: PricedRun, graph: Graph) -> Costs:
         strategy, alike = run.strategy, {"first_blocks": 0, "last_blocks": 0}
         key = tuple(strategy.model_copy(update=alike).model_dump().values())
         if key not in self._costs:

@@ -18,7 +18,7 @@ PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint that can be tried, and why newer ones cannot."""
 
     path: Path
@@ -49,7 +49,7 @@ def latest(
     skip: tuple[str, ...] = (),
     before: int | None = None,
     place: str | None = None,
-) -> Found:
+) -> FoundCheckpoint:
     """The newest checkpoint at `resume`, a folder of checkpoints or one of them.
 
     Damaged ones are passed over, and told in `skipped` (after `skip`); so are those of step
@@ -63,7 +63,7 @@ def latest(
         if before is not None and _step_of(path) >= before:
             continue
         try:
-            return Found(path, read_manifest(path, place), tuple(skipped))
+            return FoundCheckpoint(path, read_manifest(path, place), tuple(skipped))
         except CheckpointError as error:
             skipped.append(str(error))
     if skipped:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredRectangle:
     """A stored rectangle and its place."""
 
     rectangle: Rectangle
@@ -46,7 +46,7 @@ class _Stored:
 class _Index:
     """What is stored of one parameter in one kind."""
 
-    def __init__(self, stored: Iterable[_Stored]) -> None:
+    def __init__(self, stored: Iterable[_StoredRectangle]) -> None:
         self._stored = sorted(
             stored, key=lambda one: (one.rectangle.first_row, one.rectangle.first_column)
         )
@@ -59,14 +59,14 @@ class _Index:
         """The shape of the whole parameter."""
         return self._stored[0].tensor.shape
 
-    def near(self, wanted: Rectangle) -> Iterator[_Stored]:
+    def near(self, wanted: Rectangle) -> Iterator[_StoredRectangle]:
         """What may share elements with it, from the first row on."""
         first = bisect_right(self._last, wanted.first_row)
         yield from self._stored[first : bisect_left(self._first, wanted.last_row)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _BlockRange:
     """Blocks `first` up to `last` of an extent, which the buffer holds."""
 
     name: str
@@ -102,14 +102,14 @@ class Reader:
         usable = buffer is not None and buffer.numel() >= BLOCK
         self._buffer = buffer if buffer is not None and usable else aligned_empty(BLOCK)
         self._path, self.manifest, self._bring = path, manifest, bring
-        found: dict[tuple[int, str, Kind], list[_Stored]] = defaultdict(list)
+        found: dict[tuple[int, str, Kind], list[_StoredRectangle]] = defaultdict(list)
         for file in manifest.files:
             for tensor in file.tensors:
-                stored = _Stored(tensor.rectangle, file, tensor)
+                stored = _StoredRectangle(tensor.rectangle, file, tensor)
                 found[file.layer, tensor.parameter, tensor.kind].append(stored)
         self._index = {key: _Index(stored) for key, stored in found.items()}
         self._pages: Pages | None = None
-        self._run: _Run | None = None
+        self._run: _BlockRange | None = None
         self._pool = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="checkpoint")
 
     def __enter__(self) -> Reader:
@@ -164,7 +164,7 @@ class Reader:
             "resume from another one"
         )
 
-    def _copy(self, stored: _Stored, wanted: Rectangle, into: Tensor) -> None:
+    def _copy(self, stored: _StoredRectangle, wanted: Rectangle, into: Tensor) -> None:
         """A part of a stored rectangle into a matrix of its size."""
         origin = stored.rectangle
         if (origin.columns - wanted.columns) * ELEMENT < BLOCK or wanted.rows == 1:
@@ -175,7 +175,7 @@ class Reader:
             part = Rectangle(wanted.parameter, row, row + 1, *columns)
             self._stream(stored, part, into[part.within(wanted)])
 
-    def _stream(self, stored: _Stored, wanted: Rectangle, into: Tensor) -> None:
+    def _stream(self, stored: _StoredRectangle, wanted: Rectangle, into: Tensor) -> None:
         """The same, through all stored bytes from the part's first to its last.
 
         What the buffer holds of them is a range of elements, so at most three rectangles. One copy
@@ -207,12 +207,12 @@ class Reader:
             held = self._run
             if held is None or held.name != file.name or not held.start <= low < held.stop:
                 last = min(-(-(high - extent.offset) // BLOCK), block + room)
-                held = self._fetch(_Run(file.name, extent, block, last), file)
+                held = self._fetch(_BlockRange(file.name, extent, block, last), file)
             stop = min(high, held.stop)
             yield self._buffer[low - held.start : stop - held.start].view(torch.float32)
             low = stop
 
-    def _fetch(self, run: _Run, file: StoredFile) -> _Run:
+    def _fetch(self, run: _BlockRange, file: StoredFile) -> _BlockRange:
         """Read and check blocks into the buffer."""
         self._run = None
         path = self._path / run.name
@@ -234,7 +234,7 @@ class Reader:
         self._run = run
         return run
 
-    def _chunk(self, run: _Run, at: int, view: memoryview) -> None:
+    def _chunk(self, run: _BlockRange, at: int, view: memoryview) -> None:
         assert self._pages is not None
         nbytes = min(TRANSFER_BYTES, run.stop - at)
         start = at - run.start

@@ -6,7 +6,7 @@ import torch
 
 from bigplan.errors import InputError
 from bigplan.plan import Plan
-from bigplan.runtime.checkpoint.folder import Found
+from bigplan.runtime.checkpoint.folder import FoundCheckpoint
 from bigplan.runtime.checkpoint.layout import Image, parameter_image, state_images
 from bigplan.runtime.checkpoint.manifest import Kind
 from bigplan.runtime.checkpoint.reading import Reader
@@ -18,7 +18,7 @@ NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
 FREE = {"steps", "data", "weights", "validation"}
 
 
-def check_same(found: Found, plan: Plan) -> None:
+def check_same(found: FoundCheckpoint, plan: Plan) -> None:
     """Raise InputError where the checkpoint is another model's or another training's."""
     stored = found.manifest
     for what, theirs, ours, free in (
@@ -38,7 +38,7 @@ def check_same(found: Found, plan: Plan) -> None:
             )
 
 
-def restore(context: Context, found: Found) -> None:
+def restore(context: Context, found: FoundCheckpoint) -> None:
     """Fill every layer's parameters and optimizer state. Raises CheckpointError."""
     stage = context.memory.place(("stage.c", 0))
     kind: Kind = "master" if context.graph.sizes.master else "weights"

@@ -14,7 +14,7 @@ from bigplan.runtime.result import Progress
 from bigplan.timeline import Event, Timeline
 
 
-class Clock:
+class PassClock:
     """Collects the phases of one step; `timeline` waits for the device."""
 
     def __init__(self, device: torch.device, stage: int) -> None:

@@ -23,7 +23,7 @@ Values = Callable[[str, int, Parameter], Tensor]
 Described = Sequence[tuple[Parameter, nn.Parameter]]
 
 
-class Layer(nn.Module):
+class LayerModule(nn.Module):
     """One layer of the model; attribute `a__b` is its parameter "a.b"."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Layer(nn.Module):
             value = values(self.kind, layer, parameter).to(dtype)
             self.register_parameter(attribute(parameter.name), nn.Parameter(value))
 
-    def share(self, other: Layer) -> None:
+    def share(self, other: LayerModule) -> None:
         """Read the other layer's token table as its own."""
         self.register_parameter(attribute(TABLE), getattr(other, attribute(TABLE)))
 
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         return {name.replace("__", "."): value for name, value in self.named_parameters()}
 
 
-class Embedding(Layer):
+class EmbeddingModule(LayerModule):
     """Rows of tables: int64 tokens [b, s] to [b, s, h]."""
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Embedding(Layer):
         return blocks.embedding_norm(parameters, x, self._model)
 
 
-class Block(Layer):
+class BlockModule(LayerModule):
     """Attention and MLP: [b, s, h] to the same."""
 
     def forward(self, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class Block(Layer):
         return blocks.block(self.named(), x, self._model, (one, other))
 
 
-class Head(Layer):
+class HeadModule(LayerModule):
     """Final norm, scores and loss, `chunk` tokens at a time."""
 
     chunk = 1
@@ -100,7 +100,12 @@ class _ChunkedLoss(Function):
 
     @staticmethod
     def forward(
-        ctx: object, head: Head, names: tuple[str, ...], x: Tensor, targets: Tensor, *values: Tensor
+        ctx: object,
+        head: HeadModule,
+        names: tuple[str, ...],
+        x: Tensor,
+        targets: Tensor,
+        *values: Tensor,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         by_x = torch.empty_like(x)
@@ -128,7 +133,11 @@ class _ChunkedLoss(Function):
         return (None, None, scaled[0], None, *scaled[1:])
 
 
-KINDS: dict[str, type[Layer]] = {"embedding": Embedding, "block": Block, "head": Head}
+KINDS: dict[str, type[LayerModule]] = {
+    "embedding": EmbeddingModule,
+    "block": BlockModule,
+    "head": HeadModule,
+}
 
 
 class Model(nn.Module):
@@ -144,8 +153,8 @@ class Model(nn.Module):
         for layer, kind in enumerate(model.layer_sequence()):
             self.layers.append(KINDS[kind](model, layer, values, dtype))
         first, head = self.layers[0], self.layers[-1]
-        assert isinstance(first, Layer)
-        assert isinstance(head, Head)
+        assert isinstance(first, LayerModule)
+        assert isinstance(head, HeadModule)
         head.chunk = chunk
         if model.tied_embeddings:
             head.share(first)
@@ -170,18 +179,18 @@ class Model(nn.Module):
         loss: Tensor = head(x, targets)
         return loss
 
-    def stored(self) -> Iterator[Layer]:
+    def stored(self) -> Iterator[LayerModule]:
         """Every layer, first to last."""
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, LayerModule)
             yield layer
 
-    def held(self) -> Iterator[Layer]:
+    def held(self) -> Iterator[LayerModule]:
         """The same: there are no copies."""
         return self.stored()
 
 
-def with_parameters(layers: Iterable[Layer]) -> Iterator[tuple[Layer, Described]]:
+def with_parameters(layers: Iterable[LayerModule]) -> Iterator[tuple[LayerModule, Described]]:
     """Layers with their parameters in the order of the model's description, each once."""
     for layer in layers:
         yield layer, [(one, getattr(layer, attribute(one.name))) for one in layer.described]

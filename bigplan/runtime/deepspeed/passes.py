@@ -14,19 +14,19 @@ from torch import Tensor
 
 from bigplan.program import Lane, Op
 from bigplan.runtime.data import Batch
-from bigplan.runtime.deepspeed.clock import Clock
+from bigplan.runtime.deepspeed.clock import PassClock
 
 Take = Callable[[int], Batch]  # a micro-batch of the step, by its number; asked for in order
 
 
-class Passes(Protocol):
+class DrivenEngine(Protocol):
     """Both kinds of engine, as the worker drives them."""
 
     @property
     def at_least(self) -> int:
         """Micro-batches that an update needs."""
 
-    def train(self, take: Take, count: int, factor: float, clock: Clock) -> Tensor:
+    def train(self, take: Take, count: int, factor: float, clock: PassClock) -> Tensor:
         """One optimizer step of `count` micro-batches; this rank's part of the loss, fp32.
 
         A gradient is that of the sum of losses times `factor` over the targets that count.
@@ -45,7 +45,7 @@ class Whole:
     updates: Lane  # of the optimizer
     at_least: int = 1
 
-    def train(self, take: Take, count: int, factor: float, clock: Clock) -> Tensor:
+    def train(self, take: Take, count: int, factor: float, clock: PassClock) -> Tensor:
         """See Passes."""
         engine, total = self.engine, torch.zeros((), device=self.device)
         for index in range(count):

@@ -23,8 +23,15 @@ from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.program import Lane, Op
 from bigplan.runtime import blocks
 from bigplan.runtime.data import Batch
-from bigplan.runtime.deepspeed.clock import Clock
-from bigplan.runtime.deepspeed.model import Block, Embedding, Head, Layer, Values, attribute
+from bigplan.runtime.deepspeed.clock import PassClock
+from bigplan.runtime.deepspeed.model import (
+    BlockModule,
+    EmbeddingModule,
+    HeadModule,
+    LayerModule,
+    Values,
+    attribute,
+)
 from bigplan.runtime.deepspeed.passes import Take
 from bigplan.spec.layers import TABLE
 from bigplan.spec.model import ModelSpec
@@ -32,7 +39,7 @@ from bigplan.spec.model import ModelSpec
 TIED = "table"  # the name of the parameters that two stages hold
 
 
-class StageBlock(Block):
+class StageBlock(BlockModule):
     """A block that makes its own position tables: nothing but hidden states passes stages."""
 
     tables: blocks.Tables | None = None
@@ -59,7 +66,7 @@ class StageEnd(nn.Module):
 
     def __init__(self, model: ModelSpec, layer: int, values: Values, dtype: torch.dtype) -> None:
         super().__init__()
-        self.head = Head(model, layer, values, dtype)
+        self.head = HeadModule(model, layer, values, dtype)
         self.due: deque[Due] = deque()
         self.losses: list[Tensor] = []
 
@@ -71,7 +78,7 @@ class StageEnd(nn.Module):
         return loss * factor
 
 
-class Stage(PipelineModule):  # type: ignore[misc]
+class PipelineStage(PipelineModule):  # type: ignore[misc]
     """The layers of this rank's stage, cut as the plan says."""
 
     def __init__(
@@ -113,11 +120,11 @@ class Stage(PipelineModule):  # type: ignore[misc]
         stage = self._topo.get_coord(self.global_rank).pipe
         self._set_bounds(start=self.parts[stage], stop=self.parts[stage + 1])
 
-    def stored(self) -> Iterator[Layer]:
+    def stored(self) -> Iterator[LayerModule]:
         """The layers that this stage writes to checkpoints, first to last."""
         return (layer for layer in self.held() if not self._is_copy(layer))
 
-    def held(self) -> Iterator[Layer]:
+    def held(self) -> Iterator[LayerModule]:
         """The stored layers, and the copy of another stage's table."""
         for found in self.forward_funcs:
             if isinstance(found, partial):
@@ -125,7 +132,7 @@ class Stage(PipelineModule):  # type: ignore[misc]
             else:
                 yield found.head if isinstance(found, StageEnd) else found
 
-    def _is_copy(self, layer: Layer) -> bool:
+    def _is_copy(self, layer: LayerModule) -> bool:
         return bool(self.ends) and layer.kind == "embedding"
 
 
@@ -133,15 +140,15 @@ def _specs(model: ModelSpec, values: Values, dtype: torch.dtype) -> Iterator[Lay
     """A stage makes the layers of its own alone."""
     last, tied = model.layers + 1, attribute(TABLE)
     if model.tied_embeddings:
-        yield TiedLayerSpec(TIED, Embedding, model, 0, values, dtype, tied_weight_attr=tied)
+        yield TiedLayerSpec(TIED, EmbeddingModule, model, 0, values, dtype, tied_weight_attr=tied)
     else:
-        yield LayerSpec(Embedding, model, 0, values, dtype)
+        yield LayerSpec(EmbeddingModule, model, 0, values, dtype)
     for layer in range(1, last):
         yield LayerSpec(StageBlock, model, layer, values, dtype)
     if model.tied_embeddings:
         yield TiedLayerSpec(
             TIED,
-            Embedding,
+            EmbeddingModule,
             model,
             0,
             values,
@@ -153,7 +160,7 @@ def _specs(model: ModelSpec, values: Values, dtype: torch.dtype) -> Iterator[Lay
     yield LayerSpec(StageEnd, model, last, values, dtype)
 
 
-def _passed(table: Embedding, x: Tensor) -> Tensor:
+def _passed(table: EmbeddingModule, x: Tensor) -> Tensor:
     """The last stage's copy of the table computes nothing: the head reads it."""
     return x
 
@@ -178,10 +185,12 @@ _TIMED: dict[type, tuple[Op, Lane]] = {
 class Piped:
     """The engine of a pipeline: it takes all of a step's micro-batches itself (Passes)."""
 
-    def __init__(self, engine: Any, stage: Stage, device: torch.device, updates: Lane) -> None:
+    def __init__(
+        self, engine: Any, stage: PipelineStage, device: torch.device, updates: Lane
+    ) -> None:
         """`engine`: deepspeed's PipelineEngine; `updates`: the optimizer's lane."""
         self._engine, self._stage, self._device = engine, stage, device
-        self._clock: Clock | None = None
+        self._clock: PassClock | None = None
         self._count = Counter[type]()  # instructions of a kind in this step
         timed = {**_TIMED, schedule.OptimizerStep: (Op.UPDATE, updates)}
         if engine.is_data_parallel:
@@ -212,7 +221,7 @@ class Piped:
 
         return timed
 
-    def train(self, take: Take, count: int, factor: float, clock: Clock) -> Tensor:
+    def train(self, take: Take, count: int, factor: float, clock: PassClock) -> Tensor:
         """See Passes."""
         assert count == self.at_least, (count, self.at_least)
         self._clock = clock
@@ -235,7 +244,7 @@ class _Loaded(Iterator[tuple[Tensor, Tensor]]):
     """Micro-batches as DeepSpeed asks for them: on the first stage and on the last one."""
 
     def __init__(
-        self, batches: Iterator[Batch], factor: float, stage: Stage, device: torch.device
+        self, batches: Iterator[Batch], factor: float, stage: PipelineStage, device: torch.device
     ) -> None:
         self._batches, self._factor = batches, factor
         self._ends, self._device = stage.ends, device

@@ -34,7 +34,7 @@ from bigplan.runtime.checkpoint.manifest import (
 )
 from bigplan.runtime.checkpoint.writing import FileWriter, wait_for
 from bigplan.runtime.deepspeed import state
-from bigplan.runtime.deepspeed.model import Described, Layer, with_parameters
+from bigplan.runtime.deepspeed.model import Described, LayerModule, with_parameters
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.result import Saved
 from bigplan.runtime.slab import align_up, aligned_empty
@@ -44,7 +44,7 @@ _SHARE = TypeAdapter(Share)
 
 
 def write_checkpoint(
-    engine: Any, layers: Iterable[Layer], groups: Groups, folder: Path, manifest: Manifest
+    engine: Any, layers: Iterable[LayerModule], groups: Groups, folder: Path, manifest: Manifest
 ) -> Saved:
     """Write a checkpoint on all ranks together; Saved.error says on each whether it failed.
 
@@ -82,7 +82,7 @@ def write_checkpoint(
     return Saved(manifest.step, path, complete.nbytes, time.perf_counter() - begun, error)
 
 
-def _writer(groups: Groups, layer: Layer) -> int:
+def _writer(groups: Groups, layer: LayerModule) -> int:
     """Which data-parallel rank of this stage writes the layer, each in turn.
 
     Where machines share no folder and ranks hold the same state, one of each place does.
@@ -128,7 +128,7 @@ def _ended(folder: Path, partial: Path, path: Path, error: str) -> str:
 
 
 def _brought_together(
-    engine: Any, layer: Layer, described: Described, master: Kind, *, keep: bool
+    engine: Any, layer: LayerModule, described: Described, master: Kind, *, keep: bool
 ) -> tuple[LayerFile, torch.Tensor] | None:
     """The layer's file and its values, on the rank that keeps it."""
     elements = 3 * sum(parameter.count for parameter, _ in described)
@@ -151,7 +151,7 @@ def _brought_together(
 
 
 def _write(
-    folder: Path, layer: Layer, file: LayerFile, values: torch.Tensor, apart: Apart | None
+    folder: Path, layer: LayerModule, file: LayerFile, values: torch.Tensor, apart: Apart | None
 ) -> StoredFile:
     header = aligned_empty(len(file.header))
     header.numpy().data[:] = file.header

@@ -10,7 +10,7 @@ from torch import Tensor
 from bigplan.plan import Plan
 from bigplan.rectangle import all_of
 from bigplan.runtime.apart import Apart
-from bigplan.runtime.checkpoint import Found, Reader
+from bigplan.runtime.checkpoint import FoundCheckpoint, Reader
 from bigplan.runtime.deepspeed import state
 from bigplan.runtime.deepspeed.model import Values
 from bigplan.runtime.first_values import first_values, whole_values
@@ -18,7 +18,7 @@ from bigplan.spec.step import Parameter
 
 
 def values_of(
-    plan: Plan, found: Found | None, apart: Apart | None
+    plan: Plan, found: FoundCheckpoint | None, apart: Apart | None
 ) -> Callable[[state.Kind], Values]:
     """By kind ("master" or a moment): what gives a parameter's first value, or a checkpoint's."""
     if found is None:

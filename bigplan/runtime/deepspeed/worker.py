@@ -31,7 +31,7 @@ from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import Manifest, check_same, latest
 from bigplan.runtime.data import Batch, BatchSource, Prefetcher, data_path
 from bigplan.runtime.deepspeed import ops, state
-from bigplan.runtime.deepspeed.clock import Clock
+from bigplan.runtime.deepspeed.clock import PassClock
 from bigplan.runtime.deepspeed.config import (
     needed,
     pins_itself,
@@ -39,8 +39,8 @@ from bigplan.runtime.deepspeed.config import (
     updates_on_cpu,
     uses_own_adam,
 )
-from bigplan.runtime.deepspeed.model import Layer, Model, Values, with_parameters
-from bigplan.runtime.deepspeed.passes import Passes, Whole
+from bigplan.runtime.deepspeed.model import LayerModule, Model, Values, with_parameters
+from bigplan.runtime.deepspeed.passes import DrivenEngine, Whole
 from bigplan.runtime.deepspeed.saving import write_checkpoint
 from bigplan.runtime.deepspeed.values import values_of
 from bigplan.runtime.groups import COLLECTIVE_TIMEOUT, Groups, store_of
@@ -55,12 +55,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _EngineParts:
     """What a started worker consists of."""
 
     engine: Any  # deepspeed.DeepSpeedEngine
     model: Layered
-    passes: Passes
+    passes: DrivenEngine
     groups: Groups
     batches: Prefetcher
 
@@ -68,14 +68,14 @@ class _Parts:
 class Layered(Protocol):
     """A rank's layers: the whole model, or those of its stage."""
 
-    def stored(self) -> Iterator[Layer]:
+    def stored(self) -> Iterator[LayerModule]:
         """The layers that this rank writes to checkpoints."""
 
-    def held(self) -> Iterator[Layer]:
+    def held(self) -> Iterator[LayerModule]:
         """Those, and copies that it has of others'."""
 
 
-class Worker:
+class DeepSpeedWorker:
     """DeepSpeed on one rank. Call preflight, start, step as often as wanted, finish, close."""
 
     def __init__(self, plan: Plan, rank: int, scratch: Path) -> None:
@@ -86,8 +86,8 @@ class Worker:
         self._host = HostMemory()
         self._steps = 0
         self._saved: list[Saved] = []
-        self._parts: _Parts | None = None
-        self._clock: Clock | None = None  # of the step that runs
+        self._parts: _EngineParts | None = None
+        self._clock: PassClock | None = None  # of the step that runs
         self._phases = 0  # of the steps before it
 
     def preflight(self) -> None:
@@ -130,7 +130,7 @@ class Worker:
         groups = replace(self._join(meeting), apart=apart)
         engine, model, passes = self._made(values("master"))
         batches = Prefetcher(self._source(), self._steps)
-        self._parts = _Parts(engine, model, passes, groups, batches)
+        self._parts = _EngineParts(engine, model, passes, groups, batches)
         if found is not None:
             self._take_empty_step()
         state.set_count(engine, 0)  # without ZeRO DeepSpeed has made moments by an update already
@@ -157,7 +157,7 @@ class Worker:
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         return Groups(self._at, strategy, _control=control)
 
-    def _made(self, values: Values) -> tuple[Any, Layered, Passes]:
+    def _made(self, values: Values) -> tuple[Any, Layered, DrivenEngine]:
         """The engine, its layers, and how it is driven."""
         import deepspeed
 
@@ -171,7 +171,7 @@ class Worker:
             from bigplan.runtime.deepspeed import pipeline
 
             deepspeed.init_distributed()
-            stage = pipeline.Stage(
+            stage = pipeline.PipelineStage(
                 plan.model, plan.strategy, values, dtype, recompute=recompute, chunk=chunk
             )
             engine = self._initialized(stage, stage.held(), config)
@@ -187,7 +187,9 @@ class Worker:
         engine = self._initialized(model, model.held(), config)
         return engine, model, Whole(engine, self._device, lane)
 
-    def _initialized(self, module: nn.Module, held: Iterator[Layer], config: dict[str, Any]) -> Any:
+    def _initialized(
+        self, module: nn.Module, held: Iterator[LayerModule], config: dict[str, Any]
+    ) -> Any:
         """DeepSpeed's engine."""
         import deepspeed
 
@@ -196,7 +198,7 @@ class Worker:
         return engine
 
     def _optimizer(
-        self, layers: Iterable[Layer], config: Mapping[str, Any]
+        self, layers: Iterable[LayerModule], config: Mapping[str, Any]
     ) -> torch.optim.Optimizer:
         """AdamW, a group for each weight decay and rate factor."""
         wanted = self._plan.training.optimizer
@@ -227,7 +229,7 @@ class Worker:
         """An update at a rate of 0, which moves nothing: DeepSpeed makes moments in its first."""
         parts, source = self._running(), self._source()
         state.set_rates(parts.engine, 0.0)
-        clock = Clock(self._device, self._at.stage)
+        clock = PassClock(self._device, self._at.stage)
         parts.passes.train(partial(source.batch, 0), parts.passes.at_least, 0.0, clock)
         state.link_moments(parts.engine)
 
@@ -260,7 +262,7 @@ class Worker:
         rate = learning_rate(training.schedule, training.optimizer, number, training.steps)
         state.set_rates(engine, rate)
         start = time.perf_counter()
-        self._clock = clock = Clock(self._device, self._at.stage)
+        self._clock = clock = PassClock(self._device, self._at.stage)
         waits: list[float] = []
         count = plan.strategy.micro_batches(training)
         # DeepSpeed divides by the micro-batches of a step and by the ranks that share samples out.
@@ -346,15 +348,15 @@ class Worker:
         return digest_of_all(parts.groups, mine)
 
     def _memory(self) -> dict[str, int]:
-        ranks = min(self._plan.strategy.ranks, self._plan.cluster.group.gpus_per_node)
+        sharing = self._plan.cluster.group.shared_by(self._plan.strategy.ranks)
         device, host = 0, resident_bytes() - self._host.before
         if self._device.type == "cuda":
             device = torch.cuda.max_memory_allocated(self._device)
-            host = self._host.lost() // ranks
+            host = sharing.bytes_of_rank(self._host.lost())
         swapped = sum(path.stat().st_size for path in self._scratch.rglob("*") if path.is_file())
         return {Tier.GPU: device, Tier.HOST: host, Tier.NVME: swapped}
 
-    def _running(self) -> _Parts:
+    def _running(self) -> _EngineParts:
         assert self._parts is not None, "start() comes first"
         return self._parts
 

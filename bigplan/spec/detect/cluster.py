@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from bigplan.errors import InputError
 from bigplan.spec.catalog import find_cluster, find_gpu, list_gpus
-from bigplan.spec.cluster import Cluster, Gpu, Host, Link, NodeGroup, Nvme, Pcie
+from bigplan.spec.cluster import Cluster, Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.detect.machine import (
     FoundGpu,
     available_cores,
@@ -25,6 +25,8 @@ from bigplan.spec.detect.machine import (
 )
 from bigplan.spec.detect.probes import probe_copy, probe_disk, probe_gemm
 from bigplan.spec.files.document import Spec, load_document
+from bigplan.spec.gpu import Gpu
+from bigplan.spec.link import Link
 from bigplan.spec.part import MachinePart
 
 # Shipped GPU types, and the cluster whose links and copy rates a machine with them probably has.

@@ -17,7 +17,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bigplan.errors import InputError, control_character, quoted, shortened
-from bigplan.spec.files.problems import MOST_PROBLEMS, KeyPath, Problem, describe, problem_at
+from bigplan.spec.files.problems import (
+    MOST_PROBLEMS,
+    DocumentProblem,
+    KeyPath,
+    describe,
+    problem_at,
+)
 from bigplan.spec.files.reading import DEEPEST, DESCRIPTION, TOO_DEEP, number_problem, read_text
 
 
@@ -157,8 +163,8 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
-        problems: list[Problem] = []
-        data = None if root is None else _Builder(loader, problems).build(root)
+        problems: list[DocumentProblem] = []
+        data = None if root is None else _DataBuilder(loader, problems).build(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
@@ -177,13 +183,13 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
     return data, root
 
 
-class _Builder:
+class _DataBuilder:
     """Nodes to plain data; duplicate keys and odd constructs become problems.
 
     Every alias is written out, as readers of the data would do, so the total size is bounded.
     """
 
-    def __init__(self, loader: _Loader, problems: list[Problem]) -> None:
+    def __init__(self, loader: _Loader, problems: list[DocumentProblem]) -> None:
         self._loader = loader
         self._problems = problems
         self._open: set[int] = set()
@@ -262,13 +268,13 @@ class _Builder:
         return None
 
     def _complain(self, node: yaml.Node, text: str) -> None:
-        self._problems.append(Problem(node.start_mark.line + 1, text))
+        self._problems.append(DocumentProblem(node.start_mark.line + 1, text))
 
 
 class ProblemsError(InputError):
     """All that is wrong with a document."""
 
-    def __init__(self, problems: list[Problem], where: str) -> None:
+    def __init__(self, problems: list[DocumentProblem], where: str) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
         told = [f"{where}{problem}" for problem in self.problems[:MOST_PROBLEMS]]
         if len(self.problems) > MOST_PROBLEMS:
@@ -282,7 +288,7 @@ def validate_nodes(data: object, root: yaml.Node | None, schema: type[S], where:
     if not isinstance(data, Mapping):
         got = "nothing" if data is None else quoted(data)
         keys = ", ".join(schema.model_fields)
-        problem = Problem(line, f"expected keys and values, got {got}; keys: {keys}")
+        problem = DocumentProblem(line, f"expected keys and values, got {got}; keys: {keys}")
         raise ProblemsError([problem], where)
     text = json.dumps(data)
     if _ESCAPED.search(text):

@@ -27,7 +27,7 @@ _LONGEST_WORD = 100
 
 
 @dataclass(frozen=True)
-class Problem:
+class DocumentProblem:
     """One thing that is wrong, the line (from 1) where it stands, if it is known, and its path.
 
     The text has names of keys in backticks.
@@ -49,9 +49,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def problem_at(path: KeyPath, text: str, root: yaml.Node | None) -> Problem:
+def problem_at(path: KeyPath, text: str, root: yaml.Node | None) -> DocumentProblem:
     """A problem with the value at `path`, with its line where `root` is given."""
-    return Problem(_line(root, path), f"{_name(path)} {text}", path)
+    return DocumentProblem(_line(root, path), f"{_name(path)} {text}", path)
 
 
 def describe(
@@ -59,7 +59,7 @@ def describe(
     schema: type[BaseModel],
     data: Mapping[str, Any],
     root: yaml.Node | None,
-) -> list[Problem]:
+) -> list[DocumentProblem]:
     """The problems in `error`, with lines where `root` (the YAML nodes of `data`) is given."""
     found: dict[KeyPath, list[str]] = {}
     # A union's alternatives may report the same value, so more errors are read than are told.
@@ -75,7 +75,7 @@ def describe(
             texts.append(text)
     # Of a union's alternatives, the user meant the one that got furthest into the value.
     return [
-        Problem(_line(root, path), _either(texts), path)
+        DocumentProblem(_line(root, path), _either(texts), path)
         for path, texts in found.items()
         if not any(other != path and other[: len(path)] == path for other in found)
         or not _is_type_clash(texts)

@@ -15,7 +15,7 @@ from typing import Any
 
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.files.document import ProblemsError, validate
-from bigplan.spec.files.problems import KeyPath, Problem, did_you_mean
+from bigplan.spec.files.problems import DocumentProblem, KeyPath, did_you_mean
 from bigplan.spec.files.reading import read_json
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.reader import Config, ConfigReader
@@ -112,11 +112,11 @@ class Own:
     keys: Mapping[str, tuple[str, ...]]
     lines: Mapping[str, int]
 
-    def told(self, problem: Problem) -> Problem:
+    def told(self, problem: DocumentProblem) -> DocumentProblem:
         """The problem with the file's names in place of the field names in backticks."""
         names = _NAME.findall(problem.text)
         text = _NAME.sub(lambda found: f"`{self.key(problem.path, found[1])}`", problem.text)
-        return Problem(next(self._lines(problem.path, names), None), text, problem.path)
+        return DocumentProblem(next(self._lines(problem.path, names), None), text, problem.path)
 
     def key(self, path: KeyPath, name: str) -> str:
         """The file's key of a field; a nested model's own fields are named without their path."""

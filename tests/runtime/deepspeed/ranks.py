@@ -19,7 +19,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from bigplan.plan import load_plan
-from bigplan.runtime.deepspeed.worker import Worker
+from bigplan.runtime.deepspeed.worker import DeepSpeedWorker
 from bigplan.runtime.groups import Groups
 
 
@@ -34,7 +34,7 @@ class Case:
     evaluate: bool = False
 
 
-class Staying(Worker):
+class Staying(DeepSpeedWorker):
     """Joins once, and leaves with the process."""
 
     groups: Groups | None = None
@@ -48,7 +48,7 @@ class Staying(Worker):
         """Not before the process does."""
 
 
-def of_drives(worker: Worker) -> Iterator[dict[str, int]]:
+def of_drives(worker: DeepSpeedWorker) -> Iterator[dict[str, int]]:
     """Bytes of host memory that state on a drive takes now: buffers, and what is in none."""
     swapper = getattr(worker._running().engine.optimizer, "optimizer_swapper", None)
     if swapper is None:
@@ -98,7 +98,7 @@ def main() -> None:
         results[name] = train(Case(**case), rank, scratch, meeting)
     Path(f"{cases}.{rank}").write_text(json.dumps(results))
     Staying.groups = None
-    Worker._leave(Staying.__new__(Staying))
+    DeepSpeedWorker._leave(Staying.__new__(Staying))
 
 
 if __name__ == "__main__":

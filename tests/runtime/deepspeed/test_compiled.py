@@ -24,7 +24,7 @@ from bigplan.engines.deepspeed.search import DeepSpeedSearch
 from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
 from bigplan.runtime.deepspeed.config import needed
-from bigplan.runtime.worker import Worker as NativeWorker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.catalog import find_model
 from tests.engines.deepspeed.test_search import Settings
 from tests.runtime.deepspeed.ranks import Case

@@ -27,7 +27,7 @@ from bigplan.engines import engine_of, make_plan
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
-from bigplan.runtime.worker import Worker as NativeWorker
+from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.catalog import find_model
 from bigplan.spec.training import Training, ValidationSpec
 from tests.engines.deepspeed.test_search import Settings

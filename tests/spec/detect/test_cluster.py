@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bigplan.errors import InputError
-from bigplan.spec.cluster import Cluster, find_gpu
+from bigplan.spec.cluster import Cluster
 from bigplan.spec.detect import cluster as module
 from bigplan.spec.detect import probes
 from bigplan.spec.detect.cluster import detect
@@ -13,6 +13,7 @@ from bigplan.spec.detect.machine import FoundGpu
 from bigplan.spec.detect.probes import DiskRate, GemmRate, probe_disk
 from bigplan.spec.files.document import parse_document
 from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.gpu import find_gpu
 
 GiB = 2**30
 
@@ -104,7 +105,8 @@ def test_an_unknown_gpu_is_guessed_low_and_says_so(monkeypatch: pytest.MonkeyPat
     assert group.gpu.sources["peak_flops"].startswith("estimate: unknown GPU")
     assert group.pcie.host_to_device == pytest.approx(25.2e9, rel=0.01)
     assert group.pcie.sources["host_to_device"] == "estimate: 0.8 of PCIe 4.0 x16"
-    assert group.pcie.node_host_to_device == group.pcie.host_to_device
+    alone = group.shared_by(1).rate_of_rank(group.pcie.node_host_to_device)
+    assert alone == group.pcie.host_to_device
 
 
 def test_mixed_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from bigplan.errors import InputError
-from bigplan.spec.cluster import Cluster, Gpu, Host, Link, NodeGroup, Nvme, Pcie, Running
-from bigplan.spec.experiment import Experiment, Launch
+from bigplan.spec.cluster import Cluster, Host, NodeGroup, Nvme, Pcie, Running
+from bigplan.spec.experiment import Experiment, LaunchSpec
 from bigplan.spec.files.document import validate
 from bigplan.spec.files.json_schema import json_schema
+from bigplan.spec.gpu import Gpu
+from bigplan.spec.link import Link
 from bigplan.spec.model import ModelSpec, RopeScaling
 from bigplan.spec.optimizer import Optimizer, ParameterGroup
 from bigplan.spec.part import MachinePart
@@ -38,7 +40,7 @@ BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
 OF_BLOCKS = ("which no machine has", "no source for", "leaves nothing of")
 DESCRIPTIONS = (
     *(ModelSpec, RopeScaling, TrainingRequest, Optimizer, ParameterGroup, Schedule, LossScale),
-    *(ValidationSpec, Launch, Find, Gpu, Host, Pcie, Nvme, Link, Running),
+    *(ValidationSpec, LaunchSpec, Find, Gpu, Host, Pcie, Nvme, Link, Running),
 )
 Schema = Mapping[str, Any]
 TEXT = st.text("abz 0.", max_size=8)

@@ -8,6 +8,7 @@ from bigplan.spec.catalog import find_model
 from bigplan.spec.experiment import load_experiment
 from bigplan.spec.hf.cache import cached_config, is_id
 from bigplan.spec.sweep import load_study
+from tests.wording import tells
 
 CONFIG = {"model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 300}
 CONFIG |= {"n_positions": 128}
@@ -56,9 +57,7 @@ def test_a_file_of_that_name_wins(hub: Path, tmp_path: Path) -> None:
 def test_what_is_not_there_is_told_with_the_way_to_get_it(hub: Path) -> None:
     with pytest.raises(InputError) as caught:
         find_model("some-org/other")
-    assert f"not in the cache, {hub}, either: run `hf download some-org/other config.json`" in str(
-        caught.value
-    )
+    assert tells(str(caught.value), str(hub), "hf download some-org/other config.json")
 
 
 @pytest.mark.parametrize("text", ["a", "/a/b", "a/b/c", "../b", "a/..", "a/b.c ", "~/a", "-a/b"])

@@ -9,6 +9,7 @@ from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.hf.config import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
 from bigplan.spec.hf.families.rope import write_scaling
 from bigplan.spec.model import ModelSpec, RopeScaling
+from tests.wording import tells
 
 _SMALL = {
     "hidden_size": 64,
@@ -339,9 +340,7 @@ def test_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
     with pytest.raises(RefusedError) as caught:
         find_model(str(tmp_path))
-    assert "`peft_type` is 'LORA': adapters (LoRA and the like) are not planned" in str(
-        caught.value
-    )
+    assert tells(str(caught.value), "`peft_type`", "'LORA'", "not planned")
     assert "base model ('meta-llama/Llama-2-7b-hf')" in str(caught.value)
 
 
