@@ -113,7 +113,7 @@ UNINFORMED: dict[str, dict[str, str | float]] = {
         "GB200 gemm": 0.77,  # the H200's
         "B300 gemm": 0.77,
     },
-    "deepspeed offload": {"deepspeed host": "megatron host", "deepspeed hooks": 0.0},
+    "deepspeed offload": {"deepspeed host": "megatron host"},
     "V100": {},
 }
 
@@ -205,11 +205,6 @@ BEHAVIOUR: dict[str, tuple[Framework, Get, Set]] = {
         lambda f, x: replace(f, regather_exposed=x, reduce_exposed=x),
     ),
     "deepspeed host": (DEEPSPEED, lambda f: f.host, lambda f, x: replace(f, host=x)),
-    "deepspeed hooks": (
-        DEEPSPEED,
-        lambda f: f.gather_launches,
-        lambda f, x: replace(f, gather_launches=x),
-    ),
 } | {
     f"{name} gemm": (f, lambda f: f.gemm_share, lambda f, x: replace(f, gemm_share=x))
     for name, f in (

@@ -44,6 +44,7 @@ class Framework:
     bucket_elements: int = 0  # elements in a bucket of a collective
     live_elements: int = 0  # elements that ZeRO-3 keeps gathered
     updated_elements: int = 0  # elements whose gradients ZeRO-3 copies at once on the GPU
+    offloaded_gradient: int = 0  # bytes an element that leave for the CPU's update; 0: as summed
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
     gradients_stay: bool = False  # gradients are on the GPU, even if the CPU updates
@@ -71,6 +72,7 @@ MEGATRON_DEEPSPEED = replace(
 MEGATRON_CORE = Framework(
     "Megatron Core",
     attention=("cudnn", "flash3", "flash2"),
+    compiled_loss=True,  # `cross_entropy_loss_fusion`, on in Megatron-Bridge's recipes
     gemm_share=0.967,
     tensor_exposed_async=0.029,
     reduce_exposed=0.4,
@@ -118,10 +120,11 @@ DEEPSPEED = Framework(
     gather_exposed=1.0,
     regather_exposed=1.0,
     reduce_exposed=1.0,
-    gather_launches=3.75,
+    gather_launches=3.4,
     bucket_elements=2 * 500_000_000,  # reduce_bucket_size, and its copy in the order of ranks
     live_elements=1_000_000_000,  # stage3_max_live_parameters
     updated_elements=1_000_000_000,  # sub_group_size
+    offloaded_gradient=4,  # cast to fp32 on the GPU, then copied
     update_bytes=12,
     one_numa_domain=True,
 )
