@@ -7,9 +7,9 @@
 Wants SciPy: pip install 'bigplan[fit]'. A fit takes about a minute, all of --leave-out ten.
 
 What a GPU can do comes from measured and published kernels (bigplan/hardware), not from here, but
-for three of which no kernel table was found: GB200, GB300 and the H100 of 500 W. Fitted is what a
-framework makes of a GPU: one set of constants per framework behaviour, link and physical effect;
-none per row, table or site. The objective is the sum over rows of a soft absolute log ratio
+for two of which no kernel table was found: GB200 and GB300. Fitted is what a framework makes of a
+GPU: one set of constants per framework behaviour, link and physical effect; none per row, table or
+site. The objective is the sum over rows of a soft absolute log ratio
 (squared below 3%, absolute above) plus a weak pull towards the start, minimised by SciPy's least
 squares within what is physical. Left out of it: DeepSpeed's offload table (`ds`), and V100s, whose
 tables warn of their noise. The fit starts from the shipped constants.
@@ -105,7 +105,7 @@ UNINFORMED: dict[str, dict[str, str | float]] = {
         "composer eager": 0.5,
         "composer gemm": "fsdp gemm",
     },
-    "torchtitan": {"500 W share": (500 / 700) ** (1 / 3), "async tensor": 0.5},  # power ~ clock^3
+    "torchtitan": {"async tensor": 0.5},
     "nvidia": {
         "core tensor": 0.5,
         "core reduce": 0.0,
@@ -150,8 +150,6 @@ TOP = {"gemm": 1.0, "share": 1.0, "eager": 1.0}
 def shipped() -> Constants:
     """The constants as they are shipped."""
     start = {f"{text} gemm": find_gpu(name).gemm_efficiency for text, name in GPUS.items()}
-    whole = find_gpu("h100-sxm-80gb").gemm_efficiency
-    start["500 W share"] = find_gpu("h100-sxm-96gb-hbm2e").gemm_efficiency / whole
     for name in LINKS.values():
         start[f"{name} share"] = find_link(name).bandwidth / NOMINAL[name]
     ib = find_link("infiniband-hdr-8x200")
@@ -223,12 +221,6 @@ def machine(nodes: NodeGroup, constants: Constants) -> NodeGroup:
     for text in GPUS:
         if text in gpu.name:
             gpu = gpu.model_copy(update={"gemm_efficiency": constants[f"{text} gemm"]})
-    if "HBM2e" in gpu.name:
-        whole, share = find_gpu("h100-sxm-80gb"), constants["500 W share"]
-        ways = ("attention_forward_efficiency", "attention_backward_efficiency")
-        changed = {way: {k: share * v for k, v in getattr(whole, way).items()} for way in ways}
-        changed["gemm_efficiency"] = share * whole.gemm_efficiency
-        gpu = gpu.model_copy(update=changed)
     intra, inter = nodes.intra_node, nodes.inter_node
     if inter is not None:
         share = constants["omni-path-4x100 share"] * 50e9 if "Omni" in inter.name else None

@@ -98,16 +98,17 @@ FSDP = Framework(
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on
 # the communicator that then reduces them. So most of its collectives are not hidden. Its runs are
-# of 2023: FlashAttention is the first version, and most norms and activations are one kernel each.
+# of 2023: FlashAttention is the first version (on A100s as a Triton kernel), and most norms and
+# activations are one kernel each.
 COMPOSER = Framework(
     "Composer",
     attention=("flash1", "flash2"),
-    gemm_share=0.936,
-    eager=0.27,
+    gemm_share=0.97,
+    eager=0.23,
     host=2.0,
-    gather_exposed=0.42,
-    regather_exposed=0.635,
-    reduce_exposed=0.635,
+    gather_exposed=0.31,
+    regather_exposed=0.77,
+    reduce_exposed=0.77,
 )
 
 # Hugging Face models under DeepSpeed: eager blocks; every module's parameters are fetched and
@@ -120,7 +121,7 @@ DEEPSPEED = Framework(
     gather_exposed=1.0,
     regather_exposed=1.0,
     reduce_exposed=1.0,
-    gather_launches=3.4,
+    gather_launches=3.8,
     bucket_elements=2 * 500_000_000,  # reduce_bucket_size, and its copy in the order of ranks
     live_elements=1_000_000_000,  # stage3_max_live_parameters
     updated_elements=1_000_000_000,  # sub_group_size

@@ -25,7 +25,7 @@ from bigplan.cost.compute import (
 )
 from bigplan.errors import InputError
 from bigplan.graph.operators import Attention, Gemm, Stream
-from bigplan.spec.cluster import find_gpu, list_gpus
+from bigplan.spec.cluster import FlashKernel, find_gpu, list_gpus
 
 H200 = find_gpu("h200-sxm")
 DEVICE = Device(H200, "bf16")
@@ -274,6 +274,18 @@ def test_a_run_takes_the_first_kernel_it_likes_that_the_gpu_has() -> None:
     assert Device(gpu, "bf16", ("flash3", "flash2")).flash_efficiency(backward=False) == 0.5
     assert Device(gpu, "bf16", ("flash2", "flash3")).flash_efficiency(backward=False) == 0.25
     assert Device(gpu, "bf16", ("sdpa", "flash2")).flash_efficiency(backward=False) == 0.25
+
+
+@pytest.mark.parametrize(("kernel", "slower"), [("flash1", 1.0), ("flash2", 1.135)])
+def test_narrow_heads_wait_for_the_softmax_but_in_the_first_version(
+    kernel: FlashKernel, slower: float
+) -> None:
+    device = Device(find_gpu("a100-sxm4-80gb"), "bf16", (kernel,))
+    narrow, wide = (
+        attention_seconds(Attention("attention", 1e12, length=2048, head_dim=width), device)
+        for width in (64, 128)
+    )
+    assert narrow / wide == pytest.approx(slower, rel=1e-3)
 
 
 # --- the rest
