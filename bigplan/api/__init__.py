@@ -1,4 +1,4 @@
-"""bigplan from Python: `bigplan.plan`, `bigplan.launch`, `bigplan.validate` and what they give."""
+"""bigplan from Python: `bigplan.plan`, `bigplan.launch`, `bigplan.validate` and their results."""
 
 from bigplan.api.planning import Plan, plan
 from bigplan.api.running import Run, launch

@@ -47,7 +47,7 @@ class ExperimentKeys(TypedDict, total=False):
 
 
 def plain(value: object) -> Any:
-    """A value of the keys as YAML would give it: what a description left out stays left out."""
+    """A value of the keys as YAML would give it; keys that a description left out stay out."""
     if isinstance(value, Spec):
         return value.model_dump(mode="json", exclude_unset=not isinstance(value, Training))
     if isinstance(value, Mapping):
@@ -58,7 +58,7 @@ def plain(value: object) -> Any:
 
 
 def merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` wins key by key, in mappings of both too."""
+    """Both mappings merged; `given` wins key by key, in inner mappings too."""
     made = dict(before)
     for key, value in given.items():
         inner = made.get(key)

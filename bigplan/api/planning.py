@@ -1,4 +1,4 @@
-"""`bigplan.plan`, and the plan that it gives."""
+"""`bigplan.plan`, and the plan that it returns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Plan(Decided):
 
     @classmethod
     def of(cls, decided: Decided) -> Plan:
-        """A plan of the planner's with these methods."""
+        """The planner's plan with these methods."""
         return cls.model_construct(**dict(decided))
 
     @classmethod
@@ -64,13 +64,13 @@ class Plan(Decided):
 
     @property
     def bill(self) -> Bill:
-        """Days, dollars and kWh, of what the cluster and the training state."""
+        """Days, dollars and kWh, as far as cluster and training state them."""
         return bill_of(self)
 
     def explain(self) -> Explanation:
-        """Every operator and move, efficiency and advice. Raises RefusedError for other engines'.
+        """Every operator and move, efficiency and advice.
 
-        Those run no program of actions.
+        Raises RefusedError for plans of other engines, which run no program of actions.
         """
         return Explanation.of(explain(self))
 
@@ -86,7 +86,7 @@ class Plan(Decided):
     ) -> WhatWouldHelp:
         """Solve again with another drive, more memory, another node, for `time_limit` seconds.
 
-        `set`: the decisions that this plan was pinned to; a plan does not keep them.
+        `set`: the decisions that this plan was pinned to, because a plan does not keep them.
         """
         pinned = dict(set or {})
         request = Request(self.model, self.training, self.cluster, pinned, self.engine)
@@ -170,7 +170,7 @@ def experiment_of(named: str | Path | Experiment | None, keys: ExperimentKeys) -
 
 
 class _TimeLeft:
-    """Whether there is any of so many seconds; None: for ever."""
+    """Whether any of `seconds` is left; None: no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._end = inf if seconds is None else time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""`bigplan.launch`, and the run that it gives."""
+"""`bigplan.launch`, and the run that it returns."""
 
 from __future__ import annotations
 

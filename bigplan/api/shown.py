@@ -1,4 +1,4 @@
-"""What a plan's methods give: values of the reports that show themselves as tables in notebooks."""
+"""Results of a plan's methods: report values that notebooks show as tables."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Explanation(explained.OperatorExplanation):
 
 @dataclass(frozen=True)
 class Simulation(Timeline):
-    """A steady step: `events`, `seconds`, and what the plan promised of it."""
+    """A steady step: `events`, `seconds`, and the plan's promise of it."""
 
     predicted: Predicted
 

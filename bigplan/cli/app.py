@@ -18,6 +18,7 @@ from bigplan.cli.experiment import experiment
 from bigplan.cli.explain import explain
 from bigplan.cli.export import export
 from bigplan.cli.intake import intake
+from bigplan.cli.interrupts import INTERRUPTED
 from bigplan.cli.kernels import kernels
 from bigplan.cli.models import models
 from bigplan.cli.output import checked_output
@@ -28,8 +29,7 @@ from bigplan.cli.run import launch
 from bigplan.cli.validate import validate
 from bigplan.errors import BigplanError, InputError, control_character, printable, quoted, shortened
 
-INTERRUPTED = 130
-LONGEST_LINE = 3000  # characters of a message; lists of what is allowed have up to 2,000
+LONGEST_LINE = 3000  # characters of a message; lists of allowed values have up to 2,000
 
 app = typer.Typer(
     name="bigplan",
@@ -88,7 +88,7 @@ def _told(error: BigplanError) -> str:
 
 
 def _require_text(arguments: list[str]) -> None:
-    """Raise InputError for what would reach the terminal as a command to it."""
+    """Raise InputError for arguments that the terminal would take as commands."""
     for argument in arguments:
         if (found := control_character(argument)) is not None:
             raise InputError(
@@ -104,7 +104,7 @@ def run() -> None:
             _require_text(sys.argv[1:])
             app()
     except BigplanError as error:
-        with suppress(OSError):  # where nobody can be told, the exit code still says it
+        with suppress(OSError):  # where no message can be written, the exit code still tells
             print(_told(error), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What `--json` prints: one object that begins with the version of its format."""
+"""The output of `--json`: one object that begins with the version of its format."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ AsJson = Annotated[
 
 
 def print_json(data: Mapping[str, object]) -> None:
-    """Print it on stdout, its format's version first."""
+    """Print an object on stdout, its format's version first."""
     assert "format" not in data, data["format"]
     print(json.dumps({"format": FORMAT, **data}, indent=2))

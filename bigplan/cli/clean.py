@@ -1,4 +1,4 @@
-"""`bigplan clean`, and what a launch says of those before it that were killed."""
+"""`bigplan clean`, and a launch's notice about killed launches before it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _clean_nodes(
     here: tuple[Leftover, ...],
     deal: Callable[[Leftover, Callable[[], None], str], None],
 ) -> None:
-    """On the nodes of a cluster; one that is this machine has been dealt with."""
+    """Clean the nodes of a cluster, except this machine, which is clean already."""
     from bigplan.launcher.elsewhere import left_on_nodes
     from bigplan.launcher.session import ray_session, require_packages
 
@@ -89,7 +89,7 @@ def _told(left: Leftover) -> dict[str, object]:
 
 
 def offer(console: Console) -> None:
-    """Name what killed launches left here, and remove it where the user wants that."""
+    """Name what killed launches left here, and remove it if the user agrees."""
     from bigplan.launcher.leftovers import clean as remove
     from bigplan.launcher.leftovers import leftovers
 

@@ -1,4 +1,4 @@
-"""What a shell offers for the value of an option."""
+"""Words that a shell offers for the value of an option."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def known_models(begun: str) -> list[str]:
-    """Shipped models, and files, that go on as the word begins."""
+    """Shipped models, and files, that begin with the word."""
     from bigplan.spec.catalog import list_models
 
     return _matching(begun, list_models())
 
 
 def known_clusters(begun: str) -> list[str]:
-    """Shipped clusters, and files, that go on as the word begins."""
+    """Shipped clusters, and files, that begin with the word."""
     from bigplan.spec.catalog import list_clusters
 
     return _matching(begun, list_clusters())
@@ -26,7 +26,7 @@ def _matching(begun: str, names: tuple[str, ...]) -> list[str]:
 
 
 def _files(begun: str) -> list[str]:
-    """Folders, and files that descriptions may be, whose path begins so."""
+    """Folders and description files whose path begins with the word."""
     folder, _, name = begun.rpartition("/")
     try:
         inside = sorted(Path(folder or ("/" if begun.startswith("/") else ".")).iterdir())

@@ -1,4 +1,4 @@
-"""`bigplan data`: texts to packed token files, and what is in them."""
+"""`bigplan data`: texts to packed token files, and checks of such files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bigplan.data.prepared import PreparedIndex
     from bigplan.data.sources import Fields
 
-SILENT = 1.0  # seconds: what is done sooner shows no progress
+SILENT = 1.0  # seconds; shorter work shows no progress
 
 data = typer.Typer(no_args_is_help=True, help="Prepare training data.")
 
@@ -84,10 +84,11 @@ def prepare(
     out: Annotated[Path, typer.Option(help="The folder to write; training.data names it.")],
     as_json: AsJson = False,
 ) -> None:
-    """Turn texts into packed token files that training reads as they are.
+    """Turn texts into packed token files that training reads without conversion.
 
-    The end of a document follows it; attention crosses it. A prompt and a response are tokenised
-    apart. Of a text file the last lines are held out, else documents by their text.
+    Each document is followed by an end token; attention crosses it. A prompt and a response are
+    tokenised separately. Of a text file the last lines are held out; of other files, documents
+    chosen by their text.
     """
     from bigplan.data.prepare import Preparation
     from bigplan.data.prepare import prepare as prepare_folder
@@ -142,7 +143,7 @@ def _limit(model: str | None) -> tuple[str, int] | None:
 
 
 def _fields(options: PrepareOptions) -> Fields | None:
-    """Those named; None: none was."""
+    """The named fields; None: none was named."""
     from bigplan.data.sources import Fields
 
     field, prompt, response = options.field, options.prompt_field, options.response_field
@@ -171,7 +172,7 @@ def _described(index: PreparedIndex) -> str:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[int, int, int], None]]:
-    """On stderr, on a terminal only: how far the sources are read."""
+    """A progress bar on stderr, on a terminal only."""
     from rich.status import Status
 
     from bigplan.units import format_bytes, format_count

@@ -47,8 +47,8 @@ def detect(
         require_target("--out", out, CLUSTER)
     cluster = detect_machine(cpu_devices, folder)
     if cluster.group.gpu.device == "cpu" and find_spec("torch") is not None:
-        # The rates of what will train here: numpy's products may be several times off, and all
-        # devices compute at once there.
+        # These are rates of the torch that will train here; numpy's products may be several times
+        # off. All devices compute at once there.
         from bigplan.profile.machine import measure_cpu_devices
 
         cluster = measure_cpu_devices(cluster)

@@ -127,7 +127,7 @@ def _show(outcome: StudyOutcome, as_json: bool, *, compared: bool = False) -> No
 
 
 def outcome_json(outcome: StudyOutcome) -> dict[str, object]:
-    """Every row with its swept keys; `pareto` has the numbers of points that no other beats."""
+    """Every row with its swept keys; `pareto` has the numbers of points that no other dominates."""
     from bigplan.experiment.pareto import front
     from bigplan.experiment.shown import best_point
 

@@ -1,4 +1,4 @@
-"""What the options of a command say: an experiment, and how it is run."""
+"""An experiment, and how it is run, from the options of a command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bigplan.spec.files.problems import problem_at
 from bigplan.spec.files.reading import read_text
 from bigplan.units import format_bytes
 
-# Read in ways of their own below.
+# Options that are read separately below.
 _APART = ("settings", "caps", "hardware", "clip_norm", "tokens", "tokens_per_step")
 RUN_KEYS = tuple(name for name, key in keys().items() if key.startswith("launch."))
 
@@ -28,7 +28,7 @@ def overrides_of(options: ExperimentOptions) -> dict[str, object]:
     for name, key in keys().items():
         value = None if name in _APART else getattr(options, name)
         if value is not None:
-            # Text is read as YAML further on; quoting keeps "off" or "a: b" what it is.
+            # Text is read as YAML later; quoting keeps "off" or "a: b" as they are.
             overrides[key] = json.dumps(value) if isinstance(value, str) else value
     if options.clip_norm is not None:
         unclipped = options.clip_norm.lower() in ("none", "null")
@@ -69,17 +69,17 @@ def experiment_of(
             fixed[key] = ways
     if path is not None:
         _refuse_settings(path, experiment, overridden=fixed)
-    if base is None or options.cluster is not None:  # a base's own cluster may be capped already
+    if base is None or options.cluster is not None:  # a base's own cluster may already have caps
         _warn_of_idle_caps(experiment)
     return experiment.with_settings(fixed)
 
 
 def _refuse_settings(path: Path, experiment: Experiment, overridden: Collection[str]) -> None:
-    """Raise InputError, with the line, for a decision of the file that cannot be."""
+    """Raise InputError, with the line, for a decision in the file that is impossible."""
     settings = {key: value for key, value in experiment.set.items() if key not in overridden}
     if not settings:
         return
-    from bigplan.solve.pins import parse_pins, refuse_unknown_kind  # which bring the solver
+    from bigplan.solve.pins import parse_pins, refuse_unknown_kind  # this imports the solver
 
     kinds = experiment.model_spec().kinds()
     for key, value in settings.items():

@@ -1,6 +1,6 @@
-"""What commands read: is it there, what is it, and has a training all that it needs.
+"""Inputs of commands: whether they exist, what they are, and whether a training has all it needs.
 
-A launch looks for it before it spends seconds, a plan warns after it is shown.
+A launch checks them before it spends time; a plan warns after it is shown.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def is_plan(path: Path) -> bool:
 
 
 def checked_plan(path: Path, plan: Plan | None = None) -> Plan:
-    """The plan in the file, or `plan`, which was read there, with promises that hold.
+    """The plan in the file, or `plan`, which was read from it, with promises made anew.
 
-    Those that were not what its decisions give are told on stderr. Raises InputError.
+    Promises that differ from what the decisions give are reported on stderr. Raises InputError.
     """
     from bigplan.engines import engine_of
     from bigplan.plan import load_plan
@@ -60,7 +60,7 @@ def checked_plan(path: Path, plan: Plan | None = None) -> Plan:
 
 
 def files_read(experiment: Experiment, path: Path | None) -> Iterator[Path]:
-    """What a plan is made from: the experiment's own file, and what else than shipped it names."""
+    """Files that a plan is made from: the experiment's, and those it names that are not shipped."""
     if path is not None:
         yield path
     training = experiment.training
@@ -73,9 +73,9 @@ def files_read(experiment: Experiment, path: Path | None) -> Iterator[Path]:
 
 
 def warnings(model: ModelSpec, training: Training) -> Iterator[str]:
-    """What a launch on this machine would be refused for, and positions its weights never saw.
+    """Reasons why a launch on this machine would be refused, and untrained positions.
 
-    Where it is to run may differ.
+    The plan may be meant for another machine.
     """
     hint = "The plan stands; a launch where that is so would be refused"
     for error in unreadable_data(model, training):

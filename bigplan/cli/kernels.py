@@ -23,7 +23,7 @@ MOST_TOKENS = 10**8
 
 @dataclass(frozen=True)
 class ExplainOptions:
-    """What is explained, and for which machine."""
+    """What to explain, and for which machine."""
 
     gpu: Annotated[str, typer.Option(help="A shipped GPU type with its multiprocessors.")] = (
         "h200-sxm"
@@ -116,7 +116,7 @@ def _planned(model: str, options: ExplainOptions, pricer: object) -> KeepPlan:
 
 
 def _price(link: str | None) -> float:
-    """Seconds that a byte takes to leave by a link and to come back."""
+    """Seconds for a byte to leave by a link and come back."""
     from bigplan.units import parse_bandwidth
 
     if link is None:
@@ -195,7 +195,7 @@ def _show(result: GraphExplanation) -> None:
 
 
 def _compiled(plan: KeepPlan, capability: str) -> dict[int, dict[str, int]]:
-    """By kernel's number, what compiling it for a GPU says."""
+    """The compiler's figures for a GPU, by the kernel's number."""
     from dataclasses import asdict
     from importlib.util import find_spec
 

@@ -62,7 +62,7 @@ def _in_full(model: ModelSpec) -> dict[str, Any]:
 
 
 def _as_yaml(model: ModelSpec) -> str:
-    """A document to copy and change; what its keys imply stands above them as a comment."""
+    """A document to copy and change; a comment above it states what its keys imply."""
     from bigplan.spec.files.dump import to_yaml
 
     kinds = ", ".join(

@@ -23,10 +23,10 @@ def option_of(
     flag: str = "",
     known: Callable[[str], list[str]] | None = None,
 ) -> Any:
-    """An option for a dotted key of an experiment, after whose last word it is called.
+    """An option for a dotted key of an experiment, named after the key's last word.
 
-    A value that is one of a few words shows these as the schema has them. The help says where the
-    runtime takes nothing but the default.
+    A value that is one of a few words shows these words, as in the schema. The help says where the
+    runtime accepts only the default.
     """
     name = key.rpartition(".")[2]
     planned = " Planned only: `launch` refuses all but the default." * (name in NATIVE_TRAINING)
@@ -52,7 +52,7 @@ def field_of(key: str) -> FieldInfo:
 
 
 def choices(annotation: Any) -> list[str]:
-    """The words that a value may be; none where it is no word, or any."""
+    """The words that a value may be; none where the value is not a word, or may be any."""
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     return [word for part in get_args(annotation) for word in choices(part)]

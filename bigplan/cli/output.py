@@ -1,4 +1,4 @@
-"""Standard output that cannot take what is printed: characters it lacks, full disk, closed pipe."""
+"""Standard output that fails: characters it lacks, a full disk, a closed pipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bigplan.errors import OutputError
 
 @contextmanager
 def checked_output() -> Iterator[None]:
-    """Whatever is printed meanwhile has left the program at the end. Raises OutputError."""
+    """All that is printed within has left the program at the end. Raises OutputError."""
     before = sys.stdout, sys.stderr
     out, err = _checked(sys.stdout, told=True), _checked(sys.stderr, told=False)
     sys.stdout, sys.stderr = out, err
@@ -23,25 +23,25 @@ def checked_output() -> Iterator[None]:
     finally:
         sys.stdout, sys.stderr = before
         if out is not None:
-            out.flush()  # what fails in the interpreter's own flush, at exit, is told as a bug
+            out.flush()  # a failure in the interpreter's own flush, at exit, would look like a bug
 
 
 def _checked(stream: Any, *, told: bool) -> Any:
-    """None where whoever started the program closed the stream: print writes nowhere then."""
+    """The checked stream; None where the caller closed it, so that print writes nowhere."""
     if stream is None:
         return None
     if isinstance(stream, io.TextIOWrapper):
-        # Tables have lines that ASCII lacks, and a file's name may be no text even in UTF-8.
+        # Tables have line characters that ASCII lacks, and a file's name may be invalid in UTF-8.
         stream.reconfigure(errors="replace")
     return _Checked(stream, told=told)
 
 
 class _Checked:
-    """A stream whose failing is no bug of the command that prints, so not an OSError there.
+    """A stream whose failure is no bug of the printing command, so no OSError there.
 
-    Once nobody reads the other end of a pipe the rest goes nowhere and the command ends as it
-    would have: `| head` is content with what it got, and a training need not stop for it. Of
-    standard error every failure is taken so: it could not be `told`.
+    Once the other end of a pipe is closed, the rest is dropped and the command ends as usual: `|
+    head` has what it wanted, and a training need not stop. On standard error every failure is
+    handled so, because it could not be reported.
     """
 
     def __init__(self, stream: TextIO, *, told: bool) -> None:
@@ -73,7 +73,7 @@ class _Checked:
             ) from None
 
     def _discard(self) -> None:
-        """Send what still waits in buffers, and all that follows, nowhere."""
+        """Drop what still waits in buffers, and all that follows."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)

@@ -44,10 +44,10 @@ LARGEST = typer.Option(
 )
 EFFORT = typer.Option("--effort", help="high: improve plans in up to 400 more simulations.")
 
-# Seconds from the start of planning within which what would help is answered unasked: with the
-# imports a plan of one machine stays below a second.
+# Changes that would help are solved unasked within so many seconds from the start of planning. With
+# imports, a plan of one machine then stays below a second.
 UNASKED = 0.4
-BATCH_SECONDS = 2.0  # as long a larger batch is searched for unasked, where this one splits badly
+BATCH_SECONDS = 2.0  # search time for a larger batch, unasked, where this one splits badly
 
 
 @takes(ExperimentOptions)
@@ -102,7 +102,7 @@ def plan(
 
 
 def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> Experiment:
-    """What to plan, once it is sure that the plan can be written to `out`. Raises InputError."""
+    """The experiment to plan, after checking that `out` can be written. Raises InputError."""
     if path is not None and is_plan(path):
         raise InputError(
             f"{path} is a plan already, not an experiment: `bigplan launch` runs it, "
@@ -118,7 +118,7 @@ def _wanted(path: Path | None, options: ExperimentOptions, out: Path | None) -> 
 def _show(
     planned: PlanAnswer, what_if: bool | None, time_limit: float | None, *, largest: bool
 ) -> None:
-    """The plan at once, then what would help: unasked, what takes next to no time."""
+    """Show the plan at once, then what would help; unasked, only what takes almost no time."""
     from bigplan.report.plan_report import plan_report
     from bigplan.report.tables import help_report, largest_table
 
@@ -141,16 +141,16 @@ def _tried_json(planned: PlanAnswer) -> list[dict[str, object]] | None:
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """A plan, what it was asked for with, and the seconds its search took."""
+    """A plan, the request that it answers, and the seconds its search took."""
 
     request: Request
     plan: Plan
     seconds: float
     chosen: Chosen | None = None  # where the experiment leaves the engine open
-    tried: tuple[Tried, ...] = ()  # numbers of nodes, where the cheapest was asked for
+    tried: tuple[Tried, ...] = ()  # numbers of nodes, where the cheapest plan was asked for
 
     def best_runnable(self, time_limit: float | None = None) -> Runnable:
-        """What of it runs today; where the plan does not, what is left of the limit is searched."""
+        """The best plan that runs today; where this one does not, a search takes the time left."""
         from bigplan.cli.waiting import Waiting
         from bigplan.runnable import Runnable, best_runnable
 
@@ -189,7 +189,7 @@ class PlanAnswer:
             )
 
     def largest(self) -> list[Largest]:
-        """The longest sequence, the deepest model, the most sequences at once that fit."""
+        """The longest sequence, the deepest model and the largest micro-batch that fit."""
         from bigplan.cli.waiting import Waiting
         from bigplan.largest import largest_that_fit
 
@@ -201,7 +201,7 @@ class PlanAnswer:
             return list(found)
 
     def _of_its_engine(self) -> Request:
-        """For the engine that was taken: another one would have to be found anew each time."""
+        """The request for the chosen engine; otherwise each solve would choose an engine anew."""
         runs = self.plan.executable[self.plan.engine] is True
         engine = self.plan.engine if runs and self.chosen else self.request.engine
         return replace(self.request, engine="any" if engine == "auto" else engine)
@@ -285,7 +285,7 @@ def simulate(
 
     if trace is not None:
         require_target("--trace", trace, TRACE, (plan,))
-    checked = checked_plan(plan)  # which played it again
+    checked = checked_plan(plan)  # the check has played it again
     if trace is not None:
         write_text(trace, json.dumps(engine_of(checked).timeline(checked).to_chrome()), "trace")
     if as_json:

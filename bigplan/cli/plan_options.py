@@ -290,6 +290,6 @@ class PlanOptions:
             flag="--loss-scale",
         ),
     ] = None
-    # What other programs call these; not planned, and refused by name.
+    # Other programs' names for features that are not planned; they are refused by name.
     context_parallel: Annotated[int | None, typer.Option("--context-parallel", hidden=True)] = None
     expert_parallel: Annotated[int | None, typer.Option("--expert-parallel", hidden=True)] = None

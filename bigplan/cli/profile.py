@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What is measured, for how long, and where it is written."""
+    """What to measure, for how long, and where to write it."""
 
     quick: Annotated[
         bool, typer.Option("--quick", help="One minute (default: up to five, more repetitions).")
@@ -141,7 +141,7 @@ def _multiprocessors(out: Path, console: Console, *, as_json: bool) -> None:
 
 
 def _known(out: Path) -> Cluster | None:
-    """The cluster that will be replaced; no other file ever is. Raises InputError."""
+    """The cluster file to be replaced; no other kind of file is. Raises InputError."""
     from bigplan.spec.cluster import Cluster
     from bigplan.spec.files.document import load_document
 
@@ -204,7 +204,7 @@ def _show(profiles: Sequence[Profile], console: Console) -> None:
 
 
 def _told(profiles: Sequence[Profile], cluster: Cluster, out: Path) -> dict[str, object]:
-    """The cluster, and of every node what was measured, as text, beside what was known."""
+    """The cluster and, for every node, measured figures as text beside the known ones."""
     from bigplan.report.profile_report import figures
 
     measured = [[asdict(f) for f in figures(p.before.group, p.after.group)] for p in profiles]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from bigplan.page.subject import Subject
     from bigplan.plan import Plan
 
-UNASKED = 10.0  # seconds for what would help, where nobody asks for all of it or for none
+# Seconds for changes that would help, where the user asks neither for all nor for none.
+UNASKED = 10.0
 
 
 def report(
@@ -108,7 +109,7 @@ def _print(subject: Subject) -> None:
 
 
 def _print_json(subject: Subject) -> None:
-    """The same for programs."""
+    """The same contents as one JSON object."""
     from bigplan.page.subject import Cluster, Experiment, PlanFile, Record, StudyOutcome
     from bigplan.report.plan_json import plan_facts
 
@@ -173,7 +174,7 @@ def _help(planned: PlanAnswer, what_if: bool | None) -> Help:
 
 
 def _solved_again(plan: Plan, what_if: bool | None) -> Help:
-    """A plan's file does not say what was pinned, so the changes are held against a free plan."""
+    """Changes compared with a free plan, because a plan's file does not say what was pinned."""
     from bigplan.cli.plan import plan_request
     from bigplan.planner import Request
 

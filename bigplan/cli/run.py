@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.clean import offer
 from bigplan.cli.given import experiment_of, plan_options_given, run_options_given
 from bigplan.cli.inputs import checked_plan, is_plan, require_there
+from bigplan.cli.interrupts import ended_by
 from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.plan import plan_experiment
 from bigplan.cli.spread import takes
@@ -56,26 +58,26 @@ def launch(
     Exit codes: 0, 2 bad input or refused, 3 nothing fits, 4 this machine has less than the plan
     promises, 5 a worker failed, 6 a checkpoint is damaged or cannot be written, 130 interrupted.
     """
-    from bigplan.launcher.driver import LaunchOptions
-    from bigplan.launcher.driver import launch as launch_plan
-    from bigplan.launcher.record import read_record
-    from bigplan.launcher.resume import read_resumable
-    from bigplan.launcher.session import require_packages
-    from bigplan.report.run_report import run_json, run_report
-
-    require_packages()
-    _check_steps(options)
     console = Console(stderr=as_json)
-    if resume is not None:
-        require_there(resume.expanduser(), A_RUN)
-    run = None if resume is None else read_resumable(resume.expanduser())
-    if run is not None and options.run_dir is not None:
-        raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
-    plan, how, asked = _wanted(what, options, run, console)
-    if how.address in (None, "local"):
-        require_inputs(plan.model, plan.training, weights=run is None)
-    offer(console)
-    record = read_record(launch_plan(plan, LaunchOptions(how, run, asked), console))
+    with ended_by(signal.SIGINT):
+        from bigplan.launcher import driver
+        from bigplan.launcher.record import read_record
+        from bigplan.launcher.resume import read_resumable
+        from bigplan.launcher.session import require_packages
+        from bigplan.report.run_report import run_json, run_report
+
+        require_packages()
+        _check_steps(options)
+        if resume is not None:
+            require_there(resume.expanduser(), A_RUN)
+        run = None if resume is None else read_resumable(resume.expanduser())
+        if run is not None and options.run_dir is not None:
+            raise InputError(f"--run-dir: a resumed run stays in its folder, {run.folder}")
+        plan, how, asked = _wanted(what, options, run, console)
+        if how.address in (None, "local"):
+            require_inputs(plan.model, plan.training, weights=run is None)
+        offer(console)
+    record = read_record(driver.launch(plan, driver.LaunchOptions(how, run, asked), console))
     if as_json:
         print_json(run_json(record))
     else:
@@ -129,7 +131,7 @@ def _experiment(path: Path | None, options: ExperimentOptions, run: Resumable | 
 
 
 def _check_caps(experiment: Experiment, before: Plan) -> None:
-    """Raise InputError where a cap would lift one: the plan knows no more than it was given."""
+    """Raise InputError where a cap would lift an older one: the plan knows no larger machine."""
     group = before.cluster.group
     drives = group.nvme
     have = {

@@ -1,4 +1,4 @@
-"""A command takes one dataclass; its fields are spread into options that typer understands."""
+"""Options of a command as one dataclass; its fields become options that typer understands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ O = TypeVar("O")  # noqa: E741 -- the options of one command
 
 
 def takes(options: type[O]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose `options` parameter appears on the command line as that class's fields."""
+    """A decorator: the command's `options` parameter appears as that class's fields."""
     hints = typing.get_type_hints(options, include_extras=True)
     spread = [
         inspect.Parameter(

@@ -1,7 +1,7 @@
-"""Files that commands write where the user says, looked at before the slow work.
+"""Output files of commands, checked before the slow work.
 
-What is replaced is of the kind that is written and no input of the command; nothing else of the
-user's is ever lost to a slip of the name.
+A file is replaced only if it is of the written kind and no input of the command. So no other file
+of the user is lost to a mistyped name.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 
 from bigplan.errors import InputError
 
-_HEAD = 4096  # bytes in which a file says what it is
+_HEAD = 4096  # bytes at a file's beginning that show its kind
 
 
 @dataclass(frozen=True, slots=True)
 class TargetKind:
-    """What a command writes."""
+    """A kind of output file."""
 
     noun: str
-    refusal: Callable[[Path], str]  # why a file is none of this kind; empty: it is one
+    refusal: Callable[[Path], str]  # why a file is not of this kind; empty: it is
 
 
 def _begins(pattern: bytes, told: str) -> Callable[[Path], str]:
-    """Files of any format version count, and large ones are not read whole."""
+    """A test of a file's beginning: any format version counts, large files are not read whole."""
 
     def refusal(path: Path) -> str:
         with path.open("rb") as file:
@@ -41,7 +41,7 @@ def _no_cluster(path: Path) -> str:
     try:
         load_document(path, Cluster)
     except InputError as error:
-        return str(error).splitlines()[0]  # of other texts every line is a problem
+        return str(error).splitlines()[0]  # for texts of other kinds, every line would be a problem
     return ""
 
 
@@ -57,13 +57,13 @@ SVG = TargetKind("picture", _begins(rb"<svg ", "`<svg`"))
 
 
 def require_target(option: str, path: Path, kind: TargetKind, inputs: Iterable[Path] = ()) -> None:
-    """Raise InputError where a file cannot be written, or would take the place of another kind's.
+    """Raise InputError where a file cannot be written, or would replace one of another kind.
 
-    `inputs` are what the command reads: none of them is replaced, whatever its kind.
+    `inputs` are the command's input files, which are never replaced.
     """
     try:
         _require_place(option, path, kind)
-        if not path.is_file():  # new, or a device or pipe, which holds nothing to lose
+        if not path.is_file():  # a new file, or a device or pipe, which holds nothing to lose
             return
         for read in inputs:
             if read.exists() and path.samefile(read):
@@ -71,7 +71,7 @@ def require_target(option: str, path: Path, kind: TargetKind, inputs: Iterable[P
                     f"{option} {path} is an input of this command, which is never replaced; "
                     "name another file"
                 )
-        refusal = kind.refusal(path) if path.stat().st_size else ""  # empty, as mktemp makes them
+        refusal = kind.refusal(path) if path.stat().st_size else ""  # mktemp makes empty files
     except OSError as error:
         raise InputError(f"{option} {path}: {error.strerror}; name another file") from None
     if refusal:

@@ -32,7 +32,7 @@ _SHOWN = (
     "memory_kind",
     "sweep",
 )
-_REASONS = 5  # told where no row can be used
+_REASONS = 5  # reported where no row can be used
 
 
 def validate(

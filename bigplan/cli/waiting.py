@@ -1,4 +1,4 @@
-"""What a person sees and can do while a search runs: how it stands, a time limit, Ctrl-C."""
+"""What a person sees and can do during a search: its state, a time limit, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.console import Console
 from bigplan.report.text import seconds_text
 from bigplan.units import counted
 
-if TYPE_CHECKING:  # most plans are there before anything is shown
+if TYPE_CHECKING:  # most plans are found before anything is shown
     from rich.status import Status
 
-SILENT = 1.0  # seconds: a search that is done sooner shows nothing
+SILENT = 1.0  # seconds; a shorter search shows nothing
 
 
 class Waiting:
-    """Shown on stderr, on a terminal only, once the search has taken a second.
+    """A search's state on stderr, on a terminal only, after its first second.
 
-    Ctrl-C ends the search with its best plan so far; it ends the program where there is none yet
-    or nobody `keeps_best`.
+    Ctrl-C ends the search with its best plan so far. It ends the program where there is none yet,
+    or unless the caller `keeps_best`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Waiting:
                 self._status.start()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.interrupted:  # asked politely before
+        if self.interrupted:  # the second Ctrl-C
             raise KeyboardInterrupt
         self.interrupted = True
 

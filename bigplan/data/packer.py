@@ -32,7 +32,7 @@ from bigplan.errors import InputError, printable
 
 @dataclass(slots=True)
 class _File:
-    """A file that is only added to, and its digest."""
+    """A file that is only appended to, and its digest."""
 
     stream: BinaryIO
     digest: Any = field(default_factory=hashlib.sha256)
@@ -44,7 +44,7 @@ class _File:
         self.digest.update(data)
 
     def close(self) -> str:
-        """To the drive; the digest of all that was written."""
+        """Write the file to the drive; return the digest of its contents."""
         self.stream.flush()
         os.fsync(self.stream.fileno())
         self.stream.close()
@@ -54,7 +54,7 @@ class _File:
 class Packer:
     """Tokens of documents, packed back to back into a folder's files.
 
-    `limit`: a model and its vocabulary, beyond which ids are refused (InputError).
+    `limit`: a model and its vocabulary; larger ids are refused (InputError).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Packer:
         folder.mkdir(parents=True)
         names = [TOKENS, DOCUMENTS, *([MASK] if masked else [])]
         self._files = {name: _File((folder / name).open("wb")) for name in names}
-        self._bits = np.empty(0, dtype=np.bool_)  # fewer than eight, that fill no byte yet
+        self._bits = np.empty(0, dtype=np.bool_)  # fewer than eight, which do not yet fill a byte
         self._sources: list[Source] = []
         self._path = ""
         self._counts = [0, 0]  # documents and tokens before this source
@@ -80,12 +80,12 @@ class Packer:
             file.stream.close()
 
     def begin(self, path: Path) -> None:
-        """What follows is of this source."""
+        """Parts added from now on belong to this source."""
         self._end_source()
         self._path, self._counts = str(path), [self.documents, self.tokens]
 
     def add(self, ids: NDArray[Any], *, counts: bool, ends: bool) -> None:
-        """A part's ids; behind a document's last part its end."""
+        """Append a part's ids, and the end token after a document's last part."""
         if len(ids):
             self.largest = max(self.largest, int(ids.max()))
             self._check(ids)
@@ -122,7 +122,7 @@ class Packer:
             )
 
     def finish(self) -> PreparedIndex:
-        """Everything to the drive, the index last."""
+        """Write all files to the drive, the index last."""
         self._end_source()
         if MASK in self._files:
             self._files[MASK].write(np.packbits(self._bits, bitorder="little"))
@@ -149,7 +149,7 @@ class Packer:
 
 
 def sync(paths: Iterable[Path]) -> None:
-    """Files and folders to the drive."""
+    """Flush files and folders to the drive."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Sources to a prepared folder: written aside, renamed once it is whole."""
+"""Sources to a prepared folder, which is written under another name and renamed when complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bigplan.data.sources import (
 from bigplan.data.tokenizer import Tokenizer, load_tokenizer
 from bigplan.errors import InputError
 
-BATCH = 1024  # parts tokenised at a time, or fewer that make a BLOCK of text
+BATCH = 1024  # parts tokenised at a time; fewer if they make a BLOCK of text
 
 OnProgress = Callable[[int, int, int], None]  # bytes read, bytes in all, tokens written
 
@@ -39,17 +39,17 @@ class Preparation:
     tokenizer: Path | None = None  # None: bytes
     end_of_document: str | None = None
     validation_fraction: float = 0.0
-    limit: tuple[str, int] | None = None  # a model's name and vocabulary
+    limit: tuple[str, int] | None = None  # a model's name and its vocabulary
 
 
 def prepare(
     wanted: Preparation, out: Path, *, force: bool = False, progress: OnProgress | None = None
 ) -> dict[str, PreparedIndex]:
-    """Write the folder, or with a fraction its parts train and validation; the indices by part.
+    """Write the folder, or with a fraction its parts train and validation; return indices by part.
 
-    `force` replaces what was prepared there before. Memory does not grow with the sources, but for
-    the longest document of a JSONL or Parquet file. Raises InputError, RefusedError; then nothing
-    is left behind and what was there is as it was.
+    `force` replaces an older prepared folder. Memory does not grow with the sources, except for the
+    longest document of a JSONL or Parquet file. Raises InputError, RefusedError; then no new file
+    is left, and older ones are unchanged.
     """
     fraction = wanted.validation_fraction
     if not 0 <= fraction < 1:
@@ -114,7 +114,7 @@ def _check_target(out: Path, sources: list[Path], *, force: bool) -> None:
 
 @contextmanager
 def _aside(out: Path) -> Iterator[Path]:
-    """A new folder beside `out`; gone afterwards, whatever happens."""
+    """A new folder beside `out`, which is removed afterwards in any case."""
     try:
         parent = out.absolute().parent
         parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _aside(out: Path) -> Iterator[Path]:
 
 
 def _into_place(folder: Path, out: Path) -> None:
-    """Rename to `out`; what is there already goes once the new folder is in its place."""
+    """Rename to `out`; an older folder there is removed after the new one is in its place."""
     folder.chmod(0o777 & ~_umask())
     sync(path for path in folder.rglob("*"))
     old = out.with_name(f".{out.name}.{os.getpid()}.replaced") if out.exists() else None
@@ -160,7 +160,7 @@ def _umask() -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """The files in order, and who is told how far they are read."""
+    """The files in order, with a callback for progress."""
 
     wanted: Preparation
     files: list[tuple[Path, Format]]

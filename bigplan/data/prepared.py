@@ -1,4 +1,4 @@
-"""A prepared folder: tokens packed back to back, memory-mapped; a plain file's bytes alike.
+"""A prepared folder: tokens packed back to back, memory-mapped. A plain file's bytes work as well.
 
 index.json      what is in the others (`Index`)
 tokens.bin      little-endian unsigned integers, document after document, each with its end
@@ -87,7 +87,7 @@ class Tokens:
     path: Path
     ids: NDArray[Any]
     bits: NDArray[np.uint8] | None  # a bit a token: whether the loss counts it; None: every token
-    largest: int  # no id is larger
+    largest: int  # the largest id
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -116,7 +116,7 @@ def open_tokens(path: Path) -> Tokens:
         )
     if path.exists():
         require_regular(path)
-    # All 256 may occur; to look would read the whole file.
+    # All 256 bytes may occur; a check would read the whole file.
     return Tokens(path, _mapped(path, "uint8"), None, BYTE_VOCABULARY - 1)
 
 
@@ -145,7 +145,7 @@ def _open_folder(folder: Path) -> Tokens:
 
 
 def read_index(folder: Path) -> PreparedIndex:
-    """The folder's index. Raises InputError where it is none of ours."""
+    """The folder's index. Raises InputError where it is not one of bigplan's."""
     path = folder / INDEX
     if not path.is_file():
         parts = [str(folder / part) for part in PARTS if (folder / part / INDEX).is_file()]

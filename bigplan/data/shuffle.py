@@ -1,17 +1,17 @@
 """A permutation of any length, one place at a time: no table of all windows in memory.
 
-A Feistel network permutes the numbers of an even number of bits (Luby and Rackoff 1988: four rounds
-of a random function cannot be told from a random permutation); numbers beyond the length are sent
-through it again until they land within, which keeps it one to one (Black and Rogaway 2002, "cycle
-walking"). The domain is less than four times the length, so that takes fewer than four passes on
-average.
+A Feistel network permutes the numbers of an even number of bits. Four rounds of a random function
+cannot be told from a random permutation (Luby and Rackoff 1988). Numbers beyond the length are sent
+through it again until they land within, which keeps it one to one ("cycle walking", Black and
+Rogaway 2002). The domain is less than four times the length, so an average takes fewer than four
+passes.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-ROUNDS = 8  # more than the four of the proof: with few bits a round mixes little
+ROUNDS = 8  # more than the four of the proof, because a round mixes little if bits are few
 _MASK = (1 << 64) - 1
 
 
@@ -29,7 +29,7 @@ def shuffled(place: int, length: int, seed: int, epoch: int) -> int:
             return place
 
 
-@lru_cache(maxsize=4)  # a step has samples of one pass, or of two
+@lru_cache(maxsize=4)  # a step has samples of one epoch or two
 def _keys(seed: int, epoch: int) -> tuple[int, ...]:
     key = _mixed(_mixed(seed) ^ epoch)
     return tuple(_mixed(key + turn) for turn in range(ROUNDS))

@@ -30,21 +30,21 @@ HASHED = 8  # bytes of a digest that decide whether a document is held out
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Some of a document's text."""
+    """A part of a document's text."""
 
     text: str
     counts: bool = True  # whether the loss counts it
     ends: bool = True  # the document's last part
     held_out: bool = False  # for validation
-    position: int = 0  # bytes of the file read so far, about
+    position: int = 0  # approximate bytes of the file read so far
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Where a JSON object or a Parquet row has its text."""
+    """The fields of a JSON object or a Parquet row that hold its text."""
 
     text: str = "text"
-    prompt: str | None = None  # with it, the loss counts the response alone
+    prompt: str | None = None  # if set, the loss counts the response alone
     response: str | None = None
 
     @property
@@ -55,7 +55,7 @@ class Fields:
         return (self.text,)
 
     def parts(self, values: list[str], fraction: float, position: int) -> Iterator[TextPart]:
-        """A document of these values; those with equal texts are all held out, or none is."""
+        """A document of these values; documents with equal texts are all held out, or none is."""
         out = _held_out(values, fraction)
         *prompts, last = values
         for text in prompts:
@@ -71,9 +71,9 @@ def _held_out(values: list[str], fraction: float) -> bool:
 
 
 def find_sources(paths: tuple[Path, ...]) -> list[Path]:
-    """The files; of a folder all with a known suffix, in order of their names.
+    """The files; for a folder, all files with a known suffix, by name.
 
-    Raises InputError, also for a file that is there twice: its text would count twice.
+    Raises InputError, also for a file given twice, because its text would count twice.
     """
     found: list[Path] = []
     for path in paths:
@@ -146,11 +146,11 @@ def _line_start(path: Path, offset: int) -> int:
 
 
 def _blocks(path: Path, start: int, stop: int, line: int) -> Iterator[tuple[str, int]]:
-    """Text of about a block each, cut behind a line where there is one, and where it ends.
+    """Text of about a block each, cut after a line where there is one, and the block's end.
 
-    Tokens never span two blocks: a tokenizer meets an artificial edge once in BLOCK bytes.
+    Tokens never span two blocks, so a tokenizer meets an artificial edge once in BLOCK bytes.
     """
-    # A byte-order mark at the start of a file is no text.
+    # A byte-order mark at the start of a file is not text.
     decoder = codecs.getincrementaldecoder("utf-8" if start else "utf-8-sig")()
     rest, position = "", start
     with path.open("rb") as file:

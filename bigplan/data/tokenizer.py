@@ -17,7 +17,7 @@ from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.files.reading import INDEX, read_bytes, read_json
 
 BYTE_END = 255  # no UTF-8 text has this byte
-# How published tokenizers call the token after a document, where nothing beside them says it.
+# Usual names of the token after a document, where no file beside the tokenizer names it.
 USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]")
 
 
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> int:
-        """Every id is below."""
+        """One more than the largest id."""
 
     @property
     def end(self) -> int:
@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
 
     @property
     def file(self) -> Path | None:
-        """Where it was read from."""
+        """The file it was read from, if any."""
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         """The ids of every text, without special tokens around it."""
@@ -85,8 +85,8 @@ def require(package: str, what: str) -> None:
 def load_tokenizer(path: Path | None, end: str | None) -> Tokenizer:
     """The tokenizer of a file, or of a folder that holds tokenizer.json; None: bytes.
 
-    `end` is the token after every document; None: what tokenizer_config.json beside the file
-    calls eos_token, else the one usual name in the vocabulary. Raises InputError, RefusedError.
+    `end` is the token after every document. None takes eos_token of tokenizer_config.json beside
+    the file, else the one usual name in the vocabulary. Raises InputError, RefusedError.
     """
     if path is None:
         if end is not None:
@@ -98,7 +98,7 @@ def load_tokenizer(path: Path | None, end: str | None) -> Tokenizer:
     require("tokenizers", f"reading {path}")
     file = path / "tokenizer.json" if path.is_dir() else path
     inner, content = _read(file)
-    # Whatever the file was saved with: nothing is cut off or filled up.
+    # Overrides the file's own settings: texts are neither truncated nor padded.
     inner.no_truncation()
     inner.no_padding()
     ids: dict[str, int] = inner.get_vocab(with_added_tokens=True)

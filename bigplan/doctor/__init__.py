@@ -1,4 +1,4 @@
-"""What of bigplan works on this machine, and what to do about what does not."""
+"""What works on this machine, and what to do about the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Finding", "examine"]
 
 
 def examine(folder: Path) -> Iterator[Finding]:
-    """Every finding, in the order in which they are told; `folder` is where tensors may go."""
+    """Every finding, in order of display; `folder` is where tensors may go."""
     yield from packages.examine()
     yield from gpus.examine()
     yield from machine.examine()

@@ -15,7 +15,7 @@ _CACHE = "name a folder in XDG_CACHE_HOME"
 
 
 def examine() -> Iterator[Finding]:
-    """The compiler, where its results are kept, and what DeepSpeed's operators need besides."""
+    """The compiler, its cache folder, and what else DeepSpeed's operators need."""
     command = compiler()
     if command is None:
         yield Finding(
@@ -33,7 +33,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _deepspeed(*, has_compiler: bool) -> Finding:
-    """DeepSpeed compiles its operators when a plan first needs one, for minutes."""
+    """DeepSpeed compiles its operators, for minutes, when a plan first needs one."""
     missing = [*([] if has_compiler else ["a C++ compiler"])]
     if find_spec("ninja") is None and shutil.which("ninja") is None:
         missing.append("ninja")

@@ -17,7 +17,7 @@ _OVER_NETWORK = ("nfs", "nfs4", "cifs", "fuse.sshfs", "lustre", "ceph", "9p", "v
 
 
 def examine(folder: Path) -> Iterator[Finding]:
-    """What kind of place the folder is, whether it can be written past the page cache, its room."""
+    """The folder's file system, whether it can be written past the page cache, and its room."""
     name = str(folder)
     if not folder.is_dir():
         yield Finding(TOPIC, name, "bad", "is no folder", "name one with --folder")
@@ -39,7 +39,7 @@ def examine(folder: Path) -> Iterator[Finding]:
 
 
 def kind_finding(name: str, kind: str, direct: bool) -> Finding:
-    """What a file system of that kind means for tensors on it."""
+    """The meaning of this kind of file system for tensors on it."""
     if kind in _IN_MEMORY:
         return Finding(
             TOPIC,

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""One result of an examination."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ State = Literal["good", "note", "bad"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found, and what to do.
+    """A fact, and what to do about it.
 
-    `good`: nothing is to be done. `note`: bigplan works, with less or more slowly. `bad`: something
-    that it needs does not work.
+    `good`: nothing to do. `note`: bigplan works, but with less or more slowly. `bad`: something
+    that bigplan needs does not work.
     """
 
     topic: str

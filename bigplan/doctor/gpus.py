@@ -16,10 +16,10 @@ from bigplan.spec.detect.machine import FoundGpu, find_gpus
 from bigplan.units import format_bytes
 
 TOPIC = "GPUs"
-_SECONDS = 120.0  # that torch may take to start: minutes on a drive over the network
+_SECONDS = 120.0  # allowed for torch's start, which takes minutes on a network drive
 
-# In a process of its own: a driver that does not fit can end it, or hang. Each device multiplies
-# once, since a build of torch without kernels for a GPU's generation sees it all the same.
+# It runs in a process of its own, which an unfit driver can end or hang. Each device multiplies
+# once, because torch sees a GPU even if it has no kernels for the GPU's generation.
 _PROBE = """
 import json, torch
 found = {"cuda": torch.version.cuda or torch.version.hip, "devices": []}
@@ -35,7 +35,7 @@ print(json.dumps(found))
 
 
 def examine() -> Iterator[Finding]:
-    """What the driver lists, which of it is described, and what torch makes of it."""
+    """The driver's GPUs, those of them that are described, and torch's view of them."""
     gpus = find_gpus()
     if not gpus:
         yield Finding(
@@ -77,7 +77,7 @@ def _described(gpus: tuple[FoundGpu, ...]) -> Iterator[Finding]:
 
 
 def _probed() -> dict[str, Any] | str:
-    """What torch says of its devices, or why it says nothing."""
+    """Report of torch about its devices, or why there is none."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE],
@@ -98,7 +98,7 @@ def _probed() -> dict[str, Any] | str:
 
 
 def torch_finding(listed: int, found: dict[str, Any] | str) -> Finding:
-    """What torch, asked as in `_PROBE`, makes of so many GPUs that the driver lists."""
+    """What torch sees, as `_PROBE` reports it, of the GPUs that the driver lists."""
     if isinstance(found, str):
         remedy = "run: python -c 'import torch', and install torch again where that fails"
         return Finding(TOPIC, "torch", "bad", f"torch cannot be asked: {found}", remedy)

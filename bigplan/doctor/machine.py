@@ -12,9 +12,9 @@ from bigplan.spec.detect.machine import available_cores, available_memory, cpu_n
 from bigplan.units import counted, format_bytes
 
 TOPIC = "machine"
-FEW_FILES = 4096  # open files that the hard limit should allow: Ray asks for as many
+FEW_FILES = 4096  # open files that the hard limit should allow, as Ray asks for
 LITTLE_SHARED = 1 << 30  # bytes: NCCL's ranks of a node take tens of MiB each, Ray's store 128 MiB
-LITTLE_LOCKED = 1 << 30  # bytes: what is meant to be locked is gigabytes
+LITTLE_LOCKED = 1 << 30  # bytes; locked tensors have gigabytes
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SHARED = Path("/dev/shm")
 
@@ -86,7 +86,7 @@ def locked_memory(limit: int) -> Finding:
 
 
 def open_files(limit: int) -> Finding:
-    """Files that processes may open at most: Ray's have a socket to each other."""
+    """The most files that processes may open: each of Ray's has a socket to every other."""
     if limit == resource.RLIM_INFINITY or limit >= FEW_FILES:
         told = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
         return Finding(TOPIC, "open files", "good", told)

@@ -1,4 +1,4 @@
-"""Ports and interfaces, Ray, and what killed launches left."""
+"""Ports and interfaces, Ray, and leftovers of killed launches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bigplan.launcher.preflight import LOOPBACK, interfaces
 
 TOPIC = "network and Ray"
 LOOPBACK_ADDRESS = "127.0.0.1"
-DASHBOARD_AGENT = 52365  # where a local Ray's agent listens; another Ray may have it already
+DASHBOARD_AGENT = 52365  # the port of a local Ray's agent, which another Ray may have taken
 
 
 def examine() -> Iterator[Finding]:
-    """Whether ranks can talk here, on which interfaces elsewhere, and what runs already."""
+    """Whether ranks can talk here, on which interfaces elsewhere, and which Rays run."""
     yield _loopback()
     found = interfaces()
     others = [f"{name} ({address})" for name, address in found.items() if name != LOOPBACK]

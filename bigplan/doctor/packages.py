@@ -1,4 +1,4 @@
-"""Versions, packages of each extra, and the engines that they make."""
+"""Versions, packages of each extra, and the engines that they provide."""
 
 from __future__ import annotations
 

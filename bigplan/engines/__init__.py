@@ -18,15 +18,15 @@ from bigplan.wear import require_wear
 __all__ = ["ENGINES", "Chosen", "Engine", "chosen", "engine_of", "make_plan"]
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (NativeEngine(), DeepSpeed())}
-# Those that are planned for besides, and that nothing here runs: "auto" looks at none of them.
+# Tools that are planned for as well and that nothing here runs: "auto" tries none of them.
 _PLANNED: dict[str, Engine] = {**ENGINES, **FRAMEWORKS}
-# A request for "any" is for the planner's best, whether or not an engine executes it yet: plans of
-# the native kind, which has the widest space.
+# A request for "any" is for the planner's best plan, whether or not an engine executes it yet. That
+# is a native plan, because the native space is the widest.
 _BY_REQUEST = {"any": ENGINES["native"], **_PLANNED}
 
 
 def engine_of(plan: Plan) -> Engine:
-    """The engine that the plan is for. Raises InputError where this version has none such."""
+    """The engine that the plan is for. Raises InputError where this version lacks the engine."""
     if plan.engine not in _PLANNED:
         raise InputError(
             f"the plan is for the engine {plan.engine}; this version of bigplan has "
@@ -44,9 +44,9 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
 
 def chosen(request: Request, watch: Watch = unwatched) -> Chosen:
-    """The fastest plan that can run here and now, and what it was chosen from.
+    """The fastest plan that can run here and now, and the plans that it was chosen from.
 
-    Raises as Engine.make_plan where nothing fits, whoever executes it.
+    Raises as Engine.make_plan where no engine's plan fits.
     """
     best = _BY_REQUEST["any"].make_plan(replace(request, engine="any"), watch)
     return choose(replace(request, exact=False), ENGINES.values(), best, watch)

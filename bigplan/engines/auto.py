@@ -1,4 +1,4 @@
-"""Which engine: the fastest by prediction of those that can run a request here and now."""
+"""Choice of an engine: the fastest by prediction of those that can run a request here and now."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bigplan.wear import require_wear
 class Chosen:
     """The plan, each engine's best, and the planner's best, whether or not anything runs it.
 
-    `by_engine` has the engines that are installed: a plan, or why there is none. Where none of them
-    has a plan, `plan` is the planner's best.
+    `by_engine` has for each installed engine a plan, or the reason why there is none. Where no
+    engine has a plan, `plan` is the planner's best.
     """
 
     plan: Plan
@@ -27,7 +27,7 @@ class Chosen:
 
 
 def choose(request: Request, engines: Iterable[Engine], best: Plan, watch: Watch) -> Chosen:
-    """Plan for each engine. `best`: the planner's of all that somebody may execute one day."""
+    """Plan for each engine. `best`: the planner's best plan, even if no engine executes it."""
     found: dict[str, Plan | str] = {}
     for engine in engines:
         if engine.missing() is None:

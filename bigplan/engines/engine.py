@@ -17,43 +17,43 @@ from bigplan.timeline import Timeline
 
 
 class Engine(Protocol):
-    """Asked by planner, reports and launcher, which know no engine by name."""
+    """The interface that planner, reports and launcher use; they know no engine by name."""
 
     @property
     def name(self) -> str:
-        """As in `--engine` and in a plan's `engine`."""
+        """The name in `--engine` and in a plan's `engine`."""
 
     @property
     def worker(self) -> str:
         """ "module:class" of one rank's worker (launcher.actor.WorkerType).
 
-        The class is imported in the rank's own process: the planner half imports no torch. Empty:
-        bigplan plans for the engine and never runs it.
+        The class is imported in the rank's own process, because the planner half imports no torch.
+        An empty string means that bigplan plans for the engine and never runs it.
         """
 
     def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
-        """Why it cannot execute this; None: it can."""
+        """Why the engine cannot execute this request; None: it can."""
 
     def missing(self) -> str | None:
-        """The package that this machine lacks for it, and how to install it; None: nothing.
+        """The package that this machine lacks, with its installation; None: nothing is missing.
 
-        Of what bigplan plans for and does not run: that, and how to write its configuration.
+        For a tool that bigplan does not run, this says so and how to write its configuration.
         """
 
     def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
-        """Do on this machine what takes long and is done once, before any rank starts.
+        """Do once, before any rank starts, what takes long on this machine.
 
-        `waiting` is told of it as time passes. Raises PreflightError.
+        `waiting` is called with progress messages. Raises PreflightError.
         """
 
     def make_plan(self, request: Request, watch: Watch) -> Plan:
-        """The fastest plan of all that it can place, priced as it behaves.
+        """The fastest plan that the engine can execute, priced as the engine behaves.
 
         Raises InputError, RefusedError, InfeasibleError.
         """
 
     def recheck(self, plan: Plan, path: Path) -> Rechecked:
-        """A plan that was read from `path`, with the promises of its decisions.
+        """The plan that was read from `path`, with promises made anew from its decisions.
 
         Raises InputError where the decisions are not legal, or need more memory than there is.
         """

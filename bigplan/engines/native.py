@@ -1,4 +1,4 @@
-"""bigplan's own runtime as an engine: layer by layer, every tier, programs that are played."""
+"""bigplan's own runtime as an engine: layer by layer, on every tier, by programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bigplan.timeline import Timeline
 
 @dataclass(frozen=True, slots=True)
 class NativeEngine:
-    """The planner's whole space is its own; what of it runs today is in capabilities.py."""
+    """The engine of the planner's whole space; capabilities.py has the part that runs today."""
 
     name: str = "native"
     worker: str = "bigplan.runtime.worker:Worker"
@@ -36,10 +36,10 @@ class NativeEngine:
         return None
 
     def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
-        """See Engine; what it compiles takes seconds, and each rank does it."""
+        """See Engine; ranks compile for themselves, which takes seconds."""
 
     def make_plan(self, request: Request, watch: Watch) -> Plan:
-        """See Engine; a request for any engine has the strategies that nobody executes yet, too."""
+        """See Engine; a request for any engine includes strategies that nobody executes yet."""
         return make_plan(request, watch)
 
     def recheck(self, plan: Plan, path: Path) -> Rechecked:
@@ -47,5 +47,5 @@ class NativeEngine:
         return recheck(plan, path)
 
     def timeline(self, plan: Plan) -> Timeline:
-        """See Engine; action by action."""
+        """See Engine; the step action by action."""
         return simulate_plan(plan)

@@ -1,4 +1,4 @@
-"""Bytes that are missing, in words, and as an error."""
+"""Missing bytes in words, and as an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def short_text(short: Mapping[Tier, int]) -> str:
 
 
 def too_large(model: str, engine: str, shorts: Sequence[Mapping[Tier, int]]) -> InfeasibleError:
-    """That none of an engine's ways fits, each with bytes short by tier: the nearest is told."""
+    """An error that none of an engine's ways fits; it names the nearest by bytes short."""
     closest = min(shorts, key=lambda short: (len(short), sum(short.values())))
     tier, nbytes = max(closest.items(), key=lambda item: item[1])
     missing = short_text(closest)

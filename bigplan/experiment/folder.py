@@ -1,4 +1,4 @@
-"""What an experiment leaves behind, one folder a file, and reading it again.
+"""The folder of an experiment, and reading it again.
 
 experiment.json     which file, which keys it sweeps, in which order its points stand
 points/KEY.json     a point's row, once it is planned
@@ -36,18 +36,18 @@ S = TypeVar("S", bound=Spec)
 
 EXPERIMENT = "experiment.json"
 POINTS, PLANS, MEASURED, RUNS = "points", "plans", "measured", "runs"
-_DIGITS = 16  # of a key: 64 bits
+_DIGITS = 16  # hex digits of a key: 64 bits
 
 
 class StudyEntry(Spec):
-    """A point as the file has it: its key, and the swept keys with their values."""
+    """A point of the file: its key, and the swept keys with their values."""
 
     key: str
     values: dict[str, Any]
 
 
 class StudyIndex(Spec):
-    """The points of a file, and what was asked of them."""
+    """The points of a file, and the questions it asks about them."""
 
     file: str
     keys: tuple[str, ...]
@@ -59,7 +59,7 @@ class StudyIndex(Spec):
 
 
 class MeasuredPoint(Spec):
-    """What a launch measured; `reason` is why it measured nothing."""
+    """A launch's measurements; `reason` says why there are none."""
 
     reason: str = ""
     run: str = ""
@@ -80,11 +80,11 @@ class Keys:
         self._engines = sorted(name for name, e in ENGINES.items() if e.missing() is None)
 
     def of(self, experiment: Experiment, find: Find | None) -> str:
-        """Of its descriptions, its decisions, the engines here, and this version of bigplan."""
+        """The key from descriptions, decisions, the installed engines and bigplan's version."""
         asked = experiment.model_dump(mode="json", exclude={"model", "cluster", "launch"})
         told = {
             "asked": asked,
-            "steps": experiment.launch.steps,  # a decay of the learning rate ends with them
+            "steps": experiment.launch.steps,  # a decay of the learning rate ends with the steps
             "model": self._digest(experiment.model, find_model),
             "cluster": self._digest(experiment.cluster, find_cluster),
             "find": None if find is None else find.model_dump(mode="json"),
@@ -113,7 +113,7 @@ def _version() -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder and those in it. Raises InputError."""
+    """Make the folder and its parents. Raises InputError."""
     try:
         for name in (POINTS, PLANS, MEASURED):
             (folder / name).mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: str | bytes) -> None:
-    """All of it or nothing, whenever the process is killed. Raises InputError."""
+    """Write all or nothing, even if the process is killed. Raises InputError."""
     beside = path.with_name(f"{path.name}.partial")
     try:
         beside.write_bytes(data.encode() if isinstance(data, str) else data)
@@ -138,17 +138,17 @@ def write_whole(path: Path, data: str | bytes) -> None:
 
 
 def write_spec(path: Path, spec: Spec) -> None:
-    """A description as JSON."""
+    """Write a description as JSON."""
     write_whole(path, spec.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
 def read_spec(path: Path, schema: type[S]) -> S | None:
-    """Read it; None where there is none. Raises InputError where it is damaged."""
+    """Read a description; None: there is none. Raises InputError where it is damaged."""
     return validate(read_json(path).data, schema, str(path)) if path.is_file() else None
 
 
 def read_index(folder: Path) -> StudyIndex:
-    """The points of an experiment's folder. Raises InputError where it is none."""
+    """The index of an experiment's folder. Raises InputError where it is none."""
     index = read_spec(folder / EXPERIMENT, StudyIndex)
     if index is None:
         raise InputError(

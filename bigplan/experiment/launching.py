@@ -24,9 +24,9 @@ from bigplan.spec.experiment import Launch
 def launch_all(
     outcome: StudyOutcome, measure: Literal["none", "all"] | int, how: Launch, console: Console
 ) -> StudyOutcome:
-    """Launch those points; one that fails is a measurement with its reason, and the next goes on.
+    """Launch the points; a failed one is a measurement with its reason, and the next one follows.
 
-    What was measured before is kept; a launch that was stopped goes on from its checkpoint. A
+    Older measurements are kept, and a launch that was stopped goes on from its checkpoint. A
     KeyboardInterrupt passes. Raises InputError where nothing can be written.
     """
     for number in chosen(outcome, measure):
@@ -74,7 +74,7 @@ def _launched(folder: Path, key: str, how: Launch, console: Console) -> Measured
 
 
 def _finished(runs: Path) -> Iterator[Path]:
-    """Runs that ended, though the experiment did not see it."""
+    """Runs that ended, though the experiment did not record it."""
     for run in sorted(runs.glob("*")):
         if (run / SUMMARY).is_file() and read_summary(run).status == "finished":
             yield run
@@ -86,7 +86,7 @@ def _begun(runs: Path) -> Iterator[Path]:
 
 
 def measured_of(record: Record, folder: Path) -> MeasuredPoint:
-    """A run's median step, its memory at most and its last loss."""
+    """A run's median step, its largest memory and its last loss."""
     most = {tier: _most(record, tier) for tier in ("gpu", "host", "nvme")}
     run = record.folder.absolute()
     return MeasuredPoint(

@@ -1,4 +1,4 @@
-"""Points that no other beats in everything at once."""
+"""Points that no other point dominates."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bigplan.experiment.row import StudyRow
 def objectives(row: StudyRow) -> tuple[float, ...]:
     """Seconds and dollars a million tokens, bytes of the fullest GPU, bytes written to drives.
 
-    Three digits, as they are shown: plans do not differ in the fourth. Without a price node-hours
-    stand for dollars, which says the same within one cluster.
+    Figures have three digits, as displayed, because plans do not differ in the fourth. Without a
+    price, node-hours stand for dollars, which gives the same order within one cluster.
     """
     assert row.tokens_per_second is not None, "a planned row has them"
     dollars = row.dollars_per_million_tokens
@@ -26,9 +26,9 @@ def objectives(row: StudyRow) -> tuple[float, ...]:
 
 
 def front(rows: Sequence[StudyRow]) -> tuple[int, ...]:
-    """Numbers of the planned rows that none of the same model and unit of cost dominates.
+    """Numbers of planned rows that no row of the same model and unit of cost dominates.
 
-    Of equal ones the first is there.
+    Of equal rows only the first is included.
     """
     planned = [(number, row) for number, row in enumerate(rows) if row.status == "planned"]
     return tuple(
@@ -43,7 +43,7 @@ def front(rows: Sequence[StudyRow]) -> tuple[int, ...]:
 
 
 def _comparable(one: StudyRow, other: StudyRow) -> bool:
-    """Tokens of another model are no better or worse."""
+    """Whether rows compare: tokens of another model are neither better nor worse."""
     same = (one.model, one.parameters) == (other.model, other.parameters)
     priced = [row.dollars_per_million_tokens is not None for row in (one, other)]
     return same and (priced[0] == priced[1])

@@ -1,4 +1,4 @@
-"""One experiment planned, in whichever process: the plan, and the row that tells of it."""
+"""One experiment planned, in any process: its plan and its row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
-    """Its row, and its plan as text; empty where there is none."""
+    """A point's row, and its plan as text; empty where there is none."""
 
     task: Task
     row: StudyRow
@@ -41,7 +41,7 @@ class _Made:
 
 
 def plan_task(task: Task) -> PlannedPoint:
-    """Plan it; what cannot be planned is a row that says why."""
+    """Plan the task; where planning fails, the row gives the reason."""
     experiment, found = task.experiment, None
     try:
         if task.find is None:
@@ -64,7 +64,7 @@ def best_plan(experiment: Experiment) -> Plan:
 def largest(experiment: Experiment, find: Find) -> tuple[int, Plan]:
     """The largest value with which a plan fits, and that plan.
 
-    Values are tried as in `largest_value`. Raises what the least raises.
+    Values are tried as in `largest_value`. Raises the error of the least value.
     """
     step = find.multiple_of
     low, high = -(-find.least // step), find.most // step

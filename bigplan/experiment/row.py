@@ -1,4 +1,4 @@
-"""One experiment's result: what was asked, what is planned, what it takes, or why there is none."""
+"""One experiment's result: the request, the plan and its cost, or why there is none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ RowStatus = Literal["planned", "failed"]
 
 
 class StudyRow(Spec):
-    """A line of the results. What is not known, or not asked for, is None.
+    """A line of the results; unknown or unrequested figures are None.
 
-    Nothing in it depends on when, where or beside what it was planned.
+    Nothing in it depends on when, where or beside which others it was planned.
     """
 
     status: RowStatus
@@ -62,12 +62,12 @@ class StudyRow(Spec):
 
     @classmethod
     def failed(cls, reason: str) -> StudyRow:
-        """One without a plan."""
+        """A row without a plan."""
         return cls(status="failed", reason=" ".join(reason.split()))
 
     @classmethod
     def of(cls, plan: Plan, within: float | None, found: int | None) -> StudyRow:
-        """What a plan promises; `within` is the longest time of the training, in seconds."""
+        """A plan's promises; `within` is the longest time of the training, in seconds."""
         predicted, training, group = plan.predicted, plan.training, plan.cluster.group
         bill = bill_of(plan)
         return cls(

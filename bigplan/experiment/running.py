@@ -1,4 +1,4 @@
-"""An experiment run: what is done already is kept, the rest is planned, all of it is written."""
+"""A run of an experiment: earlier results are kept, the rest is planned and written."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bigplan.spec.sweep import Point, Studied
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """An experiment's folder, read: a row of every point, measurements of those launched."""
+    """An experiment's folder as read: a row of every point, measurements of launched ones."""
 
     folder: Path
     index: StudyIndex
@@ -47,10 +47,10 @@ class StudyOutcome:
 def plan_all(
     studied: Studied, folder: Path, jobs: int, seen: Callable[[int, int], None]
 ) -> StudyOutcome:
-    """Plan every point that has no row yet; `seen` is told how many are done, of how many.
+    """Plan every point that has no row yet; `seen` is called with the count done and the total.
 
-    Raises InputError before anything is planned where the file names what does not exist. A
-    KeyboardInterrupt passes; what was done until then is kept.
+    Raises InputError before planning where the file names something that does not exist. A
+    KeyboardInterrupt passes; earlier results are kept.
     """
     check(studied)
     make_folder(folder)
@@ -66,7 +66,7 @@ def plan_all(
             if isinstance(result, Lost):
                 lost[result.task.key] = StudyRow.failed(
                     result.reason
-                )  # not kept: tried again next time
+                )  # not kept, so that it is tried again next time
             else:
                 _keep(folder, result)
             done += 1
@@ -95,7 +95,8 @@ def check(studied: Studied) -> None:
             seen.add(what)
 
 
-Lookup = tuple[str, object, Callable[[], object]]  # key, what makes it one with others, the look
+# Key, a value that equal lookups share, the lookup.
+Lookup = tuple[str, object, Callable[[], object]]
 
 
 def _lookups(point: Point, models: dict[object, ModelSpec]) -> Iterator[Lookup]:
@@ -146,14 +147,14 @@ def _todo(studied: Studied, index: StudyIndex, folder: Path) -> list[Task]:
 
 
 def _keep(folder: Path, done: PlannedPoint) -> None:
-    """The plan before the row, which says that both are there."""
+    """Write the plan before the row, because the row says that both exist."""
     if done.plan:
         write_whole(folder / POINTS / f"{done.task.key}.yaml", done.plan)
     write_spec(folder / POINTS / f"{done.task.key}.json", done.row)
 
 
 def _write_plans(folder: Path, index: StudyIndex, rows: tuple[StudyRow, ...]) -> None:
-    shutil.rmtree(folder / PLANS, ignore_errors=True)  # numbers may mean other points by now
+    shutil.rmtree(folder / PLANS, ignore_errors=True)  # numbers may belong to other points by now
     make_folder(folder)
     for number, (entry, row) in enumerate(zip(index.points, rows, strict=True)):
         if row.status == "planned":
@@ -169,7 +170,7 @@ def _measured(folder: Path, index: StudyIndex) -> Iterator[tuple[int, MeasuredPo
 
 
 def read_outcome(folder: Path, index: StudyIndex) -> StudyOutcome:
-    """What is there of an experiment; points not yet planned are failed rows that say so.
+    """The contents of an experiment's folder; points not yet planned become failed rows.
 
     Raises InputError.
     """
@@ -181,7 +182,7 @@ def read_outcome(folder: Path, index: StudyIndex) -> StudyOutcome:
 
 
 def write_measured(outcome: StudyOutcome) -> None:
-    """measured.csv, apart from results.csv: what a clock says is different every time."""
+    """Write measured.csv, apart from results.csv, because clocks differ every time."""
     if outcome.measured:
         table = measured_table(outcome.index, outcome.rows, outcome.measured)
         write_tables(outcome.folder, "measured", table)

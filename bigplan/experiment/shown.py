@@ -1,4 +1,4 @@
-"""An experiment as a person reads it: all points, what is best, what no other point beats."""
+"""An experiment for a reader: all points, the best, and those that no other dominates."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from bigplan.report.bill import days_text, dollars_text
 from bigplan.report.text import bytes_text, seconds_text, table
 from bigplan.units import counted, format_count
 
-SHOWN = 60  # points in a table; the files have all
-WIDE = 7  # columns beside which a strategy in words has no room
+SHOWN = 60  # points in a table; the files have all points
+WIDE = 7  # columns that leave no room for a strategy in words
 BOUND, STRATEGY = "bound by", "strategy"
 
 
 def outcome_report(outcome: StudyOutcome) -> RenderableType:
-    """What is best, every point, the Pareto table, and why points failed."""
+    """The best point, every point, the Pareto table, and why points failed."""
     parts: list[RenderableType] = [Text(headline(outcome)), points_table(outcome)]
     if len(outcome.rows) > SHOWN:
         parts.append(Text(f"The first {SHOWN} of {len(outcome.rows)} points; results.csv has all."))
@@ -72,7 +72,7 @@ def takes_text(row: StudyRow) -> str:
 def best_point(outcome: StudyOutcome) -> int | None:
     """The number of the point that the file asks for; None where no point qualifies.
 
-    Where some points have no price, the cheapest is one of those that have.
+    Where some points have no price, only those with one can be the cheapest.
     """
     able = [n for n, row in enumerate(outcome.rows) if row.status == "planned"]
     able = [n for n in able if outcome.rows[n].in_time is not False]
@@ -99,7 +99,7 @@ def point_text(outcome: StudyOutcome, number: int) -> str:
 
 
 def short_keys(outcome: StudyOutcome) -> dict[str, str]:
-    """Swept keys by the last of their parts that tells them apart."""
+    """Swept keys, shortened to the last parts that distinguish them."""
     keys = outcome.index.keys
     last = Counter(key.rpartition(".")[2] for key in keys)
     return {
@@ -124,7 +124,7 @@ def points_table(outcome: StudyOutcome, most: int | None = SHOWN) -> Table:
 
 
 def _columns(outcome: StudyOutcome) -> Iterator[tuple[str, Sequence[str]]]:
-    """Columns that say something here, with a text for every point."""
+    """Columns that are not empty, with a text for every point."""
     rows, measured = outcome.rows, outcome.measured
     if outcome.index.largest is not None:
         yield "largest", [_or(row.found, str) for row in rows]
@@ -154,7 +154,7 @@ def _columns(outcome: StudyOutcome) -> Iterator[tuple[str, Sequence[str]]]:
 
 
 def _per_token(rows: Sequence[StudyRow], seconds: Sequence[float | None]) -> list[float | None]:
-    """Seconds a token: steps may differ in size."""
+    """Seconds a token, because steps may differ in size."""
     pairs = zip(rows, seconds, strict=True)
     return [
         None if s is None or not row.tokens_per_step else s / row.tokens_per_step
@@ -163,13 +163,13 @@ def _per_token(rows: Sequence[StudyRow], seconds: Sequence[float | None]) -> lis
 
 
 def ranks(values: Sequence[float | None]) -> list[int | None]:
-    """1 for the smallest; equal ones have the same rank."""
+    """Ranks from 1 for the smallest; equal values share a rank."""
     known = sorted(value for value in values if value is not None)
     return [None if value is None else known.index(value) + 1 for value in values]
 
 
 def pareto_table(outcome: StudyOutcome) -> Table:
-    """Points that no other beats in time, dollars, memory and drive wear at once."""
+    """Points that no other dominates in time, dollars, memory and drive wear."""
     keys = short_keys(outcome)
     figures = ["#", "step", "tokens/s", "cost", "GPU", "to drives"]
     names = ["#", *keys.values(), *figures[1:]]
@@ -192,7 +192,7 @@ def pareto_table(outcome: StudyOutcome) -> Table:
 
 
 def accuracy_text(outcome: StudyOutcome) -> str:
-    """How far off predictions were, and how many pairs they order as the clock did."""
+    """Errors of the predictions, and how many pairs they order as the clock did."""
     pairs = [
         (row.step_seconds / row.tokens_per_step, seconds / row.tokens_per_step)
         for number, found in sorted(outcome.measured.items())
@@ -213,7 +213,7 @@ def accuracy_text(outcome: StudyOutcome) -> str:
 
 
 def failures(outcome: StudyOutcome) -> Iterator[str]:
-    """Each reason once, with the points that it is of."""
+    """Each reason once, with its points."""
     reasons: dict[str, list[int]] = {}
     for number, row in enumerate(outcome.rows):
         if row.status == "failed":

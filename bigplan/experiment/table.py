@@ -1,4 +1,4 @@
-"""Rows as one CSV and one Parquet file: the same bytes for the same file, on any machine."""
+"""Rows as one CSV and one Parquet file, with the same bytes on any machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Table = Mapping[str, Sequence[Any]]  # column: values
 
 
 def results_table(index: StudyIndex, rows: Sequence[StudyRow]) -> Table:
-    """Number, swept keys as `sweep.KEY`, everything in a row, and where its plan is."""
+    """Number, swept keys as `sweep.KEY`, all fields of a row, and the path of its plan."""
     columns: dict[str, list[Any]] = {"point": list(range(len(rows)))}
     for key in index.keys:
         columns[f"sweep.{key}"] = [_cell(entry.values.get(key)) for entry in index.points]
@@ -29,14 +29,14 @@ def results_table(index: StudyIndex, rows: Sequence[StudyRow]) -> Table:
 
 
 def plan_name(number: int) -> str:
-    """Where a point's plan is, seen from the experiment's folder."""
+    """The path of a point's plan, relative to the experiment's folder."""
     return f"{PLANS}/{number:04}.yaml"
 
 
 def measured_table(
     index: StudyIndex, rows: Sequence[StudyRow], measured: Mapping[int, MeasuredPoint]
 ) -> Table:
-    """Points that were launched: predicted beside measured, and the error."""
+    """Launched points: predicted beside measured, and the error."""
     columns: dict[str, list[Any]] = {"point": sorted(measured)}
     for key in index.keys:
         columns[f"sweep.{key}"] = [_cell(index.points[n].values.get(key)) for n in sorted(measured)]
@@ -50,29 +50,29 @@ def measured_table(
 
 
 def error_of(predicted: float | None, measured: float | None) -> float | None:
-    """By which part of the measured seconds the prediction is off; positive: too high."""
+    """The prediction's error as a part of the measured seconds; positive: too high."""
     return None if predicted is None or measured is None else predicted / measured - 1
 
 
 def _cell(value: Any) -> Any:
-    """A value of a sweep in one cell: mappings and lists as JSON."""
+    """A swept value in one cell: mappings and lists as JSON."""
     return json.dumps(value, sort_keys=True) if isinstance(value, dict | list | tuple) else value
 
 
 def write_tables(folder: Path, name: str, table: Table) -> tuple[Path, ...]:
-    """NAME.csv, and NAME.parquet where pyarrow is installed; the files that were written."""
+    """Write NAME.csv, and NAME.parquet where pyarrow is installed; return the files."""
     written = [folder / f"{name}.csv"]
     write_whole(written[0], csv_text(table))
     parquet = folder / f"{name}.parquet"
     if find_spec("pyarrow") is None:
-        parquet.unlink(missing_ok=True)  # or an older one would be taken for this one's
+        parquet.unlink(missing_ok=True)  # an older file would be taken for this table
         return tuple(written)
     write_whole(parquet, _parquet(table))
     return (*written, parquet)
 
 
 def csv_text(table: Table) -> str:
-    """Floats with all the digits that they need; empty where nothing is known."""
+    """CSV text; floats have all their digits, unknown cells are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table)
@@ -91,7 +91,7 @@ def _parquet(table: Table) -> bytes:
 
 
 def _one_type(values: Sequence[Any]) -> Sequence[Any]:
-    """A column has one type: values of several are text."""
+    """Values of one type for a column: mixed ones become text."""
     types = {type(value) for value in values if value is not None}
     if len(types) <= 1 or types == {int, float}:
         return values

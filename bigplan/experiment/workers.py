@@ -1,4 +1,4 @@
-"""Work shared out to processes: one that dies takes one task with it, not the others."""
+"""Work divided among processes: one that dies loses one task, not the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_PATIENCE = 5.0  # seconds for a process to end that was told to
+_PATIENCE = 5.0  # for a process to end after it was told to
 
 
 def usable_cores() -> int:
@@ -34,7 +34,7 @@ class Lost(Generic[T]):
 
     @property
     def reason(self) -> str:
-        """In words."""
+        """The loss in words."""
         if self.code == -signal.SIGKILL:
             return (
                 "its process was killed, as happens where memory runs out; run it again, with "
@@ -46,10 +46,11 @@ class Lost(Generic[T]):
 def results(
     tasks: Sequence[T], work: Callable[[T], R], jobs: int
 ) -> Generator[R | Lost[T], None, None]:
-    """`work` of every task, as each is done, by up to `jobs` processes; with none, by this one.
+    """Results of `work` for every task, as each is done, by up to `jobs` processes; 0: this one.
 
     Close the generator to end all processes at once. `work` and tasks are pickled. A search takes
-    Ctrl-C for a wish to see its best so far: where that is no result, let processes do it.
+    Ctrl-C as a request for its best plan so far. Where that is no result, let processes do the
+    work.
     """
     if not jobs:
         yield from map(work, tasks)
@@ -100,13 +101,13 @@ def _started(work: Callable[[T], R]) -> tuple[Connection, SpawnProcess]:
     process = context.Process(target=_serve, args=(theirs, work), daemon=True)
     with _deaf():
         process.start()
-    theirs.close()  # or its end would not be seen here
+    theirs.close()  # otherwise this process would never see its end
     return ours, process
 
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes started meanwhile never hear Ctrl-C: whoever started them ends them."""
+    """Processes started within ignore Ctrl-C; the process that started them ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -118,7 +119,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _serve(connection: Connection, work: Callable[[T], R]) -> None:
-    """Do tasks until there are no more, or nobody is left to tell."""
+    """Do tasks until there are no more, or the parent has ended."""
     while True:
         try:
             task = connection.recv()

@@ -1,4 +1,4 @@
-"""A plan as the configuration of a tool that people run already, with what that cannot express."""
+"""A plan as the configuration of another tool, with what that cannot express."""
 
 from __future__ import annotations
 

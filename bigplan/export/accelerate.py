@@ -15,7 +15,7 @@ NAME = "accelerate.yaml"
 
 
 def written(plan: Plan) -> WrittenConfig:
-    """For `accelerate launch --config_file`; with DeepSpeed's own file where it is DeepSpeed's."""
+    """For `accelerate launch --config_file`; a plan for DeepSpeed adds DeepSpeed's own file."""
     nodes = plan.cluster.group
     config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -38,7 +38,7 @@ def written(plan: Plan) -> WrittenConfig:
 
 
 def _script(plan: Plan) -> str:
-    """What is the training script's to say, as a comment."""
+    """A comment with what the training script has to set."""
     return (
         f"# The training script's: batches of {plan.strategy.micro_batch} for each process, "
         f"gradient_accumulation_steps={plan.strategy.micro_batches(plan.training)}\n"
@@ -77,7 +77,7 @@ def _fsdp(plan: Plan) -> dict[str, object]:
 
 
 def _replicates(plan: Plan) -> bool:
-    """Whether each process has all of the model; one alone recomputes through FSDP as well."""
+    """Whether each process holds the whole model; a single one recomputes through FSDP as well."""
     blocks, strategy = Blocks.of(plan), plan.strategy
     alone = strategy.ranks == 1 and bool(blocks.recomputed(Recompute.FULL))
     return strategy.zero < 2 and not blocks.away("parameters") and not alone

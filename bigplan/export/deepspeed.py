@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: of a plan for DeepSpeed its own, else what comes nearest."""
+"""DeepSpeed's JSON: that of a plan for DeepSpeed, or the nearest to another plan."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bigplan.plan import Plan
 from bigplan.planner import Request
 
 NAME = "ds_config.json"
-FOLDER = "/path/to/a/drive"  # where state on drives goes: no plan knows it
+FOLDER = "/path/to/a/drive"  # the folder of state on drives, which no plan knows
 
 
 def written(plan: Plan) -> WrittenConfig:
-    """The configuration, a script of its environment, and the plan's promise."""
+    """The configuration, a script that sets its environment, and the plan's promise."""
     lost = tuple(_lost(plan))
     config = plan.config or nearest(plan)
     settings = json.loads(json.dumps(config["json"]))
@@ -38,7 +38,7 @@ def written(plan: Plan) -> WrittenConfig:
 
 
 def nearest(plan: Plan) -> dict[str, Any]:
-    """The decisions of a native plan as DeepSpeed could take them, with its buffers' sizes."""
+    """The nearest DeepSpeed decisions to a native plan, with their buffers' sizes."""
     way = decisions_near(plan)
     request = Request(plan.model, plan.training, plan.cluster, engine="deepspeed")
     tried = DeepSpeedSearch(request).tried(way)

@@ -28,7 +28,7 @@ def written(plan: Plan) -> WrittenConfig:
 
 
 def arguments(plan: Plan) -> Iterator[str]:
-    """One option with its value each."""
+    """Each option with its value."""
     yield from _model(plan)
     yield from _split(plan)
     yield from _memory(plan)
@@ -101,7 +101,8 @@ def _split(plan: Plan) -> Iterator[str]:
     if strategy.zero == 1:
         yield "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
     elif strategy.zero == 0 and Blocks.of(plan).state_away:
-        yield "--use-distributed-optimizer"  # the precision-aware optimizer is no other
+        # The precision-aware optimizer exists only in this form.
+        yield "--use-distributed-optimizer"
     elif strategy.zero == 0 and strategy.dp > 1:
         yield "--overlap-grad-reduce"
     elif strategy.zero > 1:

@@ -19,7 +19,7 @@ def written(plan: Plan) -> WrittenConfig:
 
 
 def overrides(plan: Plan) -> Iterator[str]:
-    """One each."""
+    """The overrides."""
     strategy, training, nodes = plan.strategy, plan.training, plan.cluster.group
     yield f"trainer.num_nodes={nodes.nodes}"
     yield f"trainer.devices={nodes.gpus_per_node}"

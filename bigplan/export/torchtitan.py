@@ -45,7 +45,7 @@ def _training(plan: Plan) -> dict[str, object]:
         "max_norm": training.clip_norm or 0.0,
         "steps": training.steps,
         "mixed_precision_param": _DTYPES[training.precision],
-        "mixed_precision_reduce": "float32",  # it takes no other
+        "mixed_precision_reduce": "float32",  # torchtitan takes no other value
         "enable_cpu_offload": _offloads(plan),
     }
     if plan.strategy.pp == 1:  # a pipeline cuts its batch itself
@@ -95,7 +95,8 @@ def _parallelism(plan: Plan) -> dict[str, object]:
         found |= {
             "pipeline_parallel_schedule": "Interleaved1F1B" if strategy.vpp > 1 else "1F1B",
             "pipeline_parallel_microbatch_size": strategy.micro_batch,
-            # Stages are even: torchtitan counts embedding and output as a block each otherwise.
+            # This makes stages even; by default torchtitan counts embedding and output as a block
+            # each.
             "pipeline_parallel_first_stage_less_layers": 0,
             "pipeline_parallel_last_stage_less_layers": 0,
         }

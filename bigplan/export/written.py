@@ -1,4 +1,4 @@
-"""What is written for a tool, and what every tool asks of a plan."""
+"""Files written for a tool, and what every tool needs to know of a plan."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ HINT = "plan what the tool can do: leave decisions that it has not to it with --
 
 @dataclass(frozen=True, slots=True)
 class WrittenConfig:
-    """Files by name, and in a sentence each what of the plan is in none of them."""
+    """Files by name, and a sentence for each part of the plan that no file expresses."""
 
     files: dict[str, str]
     lost: tuple[str, ...]
 
 
 def heading(plan: Plan, lost: tuple[str, ...], mark: str = "# ") -> str:
-    """The plan's promise, and what is lost, as comments."""
+    """The plan's promise and what is lost, as comments."""
     predicted = plan.predicted
     lines = [
         f"{plan.model.name} on {plan.cluster.group.gpus} x {plan.cluster.group.gpu.name}: "
@@ -39,45 +39,45 @@ def heading(plan: Plan, lost: tuple[str, ...], mark: str = "# ") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of a plan's first stage: how they are placed."""
+    """The placement of the blocks of a plan's first stage."""
 
     placed: KindPlacement
 
     @classmethod
     def of(cls, plan: Plan) -> Blocks:
-        """All stages place alike but for their ends, and tools know no other."""
+        """The first stage's blocks; tools treat all stages alike but for their ends."""
         return cls(plan.placement.stages[0].kinds["block"])
 
     def recomputed(self, policy: Recompute) -> int:
-        """How many of them in that way."""
+        """How many blocks recompute by this policy."""
         return sum(self.placed.activations.get(policy, {}).values())
 
     @property
     def state_away(self) -> float:
-        """The share of optimizer state that is not on the GPU."""
+        """The share of optimizer state that is off the GPU."""
         return 1.0 - self.placed.optimizer.get(Tier.GPU, 0.0) / self.placed.layers
 
     def away(self, tensors: str) -> bool:
-        """Whether any of parameters or gradients leaves the GPU."""
+        """Whether any parameters, or gradients, leave the GPU."""
         return any(
             count for tier, count in getattr(self.placed, tensors).items() if tier is not Tier.GPU
         )
 
     @property
     def activations_away(self) -> bool:
-        """Whether any leaves the GPU."""
+        """Whether any activations leave the GPU."""
         kept = self.placed.activations.values()
         return any(n for tiers in kept for tier, n in tiers.items() if tier is not Tier.GPU)
 
     @property
     def on_drives(self) -> bool:
-        """Whether anything lives there."""
+        """Whether anything lives on drives."""
         tensors = (self.placed.parameters, self.placed.gradients, self.placed.optimizer)
         return any(tiers.get(Tier.NVME) for tiers in tensors)
 
 
 def lost_by_all(plan: Plan) -> Iterator[str]:
-    """What no tool but bigplan's own runtime has a word for."""
+    """Parts of the plan that only bigplan's own runtime can express."""
     blocks = Blocks.of(plan)
     if plan.strategy.accumulation_group > 1:
         yield (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import StepOp, StepValue
 
-STATISTIC = 4  # norm and softmax statistics are fp32 in every precision
+STATISTIC = 4  # bytes of norm and softmax statistics, fp32 in every precision
 
 
 def boundary_bytes(model: ModelSpec, tokens: int, element_size: int) -> int:
@@ -64,9 +64,9 @@ def saved_values(
 ) -> Mapping[StepValue, int]:
     """Bytes of every value that autograd saves for one layer of a kind and `tokens` tokens.
 
-    However many steps save a value, it is there once. Parameters and the tables of positions, which
-    all blocks share, are not counted. A block's input is (its first norm saves it); its output is
-    not, which is the next layer's input: so the sum over layers counts each once.
+    A value that several steps save counts once. Parameters and the tables of positions, which all
+    blocks share, are not counted. A block's input counts, because its first norm saves it. Its
+    output is the next layer's input and does not count, so the sum over layers counts each once.
     """
     found = {}
     for step in model.steps(kind):
@@ -83,7 +83,7 @@ def saved_values(
 
 
 def block_saved_bytes(model: ModelSpec, shape: BlockShape) -> int:
-    """Bytes of all of them, with those of materialised scores and of dropout's masks."""
+    """Bytes of all saved values, with materialised scores and masks of dropout."""
     masks = sum(step.op is StepOp.SUM for step in model.steps("block")) if shape.dropout else 0
     mask = shape.nbytes(StepValue("mask", model.hidden, split=False), element_size=1)
     saved = sum(saved_values(model, shape).values())

@@ -12,11 +12,11 @@ from bigplan.mechanics import ALIBI_COLUMNS
 from bigplan.spec.cluster import FlashKernel
 from bigplan.spec.step import LayerStep, StepOp
 
-# What plain torch kernels move beside a fused kernel, counted on the native blocks (bf16):
-# RMSNorm 40 and 94 bytes an element forward and backward instead of 4 and 6, SwiGLU's silu and
-# product 5 and 9 passes instead of 3 and 5, rotary embedding 10 passes instead of 2. Torch's layer
-# norm takes 1.8 times as long as its bytes forward and 2.4 times backward: medians of widths from
-# 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated, torch 2.11).
+# Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
+# blocks (bf16). RMSNorm moves 40 and 94 bytes an element forward and backward instead of 4 and 6.
+# SwiGLU's silu and product take 5 and 9 passes instead of 3 and 5, rotary embedding 10 instead of
+# 2. Torch's layer norm takes 1.8 times as long as its bytes forward and 2.4 times backward: medians
+# of widths from 768 to 16,384 (benchmarks/results/2026-11-24-h200-generated, torch 2.11).
 EAGER_NORM = {"rmsnorm": (10.0, 15.0), "layernorm": (1.8, 2.4)}
 EAGER_ACTIVATION = {
     "swiglu": (1.67, 1.8),
@@ -26,12 +26,14 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
-# A softmax of scores as a chain: a mask is filled in (read, written), the softmax reads and writes;
-# backward it reads both and writes, and the mask's backward reads and writes. Four and five passes
-# over the square, where a fused causal one makes one and a half, and two.
+# A softmax of scores as a chain of kernels, in passes over the square of scores. Forward, the mask
+# is filled in and the softmax runs: four passes, each a read or a write. Backward, the softmax
+# reads two squares and writes one, and the mask's backward reads and writes: five. A fused causal
+# kernel makes one and a half, and two.
 EAGER_SOFTMAX = (4 / 1.5, 5 / 2)
-# FlashAttention-2 computes whole groups of so many columns of a head (its flash_api.cpp rounds head
-# sizes so): heads of 128 with the eight more of linear biases cost those of 160.
+# FlashAttention-2 computes whole groups of this many columns of a head (its flash_api.cpp rounds
+# head sizes up). So heads of 128, with eight more columns for linear biases, cost as much as heads
+# of 160.
 FLASH_COLUMNS = 32
 
 
@@ -55,7 +57,7 @@ def block(shape: RankShape) -> LayerKind:
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]
     linear, linear_backward = _linear(shape)
-    # A sum of gradients by the input does not depend on the gradient by that product's weight.
+    # A sum over ranks of the input's gradient does not depend on the weight's gradient.
     backward_collectives = (
         *shape.out_of_matrix("attention input", beside="query, key, value by weight"),
         *shape.out_of_matrix("mlp input", beside="mlp up by weight"),
@@ -100,10 +102,10 @@ def _reruns(
     inner: tuple[Operator, ...],
     streams: Sequence[Stream],
 ) -> Mapping[Recompute, Rerun]:
-    """The ways to recompute a block that saves so much; `inner` is the attention core.
+    """The ways to recompute a block that saves `saved` bytes; `inner` is the attention core.
 
-    Selective recomputation runs the core again where its scores are materialised, as Korthikanti
-    et al. do (arXiv 2205.05198, section 5); else norms and activation.
+    Selective recomputation runs the core again where its scores are materialised, as Korthikanti et
+    al. do (arXiv 2205.05198, section 5). Otherwise it runs norms and activation again.
     """
     steps, kept = shape.model.steps("block"), saved_values(shape.model, shape.activation_shape)
     scores = score_bytes(shape.model, shape.activation_shape)
@@ -113,7 +115,7 @@ def _reruns(
     cheap_bytes = sum(kept[value] for step in cheap for value in step.gives)
     cheap_streams = _of(cheap, streams)
     selective = Rerun(saved - (scores or cheap_bytes), core or cheap_streams)
-    # Of products before the activation: where it saves their results, they give them again.
+    # The activation's step saves results of products; a run of these products gives them again.
     wanted = {v for step in steps if step.op is StepOp.ACTIVATION for v in step.saves}
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives)
@@ -138,7 +140,7 @@ def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Oper
 
 
 def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
-    """Those whose results nothing in the backward reads: they lead to the block's output alone."""
+    """Steps whose results nothing in the backward reads: they lead to the block's output alone."""
     read = {value for step in steps for value in step.saves}
     left_out = []
     for step in reversed(steps):
@@ -150,14 +152,14 @@ def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
 
 
 def _run_again(shape: RankShape, stream: Stream) -> Stream:
-    """What a second run takes. The native backward writes a gated activation beside gradients."""
+    """The bytes of a second run. The native backward writes a gated activation beside gradients."""
     if stream.name == "activation" and shape.fused and shape.model.mlp == "swiglu":
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream
 
 
 def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """The matrix products, those of one input as one, and their backward."""
+    """The matrix products, those with one input as one kernel, and their backward."""
     fp8, products = shape.training.fp8_gemms, shape.steps(StepOp.PRODUCT)
     gemms = tuple(
         Gemm(
@@ -195,7 +197,7 @@ def _attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
     heads, length, width = model.heads // shape.tp, training.sequence_length, model.head_dim
     reach = min(length, model.sliding_window or length)
     if training.attention == "flash":
-        # Query x key and probability x value, two FLOPs each, over the lower triangle; the
+        # Query x key and probability x value take two FLOPs an element over the lower triangle. The
         # backward recomputes the scores: five products for the forward's two.
         widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
         bound: FlashKernel | None = None
@@ -229,7 +231,8 @@ def _attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
 def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
     """Copies of heads with more columns (runtime/alibi.py), read and written, and back.
 
-    Forward of queries, keys, values and the result, backward of these and their gradients.
+    The forward copies queries, keys, values and the result. The backward copies these and their
+    gradients.
     """
     moved = 2 * _widened(shape)
     if not moved:
@@ -239,7 +242,7 @@ def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, 
 
 
 def _widened(shape: RankShape) -> int:
-    """Bytes of those copies in a backward; in a forward half of them."""
+    """Bytes of these copies in a backward; a forward has half of them."""
     model = shape.model
     if model.positions != "alibi" or shape.training.attention != "flash":
         return 0
@@ -290,16 +293,16 @@ def _activation(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
 
 
 def _residual(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
-    """A sum of the residual stream, with dropout of what is added to it."""
+    """A sum of the residual stream, with dropout of the added value."""
     name, hidden = step.name, shape.hidden
     masks = hidden // shape.element if shape.training.dropout else 0
     dropped = 2 * hidden + masks if shape.training.dropout else 0
     forward = Stream(name, 3 * hidden + masks, 1, EAGER_RESIDUAL if masks else 1.0)
     normed = step.gives[0] in (norm.reads[0] for norm in shape.steps(StepOp.NORM))
-    if shape.generated and normed:  # in the norm's kernel, which reads two tensors and writes two
+    if shape.generated and normed:  # part of the norm's kernel, which reads and writes two tensors
         forward = Stream(name, 2 * hidden, 0, 1.5)
     if shape.generated or (shape.fused and shape.model.norm == "rmsnorm"):
-        return forward, Stream(name, hidden, 0, 3.0)  # which the norm's backward adds
+        return forward, Stream(name, hidden, 0, 3.0)  # the norm's backward adds these bytes
     return forward, Stream(name, 3 * hidden + dropped, 1 + bool(dropped))
 
 
@@ -319,27 +322,28 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     """Bytes that a block's backward needs beyond what its forward saved.
 
     Inside the backward of the gated activation three tensors of its width are new and one that was
-    saved is gone; at the end all parameter gradients and a norm's five fp32 copies live and nothing
-    that was saved does. Measured on an H200 at 4,096 / 8,192 / 16,384 tokens of hidden 4096, ffn
+    saved is gone. At the end all parameter gradients and a norm's five fp32 copies live, and no
+    saved value does. Measured on an H200 at 4,096 / 8,192 / 16,384 tokens of hidden 4096, ffn
     14336: 319 / 520 / 923 MB; this gives 352 / 587 / 1057. A fused norm makes no such copies.
 
-    With sequence parallelism the gradient by the MLP's output is gathered inside; then, when two of
-    the saved tensors of its width and the inner one are gone and two new, its input is gathered
-    again beside the sum by it and the part of that.
+    With sequence parallelism the gradient of the MLP's output is gathered inside. Two saved tensors
+    of the MLP's width and the inner one are gone by then, and two are new. Then the MLP's input is
+    gathered again, beside the sum of its gradient and a rank's part of that sum.
     """
     hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tp
     gathered = shape.gathered
-    # Torch's operators make silu(gate) a tensor of its own beside both gradients.
+    # Torch's operators make silu(gate) a separate tensor beside both gradients.
     plain = shape.fused and not shape.generated and shape.model.mlp == "swiglu"
     inside = ((2 + plain) * shape.tokens + hidden) * ffn * shape.element + gathered
     again = 2 * gathered + shape.hidden - shape.tokens * ffn * shape.element if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved
-    # Attention, when what the MLP saved is gone. Materialised: the gradients of dropout and
-    # softmax, two of the saved five bytes' worth each.
+    # Attention, after the MLP's saved values are gone. Where scores are materialised, the gradients
+    # of dropout and softmax take two of the saved five bytes each.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
     attention = scores + _widened(shape) - 2 * shape.tokens * ffn * shape.element
-    # Where gradients of heads that some ranks have are summed, beside those that others have.
+    # Sums of gradients of heads that some ranks share need room beside the gradients of other
+    # heads.
     few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]
     every = sum(tensor.elements * shape.tp // tensor.holders for tensor in few)
     return max(inside, again, at_end, attention + gathered, every * shape.training.gradient_bytes)

@@ -27,8 +27,8 @@ def build_graph(
     """The graph of one optimizer step of `training` under `strategy`.
 
     The loss takes `loss_chunk` tokens at a time; None: a whole micro-batch. With context
-    parallelism a rank has that part of every sequence (priced for published runs, not planned).
-    `fused`: by the native runtime on CUDA, whose products add to sums of gradients.
+    parallelism a rank has its part of every sequence, which is priced for published runs and not
+    planned. `fused` means the native runtime on CUDA, whose products add to sums of gradients.
     """
     shape = RankShape(model, training, strategy, context_parallel, fused)
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
@@ -49,11 +49,11 @@ def build_graph(
     )
 
 
-MOST_LOGITS = 2**31 - 1  # at once: what kernels count with 32 bits
+MOST_LOGITS = 2**31 - 1  # at once: kernels count them with 32 bits
 
 
 def loss_chunks(model: ModelSpec, training: Training, strategy: Strategy) -> tuple[int, ...]:
-    """What a plan may take as `loss_chunk`, fewest first: doubled up to a whole micro-batch."""
+    """Values that a plan may take as `loss_chunk`, smallest first, doubled up to a micro-batch."""
     tokens = strategy.micro_batch * training.sequence_length
     most = MOST_LOGITS // -(-model.vocab // strategy.tp)
     chunks = [min(LOSS_CHUNK_TOKENS, tokens)]
@@ -84,8 +84,8 @@ def element_sizes(training: Training) -> ElementSizes:
 def model_flops(model: ModelSpec, training: Training) -> float:
     """Useful FLOPs of one step: six per matrix weight and token, causal attention, no recompute.
 
-    The embedding look-up is no matrix product and counts nothing; the LM head counts even where
-    its table is tied.
+    The embedding look-up is no matrix product and does not count. The LM head counts even where its
+    table is tied.
     """
     tokens = training.global_batch * training.sequence_length
     matrices = (
@@ -98,7 +98,7 @@ def model_flops(model: ModelSpec, training: Training) -> float:
 
 def _embedding(shape: RankShape) -> LayerKind:
     tensors = local_tensors(shape, "embedding")
-    # Tokens, and where the loss is on the same GPU its targets, which come with them.
+    # Tokens; where the loss is on the same GPU, its targets, which come with them.
     token_bytes = (16 if shape.strategy.pp == 1 else 8) * shape.tokens
     gradient = _gradient_by_rows(shape, tensors) if shape.fused else _dense_gradient(shape, tensors)
     learned = shape.model.positions == "learned"
@@ -133,19 +133,19 @@ def _embedding(shape: RankShape) -> LayerKind:
 
 
 def _looked_up(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
-    """Elements of a micro-batch's rows, where these are few: half of a table at most.
+    """Elements of a micro-batch's rows of tables, or 0 where they exceed half of a table.
 
-    On one GPU they are looked up in host memory if the tables live there (runtime/lookup.py).
+    On one GPU, rows are looked up in host memory if the tables live there (runtime/lookup.py).
     """
     strategy, rows = shape.strategy, len(tensors) * shape.tokens * shape.model.hidden
     alone = strategy.dp * strategy.tp * strategy.pp == 1 and not shape.model.tied_embeddings
-    alone = alone and not shape.model.embedding_norm  # whose weights the rows come without
+    alone = alone and not shape.model.embedding_norm  # whose weights would not come with the rows
     few = 2 * rows <= sum(tensor.elements for tensor in tensors)
     return rows if alone and few else 0
 
 
 class _TableGradient(NamedTuple):
-    """What a micro-batch's gradient of looked-up rows takes, its addition to the sum included."""
+    """The cost of a micro-batch's gradient of looked-up rows, with its addition to the sum."""
 
     operators: tuple[Operator, ...]
     workspace: int  # bytes
@@ -153,7 +153,7 @@ class _TableGradient(NamedTuple):
 
 
 def _dense_gradient(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGradient:
-    """Autograd writes a gradient of the whole table, then it is added to the sum."""
+    """Autograd writes a gradient of the whole table, which is then added to the sum."""
     whole = shape.element * sum(tensor.elements for tensor in tensors)
     learned = shape.model.positions == "learned"
     streams = (
@@ -163,16 +163,16 @@ def _dense_gradient(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGrad
     return _TableGradient(streams, whole + shape.whole_hidden * learned, whole)
 
 
-LAUNCHES_OF_ROWS = 6  # to gather and add up LOOKED_UP_ROWS rows
-LAUNCHES_OF_SORTING = 8  # all of them before
+LAUNCHES_OF_ROWS = 6  # kernels that gather and add up LOOKED_UP_ROWS rows
+LAUNCHES_OF_SORTING = 8  # kernels before these
 
 
 def _gradient_by_rows(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGradient:
-    """The native runtime adds rows to the sum: runtime/lookup.py.
+    """The native runtime adds rows to the sum (runtime/lookup.py).
 
-    It sorts them, makes a copy in which equal ones lie together, adds equal ones up by a product
-    with a matrix of ones and zeros, narrows fp32 for a 16-bit sum, and adds to that. The first
-    micro-batch of a unit also clears the sum; it counts in all.
+    It sorts the rows and makes a copy in which equal rows lie together. A product with a matrix of
+    ones and zeros adds equal rows up. The result is narrowed from fp32 for a 16-bit sum and added
+    to that. The first micro-batch of a unit also clears the sum, which is counted for all of them.
     """
     gradient, columns, tables = shape.training.gradient_bytes, shape.model.hidden, len(tensors)
     rows, calls = min(shape.tokens, LOOKED_UP_ROWS), -(-shape.tokens // LOOKED_UP_ROWS)
@@ -183,7 +183,8 @@ def _gradient_by_rows(shape: RankShape, tensors: tuple[Tensor, ...]) -> _TableGr
         Gemm("equal rows", rows, columns, rows, count=tables * calls),
         Stream("gradient sum", gradient * sum(tensor.elements for tensor in tensors)),
     )
-    numbers = 8 * shape.tokens  # tokens, sorted and where they were, and the sort's own of both
+    # Tokens, sorted and with their places, and the sort's own copies of both.
+    numbers = 8 * shape.tokens
     narrowed = gradient * rows * columns if gradient < 4 else 0
     beside = max(shape.element * rows * rows, narrowed)
     sums = 4 * rows * columns
@@ -200,8 +201,8 @@ EAGER_LOSS = 3.6
 def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
     """Softmax and cross-entropy; the native kernels read logits twice and write their gradient."""
     if shape.generated and shape.tp == 1:
-        # One kernel for both: the second read is memory's as well where rows that programs have
-        # under way are more than the L2 cache, as those of large vocabularies are.
+        # One kernel does both. Its second read comes from memory, too, where the rows under way
+        # exceed the L2 cache, as those of large vocabularies do.
         return Stream("loss", 3 * shape.element * logits, launches // 2, generated=True)
     if shape.loss_in_place:
         return Stream("loss", 3 * shape.element * logits, launches)
@@ -209,7 +210,7 @@ def _loss(shape: RankShape, logits: int, launches: int) -> Stream:
 
 
 def _shared_loss(shape: RankShape, chunk: int, chunks: int) -> tuple[Collective, ...]:
-    """What ranks tell each other of a token's loss: logsumexp and target's logit of their words."""
+    """Messages between ranks about a token's loss: logsumexp and target's logit of their words."""
     if shape.tp == 1 or not shape.fused:
         return ()
     return (Collective("loss", "all_gather", 8 * shape.tp * chunk, chunks),)
@@ -227,9 +228,9 @@ def _head(shape: RankShape, chunk: int) -> LayerKind:
     if shape.loss_in_place:
         workspace = logits * shape.element + gradients
     else:
-        # Logits in the compute dtype, their fp32 copy and the log-softmax live at once; in the
-        # backward the log-softmax, its gradient and that of the logits, all fp32, before any other
-        # gradient: 12.0 bytes a logit were seen on a CPU, whatever the compute dtype.
+        # Logits in the compute dtype, their fp32 copy and the log-softmax live at once. In the
+        # backward the log-softmax, its gradient and the logits' gradient, all fp32, live before any
+        # other gradient. A CPU run showed 12.0 bytes a logit, whatever the compute dtype.
         per_logit = 12 if shape.element == 4 else shape.element + 8
         workspace = max(logits * per_logit + gradients, 12 * logits)
     add = gradient_sum(shape, written)

@@ -1,7 +1,7 @@
 """The graph of one step for one strategy: layer kinds with their operators, tensors and bytes.
 
-All sizes are those of one rank, after tensor parallelism. Nothing above this module knows what a
-transformer is: a layer is a kind, a kind is tensors, operators and byte counts.
+All sizes are those of one rank, after tensor parallelism. Code that uses a graph does not know what
+a transformer is: a layer is a kind, a kind is tensors, operators and byte counts.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Strategy, chunk_blocks
 
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
-LOSS_CHUNK_TOKENS = 1024  # the loss takes no fewer at a time: 1.3 GB of logits for 128,256 words
+LOSS_CHUNK_TOKENS = 1024  # at least, at a time: 1.3 GB of logits for 128,256 words
 
 
 class Recompute(StrEnum):
     """What a layer does between its forward and its backward."""
 
     NONE = "none"  # keep everything that autograd saves
-    SELECTIVE = "selective"  # run again what is cheap beside the bytes it saves
-    MLP = "mlp"  # that, and the MLP's first products: keep what attention saves
-    FULL = "full"  # keep the layer's input, run the forward again up to what its end saves
+    SELECTIVE = "selective"  # run again the steps that are cheap for the bytes they save
+    MLP = "mlp"  # also run the MLP's first products again: keep what attention saves
+    FULL = "full"  # keep the layer's input, run the forward again as far as its backward needs
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A parameter on one rank: `rows` rows of `columns` elements; a vector is one row.
 
-    So many neighbouring tensor-parallel ranks, the `holders`, have the same of it.
+    `holders` is how many neighbouring tensor-parallel ranks hold the same tensor.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Rerun(NamedTuple):
     """A way to recompute a layer."""
 
     kept: int  # bytes between forward and backward of one micro-batch
-    operators: tuple[Operator, ...]  # that run a second time, just before the backward
+    operators: tuple[Operator, ...]  # operators that run a second time, just before the backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +70,30 @@ class LayerKind:
     largest: int = 0  # bytes of the largest transient tensor
     pinned: bool = False  # parameters and gradients must stay on the GPU (shared with a layer)
     stores_activations: bool = True  # False: nothing worth moving or recomputing is kept
-    looked_up: int = 0  # elements of the rows that it reads; not 0: its tables may stay on the host
+    # Elements of the rows that it reads; if not 0, its tables may stay on the host.
+    looked_up: int = 0
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
-    # Elements that several tensor-parallel ranks have the same of, by how many: each has of their
-    # gradients what its part of the tokens, or of the heads, adds to them.
+    # Ranges of elements that several tensor-parallel ranks hold, by the number of ranks. Each rank
+    # has the part of their gradients that its tokens or heads add.
     repeated: Mapping[int, range] = field(init=False)
 
     def __post_init__(self) -> None:
         elements = sum(tensor.elements for tensor in self.tensors)
         object.__setattr__(self, "parameters", elements)
-        # What divides every row: then no cut is amid what a kernel loads at once.
+        # A unit divides every row, so no cut lies within the elements that a kernel loads at once.
         unit = gcd(WIDEST_CUT, *(tensor.columns for tensor in self.tensors))
         object.__setattr__(self, "unit", unit)
         object.__setattr__(self, "repeated", dict(_repeated(self.tensors)))
 
     def owned(self, ranks: int) -> int:
-        """Elements of the flat layer that each of `ranks` has of it: equal parts, whole units."""
+        """Elements of the flat layer that each of `ranks` owns: equal parts, in whole units."""
         if ranks == 1:
             return self.parameters
         return -(-self.parameters // (ranks * self.unit)) * self.unit
 
     def padded(self, ranks: int) -> int:
-        """Elements of the parts of all ranks together."""
+        """Elements of all ranks' parts together."""
         return ranks * self.owned(ranks)
 
     def kept(self, recompute: Recompute) -> int:
@@ -104,11 +105,11 @@ class LayerKind:
         return self.reruns[recompute].operators if recompute in self.reruns else ()
 
     def workspace(self, recompute: Recompute) -> int:
-        """Transient bytes of the worse of forward and backward."""
+        """Transient bytes of forward or backward, whichever has more."""
         again = self.saved - self.kept(recompute)
         if recompute is Recompute.FULL:
             # Without room for the input beside the kept one, the allocator unmaps and maps memory
-            # many times a step, and each time the GPU waits.
+            # many times a step, and the GPU waits each time.
             again = self.saved
         return max(self.forward_workspace, self.backward_workspace + again)
 
@@ -142,7 +143,7 @@ class ElementSizes:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """One optimizer step under one strategy, as the solver and the lowering see it."""
+    """One optimizer step under one strategy; solver and lowering work on it."""
 
     strategy: Strategy
     layers: tuple[str, ...]  # the kind of every layer, first to last
@@ -163,10 +164,10 @@ class Graph:
 
     @property
     def lends_table(self) -> bool:
-        """Whether the last layer reads a copy of the first, which is on another stage.
+        """Whether the last layer reads a copy of the first layer's tensors from another stage.
 
-        The first stage alone owns and updates the tensors that they share. The last gets them at
-        the beginning of a step, and sends its part of their gradients back at the end.
+        The first stage alone owns and updates these tensors. The last stage gets them at the
+        beginning of a step, and sends its part of their gradients back at the end.
         """
         return self.tied and self.strategy.pp > 1
 
@@ -189,11 +190,11 @@ class Graph:
         return tuple(i for chunk in self.stage_chunks(stage) for i in self._chunks[chunk])
 
     def in_flight_units(self, stage: int, turn: int = 0) -> int:
-        """Units whose activations a stage's chunk holds at once, the stage's first chunk the most.
+        """Units whose activations a chunk of a stage holds at once; the first chunk holds the most.
 
-        One forward, one backward, after a warm-up (Narayanan et al. 2021, section 2.2): forward
-        passes take the chunks in turn, as many units of each as there are stages, and backward
-        passes take them in reverse.
+        The schedule is one forward, one backward, after a warm-up (Narayanan et al. 2021, section
+        2.2). Forward passes take the chunks in turn, as many units of each as there are stages.
+        Backward passes take the chunks in reverse.
         """
         stages, turns = self.strategy.pp, self.strategy.vpp
         if turns == 1:

@@ -1,4 +1,4 @@
-"""What a layer computes, one kernel or a few at a time: the shapes that a cost model prices."""
+"""Operators of a layer, one kernel or a few each: the shapes that a cost model prices."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Attention:
     nbytes: float = 0.0
     backward: bool = False
     head_dim: int = 128
-    length: int = 1 << 20  # of the sequence, or of the window over it, in tokens
-    kernel: FlashKernel | None = None  # that it is done by; None: the run's
+    length: int = 1 << 20  # tokens of the sequence, or of the window over it
+    kernel: FlashKernel | None = None  # the kernel that does it; None: the run's choice
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
     """Memory-bound kernels that move `nbytes` through device memory.
 
-    `eager`: how many times the bytes, and the launches, where the operator is a chain of plain
-    torch kernels instead of a fused one. `generated`: it is one of bigplan/kernels, which Python
+    `eager`: factors of bytes and of launches where the operator is a chain of plain torch kernels
+    instead of a fused one. `generated`: the operator is a kernel of bigplan/kernels, which Python
     launches.
     """
 

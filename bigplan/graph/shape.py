@@ -1,4 +1,4 @@
-"""The sizes that one rank's operators and tensors are made of, and what all layers have of them."""
+"""The sizes of one rank's operators and tensors, and what all layers take from them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bigplan.spec.training import Training
 
 @dataclass(frozen=True, slots=True)
 class RankShape:
-    """The sizes that every operator of one micro-batch on one rank is made of."""
+    """The sizes that decide every operator of one micro-batch on one rank."""
 
     model: ModelSpec
     training: Training
     strategy: Strategy
     context_parallel: int = 1
-    fused: bool = False  # as the native runtime on CUDA: products add to sums, rows are looked up
+    fused: bool = False  # native runtime on CUDA: products add to sums, rows are looked up
 
     @property
     def tokens(self) -> int:
@@ -42,7 +42,7 @@ class RankShape:
 
     @property
     def loss_in_place(self) -> bool:
-        """Whether the gradient by the logits takes their place; by ranks that share them always."""
+        """Whether the logits' gradient overwrites them; it always does where ranks share logits."""
         return self.generated or (self.fused and self.tp > 1)
 
     @property
@@ -51,7 +51,7 @@ class RankShape:
         return self.fused and sums_in_products(self.training.gradient_bytes)
 
     def new_gradients(self, tensors: tuple[Tensor, ...]) -> int:
-        """Bytes of gradients by parameters that live before they are added to their sums."""
+        """Bytes of parameters' gradients that live before they are added to their sums."""
         made = (t for t in tensors if not self.sums_in_products or t.rows == 1)
         return self.element * sum(t.elements for t in made)
 
@@ -77,16 +77,16 @@ class RankShape:
 
     @property
     def gathered(self) -> int:
-        """Bytes of a hidden state whose parts were brought together, where ranks have parts."""
+        """Bytes of a hidden state after a gather, where ranks hold parts of it."""
         return self.whole_hidden if self.sequence_parallel else 0
 
     def steps(self, op: StepOp) -> tuple[LayerStep, ...]:
-        """Those of a block that do this."""
+        """The block's steps with this op."""
         return tuple(step for step in self.model.steps("block") if step.op is op)
 
     @property
     def activation_shape(self) -> BlockShape:
-        """The same as activations.py has it."""
+        """The sizes that activations.py needs."""
         return BlockShape(
             tokens=self.tokens,
             sequence_length=self.training.sequence_length // self.context_parallel,
@@ -119,9 +119,10 @@ def local_tensor(parameter: Parameter, tp: int) -> Tensor:
 
 
 def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
-    """All parameters of a kind of layer on one rank; what more ranks have the same of is later.
+    """All parameters of a kind of layer on one rank, ordered by the number of ranks that hold them.
 
-    So what ranks sum, and what is one rank's to count and to store, are ranges of the flat layer.
+    So the elements that ranks sum, and those that one rank counts and stores, are ranges of the
+    flat layer.
     """
     tensors = (local_tensor(parameter, shape.tp) for parameter in shape.model.kinds()[kind])
     return tuple(sorted(tensors, key=lambda tensor: tensor.holders))
@@ -130,7 +131,7 @@ def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
 def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     """Adding a micro-batch's gradient to its sum.
 
-    Fused into the GEMM it reads and writes the sum; apart it also reads what the GEMM wrote. The
+    Fused into the GEMM it reads and writes the sum; otherwise it also reads the GEMM's result. The
     native kernels fuse it into products that take its precision.
     """
     gradient, launches = shape.training.gradient_bytes, len(tensors)

@@ -14,7 +14,7 @@ from bigplan.spec.files.document import Spec
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
-Ends = tuple[float, float]  # seconds of the embedding and of the head, in those of a block
+Ends = tuple[float, float]  # seconds of the embedding and of the head, in units of a block's
 
 GROUPS_TRIED = 6  # accumulation groups 1, 2, 4, ... 32, and all of a step's micro-batches
 
@@ -26,8 +26,8 @@ class Strategy(Spec):
     a layer before it goes on to the next layer (1: micro-batch-major; all: layer-major).
 
     The model's blocks are cut into `pp * vpp` chunks; stage s has chunks s, pp + s, 2 pp + s, ...
-    (Narayanan et al. 2021, section 2.2). The first and the last chunk may differ from the others,
-    for they have embedding and head besides.
+    (Narayanan et al. 2021, section 2.2). The first and the last chunk may have other numbers of
+    blocks, because they also hold embedding and head.
     """
 
     dp: int = Field(ge=1)
@@ -79,7 +79,7 @@ class Strategy(Spec):
 
 
 def chunk_blocks(blocks: int, strategy: Strategy) -> tuple[int, ...]:
-    """Blocks of every chunk, first to last; chunks alike share evenly, larger ones first."""
+    """Blocks of every chunk, first to last; inner chunks share evenly, larger ones first."""
     chunks = strategy.pp * strategy.vpp
     return _cut(blocks, chunks, strategy.first_blocks, strategy.last_blocks)
 
@@ -92,9 +92,9 @@ def _cut(blocks: int, chunks: int, first: int, last: int) -> tuple[int, ...]:
 
 
 def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:
-    """Blocks of the first and last of several chunks with which the slowest takes least.
+    """Blocks of the first and last chunk with which the slowest chunk takes least.
 
-    `ends`: the time of embedding and head in blocks' times. Among equals the last chunk is the
+    `ends`: seconds of embedding and head in units of a block's. Among equals the last chunk is the
     larger, because the first holds the most activations.
     """
 
@@ -119,7 +119,7 @@ def divisors(number: int) -> list[int]:
 
 
 class StrategyFamily(NamedTuple):
-    """Strategies that compute the same on every GPU: they differ in schedule and sharding."""
+    """Strategies with the same compute on every GPU; they differ in schedule and sharding."""
 
     dp: int
     tp: int
@@ -131,8 +131,8 @@ class StrategyFamily(NamedTuple):
 class Space:
     """All strategies that use all `gpus`, keep tensor parallelism in a node and split evenly.
 
-    `fixed` holds values of `Strategy` that the user wants; any legal value is then in the space,
-    also one that would not be tried otherwise.
+    `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
+    even one that would not be tried otherwise.
     """
 
     model: ModelSpec
@@ -197,7 +197,7 @@ class Space:
         return (m for m in divisors(sequences) if m == 1 or m * length <= MAX_MICRO_BATCH_TOKENS)
 
     def _virtual_stages(self, pp: int, micro_batches: int) -> Iterator[int]:
-        """One, and divisors of a stage's blocks, if micro-batches fill the pipeline evenly."""
+        """One, and divisors of a stage's blocks where micro-batches fill the pipeline evenly."""
         yield 1
         if pp > 1 and self.model.layers % pp == 0 and micro_batches % pp == 0:
             each = self.model.layers // pp
@@ -221,9 +221,9 @@ class Space:
 
 
 def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
-    """Whether heads and the MLP's width divide by `tp`; key-value heads by it, or it by them.
+    """Whether `tp` divides heads and the MLP's width, and key-value heads divide or are divided.
 
-    Of fewer key-value heads than ranks, each is on as many neighbours.
+    Where there are fewer key-value heads than ranks, neighbouring ranks hold the same head.
     """
     repeats = tp % model.kv_heads == 0
     return model.heads % tp == 0 and model.ffn % tp == 0 and (repeats or model.kv_heads % tp == 0)

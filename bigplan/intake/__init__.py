@@ -1,4 +1,4 @@
-"""Configurations of tools that people run already, priced; bigplan/export goes the other way."""
+"""Configurations of other tools, priced; bigplan/export goes the other way."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def read(path: Path, given: Given) -> Setup:
     processes = processes if processes and processes > 0 else None
     setup = replace(setup, training=training, processes=processes)
     for name in _PARTS:
-        top.seen.add(name)  # of several, accelerate takes that of its distributed_type
+        top.seen.add(name)  # of several sections, accelerate reads the one of its distributed_type
     unpriced = [*_unpriced(top), *(f"{k}: bigplan does not know it" for k in top.left(_HARMLESS))]
     return setup.with_told((), unpriced, top.without_effect(_HARMLESS))
 
@@ -99,7 +99,7 @@ def _unpriced(top: Section) -> Iterator[str]:
 
 
 def _plain(top: Section, path: Path, given: Given) -> Setup:
-    """DistributedDataParallel, or one process."""
+    """A training with DistributedDataParallel, or with one process."""
     return Setup("accelerate", split={"zero": 0}, again=None)
 
 
@@ -134,7 +134,7 @@ def _fsdp(top: Section, path: Path, given: Given) -> Setup:
 
 
 def _stage(part: Section, word: str) -> int:
-    """ZeRO's number of a sharding strategy: its name, its number from 1, or whether to reshard."""
+    """ZeRO's stage for a sharding strategy: by its name, its number, or whether it reshards."""
     if word.lower() in ("true", "false"):
         return 3 if word.lower() == "true" else 2
     name = word.upper()

@@ -1,4 +1,4 @@
-"""What a training that somebody runs takes: priced by the engine that plans for its tool."""
+"""A running training appraised: priced by the engine that plans for its tool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AS_IT_IS = SearchRecord.of_all(1)
 
 @dataclass(frozen=True, slots=True)
 class Appraisal:
-    """The training as a plan, though it may not fit: `short` has the bytes that are missing."""
+    """The training as a plan, even if it does not fit: `short` has the missing bytes by tier."""
 
     setup: Setup
     request: Request
@@ -35,7 +35,7 @@ class Appraisal:
 
 
 def appraised(found: Completed, file: str) -> Appraisal:
-    """Raises InputError where the tool, or the price, does not take what the file says together."""
+    """Price a training. Raises InputError for settings that exclude each other."""
     if found.setup.engine in FRAMEWORKS:
         return _by_framework(found)
     return _by_deepspeed(found, file)
@@ -96,14 +96,14 @@ def _by_deepspeed(found: Completed, file: str) -> Appraisal:
 
 @dataclass(frozen=True, slots=True)
 class Better:
-    """The best plan of the same engine, and of those that can run here; or why there is none."""
+    """The best plan of the same engine, and of those that run here; or why there is none."""
 
     same: Plan | str
     fastest: Plan | str
 
 
 def better_than(appraisal: Appraisal, watch: Watch = unwatched) -> Better:
-    """Model, training and cluster stay as they are; everything else is open."""
+    """Plan again: model, training and cluster stay, everything else is open."""
     return Better(_same(appraisal.request, watch), _fastest(appraisal.request, watch))
 
 
@@ -115,7 +115,7 @@ def _same(request: Request, watch: Watch) -> Plan | str:
 
 
 def _fastest(request: Request, watch: Watch) -> Plan | str:
-    if why := refused_however_split(request):  # nor does any other engine run its layers
+    if why := refused_however_split(request):  # then every other split is refused, too
         return why
     try:
         found: Chosen = chosen(replace(request, engine="auto"), watch)

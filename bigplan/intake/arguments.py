@@ -1,7 +1,7 @@
-"""Options out of a shell script, or of a list with one argument a line. Nothing is run.
+"""Options from a shell script, or from a list with one argument a line. Nothing is run.
 
-Variables that the script sets itself are put in; of conditions every branch counts, and of an
-option that is there twice the last.
+The script's own variables are substituted. Every branch of a condition counts. Of an option given
+twice the last counts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 @dataclass(slots=True)
 class ArgumentLines:
-    """Long options by name without dashes, with their values; which were asked for is noted."""
+    """Long options by name without dashes, with their values; it records which were read."""
 
     options: Mapping[str, list[str]]
     file: str
@@ -38,7 +38,7 @@ class ArgumentLines:
 
     @classmethod
     def of(cls, text: str, file: str) -> ArgumentLines:
-        """Raises InputError where quotes do not end, or there are no options."""
+        """Parse a script. Raises InputError where quotes do not end, or there are no options."""
         try:
             words = shlex.split(text.replace("\\\n", " "), comments=True)
         except ValueError as error:
@@ -62,12 +62,12 @@ class ArgumentLines:
         return cls(options, file)
 
     def flag(self, *names: str) -> bool:
-        """Whether any of them is there; all are asked for."""
+        """Whether any of these options is given; all count as read."""
         self.seen.update(names)
         return any(name in self.options for name in names)
 
     def text(self, name: str, *known: str) -> str | None:
-        """Its value, of those that are known if any are; None: it is not there."""
+        """The option's value, which must be one of `known` if there are any; None: not given."""
         self.seen.add(name)
         if name not in self.options:
             return None
@@ -115,14 +115,14 @@ class ArgumentLines:
         return int(found)
 
     def known_whole(self, name: str) -> int | None:
-        """A whole number, where the file says it itself."""
+        """A whole number, where the file has a literal one."""
         values = self.options.get(name, [])
         self.seen.add(name)
         return int(values[0]) if values and values[0].isdecimal() and len(values[0]) < 10 else None
 
 
 def _expanded(words: list[str]) -> Iterator[str]:
-    """Words with the script's own variables; what holds several options is split."""
+    """Words with the script's variables substituted, split into single options."""
     variables: dict[str, str] = {}
     pending = list(reversed(words))
     while pending:

@@ -1,4 +1,4 @@
-"""A file's training with what it leaves open filled in: request, strategy, recomputation."""
+"""A file's training, completed from options: request, strategy, recomputation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Options:
 
     @classmethod
     def of(cls, settings: Mapping[str, str | int | float]) -> Options:
-        """Raises InputError for what the file itself decides."""
+        """Read --set. Raises InputError for decisions that the file itself makes."""
         fixed, pins = parse_pins(settings)
         found = cls(fixed.pop("micro_batch", None))
         for name in fixed:
@@ -54,19 +54,19 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """What is to be priced."""
+    """A training ready to be priced."""
 
     setup: Setup
     request: Request
     strategy: Strategy
-    again: Again  # with `blocks` of each chunk, no more than there are
+    again: Again  # `blocks` of each chunk at most, limited to those there are
     loss_chunk: int
 
 
 def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
-    """`experiment` is the file's training under the command line's options.
+    """Complete `experiment`, which is the file's training under the command line's options.
 
-    Raises InputError that says which option is missing, or what does not go together.
+    Raises InputError that names a missing option, or settings that exclude each other.
     """
     options = Options.of(experiment.set)
     model = experiment.model_spec()
@@ -84,7 +84,7 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
         )
     micro, whole = _batch(setup, experiment, options, dp, file)
     data: dict[str, Any] = {**split, "dp": dp, "micro_batch": micro}
-    data["zero"] = split.get("zero", 0) if dp > 1 else 0  # one rank has nothing to share out
+    data["zero"] = split.get("zero", 0) if dp > 1 else 0  # one rank has nothing to shard
     if "sequence_parallel" in data:
         data["sequence_parallel"] = bool(data["sequence_parallel"])
     strategy = validate(data, Strategy, file)
@@ -115,7 +115,7 @@ def _same_model(setup: Setup, model: ModelSpec, file: str) -> None:
 
 
 def _require(experiment: Experiment, file: str) -> None:
-    """What no plan can do without, and where a default would be a guess."""
+    """Raise InputError for what a plan needs and no default can guess."""
     options = {"sequence_length": "--seq-len TOKENS", "precision": "--precision bf16|fp16|fp32"}
     missing = [
         option for name, option in options.items() if getattr(experiment.training, name) is None
@@ -127,7 +127,7 @@ def _require(experiment: Experiment, file: str) -> None:
 
 
 def _cluster(setup: Setup, experiment: Experiment, file: str) -> Cluster:
-    """With as many nodes as the file starts processes for."""
+    """The cluster with as many nodes as the file starts processes for."""
     cluster, wanted = experiment.cluster_spec(), setup.processes
     if wanted is None or wanted == cluster.gpus or experiment.nodes is not None:
         return cluster  # --nodes wins over the file
@@ -142,7 +142,7 @@ def _cluster(setup: Setup, experiment: Experiment, file: str) -> Cluster:
 
 
 def _split(setup: Setup, model: ModelSpec) -> tuple[Setup, dict[str, int]]:
-    """Virtual stages and uneven ends by numbers of blocks."""
+    """The split with virtual stages and uneven ends as numbers of blocks."""
     split = dict(setup.split)
     pp, each = split.get("pp", 1), split.pop("blocks_each", None)
     ends = [split.pop(f"{end}_less", 0) for end in ("first", "last")]
@@ -159,7 +159,7 @@ def _split(setup: Setup, model: ModelSpec) -> tuple[Setup, dict[str, int]]:
 
 
 def _ends(blocks: int, stages: int, less: list[int]) -> Iterator[tuple[str, int]]:
-    """As torchtitan cuts: as if embedding and output were so many blocks more."""
+    """Blocks of the ends as torchtitan cuts: embedding and output count as so many more blocks."""
     each, more = divmod(blocks + sum(less), stages)
     first, last = each + (more > 0) - less[0], each - less[1]
     even, longer = divmod(blocks, stages)
@@ -202,7 +202,7 @@ def _batch(
 
 
 def _splits(model: ModelSpec, strategy: Strategy, file: str) -> None:
-    """Raises InputError where a split leaves a rank without work."""
+    """Raise InputError where a split leaves a rank without work."""
     wrong: dict[str, Any] = {}
     if not splits_over_tensor_parallel(model, strategy.tp):
         wrong["tp"] = strategy.tp

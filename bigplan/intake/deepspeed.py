@@ -64,7 +64,7 @@ def read(path: Path, given: Given) -> Setup:
 
 
 def setup_of(data: object, file: str, given: Given) -> Setup:
-    """The same of what the file holds."""
+    """The training in the file's data."""
     top = Section.of(data, file)
     zero = top.part("zero_optimization") or Section({}, file, "zero_optimization")
     stage = zero.whole("stage") or 0
@@ -115,7 +115,7 @@ def _pinning(offload: Offload, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _precision(top: Section, given: str | None) -> str | None:
-    """None: left to the command line, which does not say either."""
+    """The model's precision; None: neither file nor command line gives one."""
     parts = [(name, top.part(name)) for name in ("bf16", "bfloat16", "fp16")]
     stated = [(name, part) for name, part in parts if part is not None]
     for name, part in stated:
@@ -125,7 +125,7 @@ def _precision(top: Section, given: str | None) -> str | None:
 
 
 def _gradients(top: Section, precision: str, stage: int) -> str:
-    """In which they are summed: by default in the model's precision under ZeRO, else in fp32."""
+    """The precision of summed gradients: by default the model's under ZeRO, else fp32."""
     types = top.part("data_types")
     stated = types.text("grad_accum_dtype", _DTYPES) if types else None
     if stated is not None:
@@ -134,7 +134,7 @@ def _gradients(top: Section, precision: str, stage: int) -> str:
 
 
 def _inner(top: Section) -> Iterator[str]:
-    """Keys of sections that are read for one thing."""
+    """Keys of sections that are read for one purpose."""
     for name, keys in _READ.items():
         part = top.part(name)
         for key in part.data if part else ():
@@ -173,7 +173,7 @@ def _offload(zero: Section) -> Offload:
 
 
 def _sizes(zero: Section, offload: Offload) -> dict[str, int]:
-    """Of buffers; "auto" is what Hugging Face fills in from the model, which a plan's come near."""
+    """Sizes of buffers; Hugging Face fills in "auto" from the model, near a plan's own sizes."""
     found = {
         "bucket": _size(zero, "reduce_bucket_size", BUCKET),
         "sub_group": _size(zero, "sub_group_size", SUB_GROUP),
@@ -194,7 +194,7 @@ def _size(zero: Section, key: str, default: int) -> int | None:
 
 
 def _unpriced(top: Section, zero: Section) -> Iterator[str]:
-    """What is known, and not priced."""
+    """Settings that are known and not priced."""
     for key, what in (
         ("zero_quantized_weights", "weights are gathered quantised"),
         ("zero_quantized_gradients", "gradients are reduced quantised"),
@@ -252,7 +252,7 @@ def _top_unpriced(top: Section) -> Iterator[str]:
     name = part.text("type") if part else None
     if name is not None and name not in _ADAM:
         yield f"optimizer.type {name}: priced as AdamW"
-    top.part("aio")  # bigplan prices what the drive reaches with enough requests
+    top.part("aio")  # bigplan prices a drive's rate with enough requests under way
 
 
 def _parallel(top: Section) -> Iterator[str]:

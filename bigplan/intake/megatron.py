@@ -197,7 +197,7 @@ def _offload(found: ArgumentLines) -> Offload:
 
 
 def _again(found: ArgumentLines) -> tuple[Again, list[str]]:
-    """What is recomputed, and what of that is priced as something else."""
+    """What is recomputed, and which parts of it are priced as something else."""
     granularity = found.text("recompute-granularity", "full", "selective")
     method = found.text("recompute-method", "uniform", "block")
     count = found.whole("recompute-num-layers")
@@ -224,7 +224,7 @@ def _again(found: ArgumentLines) -> tuple[Again, list[str]]:
 
 
 def _behaviour(found: ArgumentLines, split: dict[str, int]) -> dict[str, float]:
-    """What published runs overlap and this one does not."""
+    """Overlaps that published runs have and this one lacks."""
     behaviour = {}
     overlaps = found.flag("overlap-grad-reduce") or split["zero"] > 1
     if not overlaps:

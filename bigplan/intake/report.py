@@ -1,4 +1,4 @@
-"""An appraisal as a person reads it in a terminal, and as one JSON object for programs."""
+"""An appraisal as text for a terminal, and as one JSON object."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bigplan.report.plan_report import plan_tables
 from bigplan.report.stages import stages_of
 from bigplan.report.text import seconds_text
 
-NO_GAIN = 0.005  # of the step: plans closer than that are equally fast
+NO_GAIN = 0.005  # of the step: plans that differ by less are equally fast
 NEEDED = "this training does not fit"
 
 
 def appraisal_report(found: Appraisal) -> RenderableType:
-    """What runs, what of it is not priced, whether it fits, and where time and memory go."""
+    """What runs, what is not priced, whether it fits, and where time and memory go."""
     setup, plan = found.setup, found.plan
     told = [
         decision(plan, stages_of(plan)),
@@ -48,7 +48,7 @@ def _listed(title: str, texts: Sequence[str]) -> Iterator[str]:
 
 
 def better_report(found: Appraisal, better: Better) -> RenderableType:
-    """What the best plans gain."""
+    """The gain of the best plans."""
     name = found.setup.engine
     lines = [f"The best plan of {name}: {_gain(found, better.same)}"]
     if isinstance(better.fastest, str) or better.fastest != better.same:

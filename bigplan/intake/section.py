@@ -1,4 +1,4 @@
-"""Keys and values of another tool's file, read by name: what nobody asks for is told."""
+"""Keys and values of another tool's file, read by name; unread keys are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Section:
 
     @classmethod
     def of(cls, data: object, file: str, name: str = "") -> Section:
-        """Raises InputError where there are no keys and values."""
+        """A section from data. Raises InputError where it is not a mapping."""
         if not isinstance(data, Mapping):
             where = f"{file}: {name}" if name else file
             raise InputError(
@@ -34,17 +34,17 @@ class Section:
         return cls(data, file, name)
 
     def path(self, key: str) -> str:
-        """As the user finds it."""
+        """The key's path, as the user finds it."""
         return f"{self.name}.{key}" if self.name else key
 
     def wrong(self, key: str, rule: str) -> InputError:
-        """The value breaks the rule."""
+        """The error for a value that breaks the rule."""
         return InputError(
             f"{self.file}: {self.path(key)} is {quoted(self.data[key])}, {rule}; correct it"
         )
 
     def is_auto(self, key: str) -> bool:
-        """Whether the file leaves it open in so many words."""
+        """Whether the file says "auto"."""
         self.seen.add(key)
         return self.data.get(key) == AUTO
 
@@ -54,12 +54,12 @@ class Section:
         return None if value == AUTO else value
 
     def part(self, key: str) -> Section | None:
-        """A section of it; None: absent or null."""
+        """The section under a key; None: absent or null."""
         value = self._value(key)
         return None if value is None else Section.of(value, self.file, self.path(key))
 
     def number(self, key: str, least: float = 0.0) -> float | None:
-        """A number, also one in quotes as YAML files have it."""
+        """A number, also a quoted one, as YAML files have it."""
         value = self._value(key)
         if value is None:
             return None
@@ -90,7 +90,7 @@ class Section:
         raise self.wrong(key, "which must be true or false")
 
     def text(self, key: str, known: Collection[str] = ()) -> str | None:
-        """A word, of those that are known if any are."""
+        """A word, which must be one of `known` if there are any."""
         value = self._value(key)
         if value is None:
             return None
@@ -102,7 +102,7 @@ class Section:
         return str(word)
 
     def left(self, harmless: Collection[str]) -> Iterator[str]:
-        """Keys that nobody read and that may matter. Raises InputError for what is not planned."""
+        """Unread keys that may matter. Raises InputError for features that are not planned."""
         for key, value in self.data.items():
             if key in self.seen or key in harmless:
                 continue

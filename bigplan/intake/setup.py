@@ -1,4 +1,4 @@
-"""What a tool's file says of a training, before options fill in what it leaves open."""
+"""A tool's file as a training, before options fill in what it leaves open."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ ALL = 10**6  # blocks: more than any model has
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What readers need of the command line, where a file leaves it open."""
+    """Command-line values that readers need where a file leaves them open."""
 
-    environment: Mapping[str, str] = field(default_factory=dict)  # that the tool runs with
+    environment: Mapping[str, str] = field(default_factory=dict)  # the tool's environment variables
     precision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """Sequences: of a micro-batch, and micro-batches a step; or of the whole step."""
+    """Sequences of a micro-batch, and micro-batches a step; or sequences of the whole step."""
 
     micro: int | None = None
     accumulation: int | None = None
     whole: int | None = None
-    alone: bool = False  # one micro-batch a step, where nothing else is said
+    alone: bool = False  # one micro-batch a step, unless stated otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Offload:
 
     state: Tier = Tier.GPU
     parameters: Tier = Tier.GPU
-    on_cpu: float = 1.0  # of the state, where it is in host memory
+    on_cpu: float = 1.0  # share of the state in host memory that the CPU keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +57,18 @@ class Setup:
     engine: str
     training: Mapping[str, Any] = field(default_factory=dict)  # keys of an experiment's training
     batch: BatchSizes = BatchSizes()
-    # Of Strategy. Where `zero` needs ranks to shard over, one rank has none.
+    # Fields of Strategy. `zero` is dropped where there is one rank, which cannot shard.
     split: Mapping[str, int] = field(default_factory=dict)
     offload: Offload = Offload()
     again: Again | None = Again()
     processes: int | None = None
-    model: Mapping[str, int] = field(default_factory=dict)  # of ModelSpec, to compare
-    behaviour: Mapping[str, Any] = field(default_factory=dict)  # of Framework, unlike the engine's
-    sizes: Mapping[str, int] = field(default_factory=dict)  # of DeepSpeed's Sizes
+    model: Mapping[str, int] = field(default_factory=dict)  # fields of ModelSpec, to compare
+    # Fields of Framework that differ from the engine's.
+    behaviour: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)  # fields of BufferSizes
     own_pinning: bool = False
-    assumed: tuple[str, ...] = ()  # in sentences, what the price takes for given
-    unpriced: tuple[str, ...] = ()  # what the file does that bigplan cannot express or price
+    assumed: tuple[str, ...] = ()  # sentences on what the price assumes
+    unpriced: tuple[str, ...] = ()  # settings that bigplan cannot express or price
     ignored: tuple[str, ...] = ()  # keys without effect on time and memory
 
     def with_told(
@@ -76,7 +77,7 @@ class Setup:
         unpriced: Iterable[str] = (),
         ignored: Iterable[str] = (),
     ) -> Setup:
-        """With more to tell."""
+        """The setup with more to report."""
         return replace(
             self,
             assumed=(*self.assumed, *assumed),
@@ -85,18 +86,18 @@ class Setup:
         )
 
     def behaving(self, framework: Framework) -> Framework:
-        """The engine's framework, as this file has it."""
+        """The engine's framework with this file's behaviour."""
         return replace(framework, **self.behaviour)
 
     def sized(self, sizes: BufferSizes) -> BufferSizes:
-        """Buffers as this file has them; no more than there is to hold."""
+        """Buffers with this file's sizes, but no larger than their contents."""
         stated = dict(self.sizes)
         for key, most in (("bucket", sizes.parameters), ("live", sizes.parameters)):
             if key in stated:
                 stated[key] = min(stated[key], most)
         if "sub_group" in stated:
             stated["sub_group"] = min(stated["sub_group"], sizes.owned)
-            # The largest group is so many elements and a part of a parameter, whatever the limit.
+            # The largest group exceeds the limit by a part of a parameter, whatever the limit is.
             rest = max(0, sizes.swapped - sizes.sub_group)
             stated["swapped"] = min(stated["sub_group"] + rest, sizes.owned)
         return replace(sizes, **stated)

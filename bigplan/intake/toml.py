@@ -14,7 +14,7 @@ LARGEST_BITS = 300  # of an integer: under a hundred digits
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds. Raises InputError."""
+    """The data of a TOML file. Raises InputError."""
     text = read_text(path)
     try:
         data = tomllib.loads(text)

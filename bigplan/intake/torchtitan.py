@@ -84,7 +84,7 @@ def _refuse(parallelism: Section) -> None:
 
 
 def _split(part: Section) -> tuple[dict[str, int], list[str]]:
-    """`shard`: ranks that share states out, 0 all that are left; 1 where none do."""
+    """The split. `shard` is the number of ranks that shard state: 0 all that are left, 1 none."""
     told, names = list[str](), ("tensor_parallel_degree", "pipeline_parallel_degree")
     tp, pp = (part.whole(name, 1) or 1 for name in names)
     replicas = part.whole("data_parallel_replicate_degree", 1) or 1
@@ -118,14 +118,14 @@ def _split(part: Section) -> tuple[dict[str, int], list[str]]:
 
 
 def _processes(part: Section, split: dict[str, int]) -> int | None:
-    """None: as many as there are share states out."""
+    """Processes; None: as many as shard state."""
     replicas = part.whole("data_parallel_replicate_degree", 1) or 1
     shard = part.whole("data_parallel_shard_degree", -1)
     return shard * replicas * split["tp"] * split["pp"] if shard and shard > 0 else None
 
 
 def _stages(part: Section) -> dict[str, int]:
-    """How many blocks fewer the first and the last stage have, and how many each."""
+    """How many blocks fewer the first and the last stage have, and how many each stage has."""
     ends = ("first", "last")
     less = {e: part.whole(f"pipeline_parallel_{e}_stage_less_layers") for e in ends}
     found = {f"{e}_less": 1 if count is None else count for e, count in less.items()}
@@ -134,7 +134,7 @@ def _stages(part: Section) -> dict[str, int]:
 
 
 def _batch(parts: dict[str, Section], split: dict[str, int]) -> BatchSizes:
-    """With a pipeline, a rank's local batch is cut into micro-batches."""
+    """Batch sizes; with a pipeline, a rank's local batch is cut into micro-batches."""
     part = parts["training"]
     local = part.whole("local_batch_size", 1) or LOCAL_BATCH
     whole = part.number("global_batch_size", -1)
@@ -196,7 +196,7 @@ def _again(part: Section) -> tuple[Again, list[str]]:
 
 
 def _behaviour(parts: dict[str, Section]) -> dict[str, float | bool]:
-    """Unlike a compiled model's with collectives of torch's default."""
+    """Differences from a compiled model with torch's default collectives."""
     found: dict[str, float | bool] = {}
     part = parts["compile"]
     if not part.flag("enable"):

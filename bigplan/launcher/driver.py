@@ -232,9 +232,9 @@ def _until_done(launched: Launched) -> None:
 
 
 def _take(launched: Launched, session: Session) -> None:
-    """Work in that Ray, which has just been started, and takes signals to itself."""
+    """Work in that Ray, which has just been started."""
     launched.session = session
-    launched.stop.listen()
+    launched.stop.look()
     if launched.listed is not None and session is not None:
         launched.listed.ray(session.folder)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from bigplan.errors import InputError, RefusedError, WorkerError
 from bigplan.launcher.head import Head, require_ray
@@ -83,7 +84,7 @@ def ray_session(address: str | None, cpus: int, cuda: bool) -> Iterator[Session]
     import ray
 
     session = Session(address, cpus, cuda, Head(address))
-    with _quiet(), _variables(_of_local() if address is None else {}):
+    with _quiet(), _without_signals(), _variables(_of_local() if address is None else {}):
         _start(session)
         try:
             yield session
@@ -103,9 +104,9 @@ def _start(session: Session) -> None:
             require_ray(session.address)
             ray.init(address=session.address, log_to_driver=False, logging_level="ERROR")
             session.head = Head(ray.get_runtime_context().gcs_address)  # of `auto`, too
-    except (SystemExit, KeyboardInterrupt) as ended:
+    except KeyboardInterrupt:
         ray.shutdown()
-        raise KeyboardInterrupt from ended  # Ray makes an exit of SIGTERM until its start is over
+        raise
     except InputError:
         raise
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
@@ -166,6 +167,32 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         ray._private.worker._worker_logs_enabled = before
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Keep Ray from taking signals of this process, which the launch catches itself.
+
+    Ray's Python replaces the handler of SIGTERM. Ray's C++ comes before whatever handler there is,
+    prints its stack and aborts the process if it has not ended within 3 s of a SIGTERM; stopping
+    Ray takes longer than that on a busy machine. Workers and daemons stay as they are.
+    """
+    import ray
+
+    private: Any = ray._private
+    before = (
+        private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER,
+        private.utils.set_sigterm_handler,
+    )
+    private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
+    private.utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        (
+            private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER,
+            private.utils.set_sigterm_handler,
+        ) = before
 
 
 def _keep_token(*, new: bool) -> None:

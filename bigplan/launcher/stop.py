@@ -28,15 +28,11 @@ class Stop:
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
-        self.listen()
-        return self
-
-    def listen(self) -> None:
-        """Catch the signals; again, where a library has taken them since (Ray takes SIGTERM)."""
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                before = signal.signal(number, self._signalled)
-                self._before.setdefault(number, before)
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                    self._before[number] = signal.signal(number, self._signalled)
+        return self
 
     def __exit__(
         self,

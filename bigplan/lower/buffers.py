@@ -2,19 +2,20 @@
 
 Buffers, by name (l: layer, k: layer kind):
 
-    w{l} g{l} a{l}         home of parameters, gradients, saved activations (a ring per micro-batch)
-    o{l}.gpu .host         optimizer state that is updated where it is
-    o{l}.streamed .nvme    and that passes through the GPU, or host memory: an entry per chunk
-    slot.{k} shard.{k}     GPU rings that streamed parameters, and ZeRO-3 shards of them, visit
-    w0 g0, g0.back         a table that the last stage borrows, its gradients; these on the first
-    sum.{k}                GPU ring that gradients with their home elsewhere are summed in
-    act.{k}.{recompute}    GPU ring that activations with their home elsewhere pass through
+    w{l} g{l} a{l}       home of parameters, gradients, activations (an entry per micro-batch)
+    o{l}.gpu .host       optimizer state that is updated in its home
+    o{l}.streamed .nvme  optimizer state that passes, chunk by chunk, the GPU or host memory
+    slot.{k} shard.{k}   GPU rings for streamed parameters, and for their ZeRO-3 shards
+    w0 g0, g0.back       on the last stage, a borrowed table and its gradients; on the first
+                         stage, these gradients when they come back
+    sum.{k}              GPU ring that sums gradients with their home elsewhere
+    act.{k}.{recompute}  GPU ring for activations with their home elsewhere
     stage.w.{k} .g .a, stage.o   host rings between the GPU or the CPU and NVMe
-    rows stage.r           GPU and host rings that rows of tables, and their gradients, pass through
-    stream                 GPU ring that state in host memory passes through
-    stage.c                host ring that checkpoints are written, and read, through
-    data                   host ring of tokens and targets
-    h d                    hidden states and their gradients between layers
+    rows stage.r         GPU and host rings for rows of tables and for their gradients
+    stream               GPU ring for state that lives in host memory
+    stage.c              host ring that checkpoints are written and read through
+    data                 host ring of tokens and targets
+    h d                  hidden states and their gradients between layers
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def _gradient_rings(layout: StageLayout, name: str, layers: list[int]) -> Iterat
 
 
 def _activation_rings(layout: StageLayout, layers: list[int]) -> Iterator[Buffer]:
-    """One of each for every way to keep them: an entry's storages fit whoever comes next."""
+    """One ring of each sort for every way to keep activations, so that an entry fits every user."""
     for layer in layers:
         name, nbytes = layout.keeps(layer), kept_bytes(layout, layer)
         if layout.table[layer].activations is not Tier.GPU:
@@ -163,7 +164,7 @@ def _activation_rings(layout: StageLayout, layers: list[int]) -> Iterator[Buffer
 def _hidden(layout: StageLayout) -> Iterator[Buffer]:
     strategy = layout.graph.strategy
     nbytes = hidden_bytes(layout)
-    # A pipeline stage receives the next unit's micro-batches while it works on this one's.
+    # A pipeline stage receives the next unit's micro-batches while it works on the current unit.
     count = strategy.accumulation_group * (1 if strategy.pp == 1 else 2)
     yield Buffer("h", Tier.GPU, nbytes, "activations", count, dynamic=True)
     if strategy.pp > 1:

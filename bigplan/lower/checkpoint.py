@@ -1,7 +1,7 @@
 """Checkpoint of one layer: actions that write its optimizer state, and its parameters.
 
 Where the state holds a master copy, parameters are casts of it and are not written. Pieces in host
-memory are written from where they are; the others pass through the staging ring `stage.c`.
+memory are written from their home; the others pass through the staging ring `stage.c`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bigplan.program import Action, Lane, Op, Ref
 
 
 def checkpoint_layer(layout: StageLayout, layer: int) -> Iterator[Action]:
-    """Write the layer as it is now; what updates it next waits until it is written."""
+    """Write the layer as it is now; its next update waits until the write has ended."""
     sizes = layout.graph.sizes
     if not sizes.master:
         yield _write(layout, layer, parameter_home(layer), owned_parameter_bytes(layout, layer))
@@ -38,7 +38,7 @@ def _write(
 ) -> Action:
     at = share.tier if share else layout.table[layer].parameters
     staged = tuple(checkpoint_entry(layer, entry) for entry in range(STAGING))
-    # Without ZeRO all ranks hold the same, and share the writing.
+    # Without ZeRO all ranks hold the same state and share the writing.
     writers = 1 if layout.graph.strategy.zero else layout.graph.strategy.dp
     return Action(
         Op.CKPT,

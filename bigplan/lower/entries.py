@@ -1,6 +1,6 @@
 """How large the entries of rings and staging are, and how many: the same for every placement.
 
-The solver counts with them before there is a layout; `lower.buffers` makes them.
+The solver counts with these sizes before there is a layout; `lower.buffers` makes the buffers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bigplan.placement import CHUNK
 
 
 def checkpoint_staging(graph: Graph) -> int:
-    """Bytes of a staging entry for checkpoints, whole pages: no more than a layer fills."""
+    """Bytes of a checkpoint's staging entry, in whole pages and no more than a layer fills."""
     sizes = graph.sizes
     most = max(kind.parameters for kind in graph.kinds.values())
     largest = most * max(sizes.state, 0 if sizes.master else sizes.parameter)
@@ -32,13 +32,13 @@ def checkpoint_staging(graph: Graph) -> int:
 def staged_chunk_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     """Bytes reserved per staged chunk of NVMe optimizer state, whole pages.
 
-    A chunk is whole units, so it may exceed the wanted size by one.
+    A chunk is whole units, so it may exceed the wanted size by one unit.
     """
     return -(-(chunk + largest_unit(graph) * graph.sizes.state) // PAGE) * PAGE
 
 
 def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
-    """Bytes of an entry that state passes through the GPU in: with its gradients and parameters.
+    """Bytes of an entry that a chunk of state passes through, with its gradients and parameters.
 
     Each of the three begins at a multiple of ALIGNMENT. No entry is larger than a layer.
     """
@@ -49,9 +49,9 @@ def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
 
 
 def streaming_entries(graph: Graph) -> int:
-    """Chunks of state that may be on the GPU at once: what arrives during the longest kernel.
+    """Chunks of state that may be on the GPU at once: those that arrive during the longest kernel.
 
-    Deferred updates run in a forward pass.
+    Deferred updates run in a forward pass, so that a chunk may wait for a forward's kernel.
     """
     operators = [
         operator
@@ -77,22 +77,22 @@ def looked_up_bytes(graph: Graph) -> int:
 
 
 def row_bytes(kind: LayerKind) -> int:
-    """Bytes that host memory moves to add a micro-batch's rows to their sum, about.
+    """Approximate bytes that host memory moves to add a micro-batch's rows to their sum.
 
-    An element is widened to fp32 (2 + 4), added to those of equal rows in a buffer that is cleared
-    before (4 + 4 + 8), and these to the sum (4 + 8): runtime/lookup.py. In whole thirds, as an
-    accumulation takes three times its amount.
+    An element is widened to fp32 (2 + 4 bytes). It is added to those of equal rows in a buffer that
+    was cleared before (4 + 4 + 8). Then it is added to the sum (4 + 8): runtime/lookup.py. The
+    result is a multiple of three, because an accumulation takes three times its amount.
     """
     return 34 * kind.looked_up // 3 * 3
 
 
 def largest_unit(graph: Graph) -> int:
-    """Elements by which a chunk may exceed an equal part, as it is whole units."""
+    """Elements by which a chunk may exceed an equal part, because a chunk is whole units."""
     return max(kind.unit for kind in graph.kinds.values())
 
 
 def data_staging(graph: Graph) -> tuple[int, int]:
-    """Bytes of a micro-batch's tokens and as many targets, and how many wait in host memory.
+    """Bytes of a micro-batch's tokens and targets, and how many micro-batches host memory holds.
 
     The first layer takes a whole accumulation group before the loss layer lets go of any.
     """

@@ -27,11 +27,11 @@ def bring_home(
         yield Action(Op.REDUCE, Lane.COMM, layer, (total,), (total,), amount=nbytes)
     home = gradient_home(layer)
     at = layout.table[layer].gradients
-    if layout.looked_up(layer):  # each micro-batch's rows went home by themselves
+    if layout.looked_up(layer):  # the rows of each micro-batch went home before
         yield from _norm(layout, layer, home, Lane.CPU, unit)
     elif not apart:
         yield from _norm(layout, layer, total, Lane.GPU_UPDATE, unit)
-    elif at is Tier.GPU:  # a ZeRO shard that stays: add it to its home
+    elif at is Tier.GPU:  # a ZeRO shard that stays on the GPU is added to its home
         yield Action(
             Op.ACCUMULATE,
             Lane.COMPUTE,
@@ -51,10 +51,10 @@ def bring_home(
 def sum_repeated(
     layout: StageLayout, layer: int, total: Ref, unit: AccumulationGroup
 ) -> Iterator[Action]:
-    """After the unit's last backward: gradients of what several tensor-parallel ranks have.
+    """After the unit's last backward, sum gradients of parameters that several tensor ranks hold.
 
-    They are summed where the others are reduced: once where they stay, else in every unit. On the
-    lane of the layers' own collectives, which have the same communicator.
+    Gradients that stay on the GPU are summed once, others in every unit, as in their reduction. The
+    sum uses the lane of the layers' own collectives, because both share a communicator.
     """
     elements = sum(map(len, layout.kind(layer).repeated.values()))
     if elements and (layout.sums_apart(layer) or unit.last):
@@ -67,7 +67,8 @@ def _norm(
 ) -> Iterator[Action]:
     """The square sum of gradients that are now final, where updates wait for their norm.
 
-    On the GPU beside the next layer's backward: it reads memory while that computes.
+    On the GPU this runs beside the next layer's backward, because it reads memory while the
+    backward computes.
     """
     if unit.last and layout.graph.deferred:
         nbytes, target = owned_gradient_bytes(layout, layer), square_sum(layer)

@@ -42,9 +42,11 @@ class StageLayout:
     visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
     turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
     users: Counter[tuple[str, str]] = field(init=False)  # layers that use a ring of activations
-    staying: dict[str, int] = field(init=False)  # by such a ring: the layer that does not leave it
+    # By ring of activations: the layer that does not leave it.
+    staying: dict[str, int] = field(init=False)
     pieces: dict[tuple[int, Share], int] = field(init=False)  # elements
-    first_chunks: dict[tuple[int, Share], int] = field(init=False)  # by the layers before
+    # First chunk of a layer's share, counted over the layers before.
+    first_chunks: dict[tuple[int, Share], int] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pieces", self._pieces())
@@ -79,7 +81,7 @@ class StageLayout:
         return found
 
     def _first_chunks(self) -> dict[tuple[int, Share], int]:
-        """Chunks of the layers before: entries of a ring follow each other over all layers."""
+        """First chunk's number by layer: entries of a ring follow each other over all layers."""
         passed: Counter[Share] = Counter()
         first = {}
         for layer, share in product(self.table, IN_CHUNKS):
@@ -88,12 +90,12 @@ class StageLayout:
         return first
 
     def chunks(self, layer: int, share: Share) -> int:
-        """Chunks in which the layer's state in the share passes through the GPU, or the host."""
+        """Chunks in which the layer's state in the share passes through the GPU or host memory."""
         size = self.chunk if share is Share.NVME else streamed_chunk(self.chunk)
         return -(-self.pieces[layer, share] * self.graph.sizes.state // size)
 
     def keeps(self, layer: int) -> str:
-        """What the layer keeps of a micro-batch, by name: layers that keep alike share rings."""
+        """Name of what the layer keeps of a micro-batch; layers of one name share rings."""
         return f"{self.graph.layers[layer]}.{self.table[layer].recompute}"
 
     def _turns(self, uses: Callable[[int], bool], alike: Callable[[int], str]) -> dict[int, int]:
@@ -120,7 +122,7 @@ class StageLayout:
         return self.graph.kinds[self.graph.layers[layer]]
 
     def looked_up(self, layer: int) -> bool:
-        """Whether the layer's tables stay in host memory, with their gradients, and rows move."""
+        """Whether the layer's tables and gradients stay in host memory, and only rows move."""
         at = self.table[layer]
         return self.kind(layer).looked_up > 0 and at.parameters is at.gradients is Tier.HOST
 
@@ -137,20 +139,21 @@ class StageLayout:
         return self.table[layer].gradients is not Tier.GPU or self.shards(layer, from_zero=2)
 
     def kept_in_gradients(self, layer: int) -> bool:
-        """Whether what the layer keeps lies where its gradients are.
+        """Whether the layer's activations lie at the same place as its gradients.
 
-        With one unit a step they are used up before its forward, which waits for the update, and
-        come after its backward.
+        With one unit a step, gradients are used up before the layer's forward, which waits for the
+        update. New gradients come after its backward.
         """
         at = self.table[layer]
         alike = at.activations is at.gradients is Tier.HOST
         return alike and self.graph.units == 1 and self.kind(layer).stores_activations
 
     def _staying(self) -> dict[str, int]:
-        """The last layer of a ring comes back first: it stays if the ring holds its micro-batches.
+        """By ring, the layer whose activations stay in it: the last one, which is needed first.
 
-        Not of rings that lead to NVMe, whose saves wait for room in host memory, nor where other
-        units' micro-batches come in between.
+        A layer stays only if the ring holds all micro-batches of its unit. Rings that lead to NVMe
+        are left out, because their saves wait for room in host memory. Layers with other units'
+        micro-batches in between are left out, too.
         """
         group = self.graph.strategy.accumulation_group
         if self.slots < group:
@@ -163,11 +166,11 @@ class StageLayout:
         }
 
     def stays(self, layer: int) -> bool:
-        """Whether what the layer keeps stays in the ring that it would leave through."""
+        """Whether the layer's activations stay in the ring that they would leave through."""
         return layer in self.staying.values()
 
     def _updated_elsewhere(self, layer: int) -> bool:
-        """Whether rows have their state off the GPU; the CPU updates most of them, if not all."""
+        """Whether some rows have their state off the GPU."""
         return any(self.pieces[layer, share] for share in Share if share is not Share.GPU)
 
     def stages_weights(self, layer: int) -> bool:
@@ -184,7 +187,7 @@ class StageLayout:
 
     @property
     def slots(self) -> int:
-        """Entries of a ring that parameters or activations pass through."""
+        """Entries of a ring for parameters or activations."""
         return self.rings.slots
 
     def ring(self, name: str) -> int:
@@ -196,11 +199,11 @@ class StageLayout:
         return min(self.rings.sums, self.counts[name])
 
     def shared(self, name: str) -> str:
-        """What the kind's slots and sums are called: the ends of the model may share theirs."""
+        """Name of the kind's slots and sums: the model's first and last layer may share theirs."""
         return "ends" if self.rings.shared_ends and name in shared_kinds(self.graph) else name
 
     def shards(self, layer: int, *, from_zero: int) -> bool:
-        """Whether ZeRO splits this tensor kind of the layer over the data-parallel ranks.
+        """Whether ZeRO splits a tensor kind, from stage `from_zero` on, over data-parallel ranks.
 
         Tensors that another layer reads too stay whole; only their optimizer state is split.
         """
@@ -216,5 +219,5 @@ class StageLayout:
         return self.kind(layer).owned(self.ranks(layer, from_zero=1))
 
     def whole(self, layer: int) -> int:
-        """Elements of the layer as all ranks have it, those that fill up the last part too."""
+        """Elements of the layer over all ranks, with the padding of the last part."""
         return self.kind(layer).padded(self.ranks(layer, from_zero=1))

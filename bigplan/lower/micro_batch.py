@@ -1,6 +1,6 @@
 """One micro-batch in one layer: compute, its activations' moves, and messages to the neighbours.
 
-Actions are written for micro-batch 0; the caller moves them to the one it means.
+Actions are written for micro-batch 0; the caller numbers them for the micro-batch that it means.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from bigplan.program import ROWS, STAGED_ROWS, Action, Lane, Op, Ref
 
 
 def data(refs: Refs, layer: int) -> Iterator[Action]:
-    """The batch, before the stage's layer that asks for it first."""
+    """The transfer of the batch, before the stage's layer that needs it first."""
     if layer == refs.layout.position.takes_batch:
         nbytes = batch_bytes(refs.layout)
         yield Action(Op.DATA, Lane.DATA, layer, writes=(BATCH,), amount=nbytes, micro_batch=0)
 
 
 def look_up(refs: Refs, layer: int) -> Iterator[Action]:
-    """The rows of tables in host memory that the layer reads, on their way to the GPU."""
+    """The transfer of the table rows that the layer reads from host memory to the GPU."""
     if refs.layout.looked_up(layer):
         nbytes, home = looked_up_bytes(refs.layout.graph), parameter_home(layer)
         staged, there = rows(STAGED_ROWS, layer), rows(ROWS, layer)
-        # Not on the CPU's lane, where it would wait for all sums of the unit before.
+        # This is not on the CPU's lane, where it would wait for all earlier sums of the unit.
         yield Action(Op.LOOK_UP, Lane.DATA, layer, (home, BATCH), (staged,), (), nbytes, 0)
         yield Action(Op.LOAD, Lane.H2D, layer, (staged,), (there,), (staged,), nbytes, 0)
 
 
 def rows_home(refs: Refs, layer: int, *, adds: bool) -> Iterator[Action]:
-    """Gradients of those rows to their sum in host memory, which the first of a step clears."""
+    """Add the rows' gradients to their sum in host memory; a step's first clears the sum."""
     if refs.layout.looked_up(layer):
         nbytes, total = looked_up_bytes(refs.layout.graph), gradient_home(layer)
         there, staged = row_gradients(ROWS, layer), row_gradients(STAGED_ROWS, layer)
         yield Action(Op.GRAD_OUT, Lane.D2H, layer, (there,), (staged,), (there,), nbytes, 0)
-        # An accumulation takes three times its amount, clearing a sum its bytes once.
+        # An accumulation takes three times its amount; clearing a sum takes its bytes once.
         added = row_bytes(refs.layout.kind(layer)) // 3
         cleared = 0 if adds else gradient_bytes(refs.layout, layer) // 3
         reads = (staged, total) if adds else (staged,)
@@ -56,7 +56,7 @@ def rows_home(refs: Refs, layer: int, *, adds: bool) -> Iterator[Action]:
 
 
 def forward(refs: Refs, layer: int, *, keeps: bool = True) -> Action:
-    """The layer's forward; one that keeps nothing has no backward, and of the loss layer is all."""
+    """The layer's forward; without `keeps` it has no backward, and the loss layer ends with it."""
     looked_up = [rows(ROWS, layer)] if refs.layout.looked_up(layer) else []
     reads, writes = [*(looked_up or refs.tables(layer))], []
     if keeps:
@@ -72,7 +72,7 @@ def forward(refs: Refs, layer: int, *, keeps: bool = True) -> Action:
 
 
 def backward(refs: Refs, layer: int, adds_to: Sequence[Ref]) -> Action:
-    """The layer's backward; gradient sums that it does not add to, it starts."""
+    """The layer's backward; it starts those gradient sums that are not in `adds_to`."""
     layout, passing = refs.layout, refs.passing(layer, forward=False)
     if layout.looked_up(layer):
         reads, writes = [passing], [row_gradients(ROWS, layer)]
@@ -111,7 +111,7 @@ def save(refs: Refs, layer: int, *, beside_update: bool = False) -> Iterator[Act
 
 
 def fetch(refs: Refs, layer: int) -> Iterator[Action]:
-    """Bring it back before the micro-batch's backward."""
+    """Bring kept activations back before the micro-batch's backward."""
     at, nbytes = refs.layout.table[layer].activations, kept_bytes(refs.layout, layer)
     if at is Tier.GPU:
         return

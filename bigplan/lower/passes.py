@@ -30,7 +30,8 @@ class Emitter:
     pending: list[int] = field(default_factory=list)  # layers whose update has yet to begin
     begun: list[int] = field(default_factory=list)  # layers whose update has yet to end
     reduced: list[Action] = field(default_factory=list)  # what waits for the last reduction
-    whole: list[Action] = field(default_factory=list)  # what follows reductions of whole gradients
+    # Actions that follow reductions of whole gradients.
+    whole: list[Action] = field(default_factory=list)
     _fetches: dict[str, list[int]] = field(default_factory=dict)  # of this backward pass
     refs: Refs = field(init=False)
     last_on_cpu: int = field(init=False)  # layer that the CPU updates at least in part
@@ -53,16 +54,17 @@ class Emitter:
         layers = list(position.chunks[unit.turn])
         visiting = [layer for layer in layers if layer in self.layout.visiting]
         ahead = self.layout.slots
-        if self.layout.rings.shared_ends:  # the last layer has no slot before the first has left it
+        # The last layer gets its slot after the first layer left it.
+        if self.layout.rings.shared_ends:
             ahead = min(ahead, max(1, len(visiting) - 1))
         if position.stage > 0 and not visiting:
-            # While the stage waits for its first micro-batch it can update all its layers; behind
-            # a layer's forward the later ones' gradients would wait too.
+            # While the stage waits for its first micro-batch it can update all its layers. Behind a
+            # layer's forward, gradients of later layers would wait too.
             yield from self._update_until(max(self.layout.table))
         for layer in visiting[:ahead]:
             yield from self._bring(layer, unit)
         for layer in layers:
-            # Gradients of the next layer leave before activations of this one.
+            # Gradients of the next layer leave before the activations of this layer.
             yield from self._update_until(layer, ahead=1)
             if layer == 0 and unit.opens:
                 yield from lend(self.layout)
@@ -98,8 +100,8 @@ class Emitter:
     def finish(self) -> Iterator[Action]:
         """End the step: gradients that stay are used, and every slot is emptied.
 
-        Gradients that stay need no ring entry, so nothing has to wait for their reduction before
-        the earlier stages have what they wait for. The next update makes what slots hold stale.
+        Gradients that stay need no ring entry. So their reduction may wait until earlier stages
+        have their messages. The next update makes the copies in slots stale.
         """
         yield from self.whole
         for layer in list(self.held.values()):
@@ -115,7 +117,7 @@ class Emitter:
             yield Action(Op.FREE, Lane.COMPUTE, layer, frees=(weights,))
 
     def _update_until(self, layer: int, ahead: int = 0) -> Iterator[Instruction]:
-        """Update the layers up to this one; of so many more, what the GPU does not hold."""
+        """Update layers up to `layer`; of `ahead` more layers what the GPU does not hold."""
         while self.pending and self.pending[0] <= layer + ahead:
             self.begun.append(self.pending.pop(0))
             yield from begin_update(self.layout, self.begun[-1])
@@ -180,7 +182,7 @@ class Emitter:
         yield from self._backward_and_gradients(layer, before, unit)
 
     def _fetch_order(self, layers: list[int]) -> dict[str, list[int]]:
-        """Layers whose activations come back in a backward pass, by ring, in its order."""
+        """By ring, the layers whose activations a backward pass fetches, in its order."""
         order: dict[str, list[int]] = {}
         for layer in layers:
             moved = self.layout.table[layer].activations is not Tier.GPU
@@ -189,16 +191,16 @@ class Emitter:
         return order
 
     def _fetch(self, order: list[int], item: int, unit: AccumulationGroup) -> Iterator[Action]:
-        """The item-th fetch of a ring in the pass: layer after layer, micro-batches within."""
+        """The item-th fetch of a ring in the pass: layer by layer, micro-batches within a layer."""
         place, number = divmod(item, self._group)
         if place < len(order):
             for action in micro_batch.fetch(self.refs, order[place]):
                 yield numbered(action, unit.base + number)
 
     def _fetch_ahead(self, layer: int, number: int, unit: AccumulationGroup) -> list[Action]:
-        """What is fetched into the ring entry that the layer's micro-batch has just left.
+        """The fetch into the ring entry that the layer's micro-batch has just left.
 
-        The whole ring is ahead: a fetch that was issued only before its backward would wait
+        Fetches run a whole ring ahead. A fetch that was issued just before its backward would wait
         behind the load of a layer whose slot is still in use.
         """
         turn, order = self._fetch_turn(layer), self._fetches.get(self.layout.keeps(layer), [])
@@ -207,7 +209,7 @@ class Emitter:
         return list(self._fetch(order, turn * self._group + number + self.layout.slots, unit))
 
     def _fetch_turn(self, layer: int) -> int | None:
-        """Its place among the layers fetched through its ring, -1 if it stays; or it has none."""
+        """The layer's place among those fetched through its ring; -1: it stays, None: no place."""
         order = self._fetches.get(self.layout.keeps(layer), [])
         if self.layout.stays(layer):
             return -1
@@ -232,10 +234,10 @@ class Emitter:
             yield from self._after_reduction(rest)
 
     def _after_reduction(self, rest: list[Action]) -> Iterator[Action]:
-        """What follows a reduction comes one layer later: the GPU computes while it is reduced.
+        """What follows a reduction comes one layer later, so that the GPU computes meanwhile.
 
-        No later than that: the layer after the next needs this layer's entry of the sum ring. Of a
-        single entry, or one that kinds share, already the next may need it.
+        It comes no later, because the layer after the next needs this entry of the sum ring. Where
+        the ring has a single entry, or kinds share it, the next layer may need the entry.
         """
         alone = self.layout.rings.sums == 1 or self.layout.rings.shared_ends
         reduction = [] if alone else [action for action in rest[:1] if action.op is Op.REDUCE]
@@ -247,13 +249,14 @@ class Emitter:
     def _backward_each(
         self, layer: int, before: list[Action], unit: AccumulationGroup
     ) -> Iterator[Instruction]:
-        """Backward of every micro-batch; on a fresh gradient sum the first one writes it."""
+        """Backward of every micro-batch; the first one writes the gradient sum if it is new."""
         sent = list(micro_batch.send(self.refs, layer, forward=False))
         graph = self.layout.graph
-        # Of a shared table on one stage the last layer wrote the sum already.
+        # Where one stage has both ends of a tied model, the last layer has begun the table's sum.
         shared = graph.tied and not graph.lends_table and layer == 0
         fresh = (unit.first or self.layout.sums_apart(layer)) and not shared
-        own, *table = self.refs.sums(layer)  # the shared table's sum is at home: once a step
+        # The shared table's sum is in its home, begun once a step.
+        own, *table = self.refs.sums(layer)
         if fresh:
             started = [] if unit.first else table
             after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=False)]
@@ -262,7 +265,7 @@ class Emitter:
             yield from self._fetch_ahead(layer, 0, unit)
         after = [*sent, *micro_batch.rows_home(self.refs, layer, adds=True)]
         rest = [*before, micro_batch.backward(self.refs, layer, [own, *table]), *after]
-        # While fetches are of the layer's own micro-batches, they are alike.
+        # While fetches are for the layer's own micro-batches, all micro-batches are alike.
         alone = self._fetch_turn(layer) is None
         first = int(fresh)
         split = self._group if alone else max(first, self._group - self.layout.slots)
@@ -275,6 +278,6 @@ class Emitter:
 
 
 def _repeated(count: int, body: list[Action]) -> Iterator[Instruction]:
-    """`body` for so many micro-batches in a row."""
+    """`body` for as many micro-batches as it is given for, in a row."""
     if count > 0:
         yield from body if count == 1 else [Repeat(count, 1, tuple(body))]

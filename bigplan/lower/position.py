@@ -9,13 +9,13 @@ from bigplan.graph.graph import Graph
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A stage's chunks of layers, and what other stages have before and after them."""
+    """A stage's chunks of layers, and whether other stages come before and after them."""
 
     graph: Graph
     stage: int
     chunks: tuple[range, ...]  # of layers, in the order of its turns
-    starts: frozenset[int]  # first layers of chunks that come after another stage's
-    ends: frozenset[int]  # last layers of chunks that come before one
+    starts: frozenset[int]  # first layers of chunks that follow another stage's chunk
+    ends: frozenset[int]  # last layers of chunks that another stage's chunk follows
 
     @classmethod
     def of(cls, graph: Graph, stage: int) -> Position:
@@ -32,17 +32,17 @@ class Position:
 
     @property
     def lends(self) -> bool:
-        """Whether the last stage reads the tensors of the first layer, which is here."""
+        """Whether this stage has the first layer and the last stage reads its tensors."""
         return self.graph.lends_table and self.stage == 0
 
     @property
     def borrows(self) -> bool:
-        """Whether it is this stage that reads them."""
+        """Whether this stage is the last one and reads the first layer's tensors."""
         return self.graph.lends_table and self.stage == self.graph.strategy.pp - 1
 
     @property
     def takes_batch(self) -> int | None:
-        """The stage's layer that asks for a batch first: the first of the model, else the loss."""
+        """The stage's layer that needs a batch first: the model's first layer, else the loss."""
         return next((i for i in (0, self.loss) if any(i in chunk for chunk in self.chunks)), None)
 
     def held(self, layer: int) -> int:

@@ -22,7 +22,7 @@ def lower(graph: Graph, placement: Placement) -> tuple[Program, ...]:
 
 
 def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
-    """The programs with their steady step alone: all that memory and simulation ask for."""
+    """The programs with their steady step alone, which is enough for memory and simulation."""
     layouts = [StageLayout.of(graph, placement, stage) for stage in range(graph.strategy.pp)]
     return tuple(
         Program(

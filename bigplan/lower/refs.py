@@ -1,6 +1,6 @@
 """Where compute finds a layer's parameters, gradient sums and activations.
 
-What does not depend on the layout is made once: a search lowers hundreds of programs.
+References that do not depend on the layout are cached, because a search lowers many programs.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class Refs:
         return Ref(f"sum.{ring}", partial_gradients(layer), turn % self.layout.sum_ring(name))
 
     def passing(self, layer: int, *, forward: bool) -> Ref:
-        """Where compute leaves, or finds, what the layer keeps of a micro-batch."""
+        """The ring entry where compute leaves or finds a micro-batch's kept activations."""
         if self.layout.table[layer].activations is Tier.GPU:
             return kept(layer)
         return self._passing("act", layer, forward=forward)
 
     def staged(self, layer: int, *, forward: bool) -> Ref:
-        """Where it waits in host memory on its way to, or from, NVMe."""
+        """The staging entry in host memory of kept activations on their way to or from NVMe."""
         return self._passing("stage.a", layer, forward=forward)
 
     def _passing(self, ring: str, layer: int, *, forward: bool) -> Ref:
-        """Entries follow each other in the order of the pass, so that a whole ring is ahead.
+        """A ring entry; entries are taken in the order of the pass, so that a whole ring is ahead.
 
-        A backward pass begins with the entries that the forward has left, if these stay.
+        Where the forward's last entries stay in the ring, a backward pass begins with them.
         """
         layout, name = self.layout, self.layout.keeps(layer)
         turn = layout.turns[ring][layer]
@@ -89,13 +89,13 @@ def rows(buffer: str, layer: int) -> Ref:
 
 @cache
 def row_gradients(buffer: str, layer: int) -> Ref:
-    """The gradients of those rows on their way."""
+    """The gradients of these rows on their way."""
     return Ref(buffer, Content(Holds.ROW_GRADIENTS, layer), moving=True)
 
 
 @cache
 def kept(layer: int) -> Ref:
-    """The home of what the layer keeps of a micro-batch."""
+    """The home of the layer's kept activations of a micro-batch."""
     return Ref(f"a{layer}", Content(Holds.ACTIVATIONS, layer), moving=True)
 
 
@@ -113,13 +113,13 @@ def gradient_home(layer: int) -> Ref:
 
 @cache
 def borrowed_gradients() -> Ref:
-    """The last stage's sum of gradients by a table that it has borrowed from the first."""
+    """The last stage's sum of gradients of a table that it has borrowed from the first stage."""
     return gradient_home(0)._replace(content=partial_gradients(0))
 
 
 @cache
 def returned_gradients() -> Ref:
-    """The same where the first stage takes it back."""
+    """The borrowed table's gradients where the first stage takes them back."""
     return Ref("g0.back", partial_gradients(0))
 
 

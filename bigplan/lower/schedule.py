@@ -41,7 +41,7 @@ def one_forward_one_backward(layout: StageLayout, emitter: Emitter) -> Iterator[
 
 
 def forward_only(layout: StageLayout, emitter: Emitter) -> Iterator[Instruction]:
-    """Every unit through the stage's chunks in turn; from the second on they find alike slots."""
+    """Every unit through the stage's chunks in turn; from the second unit on slots are alike."""
     group, turns = layout.graph.strategy.accumulation_group, range(layout.graph.strategy.vpp)
     for turn in turns:
         yield from emitter.forward(AccumulationGroup(0, turn))
@@ -58,8 +58,8 @@ def _repeat(count: int, stride: int, body: Iterator[Instruction]) -> Iterator[In
 class _Order:
     """Interleaved passes of one stage: which chunk and micro-batch comes when.
 
-    As Megatron-LM does it: forward passes take as many micro-batches of a chunk as there are
-    stages, then as many of the next chunk; backward passes take the chunks in reverse.
+    The order is Megatron-LM's. Forward passes take as many micro-batches of a chunk as there are
+    stages, then as many of the next chunk. Backward passes take the chunks in reverse.
     """
 
     graph: Graph
@@ -75,11 +75,11 @@ class _Order:
         return self.graph.strategy.pp * self.graph.strategy.vpp
 
     def forward(self, index: int) -> AccumulationGroup:
-        """The forward pass of that index."""
+        """The forward pass with this index."""
         return self._unit(index, (index % self.period) // self.graph.strategy.pp)
 
     def backward(self, index: int) -> AccumulationGroup:
-        """The backward pass of that index."""
+        """The backward pass with this index."""
         before = (index % self.period) // self.graph.strategy.pp
         return self._unit(index, self.graph.strategy.vpp - 1 - before)
 
@@ -102,7 +102,7 @@ def interleaved(layout: StageLayout, emitter: Emitter) -> Iterator[Instruction]:
         (order.forward(warm_up + i), order.backward(i))
         for i in range(min(total - warm_up, 2 * period))
     ]
-    # A period may repeat if no pass in it is a step's first or last of its chunk.
+    # A period may repeat if it holds neither the first nor the last pass of a chunk in a step.
     middle = max(0, total - warm_up - 2 * period) // period
     yield from _runs([(order.forward(i), None) for i in range(warm_up)], emitter)
     if middle == 0:
@@ -119,7 +119,7 @@ def interleaved(layout: StageLayout, emitter: Emitter) -> Iterator[Instruction]:
 
 
 def _runs(passes: list[PassPair], emitter: Emitter) -> Iterator[Instruction]:
-    """The passes, those that differ in their micro-batch alone as a block."""
+    """The passes; those that differ in their micro-batch alone become a block."""
     start = 0
     while start < len(passes):
         stop = start + 1
@@ -135,7 +135,7 @@ def _runs(passes: list[PassPair], emitter: Emitter) -> Iterator[Instruction]:
 
 
 def _follows(one: PassPair, other: PassPair, by: int) -> bool:
-    """Whether `other` is `one` so many micro-batches later."""
+    """Whether `other` is `one`, `by` micro-batches later."""
     return all(
         a == b
         if a is None or b is None

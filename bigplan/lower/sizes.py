@@ -20,7 +20,7 @@ def full_parameter_bytes(layout: StageLayout, layer: int) -> int:
 
 
 def owned_parameter_bytes(layout: StageLayout, layer: int) -> int:
-    """Bytes of the parameters that this rank updates, which is all that leaves the GPU."""
+    """Bytes of the parameters that this rank updates; only these leave the GPU."""
     return layout.owned(layer) * layout.graph.sizes.parameter
 
 
@@ -32,7 +32,7 @@ def gradient_bytes(layout: StageLayout, layer: int) -> int:
 
 
 def owned_gradient_bytes(layout: StageLayout, layer: int) -> int:
-    """Bytes of the gradients of what this rank updates, which is all that leaves the GPU."""
+    """Bytes of the gradients that this rank's updates use; only these leave the GPU."""
     return layout.owned(layer) * layout.graph.sizes.gradient
 
 
@@ -47,12 +47,12 @@ def cpu_piece(layout: StageLayout, layer: int) -> int:
 
 
 def updaters(layout: StageLayout, layer: int) -> tuple[Share, ...]:
-    """Shares whose rows of the layer's parameters are updated apart."""
+    """Shares whose rows of the layer's parameters are updated separately."""
     return tuple(dict.fromkeys(share.updater for share in Share if layout.pieces[layer, share]))
 
 
 def chunk_elements(layout: StageLayout, layer: int, share: Share) -> int:
-    """Elements of a chunk, about: rows are not split, so some have a row more."""
+    """Approximate elements of a chunk: rows are not split, so some chunks have a row more."""
     return -(-layout.pieces[layer, share] // layout.chunks(layer, share))
 
 

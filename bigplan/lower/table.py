@@ -1,10 +1,10 @@
 """A table that the first and the last layer share, where they are on two stages.
 
-The first stage owns it: parameters, gradients and state are those of its layer, and nobody counts,
-stores or updates them twice. The last stage borrows a copy of the first layer's parameters at the
-beginning of each step and of each evaluation, sums its gradients by them in a place of its own, and
-hands the sum back behind its last message. So both have the same bits whatever updates them, and
-both messages have the time in which a pipeline fills or drains.
+The first stage owns the table: parameters, gradients and state are those of its layer, counted,
+stored and updated once. The last stage borrows a copy of the parameters at the beginning of each
+step and each evaluation. It sums its own gradients of the table in a buffer of its own, and hands
+the sum back behind its last message. So both stages have the same bits whatever updates them. Both
+messages have the time in which a pipeline fills or drains.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bigplan.program import Action, Buffer, Lane, Op
 
 
 def table_buffers(layout: StageLayout) -> Iterator[Buffer]:
-    """What they take of the last stage's GPU, and of the first's for gradients that come back."""
+    """The copy on the last stage's GPU, and the first stage's buffer for returned gradients."""
     elements, sizes = layout.kind(0).parameters, layout.graph.sizes
     parameters, gradients = elements * sizes.parameter, elements * sizes.gradient
     if layout.position.borrows:
@@ -32,28 +32,28 @@ def table_buffers(layout: StageLayout) -> Iterator[Buffer]:
 
 
 def lend(layout: StageLayout) -> Iterator[Action]:
-    """The parameters to the last stage, once they are updated."""
+    """Send the updated parameters to the last stage."""
     if layout.position.lends:
         nbytes = layout.kind(0).parameters * layout.graph.sizes.parameter
         yield Action(Op.SEND, Lane.SEND, 0, reads=(parameter_home(0),), amount=nbytes)
 
 
 def borrow(layout: StageLayout) -> Iterator[Action]:
-    """They come, before any hidden state does."""
+    """Receive the parameters before any hidden state."""
     if layout.position.borrows:
         nbytes = layout.kind(0).parameters * layout.graph.sizes.parameter
         yield Action(Op.RECV, Lane.RECV, 0, writes=(parameter_home(0),), amount=nbytes)
 
 
 def hand_back(layout: StageLayout) -> Iterator[Action]:
-    """The last stage's sum of gradients, when its backward passes have ended."""
+    """Send the last stage's sum of gradients when its backward passes have ended."""
     if layout.position.borrows:
         ref, nbytes = borrowed_gradients(), layout.kind(0).parameters * layout.graph.sizes.gradient
         yield Action(Op.SEND, Lane.SEND, 0, reads=(ref,), frees=(ref,), amount=nbytes)
 
 
 def take_back(layout: StageLayout) -> Iterator[Action]:
-    """It comes behind the last gradient by a hidden state, and is added to the first stage's."""
+    """Receive the sum behind the last hidden state's gradient, and add it to the first stage's."""
     if layout.position.lends:
         ref, home = returned_gradients(), gradient_home(0)
         nbytes = layout.kind(0).parameters * layout.graph.sizes.gradient

@@ -11,10 +11,10 @@ class AccumulationGroup:
 
     base: int  # the first micro-batch
     turn: int = 0  # which of the stage's chunks
-    first: bool = False  # gradients start from nothing; the table's sum is begun
+    first: bool = False  # gradients start from nothing; the first layer starts the table's sum
     last: bool = False  # gradients are final
 
     @property
     def opens(self) -> bool:
-        """Whether a stage's step begins with it."""
+        """Whether a stage's step begins with this group."""
         return self.base == 0 and self.turn == 0

@@ -10,7 +10,7 @@ Rows with state on the GPU have their parameters and gradients there too. The ot
             where no master copy is kept) unless those are on the GPU
             then         the chunks back, with their parameters unless those live on the GPU
 
-Who updates some rows waits for nobody who updates others, though all write the layer's parameters.
+An update of some rows does not wait for updates of others, though all write one layer's parameters.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def update_layer(layout: StageLayout, layer: int) -> Iterator[Action]:
 
 
 def begin_update(layout: StageLayout, layer: int) -> Iterator[Action]:
-    """The update of what the GPU does not hold."""
+    """Update the rows whose state the GPU does not hold."""
     yield from _streamed_updates(layout, layer)
     yield from _cpu_update(layout, layer)
 
 
 def end_update(layout: StageLayout, layer: int) -> Iterator[Action]:
-    """What `begin_update` leaves: the update of what the GPU holds. Gradients are consumed."""
+    """Update the rows whose state the GPU holds, after `begin_update`; gradients are consumed."""
     yield from _gpu_update(layout, layer)
     yield from _end(layout, layer)
 
@@ -63,7 +63,8 @@ def _gpu_update(layout: StageLayout, layer: int) -> Iterator[Action]:
 
 def _end(layout: StageLayout, layer: int) -> Iterator[Action]:
     weights, gradients = parameter_home(layer), gradient_home(layer)
-    # It waits for all updaters: on a lane of theirs it would hold up what comes next there.
+    # This waits for all updaters. On the lane of one updater it would hold up that lane's next
+    # work.
     others = layout.pieces[layer, Share.STREAMED] or cpu_piece(layout, layer)
     lane = Lane.FREE if others else Lane.COMPUTE
     yield Action(Op.FREE, lane, layer, frees=(gradients,))
@@ -73,7 +74,7 @@ def _end(layout: StageLayout, layer: int) -> Iterator[Action]:
 
 
 def _kept(layout: StageLayout, layer: int, share: Share) -> tuple[Ref, ...]:
-    """The state of a share that is updated where it is, if the optimizer has any."""
+    """The state of a share that is updated in its home, if the optimizer has any."""
     return (state_home(layer, share),) if layout.graph.sizes.state else ()
 
 
@@ -94,7 +95,7 @@ def _streamed_updates(layout: StageLayout, layer: int) -> Iterator[Action]:
 
 
 def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Action]:
-    """Bring a chunk of state to the GPU with what else its update needs, and take it back."""
+    """Bring a chunk of state, and what its update needs besides, to the GPU and back."""
     at, sizes, share = layout.table[layer], layout.graph.sizes, Share.STREAMED
     weights, gradients = parameter_home(layer, share), gradient_home(layer)
     elements, home = chunk_elements(layout, layer, share), state_home(layer, share, chunk)
@@ -108,7 +109,8 @@ def _streamed_update(layout: StageLayout, layer: int, chunk: int) -> Iterator[Ac
     needed = {gradients: sizes.gradient} | ({} if sizes.master else {weights: sizes.parameter})
     brought = {ref: size for ref, size in needed.items() if ref not in on_gpu}
     returned = {} if weights in on_gpu else {weights: sizes.parameter}
-    # It waits for gradients that it does not bring, too: no chunk takes up an entry a step ahead.
+    # It waits for gradients that it does not bring, so that no chunk takes up an entry a step
+    # ahead.
     yield Action(
         Op.STATE_IN,
         Lane.STATE_IN,

@@ -1,4 +1,4 @@
-"""A cluster as a page: what it has, how fast its parts are, and where every number is from."""
+"""A cluster as a page: what it has, how fast its parts are, and the source of every number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node", "running")
 
 
 def cluster_page(cluster: Cluster) -> Page:
-    """Every group of nodes, one after the other."""
+    """The page of all groups of nodes, one after the other."""
     sections = [part for group in cluster.node_groups for part in _sections(cluster, group)]
     charts = [chart.spec for section in sections for chart in section.charts]
     return Page(
@@ -87,7 +87,7 @@ def _rates(group: NodeGroup) -> dict[str, float]:
 
 
 def _sources(group: NodeGroup) -> Iterator[Grid]:
-    """Of every part its numbers; those of one key have one source."""
+    """The numbers of every part; those of one key have one source."""
     for name in PARTS:
         block = getattr(group, name)
         if not isinstance(block, MachinePart):

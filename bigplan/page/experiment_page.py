@@ -1,4 +1,4 @@
-"""An experiment as a page: every point, those that no other beats, and what was measured."""
+"""An experiment as a page: every point, those that no other dominates, and what was measured."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from bigplan.report.bill import dollars_text
 from bigplan.report.text import bytes_text, seconds_text
 
 BEST, FRONT, BEATEN = "what the file asks for", "unbeaten", "beaten"
-FEW = 12  # points: of more, beaten ones have no label
+FEW = 12  # points; where there are more, dominated ones have no label
 SHADES = {BEST: BLUE, FRONT: ORANGE, BEATEN: GREY}
 
 
 def experiment_page(outcome: StudyOutcome) -> Page:
-    """Everything that an experiment's folder holds."""
+    """The page of everything in an experiment's folder."""
     charts = (_pareto(outcome), *_measured(outcome))
     planned = any(row.status == "planned" for row in outcome.rows)
     grids = (grid(pareto_table(outcome)),) if planned else ()

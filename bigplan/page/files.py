@@ -16,7 +16,7 @@ def write_page(
     svg: str | Path | None = None,
     png: str | Path | None = None,
 ) -> None:
-    """The page as HTML, its picture as SVG and as PNG: whichever is named.
+    """Write the page as HTML and its picture as SVG or PNG, whichever paths are given.
 
     Raises RefusedError without the plotting library, InputError where a file cannot be written.
     """

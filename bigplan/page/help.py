@@ -1,4 +1,4 @@
-"""What would help a plan, as it was solved again."""
+"""Changes of the cluster that would help a plan, each solved again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bigplan.whatif import Answer
 class Help:
     """Changes of the cluster, solved again, and the step that they are held against.
 
-    That is the fastest step of the same problem: slower than it is a plan whose decisions were
-    pinned, or whose search was stopped.
+    The baseline is the fastest step of the same problem. A plan is slower than it where its
+    decisions were pinned or its search was stopped.
     """
 
     before_seconds: float

@@ -1,4 +1,4 @@
-"""A page as HTML that loads nothing: styles, scripts, data and the plotting library are inside."""
+"""A page as HTML that loads nothing: styles, scripts, data and the plotting library are inline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import bigplan
 from bigplan.errors import RefusedError
 from bigplan.page.parts import Grid, Page
 
-VEGA_LITE = "6.4"  # of those that vl-convert brings
+VEGA_LITE = "6.4"  # a version that vl-convert ships
 _FOLDER = Path(__file__).with_name("template")
 
 
@@ -59,7 +59,7 @@ def require_library() -> None:
 
 @lru_cache(maxsize=1)
 def library() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script, as vl-convert's wheel brings them."""
+    """Vega, Vega-Lite and Vega-Embed as one script, taken from vl-convert's wheel."""
     require_library()
     from vl_convert import javascript_bundle
 

@@ -1,4 +1,4 @@
-"""A step's actions as the bars of a picture: few enough to draw, and saying what they stand for."""
+"""A step's actions as bars of a picture: few enough to draw, each saying which actions it holds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from bigplan.program import Lane, Op
 from bigplan.timeline import Event
 
-MOST_BARS = 6000  # of a chart: twice as many and a browser redraws too slowly to zoom
-FINEST = 1 / 20_000  # of the step: what is shorter is less than a tenth of a pixel at first
+MOST_BARS = 6000  # of a chart: with twice as many, a browser redraws too slowly to zoom
+FINEST = 1 / 20_000  # of the step: shorter is less than a tenth of a pixel before zooming
 MIXED = 1 / 2_000  # of the step: about a pixel
 
 PASSES, MOVES = "forward", "moves of activations"
@@ -31,7 +31,7 @@ ORDER = {lane.value: number for number, lane in enumerate(Lane)}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`times` actions of one kind in a row of a lane, so close that they are drawn as one."""
+    """`times` neighbouring actions of one kind on a lane, so close that they are drawn as one."""
 
     row: str
     what: str
@@ -46,12 +46,12 @@ class Bar:
 
     @property
     def share(self) -> float:
-        """Of the bar's length they run in."""
+        """Share of the bar's length in which its actions run."""
         return min(1.0, self.busy / (self.end - self.start))
 
     @property
     def layers(self) -> str:
-        """'3', '3 to 7', or '-' of none."""
+        """'3', '3 to 7', or '-' where there are none."""
         if self.last < 0:
             return "-"
         return str(self.first) if self.first == self.last else f"{self.first} to {self.last}"
@@ -62,15 +62,15 @@ def bars(
 ) -> list[Bar]:
     """At most `most` bars, a row per stage and lane, where that is possible.
 
-    Neighbours of one kind become one bar where two lengths are below a threshold: that of the gap
-    between them, and that of one of them. The threshold doubles until the bars are few enough. From
-    MIXED on, neighbours of different kinds are joined, too, while both are below it; the longer one
-    gives the name.
+    Two neighbours of one kind become one bar where the gap between them and the length of one of
+    them are below a threshold. The threshold doubles until the bars are few enough. From MIXED on,
+    neighbours of different kinds are joined as well while both are below it; the longer one gives
+    the name.
     """
     several = len({event.stage for event in events}) > 1
     rows: dict[tuple[int, str], list[Bar]] = defaultdict(list)
     for number, event in enumerate(events):
-        if event.end > event.start:  # no width could show the others
+        if event.end > event.start:  # events of no length cannot be shown
             made = _bar(event, row_name(event, several=several), number in critical)
             rows[event.stage, event.lane].append(made)
     for members in rows.values():
@@ -85,7 +85,7 @@ def bars(
 
 
 def row_name(event: Event, *, several: bool) -> str:
-    """The lane; with several stages behind its stage."""
+    """The lane's name; with several stages, the stage stands before it."""
     return f"{event.stage} · {event.lane}" if several else event.lane
 
 

@@ -1,7 +1,7 @@
-"""What of each memory is in use over a step: when every entry of a buffer is filled and let go.
+"""Memory in use over a step: when every entry of a buffer is filled and released.
 
-A plan allocates all its buffers before the first step, so what it promises never changes. What is
-in them does: activations come with the forward and go with the backward, slots are filled in turn.
+A plan allocates all its buffers before the first step, so its promise is constant. The content
+changes: activations come with the forward and go with the backward, slots are filled in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bigplan.program import Action, Buffer, Op, Program, entry, expand
 from bigplan.timeline import Event
 from bigplan.verify.contents import LASTING
 
-BINS = 240  # moments of a step that a picture shows; of each the most that was in use
+BINS = 240  # moments of a step that a picture shows; each shows the largest use within it
 
 RowKey = tuple[str, int]  # a buffer and an entry of it
 Interval = tuple[float, float]
@@ -73,8 +73,9 @@ def _used(
 ) -> Iterator[tuple[Interval, int]]:
     """Spans of the step in which so many bytes of the buffer are in use.
 
-    Parameters and state outlast the step, and so does what no action names (a workspace). Tensors
-    that compute makes itself, and those within another buffer, count as the program adds them.
+    Parameters and state outlast the step, and so does memory that no action names (a workspace).
+    Tensors that compute makes itself, and those within another buffer, count as the program adds
+    them.
     """
     whole = (0.0, seconds)
     lasting = buffer.home_of is not None and buffer.home_of.kind in LASTING
@@ -86,7 +87,7 @@ def _used(
 
 
 def _spans(program: Program, events: Sequence[Event], seconds: float) -> dict[str, list[Interval]]:
-    """By buffer, from when to when an entry of it is in use."""
+    """By buffer, the times from and to which an entry of it is in use."""
     actions = (action for action in expand(program.step) if action.op is not Op.FREE)
     touched: dict[RowKey, list[tuple[Event, bool]]] = defaultdict(list)
     for action, event in zip(actions, events, strict=True):
@@ -108,9 +109,9 @@ def _touches(action: Action, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Ro
 
 
 def _lives(uses: Sequence[tuple[Event, bool]], seconds: float) -> Iterator[Interval]:
-    """An entry is in use from when it is filled to when it is last used before it is filled again.
+    """An entry is in use from a fill until its last use before the next fill.
 
-    What a step finds there was put by the step before; so what the last fill put lasts to the end.
+    A step finds the content that the step before left. So the last fill's content lasts to the end.
     """
     fills = [number for number, (_, fills) in enumerate(uses) if fills]
     if not fills:
@@ -128,9 +129,9 @@ def _last(uses: Iterable[tuple[Event, bool]]) -> float:
 
 
 def _binned(moments: list[tuple[float, int]], seconds: float) -> Iterator[tuple[float, float, int]]:
-    """The height by bins of the step: the most that a bin sees, equal neighbours as one.
+    """The use by bins of the step: each bin's largest value, equal neighbours joined.
 
-    At one moment what is let go of counts before what is filled: it makes room for it.
+    At one moment, releases count before fills, because a release makes room for a fill.
     """
     width, height = seconds / BINS, 0
     most = [0] * BINS

@@ -1,4 +1,4 @@
-"""What a page is made of. How it becomes HTML is in html.py."""
+"""The parts of a page. html.py makes HTML of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from rich.text import Text
 
 ChartSpec = Mapping[str, Any]  # a chart in Vega-Lite's grammar
 
-_BARS = str.maketrans("", "", "█░")  # a terminal's; on a page the charts show the same
+# Characters that a terminal draws bars with; on a page the charts show the same.
+_BARS = str.maketrans("", "", "█░")
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A Vega-Lite chart. `text` says in words what it shows: the caption, and for screen readers.
+    """A Vega-Lite chart. `text` says in words what it shows, as caption and for screen readers.
 
-    `zoom`: the signal that holds the shown domain of x, where the chart can be zoomed; the page
-    has buttons for it.
+    `zoom`: the signal that holds the shown domain of x, where the chart can be zoomed; the page has
+    buttons for it.
     """
 
     name: str
@@ -31,18 +32,18 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table: cells are text, `right` the numbers of the columns of figures."""
+    """A table: cells are text, `right` has the indices of columns of figures."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: frozenset[int] = frozenset()
-    folded: bool = False  # shown when asked for
+    folded: bool = False  # shown only when opened
 
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A heading, sentences, and what is shown below them."""
+    """A heading, sentences, and tables or charts below them."""
 
     title: str
     lines: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`headline` is the one sentence that the page is about; `picture` draws it in short."""
+    """`headline` is the page's message in one sentence; `picture` draws it in short."""
 
     title: str
     headline: str
@@ -61,7 +62,7 @@ class Page:
 
 
 def grid(table: Table, without: Sequence[str] = (), *, folded: bool = False) -> Grid:
-    """A terminal's table with the same columns and words, but for columns of these headings."""
+    """A terminal's table with the same columns and words, except columns with these headings."""
     columns = [column for column in table.columns if _plain(column.header) not in without]
     cells = [[_plain(cell).translate(_BARS).strip() for cell in column.cells] for column in columns]
     return Grid(
@@ -74,7 +75,7 @@ def grid(table: Table, without: Sequence[str] = (), *, folded: bool = False) -> 
 
 
 def pairs(title: str, rows: Sequence[tuple[str, str]]) -> Grid:
-    """Names and what they are."""
+    """A table of names and values."""
     return Grid(title, ("", ""), tuple(rows))
 
 

@@ -8,12 +8,12 @@ from bigplan.page.charts.looks import PICTURE_WIDTH
 from bigplan.page.html import VEGA_LITE, require_library
 from bigplan.page.parts import ChartSpec
 
-SCALE = 2.0  # pixels of a PNG for one of the chart, for screens of high density
+SCALE = 2.0  # pixels of a PNG for each of the chart's, for dense screens
 INK, LINE = "#1b1f24", "#d5dae0"
 
 _TEXT = {"labelColor": INK, "titleColor": INK, "titleFontWeight": "normal", "labelFontSize": 12}
 CONFIG = {
-    "aria": False,  # a label for every bar would be two thirds of the file
+    "aria": False,  # labels for every bar would be two thirds of the file
     "background": "white",
     "view": {"stroke": LINE},
     "axis": {**_TEXT, "gridColor": LINE, "domainColor": LINE, "tickColor": LINE},
@@ -43,7 +43,7 @@ def png(spec: ChartSpec) -> bytes:
 
 
 def above(first: ChartSpec, *others: ChartSpec) -> dict[str, Any]:
-    """Charts below each other, each with colours and axes of its own."""
+    """Charts below each other; each has its own colours and axes."""
     members = [_still(spec) for spec in (first, *others)]
     for member in members:
         member.pop("$schema")
@@ -56,7 +56,7 @@ def above(first: ChartSpec, *others: ChartSpec) -> dict[str, Any]:
 
 
 def _still(spec: ChartSpec) -> dict[str, Any]:
-    """As wide as a picture is, where a page would say how wide."""
+    """The chart as wide as a picture, where a page would set the width."""
     made = dict(spec)
     if made.get("width") == "container":
         made["width"] = PICTURE_WIDTH

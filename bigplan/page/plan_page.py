@@ -39,12 +39,12 @@ MEMORIES = {
     Tier.HOST: "Host memory of one node",
     Tier.NVME: "Drives of one node",
 }
-PICTURE_BARS = 1000  # of a picture, where no zoom can tell more of them apart
-MENU = 8  # stages that a chart's menu offers: of more, the first, the fullest and the last
+PICTURE_BARS = 1000  # bars of a picture, which cannot be zoomed to tell more of them apart
+MENU = 8  # stages in a chart's menu: of more, the first, the fullest and the last
 
 
 def plan_page(plan: Plan, help: Help | None = None) -> Page:  # noqa: A002 -- what would help
-    """Everything that is known of a plan; `help` is what would help, where that was solved."""
+    """The page of a plan; `help` is what would help, where that was solved."""
     step = played(plan)
     return Page(
         title=f"{plan.model.name} on {plan.cluster.name}",
@@ -80,7 +80,7 @@ def step_section(plan: Plan, step: Played, measured: Timeline | None = None) -> 
 
 
 def resources(plan: Plan) -> Chart:
-    """Busy seconds, and those of them that hold the step up."""
+    """Busy seconds of each resource, and the part of them on the critical path."""
     busy, path = plan.predicted.busy_seconds, plan.predicted.critical_path
     names = sorted({*busy, *path}, key=lambda name: -max(busy.get(name, 0), path.get(name, 0)))
     rows = {
@@ -98,9 +98,9 @@ def resources(plan: Plan) -> Chart:
 
 
 def timeline(step: Played, measured: Timeline | None = None, most: int = MOST_BARS) -> Chart:
-    """Lane by lane and stage by stage; measured above predicted where both are there.
+    """The step lane by lane and stage by stage; measured stands above predicted where both exist.
 
-    `most`: bars of each of the two.
+    `most`: largest number of bars of each.
     """
     drawn = {PREDICTED: bars(step.events, step.seconds, step.critical, most)}
     seconds, actions = step.seconds, len(step.events)
@@ -126,7 +126,7 @@ def timeline(step: Played, measured: Timeline | None = None, most: int = MOST_BA
 
 
 def memory_section(plan: Plan, step: Played) -> PageSection:
-    """What is in use over the step, tier by tier, and where every kind of tensor lives."""
+    """Memory in use over the step by tier, and the tier of every kind of tensor."""
     return PageSection(
         "Memory",
         charts=tuple(memory_charts(plan, step)),
@@ -175,13 +175,13 @@ def _memory_text(step: Played, stages: int, shown: int) -> str:
 
 
 def plan_picture(plan: Plan, step: Played, measured: Timeline | None = None) -> ChartSpec:
-    """The timeline over what is in use of each memory."""
+    """The timeline above the use of each memory."""
     charts = [chart.spec for chart in memory_charts(plan, step)]
     return above(timeline(step, measured, PICTURE_BARS).spec, *map(_one_stage, charts))
 
 
 def _one_stage(spec: ChartSpec) -> Mapping[str, Any]:
-    """A picture has no menu: the stage that the page shows first."""
+    """The chart of the stage that the page shows first, because a picture has no menu."""
     if "params" not in spec:
         return spec
     first = spec["params"][0]["value"]

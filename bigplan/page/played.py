@@ -1,4 +1,4 @@
-"""A plan's steady step played again, as its pages and pictures show it."""
+"""A plan's steady step, played again for its pages and pictures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bigplan.planner import programs_of
 from bigplan.simulate import critical_events
 from bigplan.timeline import Event, Timeline
 
-CLOSE = 1e-9  # of the step: two moments are one
-PROCESSES = "processes"  # host memory of Python, CUDA, Ray: no buffer of a program
+CLOSE = 1e-9  # of the step: moments that are closer count as one
+PROCESSES = "processes"  # host memory of Python, CUDA and Ray, which no buffer of a program holds
 
 
 @dataclass(frozen=True)
 class Played:
     """The step's events, which of them are on the critical path, and what memory they fill.
 
-    `whole` is False where nothing but the events is known: of engines that run no program of
-    actions. Then memory counts as filled all the time as it is at most.
+    `whole` is False where only the events are known, as for engines that run no program of actions.
+    Then memory counts as filled to its largest use all the time.
     """
 
     seconds: float
@@ -49,10 +49,10 @@ def played(plan: Plan) -> Played:
 
 
 def chain(events: Sequence[Event]) -> frozenset[int]:
-    """The critical path of events that were priced one after the other, by their places.
+    """The critical path of events that were priced one after the other, by index.
 
-    It leads back from the last end: before each event comes the one that ends last of those that
-    end by its start. Such a price knows no more of what waits for what.
+    It leads back from the last end. Before each event comes the one that ends last among those that
+    have ended by its start. Such a price knows no more about what waits for what.
     """
     found, start = list[int](), float("inf")
     slack = CLOSE * max((event.end for event in events), default=0.0)
@@ -64,7 +64,7 @@ def chain(events: Sequence[Event]) -> frozenset[int]:
 
 
 def of_events(plan: Plan, timeline: Timeline) -> Played:
-    """A step of which nothing but its events is known."""
+    """A step whose events alone are known."""
     still = tuple(
         level
         for use in plan.predicted.memory

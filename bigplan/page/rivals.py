@@ -1,4 +1,4 @@
-"""Other plans: the runners-up, and what another machine would bring."""
+"""Other plans: the runners-up, and plans for a changed cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIERS = {Tier.GPU: "GPU", Tier.HOST: "host memory", Tier.NVME: "drives"}
 
 
 def rivals_section(plan: Plan) -> Iterator[PageSection]:
-    """GPU memory over step time of other strategies' best plans, where the plan has any."""
+    """GPU memory over step time of other strategies' best plans, if there are any."""
     if not plan.alternatives:
         return
     known = [other for other in plan.alternatives if other.memory]
@@ -71,7 +71,7 @@ def _pareto(plan: Plan, ways: list[Alternative]) -> Chart:
 
 
 def _dollars(plan: Plan, seconds: float) -> dict[str, str]:
-    """Of a step, all nodes paid for; nothing where no price is stated."""
+    """Dollars of a step, with all nodes paid for; empty where no price is given."""
     group = plan.cluster.group
     price = group.running.price if group.running else None
     if price is None:
@@ -80,7 +80,7 @@ def _dollars(plan: Plan, seconds: float) -> dict[str, str]:
 
 
 def _on_front(way: Alternative, ways: list[Alternative]) -> bool:
-    """Whether no other is at least as good in time and every memory, and better in one."""
+    """Whether no other plan is as good in time and every memory and better in one of them."""
     mine = _figures(way)
     return not any(
         all(a <= b for a, b in zip(_figures(other), mine, strict=True)) and _figures(other) != mine
@@ -89,7 +89,7 @@ def _on_front(way: Alternative, ways: list[Alternative]) -> bool:
 
 
 def _figures(way: Alternative) -> tuple[float, ...]:
-    """Three digits: plans do not differ in the fourth."""
+    """Figures with three digits, because plans do not differ in the fourth."""
     figures = (way.step_seconds, *(float(way.memory.get(tier, 0)) for tier in Tier))
     return tuple(float(f"{figure:.3g}") for figure in figures)
 

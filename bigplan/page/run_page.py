@@ -1,4 +1,4 @@
-"""A run as a page: what was measured over what was predicted, then its plan."""
+"""A run as a page: the measured step over the predicted one, then its plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bigplan.report.stages import stages_of
 
 
 def run_page(record: Record) -> Page:
-    """Everything that a run's folder holds."""
+    """The page of everything in a run's folder."""
     plan, step = record.plan, as_recorded(record)
     measured = None if record.measured is None else at_work(record.measured)
     return Page(
@@ -42,9 +42,9 @@ def run_page(record: Record) -> Page:
 
 
 def as_recorded(record: Record) -> Played:
-    """The step as it was predicted when the run began; the plan's promises may be younger.
+    """The step as predicted when the run began; the plan's promises may be newer.
 
-    Path and memory over the step are known where the plan played now gives the same events.
+    Its critical path and memory are known where the plan, played now, gives the same events.
     """
     now, then = played(record.plan), record.predicted
     if then.events == now.events:

@@ -1,4 +1,4 @@
-"""What a page is asked for of: a plan, a run, a cluster or an experiment, told by what is there."""
+"""The subject of a page: a plan, a run, a cluster or an experiment, found by its name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan as it was read; its promises are not checked yet."""
+    """A plan as read from its file; its promises are not checked yet."""
 
     path: Path
     plan: Plan
@@ -45,7 +45,7 @@ Subject = PlanFile | Record | Cluster | StudyOutcome | Experiment
 
 
 def find_subject(named: str) -> Subject:
-    """What has this name. Raises InputError where nothing has, or where it is none of WANTED."""
+    """The subject with this name. Raises InputError for none, or for none of WANTED."""
     path = Path(named).expanduser()
     try:
         there = path.exists()
@@ -74,10 +74,10 @@ def _in_folder(folder: Path) -> Record | StudyOutcome:
 
 
 def _in_file(path: Path) -> PlanFile | Cluster | Experiment:
-    """By the keys that stand alone at the beginning of a line."""
+    """The subject in a file, told by its top-level keys."""
     keys = set(re.findall(r"^(\w+):", read_text(path), re.MULTILINE))
     if "placement" in keys:
         return PlanFile(path, load_plan(path))
     if "node_groups" in keys:
         return load_document(path, Cluster)
-    return load_experiment(path)  # which tells how to run a sweep
+    return load_experiment(path)  # its error says how to run a sweep

@@ -1,4 +1,4 @@
-"""How sure a plan is: its gaps, its band, and the measured runs that the model is held against."""
+"""How sure a plan is: its gaps, its band, and the measured runs that test the model."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def sureness_section(plan: Plan) -> PageSection:
 
 @lru_cache(maxsize=1)
 def published() -> tuple[Scored, ...]:
-    """The shipped measurements with their predictions, which take a second to price."""
+    """The shipped measurements with their predictions; pricing them takes a second."""
     return tuple(score(read_rows(None)))
 
 
 def validation_lines(scored: Sequence[Scored]) -> tuple[str, ...]:
-    """What the chart is of."""
+    """Lines that say what the chart shows."""
     used = [one for one in scored if one.status == "scored"]
     whole = group_quality(scored).get("all of trust A")
     if whole is None:

@@ -1,7 +1,7 @@
 """The program priced and played: when every action of a step starts and ends.
 
-Lanes run their actions in program order; an action starts when its lane is free and the actions it
-depends on have ended. Nothing here knows how the solver estimated the plan.
+Lanes run their actions in program order. An action starts when its lane is free and its
+dependencies have ended. Nothing here knows how the solver estimated the plan.
 """
 
 from bigplan.simulate.critical import critical_events, critical_path

@@ -1,7 +1,7 @@
 """The critical path of a step: the chain of actions that its seconds were spent on.
 
-An action begins when the last of what it waits for ends: the action before it in its lane, or one
-that it depends on. So a chain without gaps leads from the end of the step back to its beginning.
+An action begins when the last of its causes ends: the action before it in its lane, or one that it
+depends on. So a chain without gaps leads from the end of the step back to its beginning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bigplan.timeline import Event
 def critical_path(programs: Sequence[Program], graph: Graph, costs: Costs) -> dict[str, float]:
     """Seconds on the critical path by resource, most first; they add up to the step.
 
-    What forwards and backwards wait for is told apart from the GPU's compute. Raises
+    The waits of forwards and backwards are told apart from the GPU's compute. Raises
     VerificationError where stages wait for each other for ever.
     """
     spent: dict[str, float] = defaultdict(float)
@@ -44,7 +44,7 @@ def critical_events(
     events: list[Event] = []
     ranks = ranks_of(programs, graph, costs, events, traced=True)
     run(ranks)
-    # Ends are objects of their own here, and whoever waited for one keeps that very object.
+    # Each end is an object of its own, and whoever waited for an end keeps that very object.
     numbers = {id(event.end): number for number, event in enumerate(events)}
     moment = max((clock for rank in ranks for clock in rank.clocks), default=0.0)
     path: set[int] = set()
@@ -69,8 +69,8 @@ def _walk_back(end: float) -> Iterator[tuple[Action, float]]:
 def _walk_skipped(skipped: Skipped, end: float) -> Generator[tuple[Action, float], None, float]:
     """Walk back through repetitions that were not played, to the end of the one before them.
 
-    Every one of them is the last that was played over again, from a time that came out of the
-    repetition before: so the walk goes through that one again, from that time's successor.
+    Each skipped repetition is the last played one again, from the time at which the repetition
+    before it ended. So the walk goes through the played one again, from that time's successor.
     """
     moment = end
     for _ in range(skipped.rounds):

@@ -1,19 +1,20 @@
-"""A link that several lanes use: each in its order, all together no faster than the link."""
+"""A link that several lanes use: each lane keeps its order, all together keep the link's rate."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from math import inf
 
-# Of a copy's seconds: what is left of it by rounding. A copy that fits its gap exactly would else
-# end behind the next one.
+# Share of a copy's seconds that rounding may leave. Without this margin, a copy that fits its gap
+# exactly would end behind the next copy.
 ROUNDING = 1e-9
 
 
 class BusyLink:
-    """When a link is busy. Whoever comes first in the program goes first, others fill the gaps.
+    """When a link is busy. Copies are placed in program order; later ones fill the gaps.
 
-    Copies of several streams take turns in pieces; so does a copy here whose gap is too short.
+    Copies of several streams take turns in pieces on a real link. So a copy whose gap is too short
+    is split here, too.
     """
 
     def __init__(self) -> None:
@@ -22,16 +23,16 @@ class BusyLink:
 
     @property
     def end(self) -> float:
-        """When it is free for good."""
+        """When the link is free for good."""
         return self._ends[-1] if self._ends else 0.0
 
     def shift(self, seconds: float) -> None:
-        """Let all of it be so much later."""
+        """Move all busy times by `seconds`."""
         self._starts = [start + seconds for start in self._starts]
         self._ends = [end + seconds for end in self._ends]
 
     def take(self, start: float, seconds: float) -> float:
-        """Use the link for so many seconds from `start` on, whenever it is free; when that ends."""
+        """Use the link for `seconds` from `start` on, where it is free; return the end."""
         starts, spare = self._starts, ROUNDING * seconds
         first = last = bisect_left(self._ends, start)
         end, left = start, seconds

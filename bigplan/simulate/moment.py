@@ -1,4 +1,4 @@
-"""Times that know how they came about, for the walk back along the critical path."""
+"""Times that know their cause, for the walk back along the critical path."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bigplan.program import Action
 class Moment(float):
     """The end of an action, in seconds from the start of the step.
 
-    `before` is the time at which the action began: the end of the last that it waited for. Maxima
-    keep the object, so whoever waits for several times has the one that came last.
+    `before` is the time at which the action began, which is the end of its last cause. Maxima keep
+    the object, so an action that waits for several times has the latest of them.
     """
 
     __slots__ = ("before", "cause")
@@ -22,7 +22,7 @@ class Moment(float):
 
     @classmethod
     def of(cls, seconds: float, cause: Action | Skipped, before: float) -> Moment:
-        """The time `seconds`, caused by what began at `before`."""
+        """The time `seconds`, caused by an action that began at `before`."""
         made = cls(seconds)
         made.cause, made.before = cause, before
         return made
@@ -30,14 +30,14 @@ class Moment(float):
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """`rounds` repetitions that were not played, all like the last one that was.
+    """`rounds` repetitions that were not played; all are like the last one that was.
 
-    `first`, `last`: the times at the beginning and at the end of that one, each in the place of
-    the same part; a part may have moved to another entry of its ring.
+    `first`, `last`: the times at the beginning and at the end of the last played repetition. Both
+    have one order of roles, though a role may have moved to another entry of its ring.
     """
 
     rounds: int
-    seconds: float  # all of them together
+    seconds: float  # of all repetitions together
     first: Sequence[float]
     last: Sequence[float]
     _places: dict[int, int] = field(init=False, default_factory=dict)
@@ -46,11 +46,11 @@ class Skipped:
         self._places.update({id(time): place for place, time in enumerate(self.first)})
 
     def successor(self, time: float) -> float | None:
-        """The time one repetition later; None where the time is not one of the beginning."""
+        """The time one repetition later; None if it is not a time of the beginning."""
         place = self._places.get(id(time))
         return None if place is None else self.last[place]
 
     def later(self, time: float) -> float:
-        """A time of the end, after these repetitions as well."""
+        """A time of the end, shifted by these repetitions."""
         moved = time + self.seconds
         return Moment.of(moved, self, time) if isinstance(time, Moment) else moved

@@ -19,7 +19,7 @@ def simulate(programs: Sequence[Program], graph: Graph, costs: Costs) -> Timelin
     """
     events: list[Event] = []
     run(ranks_of(programs, graph, costs, events))
-    # As the search has it: where repetitions are skipped, sums round in another order.
+    # The search's own sum: where repetitions are skipped, sums round in another order.
     return Timeline(tuple(events), step_seconds(programs, graph, costs))
 
 
@@ -34,7 +34,7 @@ def step_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> flo
 def steps_seconds(
     programs: Sequence[Program], graph: Graph, prices: Iterable[Costs]
 ) -> Iterator[float]:
-    """The same at several prices, one after the other; what they share is made once."""
+    """Seconds at each of several prices; ranks and segments are made once for all."""
     ranks: list[Rank] = []
     for costs in prices:
         ranks = priced_anew(ranks, graph, costs) if ranks else ranks_of(programs, graph, costs)

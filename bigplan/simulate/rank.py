@@ -54,12 +54,12 @@ class Rank:
     waits: Waits[float]
     mail: Mail  # shared by all ranks; what was received is taken out
     events: list[Event] | None = None
-    traced: bool = False  # times are moments, which know how they came about
+    traced: bool = False  # times are moments, which know their cause
     main: int | None = None  # the segment that is played in rounds
-    links: dict[int, BusyLink] = field(default_factory=dict)  # by lane that shares one
+    links: dict[int, BusyLink] = field(default_factory=dict)  # by lane that shares its link
     clocks: list[float] = field(default_factory=list)  # by lane
     repetition: int = 0  # of the segment that is being played
-    waiting: Message | None = None  # for this message
+    waiting: Message | None = None  # the message it waits for
     at_round: bool = False
     ended: bool = False
     playing: Iterator[None] = field(init=False)
@@ -68,12 +68,12 @@ class Rank:
         self.playing = self._play()
 
     def clock(self, lane: int) -> float:
-        """When a lane, and the link it may share, has done what it was given so far."""
+        """When a lane, and the link that it may share, has done all that it was given."""
         link = self.links.get(lane)
         return self.clocks[lane] if link is None else max(self.clocks[lane], link.end)
 
     def resume(self) -> bool:
-        """Go on until a message is missing or a round begins; False where it still is missing."""
+        """Go on until a message is missing or a round begins; False if nothing could go on."""
         if self.ended or (self.waiting is not None and self.waiting not in self.mail):
             return False
         self.waiting, self.at_round = None, False
@@ -150,7 +150,7 @@ def ranks_of(
 
 
 def priced_anew(ranks: Sequence[Rank], graph: Graph, costs: Costs) -> list[Rank]:
-    """The ranks at the start of their step again, at other prices."""
+    """The ranks again at the start of their step, at other prices."""
     mail: Mail = {}
 
     def seconds(action: Action) -> float:

@@ -12,9 +12,9 @@ from bigplan.program import Op
 from bigplan.simulate.moment import Skipped
 from bigplan.simulate.rank import Mail, Message, Rank, run
 
-SAME = 1e-9  # two shifts this close, relative to the shift, are equal
-ROUNDS = 8  # fewer repetitions are played one by one,
-ROUNDS_PER_STAGE = 3  # as are as many as a pipeline needs until it is steady
+SAME = 1e-9  # two shifts are equal if they differ by less than this part of them
+ROUNDS = 8  # fewer repetitions than this are played one by one,
+ROUNDS_PER_STAGE = 3  # fewer for each stage of a pipeline are, too, until it is steady
 
 
 def _main_segment(rank: Rank) -> int | None:
@@ -32,10 +32,11 @@ class _Steady:
     rank: Rank
     stride: int
     lanes: list[int]
-    paces: bool  # else the pace stands
+    paces: bool  # whether its actions change the pace of paced chunks
     changed: list[int]
     used: list[int]
-    ring: dict[int, tuple[int, int]]  # by place of a ring that moves
+    # By place of a ring that moves: the ring's first place and its length.
+    ring: dict[int, tuple[int, int]]
 
     @classmethod
     def of(cls, rank: Rank) -> _Steady:
@@ -57,7 +58,7 @@ class _Steady:
         )
 
     def moved(self, place: int, rounds: int) -> int:
-        """The place that plays `place`'s part so many rounds later."""
+        """The place that has `place`'s role after `rounds` more rounds."""
         if place not in self.ring:
             return place
         first, count = self.ring[place]
@@ -69,7 +70,7 @@ class _Steady:
         return [*[rank.clock(lane) for lane in self.lanes], *self._of_places(rounds)]
 
     def ends(self, rounds: int) -> list[float]:
-        """The same, but of lanes that share a link the end of their own last action."""
+        """As `times`, but for lanes that share a link the end of their own last action."""
         return [*[self.rank.clocks[lane] for lane in self.lanes], *self._of_places(rounds)]
 
     def _of_places(self, rounds: int) -> list[float]:
@@ -81,7 +82,7 @@ class _Steady:
         ]
 
     def skip(self, skipped: Skipped) -> None:
-        """Let the repetitions pass, which together advance every time alike."""
+        """Let repetitions pass that together advance every time by the same amount."""
         rank, waits = self.rank, self.rank.waits
         changed, used = waits.changed[:], waits.used[:]
         for lane in self.lanes:
@@ -143,7 +144,7 @@ def _shift(
     last: tuple[list[Message], list[float]] | None,
     now: tuple[list[Message], list[float]],
 ) -> float | None:
-    """By how much every time has advanced; None where not all by the same."""
+    """By how much every time has advanced; None if not all advanced alike."""
     if last is None or last[0] != now[0]:
         return None
     shift = now[1][-1] - last[1][-1]

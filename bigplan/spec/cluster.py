@@ -1,4 +1,4 @@
-"""The hardware as data: capacities, rates and efficiency curves, each with its source."""
+"""Hardware as data: capacities, rates and efficiency curves, each with its source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.part import MachinePart, left_out_units
 from bigplan.units import Bandwidth, Bytes, PositiveFlops, Power, Price, Rate, Seconds, format_bytes
 
-# FlashAttention's three versions; cuDNN's kernel, which Transformer Engine uses; torch's
-# scaled_dot_product_attention where it is none of them.
+# Attention kernels: FlashAttention's three versions, cuDNN's (which Transformer Engine uses), and
+# torch's scaled_dot_product_attention where it is none of these.
 FlashKernel = Literal["flash1", "flash2", "flash3", "cudnn", "sdpa"]
 Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
-MOST_NODES = 10**5  # as many GPUs as the largest clusters have
+MOST_NODES = 10**5  # with eight GPUs each, as many GPUs as the largest clusters have
 Traffic = Literal["all_reduce", "reduce_scatter", "all_gather", "send"]  # what a link carries
 Fraction = Annotated[float, Field(gt=0, le=1)]
-PartReached = Annotated[float, Field(gt=0)]  # of a nominal peak; CPU devices reach more than theirs
+PartReached = Annotated[float, Field(gt=0)]  # share of a nominal peak; CPU devices exceed theirs
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
 
 
@@ -100,14 +100,14 @@ class Gpu(MachinePart):
 
     @property
     def runs_kernels(self) -> bool:
-        """Whether fused kernels run on the device, and copies beside them: on all but CPUs."""
+        """Whether fused kernels run on the device and copies run beside them; not so on CPUs."""
         return self.device != "cpu"
 
     def slowest(self, gpus: int) -> float:
-        """Seconds of the slowest of so many beside those of the usual one.
+        """Seconds of the slowest of `gpus` GPUs in units of the usual one's.
 
-        The largest of n normal values is expected where (n - 3/8) / (n + 1/4) of all are less
-        (Blom 1958). A part of a CPU is as fast as another.
+        The largest of n normal values is expected where (n - 3/8) / (n + 1/4) of all are smaller
+        (Blom 1958). Parts of one CPU do not differ.
         """
         if self.device == "cpu":
             return 1.0
@@ -230,9 +230,10 @@ class Link(MachinePart):
     """GPUs that are wired in pairs without a switch; absent: a switch or a bus connects them"""
 
     def among(self, ranks: int) -> Link:
-        """The link as a group of so many GPUs has it.
+        """The link as a group of `ranks` GPUs has it.
 
-        Without a switch a group has only the wires between its own: (n - 1) / (mesh - 1) of all.
+        Without a switch, a group has only the wires between its own GPUs: (n - 1) / (mesh - 1) of
+        all.
         """
         if self.mesh is None or not 1 < ranks < self.mesh:
             return self
@@ -242,7 +243,7 @@ class Link(MachinePart):
         return self.model_copy(update={n: share * r for n, r in known.items() if r is not None})
 
     def reached(self, traffic: Traffic) -> float:
-        """Bytes/s of large messages of a kind."""
+        """Bytes/s of large messages of this kind of traffic."""
         own: dict[Traffic, float | None] = {
             "all_reduce": self.bandwidth,
             "reduce_scatter": self.reduce_scatter_bandwidth,
@@ -279,7 +280,7 @@ def find_link(name: str) -> Link:
 def _or_name(
     part: type[MachinePart], find: Callable[[str], MachinePart], known: Callable[[], Sequence[str]]
 ) -> BeforeValidator:
-    """Where such a part is expected, text is the name of a shipped one."""
+    """A validator: where such a part is expected, text is the name of a shipped one."""
     name = Field(json_schema_extra=lambda schema: schema.update(enum=[*known()]))
     return BeforeValidator(
         lambda value: find(value) if isinstance(value, str) else value,
@@ -292,7 +293,7 @@ NamedLink = Annotated[Link, _or_name(Link, find_link, list_links)]
 
 
 class Running(MachinePart):
-    """What a node takes while it runs, whoever owns it."""
+    """What running processes take of a node, besides tensors."""
 
     price: Price | None = Field(default=None, gt=0)
     """of a node, such as 55.04 USD/h"""
@@ -342,7 +343,7 @@ class Cluster(Spec):
     node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:
-        """Figures that no machine has."""
+        """Figures that no machine has, each with its place."""
         for index, group in enumerate(self.node_groups):
             for name, block in group:
                 if isinstance(block, MachinePart):
@@ -393,9 +394,9 @@ class Cluster(Spec):
     ) -> Cluster:
         """This cluster with less memory: bytes per GPU, and per node for host and nvme.
 
-        A cap above what a tier has changes nothing; nvme=0 takes the drives away. That of the host
-        is of tensors: what processes take does not count.
-        Raises InputError where nothing would be left.
+        A cap above what a tier has changes nothing; nvme=0 takes the drives away. The host's cap is
+        for tensors alone, so what processes take does not count. Raises InputError where nothing
+        would be left.
         """
         for name, limit in (("gpu", gpu), ("host", host)):
             if limit is not None and limit <= 0:

@@ -30,7 +30,7 @@ from bigplan.spec.unplanned import unplanned
 from bigplan.units import Bytes, Seconds, format_bytes
 
 TierName = Literal["gpu", "host", "nvme"]
-FLAT = ("set", "hardware")  # of an experiment's keys: they map dotted names to plain values
+FLAT = ("set", "hardware")  # an experiment's keys that map dotted names to plain values
 EngineName = Literal[
     "auto",
     "any",
@@ -135,7 +135,7 @@ class Experiment(Spec):
         return self
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:
-        """That of a cluster written out here; one that is named tells when it is read."""
+        """Implausible figures of a cluster written out here; a named one reports its own."""
         if isinstance(self.cluster, Cluster):
             for path, text in self.cluster.implausible():
                 yield ("cluster", *path), text
@@ -159,13 +159,13 @@ class Experiment(Spec):
         )
 
     def whole_cluster(self) -> Cluster:
-        """The cluster with `hardware` applied, looked up. Raises InputError."""
+        """The cluster before caps, looked up, with `hardware` applied. Raises InputError."""
         named = self.cluster
         cluster = find_cluster(named) if isinstance(named, str) else named
         return with_hardware(cluster, self.hardware)
 
     def idle_caps(self) -> dict[TierName, int]:
-        """Caps above what the cluster has, which limit nothing: what it has. Raises InputError."""
+        """Caps that limit nothing, with what the cluster has. Raises InputError."""
         if not self.caps:
             return {}
         groups = self.whole_cluster().node_groups
@@ -216,7 +216,7 @@ def refuse_sweep(data: Mapping[str, Any], path: Path) -> None:
 
 
 def set_key(data: Mapping[str, Any], key: str, value: object) -> dict[str, Any]:
-    """As set_path; decisions and figures of hardware have dots in their own names."""
+    """A copy with the key set; names of decisions and of hardware figures may hold dots."""
     first, _, rest = key.partition(".")
     inner = data.get(first) or {}
     if first not in FLAT or not rest or not isinstance(inner, Mapping):
@@ -234,7 +234,7 @@ def make_experiment(overrides: Mapping[str, object]) -> Experiment:
 
 
 def rebased(experiment: Experiment, folder: Path, overrides: Mapping[str, object]) -> Experiment:
-    """Paths seen from the file's folder; those given on the command line stay as they are."""
+    """The experiment with paths seen from the file's folder; paths from the command line stay."""
     changes: dict[str, Any] = {}
     for key in ("model", "cluster"):
         value = getattr(experiment, key)

@@ -20,7 +20,7 @@ _ELSEWHERE = {"nodes": "nodes"}
 
 
 def refuse_unknown(changes: Mapping[str, NewValue]) -> None:
-    """Raise InputError where a dotted key is none of a node group's."""
+    """Raise InputError for a dotted key that a node group lacks."""
     for key in changes:
         first = key.partition(".")[0]
         if first in _ELSEWHERE:

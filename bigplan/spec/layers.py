@@ -1,7 +1,7 @@
 """What embedding, block and head of a model are made of.
 
-A family with a new part adds the part here and in runtime/blocks.py, and a new kind of step in
-graph/block.py, too. capabilities.py says which parts the native runtime executes.
+A family with a new part adds it here and in runtime/blocks.py; a new kind of step also needs
+graph/block.py. capabilities.py says which parts the native runtime executes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _block(model: ModelSpec) -> tuple[LayerStep, ...]:
 
 
 def _norm(model: ModelSpec, module: str, name: str, x: StepValue, gives: str) -> LayerStep:
-    """A norm of the residual stream: saves its input and of each token its scale, or mean too."""
+    """A norm of the residual stream; it saves its input and each token's scale, and mean if any."""
     centred = model.norm == "layernorm"
     parts = ("weight", "bias") if centred and model.norm_bias else ("weight",)
     statistics = ("scales", "means") if centred else ("scales",)
@@ -81,7 +81,7 @@ def _sum(name: str, x: StepValue, y: StepValue, gives: str) -> LayerStep:
 
 
 def _attention(model: ModelSpec, x: StepValue) -> list[LayerStep]:
-    """Grouped heads, whose queries and keys may have norms of their own and may be turned."""
+    """Grouped heads; queries and keys may be normed and turned."""
     queries = StepValue("queries", model.heads, model.head_dim)
     keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
     values = keys._replace(name="values")
@@ -121,7 +121,7 @@ def _norm_of_heads(model: ModelSpec, module: str, x: StepValue) -> LayerStep:
 
 
 def _mlp(model: ModelSpec, x: StepValue) -> list[LayerStep]:
-    """A gated MLP or one with a plain activation. ReLU's derivative needs its output alone."""
+    """A gated MLP, or one with a plain activation. ReLU's derivative needs only its output."""
     names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
     modules = {name: StepValue(name.removesuffix("_proj"), model.ffn) for name in names}
     inner, inputs = StepValue("inner", model.ffn), tuple(modules.values())

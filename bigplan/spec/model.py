@@ -19,9 +19,9 @@ MOST_LAYERS = 1000
 class RopeScaling(Spec):
     """Rotary angles changed for longer texts than those of the pre-training.
 
-    "linear" divides all frequencies by `factor`; "llama3" those whose wave is longer than
-    original_length / low_frequency_factor, none shorter than original_length /
-    high_frequency_factor, and blends in between. The others are known by name only.
+    "linear" divides all frequencies by `factor`. "llama3" divides those whose wave is longer than
+    original_length / low_frequency_factor, leaves those shorter than original_length /
+    high_frequency_factor, and blends in between. Other kinds are known by name only.
     """
 
     name: Literal["linear", "llama3", "dynamic", "yarn", "longrope"]

@@ -1,4 +1,4 @@
-"""The multiprocessors of a GPU as data: what the model of memory-bound kernels needs of them."""
+"""The multiprocessors of a GPU as data, as the model of memory-bound kernels needs them."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def list_multiprocessors() -> tuple[str, ...]:
 
 
 def find_multiprocessor(name: str) -> Multiprocessor:
-    """That of a shipped GPU type. Raises InputError."""
+    """The multiprocessor of a shipped GPU type. Raises InputError."""
     return shipped.find(_FOLDER, name, Multiprocessor, "GPU type with described multiprocessors")
 
 
 def closest_to(major: int, minor: int) -> str:
     """The described GPU type whose compute capability is closest, older ones first.
 
-    Kernels sized for it are right on every GPU, and fast on one with much the same multiprocessors.
+    Kernels sized for a type are right on every GPU, and fast where multiprocessors are similar.
     """
 
     def distance(name: str) -> tuple[bool, int]:
@@ -70,7 +70,7 @@ def closest_to(major: int, minor: int) -> str:
 
 
 def named_as(reported: str) -> str | None:
-    """The shipped type of the GPU that the driver calls so, if its multiprocessors are known."""
+    """The shipped type of the GPU with this driver name, if its multiprocessors are described."""
     found: dict[str, Gpu] = {name: find_gpu(name) for name in list_gpus()}
     known = list_multiprocessors()
     return next((n for n, gpu in found.items() if gpu.name == reported and n in known), None)

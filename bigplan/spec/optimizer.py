@@ -16,7 +16,7 @@ from bigplan.spec.step import Parameter
 
 
 class ParameterGroup(Spec):
-    """Parameters with constants of their own. Of several groups that match, the first counts."""
+    """Parameters with constants of their own. Of several matching groups, the first counts."""
 
     match: str = Field(min_length=1)
     """glob over full names, such as "layers.*.input_norm.weight"; * also matches dots"""
@@ -68,7 +68,7 @@ class Optimizer(Spec):
 
 
 class ParameterRule(NamedTuple):
-    """What a group sets for a tensor."""
+    """The constants that a group sets for a tensor."""
 
     weight_decay: float
     learning_rate_factor: float

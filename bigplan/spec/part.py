@@ -14,7 +14,7 @@ from bigplan.units import BANDWIDTH, BYTES, FLOPS, RATE, SECONDS, Quantity, exac
 
 
 class MachinePart(Spec):
-    """Part of a machine. `sources` says of every number where it comes from."""
+    """Part of a machine. `sources` says for every number where it comes from."""
 
     sources: dict[str, str]
     """for every number of this block, where it comes from"""
@@ -70,7 +70,7 @@ _SHORT = ("latency", "launch_overhead")
 
 
 def left_out_units(block: BaseModel) -> Iterator[tuple[KeyPath, str]]:
-    """Where in a part of a machine such a figure stands, and what is wrong with it."""
+    """Places in a machine part where a number lacks its unit, and what is wrong there."""
     for path, value in _numbers(block):
         name = path[0]
         quantity = _LARGE.get(name, SECONDS)
@@ -83,7 +83,7 @@ def left_out_units(block: BaseModel) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _numbers(block: BaseModel) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Every number by FIELD, or by FIELD and PRECISION."""
+    """Every number by its field, or by field and precision."""
     for name, value in block:
         if isinstance(value, int | float):
             yield (name,), value

@@ -39,7 +39,7 @@ class Schedule(Spec):
         return self
 
     def too_long(self, limit: int, key: str) -> str:
-        """What to say where the warm-up leaves no step to decay in."""
+        """The message for a warm-up that leaves no step for the decay."""
         return (
             f"warmup_steps {self.warmup_steps} leaves no step of {key} {limit} to decay in; "
             f"use fewer than {limit}, or schedule constant"
@@ -49,9 +49,9 @@ class Schedule(Spec):
 def learning_rate(schedule: Schedule, optimizer: Optimizer, step: int, steps: int) -> float:
     """The rate of update number `step`, counted from 1, in a run of `steps`.
 
-    The last step of the warm-up and the first of the decay both have the whole rate; the decay
-    reaches its end one step after `decay_steps`, so the last update still moves something. As
-    torch's LinearLR(1 / warmup_steps, total_iters=warmup_steps - 1), followed by LinearLR or
+    The last step of the warm-up and the first of the decay both have the whole rate. The decay
+    reaches its end one step after `decay_steps`, so the last update still changes something. This
+    equals torch's LinearLR(1 / warmup_steps, total_iters=warmup_steps - 1), followed by LinearLR or
     CosineAnnealingLR over decay_steps - warmup_steps.
     """
     assert step >= 1, step

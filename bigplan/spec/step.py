@@ -1,8 +1,9 @@
-"""What a layer is described by: steps from named values to named values, without any numbers' type.
+"""Layers as steps from named values to named values, without element types.
 
-Whoever must agree on a layer reads the same steps: its parameters (ModelSpec.kinds), its operators
-and the bytes it keeps (bigplan/graph). The runtime's functions (runtime/blocks.py) are written out,
-and tests/runtime/test_layers.py compares what they use, keep and compute with the steps.
+All code that must agree on a layer reads the same steps: its parameters (ModelSpec.kinds), its
+operators and the bytes it keeps (bigplan/graph). The runtime's functions (runtime/blocks.py) are
+written by hand; tests/runtime/test_layers.py compares what they use, keep and compute with the
+steps.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ Split = Literal["rows", "columns", "replicated"]
 class Parameter:
     """One tensor of a layer, stored [out, in] as torch.nn.Linear does.
 
-    `tp` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or
-    not at all. `decay` says whether weight decay applies. `heads`: key or value heads that its
-    rows are. A rank has whole ones; of fewer than ranks, neighbours have the same one.
+    `split` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or
+    not at all. `decay` says whether weight decay applies. `heads` counts the key or value heads in
+    its rows. A rank has whole heads; where there are fewer heads than ranks, neighbours have the
+    same one.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Parameter:
         return (rows[0] if rows else 1), columns
 
     def local(self, ranks: int) -> tuple[int, int]:
-        """Rows and columns on one of so many tensor-parallel ranks, words padded up."""
+        """Rows and columns on one of `ranks` tensor-parallel ranks; rows of words are padded up."""
         rows, columns = self.matrix
         if self.split == "replicated":
             return rows, columns
@@ -59,22 +61,23 @@ class Parameter:
 
     @property
     def cuts_columns(self) -> bool:
-        """Whether ranks share out the columns of its matrix; a vector of outputs has no others."""
+        """Whether ranks split the matrix's columns; for a vector of outputs, its elements."""
         return self.split == "columns" or (self.split == "rows" and len(self.shape) == 1)
 
     def holders(self, ranks: int) -> int:
-        """Neighbours among so many tensor-parallel ranks that have the same of it."""
+        """Neighbours among `ranks` tensor-parallel ranks that hold the same part of it."""
         if self.split == "replicated":
             return ranks
         return max(1, ranks // self.heads) if self.heads else 1
 
 
 class StepValue(NamedTuple):
-    """What passes between steps, [tokens, parts * each].
+    """A value that passes between steps, [tokens, parts * each].
 
-    `split`: tensor-parallel ranks share out the parts (heads, say), each at least one. Otherwise
-    it belongs to the residual stream: every rank has all of it, or with sequence parallelism its
-    part of the tokens. `repeats`: of fewer parts than ranks, neighbours have the same one.
+    `split`: tensor-parallel ranks split the parts (heads, say), each at least one. Otherwise the
+    value belongs to the residual stream: every rank has all of it, or with sequence parallelism its
+    part of the tokens. `repeats`: where there are fewer parts than ranks, neighbours have the same
+    one.
     """
 
     name: str
@@ -84,7 +87,7 @@ class StepValue(NamedTuple):
     repeats: bool = False
 
     def columns(self, ranks: int = 1) -> int:
-        """Elements a token on one of so many tensor-parallel ranks."""
+        """Elements a token on one of `ranks` tensor-parallel ranks."""
         return (-(-self.parts // ranks) if self.split else self.parts) * self.each
 
 
@@ -112,15 +115,15 @@ class LayerStep:
     parameters: tuple[Parameter, ...] = ()
     shared: str = ""  # the first layer's parameter that it reads in place of its own
     saves: tuple[StepValue, ...] = ()  # kept for its backward, in the compute dtype
-    statistics: tuple[StepValue, ...] = ()  # kept, too, always in fp32
-    cheap: bool = False  # its bytes cost more than to run it again, as selective recomputation does
+    statistics: tuple[StepValue, ...] = ()  # also kept, always in fp32
+    cheap: bool = False  # cheaper to run again than to keep; selective recomputation runs it again
 
     @property
     def beside_all(self) -> tuple[Parameter, ...]:
         """Parameters that every tensor-parallel rank has and applies to all of a value.
 
-        Norms of heads are none of them: each rank has its own heads. With sequence parallelism
-        there are none, since each rank has its own tokens.
+        Norms of heads are not among them, because each rank has its own heads. With sequence
+        parallelism there are none, because each rank has its own tokens.
         """
         if any(value.split for value in self.gives):
             return ()
@@ -128,7 +131,7 @@ class LayerStep:
 
     @property
     def biased(self) -> bool:
-        """Whether a vector is added to what it gives."""
+        """Whether a bias is added to its result."""
         return any(parameter.name.endswith(".bias") for parameter in self.parameters)
 
 

@@ -68,7 +68,7 @@ class Sweep(Spec):
         return number * max(1, len(self.points))
 
     def paths(self) -> Iterator[dict[SweptKey, KeyPath]]:
-        """Of every experiment the swept keys, each with where in the sweep its value stands.
+        """The swept keys of every experiment, each with the place of its value in the sweep.
 
         The last key of `grid` changes fastest.
         """
@@ -84,7 +84,7 @@ class Sweep(Spec):
                 yield found
 
     def value(self, path: KeyPath) -> Any:
-        """The value that stands there."""
+        """The value at `path`."""
         found: Any = getattr(self, str(path[0]))
         for part in path[1:]:
             found = found[part]
@@ -142,7 +142,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Studied:
-    """A study, read, with all its experiments."""
+    """A study as read, with all its experiments."""
 
     path: Path
     study: Study
@@ -155,13 +155,13 @@ class Studied:
         return tuple(dict.fromkeys(key for point in self.points for key in point.values))
 
     def problem(self, point: Point, key: SweptKey, text: str) -> InputError:
-        """What is wrong with a key of one experiment, with its line."""
+        """An error about a key of one experiment, with its line."""
         place = point.places.get(key, split_key(key))
         return InputError(f"{self.path}{problem_at(place, text, self.root)}")
 
 
 OWN = tuple(name for name in Study.model_fields if name not in Experiment.model_fields)
-_FIXED = (*OWN, "launch", "prefer", "within", "max_wear")  # the same for all experiments of a file
+_FIXED = (*OWN, "launch", "prefer", "within", "max_wear")  # one value for all experiments of a file
 
 
 def load_study(path: Path) -> Studied:
@@ -205,12 +205,12 @@ def _check_key(key: SweptKey, place: KeyPath, root: yaml.Node | None, path: Path
 def _set(raw: Mapping[str, Any], key: SweptKey, value: Any, folder: Path) -> Mapping[str, Any]:
     if key.startswith("model.") and isinstance(raw.get("model"), str):
         raw = {**raw, "model": written_out(raw["model"], folder)}
-    # Quoted, or text would be read as YAML once more.
+    # Text is quoted, or it would be read as YAML once more.
     return set_key(raw, key, json.dumps(value) if isinstance(value, str) else value)
 
 
 def written_out(model: str, folder: Path) -> dict[str, Any]:
-    """The keys of a model that is named, so that one of them can change. Raises InputError."""
+    """The keys of a named model, so that one of them can change. Raises InputError."""
     name = str(folder / user_path(model)) if names_path(model, folder) else model
     return find_model(name).model_dump(mode="json", exclude_none=True)
 
@@ -229,7 +229,7 @@ def node_at(root: yaml.Node | None, path: KeyPath) -> yaml.Node | None:
 
 
 def grafted(root: yaml.Node | None, path: KeyPath, value: yaml.Node | None) -> yaml.Node | None:
-    """The tree with `value` at `path`, where problems are then told with the value's line."""
+    """The tree with `value` at `path`, so that problems are reported with the value's line."""
     if not path or root is None or value is None:
         return value
     pairs = root.value if isinstance(root, yaml.MappingNode) else []

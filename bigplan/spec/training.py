@@ -25,7 +25,8 @@ _LARGEST_SEED = 2**63 - 1  # torch's
 DEFAULT_TOKENS_PER_STEP = 4 * 2**20
 
 
-SMALLEST_SCALE = 1.0  # of a loss: below it gradients would be scaled down, and underflow the more
+# Of a loss: a smaller scale would scale gradients down and make them underflow.
+SMALLEST_SCALE = 1.0
 
 
 class LossScale(Spec):
@@ -40,7 +41,7 @@ class LossScale(Spec):
 
 
 class ValidationSpec(Spec):
-    """The loss on other data, between training steps."""
+    """The loss on other data, measured between training steps."""
 
     data: str = Field(min_length=1)
     """prepared folder or text file"""
@@ -120,7 +121,7 @@ class Training(Spec):
 
     @property
     def deferred_updates(self) -> bool:
-        """Whether updates wait for all gradients: for their norm, or for a look for overflow."""
+        """Whether updates wait for all gradients, to know their norm or to look for overflow."""
         return self.clip_norm is not None or self.precision == "fp16"
 
     @property
@@ -215,7 +216,7 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
 
 
 def _sequences(tokens: int, length: int, batch: int | None) -> int:
-    """Sequences of so many tokens. Raises InputError where that is no whole number of them."""
+    """Sequences in `tokens` tokens. Raises InputError where that is no whole number."""
     if batch is not None:
         raise InputError(
             f"tokens_per_step {tokens} and global_batch {batch} both say how large a step is; "

@@ -1,4 +1,4 @@
-"""What no plan holds yet, by the words in which users ask for it, so that it is refused by name."""
+"""Features that no plan holds yet, by users' words for them, to refuse them by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint reads, and that nothing changes it afterwards."""
+"""What a checkpoint reads, and the rule that nothing changes it afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bigplan.verify.contents import Key, fail, is_home
 
 
 def check_checkpoints(program: Program, graph: Graph) -> None:
-    """Both are their plain part with CKPTs, which read every home of state once, in its last value.
+    """Parts with CKPTs equal their plain parts otherwise, and read each home's last state once.
 
     Moments are state, and so are parameters where no master copy is among the moments.
     """
@@ -44,8 +44,8 @@ def check_checkpoints(program: Program, graph: Graph) -> None:
 def _touching(instructions: Iterable[Instruction], names: set[str]) -> Iterator[Instruction]:
     """The actions that write one of the buffers, or a checkpoint of it.
 
-    Repeated blocks of forward and backward passes hold none: a program of a thousand micro-batches
-    is not unrolled for them.
+    Repeated blocks of passes hold none of these. So a program of a thousand micro-batches is not
+    unrolled for them.
     """
     for instruction in instructions:
         if isinstance(instruction, Repeat):

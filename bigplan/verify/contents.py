@@ -17,13 +17,13 @@ CHANGES = (
     Op.ACCUMULATE,
     Op.UPDATE,
     Op.STATE_OUT,
-)  # what they write is new, though it is the same content
+)  # what these write is new, though it has the same name
 
 LASTING = {Holds.PARAMETERS, Holds.STATE}  # their homes hold them from one step to the next
-# Of gradients, in this order: over ranks that have the same of them, of a table that another stage
-# reads too, over ranks of other samples.
+# Ops that make gradients whole, in this order: over ranks that have the same samples, with those of
+# another stage for a shared table, over ranks that have other samples.
 REDUCTIONS = (Op.TENSOR_REDUCE, Op.ACCUMULATE, Op.REDUCE)
-PARTS = {Holds.PARTIAL_GRADIENTS, Holds.ROW_GRADIENTS}  # of sums that they have to be added to
+PARTS = {Holds.PARTIAL_GRADIENTS, Holds.ROW_GRADIENTS}  # parts that have to be added to a sum
 
 
 def fail(program: Program, action: Action, rule: str) -> VerificationError:
@@ -37,7 +37,7 @@ def fail(program: Program, action: Action, rule: str) -> VerificationError:
 def check_contents(program: Program, graph: Graph) -> None:
     """Nothing is read before it is there, after it was freed, or after a change made it stale.
 
-    Only homes outlast a part of the program, so that what holds for one steady step holds for all.
+    Only homes outlast a part of the program. So what holds for one steady step holds for all.
     """
     contents = _Contents(program, graph)
     for part, instructions in (
@@ -60,15 +60,15 @@ def is_home(buffer: Buffer, kinds: Set[Holds]) -> bool:
 
 
 class _Contents:
-    """What every buffer entry of a rank holds; a copy that a change makes stale is gone."""
+    """What every buffer entry of a rank holds; copies that a change makes stale are dropped."""
 
     def __init__(self, program: Program, graph: Graph) -> None:
         self._program, self._graph = program, graph
         self._held: dict[str, dict[int, HeldContent]] = defaultdict(dict)  # by buffer, then entry
         self._copies: dict[HeldContent, set[Key]] = defaultdict(set)
-        self._awaits: dict[Content, Op] = {}  # contents that are not whole before this
-        self._lent = set[Content]()  # what another stage has a copy of
-        self._beside: dict[str, list[str]] = defaultdict(list)  # buffers in one and the same memory
+        self._awaits: dict[Content, Op] = {}  # contents that are not whole before this op
+        self._lent = set[Content]()  # contents of which another stage has a copy
+        self._beside: dict[str, list[str]] = defaultdict(list)  # buffers that share memory
         self._lasting: dict[Key, HeldContent] = {}
         self._sums = set[str]()  # homes of gradients
         for buffer in program.buffers.values():
@@ -96,10 +96,10 @@ class _Contents:
             self._drop(key)
 
     def repeat(self, block: Repeat) -> None:
-        """Play a block until it leaves what it found, of later micro-batches; then skip the rest.
+        """Play a block until it leaves what it found, for later micro-batches; skip the rest.
 
-        To look at all that it may use takes as long as an eighth as many actions: short blocks are
-        only played.
+        The comparison of all that a block may use takes as long as an eighth as many actions. So
+        short blocks are just played.
         """
         found: object = None
         body = list(counted(block.body))
@@ -121,7 +121,7 @@ class _Contents:
         return [((b, i), found) for b in buffers for i, found in self._held[b].items()]
 
     def _relative(self, buffers: Collection[str], number: int) -> object:
-        """What they hold, seen from micro-batch `number`."""
+        """What the buffers hold, seen from micro-batch `number`."""
         seen = {self._later(key, found, -number) for key, found in self._in(buffers)}
         return seen, dict(self._awaits)
 
@@ -133,14 +133,14 @@ class _Contents:
             self._put(key, found)
 
     def _later(self, key: Key, found: HeldContent, by: int) -> tuple[Key, HeldContent]:
-        """The same so many micro-batches later: what belongs to one moves on, with its entry."""
+        """The entry `by` micro-batches later: a micro-batch's content moves on with it."""
         if found.micro_batch is None:
             return key, found
         (buffer, place), count = key, self._program.buffers[key[0]].count
         return (buffer, (place + by) % count), HeldContent(found.content, found.micro_batch + by)
 
     def close(self, part: str, *, pending: bool) -> None:
-        """End a part: parameters and state are home, gradients only where updates are `pending`."""
+        """End a part: homes hold parameters and state; gradients only if updates are pending."""
         for key, newest in self._lasting.items():
             if self._at(key) != newest:
                 raise self._unfinished(part, f"{key[0]}[{key[1]}] lacks the newest {newest}")
@@ -158,7 +158,7 @@ class _Contents:
         return VerificationError(f"stage {self._program.stage}: after the {part}, {rule}")
 
     def _expect(self, action: Action, ref: Ref) -> tuple[Key, HeldContent]:
-        """The entry that the action finds, with what it holds as it should."""
+        """The entry that the action refers to, with its content, which must be the expected one."""
         key, expected = self._key(action, ref), held(ref, action.micro_batch)
         found = self._at(key)
         if found != expected:
@@ -203,7 +203,7 @@ class _Contents:
         self._put(key, written)
 
     def _loses(self, action: Action, stale: Key) -> bool:
-        """Whether the entry that is overwritten has gradients that nobody has used."""
+        """Whether the overwritten entry has gradients that no action has used."""
         lost = self._at(stale)
         if lost is None:
             return False
@@ -211,7 +211,7 @@ class _Contents:
         return lost.content.kind in PARTS or (starts and lost.content.kind is Holds.GRADIENTS)
 
     def _collect(self, action: Action) -> None:
-        """Note which contents a collective must still make whole, or just made so."""
+        """Note which contents a collective must still make whole, or has just made whole."""
         strategy = self._graph.strategy
         if action.op is Op.BACKWARD:
             gradients = {Holds.GRADIENTS, *PARTS}
@@ -235,7 +235,7 @@ class _Contents:
         rest = self._reductions(gradients)
         if action.op is Op.ACCUMULATE:
             if action.op not in rest:
-                return  # of units, whose sums are each reduced before
+                return  # this adds a unit's gradients, whose sum was reduced before
             self._lent.discard(Content(Holds.PARAMETERS, gradients.layer))
         if self._awaits.pop(gradients, None) is not action.op:
             raise fail(self._program, action, f"{gradients} are reduced twice")
@@ -243,9 +243,9 @@ class _Contents:
             self._awaits[gradients] = later
 
     def _reductions(self, gradients: Content) -> tuple[Op, ...]:
-        """What makes gradients whole after their backward, in order."""
+        """The ops that make gradients whole after their backward, in order."""
         graph, layer = self._graph, gradients.layer
-        if layer not in self._program.layers:  # a table of another stage's, which does it
+        if layer not in self._program.layers:  # a table of another stage, which reduces it
             return ()
         repeated = bool(graph.kinds[graph.layers[layer]].repeated)
         lent = graph.lends_table and layer == 0

@@ -33,7 +33,7 @@ def verify(
     for program in programs:
         first, later = (only(part, WORK) for part in (program.first, program.step))
         _check_work(program, graph, first)
-        if later != first:  # as a rule they differ in updates alone
+        if later != first:  # usually only the updates differ
             _check_work(program, graph, later)
         _check_updates(program, graph)
         check_contents(program, graph)
@@ -67,7 +67,7 @@ def _check_work(program: Program, graph: Graph, instructions: tuple[Instruction,
 
 
 def _marks(program: Program, graph: Graph, ops: Iterable[Op]) -> dict[Op, dict[int, bytearray]]:
-    """For every op and layer a byte a micro-batch: tens of thousands are set in a few ms."""
+    """A byte for each op, layer and micro-batch: tens of thousands are set in a few ms."""
     return {op: {layer: bytearray(graph.micro_batches) for layer in program.layers} for op in ops}
 
 
@@ -79,7 +79,7 @@ def _missing(done: Mapping[Op, Mapping[int, bytearray]]) -> Iterator[str]:
 
 
 def _check_batches(program: Program, graph: Graph) -> None:
-    """Every batch comes once, in order, and whoever needs its tokens or targets reads them.
+    """Every batch comes once, in order, and the layers that need tokens or targets read them.
 
     An evaluation passes every layer forward, once on every micro-batch.
     """
@@ -140,7 +140,7 @@ def _updates(instructions: tuple[Instruction, ...]) -> list[Action]:
 
 
 def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]) -> None:
-    """Every piece and chunk of optimizer state is used once, and all rows have one."""
+    """Every piece and chunk of optimizer state is used once, and every row has a piece."""
     contents = [ref.content for action in updates for ref in action.writes]
     written = [content for content in contents if content.kind is Holds.STATE]
     used, distinct = (Counter(c.layer for c in chunks) for chunks in (written, set(written)))
@@ -166,8 +166,8 @@ def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]
 def _check_messages(programs: Sequence[Program], graph: Graph) -> None:
     """Neighbours send exactly what the other receives, in the same order.
 
-    With virtual stages the last stage's neighbour is the first. A table that the first lends to the
-    last goes there once, and where there are gradients by it, they come back once.
+    With virtual stages the last stage's neighbour is the first. A table that the first stage lends
+    goes to the last once; its gradients, if there are any, come back once.
     """
     for part in ("first", "step", "evaluate"):
         sent, received = (
@@ -196,7 +196,7 @@ def _check_messages(programs: Sequence[Program], graph: Graph) -> None:
 
 
 def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[Holds, list[HeldContent]]:
-    """What is sent, or received, in order, by its kind: hidden states or gradients by them."""
+    """What is sent or received, in order, by kind: hidden states or their gradients."""
     found: dict[Holds, list[HeldContent]] = defaultdict(list)
     for action, number in walk(only(instructions, (op,))):
         ref = (action.reads if op is Op.SEND else action.writes)[0]
@@ -204,15 +204,15 @@ def _messages(instructions: tuple[Instruction, ...], op: Op) -> dict[Holds, list
     return found
 
 
-# By communicator: the data-parallel one, and the tensor-parallel one, which layers use too.
+# Ops by communicator: the data-parallel one, and the tensor-parallel one, which layers use too.
 COLLECTIVES = ((Op.REDUCE, Op.GATHER), (Op.TENSOR_REDUCE, Op.FORWARD, Op.BACKWARD))
 
 
 def _check_collectives(programs: Sequence[Program]) -> None:
     """Collectives of a communicator are on one lane, so every rank issues them in one order.
 
-    All ranks of a stage run the same program; what can break the order is a collective that
-    was put on another lane, where nothing orders it against the others.
+    All ranks of a stage run the same program. So only a collective on another lane, where nothing
+    orders it against the others, can break the order.
     """
     for program in programs:
         for instructions in (program.first, program.step, program.flush):
@@ -226,7 +226,7 @@ def _check_collectives(programs: Sequence[Program]) -> None:
 
 
 def node_bytes(programs: Sequence[Program], tier: Tier, ranks_per_node: int) -> int:
-    """Bytes of the fullest node: its ranks belong to neighbouring stages, or all to one."""
+    """Bytes of the fullest node: its ranks belong to neighbouring stages, or all to one stage."""
     each = [program.bytes_by_tier()[tier] for program in programs]
     return max(each) * ranks_per_node
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,20 +46,6 @@ def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
     assert "gcs_server on this machine has ended" in lost.reason
     assert record.summary.status == "finished"
     assert ONE_MACHINE not in os.environ
-
-
-def test_a_sigterm_while_ray_starts_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    def init(**_: object) -> None:  # as Ray's: it takes the signal before it starts anything
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(ray, "init", init)
-    try:
-        with pytest.raises(KeyboardInterrupt), ray_session(None, 1, cuda=False):
-            raise AssertionError("it has not started")
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_lines_of_rays_own_processes_are_not_the_users(

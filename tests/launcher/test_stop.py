@@ -29,7 +29,16 @@ def test_an_interrupt_that_a_library_has_dropped_is_raised_at_the_next_look() ->
 def test_handlers_are_those_of_before_again() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Stop() as stop:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a library's
-        stop.listen()
         assert signal.getsignal(signal.SIGINT) == stop._signalled
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_nohup_is_respected() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.asked
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

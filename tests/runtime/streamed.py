@@ -18,6 +18,7 @@ from bigplan.program import Action, Lane, Op
 from bigplan.runtime.context import Context
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.fused import fused_step
+from bigplan.runtime.generated import adamw_for, adamw_step
 from bigplan.runtime.homes import load
 from bigplan.runtime.lanes import ON_STREAMS
 from bigplan.runtime.native import Piece
@@ -155,8 +156,13 @@ def _updated(
     tensors = [tensor.clone().to(device) for tensor in (old.weights, *old.moments)]
     divided, optimizer = gradients.clone().to(device), context.training.optimizer
     by_name = rules(optimizer, context.model, layer)
+    generated = adamw_for(context.training, context.device)
     for name, (start, rows, columns) in context.rows[layer].offsets.items():
         gradient, *values = (t[start : start + rows * columns] for t in (divided, *tensors))
         piece = Piece(values[0], gradient, tuple(values[1:]))
-        fused_step([piece], _kernel(optimizer, verdict, by_name[name]), verdict.divisor)
+        kernel = _kernel(optimizer, verdict, by_name[name])
+        if generated is not None and device == "cuda":
+            adamw_step(generated, kernel.native.constants, [piece], verdict.divisor)
+        else:
+            fused_step([piece], kernel, verdict.divisor)
     return [tensor.cpu() for tensor in tensors]

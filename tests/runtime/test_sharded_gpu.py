@@ -28,7 +28,8 @@ from tests.runtime.sharded_ranks import (
     write_plans,
 )
 
-pytestmark = pytest.mark.gpu
+# Generated kernels of some thirty plans are compiled first, by each rank.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 Ran = tuple[int, Path, dict[str, Plan]]
 

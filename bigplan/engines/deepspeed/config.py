@@ -55,8 +55,8 @@ def configuration(
 def accumulated_in(decisions: Decisions, training: Training) -> str:
     """The precision in which DeepSpeed sums micro-batches' gradients.
 
-    ZeRO 1 and 2 keep sums that are on the CPU in the parameters' precision whatever is asked for;
-    without ZeRO it takes no other either.
+    ZeRO 1 and 2 keep sums on the CPU in the parameters' precision, whatever is asked for. Without
+    ZeRO, DeepSpeed takes no other precision either.
     """
     low = decisions.stage == 0 or (decisions.stage < 3 and decisions.state is not Tier.GPU)
     return training.precision if low else training.gradient_precision
@@ -79,8 +79,8 @@ def _zero(decisions: Decisions, sizes: BufferSizes, nodes: NodeGroup) -> dict[st
         return zero
     live, ahead = sizes.live, PREFETCHED_BLOCKS * sizes.block
     if decisions.parameters is Tier.NVME:
-        # Fetching ahead from a drive fails in 0.19.8 where a parameter stands in the queue twice,
-        # as the last of every forward does: "already assigned swap buffer id".
+        # In 0.19.8, fetching ahead from a drive fails where a parameter stands in the queue twice,
+        # as the last one of every forward does: "already assigned swap buffer id".
         ahead = 0
         buffers = {"buffer_count": sizes.swap_buffers, "buffer_size": sizes.swap_buffer}
         zero["offload_param"] |= buffers
@@ -95,7 +95,7 @@ def _zero(decisions: Decisions, sizes: BufferSizes, nodes: NodeGroup) -> dict[st
 
 
 def _offload(tier: Tier, nodes: NodeGroup) -> dict[str, Any]:
-    """Page-locked where there is a GPU to copy to."""
+    """An offload entry; memory is page-locked where there is a GPU to copy to."""
     return {"device": DEVICES[tier], "pin_memory": nodes.gpu.device == "cuda"}
 
 

@@ -14,7 +14,7 @@ from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 from bigplan.spec.model import ModelSpec
 
-RATIOS = 20  # Twin-Flow's share of the CPU is tried in so many steps
+RATIOS = 20  # steps in which Twin-Flow's share of the CPU is tried
 DEVICES = {Tier.HOST: "cpu", Tier.NVME: "nvme"}
 _TIERS = {device: tier for tier, device in DEVICES.items()}
 
@@ -23,21 +23,21 @@ _TIERS = {device: tier for tier, device in DEVICES.items()}
 class Decisions:
     """All that is open where DeepSpeed executes a plan.
 
-    On one GPU `strategy.zero` is 0, whatever DeepSpeed's `stage`: nothing is shared out, but
-    offloading needs a stage.
+    On one GPU `strategy.zero` is 0, whatever DeepSpeed's `stage` is: nothing is sharded, but
+    DeepSpeed offloads only with a stage.
     """
 
     strategy: Strategy
     stage: int
     state: Tier = Tier.GPU  # of master copies and moments
-    parameters: Tier = Tier.GPU  # of 16-bit parameters; elsewhere than on the GPU with stage 3
+    parameters: Tier = Tier.GPU  # of 16-bit parameters; off the GPU only with stage 3
     on_cpu: float = 1.0  # of the state in host memory: what the CPU keeps and updates (Twin-Flow)
     recompute: bool = False  # every block, from its input
     loss_chunk: int = 1
-    own_pinning: bool = True  # page-locked in blocks of their own size, not of powers of two
+    own_pinning: bool = True  # page-locked blocks have their own size, not powers of two
 
     def problems(self) -> Iterator[str]:
-        """What DeepSpeed does not take together."""
+        """Combinations that DeepSpeed refuses."""
         if self.strategy.pp > 1 and self.stage > 1:
             yield f"pipelines need ZeRO stage 0 or 1, not {self.stage}"
         if self.parameters is not Tier.GPU and self.stage < 3:
@@ -54,7 +54,7 @@ class Decisions:
             yield "a part of the state alone on the CPU (ratio) needs parameters on the GPU"
 
     def placement(self, model: ModelSpec) -> Placement:
-        """The same by counts of layers, as every plan has it."""
+        """These decisions as counts of layers, the form that every plan has."""
         last, found = self.strategy.pp - 1, list[StagePlacement]()
         for stage, blocks in enumerate(chunk_blocks(model.layers, self.strategy)):
             counts = {"embedding": int(stage == 0), "block": blocks, "head": int(stage == last)}
@@ -84,7 +84,7 @@ class Decisions:
 
     @classmethod
     def of(cls, plan: Plan) -> Decisions:
-        """What a plan's configuration says. Raises InputError where it says nothing of the kind."""
+        """Decisions read from a plan's configuration. Raises InputError where it holds none."""
         config: Mapping[str, Any] = plan.config
         try:
             zero = config["json"]["zero_optimization"]

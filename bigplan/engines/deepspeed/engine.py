@@ -1,4 +1,4 @@
-"""DeepSpeed as an engine: what it can place, at the price that it has there."""
+"""DeepSpeed as an engine: what it can place, at the price that placement has there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DeepSpeed:
         return None
 
     def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
-        """See Engine; compiled operators, minutes the first time."""
+        """See Engine; this compiles operators, which takes minutes the first time."""
         if names := needed(plan.config):
             device, named = plan.cluster.group.gpu.device, ", ".join(names)
 
@@ -85,7 +85,7 @@ class DeepSpeed:
         search: SearchRecord,
         alternatives: tuple[Alternative, ...] = (),
     ) -> Plan:
-        """The way written down, whether or not it fits."""
+        """A plan for a given way, whether or not it fits."""
         return Plan(
             inputs={n: digest(getattr(request, n)) for n in ("model", "training", "cluster")},
             predicted=predicted(tried, request),
@@ -159,7 +159,7 @@ def _executable(request: Request, decisions: Decisions) -> dict[str, bool | str]
 
 
 def predicted(tried: TriedWay, request: Request) -> Predicted:
-    """The promise. Phases follow each other: of one stage the critical path is all of them."""
+    """The promise. Phases follow each other, so the critical path of one stage is all of them."""
     step, nodes = tried.step, request.cluster.group
     seconds, busy = step.seconds, step.busy()
     offloads = tried.decisions.placement(request.model).stages[0].kinds["block"].moves

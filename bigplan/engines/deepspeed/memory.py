@@ -5,10 +5,10 @@ In bytes a parameter, where a rank owns 1/d of the state, g bytes a summed gradi
 
     GPU, ZeRO 0-2   p whole; g whole (ZeRO 0, 1) or g/d (ZeRO 2); 12/d of master and moments and,
                     while the optimizer steps, 4/d of fp32 gradients
-    GPU, pipelines  as ZeRO 0 or 1 of the stage's layers; in bf16 g and p whole beside each other;
-                    of every micro-batch under way a stage's activations, and its input, that
-                    input's gradient and the output besides
-    GPU, ZeRO 3     (p + g + 16)/d; what is gathered: the live parameters
+    GPU, pipelines  as ZeRO 0 or 1 of the stage's layers; in bf16 both g and p whole; for every
+                    micro-batch under way the stage's activations, its input, the input's
+                    gradient and the output
+    GPU, ZeRO 3     (p + g + 16)/d; the live parameters, which are gathered
     host, ZeRO 1-2  (16 + p + p)/d: master, its gradient and moments; what the GPU's copy is cast
                     into; sums of the micro-batches before the last
     host, ZeRO 3    (16 r + g)/d with a part r of the state there (Twin-Flow); + p/d of parameters
@@ -16,7 +16,7 @@ In bytes a parameter, where a rank owns 1/d of the state, g bytes a summed gradi
     host for NVMe   16 buffers of 4 bytes an element of the largest sub-group; g/d; and 8/d of
                     moments between the first update and the second
 
-Blocks that torch page-locks are rounded up to powers of two, each of them.
+torch rounds each page-locked block up to a power of two.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MASTER, MOMENTS, GRADIENT = 4, 8, 4  # bytes an element, always fp32
 
 @dataclass(frozen=True, slots=True)
 class StageHoldings:
-    """What decides how much a rank of a pipeline stage holds where."""
+    """What decides how much memory a rank of a pipeline stage holds on each tier."""
 
     graph: Graph
     training: Training
@@ -56,7 +56,7 @@ class StageHoldings:
 
     @property
     def parameters(self) -> int:
-        """Elements of the stage; a table that two stages share is whole on both."""
+        """Elements of the stage; a table that two stages share counts in full on both."""
         kinds, last = self.graph.kinds, self.at == self.graph.strategy.pp - 1
         copy = self.graph.lends_table and last
         table = kinds["embedding"].parameters if copy else 0
@@ -98,22 +98,22 @@ class StageHoldings:
         gathered = min(self.sizes.live + ends, self.parameters)
         if self.decisions.parameters is not Tier.GPU:
             return p * gathered
-        # One rank alone has nothing to gather: it uses its part where it is.
+        # A single rank gathers nothing: it uses its part in place.
         return p * (self.owned + (gathered if self.graph.strategy.dp > 1 else 0))
 
     def _gradients(self) -> int:
         stage, elements = self.decisions.stage, self.owned
         bucket = self.sizes.bucket * self.graph.sizes.parameter * 2  # one fills, one leaves
         if self.decisions.state is not Tier.GPU:
-            # Through which sums of ZeRO 1 and 2 pass on their way to the CPU and back.
+            # Sums of ZeRO 1 and 2 pass through this buffer on their way to the CPU and back.
             passing = self.sizes.largest * self.graph.sizes.parameter if stage < 3 else 0
             whole = self.graph.sizes.parameter * self.parameters if self.piped else 0
             return whole + bucket + passing
         p = self.graph.sizes.parameter
         if stage < 2:
             elements = self.parameters
-        # Where sums are wider than what autograd gives, ZeRO 1 has both until the backward ends;
-        # so has the optimizer that every pipeline in bf16 without ZeRO takes.
+        # Where sums are wider than the gradients that autograd gives, ZeRO 1 holds both until the
+        # backward ends. So does the optimizer of every pipeline in bf16 without ZeRO.
         apart = (stage == 1 and self.gradient != p) or (self.piped and not stage and p < 4)
         beside = p * elements if apart else 0
         return self.gradient * elements + beside + (bucket if stage else 0)
@@ -132,12 +132,12 @@ class StageHoldings:
     def _state(self) -> int:
         master = MASTER if self.graph.sizes.master or self.decisions.stage else 0
         resident = self._resident()
-        # Twin-Flow keeps the fp32 gradients of the GPU's part there, too.
+        # Twin-Flow also keeps the fp32 gradients of the GPU's part on the GPU.
         gradients = GRADIENT if self.decisions.on_cpu < 1.0 else 0
         return resident * (master + MOMENTS + gradients)
 
     def _updating(self) -> int:
-        """While the GPU's optimizer steps: gradients flattened, and cast to fp32."""
+        """Bytes while the GPU's optimizer steps: gradients flattened, and cast to fp32."""
         alone = self.decisions.stage == 0 and not self.graph.sizes.master
         if self.decisions.state is not Tier.GPU or alone:
             return 0
@@ -150,17 +150,17 @@ class StageHoldings:
         each = sum(k.kept(again) if k.stores_activations else k.boundary for k in kinds)
         if not self.piped:
             return each
-        # Of each its input, which autograd keeps a copy of, the gradient of that, and the output;
-        # and what messages come into, hidden states and gradients.
+        # Each micro-batch has its input, which autograd copies, the input's gradient, and the
+        # output. Two more buffers receive hidden states and gradients.
         boundary = self.graph.kinds["block"].boundary
         return self.in_flight * (each + 3 * boundary) + 2 * boundary
 
     def _workspace(self) -> int:
-        """Of a block's backward, with what it made again; or of the loss and its gradients."""
+        """Bytes of a block's backward with what it recomputed, or of the loss and its gradients."""
         block, head = self.graph.kinds["block"], self.graph.kinds["head"]
         again = block.saved if self.decisions.recompute else 0
         gradients = block.parameters * self.graph.sizes.parameter
-        # The loss's sums of gradients are fp32, and given in the parameters' precision.
+        # The loss sums gradients in fp32 and gives them in the parameters' precision.
         sums = head.parameters * (4 + self.graph.sizes.parameter)
         loss = head.backward_workspace + sums if "head" in self.layers else 0
         return max(again + block.backward_workspace + gradients, loss)
@@ -185,8 +185,8 @@ class StageHoldings:
         if decisions.state is Tier.NVME:
             for _ in range(self.sizes.buffers):
                 yield "staging", GRADIENT * self.sizes.swapped
-            # Moments are made in ordinary memory by the first update, are written, and stay where
-            # they are until the second one reads them: the swapper that reads ahead lets go of
+            # The first update makes moments in ordinary memory and writes them. They stay there
+            # until the second update reads them, because the swapper that reads ahead releases
             # nothing (pipelined_optimizer_swapper.py has no release_memory in its swap_out).
             yield "optimizer", MOMENTS * on_cpu
         if decisions.state is not Tier.GPU and decisions.stage == 3:
@@ -208,7 +208,7 @@ class StageHoldings:
 def memory_use(
     every: Sequence[StageHoldings], costs: Costs, nodes: NodeGroup
 ) -> tuple[MemoryUse, ...]:
-    """Of every tier and stage, against its capacity."""
+    """Memory of every tier and stage, against its capacity."""
     return tuple(use for held in every for use in _of_stage(held, costs, nodes))
 
 

@@ -1,12 +1,12 @@
 """A pipeline's step as DeepSpeed plays it: TrainSchedule's order, messages that both ends wait for.
 
 Stage s of p takes micro-batch i forward in slot s + 2 i of its schedule and backward in slot
-2 p - 1 - s + 2 i (0.19.8, runtime/pipe/schedule.py). What a slot has computed leaves at the
-beginning of the next one, beside what comes then: before a forward gradients leave and hidden
-states come, before a backward gradients come and hidden states leave. Nothing computes meanwhile,
-and a message takes from when both ends have come to it (runtime/pipe/p2p.py). After the last slot
-come sums of gradients, over stages that share a table and over ranks that share samples out, and
-the update, which begins when all stages know the norm.
+2 p - 1 - s + 2 i (0.19.8, runtime/pipe/schedule.py). A slot's result leaves at the beginning of the
+next slot, beside what arrives then. Before a forward, gradients leave and hidden states arrive;
+before a backward, gradients arrive and hidden states leave. Nothing computes meanwhile. A message
+starts when both ends have come to it (runtime/pipe/p2p.py). After the last slot, gradients are
+summed over stages that share a table and over data-parallel ranks. Then comes the update, which
+begins when all stages know the norm.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ from bigplan.program import Lane, Op
 from bigplan.spec.cluster import NodeGroup
 from bigplan.timeline import Event, Timeline
 
-MANY = 16  # micro-batches beside two for each stage, after which all further ones are alike
+MANY = 16  # micro-batches, beside two for each stage, after which all further ones are alike
 
 
 class PipelineTimes(NamedTuple):
     """Seconds of a stage: of a micro-batch, and after the last one."""
 
     forward: float
-    backward: float  # with what is computed again
-    again: float  # of the backward
-    leaves: tuple[Phase, ...]  # gradients, to be summed over data-parallel ranks and off the GPU
+    backward: float  # with recomputation
+    again: float  # part of the backward that recomputes
+    leaves: tuple[Phase, ...]  # gradients' sum over data-parallel ranks, and their way off the GPU
     update: tuple[Phase, ...]
 
 
 class StageEvent(NamedTuple):
-    """What a stage did: `start` to `end`, of which it waited for another until `begin`."""
+    """What a stage did from `start` to `end`; until `begin` it waited for another stage."""
 
     stage: int
     lane: Lane
     op: Op
-    kind: Op  # of what a message carries the result
+    kind: Op  # of a message: the op whose result it carries
     micro_batch: int
     start: float
     begin: float
     end: float
-    cause: StageEvent | None  # what ended at `begin`
+    cause: StageEvent | None  # the event whose end is `begin`
 
 
 class Todo(NamedTuple):
-    """What a stage does next; a message has the stage at its other end."""
+    """What a stage does next; for a message, the stage at its other end."""
 
     op: Op
     micro_batch: int
-    kind: Op = Op.FORWARD  # of what a message carries the result
+    kind: Op = Op.FORWARD  # of a message: the op whose result it carries
     peer: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class PipedStep:
-    """A steady step of all stages, with the same answers as Priced."""
+    """A steady step of all stages, with the same properties as PricedStep."""
 
     stages: tuple[PipelineTimes, ...]
     micro_batches: int
@@ -71,7 +71,7 @@ class PipedStep:
 
     @property
     def seconds(self) -> float:
-        """The step; of many micro-batches those in the middle take alike."""
+        """Seconds of the step; of many micro-batches those in the middle are alike."""
         few = 2 * len(self.stages) + MANY
         if self.micro_batches <= few:
             return _end(self._played(self.micro_batches))
@@ -86,7 +86,7 @@ class PipedStep:
         return self._played(self.micro_batches)
 
     def by_lane(self) -> dict[str, float]:
-        """Seconds of each lane on the path of what waited for each other to the end."""
+        """Seconds of each lane on the chain of waits that leads to the end."""
         found: dict[str, float] = {}
         last: StageEvent | None = max(self._all, key=lambda done: done.end)
         while last is not None:
@@ -95,13 +95,13 @@ class PipedStep:
         return {str(lane): seconds for lane, seconds in found.items() if seconds}
 
     def busy(self) -> dict[str, float]:
-        """Seconds of each lane in the stage in which it has most to do."""
+        """Seconds of each lane in the stage where that lane has most to do."""
         each = [self._of_stage(stage) for stage in range(len(self.stages))]
         lanes = dict.fromkeys(lane for lanes in each for lane in lanes)
         return {str(lane): max(one.get(lane, 0.0) for one in each) for lane in lanes}
 
     def on_busiest(self) -> dict[str, float]:
-        """Seconds of each lane of the stage that computes most; it waits for the rest."""
+        """Seconds of each lane of the stage that computes most; the other lanes wait for it."""
         return max(
             (self._of_stage(stage) for stage in range(len(self.stages))),
             key=lambda lanes: lanes.get(Lane.COMPUTE, 0.0),
@@ -128,7 +128,7 @@ class PipedStep:
         return {str(op): seconds for op, seconds in found.items()}
 
     def moved(self) -> dict[str, int]:
-        """Bytes through each link, of the stage that moves most: one between two others."""
+        """Bytes through each link, of the stage that moves most, which lies between two others."""
         ways = min(2, len(self.stages) - 1)
         messages = ways * self.micro_batches * self.nbytes
         found = {str(Lane.RECV): messages, str(Lane.SEND): messages}
@@ -138,7 +138,7 @@ class PipedStep:
         return dict(sorted(found.items()))
 
     def timeline(self) -> Timeline:
-        """As the worker measures it: of a message the wait for its other end, too."""
+        """The grain that the worker measures; a message includes the wait for its other end."""
         found: dict[tuple[int, Op, Op, int], Event] = {}
         for done in self._all:
             key = done.stage, done.op, done.kind, done.micro_batch
@@ -166,7 +166,7 @@ def _end(every: Sequence[StageEvent]) -> float:
 
 
 def order(stage: int, stages: int, micro_batches: int) -> Iterator[Todo]:
-    """What a stage does up to its last slot."""
+    """The order of a stage's work up to its last slot."""
 
     def forward(slot: int) -> int:
         """The micro-batch of a slot, or -1."""
@@ -225,7 +225,7 @@ class _PlayedStage:
     def do(
         self, lane: Lane, todo: Todo, seconds: float, after: StageEvent | None = None
     ) -> StageEvent:
-        """Something else."""
+        """Do something other than the next item."""
         waits = after is not None and after.end > self.now
         cause = after if waits else self.last
         begin = cause.end if cause else 0.0
@@ -275,7 +275,7 @@ def _meet(one: Todo | None, other: Todo | None, number: int) -> bool:
 def _ended(
     running: list[_PlayedStage], stages: tuple[PipelineTimes, ...], table: float
 ) -> Iterator[StageEvent]:
-    """After the last slot."""
+    """The work after the last slot."""
     if table:
         first, last = running[0], running[-1]
         ends = first.last, last.last

@@ -1,20 +1,19 @@
-"""Seconds of a step as DeepSpeed runs it: one thing after the other.
+"""Seconds of a step as DeepSpeed runs it, one phase after the other.
 
-By its source (0.19.8), with d ranks that share the state out, p bytes a parameter and g bytes a
-summed gradient, of what a rank owns:
+The source is its code (0.19.8). d ranks shard the state; p is bytes a parameter, g bytes a summed
+gradient, both of what a rank owns:
 
-- Nothing moves beside compute but ZeRO-3's fetch of the next block: gradients leave through hooks
-  of the backward that wait for each other's copies, and the update starts when all are there.
-- Offloaded gradients, ZeRO 1 and 2: each micro-batch's is added to the sum on the GPU, p bytes down
-  for the first, p up and p down for the others; with the last one 4 more down, in fp32. Of a step
-  of one micro-batch only these 4. ZeRO 3: g down and g up for each, 4 down with the last.
+- Only ZeRO-3's fetch of the next block runs beside compute. Gradients leave through hooks of the
+  backward that wait for each other's copies. The update starts when all gradients are there.
+- Offloaded gradients, ZeRO 1 and 2: each micro-batch's gradients are added to the sum on the GPU.
+  The first moves p bytes down, the others p up and p down, the last 4 more down in fp32. A step of
+  one micro-batch moves only these 4. ZeRO 3: g down and g up for each, 4 down with the last.
 - A pipeline's gradients are summed on the GPU and leave after the last backward: p and 4 down.
 - Update on the CPU: the clip factor (8 bytes of host memory an element), AdamW (28), under ZeRO 1
   and 2 a cast (4 + p), then the parameters go up (p).
-- State on drives: the last gradients go there in fp32 (4) as the backward makes them. For the
-  update gradient, master and moments come (16), and all but the gradient go (12), one group ahead
-  of it and one behind.
-- Parameters elsewhere come up for the forward, and again for the backward.
+- State on drives: the backward writes the last gradients in fp32 (4). The update reads gradient,
+  master and moments (16) one group ahead, and writes all but the gradient (12) one group behind.
+- Parameters off the GPU come up for the forward, and again for the backward.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from bigplan.program import Lane, Op
 from bigplan.spec.cluster import NodeGroup
 from bigplan.timeline import Event, Timeline
 
-# bigplan's layers in DeepSpeed's engine: torch's attention, plain torch for the rest, the native
-# runtime's Python for each operator. ZeRO-3's hooks are as they were found to be for every tensor.
+# bigplan's layers in DeepSpeed's engine: torch's attention, plain torch otherwise, the native
+# runtime's Python for each operator. ZeRO-3's hooks take what was measured for every tensor.
 assert DEEPSPEED.host is not None
 BEHAVIOUR = replace(
     DEEPSPEED,
@@ -49,21 +48,21 @@ CLIPPED_BYTES = 8  # the gradient read and written
 ADAMW_BYTES = 28  # master and moments read and written, the gradient read
 SWAPPED_BYTES = 16  # master, gradient and two moments
 # Passes of the update on the GPU beside AdamW's own: gradients flattened (4), cast to fp32 (6),
-# multiplied by the clip factor (8); their norm is among AdamW's.
+# multiplied by the clip factor (8). AdamW's bytes include the norm.
 PASSES_BYTES = 18
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Seconds of one lane in a row, and bytes that it moves, in a micro-batch and others alike."""
+    """Seconds of one lane in a row, and bytes that it moves, for equal micro-batches."""
 
     op: Op
     micro_batch: int
     lane: Lane
     seconds: float
     nbytes: float = 0.0
-    again: float = 0.0  # of the seconds, those of recomputation
-    times: int = 1  # micro-batches from this one on that have it
+    again: float = 0.0  # part of the seconds that recomputes
+    times: int = 1  # equal micro-batches, from this one on
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class PricedStep:
 
     @property
     def seconds(self) -> float:
-        """The step."""
+        """Seconds of the step."""
         return sum(phase.times * phase.seconds for phase in self.phases)
 
     def by_lane(self) -> dict[str, float]:
@@ -110,7 +109,7 @@ class PricedStep:
         return {lane: round(found[lane]) for lane in sorted(found)}
 
     def timeline(self) -> Timeline:
-        """At the grain of the worker's: a micro-batch's forward, its backward, the update."""
+        """The grain that the worker measures: a micro-batch's forward, its backward, the update."""
         events, now = list[Event](), 0.0
         for (first, times), alike in groupby(self.phases, lambda one: (one.micro_batch, one.times)):
             merged: dict[Op, tuple[Lane, float]] = {}
@@ -140,7 +139,7 @@ def priced(held: StageHoldings, costs: Costs, nodes: NodeGroup) -> PricedStep:
 
 
 class _Drive(NamedTuple):
-    """Bytes/s: reading alone, writing alone, and both at once together."""
+    """Bytes/s of reading alone, of writing alone, and of both together."""
 
     read: float
     write: float
@@ -149,7 +148,7 @@ class _Drive(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StagePricing:
-    """What a rank of one stage takes."""
+    """Seconds of what a rank of one stage does."""
 
     held: StageHoldings
     costs: Costs
@@ -165,7 +164,7 @@ class StagePricing:
         yield from self._gradients(number, last=last)
 
     def compute(self) -> tuple[float, float, float]:
-        """Seconds of a micro-batch's forward, its backward, and what runs again for that."""
+        """Seconds of a micro-batch's forward, of its backward, and of recomputation within that."""
         graph = self.held.graph
         forward = backward = again = 0.0
         for name in self.held.layers:
@@ -177,7 +176,7 @@ class StagePricing:
         return forward, backward, again
 
     def _fetched(self, op: Op, number: int, compute: float) -> Iterator[Phase]:
-        """ZeRO-3's parameters for a pass: gathered, and from where they live."""
+        """ZeRO-3's parameters for a pass: moved from their tier, and gathered."""
         graph, decisions = self.held.graph, self.held.decisions
         if decisions.stage < 3:
             return
@@ -202,7 +201,7 @@ class StagePricing:
         return _Drive(nvme.node_read / ranks, nvme.node_write / ranks, both / ranks)
 
     def _gradients(self, number: int, *, last: bool) -> Iterator[Phase]:
-        """Reduced over ranks, then taken to where they are summed."""
+        """Gradients reduced over ranks, then moved to the tier of their sum."""
         graph, decisions, rates = self.held.graph, self.held.decisions, self.costs.rates
         if graph.strategy.dp > 1 and (decisions.stage >= 2 or last):
             exposed = BEHAVIOUR.reduce_exposed * self.reduces()
@@ -225,13 +224,13 @@ class StagePricing:
             yield Phase(Op.BACKWARD, number, Lane.NVME_WRITE, nbytes / self._drive.write, nbytes)
 
     def reduces(self) -> float:
-        """Seconds of sums of all gradients over data-parallel ranks."""
+        """Seconds to sum all gradients over data-parallel ranks."""
         if self.held.graph.strategy.dp == 1:
             return 0.0
         return sum(self.costs.kinds[name].reduce for name in self.held.layers)
 
     def sums(self) -> Iterator[Phase]:
-        """A pipeline's gradients after its last backward: reduced, and to where the CPU updates."""
+        """A pipeline's gradients after its last backward: reduced, and moved to the CPU."""
         held, rates = self.held, self.costs.rates
         if held.graph.strategy.dp > 1:
             yield Phase(Op.REDUCE, 0, Lane.COMM, self.reduces())
@@ -273,7 +272,7 @@ class StagePricing:
             yield Phase(Op.UPDATE, 0, Lane.NVME_WRITE, nbytes / self._drive.write, nbytes)
 
     def _swapped(self, elements: float, seconds: float) -> Iterator[Phase]:
-        """Groups come and go beside the CPU's updates: the slower of drive and CPU counts."""
+        """Groups move beside the CPU's updates, so the slower of drive and CPU counts."""
         read, written = SWAPPED_BYTES * elements, (SWAPPED_BYTES - GRADIENT) * elements
         drive = self._drive
         moving = max(read / drive.read, written / drive.write, (read + written) / drive.both)
@@ -284,6 +283,6 @@ class StagePricing:
 
     @property
     def _host_bandwidth(self) -> float:
-        """Bytes/s of host memory to one rank, whose buffers lie where its process began."""
+        """Bytes/s of host memory to one rank; its buffers lie where its process started."""
         host = self.nodes.host
         return min(self.costs.rates.host_memory, host.memory_bandwidth / host.numa_domains)

@@ -11,7 +11,7 @@ PRECISIONS = ("bf16", "fp32")
 
 
 def refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
-    """Why DeepSpeed cannot execute this; None: it can. Layers are the native runtime's."""
+    """Why DeepSpeed cannot execute this request; None: it can. Layers are the native runtime's."""
     if training.precision not in PRECISIONS:
         return (
             f"DeepSpeed has a loss scale of its own for {training.precision}, whose steps are not "

@@ -1,4 +1,4 @@
-"""Every way in which DeepSpeed can run a request, priced: there are hundreds, not millions."""
+"""Every way in which DeepSpeed can run a request, priced: there are only hundreds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPEN = (
 
 @dataclass(frozen=True, slots=True)
 class TriedWay:
-    """One way, and what it takes."""
+    """One way, with its memory and time."""
 
     decisions: Decisions
     held: StageHoldings  # by a rank of the first stage
@@ -53,14 +53,14 @@ class TriedWay:
 
     @property
     def preference(self) -> tuple[float, int, int, str]:
-        """Fastest first; among equals what moves least, by the lowest stage."""
+        """Sort key: fastest first, then what moves least, then the lowest stage."""
         moved = sum(self.step.moved().values())
         return round(self.step.seconds, 9), moved, self.decisions.stage, repr(self.decisions)
 
 
 @dataclass(frozen=True, slots=True)
 class WantedOfDeepSpeed:
-    """The user's own decisions, as far as they are DeepSpeed's."""
+    """The user's own decisions, as far as DeepSpeed can take them."""
 
     fixed: Mapping[str, int]
     stage: int | None = None
@@ -72,7 +72,7 @@ class WantedOfDeepSpeed:
 
     @classmethod
     def of(cls, request: Request) -> WantedOfDeepSpeed:
-        """Raises InputError for a decision that is not open here."""
+        """Read a request's decisions. Raises InputError for a decision that is not open here."""
         fixed, pins = parse_pins(request.settings)
         found = cls({key: value for key, value in fixed.items() if key != "zero"})
         if "zero" in fixed:
@@ -100,7 +100,7 @@ class WantedOfDeepSpeed:
         )
 
     def allows(self, way: Decisions) -> bool:
-        """Whether it decides nothing else."""
+        """Whether the way agrees with every decision of the user."""
         pairs = (
             (self.stage, way.stage),
             (self.parameters, way.parameters),
@@ -124,7 +124,7 @@ class DeepSpeedSearch:
         self.wanted = WantedOfDeepSpeed.of(self.request)
 
     def run(self, watch: Watch) -> list[TriedWay]:
-        """Those that fit, fastest first. Raises InputError, InfeasibleError."""
+        """The ways that fit, fastest first. Raises InputError, InfeasibleError."""
         fitting, misfits = list[TriedWay](), list[TriedWay]()
         for way in self._ways():
             best = min((one.step.seconds for one in fitting), default=None)
@@ -151,7 +151,7 @@ class DeepSpeedSearch:
                     yield strategy
 
     def _ends(self, family: StrategyFamily) -> Ends:
-        """Seconds of the first and the last layer, in those of a block."""
+        """Seconds of the first and of the last layer, in units of a block's."""
         request, alone = self.request, Strategy(dp=1, micro_batch=family.micro_batch)
         graph, costs = self._graph(alone, loss_chunks(request.model, request.training, alone)[0])
         each = [costs.kinds[graph.layers[i]] for i in (0, 1, -1)]
@@ -172,7 +172,7 @@ class DeepSpeedSearch:
         return alone or accumulated_in(way, training) == training.gradient_precision
 
     def _fitted(self, way: Decisions) -> TriedWay:
-        """With as much of the state on the GPU, and as many tokens of the loss, as fit."""
+        """The way with as much state on the GPU, and as many tokens of the loss at once, as fit."""
         shares = [way.on_cpu]
         if way.on_cpu < 1.0:
             shares = [i / RATIOS for i in range(1, RATIOS)]
@@ -195,7 +195,7 @@ class DeepSpeedSearch:
     def tried(
         self, way: Decisions, sized: Callable[[BufferSizes], BufferSizes] = lambda sizes: sizes
     ) -> TriedWay:
-        """Priced, whether or not it fits; `sized` gives buffers other sizes than a plan's."""
+        """A way priced, whether or not it fits; `sized` overrides a plan's buffer sizes."""
         request = self.request
         graph, costs = self._graph(way.strategy, way.loss_chunk)
         nodes = request.cluster.group
@@ -230,7 +230,7 @@ class DeepSpeedSearch:
 
 
 def _placed(strategy: Strategy, stage: int, *, drive: bool) -> Iterator[Decisions]:
-    """Where state and parameters may live under a stage, and whether blocks are recomputed."""
+    """Tiers of state and parameters that a stage allows, with and without recomputed blocks."""
     for recompute in (False, True):
         way = Decisions(strategy, stage, recompute=recompute)
         for state in Tier:

@@ -1,6 +1,6 @@
-"""How large DeepSpeed's buffers are made, from the model and the machine: nothing left to defaults.
+"""Sizes of DeepSpeed's buffers, from the model and the machine; none is left to a default.
 
-DeepSpeed's own defaults are of 500 million elements and more, whatever the model.
+DeepSpeed's own defaults have 500 million elements and more, whatever the model.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from bigplan.spec.cluster import NodeGroup
 
 BUCKET = 500_000_000  # elements at most: DeepSpeed's reduce_bucket_size
 SUB_GROUP = 1_000_000_000  # elements at most: DeepSpeed's sub_group_size
-SWAPPED_SUB_GROUP = 100_000_000  # of state on a drive: of each of its tensors a buffer of 400 MB
-# Of weights, gradients and two moments: one group is updated, the next read, the last written, and
-# one is in between.
+# Elements of state on a drive; each of its tensors has a buffer of 400 MB.
+SWAPPED_SUB_GROUP = 100_000_000
+# Tensors are weights, gradients and two moments. One group is updated, one is read, one is written,
+# and one is in between.
 SWAPPED_TENSORS, SWAPPED_GROUPS = 4, 4
-PARTS = 40  # groups of a state that Twin-Flow shares out: its share is met to a fortieth
+PARTS = 40  # groups of the state under Twin-Flow, so that its share is met to a fortieth
 PREFETCHED_BLOCKS = 1
-LIVE_BLOCKS = 2  # whose parameters are on the GPU at a time, where they live elsewhere
-AIO_BLOCK = 1 << 20  # bytes of a request
-AIO_SECONDS = 0.01  # of the drive's rate that is under way at once, by requests
+LIVE_BLOCKS = 2  # blocks whose parameters are on the GPU at a time, where parameters live elsewhere
+AIO_BLOCK = 1 << 20  # bytes of a request to a drive
+AIO_SECONDS = 0.01  # requests under way hold so many seconds of the drive's rate
 
 
 @dataclass(frozen=True, slots=True)
 class BufferSizes:
-    """In elements, but for what is named otherwise."""
+    """Sizes in elements, unless a comment says otherwise."""
 
     parameters: int  # of the model
     owned: int  # by a rank, where states are shared out
     largest: int  # parameter
-    vector: int  # the largest of one dimension
+    vector: int  # the largest parameter of one dimension
     block: int
     matrices: int  # of a block
     bucket: int
     sub_group: int
-    swapped: int  # the largest group of state that comes from a drive at once
-    buffers: int  # of state on a drive
+    swapped: int  # the largest group of state that is read from a drive at once
+    buffers: int  # number of buffers for state on a drive
     queue: int  # requests to a drive at once
-    live: int  # of what ZeRO-3 gathers, at a time
-    swap_buffers: int  # for parameters that come from a drive
-    swap_buffer: int  # in each
+    live: int  # elements that ZeRO-3 holds gathered at a time
+    swap_buffers: int  # number of buffers for parameters on a drive
+    swap_buffer: int  # elements of each of these
 
 
 def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> BufferSizes:
@@ -71,7 +72,7 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Bu
         buffers=SWAPPED_TENSORS * SWAPPED_GROUPS,
         queue=_power(rate * AIO_SECONDS / AIO_BLOCK),
         live=LIVE_BLOCKS * block.parameters,
-        # Every parameter that is on the GPU holds a buffer of the largest one's size.
+        # Every parameter on the GPU holds a buffer of the largest parameter's size.
         swap_buffers=(LIVE_BLOCKS + 2) * matrices + 2,
         swap_buffer=largest,
     )
@@ -80,8 +81,9 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Bu
 def _groups(graph: Graph, least: int) -> Iterator[int]:
     """Elements of a rank's sub-groups: parameters in a row until there are `least` of them.
 
-    So one is larger by up to a parameter (0.19.8, stage3.py: _create_fp16_sub_groups). Matrices
-    and vectors are two groups of the optimizer, which decays the former alone.
+    So a group may be larger by up to a parameter (0.19.8, stage3.py: _create_fp16_sub_groups).
+    Matrices and vectors are two groups of the optimizer, which applies weight decay to matrices
+    only.
     """
     ranks = graph.strategy.dp
     tensors = [tensor for name in graph.layers for tensor in graph.kinds[name].tensors]
@@ -100,7 +102,7 @@ def _groups(graph: Graph, least: int) -> Iterator[int]:
 
 
 def _power(number: float) -> int:
-    """The next power of two, 8 to 128."""
+    """The next power of two from 8 to 128."""
     found = 8
     while found < min(number, 128):
         found *= 2

@@ -38,7 +38,7 @@ class FrameworkPlan:
         return self.tool.name
 
     def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
-        """See Engine: whatever it is."""
+        """See Engine; a tool is refused for whatever reason."""
         return self.missing()
 
     def missing(self) -> str | None:
@@ -72,7 +72,7 @@ class FrameworkPlan:
         search: SearchRecord,
         alternatives: tuple[Alternative, ...] = (),
     ) -> Plan:
-        """The way written down, whether or not it fits."""
+        """A plan for a given way, whether or not it fits."""
         return Plan(
             inputs={n: digest(getattr(request, n)) for n in ("model", "training", "cluster")},
             predicted=priced.predicted(),
@@ -127,7 +127,7 @@ class FrameworkPlan:
             )
 
     def timeline(self, plan: Plan) -> Timeline:
-        """See Engine; part by part."""
+        """See Engine; the step part by part."""
         return self._priced(plan, Way.of(plan)).timeline()
 
 

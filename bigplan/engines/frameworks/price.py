@@ -1,8 +1,8 @@
-"""A way priced: the closed formulas that published runs are held against, as a plan promises it.
+"""A way priced by the closed formulas that published runs are held against.
 
-Seconds are those of cost/step.py and GPU memory that of cost/memory.py as torch's counter of
-reserved memory shows it, with the behaviour of the way's framework. Host memory, in bytes of what a
-rank owns, where its state is there:
+Seconds come from cost/step.py. GPU memory comes from cost/memory.py, as torch's counter of reserved
+memory shows it, with the behaviour of the way's framework. Host memory, where a rank's state is
+there, takes these bytes for each element that the rank owns:
 
     FSDP's CPUOffloadPolicy    parameters in fp32 and their gradients, each tensor a page-locked
                                block, which torch rounds up to a power of two; moments: 8
@@ -31,7 +31,7 @@ from bigplan.timeline import Event, Timeline
 COUNTER = "reserved"
 MASTER, MOMENTS, GRADIENT = 4, 8, 4  # bytes an element in host memory
 BUBBLE = "pipeline bubble"
-# What the parts of the closed formulas keep busy.
+# What each part of the closed formulas keeps busy.
 _LANES = {
     "compute": (Lane.COMPUTE, Op.FORWARD),
     "communication": (Lane.COMM, Op.GATHER),
@@ -63,12 +63,12 @@ class PricedWay:
 
     @property
     def seconds(self) -> float:
-        """The step."""
+        """Seconds of the step."""
         return sum(self.parts.values())
 
     @cached_property
     def memory(self) -> tuple[MemoryUse, ...]:
-        """Of every stage's GPUs, and of its ranks' node."""
+        """Memory of every stage's GPUs, and of its ranks' node."""
         return tuple(use for stage in range(self.way.strategy.pp) for use in self._stage(stage))
 
     @property
@@ -109,7 +109,7 @@ class PricedWay:
             )
 
     def _host(self, stage: int) -> dict[str, int]:
-        """Bytes of one rank."""
+        """Bytes of one rank in host memory, by purpose."""
         if not self.way.on_cpu:
             return {}
         counts, ranks = stage_counts(self.graph, stage), self.way.strategy.dp
@@ -132,7 +132,7 @@ class PricedWay:
 
     @property
     def preference(self) -> tuple[float, float, int, str]:
-        """Fastest first; among equals what moves least, by the lowest stage."""
+        """Sort key: fastest first, then what moves least, then the lowest stage."""
         return round(self.seconds, 9), self.way.on_cpu, self.way.strategy.zero, repr(self.way)
 
     def lanes(self) -> Iterator[tuple[str, Op, float]]:
@@ -145,7 +145,7 @@ class PricedWay:
                 yield lane, op, seconds
 
     def timeline(self) -> Timeline:
-        """The parts one after the other: closed formulas know no finer grain."""
+        """The parts one after the other, because closed formulas know no finer grain."""
         events, now = list[Event](), 0.0
         for lane, op, seconds in self.lanes():
             events.append(Event(0, lane, op, 0, 0, now, now + seconds))
@@ -183,7 +183,7 @@ class PricedWay:
         )
 
     def step_parts(self) -> StepParts:
-        """Where the step goes on the busiest GPU."""
+        """How the step's time divides on the busiest GPU."""
         parts = self.parts
         without = self._parts(replace(self.run.execution, recompute=Recompute.NONE))
         again = parts["compute"] - without["compute"]

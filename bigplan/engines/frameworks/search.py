@@ -1,4 +1,4 @@
-"""Every way in which a framework can run a request, priced; of each strategy the best that fits."""
+"""Every way in which a framework can run a request, priced; the best that fits of each strategy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPEN = (
 
 @dataclass(frozen=True, slots=True)
 class WantedOfFramework:
-    """The user's own decisions, as far as these tools take them."""
+    """The user's own decisions, as far as these tools can take them."""
 
     fixed: Mapping[str, int]
     parameters: Tier | None = None
@@ -38,7 +38,7 @@ class WantedOfFramework:
 
     @classmethod
     def of(cls, request: Request) -> WantedOfFramework:
-        """Raises InputError for a decision that is not open here."""
+        """Read a request's decisions. Raises InputError for a decision that is not open here."""
         fixed, pins = parse_pins(request.settings)
         found = cls(fixed)
         for pin in pins:
@@ -64,13 +64,13 @@ class WantedOfFramework:
         )
 
     def allows(self, way: Way) -> bool:
-        """Whether it decides nothing else about homes."""
+        """Whether the way agrees with the user's decisions about tiers."""
         least, most = self.on_cpu
         home = Tier.HOST if way.parameters_on_host else Tier.GPU
         return least <= way.on_cpu <= most and self.parameters in (None, home)
 
     def counts(self, tried: range) -> range:
-        """Of the numbers of recomputed blocks, besides none, those that are left."""
+        """The allowed numbers of recomputed blocks, besides none."""
         if self.recompute is Recompute.NONE:
             return range(0)
         return tried if self.again is None else range(self.again, self.again + 1)
@@ -85,7 +85,7 @@ class FrameworkSearch:
     wanted: WantedOfFramework = field(init=False)
     counted: int = 0
     stopped: bool = False
-    refused: str | None = None  # why the tool has not the first strategy that it has not
+    refused: str | None = None  # why the tool refuses the first strategy that it refuses
     _graphs: dict[tuple[int | bool, ...], Graph] = field(default_factory=dict)
     _costs: dict[tuple[int | bool, ...], Costs] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ class FrameworkSearch:
         self.wanted = WantedOfFramework.of(self.request)
 
     def run(self, watch: Watch) -> list[PricedWay]:
-        """Those that fit, fastest first. Raises InputError, InfeasibleError."""
+        """The ways that fit, fastest first. Raises InputError, InfeasibleError."""
         fitting, misfits = list[PricedWay](), list[PricedWay]()
         best: float | None = None
         for strategy in self._strategies():
@@ -109,7 +109,7 @@ class FrameworkSearch:
                 fitting.append(priced)
                 best = min(priced.seconds, best or priced.seconds)
                 if not priced.way.again:
-                    break  # what moves more only makes room, at the price of time
+                    break  # a way that moves more only makes room, and takes longer
         if fitting:
             return sorted(fitting, key=lambda one: one.preference)
         if misfits:
@@ -128,7 +128,7 @@ class FrameworkSearch:
                 self.refused = self.refused or why
 
     def _ends(self, family: StrategyFamily) -> Ends | None:
-        """Seconds of the first and the last layer, in those of a block."""
+        """Seconds of the first and of the last layer, in units of a block's."""
         if family.pp == 1:
             return None
         costs = self.priced(Way(Strategy(**family._asdict()))).costs.kinds
@@ -138,7 +138,7 @@ class FrameworkSearch:
         return first, last
 
     def _fitted(self, home: Way) -> PricedWay:
-        """With as few blocks recomputed as fit."""
+        """The way with as few recomputed blocks as fit."""
         if self.wanted.recompute is not Recompute.FULL:
             priced = self.priced(home)
             if not priced.short:
@@ -154,7 +154,7 @@ class FrameworkSearch:
         return again(counts[min(first, len(counts) - 1)])
 
     def priced(self, way: Way) -> PricedWay:
-        """Whether or not it fits."""
+        """The way priced, whether or not it fits."""
         request, nodes = self.request, self.request.cluster.group
         run = Run(
             self.tool.padded(request.model, way.strategy),

@@ -1,7 +1,7 @@
-"""Training frameworks that people run already: what each can be told to do, and how it behaves.
+"""Training frameworks in common use: what each can be told to do, and how it behaves.
 
-A rule here is one of the tool's own, from its documentation or source; the behaviours are those
-that published runs of these frameworks are priced with (cost/framework.py).
+Each rule here is the tool's own, from its documentation or source. The behaviours are those with
+which its published runs are priced (cost/framework.py).
 """
 
 from __future__ import annotations
@@ -19,51 +19,52 @@ from bigplan.spec.training import Training
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One of them."""
+    """One training framework."""
 
     name: str
     behaviour: Framework
     splits: Callable[
         [ModelSpec, Strategy], str | None
-    ]  # why it does not split like this; None: it does
-    trains: Callable[[ModelSpec, Training], str | None]  # why it does not train this
-    counts_blocks: bool = False  # recomputes some blocks of a stage; else all or none
+    ]  # why it does not split the model like this; None: it does
+    trains: Callable[[ModelSpec, Training], str | None]  # why it does not train this; None: it does
+    counts_blocks: bool = False  # it recomputes some blocks of a stage; otherwise all or none
     offloaded: tuple[float, ...] = ()  # shares of the optimizer state that may be on the CPU
-    # Whether parameters, gradients and state may leave the GPU, all together.
+    # Whether parameters, gradients and state may leave the GPU; they leave together.
     offloads: Callable[[Strategy], bool] = lambda strategy: False
     recomputes: Callable[[Strategy], bool] = lambda strategy: True
     pads_vocabulary: bool = False  # to a multiple of 128 x tensor parallelism
-    reduces_low: bool = False  # gradients, in the precision of compute
+    reduces_low: bool = False  # gradients are reduced in the precision of compute
 
     def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
-        """Why it cannot do this; None: it can."""
+        """Why the tool cannot execute this request; None: it can."""
         if strategy.accumulation_group > 1:
             return f"{self.name} passes one micro-batch after the other through all layers"
         return self.trains(model, training) or self.splits(model, strategy)
 
     def padded(self, model: ModelSpec, strategy: Strategy) -> ModelSpec:
-        """With the words that it adds."""
+        """The model with the words that the tool adds to its vocabulary."""
         if not self.pads_vocabulary:
             return model
         unit = 128 * strategy.tp
         return model.model_copy(update={"vocab": -(-model.vocab // unit) * unit})
 
     def trained(self, training: Training) -> Training:
-        """With the precision that it reduces gradients in."""
+        """The training with the precision in which the tool reduces gradients."""
         if not self.reduces_low:
             return training
         return training.model_copy(update={"reduce_precision": training.precision})
 
     def homes(self, strategy: Strategy) -> Iterator[Way]:
-        """Where state and parameters may live, the GPU first."""
+        """Tiers that state and parameters may have, the GPU first."""
         yield Way(strategy)
         if self.offloads(strategy):
             yield Way(strategy, on_cpu=1.0, parameters_on_host=True)
-        if strategy.zero == 1 or strategy.dp == 1:  # Megatron's, by its distributed optimizer
+        # Megatron-LM does this with its distributed optimizer.
+        if strategy.zero == 1 or strategy.dp == 1:
             yield from (Way(strategy, on_cpu=share) for share in self.offloaded)
 
     def counts(self, model: ModelSpec, strategy: Strategy) -> range:
-        """How many blocks of a chunk it may recompute, besides none."""
+        """How many blocks of a chunk the tool may recompute, besides none."""
         if not self.recomputes(strategy):
             return range(0)
         chunks = chunk_blocks(model.layers, strategy)
@@ -71,7 +72,7 @@ class Tool:
         return range(1 if self.counts_blocks and even else max(chunks), max(chunks) + 1)
 
     def problems(self, way: Way, model: ModelSpec) -> Iterator[str]:
-        """What it cannot do of a way that somebody asks for."""
+        """What the tool cannot do of a requested way."""
         if way.policy not in (Recompute.NONE, Recompute.FULL):
             yield f"{self.name} is not told to recompute a block in part"
         if way.again and way.again not in self.counts(model, way.strategy):
@@ -85,17 +86,17 @@ class Tool:
 
 
 def _shards_all(strategy: Strategy) -> bool:
-    """As fully_shard does; one GPU has nothing to shard out, and offloads the same."""
+    """Whether it shards as fully_shard does, which may offload on one GPU as well."""
     return strategy.zero == 3 or strategy.dp == 1
 
 
 def _shards_out(strategy: Strategy) -> bool:
-    """As torchtitan does, which shards and offloads nothing on one GPU."""
+    """Whether it shards as torchtitan does, which shards and offloads nothing on one GPU."""
     return strategy.zero == 3 and strategy.pp == 1
 
 
 def _replicates(strategy: Strategy) -> bool:
-    """As DistributedDataParallel."""
+    """Whether it replicates as DistributedDataParallel does."""
     return strategy.dp > 1 and strategy.zero == 0
 
 
@@ -189,11 +190,11 @@ def _torchtitan_trains(model: ModelSpec, training: Training) -> str | None:
     return _no_groups("torchtitan", training)
 
 
-# Of torchtitan's `compile.enable`, for model and loss, which its published runs have.
+# Compiled as by torchtitan's `compile.enable` for model and loss, which its published runs use.
 COMPILED = replace(FSDP, compiled_loss=True)
-# Of `--tp-comm-overlap`, which `bigplan config` writes.
+# Overlapped as by `--tp-comm-overlap`, which `bigplan config` writes.
 OVERLAPPED = replace(MEGATRON_CORE, tensor_exposed=MEGATRON_CORE.tensor_exposed_async)
-OFFLOADED = (0.25, 0.5, 0.75, 1.0)  # of Megatron's optimizer_offload_fraction
+OFFLOADED = (0.25, 0.5, 0.75, 1.0)  # tried values of Megatron-LM's optimizer_offload_fraction
 
 TOOLS = (
     Tool("fsdp2", FSDP, _fsdp_splits, _fsdp_trains, counts_blocks=True, offloads=_shards_all),

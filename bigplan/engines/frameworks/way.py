@@ -16,22 +16,22 @@ from bigplan.spec.training import Training
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Frameworks treat all layers alike, but for how many blocks they recompute."""
+    """Frameworks treat all layers alike, except for how many blocks they recompute."""
 
     strategy: Strategy
     policy: Recompute = Recompute.NONE
-    again: int = 0  # blocks of each chunk that are recomputed so; all, where it has no more
-    on_cpu: float = 0.0  # of the optimizer state: what host memory keeps and the CPU updates
-    parameters_on_host: bool = False  # and gradients
+    again: int = 0  # recomputed blocks of each chunk; all of them, where a chunk has fewer
+    on_cpu: float = 0.0  # share of the optimizer state that host memory keeps and the CPU updates
+    parameters_on_host: bool = False  # and gradients with them
 
     def blocks_again(self, model: ModelSpec) -> Iterator[int]:
-        """Of each stage, first to last."""
+        """Recomputed blocks of each stage, first to last."""
         chunks = chunk_blocks(model.layers, self.strategy)
         for stage in range(self.strategy.pp):
             yield sum(min(self.again, blocks) for blocks in chunks[stage :: self.strategy.pp])
 
     def execution(self, model: ModelSpec) -> Execution:
-        """What the closed formulas ask for; of uneven stages all recompute the same share."""
+        """What the closed formulas ask for; uneven stages all recompute the same share."""
         return Execution(
             recompute=self.policy,
             recomputed=sum(self.blocks_again(model)) / model.layers,
@@ -42,7 +42,7 @@ class Way:
         )
 
     def placement(self, model: ModelSpec, training: Training) -> Placement:
-        """The same by counts of layers, as every plan has it."""
+        """The way as counts of layers, the form that every plan has."""
         stages, last = list[StagePlacement](), self.strategy.pp - 1
         chunks = chunk_blocks(model.layers, self.strategy)
         for stage, again in enumerate(self.blocks_again(model)):
@@ -74,7 +74,7 @@ class Way:
 
     @classmethod
     def of(cls, plan: Plan) -> Way:
-        """What a plan says; what else its placement says is no way of these, and comes to light."""
+        """The way that a plan describes; comparison finds whether its placement says more."""
         block = plan.placement.stages[0].kinds["block"]
         chunks = chunk_blocks(plan.model.layers, plan.strategy)
         again: dict[Recompute, int] = {

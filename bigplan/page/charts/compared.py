@@ -1,4 +1,4 @@
-"""Small charts of figures beside each other: resources, rivals, changes, predictions, runs."""
+"""Small charts that compare figures: resources, rivals, changes, predictions, runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from bigplan.units import format_bandwidth
 
 BUSY, ON_PATH, NOW = "busy", "on the critical path", "now"
 STEP = 16  # pixels of a bar
-ROOM = 1.16  # times the longest bar: its figure has room behind it
+ROOM = 1.16  # axis over the longest bar, so that its figure has room behind it
 MEASURED, PREDICTED = "measured", "predicted"
 FIGURES = {BUSY: BLUE, ON_PATH: RED, NOW: BLUE, PREDICTED: BLUE, MEASURED: ORANGE}
 TRUST = {"A": BLUE, "B": ORANGE, "C": GREY}
 
 
 def bars_chart(rows: Mapping[str, Mapping[str, float]], unit: str) -> dict[str, Any]:
-    """A row for every name, in it a bar for every figure of FIGURES; all rows have the same."""
+    """A row for every name, with a bar for each of FIGURES; all rows have the same figures."""
     most = max(value for figures in rows.values() for value in figures.values())
     values = [
         {"name": row, "figure": figure, "value": float(f"{value:.3g}")}
@@ -59,7 +59,7 @@ def bars_chart(rows: Mapping[str, Mapping[str, float]], unit: str) -> dict[str, 
 
 
 def rates_chart(rates: Mapping[str, float]) -> dict[str, Any]:
-    """Bytes/s by name on an axis in powers of ten, each with its figure."""
+    """Bytes/s by name on a logarithmic axis, each with its figure."""
     values = [
         {"name": label, "rate": rate, "text": format_bandwidth(float(f"{rate:.3g}"))}
         for label, rate in rates.items()
@@ -91,7 +91,7 @@ def rates_chart(rates: Mapping[str, float]) -> dict[str, Any]:
 
 
 def steps_chart(series: Mapping[str, Sequence[tuple[int, float]]], title: str) -> dict[str, Any]:
-    """Lines over the steps of a run, each with its name."""
+    """Named lines over the steps of a run."""
     values = [
         {"series": label, "step": step, "value": float(f"{value:.5g}")}
         for label, points in series.items()
@@ -116,10 +116,10 @@ def steps_chart(series: Mapping[str, Sequence[tuple[int, float]]], title: str) -
 def scatter_chart(
     points: Sequence[Mapping[str, Any]], x: str, y: str, shades: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Points {x, y, group, name, ...}: every other key is shown when the mouse is on one."""
+    """Points {x, y, group, name, ...}; hovering shows every other key."""
     hidden = ("x", "y", "group", "label")
     hover = [key for key in (points[0] if points else {}) if key not in hidden]
-    half = f"(width || {PICTURE_WIDTH}) / 2 - 14"  # of a chart among others Vega's width is 0
+    half = f"(width || {PICTURE_WIDTH}) / 2 - 14"  # within a chart of several, Vega's width is 0
     middle = sum(f(point["x"] for point in points) for f in (min, max)) / 2 if points else 0.0
     return chart(
         [{**point, "side": "right" if point["x"] > middle else "left"} for point in points],
@@ -153,7 +153,7 @@ def scatter_chart(
 def agreement_chart(
     points: Sequence[Mapping[str, Any]], shades: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Predicted over measured seconds, in powers of ten, with the line where both are equal."""
+    """Predicted over measured seconds on logarithmic axes, with the line where both are equal."""
     ends = [min(p[k] for p in points for k in "xy"), max(p[k] for p in points for k in "xy")]
     line = [{"x": end, "y": end} for end in ends]
     log = {"type": "log", "nice": False, "domain": [ends[0] / 1.3, ends[1] * 1.3]}

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PICTURE_WIDTH = 860  # pixels: as wide as a README shows pictures
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"  # a name; nothing is fetched from there
+# An identifier; nothing is fetched from there.
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 
-# Each stands out by 3:1 at least from white and from the dark page (#14171c), which WCAG asks of
-# graphics; tests/page/test_looks.py works it out.
+# Each colour has a contrast of at least 3:1 with white and with the dark page (#14171c). WCAG asks
+# that of graphics; tests/page/test_looks.py computes it.
 BLUE, ORANGE, GREEN, RED = "#3f78b5", "#c9701a", "#4b8b3b", "#d0433f"
 TEAL, PURPLE, BROWN, GREY = "#2f8f8b", "#9a63b0", "#8f6f52", "#7d838c"
 OLIVE, PINK = "#8a7d1f", "#c2608f"
@@ -28,7 +29,7 @@ PURPOSES = {
 
 
 def quantity(field: str, title: str, **scale: Any) -> dict[str, Any]:
-    """A numeric channel; keywords are of its scale."""
+    """A numeric channel; keywords belong to its scale."""
     return {
         "field": field,
         "type": "quantitative",
@@ -44,7 +45,7 @@ def name(field: str, order: Sequence[str], title: str | None = None) -> dict[str
 
 
 def colour(field: str, colours: Mapping[str, str], title: str | None = None) -> dict[str, Any]:
-    """A channel of colours with a legend above the chart, of the names that occur."""
+    """A channel of colours, with a legend above the chart for the names that occur."""
     return {
         "field": field,
         "type": "nominal",
@@ -60,9 +61,9 @@ def told(*channels: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def chart(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
-    """A chart as wide as its place on the page; its height is to be a number.
+    """A chart as wide as its place on the page; its height must be a number.
 
-    Vega-Lite warns of a width that is given so beside a height that follows from rows.
+    Vega-Lite warns if such a width stands beside a height that follows from rows.
     """
     return {
         "$schema": SCHEMA,
@@ -72,5 +73,5 @@ def chart(values: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
 
 
 def three(value: float) -> float:
-    """Four digits: no screen shows more, and the page is a third smaller."""
+    """The value with four digits: no screen shows more, and the page becomes a third smaller."""
     return float(f"{value:.4g}")

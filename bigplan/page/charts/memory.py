@@ -1,4 +1,4 @@
-"""What is in use of each memory over a step."""
+"""Memory in use over a step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bigplan.units import format_bytes, parse_bytes
 GIB = 1 << 30
 TITLES = {Tier.GPU: "GPU memory", Tier.HOST: "host memory", Tier.NVME: "drives"}
 HEIGHT = 150
-NEAR = 1.5  # times what is used: a capacity up to which it is drawn
+NEAR = 1.5  # a capacity is drawn up to this multiple of the use
 
 
 def memory_chart(
     levels: Sequence[Level], uses: Sequence[MemoryUse], seconds: float
 ) -> dict[str, Any]:
-    """One tier: `levels` and `uses` of the stages that are shown, between which a menu chooses."""
+    """One tier: `levels` and `uses` of the drawn stages, among which a menu chooses."""
     unit = _unit(uses)
     title = f"{TITLES[uses[0].tier]}, {unit}"
     stages = [use.stage for use in uses]
@@ -53,7 +53,7 @@ def memory_chart(
 
 
 def _lines(uses: Sequence[MemoryUse], size: int) -> Iterator[dict[str, Any]]:
-    """What is promised, and what is there where that is near: else it would press the rest flat."""
+    """The promise, and the capacity where it is near: a far one would flatten the rest."""
     promised = [(use, use.used_bytes, f"promised: {bytes_text(use.used_bytes)}") for use in uses]
     if all(use.capacity_bytes <= NEAR * use.used_bytes for use in uses):
         yield _line(promised, size, below=True)
@@ -87,7 +87,7 @@ def _line(
 
 
 def _unit(uses: Sequence[MemoryUse]) -> str:
-    """That of the largest use."""
+    """The unit of the largest use."""
     return format_bytes(max(use.used_bytes for use in uses)).split()[1]
 
 
@@ -97,7 +97,7 @@ def _colours(levels: Sequence[Level]) -> dict[str, str]:
 
 
 def _areas(levels: Sequence[Level], size: int) -> Sequence[Mapping[str, Any]]:
-    """Every purpose at every moment at which one of its stage changes: areas are stacked there."""
+    """Every purpose at every moment at which its stage changes, because areas are stacked there."""
     by_stage: dict[int, list[Level]] = defaultdict(list)
     for level in levels:
         by_stage[level.stage].append(level)
@@ -123,6 +123,6 @@ def _areas(levels: Sequence[Level], size: int) -> Sequence[Mapping[str, Any]]:
 
 
 def _at(runs: Sequence[Level], moment: float) -> int:
-    """The last level that has begun by then; levels follow each other without gaps."""
+    """The last level that has begun by `moment`; levels follow each other without gaps."""
     begun = [level.nbytes for level in runs if level.start <= moment]
     return begun[-1] if begun else 0

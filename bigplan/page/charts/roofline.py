@@ -1,4 +1,4 @@
-"""Operators under the GPU's roofs: FLOP/s over FLOP per byte, both in powers of ten."""
+"""Operators under the GPU's roofs: FLOP/s over FLOP per byte, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bigplan.report.text import seconds_text
 from bigplan.units import format_bandwidth, format_flops
 
 BOUNDS = {Bound.COMPUTE.value: BLUE, Bound.MEMORY.value: ORANGE, Bound.LATENCY.value: PURPLE}
-LEFT = 10.0  # FLOP per byte at the left edge, unless an operator has less
-EDGE = 1.4  # times that: where what only moves stands
+LEFT = 10.0  # FLOP per byte at the left edge, unless an operator has fewer
+EDGE = 1.4  # times the left edge: the place of operators that only move bytes
 HEIGHT = 340
 
 
@@ -23,8 +23,8 @@ def roofline_chart(
 ) -> dict[str, Any]:
     """`roofs`: peak FLOP/s by name; `bandwidth`: bytes/s of device memory. No collectives.
 
-    Operators that only move stand near the left edge: as far below the roof there as the bytes/s
-    that they reach are below the memory's.
+    Operators that only move bytes stand near the left edge. Their distance below the roof is the
+    distance of their bytes/s below the memory's.
     """
     timed = [row for row in rows if row.seconds and row.bound != Bound.COMMUNICATION]
     reached = [row.intensity for row in timed if row.intensity]
@@ -76,7 +76,7 @@ def _log(field: str, title: str, domain: list[float] | None = None) -> dict[str,
 
 
 def _roofs(roofs: dict[str, float], bandwidth: float, ends: tuple[float, float]) -> dict[str, Any]:
-    """Each from the slope of the memory's bandwidth on, at its corner flat."""
+    """Each roof rises with the memory's bandwidth and is flat from its corner on."""
     left, right = ends
     values = [
         {"roof": name, "x": x, "y": min(x * bandwidth, roof)}
@@ -95,7 +95,7 @@ def _roofs(roofs: dict[str, float], bandwidth: float, ends: tuple[float, float])
 
 
 def _names(roofs: dict[str, float], bandwidth: float, right: float) -> dict[str, Any]:
-    """At the end of each flat roof, and at the corner of the lowest one."""
+    """Labels at the end of each flat roof, and at the corner of the lowest one."""
     values: list[dict[str, Any]] = [
         {"x": right, "y": roof, "name": f"{name}: {format_flops(float(f'{roof:.3g}'))}"}
         for name, roof in roofs.items()

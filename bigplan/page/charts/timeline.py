@@ -29,12 +29,12 @@ COLOURS = dict(zip((*GROUPS, OTHER), SHADES, strict=True))
 ZOOM = "zoom_start"  # Vega-Lite's signal for the zoomed domain of the field `start`
 PREDICTED, MEASURED = "predicted", "measured"
 ROW, HALF = 22, 13  # pixels: a row of one bar, and of each of two
-# A wheel scrolls the page; with a key, or as browsers report a pinch, it zooms.
+# A wheel scrolls the page; with a modifier key, which browsers also report for a pinch, it zooms.
 WHEEL = "wheel![event.ctrlKey || event.metaKey || event.shiftKey]"
 
 
 def timeline_chart(drawn: Mapping[str, Sequence[Bar]], seconds: float) -> dict[str, Any]:
-    """`drawn`: the bars of the predicted step, and of the measured one where there is one."""
+    """`drawn`: the bars of the predicted step, and of the measured step if there is one."""
     both = len(drawn) > 1
     values = [_value(bar, run, seconds) for run, members in drawn.items() for bar in members]
     rows = list(dict.fromkeys(bar.row for members in drawn.values() for bar in members))
@@ -56,7 +56,7 @@ def timeline_chart(drawn: Mapping[str, Sequence[Bar]], seconds: float) -> dict[s
     height = HALF if both else ROW
     present = {value["group"] for value in values}
     shades = {group: shade for group, shade in COLOURS.items() if group in present}
-    # A bar of actions with gaps between them is as pale as they are sparse.
+    # A bar of actions with gaps between them is paler the more gaps it has.
     opacity = quantity("share", "", domain=[0, 1], range=[0.15, 1.0]) | {"legend": None}
     bars: dict[str, Any] = {
         "color": colour("group", shades),

@@ -2,7 +2,7 @@
 
 GPUs come from nvidia-smi; a shipped GPU type of that name gives what nvidia-smi does not tell.
 Without a GPU the "device" is a part of host memory. Cores, memory and disk are measured for a few
-seconds; `bigplan profile` does it longer, with torch, and measures the rest.
+seconds; `bigplan profile` measures longer, with torch, and measures the rest, too.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _LIKE = {
 # AdamW in fp32 reads parameter, gradient and two moments and writes all but the gradient.
 _ADAM_BYTES = 30
 
-# Percent of the available memory: Ray stops workers where a node is fuller than 95%. What processes
-# take besides tensors every plan counts itself (cost/process.py).
+# Percent of the available memory: Ray stops workers where a node is fuller than 95%. Every plan
+# itself counts what processes take besides tensors (cost/process.py).
 _KEPT_FREE = 6
 
 
 class Fallback(Spec):
-    """What is assumed where nothing is known (fallback.yaml)."""
+    """Assumptions where nothing is known (fallback.yaml)."""
 
     gpu: Gpu
     pcie: Pcie
@@ -73,10 +73,10 @@ def detect(
 ) -> Cluster:
     """This machine as a cluster of one node.
 
-    `cpu_devices` makes so many devices of cores and memory, also where there are GPUs; None takes
+    `cpu_devices` makes this many devices of cores and memory, even where there are GPUs. None takes
     the GPUs, or one such device where there are none. `folder` is where tensors may go on disk
-    (default: the working directory); without `drive` they may not, and no disk is measured.
-    `gpus` are the ones to describe (default: nvidia-smi's). Raises InputError.
+    (default: the working directory); without `drive` they may not, and no disk is measured. `gpus`
+    are the ones to describe (default: nvidia-smi's). Raises InputError.
     """
     if cpu_devices is not None and cpu_devices < 1:
         raise InputError(f"cpu_devices is {cpu_devices}; use at least 1")
@@ -161,7 +161,7 @@ def _cpu_group(
     gpu = fallback.cpu.replaced(
         {
             "name": cpu_name(),
-            # The host has a half: this is a quarter.
+            # All devices together take as much again as the host keeps for tensors.
             "memory": _whole_mib(host.memory // (2 * devices)),
             "peak_flops": {"bf16": peak / 2, "fp32": peak},
             "multiprocessors": max(1, host.cores // devices),
@@ -199,7 +199,7 @@ OVERHEADS = ("launch_overhead", "operator_overhead", "action_overhead")
 
 
 def _overheads(cpu: Gpu, devices: int, cores: int) -> tuple[dict[str, float], dict[str, str]]:
-    """What launching takes on CPU devices: those that outnumber the cores take turns on them."""
+    """Launch times of CPU devices: those that outnumber the cores take turns on them."""
     times = max(1.0, devices / cores)
     values = {name: _rounded(getattr(cpu, name) * times) for name in OVERHEADS}
     how = f", x {devices}/{cores}: {devices} devices take turns on {cores} core(s)"
@@ -240,7 +240,7 @@ def _gpu_group(
 
 
 def _quoted(block: B, shipped: str) -> B:
-    """The block with sources that say from which shipped description the figures are."""
+    """The block with sources that name the shipped description it was taken from."""
     sources = {name: f"as {shipped}: {text}" for name, text in block.sources.items()}
     return block.replaced({}, sources)
 
@@ -256,7 +256,7 @@ def _pcie_of(found: FoundGpu, pcie: Pcie) -> Pcie:
 
 
 def _node_rates(pcie: Pcie, gpus: int) -> Pcie:
-    """The node's rate is never above what its GPUs take, nor below one of them alone."""
+    """The node's rate with these GPUs: at most what they take together, at least one GPU's."""
     values, sources = {}, {}
     for direction in ("host_to_device", "device_to_host"):
         alone, node = getattr(pcie, direction), f"node_{direction}"

@@ -45,16 +45,16 @@ class Spec(BaseModel):
         return hash((type(self), *values))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """The description with other values; what was worked out from the old ones is forgotten."""
+        """A copy with other values, without cached results of the old ones."""
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
         return copied
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:
-        """Where a document says what cannot be meant, and what is wrong there.
+        """Places in a document with values that cannot be meant, and what is wrong there.
 
-        Asked of what users wrote, when it is read; code may build whatever keeps the rules.
+        This is asked of users' files when they are read; code may build any legal value.
         """
         yield from ()
 
@@ -63,7 +63,7 @@ LONGEST_NAME = 500
 """characters of what tables and messages repeat"""
 S = TypeVar("S", bound=BaseModel)
 
-_VALUE = 16  # characters that a value is counted as, besides its own: key, indent, line
+_VALUE = 16  # counted for each value besides its own characters: key, indent, line
 MOST_NODES = DESCRIPTION // _VALUE
 TOO_MANY = f"more than {MOST_NODES} values, and no such file has so many"
 
@@ -78,7 +78,7 @@ class _Loader(yaml.SafeLoader):
     _nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """As SafeLoader's, which calls itself for every level."""
+        """As SafeLoader's method, which calls itself for every level."""
         self._depth += 1
         if self._depth > DEEPEST:
             raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=self.get_mark())
@@ -137,12 +137,12 @@ def validate(data: object, schema: type[S], where: str) -> S:
 
 
 def write_text(path: Path, text: str, noun: str) -> None:
-    """Write `noun`, which is that text, as UTF-8. Raises InputError where it cannot be written."""
+    """Write the text of a `noun` as UTF-8. Raises InputError where it cannot be written."""
     write_bytes(path, text.encode(), noun)
 
 
 def write_bytes(path: Path, data: bytes, noun: str) -> None:
-    """Write `noun`, which is these bytes. Raises InputError where it cannot be written."""
+    """Write the bytes of a `noun`. Raises InputError where they cannot be written."""
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -180,7 +180,7 @@ def load_data(text: str, name: str = "<text>") -> tuple[Any, yaml.Node | None]:
 class _Builder:
     """Nodes to plain data; duplicate keys and odd constructs become problems.
 
-    Every alias is written out, as whoever reads the data would do: what that comes to is bounded.
+    Every alias is written out, as readers of the data would do, so the total size is bounded.
     """
 
     def __init__(self, loader: _Loader, problems: list[Problem]) -> None:
@@ -266,7 +266,7 @@ class _Builder:
 
 
 class ProblemsError(InputError):
-    """What is wrong with a document, all of it."""
+    """All that is wrong with a document."""
 
     def __init__(self, problems: list[Problem], where: str) -> None:
         self.problems = tuple(sorted(problems, key=lambda problem: problem.line or 0))
@@ -300,12 +300,13 @@ def validate_nodes(data: object, root: yaml.Node | None, schema: type[S], where:
     return found
 
 
-# As JSON has control characters; also of a backslash before `u00`, so what is found is looked at.
+# Control characters as JSON escapes them. This also matches a backslash before `u00`, so matches
+# are checked again.
 _ESCAPED = re.compile(r"\\u00[0189]|\\[bfr]|\x7f")
 
 
 def _control_characters(data: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Where texts hold characters that would be commands to a terminal."""
+    """Places whose text holds characters that a terminal takes as commands."""
     if isinstance(data, str):
         if (found := control_character(data)) is not None:
             yield path, f"is {quoted(data)}, which holds the control character {found!r}; remove it"

@@ -94,7 +94,7 @@ def _field(field: FieldInfo, value: Any) -> Any:
 
 
 def _optional_quantity(annotation: Any) -> Quantity | None:
-    """That of `Bytes | None` and the like."""
+    """The quantity of `Bytes | None` and the like."""
     if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
         return None
     found = [_quantity(getattr(part, "__metadata__", ())) for part in typing.get_args(annotation)]

@@ -34,9 +34,9 @@ class _Documented(GenerateJsonSchema):
 
 
 def _limited(schema: Any, more: bool, most: Any) -> Any:
-    """With a field's limits, more than 0 and `most`, in every quantity that it may be.
+    """The schema with a field's limits, more than 0 and `most`, in each of its quantities.
 
-    pydantic drops them there, or writes them beside as `gt` and `le`, which JSON Schema has not.
+    pydantic drops limits there, or writes them as `gt` and `le`, which JSON Schema lacks.
     """
     if isinstance(schema, list):
         return [_limited(each, more, most) for each in schema]

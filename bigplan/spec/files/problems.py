@@ -22,7 +22,8 @@ KeyPath = tuple[str | int, ...]
 
 MOST_PROBLEMS = 20
 """told of one document; nobody reads more at once"""
-_LONGEST_WORD = 100  # for which a likeness is looked for, in time that grows with its square
+# Characters up to which similar words are searched, in time that grows with their square.
+_LONGEST_WORD = 100
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Problem:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean 'nodes'?" or nothing."""
+    """The text "; did you mean 'nodes'?", or an empty one."""
     if len(word) > _LONGEST_WORD:
         return ""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -49,7 +50,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def problem_at(path: KeyPath, text: str, root: yaml.Node | None) -> Problem:
-    """What is wrong with the value at `path`, with its line where `root` is given."""
+    """A problem with the value at `path`, with its line where `root` is given."""
     return Problem(_line(root, path), f"{_name(path)} {text}", path)
 
 
@@ -61,18 +62,18 @@ def describe(
 ) -> list[Problem]:
     """The problems in `error`, with lines where `root` (the YAML nodes of `data`) is given."""
     found: dict[KeyPath, list[str]] = {}
-    # A union's alternatives may tell of the same value, so more are looked at than are told.
+    # A union's alternatives may report the same value, so more errors are read than are told.
     for details in error.errors(include_url=False)[: 5 * MOST_PROBLEMS]:
         if details["type"] == "default_factory_not_called":
             continue  # The field it depends on is reported already.
         path, value = _locate(details["loc"], data, details["type"] == "missing")
         if details["type"] == "too_short" and len(value) >= details["ctx"]["min_length"]:
-            continue  # pydantic counts only the valid items; what is wrong with the others is told
+            continue  # pydantic counts only the valid items; other errors report the invalid ones
         text = _text(details, path, value, schema)
         texts = found.setdefault(path, [])
         if text not in texts:
             texts.append(text)
-    # Of a union's alternatives, the one that got furthest into the value is what was meant.
+    # Of a union's alternatives, the user meant the one that got furthest into the value.
     return [
         Problem(_line(root, path), _either(texts), path)
         for path, texts in found.items()
@@ -89,7 +90,7 @@ def _is_type_clash(texts: list[str]) -> bool:
 
 
 def _either(texts: list[str]) -> str:
-    """What is wrong with one value by each of a union's alternatives."""
+    """One text of what each of a union's alternatives finds wrong with a value."""
     split = [text.partition(f"{_TYPE_CLASH} ") for text in texts]
     if len({head for head, _, _ in split}) == 1 and _is_type_clash(texts):
         return "".join(split[0][:2]) + " or ".join(tail for _, _, tail in split)

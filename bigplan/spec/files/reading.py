@@ -1,8 +1,8 @@
 """The one way in for files that users hand in: regular, not too large, UTF-8, bounded JSON.
 
 No file may hang the reader or use up its memory. A pipe or device is refused before it is read.
-Depth, the digits of numbers and the number of values are bounded. Texts, tokens and weights to
-train with are no descriptions; other rooms read them piece by piece.
+Depth, the digits of numbers and the number of values are bounded. Training data (texts, tokens,
+weights) is read elsewhere, piece by piece.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TOO_DEEP: Final = f"nested too deeply: more than {DEEPEST} values inside of each
 LONGEST_NUMBER: Final = 100
 """characters; a float's shortest exact text has up to 24"""
 
-# Strings, brackets, colons and numbers, in order. A string without an end reaches to the end of
-# the text, so that no character is looked at twice.
+# Strings, brackets, colons and numbers, in order. A string without an end reaches to the end of the
+# text, so that no character is scanned twice.
 _TOKEN = re.compile(
     r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]:]|-?Infinity|NaN|-?\d[\d.eE+-]*', re.DOTALL
 )
@@ -44,7 +44,7 @@ _TOKEN = re.compile(
 class Json:
     """A JSON text's data, and the lines (from 1) of its outermost keys.
 
-    A key inside of an outermost one stands there as "outer.inner".
+    A key within an outermost one is named "outer.inner".
     """
 
     data: Any
@@ -54,10 +54,10 @@ class Json:
 def read_bytes(path: Path, most: int = DESCRIPTION) -> bytes:
     """A regular file's bytes, `most` at most. Raises InputError.
 
-    What was opened is what is looked at, so that nothing can take its place in between.
+    The opened descriptor is checked, so that no other file can take its place in between.
     """
     try:
-        # A pipe that nobody writes to is opened all the same, instead of waiting for a writer.
+        # These flags open even a pipe that nobody writes to, instead of waiting for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             _require_regular(path, os.fstat(descriptor))
@@ -77,7 +77,7 @@ def read_bytes(path: Path, most: int = DESCRIPTION) -> bytes:
 
 
 def _up_to(descriptor: int, most: int) -> bytes:
-    """All of the file, or its first `most` bytes: its stated size may be wrong."""
+    """All of the file, or its first `most` bytes, because its stated size may be wrong."""
     pieces: list[bytes] = []
     while most > 0 and (piece := os.read(descriptor, min(most, DESCRIPTION))):
         pieces.append(piece)
@@ -99,7 +99,7 @@ def _unreadable(path: Path, error: OSError) -> str:
 
 
 def _no_path(path: Path | str, error: ValueError) -> InputError:
-    """Python's ValueError of a path, if it is not our own."""
+    """The InputError for Python's ValueError about a path, unless it is already one."""
     if isinstance(error, InputError):
         return error
     return InputError(f"{quoted(path)}: a path holds no NUL; correct it")
@@ -121,7 +121,8 @@ def read_text(path: Path, most: int = DESCRIPTION) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        skipped = len(content) - len(error.object)  # utf-8-sig counts behind the mark
+        # Utf-8-sig counts positions from behind the byte order mark.
+        skipped = len(content) - len(error.object)
         start = error.start + skipped
         line = content.count(b"\n", 0, start) + 1
         raise InputError(
@@ -138,7 +139,7 @@ def read_json(path: Path, most: int = DESCRIPTION) -> Json:
 def parse_json(text: str, name: str, first_line: int = 1) -> Json:
     """Data of a JSON text that begins on line `first_line` of `name`. Raises InputError.
 
-    Beyond what JSON forbids, so are a key that is there twice, depth, long numbers and NaN.
+    It also refuses repeated keys, depth, long numbers and NaN, which JSON allows.
     """
     scan = _Scan(text, first_line)
     for line, problem in scan.problems():
@@ -152,16 +153,17 @@ def parse_json(text: str, name: str, first_line: int = 1) -> Json:
 
 @dataclass
 class _Scan:
-    """Goes over a text's tokens before it is parsed; a text that is no JSON is left to json."""
+    """A scan of a text's tokens before it is parsed; text that is no JSON is left to json."""
 
     text: str
     line: int
     lines: dict[str, int] = field(default_factory=dict)
     _seen: int = 0
-    _open: list[dict[str, int]] = field(default_factory=list)  # the keys, with their lines
+    # Keys of each open object, with their lines.
+    _open: list[dict[str, int]] = field(default_factory=list)
 
     def problems(self) -> Iterator[tuple[int, str]]:
-        """Line and text of what bounds and keys forbid."""
+        """Line and text of each breach of the bounds, and of each repeated key."""
         string: str | None = None
         for match in _TOKEN.finditer(self.text):
             token = match[0]
@@ -198,7 +200,7 @@ class _Scan:
         self._advance(position)
         try:
             key = json.loads(string)
-        except ValueError:  # no JSON, as json will say
+        except ValueError:  # no JSON, as the parser will report
             return None
         if not self._open:
             return None
@@ -208,13 +210,13 @@ class _Scan:
         keys[key] = self.line
         if len(self._open) == 1:
             self.lines[key] = self.line
-        elif len(self._open) == 2 and self._open[0]:  # that of a list stays empty
+        elif len(self._open) == 2 and self._open[0]:  # a list's entry stays empty
             self.lines[f"{next(reversed(self._open[0]))}.{key}"] = self.line
         return None
 
 
 def number_problem(text: str) -> str | None:
-    """Why a number that is written like this is not read, if it is not."""
+    """Why a number in this spelling is refused; None: it is not."""
     if len(text) > LONGEST_NUMBER:
         return (
             f"a number of {len(text)} characters ({quoted(text)}); "
@@ -230,7 +232,7 @@ def number_problem(text: str) -> str | None:
 
 
 def user_path(text: str) -> Path:
-    """The path that a user wrote, `~` expanded. Raises InputError where none can be so called."""
+    """The path that a user wrote, `~` expanded. Raises InputError for an impossible path."""
     try:
         path = Path(text).expanduser()
         path.stat()

@@ -30,9 +30,9 @@ def find(folder: Path, name: str, schema: type[S], noun: str) -> S:
 
 
 def unknown(noun: str, name: str, known: tuple[str, ...], otherwise: str) -> InputError:
-    """The error for a name that nothing bears: the closest one, all of them, another way."""
-    # Names differ in a few characters, so the cutoff is lower than for keys.
-    # "h200" means an h200-sxm, however much more alike "b200" is.
+    """The error for an unknown name: the closest one, all known ones, and another way."""
+    # Names differ in a few characters, so the cutoff is lower than for keys. A beginning counts
+    # most: "h200" means h200-sxm, though "b200" is more alike.
     begun = [one for one in known if one.startswith(f"{name.lower()}-")]
     close = difflib.get_close_matches(name.lower(), begun or known, n=1, cutoff=0.4)
     hint = f"; did you mean {close[0]!r}?" if close else ";"

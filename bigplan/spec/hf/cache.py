@@ -12,11 +12,11 @@ from pathlib import Path
 
 # Hub names: letters, digits and these between them; none begins with a dot or a hyphen.
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
-_LONGEST = 96  # characters of a repository's name, by the hub's rules, with its owner's
+_LONGEST = 96  # characters of a repository's name with its owner's, by the hub's rules
 
 
 def hub_folder() -> Path:
-    """Where huggingface_hub keeps files, by the variables that it reads."""
+    """The folder where huggingface_hub keeps files, by the variables that it reads."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if hub := os.environ.get(name):
             return Path(hub)
@@ -26,12 +26,12 @@ def hub_folder() -> Path:
 
 
 def is_id(text: str) -> bool:
-    """Whether it could be one, as Qwen/Qwen3-8B."""
+    """Whether the text could be an id, such as Qwen/Qwen3-8B."""
     return len(text) <= 2 * _LONGEST and _ID.fullmatch(text) is not None and ".." not in text
 
 
 def cached_config(text: str) -> Path | None:
-    """The cached config.json of an id: that of `main`, or the newest; None: there is none."""
+    """The cached config.json of an id, that of `main` or the newest; None: there is none."""
     if not is_id(text):
         return None
     try:

@@ -1,7 +1,7 @@
 """Hugging Face's config.json -> ModelSpec, and back, for the families that are known.
 
-A key that changes the architecture in a way that ModelSpec cannot say is refused, by name.
-Dropout and token ids are ignored. A config that is written is read back and compared.
+A key is refused by name if it changes the architecture in a way that ModelSpec cannot express.
+Dropout and token ids are ignored. A written config is read back and compared.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def from_hf_config(
 def to_hf_config(model: ModelSpec) -> dict[str, Any]:
     """The config.json of a family that computes what `model` does, read back and compared.
 
-    Raises RefusedError where no family does, naming what the nearest one has otherwise.
+    Raises RefusedError where no family does; it names the differences of the nearest one.
     """
     unlike: dict[str, tuple[str, ...]] = {}
     for family, known in FAMILIES.items():
@@ -91,7 +91,7 @@ def to_hf_config(model: ModelSpec) -> dict[str, Any]:
 
 
 def differences(one: ModelSpec, other: ModelSpec) -> tuple[str, ...]:
-    """The fields in which two models differ, as far as they mean something for the first."""
+    """The fields in which two models differ and that have a meaning for the first."""
     ignored = {"name", "source"}
     if one.norm == "rmsnorm":
         ignored.add("norm_bias")
@@ -106,14 +106,14 @@ _NAME = re.compile(r"`([a-z_.]+)`")
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A config, how its family calls the fields of ModelSpec, and the lines of its keys."""
+    """A config with its family's names for fields of ModelSpec, and the lines of its keys."""
 
     config: Config
     keys: Mapping[str, tuple[str, ...]]
     lines: Mapping[str, int]
 
     def told(self, problem: Problem) -> Problem:
-        """The problem with the file's names in place of the fields that stand in backticks."""
+        """The problem with the file's names in place of the field names in backticks."""
         names = _NAME.findall(problem.text)
         text = _NAME.sub(lambda found: f"`{self.key(problem.path, found[1])}`", problem.text)
         return Problem(next(self._lines(problem.path, names), None), text, problem.path)

@@ -41,7 +41,7 @@ _DEFAULTS = {
     "n_layer": 2,
     "n_head": 8,
     "layer_norm_epsilon": 1e-5,
-    "seq_length": 2048,  # no key of transformers' class, but of the published files
+    "seq_length": 2048,  # published files have this key, transformers' class does not
     "apply_residual_connection_post_layernorm": False,
     "tie_word_embeddings": True,
 }
@@ -87,7 +87,7 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "tie_word_embeddings": model.tied_embeddings,
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        # transformers' defaults would be tokens that a small vocabulary lacks
+        # transformers' defaults would be tokens that a small vocabulary lacks.
         "bos_token_id": None,
         "eos_token_id": None,
     }

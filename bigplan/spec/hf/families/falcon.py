@@ -1,7 +1,7 @@
 """Falcon 40B and 180B, whose queries, keys and values are one matrix, key head by key head.
 
-Falcon 7B and 11B give attention and MLP one norm together, and Falcon-RW scales ALiBi's biases:
-those are refused by name.
+Refused by name: Falcon 7B and 11B, which give attention and MLP one norm together, and Falcon-RW,
+which scales ALiBi's biases.
 """
 
 from __future__ import annotations

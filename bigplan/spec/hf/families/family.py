@@ -1,4 +1,4 @@
-"""What is known of a family of Hugging Face models: its config.json, and its files' tensors."""
+"""A family of Hugging Face models: its config.json, and the tensors in its files."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from bigplan.spec.model import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """How a family's files name and keep the modules of bigplan/spec/layers.py.
+    """How a family's files name and store the modules of bigplan/spec/layers.py.
 
     `{}` in a name is the block's number, from 0. Files of most families keep a matrix [out, in].
     """
 
-    names: Mapping[str, str]  # module -> its name there
+    names: Mapping[str, str]  # module -> its name in the files
     transposed: tuple[str, ...] = ()  # modules whose matrices are [in, out]
-    fused: tuple[tuple[str, ...], ...] = ()  # modules that are one, one below another
-    by_head: bool = False  # what goes with a key head of each below each other, not all of each
+    fused: tuple[tuple[str, ...], ...] = ()  # modules stored as one matrix, one below another
+    by_head: bool = False  # fused rows are grouped by key head, not by module
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """A model_type."""
+    """A model_type of config.json."""
 
-    read: Callable[[ConfigReader], dict[str, Any]]  # a config.json's fields of ModelSpec
-    defaults: Mapping[str, Any]  # those of transformers' own config class, for absent keys
-    write: Callable[[ModelSpec], dict[str, Any]]  # such a config.json, to be read back
+    read: Callable[[ConfigReader], dict[str, Any]]  # a config.json's values for fields of ModelSpec
+    defaults: Mapping[str, Any]  # for absent keys, as transformers' own config class has them
+    write: Callable[[ModelSpec], dict[str, Any]]  # a config.json that `read` takes back
     tensors: Tensors
     keys: Mapping[str, tuple[str, ...]]
     """field of ModelSpec -> its key in a config.json, dotted; of several the first that is there"""
 
 
-# transformers' names; the tanh approximation goes by three
+# transformers' names; three of them mean the tanh approximation.
 GELUS = {
     "gelu": "gelu",
     "gelu_fast": "gelu_tanh",

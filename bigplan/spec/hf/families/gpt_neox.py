@@ -48,7 +48,7 @@ _DEFAULTS = {
     "attention_bias": True,
     "tie_word_embeddings": False,
 }
-# As files written before transformers 5 have it; it reads both.
+# Names in files written before transformers 5, which reads both.
 _OLD = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
 
 

@@ -63,7 +63,7 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         "vocab": reader.count("vocab_size"),
         "max_sequence_length": reader.count("max_position_embeddings"),
         "norm": "layernorm",
-        "norm_epsilon": 1e-5,  # torch's; the config has no key for it
+        "norm_epsilon": 1e-5,  # torch's default; the config has no key for it
         "mlp": "relu" if activation == "relu" else GELUS[activation],
         "positions": "learned",
         "position_offset": 2,

@@ -8,7 +8,7 @@ from typing import Any
 from bigplan.spec.hf.reader import ConfigReader
 from bigplan.spec.model import RopeScaling
 
-_PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, with all of it
+_PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
 _FIELDS = {
     "factor": "factor",
     "low_frequency_factor": "low_freq_factor",
@@ -46,7 +46,7 @@ def read_rope(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, Any] | None:
-    """The fields of ModelSpec.rope_scaling, "type" and "rope_type" being old and new names."""
+    """The fields of ModelSpec.rope_scaling; "type" is the old name of "rope_type"."""
     name = rope.get("rope_type", rope.get("type"))
     if name in (None, "default"):
         return None
@@ -59,7 +59,7 @@ def _read_scaling(rope: Mapping[str, Any], reader: ConfigReader) -> dict[str, An
 
 
 def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
-    """What `rope_scaling` of a config.json says of it."""
+    """The `rope_scaling` of a config.json."""
     if scaling is None:
         return None
     fields = {key: getattr(scaling, field) for field, key in _FIELDS.items()}
