@@ -29,7 +29,6 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from bigplan.cost import compute
 from bigplan.cost.band import error_class
 from bigplan.cost.framework import (
     COMPOSER,
@@ -97,7 +96,6 @@ UNINFORMED: dict[str, dict[str, str | float]] = {
         "omni-path-4x100 share": "network share",
         "nvlink3-4-links share": "nvlink3 share",
         "4 links half": "nvlink half",
-        "misaligned": 0.25,  # 4-byte loads instead of 16
     },
     "mosaic": {
         "composer gather": 0.0,  # as BACKWARD_POST is documented
@@ -159,7 +157,6 @@ def shipped() -> Constants:
     start["nvlink latency"], start["nvlink half"] = nvlink.latency, float(nvlink.half_size)
     start["4 links half"] = float(find_link("nvlink3-4-links").half_size)
     start |= {
-        "misaligned": compute.MISALIGNED,
         "overlap norm": pricing.OVERLAP_NORM,
         "collective launches": pricing.COLLECTIVE_LAUNCHES,
     }
@@ -259,7 +256,6 @@ def behaviour(run: Run, constants: Constants) -> Framework:
 
 def ratios(rows: list[Priced], constants: Constants) -> np.ndarray:
     """Logarithms of predicted over measured."""
-    compute.MISALIGNED = constants["misaligned"]
     pricing.OVERLAP_NORM = constants["overlap norm"]  # type: ignore[attr-defined]
     pricing.COLLECTIVE_LAUNCHES = constants["collective launches"]  # type: ignore[attr-defined]
     found = []

@@ -19,9 +19,6 @@ TILES = (
     (64, 64, 0.65),
 )
 ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
-# Batched products of heads whose width is not a multiple of 8 run at a fourteenth of the rate:
-# fitted to the BLOOM tuning runs with heads of 108 and 150 columns.
-MISALIGNED = 0.074
 # Rates of a single product by the divisor of its dimensions. Measured on an H200 with torch 2.11:
 # 4096 cubed with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
 MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
@@ -110,7 +107,8 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     precision = "fp8" if gemm.fp8 else device.precision
     share = device.gemm_share * gpu.gemm_share(precision)
     rate = gpu.peak(precision) * share * gemm.k / (gemm.k + gpu.gemm_half_k)
-    arithmetic = device.slowest * gemm.flops * tile_waste(gemm, gpu) / (rate * alignment(gemm))
+    rate *= alignment(gemm, gpu, precision)
+    arithmetic = device.slowest * gemm.flops * tile_waste(gemm, gpu) / rate
     element = 4 if precision == "fp32" else 2
     return arithmetic + gemm.elements * element / device.stream_rate
 
@@ -130,12 +128,19 @@ def _tile_waste(gemm: Gemm, gpu: Gpu, rows: int, columns: int, relative: float) 
     return run * rows * columns / (gemm.m * gemm.n * gemm.batch * relative)
 
 
-def alignment(gemm: Gemm) -> float:
-    """Rate beside that of dimensions that are multiples of 8: loads are as wide as they divide."""
+def alignment(gemm: Gemm, gpu: Gpu, precision: str) -> float:
+    """Rate beside that of dimensions that are multiples of 8.
+
+    Loads of single products are as wide as their dimensions divide. Libraries run batched products
+    without tensor cores then, at the peak of fp32.
+    """
     width = min(gcd(gemm.n, ALIGNED), gcd(gemm.k, ALIGNED), gcd(gemm.m, ALIGNED))
     if width == ALIGNED:
         return 1.0
-    return MISALIGNED_ALONE[width] if gemm.batch == 1 else MISALIGNED
+    if gemm.batch == 1:
+        return MISALIGNED_ALONE[width]
+    aligned = gpu.peak(precision) * gpu.gemm_share(precision)
+    return min(1.0, gpu.peak_flops.get("fp32", aligned) / aligned)
 
 
 def attention_seconds(attention: Attention, device: Device) -> float:
