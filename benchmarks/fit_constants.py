@@ -281,7 +281,9 @@ def weights(rows: list[Priced], left_out: tuple[str, ...]) -> np.ndarray:
 
 
 def limits(name: str) -> tuple[float, float]:
-    """Between which a constant is physical: a share is at most a whole."""
+    """Between which a constant is physical: a share is at most a whole, overlaps at most a sum."""
+    if name == "overlap norm":
+        return 1.0, math.inf
     top = next((top for kind, top in TOP.items() if name.endswith(kind)), math.inf)
     if name in BEHAVIOUR and "host" not in name and "hooks" not in name:
         top = 1.0
