@@ -39,7 +39,7 @@ class ErrorClass(StrEnum):
 # Most other runs are predicted 3 to 8% too fast: in steps the GPU's power limit holds its clock
 # lower than in the profile.
 BANDS = {
-    ErrorClass.KNOWN_GPU: (0.920, 1.098),
+    ErrorClass.KNOWN_GPU: (0.919, 1.093),
     ErrorClass.RECENT_GPU: (0.825, 1.175),
     ErrorClass.OTHER_GPU: (0.491, 1.027),
     ErrorClass.OFFLOAD: (0.464, 1.116),
