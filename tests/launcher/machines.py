@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ from bigplan.runtime.worker import Worker
 from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training
+from tests.launcher.warm import forked
 from tests.tiny import small_cluster
 
 CORES = 2  # of a node
@@ -53,6 +55,7 @@ class Machines:
     """Nodes by name."""
 
     cluster: Any  # ray.cluster_utils.Cluster
+    warm: Mapping[str, Any]  # how nodes get their workers: warm.workers, or as Ray does it
     nodes: dict[str, Any] = field(default_factory=dict)
     # What a node's processes find in their environment, by its name.
     variables: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -78,13 +81,14 @@ class Machines:
                 include_dashboard=False,
                 object_store_memory=80 << 20,
                 env_vars=dict(self.variables.get(name, {})),
+                **self.warm,
             )
 
     def lose(self, name: str) -> None:
         """All its processes are killed at once."""
         node = self.nodes.pop(name)
         (raylet,) = node.all_processes["raylet"]
-        theirs = children(raylet.process.pid)
+        theirs = [*children(raylet.process.pid), *forked(raylet.process.pid)]
         self.cluster.remove_node(node, allow_graceful=False)
         for process in theirs:
             with suppress(ProcessLookupError):
@@ -105,7 +109,7 @@ def children(process: int) -> list[int]:
 
 
 @contextmanager
-def machines() -> Iterator[Machines]:
+def machines(warm: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Machines]:
     """A head, and the nodes a and b."""
     from ray.cluster_utils import Cluster as Nodes
 
@@ -115,8 +119,9 @@ def machines() -> Iterator[Machines]:
         "num_cpus": 0,
         "include_dashboard": False,
         "object_store_memory": 80 << 20,
+        **warm,
     }
-    made = Machines(Nodes(initialize_head=True, head_node_args=head))
+    made = Machines(Nodes(initialize_head=True, head_node_args=head), warm)
     try:
         made.add("a")
         made.add("b")

@@ -31,6 +31,7 @@ from bigplan.spec.training import ValidationSpec
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
 from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of, two_nodes
+from tests.launcher.warm import warm_workers
 from tests.runtime.harness import started
 from tests.tiny import small_cluster
 
@@ -46,7 +47,7 @@ OTHER_LAYOUT = 1e-6
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Machines]:
     ray.cloudpickle.register_pickle_by_value(module)
-    with machines() as made:
+    with warm_workers() as warm, machines(warm) as made:
         yield made
 
 
@@ -95,11 +96,9 @@ def test_a_lost_node_is_planned_around_and_taken_in_again(
     (lost,) = record.summary.restarts
     assert "node b (127.0.0.4) was lost with ranks 2, 3 while running step 6" in lost.reason
     assert (lost.done, lost.back_to) == (5, 4)
-    assert [(p.after, p.nodes, p.strategy.dp) for p in record.summary.plans] == [
-        (0, 2, 4),
-        (4, 1, 2),
-        (9, 2, 4),
-    ]
+    assert [(p.nodes, p.strategy.dp) for p in record.summary.plans] == [(2, 4), (1, 2), (2, 4)]
+    # Once a checkpoint is complete; step 9 begins one, which a busy drive ends in step 10.
+    assert [p.after for p in record.summary.plans] in ([0, 4, 9], [0, 4, 10])
     screen = Console(record=True, width=300, file=StringIO())
     screen.print(run_report(record))
     alone = strategy_text(record.summary.plans[1].strategy)

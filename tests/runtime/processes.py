@@ -20,8 +20,11 @@ from torch.multiprocessing.spawn import ProcessContext, start_processes
 
 ROOT = Path(__file__).parents[2]
 PRELOADED = [
-    f"tests.runtime.{name}"
-    for name in ("sharded_ranks", "two_ranks", "checkpoint_ranks", "held_ranks", "killed")
+    *(
+        f"tests.runtime.{name}"
+        for name in ("sharded_ranks", "two_ranks", "checkpoint_ranks", "held_ranks", "killed")
+    ),
+    "torch.fx.experimental.symbolic_shapes",  # of the first backward: sympy, 0.6 s
 ]
 
 
