@@ -7,9 +7,9 @@
 Wants SciPy: pip install 'bigplan[fit]'. A fit takes about a minute, all of --leave-out ten.
 
 What a GPU can do comes from measured and published kernels (bigplan/hardware), not from here, but
-for three of which no kernel table was found: GB200, GB300 and the H100 of 500 W. Fitted is what a
-framework makes of a GPU: one set of constants per framework behaviour, link and physical effect;
-none per row, table or site. The objective is the sum over rows of a soft absolute log ratio
+for two of which no kernel table was found: GB200 and GB300. Fitted is what a framework makes of a
+GPU: one set of constants per framework behaviour, link and physical effect; none per row, table or
+site. The objective is the sum over rows of a soft absolute log ratio
 (squared below 3%, absolute above) plus a weak pull towards the start, minimised by SciPy's least
 squares within what is physical. Left out of it: DeepSpeed's offload table (`ds`), and V100s, whose
 tables warn of their noise. The fit starts from the shipped constants.
@@ -29,7 +29,6 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from bigplan.cost import compute
 from bigplan.cost.band import error_class
 from bigplan.cost.framework import (
     COMPOSER,
@@ -97,7 +96,6 @@ UNINFORMED: dict[str, dict[str, str | float]] = {
         "omni-path-4x100 share": "network share",
         "nvlink3-4-links share": "nvlink3 share",
         "4 links half": "nvlink half",
-        "misaligned": 0.25,  # 4-byte loads instead of 16
     },
     "mosaic": {
         "composer gather": 0.0,  # as BACKWARD_POST is documented
@@ -105,7 +103,7 @@ UNINFORMED: dict[str, dict[str, str | float]] = {
         "composer eager": 0.5,
         "composer gemm": "fsdp gemm",
     },
-    "torchtitan": {"500 W share": (500 / 700) ** (1 / 3), "async tensor": 0.5},  # power ~ clock^3
+    "torchtitan": {"async tensor": 0.5},
     "nvidia": {
         "core tensor": 0.5,
         "core reduce": 0.0,
@@ -113,7 +111,7 @@ UNINFORMED: dict[str, dict[str, str | float]] = {
         "GB200 gemm": 0.77,  # the H200's
         "B300 gemm": 0.77,
     },
-    "deepspeed offload": {"deepspeed host": "megatron host", "deepspeed hooks": 0.0},
+    "deepspeed offload": {"deepspeed host": "megatron host"},
     "V100": {},
 }
 
@@ -150,8 +148,6 @@ TOP = {"gemm": 1.0, "share": 1.0, "eager": 1.0}
 def shipped() -> Constants:
     """The constants as they are shipped."""
     start = {f"{text} gemm": find_gpu(name).gemm_efficiency for text, name in GPUS.items()}
-    whole = find_gpu("h100-sxm-80gb").gemm_efficiency
-    start["500 W share"] = find_gpu("h100-sxm-96gb-hbm2e").gemm_efficiency / whole
     for name in LINKS.values():
         start[f"{name} share"] = find_link(name).bandwidth / NOMINAL[name]
     ib = find_link("infiniband-hdr-8x200")
@@ -161,7 +157,6 @@ def shipped() -> Constants:
     start["nvlink latency"], start["nvlink half"] = nvlink.latency, float(nvlink.half_size)
     start["4 links half"] = float(find_link("nvlink3-4-links").half_size)
     start |= {
-        "misaligned": compute.MISALIGNED,
         "overlap norm": pricing.OVERLAP_NORM,
         "collective launches": pricing.COLLECTIVE_LAUNCHES,
     }
@@ -205,11 +200,6 @@ BEHAVIOUR: dict[str, tuple[Framework, Get, Set]] = {
         lambda f, x: replace(f, regather_exposed=x, reduce_exposed=x),
     ),
     "deepspeed host": (DEEPSPEED, lambda f: f.host, lambda f, x: replace(f, host=x)),
-    "deepspeed hooks": (
-        DEEPSPEED,
-        lambda f: f.gather_launches,
-        lambda f, x: replace(f, gather_launches=x),
-    ),
 } | {
     f"{name} gemm": (f, lambda f: f.gemm_share, lambda f, x: replace(f, gemm_share=x))
     for name, f in (
@@ -228,12 +218,6 @@ def machine(nodes: NodeGroup, constants: Constants) -> NodeGroup:
     for text in GPUS:
         if text in gpu.name:
             gpu = gpu.model_copy(update={"gemm_efficiency": constants[f"{text} gemm"]})
-    if "HBM2e" in gpu.name:
-        whole, share = find_gpu("h100-sxm-80gb"), constants["500 W share"]
-        ways = ("attention_forward_efficiency", "attention_backward_efficiency")
-        changed = {way: {k: share * v for k, v in getattr(whole, way).items()} for way in ways}
-        changed["gemm_efficiency"] = share * whole.gemm_efficiency
-        gpu = gpu.model_copy(update=changed)
     intra, inter = nodes.intra_node, nodes.inter_node
     if inter is not None:
         share = constants["omni-path-4x100 share"] * 50e9 if "Omni" in inter.name else None
@@ -272,7 +256,6 @@ def behaviour(run: PricedRun, constants: Constants) -> Framework:
 
 def ratios(rows: list[Priced], constants: Constants) -> np.ndarray:
     """Logarithms of predicted over measured."""
-    compute.MISALIGNED = constants["misaligned"]
     pricing.OVERLAP_NORM = constants["overlap norm"]  # type: ignore[attr-defined]
     pricing.COLLECTIVE_LAUNCHES = constants["collective launches"]  # type: ignore[attr-defined]
     found = []
@@ -298,7 +281,9 @@ def weights(rows: list[Priced], left_out: tuple[str, ...]) -> np.ndarray:
 
 
 def limits(name: str) -> tuple[float, float]:
-    """Between which a constant is physical: a share is at most a whole."""
+    """Between which a constant is physical: a share is at most a whole, overlaps at most a sum."""
+    if name == "overlap norm":
+        return 1.0, math.inf
     top = next((top for kind, top in TOP.items() if name.endswith(kind)), math.inf)
     if name in BEHAVIOUR and "host" not in name and "hooks" not in name:
         top = 1.0

@@ -31,18 +31,18 @@ class ErrorClass(StrEnum):
 
 
 # Predicted over measured of 385, 24, 54 and 13 rows left out, 2026-11-24. "Other GPU" is the V100
-# tables, from which nothing is fitted. "Offload" is DeepSpeed alone, and wide because of two runs
-# with many small tensors, whose Python is not modelled. "Offload, profiled" is 98 runs on fifteen
+# tables, from which nothing is fitted. "Offload" is DeepSpeed alone, and wide because of V100s
+# that are predicted too fast, with offload or without. "Offload, profiled" is 98 runs on fifteen
 # or more H200 machines: benchmarks/results/2026-11-22-h200-one-at-a-time, -each-way, -drive,
 # -looked-up, -rows-apart, -in-turns, -less-again and -in-place, and 2026-11-23-h200-turns, -threads
 # and -sums. Large errors come from drives and CPU updates whose rates change from minute to minute.
 # Most other runs are predicted 3 to 8% too fast: in steps the GPU's power limit holds its clock
 # lower than in the profile.
 BANDS = {
-    ErrorClass.KNOWN_GPU: (0.867, 1.075),
-    ErrorClass.RECENT_GPU: (0.834, 1.175),
-    ErrorClass.OTHER_GPU: (0.486, 1.027),
-    ErrorClass.OFFLOAD: (0.460, 1.101),
+    ErrorClass.KNOWN_GPU: (0.919, 1.093),
+    ErrorClass.RECENT_GPU: (0.825, 1.175),
+    ErrorClass.OTHER_GPU: (0.491, 1.027),
+    ErrorClass.OFFLOAD: (0.464, 1.116),
     ErrorClass.PROFILED_OFFLOAD: (0.861, 1.000),
 }
 

@@ -19,17 +19,16 @@ TILES = (
     (64, 64, 0.65),
 )
 ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
-# Batched products of heads whose width is not a multiple of 8 run at a fourteenth of the rate:
-# fitted to the BLOOM tuning runs with heads of 108 and 150 columns.
-MISALIGNED = 0.074
 # Rates of a single product by the divisor of its dimensions. Measured on an H200 with torch 2.11:
 # 4096 cubed with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
 MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
 ATTENTION_TILE = 128  # rows and columns of a flash attention tile: the diagonal is done in whole
 # Columns of a head that cost as much as the softmax of its scores. With FlashAttention-2 and 3 on
 # an H100 at 16k tokens heads of 64 reach 0.77 to 0.90 of the rate of heads of 128 (arXiv
-# 2407.08608, figures 5 and 6): 15 to 55 columns, of which 20 meets three kernels of four.
+# 2407.08608, figures 5 and 6): 15 to 55 columns, of which 20 meets three kernels of four. The first
+# FlashAttention takes smaller tiles for heads of 128, so that they gain nothing (its README).
 HEAD_OVERHEAD = 20.0
+NARROW_AS_FAST: tuple[FlashKernel, ...] = ("flash1",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +52,22 @@ class Device:
     ) -> float:
         """Share of the peak that the run's flash attention reaches.
 
-        Its kernel is the first that the GPU has, or `only` if that kernel's share is known.
-
         efficiency x s / (s + h) for s tokens: filling and draining the pipeline of a row of tiles
         costs as much as h more tokens in it, whatever s is.
         """
-        gpu = self.gpu
+        gpu, kernel = self.gpu, self.flash_kernel(backward=backward, only=only)
         if backward:
             shares, halves = gpu.attention_backward_efficiency, gpu.attention_backward_half_length
         else:
             shares, halves = gpu.attention_forward_efficiency, gpu.attention_forward_half_length
-        liked = self.flash if only is None else (only, *self.flash)
-        kernel = next((kernel for kernel in liked if kernel in shares), next(iter(shares)))
         return shares[kernel] / (1 + (halves or {}).get(kernel, 0.0) / length)
+
+    def flash_kernel(self, *, backward: bool, only: FlashKernel | None = None) -> FlashKernel:
+        """The run's kernel: `only`, or the first of its own that the GPU has."""
+        gpu = self.gpu
+        shares = gpu.attention_backward_efficiency if backward else gpu.attention_forward_efficiency
+        liked = self.flash if only is None else (only, *self.flash)
+        return next((kernel for kernel in liked if kernel in shares), next(iter(shares)))
 
 
 def norm(a: float, b: float, power: float) -> float:
@@ -105,7 +107,8 @@ def gemm_seconds(gemm: Gemm, device: Device) -> float:
     precision = "fp8" if gemm.fp8 else device.precision
     share = device.gemm_share * gpu.gemm_share(precision)
     rate = gpu.peak(precision) * share * gemm.k / (gemm.k + gpu.gemm_half_k)
-    arithmetic = device.slowest * gemm.flops * tile_waste(gemm, gpu) / (rate * alignment(gemm))
+    rate *= alignment(gemm, gpu, precision)
+    arithmetic = device.slowest * gemm.flops * tile_waste(gemm, gpu) / rate
     element = 4 if precision == "fp32" else 2
     return arithmetic + gemm.elements * element / device.stream_rate
 
@@ -125,12 +128,19 @@ def _tile_waste(gemm: Gemm, gpu: Gpu, rows: int, columns: int, relative: float) 
     return run * rows * columns / (gemm.m * gemm.n * gemm.batch * relative)
 
 
-def alignment(gemm: Gemm) -> float:
-    """Rate beside that of dimensions that are multiples of 8: loads are as wide as they divide."""
+def alignment(gemm: Gemm, gpu: Gpu, precision: str) -> float:
+    """Rate beside that of dimensions that are multiples of 8.
+
+    Loads of single products are as wide as their dimensions divide. Libraries run batched products
+    without tensor cores then, at the peak of fp32.
+    """
     width = min(gcd(gemm.n, ALIGNED), gcd(gemm.k, ALIGNED), gcd(gemm.m, ALIGNED))
     if width == ALIGNED:
         return 1.0
-    return MISALIGNED_ALONE[width] if gemm.batch == 1 else MISALIGNED
+    if gemm.batch == 1:
+        return MISALIGNED_ALONE[width]
+    aligned = gpu.peak(precision) * gpu.gemm_share(precision)
+    return min(1.0, gpu.peak_flops.get("fp32", aligned) / aligned)
 
 
 def attention_seconds(attention: Attention, device: Device) -> float:
@@ -140,7 +150,9 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     """
     gpu = device.gpu
     diagonal = 1 + ATTENTION_TILE / attention.length
-    narrow = (1 + HEAD_OVERHEAD / attention.head_dim) / (1 + HEAD_OVERHEAD / 128)
+    kernel = device.flash_kernel(backward=attention.backward, only=attention.kernel)
+    columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
+    narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
     efficiency = device.flash_efficiency(
         attention.length, backward=attention.backward, only=attention.kernel
     )

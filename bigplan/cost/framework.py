@@ -44,6 +44,7 @@ class Framework:
     bucket_elements: int = 0  # elements in a bucket of a collective
     live_elements: int = 0  # elements that ZeRO-3 keeps gathered
     updated_elements: int = 0  # elements whose gradients ZeRO-3 copies at once on the GPU
+    offloaded_gradient: int = 0  # bytes an element that leave for the CPU's update; 0: as summed
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
     summed_on_cpu: float = 0.0  # bytes/s of gradients that leave the GPU to be summed; 0: nothing
     gradients_stay: bool = False  # gradients are on the GPU, even if the CPU updates
@@ -74,6 +75,7 @@ MEGATRON_DEEPSPEED = replace(
 MEGATRON_CORE = Framework(
     "Megatron Core",
     attention=("cudnn", "flash3", "flash2"),
+    compiled_loss=True,  # `cross_entropy_loss_fusion`, on in Megatron-Bridge's recipes
     gemm_share=0.967,
     tensor_exposed_async=0.029,
     reduce_exposed=0.4,
@@ -99,16 +101,17 @@ FSDP = Framework(
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on
 # the communicator that then reduces them. So most of its collectives are not hidden. Its runs are
-# of 2023: FlashAttention is the first version, and most norms and activations are one kernel each.
+# of 2023: FlashAttention is the first version (on A100s as a Triton kernel), and most norms and
+# activations are one kernel each.
 COMPOSER = Framework(
     "Composer",
     attention=("flash1", "flash2"),
-    gemm_share=0.936,
-    eager=0.27,
+    gemm_share=0.97,
+    eager=0.23,
     host=2.0,
-    gather_exposed=0.42,
-    regather_exposed=0.635,
-    reduce_exposed=0.635,
+    gather_exposed=0.31,
+    regather_exposed=0.77,
+    reduce_exposed=0.77,
 )
 
 # Hugging Face models under DeepSpeed: eager blocks; every module's parameters are fetched and
@@ -121,10 +124,11 @@ DEEPSPEED = Framework(
     gather_exposed=1.0,
     regather_exposed=1.0,
     reduce_exposed=1.0,
-    gather_launches=3.75,
+    gather_launches=3.8,
     bucket_elements=2 * 500_000_000,  # reduce_bucket_size, and its copy in the order of ranks
     live_elements=1_000_000_000,  # stage3_max_live_parameters
     updated_elements=1_000_000_000,  # sub_group_size
+    offloaded_gradient=4,  # cast to fp32 on the GPU, then copied
     update_bytes=12,
     one_numa_domain=True,
 )

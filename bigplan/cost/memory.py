@@ -96,12 +96,15 @@ def _loss(graph: Graph, framework: Framework) -> float:
     """Bytes of the loss's temporaries.
 
     Compiled apart from the head's product, it reads the logits and writes their gradient, both in
-    the compute dtype; eager torch also holds an fp32 copy and the log-softmax, 8 bytes a logit.
+    the compute dtype. Eager torch holds more (`_head` in graph/build.py).
     """
-    head, sizes = graph.kinds["head"], graph.sizes
-    logits = next((op.m * op.n for op in head.backward if isinstance(op, Gemm)), 0)
-    spared = logits * (8 - sizes.parameter) if framework.compiled_loss else 0
-    return float(head.backward_workspace - spared)
+    head, element = graph.kinds["head"], graph.sizes.parameter
+    product = next((op for op in head.backward if isinstance(op, Gemm)), None)
+    if product is None or not framework.compiled_loss or framework.in_place:
+        return float(head.backward_workspace)
+    logits, gradient = product.m * product.n, product.n * product.k * element
+    eager = max(logits * (element + 8) + gradient, 12 * logits)
+    return float(head.backward_workspace - eager + 2 * element * logits + gradient)
 
 
 def _buffers(graph: Graph, framework: Framework, parameters: int, zero: int) -> float:

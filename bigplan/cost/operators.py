@@ -72,7 +72,8 @@ def _kernel_cost(operator: Operator, device: Device, framework: Framework) -> Op
         bound = Bound.COMPUTE
     if not isinstance(operator, Gemm):
         return OperatorCost(operator.name, seconds, flops, nbytes, number, bound)
-    waste, width = tile_waste(operator, device.gpu), alignment(operator)
+    waste = tile_waste(operator, device.gpu)
+    width = alignment(operator, device.gpu, "fp8" if operator.fp8 else device.precision)
     return OperatorCost(operator.name, seconds, flops, nbytes, number, bound, waste, width)
 
 

@@ -7,7 +7,8 @@ one micro-batch forward and backward (recomputation, exposed collectives and mes
     step      = pipeline + reductions after the last backward + optimizer + CPU update
 
 A collective of c seconds beside b seconds of compute that could hide it costs e c + max(0, (1 - e)
-c - b): a share e is never hidden (framework.py), the rest is hidden as far as compute reaches.
+c - b): a share e is never hidden (framework.py), the rest is hidden as far as compute reaches. In a
+backward the gather and the reduction share b, as they share the network.
 """
 
 from __future__ import annotations
@@ -86,22 +87,20 @@ class _Stage:
         parameters = 0
         for name, count in stage_counts(graph, stage).items():
             kind, cost = graph.kinds[name], kinds[name]
-            again = run.recomputed * cost.again(run.recompute) if kind.stores_activations else 0.0
-            backward = cost.backward + again
+            rerun = run.recomputed * cost.again(run.recompute) if kind.stores_activations else 0.0
+            backward = cost.backward + rerun
             compute += count * (cost.forward + backward)
             last_backward += count * backward
             parameters += count * kind.parameters
             reduces += count * cost.reduce
             gathers += count * cost.gather
-            if strategy.zero == 3:
-                communication += count * hidden_by(
-                    cost.gather, cost.forward, framework.gather_exposed
-                )
-                communication += count * hidden_by(
-                    cost.gather, backward, framework.regather_exposed
-                )
-            if strategy.zero >= 2:
-                communication += count * hidden_by(cost.reduce, backward, framework.reduce_exposed)
+            gather = cost.gather if strategy.zero == 3 else 0.0
+            reduce = cost.reduce if strategy.zero >= 2 else 0.0
+            before = (gather, framework.gather_exposed)
+            again = (gather, framework.regather_exposed)
+            beside = (reduce, framework.reduce_exposed)
+            communication += count * hidden_together(cost.forward, before)
+            communication += count * hidden_together(backward, again, beside)
         if strategy.pp > 1:
             communication += 2 * run.virtual_stages * framework.send_exposed * costs.send
         after = 0.0
@@ -115,7 +114,18 @@ class _Stage:
 
 def hidden_by(seconds: float, compute: float, exposed: float) -> float:
     """What remains of a collective that a share of `exposed` keeps from hiding behind compute."""
-    return exposed * seconds + max(0.0, (1.0 - exposed) * seconds - compute)
+    return hidden_together(compute, (seconds, exposed))
+
+
+def hidden_together(compute: float, *collectives: tuple[float, float]) -> float:
+    """What remains of collectives, each with its exposed share, that one pass's compute hides.
+
+    They take turns on one network: in a backward ZeRO-3 gathers a layer's parameters and scatters
+    another's gradients.
+    """
+    shown = sum(exposed * seconds for seconds, exposed in collectives)
+    behind = sum((1.0 - exposed) * seconds for seconds, exposed in collectives)
+    return shown + max(0.0, behind - compute)
 
 
 def stage_counts(graph: Graph, stage: int) -> Mapping[str, int]:
@@ -144,12 +154,13 @@ def _offloaded(
     host, parameter = rates.host_memory, graph.sizes.parameter
     if framework.one_numa_domain:
         host = min(host, nodes.host.domain_bandwidth)
+    down = framework.offloaded_gradient or graph.sizes.gradient
     # Passes of the update, of the cast of the master copy (a separate pass there), and others.
     passes = graph.sizes.update_bytes + 4 + framework.update_bytes
     extra = owned * framework.update_bytes / host
     parts = {
         "update": max(owned / rates.cpu_update + extra, owned * passes / host),
-        "copies": owned * parameter * (1 / rates.d2h + 1 / rates.h2d),
+        "copies": owned * (down / rates.d2h + parameter / rates.h2d),
     }
     if run.parameters_on_host:  # each rank loads its share for every forward and backward
         passes_over = 2 + (run.recompute is Recompute.FULL)

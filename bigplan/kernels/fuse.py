@@ -135,7 +135,7 @@ def _domains(graph: KernelGraph, nodes: list[KernelNode]) -> Iterator[Domain]:
 
 
 def _channels_last(value: KernelValue) -> bool:
-    """Whether it is images [n, c, h, w] with channels side by side; of one pixel both orders are."""
+    """Whether it is images [n, c, h, w], of more than a pixel, with channels side by side."""
     shape = value.shape
     return len(shape) == 4 and shape[1] > 1 == value.strides[1] and shape[2] * shape[3] > 1
 

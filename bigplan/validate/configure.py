@@ -13,8 +13,8 @@ What a row leaves blank is chosen by one rule for all rows:
                 interleaves by default, 2 where the schedule is said to be interleaved, else 1
     batch       global_batch: as many tokens as the source's other runs of the model, else 4
                 micro-batches a pipeline stage (1 without a pipeline); micro_batch with pp > 1: 1,
-                in torchtitan as many micro-batches as stages, its default; without a pipeline the
-                largest power of two up to 16 that divides a rank's sequences
+                in torchtitan as many micro-batches as stages, virtual ones counted, its default;
+                without a pipeline the largest power of two up to 16 that divides a rank's sequences
     precision   fp16 before 2023 and on V100 and T4, else bf16; gradients are summed in fp32, in
                 fp16 runs, Composer's PURE mode and under DeepSpeed's ZeRO in the run's precision;
                 fp32 master and moments, in 16 bits where the notes say "bf16 master+states"
@@ -165,7 +165,9 @@ def _strategy(row: PublishedRow, rule: FrameworkRule) -> tuple[Strategy, int]:
     tp, pp, cp = row.tp or 1, row.pp or 1, row.cp or 1
     dp = row.dp or max(1, row.n_gpus // (tp * pp * cp))
     sequences = max(1, (row.global_batch or 0) // dp)
-    default = sequences // pp if rule.micro_batch_per_stage and sequences % pp == 0 else 1
+    stages = pp * (row.vpp or _virtual_stages(row, rule))
+    per_stage = rule.micro_batch_per_stage and sequences % stages == 0
+    default = sequences // stages if per_stage else 1
     usual = default if pp > 1 else _power(sequences if row.global_batch else 1)
     micro_batch = row.micro_batch or usual
     micro_batches = row.grad_accum or max(1, sequences // micro_batch)

@@ -200,6 +200,16 @@ def test_gathers_longer_than_compute_show() -> None:
     assert found == 4 * ((4 - 1) + (4 - 2))
 
 
+def test_a_gather_and_a_reduction_share_the_network_of_a_backward() -> None:
+    costs = _costs(KindCost(1.0, 2.0, gather=1.0, reduce=1.5))
+    found = _step(toy_graph(Strategy(dp=2, zero=3), units=1), costs, HIDDEN)["communication"]
+    assert found == 4 * (1.0 + 1.5 - 2.0)  # each alone would be hidden
+    # What is exposed anyway asks nothing of the compute.
+    some = replace(HIDDEN, regather_exposed=0.5)
+    found = _step(toy_graph(Strategy(dp=2, zero=3), units=1), costs, some)["communication"]
+    assert found == 4 * 0.5
+
+
 # --- the update
 
 
@@ -220,9 +230,14 @@ def test_an_offloaded_update_is_serial() -> None:
     parameters = 6 * toy_kind("block").parameters
     costs = _costs(KindCost(1.0, 2.0), rates=replace(RATES, host_memory=PerRank(1e18)))
     parts = _step(graph, costs, EXPOSED, OFFLOADED)
-    # At 100 elements/s, and 2 bytes down and up at 100 bytes/s each.
+    # At 100 elements/s; a gradient of 4 bytes goes down, 2 bytes come up, at 100 bytes/s each.
+    assert graph.sizes.gradient == 4
     assert parts["update"] == pytest.approx(parameters / 100)
-    assert parts["copies"] == pytest.approx(parameters * 2 * (1 / 100 + 1 / 100))
+    assert parts["copies"] == pytest.approx(parameters * (4 / 100 + 2 / 100))
+    low = replace(graph, sizes=replace(graph.sizes, gradient=2))
+    whole = replace(EXPOSED, offloaded_gradient=4)  # cast before it leaves
+    assert _step(low, costs, EXPOSED, OFFLOADED)["copies"] == parameters * (2 / 100 + 2 / 100)
+    assert _step(low, costs, whole, OFFLOADED)["copies"] == parts["copies"]
     assert sum(parts.values()) == pytest.approx(2 * 4 * 3 + parts["update"] + parts["copies"])
     assert "disk" not in parts
 

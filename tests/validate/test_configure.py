@@ -135,6 +135,8 @@ def test_micro_batches_of_a_pipeline() -> None:
     # 16 sequences a rank: torchtitan makes as many micro-batches as stages of them.
     assert run_of(row(pp=4, framework=TITAN)).strategy.micro_batch == 4
     assert run_of(row(pp=4, framework=TITAN, micro_batch=2)).strategy.micro_batch == 2
+    interleaved = row(pp=4, framework=TITAN, schedule="interleaved")  # two stages a rank
+    assert run_of(interleaved).strategy.micro_batch == 2
 
 
 def test_the_batch_is_that_of_the_models_other_runs() -> None:

@@ -1,0 +1,78 @@
+"""Watts, clock and rate of a GPU: idle, copying, and in products of data with more or fewer zeros.
+
+    python benchmarks/h200_power.py
+
+How fast a GPU is whose power limit is lower: its clock falls until it takes no more. Each load runs
+for some seconds; printed are medians of the second half, by nvidia-smi ten times a second.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+QUERY = "nvidia-smi --query-gpu=power.draw.instant,clocks.sm --format=csv,noheader,nounits -lms 100"
+SIZE, SECONDS = 8192, 4.0
+FLOPS = 2.0 * SIZE**3
+Sample = tuple[float, float, float]  # time, watts, MHz
+
+
+def main() -> None:
+    """Measure and print."""
+    samples: list[Sample] = []
+    reader = subprocess.Popen(QUERY.split(), stdout=subprocess.PIPE, text=True)
+    threading.Thread(target=_read, args=(reader, samples), daemon=True).start()
+    torch.zeros(1, device="cuda")
+    time.sleep(SECONDS)
+    _tell("idle", samples, time.time() - SECONDS / 2)
+    data = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
+    other, out = torch.randn_like(data), torch.empty_like(data)
+    for share in (1.0, 0.5, 0.25, 0.1, 0.0):
+        a, b = (one * (torch.rand_like(one) < share) for one in (data, other))
+        _load(f"bf16, {share} nonzero", lambda a=a, b=b: torch.mm(a, b, out=out), FLOPS, samples)
+    one, low = torch.ones((), device="cuda"), torch.float8_e4m3fn
+    a, b = data.to(low), other.to(low).t()
+
+    def product() -> torch.Tensor:
+        return torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+
+    _load("fp8", product, FLOPS, samples)
+    source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
+    target = torch.empty_like(source)
+    _load("copy, bytes", lambda: target.copy_(source), 2.0**31, samples)
+    reader.terminate()
+
+
+def _read(reader: subprocess.Popen[str], samples: list[Sample]) -> None:
+    assert reader.stdout is not None
+    for line in reader.stdout:
+        watts, clock = (float(part) for part in line.split(","))
+        samples.append((time.time(), watts, clock))
+
+
+def _load(name: str, call: Callable[[], object], work: float, samples: list[Sample]) -> None:
+    """Run for SECONDS, and print the second half; `work`: FLOPs or bytes of a call."""
+    began, half, calls = time.time(), 0.0, 0
+    while time.time() < began + SECONDS:
+        if not half and time.time() > began + SECONDS / 2:
+            half, calls = time.time(), 0
+        for _ in range(20):
+            call()
+        torch.cuda.synchronize()
+        calls += 20
+    _tell(name, samples, half, f"{work * calls / (time.time() - half) / 1e12:.0f} T/s")
+
+
+def _tell(name: str, samples: list[Sample], since: float, rate: str = "") -> None:
+    some = [sample for sample in samples if sample[0] >= since]
+    watts, clock = median(one[1] for one in some), median(one[2] for one in some)
+    print(f"{name:20s} {watts:4.0f} W {clock:5.0f} MHz  {rate}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
