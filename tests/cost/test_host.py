@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bigplan.cost.collective import tensor_group
@@ -81,6 +83,26 @@ def test_a_narrow_layer_waits_for_the_host_and_a_wide_one_does_not() -> None:
         training = Training(sequence_length=1024, global_batch=64)
         graph = build_graph(model, training, strategy, fused=True)
         before, after = (
-            price(graph, training, group).kinds["block"].forward for group in (NODES, nodes)
+            price(graph, training, group).launched().kinds["block"].forward
+            for group in (NODES, nodes)
         )
         assert after / before == pytest.approx(dearer, rel=0.1)
+
+
+def test_a_captured_pass_waits_for_one_launch_whatever_it_has() -> None:
+    captured = replace(NATIVE, captured=True)
+    for operators in ((SHORT,), (SHORT,) * 20):
+        found = host_seconds(operators, DEVICE, captured)
+        assert found == pytest.approx(GPU.action_overhead + GPU.launch_overhead)
+        assert host_seconds(operators, DEVICE, captured, again=True) == 0.0
+
+
+@pytest.mark.parametrize(("batch", "captures"), [(1, True), (64, False)])
+def test_blocks_are_captured_where_launching_takes_longer(batch: int, captures: bool) -> None:
+    training = Training(sequence_length=1024, global_batch=64)
+    graph = build_graph(find_model("gpt2-xl"), training, Strategy(dp=1, micro_batch=batch))
+    costs = price(graph, training, NODES)
+    block, launched = costs.kinds["block"], costs.launched().kinds["block"]
+    assert costs.captures is captures
+    assert (block.forward < launched.forward) is captures
+    assert not costs.launched().captures

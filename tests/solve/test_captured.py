@@ -1,0 +1,52 @@
+"""Plans have CUDA graphs where Python launches too slowly, and where graphs can repeat steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigplan.errors import InfeasibleError
+from bigplan.plan import Plan
+from bigplan.planner import Request, make_plan, programs_of
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
+
+MODEL = find_model("tiny-llama-demo")
+
+
+def _plan(settings: dict[str, str | int | float], cluster: str = "h200-1x") -> Plan:
+    training = Training(sequence_length=256, global_batch=8)
+    return make_plan(Request(MODEL, training, find_cluster(cluster), settings))
+
+
+def test_a_narrow_model_is_captured_and_faster_for_it() -> None:
+    free, launched = _plan({"micro_batch": 1}), _plan({"micro_batch": 1, "captured": 0})
+    assert free.placement.captured
+    assert not launched.placement.captured
+    assert free.predicted.step_seconds < launched.predicted.step_seconds
+
+
+def test_what_captured_passes_drop_has_memory_of_its_own() -> None:
+    _, (program,) = programs_of(_plan({"micro_batch": 1}))
+    assert program.captured
+    passes = 2 * 8 * MODEL.layers
+    assert program.buffers["graphs"].nbytes > passes * 100_000
+    _, (other,) = programs_of(_plan({"micro_batch": 1, "captured": 0}))
+    assert "graphs" not in other.buffers
+
+
+@pytest.mark.parametrize(
+    "settings", [{"activations": "host"}, {"block.activations.host": 1}, {"captured": 0}]
+)
+def test_what_leaves_the_gpu_is_not_captured(settings: dict[str, str | int | float]) -> None:
+    assert not _plan({"micro_batch": 1, **settings}).placement.captured
+
+
+@pytest.mark.parametrize("split", ["tp", "pp"])
+def test_ranks_that_share_a_micro_batch_capture_nothing(split: str) -> None:
+    assert not _plan({split: 2, "micro_batch": 1}, "dgx-h100").placement.captured
+
+
+def test_graphs_that_cannot_be_are_refused() -> None:
+    settings = {"activations": "host", "captured": 1}
+    with pytest.raises(InfeasibleError):
+        _plan(settings)
