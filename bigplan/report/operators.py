@@ -7,7 +7,7 @@ action. The only place of the reports that asks the cost model about single oper
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from bigplan.cost.collective import tensor_group
@@ -15,7 +15,7 @@ from bigplan.cost.compute import Device
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.operators import Bound, OperatorCost, operator_costs
 from bigplan.cost.price import device_of, pass_cost
-from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.graph import BLOCK, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Attention, Gemm, Operator
 from bigplan.plan import Plan
 from bigplan.planner import programs_of
@@ -116,7 +116,9 @@ def _pass_rows(
     nodes = plan.cluster.group
     device = device_of(nodes, plan.training, NATIVE)
     group = tensor_group(graph.strategy, nodes)
-    whole = pass_cost(operators, device, group, NATIVE, again=phase == PASSES[2]).seconds * times
+    framework = replace(NATIVE, captured=plan.placement.captured and kind.name == BLOCK)
+    again = phase == PASSES[2]
+    whole = pass_cost(operators, device, group, framework, again=again).seconds * times
     costs = list(operator_costs(operators, device, group, NATIVE))
     for operator, cost in zip(operators, costs, strict=True):
         yield _row(device, operator, cost, (kind.name, phase, times))
