@@ -19,6 +19,7 @@ from bigplan.plan import Plan, plan_text
 from bigplan.planner import Request, make_plan, programs_of, simulate_plan
 from bigplan.simulate import LAUNCHING
 from bigplan.solve.ilp import BOUND_GAP
+from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.training import Training
@@ -304,7 +305,8 @@ def test_a_stopped_search_gives_its_best_plan_and_says_so() -> None:
     assert early.search.stopped
     assert not whole.search.stopped
     assert len(seen) > 1
-    assert early.predicted.step_seconds >= whole.predicted.step_seconds * (1 - 1e-9)
+    # The whole search may prefer a simpler plan that takes as much longer.
+    assert early.predicted.step_seconds * (1 + WITHIN) >= whole.predicted.step_seconds
     assert early.predicted.lower_bound_seconds <= whole.predicted.step_seconds * (1 + 1e-9)
     assert simulate_plan(early).seconds == early.predicted.step_seconds
 

@@ -323,6 +323,8 @@ class _Pass:
 def _pass(plan: Plan, model: ModelSpec) -> _Pass:
     graph = graph_of(plan.model_copy(update={"model": model}))
     costs = price(graph, plan.training, plan.cluster.group)
+    if not plan.placement.captured:
+        costs = costs.launched()
     seconds = flops = 0.0
     for name in graph.layers:
         kind, cost = graph.kinds[name], costs.kinds[name]

@@ -70,7 +70,8 @@ class Candidate:
         """Build and price the strategy."""
         loss = LossLayer.of(workload.model, workload.training, workload.nodes, strategy)
         graph = loss.relaxed_graph()
-        return cls(strategy, graph, price(graph, workload.training, workload.nodes), loss)
+        costs = price(graph, workload.training, workload.nodes)
+        return cls(strategy, graph, costs if strategy.pp == 1 else costs.launched(), loss)
 
     def settled(self, placement: Placement) -> Candidate:
         """With the loss layer and the launches that the placement has."""

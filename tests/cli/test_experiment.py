@@ -63,7 +63,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
     _, err = process.communicate(timeout=100)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "Run the same again to go on." in err
     assert "Traceback" not in err
     kept = len(list(points.glob("*.json")))

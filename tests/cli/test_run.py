@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bigplan.cli.as_json import FORMAT as JSON_FORMAT
 from bigplan.launcher.checkpoints import checkpoints, step_of
 from bigplan.launcher.leftovers import ListedLaunch
 from bigplan.launcher.record import read_record
@@ -53,7 +54,7 @@ def test_a_launch_as_json_tells_how_it_ended(ran: Run) -> None:
     code, out, err = ran("launch", "--resume", RUN, "--steps", "4", "--json")
     assert code == 0
     told = json.loads(out)
-    assert (told["format"], told["run"]) == (1, str(RUN.resolve()))
+    assert (told["format"], told["run"]) == (JSON_FORMAT, str(RUN.resolve()))
     assert told["summary"]["status"] == "finished"
     assert told["last_step"]["step"] == 4
     assert "Launching" in err  # what happens meanwhile
