@@ -24,8 +24,8 @@ from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.optimizer import Optimizer
 from bigplan.units import format_bandwidth, format_count
 
-# AdamW's tensors take 4.5 GiB, a sum's 3 GiB. Of 1 GiB a server's 300 MiB of cache would hold enough
-# to flatter the rate.
+# AdamW's tensors take 4.5 GiB, a sum's 3 GiB. Of 1 GiB a server's 300 MiB of cache would hold
+# enough to flatter the rate.
 ELEMENTS = 2**28
 FEW_ELEMENTS = 2**22  # at least, on a machine with little memory
 ODD = 16 * 1237
@@ -35,8 +35,8 @@ SUM_BYTES = 12  # per element: three fp32 tensors
 ADAM_BYTES = 18
 COPY_BYTES = 4 * 8  # per element, at most, of copies beside an update: two ways, both ends
 # Bytes copied each way beside the update, by all devices together. Caches must not hold them, as
-# with ELEMENTS: 64 MiB copied over and over never reach the memory that copies and update share, and
-# of 512 MiB a server's 300 MiB of cache may hold a good part.
+# with ELEMENTS: 64 MiB copied over and over never reach the memory that copies and update share,
+# and of 512 MiB a server's 300 MiB of cache may hold a good part.
 COPIED = 2**31
 # The timed update also divides its gradients, as the runtime does where it clips. The divisor is
 # near 1, so that gradients that are written back and divided again do not become denormals, which

@@ -272,7 +272,7 @@ def _devices(wish: Wish) -> tuple[torch.device, ...]:
 
 
 def _described(wish: Wish, devices: tuple[torch.device, ...]) -> Cluster:
-    """What is known without measuring: datasheets, shipped descriptions, what the system reports."""
+    """What is known without measuring: datasheets, shipped descriptions, system reports."""
     gpus = None
     if devices[0].type == "cuda":
         gpus = find_gpus()
