@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-# Share of the free memory that a probe's tensors may take: others may be at work on this machine.
+# Share of the free host memory that a probe's tensors may take: others may be at work here.
 MOST_OF_MEMORY = 1 / 8
 ROUNDS_BEFORE = 3  # of load, some 30 ms, before a median: until then the GPU may have idled
 READ_EVERY = 0.2  # seconds between looks at the GPU's clock and power

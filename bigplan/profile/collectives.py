@@ -119,7 +119,7 @@ def group_sizes(world: int) -> tuple[int, ...]:
 
 
 def _messages(bench: Bench) -> Sequence[int]:
-    """Bytes, smallest first: sizes with ample room, and the two smallest in any case."""
+    """Bytes, smallest first: sizes with room for them twice, and the two smallest in any case."""
     room = bench.device_memory() // 4
     sizes = GPU_SIZES if bench.cuda else CPU_SIZES
     return [nbytes for nbytes in sizes if nbytes <= max(room, sizes[1])]

@@ -95,7 +95,7 @@ def fit_gemm(gemms: Sequence[Gemm], seconds: Sequence[float], gpu: Gpu, precisio
         return np.array([gemm_seconds(gemm, device) for gemm in gemms])
 
     start = max(gemm.flops / time for gemm, time in zip(gemms, seconds, strict=True))
-    # K0 stays below the largest K measured: beyond it K0 and the rate could grow without end.
+    # K0 is at most the largest K measured: beyond it K0 and the rate could grow without end.
     most = 100 * start, max(gemm.k for gemm in gemms)
     fit = fit_log(predicted, seconds, (start, 100.0), most)
     rate, half_k = fit.parameters

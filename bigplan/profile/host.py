@@ -28,7 +28,7 @@ from bigplan.units import format_bandwidth, format_count
 # enough to flatter the rate.
 ELEMENTS = 2**28
 FEW_ELEMENTS = 2**22  # at least, on a machine with little memory
-ODD = 16 * 1237
+ODD = 16 * 1237  # elements, see _odd
 SUM_BYTES = 12  # per element: three fp32 tensors
 # Per element, in mixed precision: parameter, gradient and two moments in fp32, and the 16-bit
 # parameter that an update writes for the GPU.
@@ -66,7 +66,7 @@ def measure_host(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
 
 
 def measure_cpu_update(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """Measure the host's adam_rate alone and beside copies, and the copies beside it."""
+    """Measure the host's adam_rate alone and beside copies, and rates of copies beside it."""
     elements, tried = _elements(bench, ADAM_BYTES + COPY_BYTES), _thread_counts(bench)
     slab = Slab(ADAM_BYTES * elements, pinned=bench.cuda)
     try:
@@ -165,7 +165,7 @@ def _giga(rate: float) -> str:
 
 
 def _thread_counts(bench: Bench) -> tuple[int, ...]:
-    """Half of the cores, three quarters, and all; unless `quick` also one core and a quarter."""
+    """Half, three quarters and all of the cores; unless `quick` also a quarter, and one core."""
     quarters = {max(1, bench.cores * part // 4) for part in (2, 3, 4)}
     return tuple(sorted(quarters if bench.quick else quarters | {1, max(1, bench.cores // 4)}))
 

@@ -20,8 +20,8 @@ def settled(rates: Sequence[float], windows: int = WINDOWS, tolerance: float = T
     """Whether the rates of successive windows, all positive, have stopped falling and rising.
 
     The mean of the last `windows` rates is compared with that of as many rates before; with fewer
-    rates the answer is no. If a fall at least halves from one such group to the next, no more than
-    about `tolerance` of it is still to come.
+    rates the answer is no. If a fall at least halves from one such group to the next, the rate will
+    fall by no more than about another `tolerance`.
     """
     if len(rates) < 2 * windows:
         return False
