@@ -14,20 +14,20 @@ from bigplan.profile.fit import fit_attention
 from bigplan.profile.load import grouped_heads
 from bigplan.spec.cluster import NodeGroup
 
-HEAD = 128  # columns of a head: the efficiencies are those of such heads
-# Batch, tokens, heads. Lengths that models are trained at: of a step at 1,024 tokens attention is a
-# thirtieth. All have the same tokens, so that they differ in the length alone: on an H200 the
-# backward of 2 sequences of 4,096 runs at 426 TFLOP/s, of 8 at 454
-# (benchmarks/results/2026-11-21-h200-kernels).
+HEAD = 128  # columns of a head; the efficiencies hold for heads of this width
+# Batch, tokens, heads. The lengths are those that models are trained at: at 1,024 tokens attention
+# is only a thirtieth of a step. All cases have the same number of tokens, so that they differ in
+# length alone: on an H200 the backward of 2 sequences of 4,096 tokens runs at 426 TFLOP/s, of 8 at
+# 454 (benchmarks/results/2026-11-21-h200-kernels).
 GPU_CASES = ((8, 4096, 32), (4, 8192, 32), (2, 16384, 32), (1, 32768, 32))
 GROUP = 4  # query heads to a key and value head, as Llama 3 has them
 CPU_CASES = ((1, 256, 4), (1, 512, 4), (1, 1024, 2))
-BACKWARD = 2.5  # FLOPs of the backward beside the forward's: five products for two
+BACKWARD = 2.5  # the backward's FLOPs over the forward's: five products against two
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
 def measure_attention(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """attention_*_efficiency and attention_*_half_length of `sdpa`, forward and backward."""
+    """Measure attention_*_efficiency and attention_*_half_length of `sdpa`, both ways."""
     cases = GPU_CASES if bench.cuda else CPU_CASES
     gpu, precision = group.gpu, bench.precisions(group.gpu)[0]
     with threads(bench.threads), bench.conditions() as conditions:
@@ -55,14 +55,15 @@ def _timings(
 ) -> dict[bool, list[tuple[Attention, float]]]:
     """Kernels with their seconds, by whether they are backward; the shortest sequences first.
 
-    Those that don't fit into their time are left out, but for two: the fit has two parameters.
+    Cases that would exceed their time are left out. The two shortest stay in any case: the fit has
+    two parameters.
     """
     timed: dict[bool, list[tuple[Attention, float]]] = {False: [], True: []}
     each, rate = seconds / len(cases), inf
     for batch, length, heads in sorted(cases, key=lambda case: case[1]):
         flops = 2.0 * batch * heads * length * length * HEAD
         work = (1 + BACKWARD) * flops
-        # Each way runs three times at least.
+        # Forward and backward each run at least three times.
         if len(timed[False]) >= 2 and 3 * work / rate > 4 * each:
             continue
         forward, backward = _seconds(batch, length, heads, precision, bench, each)
@@ -77,11 +78,11 @@ def _timings(
 def _seconds(
     batch: int, length: int, heads: int, precision: str, bench: Bench, seconds: float
 ) -> tuple[float, float]:
-    """Forward's and backward's."""
+    """Median seconds of the forward and of the backward."""
     dtype = DTYPES[precision]
     grouped = grouped_heads(bench.device, dtype)
     key_values = heads // GROUP if grouped else heads
-    # In memory [b, s, heads, d], as the blocks have it.
+    # The memory layout is [b, s, heads, d], as in the runtime's blocks.
     q, k, v = (
         torch.randn(batch, length, some, HEAD, device=bench.device).to(dtype).transpose(1, 2)
         for some in (heads, key_values, key_values)

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-# Of the memory that is free a probe's tensors take so much at most: this is no run, and others may
-# be at work here.
+# Share of the free host memory that a probe's tensors may take: others may be at work here.
 MOST_OF_MEMORY = 1 / 8
-ROUNDS_BEFORE = 3  # of load, some 30 ms, before a median: the GPU may have waited for the host
+ROUNDS_BEFORE = 3  # of load, some 30 ms, before a median: until then the GPU may have idled
 READ_EVERY = 0.2  # seconds between looks at the GPU's clock and power
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The machine under measurement. `threads` are one device's share of the `cores`, on a CPU.
+    """The machine under measurement.
 
-    With a `load`, which is hot by then, what a GPU does is measured between rounds of it. `peers`
-    are the processes of several CPU devices.
+    On a CPU, `threads` is one device's share of the `cores`. With a `load`, which has been heated
+    by then, a GPU's work is measured between rounds of that load. `peers` are the processes that
+    stand for several CPU devices.
     """
 
     devices: tuple[torch.device, ...]
@@ -61,7 +61,7 @@ class Bench:
         """Median seconds of `work` on the device, measured for about `seconds`."""
         timed = self._on_gpu(work) if self.cuda else self._on_cpu(work, self._core_clock)
         if self.load is not None:
-            work()  # while its kernels are loaded and its plans are made the GPU waits
+            work()  # the first run loads kernels and makes plans, and the GPU idles meanwhile
             for _ in range(ROUNDS_BEFORE):
                 self.load.queue()
         return median_seconds(timed, seconds, self.clock)
@@ -74,7 +74,7 @@ class Bench:
                 work()
             stop.record()
             if self.load is not None:
-                self.load.queue()  # the GPU works on while the host wakes up and queues the next
+                self.load.queue()  # keeps the GPU busy until the host wakes up and queues more
             stop.synchronize()
             return float(start.elapsed_time(stop)) / 1e3
 
@@ -82,9 +82,9 @@ class Bench:
 
     @property
     def _core_clock(self) -> ReadClock:
-        """Of a device that is one core, that core's time: what others take of it does not count.
+        """The thread's CPU time where a device is one core, else the wall clock.
 
-        Of work of several threads the wall's.
+        The thread's time leaves out what other processes take of the core.
         """
         return time.thread_time if self.threads == 1 else self.clock
 
@@ -98,12 +98,12 @@ class Bench:
         return timed
 
     def median_on_host(self, work: Callable[[], object], seconds: float) -> float:
-        """Median seconds of `work` by the host's clock; on a GPU, of work that waits for itself."""
+        """Median seconds of `work` by the host's clock; on a GPU `work` waits for its own end."""
         return median_seconds(self._on_cpu(work, self.clock), seconds, self.clock)
 
     @contextmanager
     def conditions(self) -> Iterator[Conditions]:
-        """The state of the GPU for the length of the block, to be told in a source after it."""
+        """Watch the GPU during the block; a figure's source then says what was seen."""
         if self.load is None:
             yield Conditions("", Watch())
             return
@@ -123,14 +123,14 @@ class Bench:
         return int(available_host_memory() * MOST_OF_MEMORY)
 
     def precisions(self, gpu: Gpu) -> tuple[str, ...]:
-        """Those that torch multiplies in on the device, the one of training first."""
+        """Precisions in which torch multiplies on the device, the one of training first."""
         known: list[str] = [p for p in ("bf16", "fp16", "fp32") if p in gpu.peak_flops]
         return tuple(known) if self.cuda else ("fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Under which something was measured, as the end of a sentence; '' where nothing is known."""
+    """Conditions of a measurement as the end of a sentence; '' where nothing is known."""
 
     load: str
     watch: Watch
@@ -148,7 +148,7 @@ def source(how: str) -> str:
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Torch with so many threads for the length of the block."""
+    """Let torch use `number` threads for the length of the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -158,5 +158,5 @@ def threads(number: int) -> Iterator[None]:
 
 
 def rounded(value: float) -> float:
-    """Three digits: a short measurement has no more."""
+    """Round to three digits: a short measurement has no more."""
     return float(f"{value:.3g}")

@@ -1,4 +1,4 @@
-"""Time for measuring: a whole that probes share, and medians that keep to a limit."""
+"""A time budget that probes share, and medians that keep to a time limit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from math import ceil
 
 ReadClock = Callable[[], float]
 
-# Runs are timed in batches of at least so long: a kernel of 10 us alone between two events is
-# mostly its launch.
+# Runs are timed in batches of at least so many seconds: between two events a single kernel of 10 us
+# is mostly its launch.
 SAMPLE_SECONDS = 2e-3
 MOST_SAMPLES = 50
 
 
 @dataclass(slots=True)
 class TimeBudget:
-    """`seconds` from the moment it is made, handed out by weight."""
+    """`seconds` from the budget's creation on, handed out by weight."""
 
     seconds: float
     clock: ReadClock = time.perf_counter
@@ -33,9 +33,9 @@ class TimeBudget:
         return max(0.0, self._end - self.clock())
 
     def allot(self, weight: float, waiting: float) -> float:
-        """Seconds for one of those who wait, whose weights add up to `waiting`.
+        """Seconds for the next of the waiting probes, whose weights add up to `waiting`.
 
-        What somebody left over, or took too much, is shared by all who come after.
+        Time that a probe left over or overran is shared by all later probes.
         """
         assert 0 < weight <= waiting * (1 + 1e-9), (weight, waiting)
         return self.left * weight / waiting
@@ -47,12 +47,11 @@ def median_seconds(
     clock: ReadClock = time.perf_counter,
     middle: Callable[[Sequence[float]], float] = statistics.median,
 ) -> float:
-    """Median seconds of one run, in about `seconds`; `timed(n)` runs n times and says how long.
+    """Median seconds of one run, measured for about `seconds`.
 
-    `middle`: what of several times is taken in place of the median.
-
-    Two runs come first: one to warm up (code is loaded, workspaces are taken), one to see how many
-    make a sample. Where these took all the time, the second is the result.
+    `timed(n)` runs n times and returns how long that took. `middle` may replace the median. Two
+    runs come first: one warms up (code is loaded, workspaces are taken), one shows how many runs
+    make a sample. If these two use up the time, the second is the result.
     """
     end = clock() + seconds
     timed(1)

@@ -1,8 +1,8 @@
 """Collectives and messages between this machine's devices: the figures of the link inside a node.
 
 Every device has a process, as in training. Several sizes of messages and of groups are timed and
-fitted to the formulas of `cost.collective`. All-reduces of a layer's size are timed once more while
-all devices compute, and while all copy, for what each leaves of the other.
+fitted to the formulas of `cost.collective`. All-reduces of a layer's size are timed again while all
+devices compute and, on GPUs, while all copy. The figures are the shares of speed that then remain.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ KiB, MiB = 2**10, 2**20
 TRAFFIC: tuple[Traffic, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 GPU_SIZES = (64 * KiB, 2 * MiB, 32 * MiB, 256 * MiB)
 CPU_SIZES = (16 * KiB, 256 * KiB, 2 * MiB, 8 * MiB)
-# A layer's gradients, which are reduced while the layer before is computed.
+# Bytes of a layer's gradients, which are reduced while the layer before it is computed.
 GPU_LAYER, CPU_LAYER = 256 * MiB, 2 * MiB
-MOST_PROCESSES = 8  # of CPU devices; GPUs have one each
-SHARE_BESIDE = 1 / 3  # of the time, for exchanges beside something else
+MOST_PROCESSES = 8  # for CPU devices; every GPU has one
+SHARE_BESIDE = 1 / 3  # of the time, for exchanges beside compute and copies
 LEAST_SECONDS = 0.1  # of work beside exchanges: some tens of products
-LEAST_SHARE = 0.01  # of a speed: of a short measurement nothing may be left
+LEAST_SHARE = 0.01  # of a speed: a short measurement may count no run at all
 BACKENDS = {"cuda": "NCCL", "cpu": "gloo"}
 
 
 def start_peers(group: NodeGroup, bench: Bench) -> Peers:
-    """A process for each device, of CPU devices for the first eight."""
+    """A process for each device; of CPU devices, only for the first eight."""
     devices = bench.devices
     if not bench.cuda:
         devices = devices * min(group.gpus_per_node, MOST_PROCESSES)
@@ -53,7 +53,7 @@ def start_peers(group: NodeGroup, bench: Bench) -> Peers:
 
 
 def measure_collectives(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """The figures of `intra_node`; nothing where there is one device. Raises WorkerError."""
+    """Measure `intra_node`, where the node has several devices. Raises WorkerError."""
     if group.gpus_per_node == 1:
         return group
     if bench.peers is not None:
@@ -72,7 +72,7 @@ def _measured(group: NodeGroup, bench: Bench, peers: Peers, seconds: float) -> N
 
 
 class Exchanges(NamedTuple):
-    """What is asked of a link: of whom, in groups of which sizes, and which exchanges."""
+    """What a link is measured with: processes, sizes of their groups, and exchanges."""
 
     peers: Together
     sizes: Sequence[int]
@@ -83,9 +83,9 @@ class Exchanges(NamedTuple):
 
 
 def measure_link(link: Link, asked: Exchanges, seconds: float) -> Link:
-    """The link with figures that were measured within about so many seconds. Raises WorkerError."""
+    """The link with figures that were measured within about `seconds`. Raises WorkerError."""
     start, peers = asked.clock(), asked.peers
-    peers.call(form_groups, tuple(asked.sizes))  # once they have started
+    peers.call(form_groups, tuple(asked.sizes))  # returns once all have started
     budget = TimeBudget(max(seconds / 2, seconds - (asked.clock() - start)), asked.clock)
     each = budget.left * (1 - SHARE_BESIDE) / len(asked.exchanges)
     found = [_seconds(one, asked, each) for one in asked.exchanges]
@@ -114,19 +114,19 @@ def measure_link(link: Link, asked: Exchanges, seconds: float) -> Link:
 
 
 def group_sizes(world: int) -> tuple[int, ...]:
-    """Powers of two, and all."""
+    """Sizes of groups: powers of two from 2 on, and all `world` ranks."""
     return tuple(sorted({2**n for n in range(1, world.bit_length())} | {world}))
 
 
 def _messages(bench: Bench) -> Sequence[int]:
-    """Bytes, smallest first; no more than there is room for, twice, beside everything else."""
+    """Bytes, smallest first: sizes with room for them twice, and the two smallest in any case."""
     room = bench.device_memory() // 4
     sizes = GPU_SIZES if bench.cuda else CPU_SIZES
     return [nbytes for nbytes in sizes if nbytes <= max(room, sizes[1])]
 
 
 def _exchanges(sizes: Sequence[int], messages: Sequence[int]) -> Iterator[Exchange]:
-    """All kinds among all devices, all-reduces also in smaller groups, messages between two."""
+    """All kinds among all devices, all-reduces also in smaller groups, sends between two."""
     for nbytes in messages:
         yield from _collectives(sizes, nbytes)
         yield Exchange("send", 2, nbytes)
@@ -140,10 +140,10 @@ def _collectives(sizes: Sequence[int], nbytes: int) -> Iterator[Exchange]:
 
 
 def across(peers: Together, group: NodeGroup, clock: ReadClock) -> Exchanges:
-    """What is asked of the link between nodes, by a process for each device of all of them.
+    """What the link between nodes is measured with; every device of every node has a process.
 
-    Messages between two devices are taken to be as fast as collectives: one pair alone does not
-    fill a network that all devices of a node share.
+    Messages between two devices are not timed but taken to be as fast as collectives: one pair
+    alone does not fill a network that all devices of a node share.
     """
     cuda, per_node = group.gpu.device == "cuda", group.gpus_per_node
     sizes = [per_node * nodes for nodes in group_sizes(len(peers) // per_node)]
@@ -153,10 +153,10 @@ def across(peers: Together, group: NodeGroup, clock: ReadClock) -> Exchanges:
 
 
 def _seconds(exchange: Exchange, asked: Exchanges, seconds: float) -> float:
-    """Median seconds of one, those of the peer that takes longest; between CPU devices the least.
+    """Median seconds of an exchange on its slowest peer; between CPU devices, the least.
 
-    There a process waits for the other whenever a neighbour holds one of the cores: beside two of
-    them the median of gloo's reduce-scatters of 256 KiB was four times the least.
+    CPU devices wait for each other whenever another process holds one of their cores. Beside two
+    such processes the median of gloo's reduce-scatters of 256 KiB was four times the least.
     """
     middle = statistics.median if asked.cuda else min
     return median_seconds(
@@ -165,7 +165,7 @@ def _seconds(exchange: Exchange, asked: Exchanges, seconds: float) -> float:
 
 
 class KeptSpeed(NamedTuple):
-    """Of their speed alone, what exchanges and work keep of it beside each other."""
+    """Shares of their speed alone that exchanges and work keep beside each other."""
 
     exchange: float
     work: float

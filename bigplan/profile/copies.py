@@ -24,7 +24,7 @@ from bigplan.units import format_bandwidth, format_bytes
 MiB = 2**20
 SIZES = (MiB, 16 * MiB, 256 * MiB)
 CPU_SIZES = (MiB // 4, MiB, 16 * MiB)
-CHUNK = 64 * MiB  # of what is copied again and again
+CHUNK = 64 * MiB  # bytes of one copy where a buffer is copied over and over
 WAYS = ("host_to_device", "device_to_host")
 
 
@@ -42,7 +42,7 @@ class Copier:
 
     @classmethod
     def of(cls, way: str, device: torch.device, host: Tensor, there: Tensor) -> Copier:
-        """`way` is one of WAYS; on CUDA it has a stream of its own, as the runtime's lanes do."""
+        """`way` is one of WAYS; a copier on CUDA has its own stream, as the runtime's lanes do."""
         stream = None
         if device.type == "cuda":
             stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ class Copier:
             self.target[part].copy_(self.source[part], non_blocking=True)
 
     def timed(self, nbytes: int, start: int, clock: ReadClock) -> Callable[[], float]:
-        """Copy, or queue a copy; what it returns waits for its end and tells its seconds."""
+        """Copy, or queue a copy; the function returned waits for its end and gives its seconds."""
         if self.stream is None:
             begin = clock()
             self.copy(nbytes, start)
@@ -74,7 +74,7 @@ class Copier:
         return seconds
 
     def run(self, stop: threading.Event, clock: ReadClock) -> None:
-        """Copy chunk after chunk, over and over, until told to stop; two are queued at any time."""
+        """Copy chunk after chunk, over and over, until `stop` is set; two are always queued."""
         begin, before = clock(), None
         for start, nbytes in _chunks(self.target.numel()):
             if stop.is_set():
@@ -96,16 +96,19 @@ def _chunks(whole: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Both directions of one device, at work as optimizer state passes through it.
+    """Both directions of one device, copying as when optimizer state passes through the device.
 
-    The next chunk comes once the last has arrived, which leaves meanwhile (`runtime/lanes.py`).
+    The next chunk comes once the last has arrived; the last leaves meanwhile (`runtime/lanes.py`).
     """
 
     into: Copier
     off: Copier
 
     def run(self, stop: threading.Event, clock: ReadClock) -> None:
-        """At least a chunk. Seconds: of their coming, with pauses between, and of their leaving."""
+        """Pass at least one chunk.
+
+        The seconds of `into` include the pauses between chunks, those of `off` only the copies.
+        """
         into, off = self.into, self.off
         begin, leaving = clock(), list[Callable[[], float]]()
         for start, nbytes in _chunks(into.target.numel()):
@@ -126,7 +129,7 @@ class CopyRates:
 
     @property
     def total(self) -> float:
-        """Both directions."""
+        """Bytes/s of both directions."""
         return sum(self.rates.values())
 
 
@@ -134,7 +137,7 @@ class CopyRates:
 def copying(
     copiers: Sequence[Copier], clock: ReadClock, *, passing: bool = False
 ) -> Iterator[CopyRates]:
-    """All copiers at work for the length of the block; `passing`: two and two are a passage."""
+    """Let all copiers copy for the length of the block; `passing` joins pairs as passages."""
     stop, reached, errors = threading.Event(), CopyRates(), []
     tasks: Sequence[Copier | Passage] = copiers
     if passing:
@@ -167,7 +170,7 @@ def copying(
 
 @contextmanager
 def copiers_of(bench: Bench, nbytes: int) -> Iterator[list[Copier]]:
-    """A copier into and one out of every device, with `nbytes`, in whole pages, of memory each."""
+    """A copier into and one out of every device, each with `nbytes` in whole pages."""
     nbytes = nbytes // PAGE * PAGE
     slab = Slab(2 * nbytes * len(bench.devices), pinned=bench.cuda)
     try:
@@ -185,13 +188,13 @@ def copiers_of(bench: Bench, nbytes: int) -> Iterator[list[Copier]]:
 
 
 def measure_copies(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """All rates of `pcie`: alone, both ways, and of all devices together; latency."""
+    """Measure `pcie`: rates alone, both ways and of all devices together, and the latency."""
     wanted = SIZES if bench.cuda else CPU_SIZES
     largest = min(wanted[-1], bench.host_memory() // (2 * len(bench.devices)))
     sizes = tuple(size for size in wanted if size <= largest) or (largest,)
     with threads(bench.threads), copiers_of(bench, sizes[-1]) as copiers:
         values, sources = _one_way(copiers[:2], sizes, bench, seconds / 2)
-        # Queued one after the other copies may hide it all; each is launched nevertheless.
+        # Copies queued one after the other may hide all latency, but each one has to be launched.
         values["latency"] = max(values["latency"], group.gpu.launch_overhead)
         together = _together(copiers[:2], bench, seconds / 6)
         values["both_ways"] = rounded(together.total)
@@ -240,9 +243,9 @@ def _together(copiers: Sequence[Copier], bench: Bench, seconds: float) -> CopyRa
 def _of_node(
     copiers: Sequence[Copier], alone: dict[str, float], bench: Bench, seconds: float
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """All devices one way, the other way, and both ways at once.
+    """Rates of all devices together: one way, the other way, and both ways at once.
 
-    On a CPU all cores copy for one device: its others would share the same memory.
+    On a CPU all cores copy for one device: more devices would share the same memory.
     """
     values: dict[str, float] = {}
     sources: dict[str, str] = {}
@@ -266,7 +269,7 @@ def _of_node(
 
 
 def by_way(reached: CopyRates) -> str:
-    """Rates by direction, as sources tell them."""
+    """Rates by direction, worded for a source."""
     parts = (
         f"{way.replace('_', ' ')} {format_bandwidth(rounded(rate))}"
         for way, rate in reached.rates.items()

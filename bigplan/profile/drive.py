@@ -1,4 +1,4 @@
-"""The drive that tensors may go to: reads and writes, alone and together, as the runtime moves."""
+"""The drive that tensors may go to: reads and writes like the runtime's, alone and together."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from bigplan.units import format_bytes
 
 MiB = 2**20
 MOST = 4 * 2**30  # bytes of the file: more than a drive's own cache
-SHARE = 4  # of what is free on the disk, one part in so many
-MOVED = 64 * MiB  # of one call, as of a layer's state
+SHARE = 4  # the file takes at most one part in so many of the free disk
+MOVED = 64 * MiB  # bytes of one call, as for a layer's state
 SMALL_READS = 32
 
 
 def measure_drive(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """read, write, both_ways and latency of `nvme`, in a file that is removed afterwards.
+    """Measure read, write, both_ways and latency of `nvme`, in a file that is then removed.
 
     Raises InputError where the folder has no room or cannot be written to.
     """
@@ -74,14 +74,14 @@ def _file(folder: Path, size: int) -> DiskFile:
 def _rates(
     file: DiskFile, buffers: tuple[Tensor, Tensor], bench: Bench, seconds: float
 ) -> dict[str, float]:
-    """Bytes/s of writing, reading, and of both at once in the two halves of what was written.
+    """Bytes/s of writing, of reading, and of both at once in two halves of the written bytes.
 
-    A step writes where the step before has, so the file is filled first: on an ext4 volume of a
-    virtual machine the first bytes at a place went at 2.9 GB/s, all later ones at 5.0 to 5.8
+    A step writes where the step before wrote, so the file is filled first. On an ext4 volume of a
+    virtual machine the first write to a place ran at 2.9 GB/s, all later ones at 5.0 to 5.8
     (benchmarks/drive_rewrite.py).
     """
     for buffer in buffers:
-        buffer.random_(255)  # some drives compress
+        buffer.random_(255)  # random bytes: some drives compress
     each = seconds / 4
     filled, _ = _window(lambda at: file.write(at, buffers[0]), file.size, bench, each)
     whole = min(file.size, max(filled, 2 * MOVED))
@@ -117,7 +117,7 @@ def _both(
     try:
         for worker in workers:
             worker.join()
-    finally:  # Ctrl-C: the file may be closed only when nobody uses it any more
+    finally:  # also after Ctrl-C: the file may be closed only when no worker uses it
         stop.set()
         for worker in workers:
             worker.join()
@@ -133,7 +133,7 @@ def _window(
     seconds: float,
     stop: threading.Event | None = None,
 ) -> tuple[int, float]:
-    """Bytes moved in calls one after the other, around `size` bytes for `seconds`, and how long."""
+    """Bytes that successive calls move, over `size` bytes again and again, and their seconds."""
     start, moved = bench.clock(), 0
     for at in _around(size):
         move(at)
@@ -144,7 +144,7 @@ def _window(
 
 
 def _around(size: int) -> Iterator[int]:
-    """Offsets of whole calls, again and again."""
+    """Offsets of calls within `size` bytes, again and again."""
     while True:
         yield from range(0, size, MOVED)
 

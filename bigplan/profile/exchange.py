@@ -20,7 +20,7 @@ Work = Callable[[], object]
 
 
 def form_groups(peer: Peer, sizes: tuple[int, ...]) -> None:
-    """Communicators of the first so many peers."""
+    """Form the communicators: one of each size, of the peers from rank 0 on."""
     for size in sizes:
         group = dist.new_group(list(range(size)))  # all peers call it, also those outside
         if peer.rank < size:
@@ -29,11 +29,11 @@ def form_groups(peer: Peer, sizes: tuple[int, ...]) -> None:
 
 
 def timed(peer: Peer, exchange: Exchange, runs: int) -> float:
-    """Seconds of so many exchanges, one after the other; 0 for a peer that takes no part."""
+    """Seconds of `runs` exchanges, one after the other; 0 for a peer that takes no part."""
     if peer.rank >= exchange.ranks:
         return 0.0
     once = _exchanging(peer, exchange)
-    once()  # the peers meet, and a communicator is made on its first use
+    once()  # lines the peers up, and makes the communicator on its first use
     peer.wait()
     start = time.perf_counter()
     for _ in range(runs):
@@ -43,7 +43,7 @@ def timed(peer: Peer, exchange: Exchange, runs: int) -> float:
 
 
 def _exchanging(peer: Peer, exchange: Exchange) -> Work:
-    """What exchanges once. Zeros: sums of them stay small."""
+    """A function that exchanges once; it sends zeros, whose sums stay small."""
     traffic, ranks, nbytes = exchange
     elements = max(1, nbytes // 4 // ranks)
     whole = torch.zeros(elements * ranks, device=peer.device)
@@ -89,7 +89,7 @@ def copying(peer: Peer) -> Work:
 
 
 def _on_stream(peer: Peer, work: Callable[[], Tensor], *, wait: bool = True) -> Work:
-    """On CUDA the work on a stream of its own, and the wait for its end."""
+    """The work; on CUDA, on its own stream and, with `wait`, followed by a wait for its end."""
     if peer.device.type != "cuda":
         return work
     stream = torch.cuda.Stream(peer.device)  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ def _on_stream(peer: Peer, work: Callable[[], Tensor], *, wait: bool = True) -> 
 
 
 def begin(peer: Peer, make: Callable[[Peer], Work]) -> None:
-    """Work in a thread until `end`."""
+    """Start work in a thread that goes on until `end`."""
     assert peer.company is None, "one at a time"
     peer.company = Company(make(peer), peer.threads)
 
@@ -124,12 +124,12 @@ class Beside(NamedTuple):
 
 
 def rate_of_company(peer: Peer, seconds: float) -> float:
-    """Runs a second of the work that goes on, with nothing beside it."""
+    """Runs a second of the work begun, without exchanges beside it."""
     return _counted(peer, lambda: time.sleep(seconds))
 
 
 def timed_beside(peer: Peer, exchange: Exchange, runs: int) -> Beside:
-    """Exchanges while the work goes on."""
+    """Time `runs` exchanges while the work goes on."""
     took = 0.0
 
     def exchanging() -> None:

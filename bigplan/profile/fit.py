@@ -20,7 +20,7 @@ from bigplan.spec.link import Link, Traffic
 
 FitValues = NDArray[np.float64]
 
-# Parameters are positive and searched by their logarithm: below this one is as good as zero.
+# Least value of a parameter. The search is by logarithm, and this is as good as zero.
 SMALLEST = 1e-3
 
 
@@ -40,8 +40,9 @@ def fit_log(
 ) -> Fit:
     """Positive parameters, at most `most`, that minimise sum log(predicted / measured)^2.
 
-    Levenberg-Marquardt on the logarithms of the parameters, with differences for derivatives:
-    two parameters and some twenty timings, so a library would bring more than it saves.
+    The method is Levenberg-Marquardt on the logarithms of the parameters, with differences for
+    derivatives. For a few parameters and some twenty timings a library would cost more than it
+    saves.
     """
     assert len(measured) >= len(start) > 0, (len(measured), len(start))
     target = np.log(np.asarray(measured, np.float64))
@@ -84,9 +85,9 @@ class GemmFit:
 
 
 def fit_gemm(gemms: Sequence[Gemm], seconds: Sequence[float], gpu: Gpu, precision: str) -> GemmFit:
-    """Rate of an endless product and K0, as `gemm_seconds` has them; at least two products.
+    """Rate at endless K, and K0, as `gemm_seconds` has them; needs at least two products.
 
-    `gpu` gives what the formula also knows: multiprocessors and the rate of memory traffic.
+    `gpu` gives the formula's other figures: multiprocessors and the rate of memory traffic.
     """
 
     def predicted(at: FitValues) -> FitValues:
@@ -94,7 +95,7 @@ def fit_gemm(gemms: Sequence[Gemm], seconds: Sequence[float], gpu: Gpu, precisio
         return np.array([gemm_seconds(gemm, device) for gemm in gemms])
 
     start = max(gemm.flops / time for gemm, time in zip(gemms, seconds, strict=True))
-    # Beyond the largest K measured, K0 and the rate could grow together without end.
+    # K0 is at most the largest K measured: beyond it K0 and the rate could grow without end.
     most = 100 * start, max(gemm.k for gemm in gemms)
     fit = fit_log(predicted, seconds, (start, 100.0), most)
     rate, half_k = fit.parameters
@@ -140,7 +141,8 @@ def fit_attention(
 ) -> AttentionFit:
     """Efficiency and half length of `sdpa`, as `attention_seconds` has them.
 
-    At least two lengths, all forward or all backward; the shorter ones decide on the half length.
+    The fit needs at least two lengths, all forward or all backward. The shorter lengths decide on
+    the half length.
     """
 
     def predicted(at: FitValues) -> FitValues:
@@ -157,7 +159,7 @@ def fit_attention(
 
 
 def with_attention(gpu: Gpu, efficiency: float, half_length: float) -> Gpu:
-    """`gpu` whose only attention is an `sdpa` of such figures both ways; for pricing only."""
+    """`gpu` whose only attention is an `sdpa` with these figures both ways; for pricing only."""
     return gpu.model_copy(
         update={
             "attention_forward_efficiency": {"sdpa": efficiency},
@@ -170,7 +172,7 @@ def with_attention(gpu: Gpu, efficiency: float, half_length: float) -> Gpu:
 
 @dataclass(frozen=True)
 class TransferFit:
-    """Bytes/s of an endless transfer and seconds that each takes besides."""
+    """Bytes/s of an endless transfer, and seconds of any transfer beside its bytes."""
 
     rate: float
     latency: float
@@ -178,9 +180,9 @@ class TransferFit:
 
 
 def fit_transfer(sizes: Sequence[int], seconds: Sequence[float]) -> TransferFit:
-    """A latency and bytes / rate through transfers of at least two sizes."""
+    """Fit latency + bytes / rate to transfers of at least two sizes."""
     nbytes = np.asarray(sizes, np.float64)
-    # Latencies are fractions of a millisecond: searched in microseconds and GB/s, near 1.
+    # The search is in GB/s and microseconds, where both parameters are near 1.
     start = max(n / s for n, s in zip(sizes, seconds, strict=True)) / 1e9
     most = 100 * start, max(1e6 * min(seconds), 2 * SMALLEST)
     fit = fit_log(lambda at: at[1] / 1e6 + nbytes / (at[0] * 1e9), seconds, (start, 5.0), most)
@@ -189,7 +191,7 @@ def fit_transfer(sizes: Sequence[int], seconds: Sequence[float]) -> TransferFit:
 
 
 class Exchange(NamedTuple):
-    """So many bytes among so many GPUs of a node; of a send, from one to another."""
+    """So many bytes exchanged among so many devices; a send goes from one to another."""
 
     traffic: Traffic
     ranks: int
@@ -207,7 +209,7 @@ class LinkFit:
 
 
 class Inside(NamedTuple):
-    """What is inside the nodes that a link joins: GPUs of each, and the link between these."""
+    """Nodes that a link joins: the GPUs of each, and the link between these GPUs."""
 
     per_node: int
     link: Link
@@ -216,18 +218,16 @@ class Inside(NamedTuple):
 def fit_link(
     exchanges: Sequence[Exchange], seconds: Sequence[float], inside: Inside | None = None
 ) -> LinkFit:
-    """A link's figures as `cost.collective` has them; at least two sizes of each kind.
+    """A link's figures as `cost.collective` has them; needs at least two sizes of each kind.
 
-    Of a link between nodes where it is told what is `inside`.
-
-    Where all groups have two ranks, a latency and a half size add the same to every message:
-    then it is all latency.
+    With `inside` the link is one between nodes. If all groups have two ranks, latency and half
+    size add the same to every message: then the fit finds a latency alone.
     """
     kinds = list(dict.fromkeys(exchange.traffic for exchange in exchanges))
     several = len({exchange.ranks for exchange in exchanges}) > 1
 
     def parts(at: FitValues) -> tuple[dict[Traffic, float], float, float]:
-        # Latencies are microseconds, half sizes MB: searched near 1, as GB/s are.
+        # The search is in microseconds, MB and GB/s, where all parameters are near 1.
         half = float(at[1]) * 1e6 if several else 0.0
         rates = {kind: float(at[2 + n]) * 1e9 for n, kind in enumerate(kinds)}
         return rates, float(at[0]) / 1e6, half
@@ -248,7 +248,7 @@ def fit_link(
 
 
 def exchange_seconds(exchange: Exchange, link: Link, inside: Inside | None = None) -> float:
-    """What the cost model says that it takes inside a node, or between whole ones."""
+    """The cost model's seconds inside a node or, with `inside`, between whole nodes."""
     if exchange.traffic == "send":
         return message(exchange.nbytes, link)
     group = Group(exchange.ranks, exchange.ranks, link, None, 1.0)
@@ -258,7 +258,7 @@ def exchange_seconds(exchange: Exchange, link: Link, inside: Inside | None = Non
 
 
 def _link(rates: dict[Traffic, float], latency: float, half_size: float) -> Link:
-    """For pricing only."""
+    """A link with these figures, for pricing only."""
     link = Link(
         name="fitted",
         bandwidth=rates["all_reduce"],

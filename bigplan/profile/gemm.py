@@ -15,8 +15,8 @@ from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.gpu import Gpu
 from bigplan.units import format_flops
 
-# Linear layers: tokens, outputs, inputs. Those of 8B and 13B models at the tokens of a micro-batch,
-# a vocabulary, and a few narrow ones: the inner dimension has to vary for K0 to show.
+# Linear layers as tokens, outputs, inputs: those of 8B and 13B models at a micro-batch's tokens, a
+# vocabulary, and a few narrow ones. K0 shows only where the inner dimension varies.
 GPU_LAYERS = (
     (2048, 2048, 2048),
     (2048, 14336, 4096),
@@ -42,19 +42,19 @@ CPU_LAYERS = (
     (1024, 2816, 1024),
     (1024, 1024, 2816),
 )
-OTHERS = ((2048, 2048, 2048), (8192, 6144, 4096))  # of the other precisions
+OTHERS = ((2048, 2048, 2048), (8192, 6144, 4096))  # layers for the other precisions
 CPU_OTHERS = ((256, 704, 256), (1024, 1024, 1024))
-# A layer's three products differ in which operand is read across its rows, and so in their rate: on
-# an H200 32768 x 14336 x 4096 ran at 690 TFLOP/s forward, 682 by input and 625 by weight
-# (benchmarks/results/2026-11-21-h200-kernels). A step has each once, so the fit has.
+# A layer's three products read different operands across their rows, so their rates differ: on an
+# H200 32768 x 14336 x 4096 ran at 690 TFLOP/s forward, 682 by input and 625 by weight
+# (benchmarks/results/2026-11-21-h200-kernels). The fit has each product once, as a step has.
 WAYS = ("forward", "by input", "by weight")
-# A product this many launches long or shorter is not a product's time: left out of the fit.
+# Products of at most so many launch overheads are left out of the fit: launching sways their time.
 LAUNCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A product, which of a layer's it is, and its seconds."""
+    """A product, which of WAYS it is, and its seconds."""
 
     way: str
     gemm: Gemm
@@ -69,7 +69,7 @@ def measure_gemm(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
         timed = _timings(layers, main, bench, 0.8 * seconds)
         least = LAUNCHES * group.gpu.launch_overhead if bench.cuda else 0.0
         kept = [product for product in timed if product.seconds > least]
-        if len(kept) < 2:  # a machine so fast or so busy that only the longest tell anything
+        if len(kept) < 2:  # on so fast or busy a machine only the longest products count
             kept = sorted(timed, key=lambda product: product.seconds)[-2:]
         gemms, times = [p.gemm for p in kept], [p.seconds for p in kept]
         fit = fit_gemm(gemms, times, group.gpu, main)
@@ -108,7 +108,7 @@ def _timings(
 ) -> list[Timed]:
     """Seconds of products that fit in memory and into their time, small ones first.
 
-    On a CPU forward's alone.
+    On a CPU only forward products are timed.
     """
     timed: list[Timed] = []
     ways = WAYS if bench.cuda else WAYS[:1]
@@ -116,8 +116,8 @@ def _timings(
     for m, n, k in sorted(layers, key=lambda layer: layer[0] * layer[1] * layer[2]):
         gemm = Gemm("product", m, n, k)
         rate = max((p.gemm.flops / p.seconds for p in timed), default=0.0)
-        # Three runs at least; the smallest two layers are measured in any case. Every product's
-        # result is as large as one of the three tensors.
+        # A product runs at least three times; the smallest two layers are measured in any case.
+        # Every result is as large as one of the three tensors, hence twice their memory.
         too_long = len(timed) > len(ways) and 3 * gemm.flops / rate > 4 * each
         if too_long or 2 * gemm.elements * dtype.itemsize > room:
             continue
@@ -135,8 +135,8 @@ def _with_rates(
 ) -> Gpu:
     """Shares of known peaks; where a peak is unknown or passed, the rate stands for it.
 
-    On a CPU there is no datasheet: peaks are what was reached. `how` says how those of `main` were
-    measured, and under which conditions all were.
+    On a CPU there is no datasheet: peaks are what was reached. `how` says how the rate of
+    `main` was measured, and under which conditions all rates were.
     """
     what, conditions = how
     by_rate = gpu.device == "cpu" or gpu.sources["peak_flops"].startswith("estimate")

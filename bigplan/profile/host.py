@@ -1,7 +1,7 @@
-"""Host memory by number of threads, and the runtime's AdamW: on the CPU alone and while all devices
-copy, and on a device.
+"""Rates of host memory by number of threads, and of the runtime's AdamW.
 
-An update is that of mixed precision: it also writes the 16-bit parameters.
+AdamW is timed on the CPU alone, on the CPU while all devices copy, and on a device. Its update is
+that of mixed precision, which also writes the 16-bit parameters.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.optimizer import Optimizer
 from bigplan.units import format_bandwidth, format_count
 
-# 4.5 GiB of AdamW's tensors, 3 GiB of a sum's: of 1 GiB, a server's 300 MiB of cache holds enough
-# to flatter the rate.
+# AdamW's tensors take 4.5 GiB, a sum's 3 GiB. Of 1 GiB a server's 300 MiB of cache would hold
+# enough to flatter the rate.
 ELEMENTS = 2**28
-FEW_ELEMENTS = 2**22  # on a machine of little memory
-ODD = 16 * 1237
-SUM_BYTES = 12  # of three fp32 tensors, an element
-# Parameter, gradient and two moments in fp32, and the parameter in 16 bits, which an update writes
-# for the GPU: training in mixed precision.
+FEW_ELEMENTS = 2**22  # at least, on a machine with little memory
+ODD = 16 * 1237  # elements, see _odd
+SUM_BYTES = 12  # per element: three fp32 tensors
+# Per element, in mixed precision: parameter, gradient and two moments in fp32, and the 16-bit
+# parameter that an update writes for the GPU.
 ADAM_BYTES = 18
-COPY_BYTES = 4 * 8  # an element, at most, of the copies beside it: two ways, at both ends
-# Bytes copied each way beside the update, all devices together. As with the update's own, so many
-# that caches don't hold them: 64 MiB over and over never reach the memory that both share, and of
-# 512 MiB a server's 300 MiB of cache may hold a good part.
+COPY_BYTES = 4 * 8  # per element, at most, of copies beside an update: two ways, both ends
+# Bytes copied each way beside the update, by all devices together. Caches must not hold them, as
+# with ELEMENTS: 64 MiB copied over and over never reach the memory that copies and update share,
+# and of 512 MiB a server's 300 MiB of cache may hold a good part.
 COPIED = 2**31
-# Where gradients are clipped the runtime divides them in the same pass: that is timed. So near to 1
-# that where they are written back repeated division brings no denormals, which CPUs are slow with.
+# The timed update also divides its gradients, as the runtime does where it clips. The divisor is
+# near 1, so that gradients that are written back and divided again do not become denormals, which
+# CPUs are slow with.
 DIVISOR = 1.001
 
 
@@ -65,7 +66,7 @@ def measure_host(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
 
 
 def measure_cpu_update(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """adam_rate of the host alone and beside copies, and what copies reach beside it."""
+    """Measure the host's adam_rate alone and beside copies, and rates of copies beside it."""
     elements, tried = _elements(bench, ADAM_BYTES + COPY_BYTES), _thread_counts(bench)
     slab = Slab(ADAM_BYTES * elements, pinned=bench.cuda)
     try:
@@ -117,8 +118,8 @@ def measure_device_update(group: NodeGroup, bench: Bench, seconds: float) -> Nod
 def adam(buffer: Tensor, cores: Cores | None = None) -> Callable[[], None]:
     """A step of the runtime's AdamW in mixed precision on `buffer`, uint8 [ADAM_BYTES * elements].
 
-    There lie, one after the other, parameters, gradients and both moments in fp32, and parameters
-    in bf16, as UPDATE writes them.
+    The buffer holds, one after the other, parameters, gradients and both moments in fp32, then the
+    bf16 parameters that UPDATE writes.
     """
     elements = buffer.numel() // ADAM_BYTES
     wide = typed(buffer, torch.float32, (4, elements))
@@ -140,9 +141,9 @@ def _beside(
     bench: Bench,
     seconds: float,
 ) -> tuple[float, CopyRates]:
-    """Seconds of an update while state passes through all devices, and what its copies reach.
+    """Seconds of an update while state passes through all devices, and the rates of its copies.
 
-    On as many cores as the runtime takes then.
+    The update runs on as many cores as the runtime uses beside copies.
     """
     with (
         threads(bench.cores),
@@ -164,21 +165,21 @@ def _giga(rate: float) -> str:
 
 
 def _thread_counts(bench: Bench) -> tuple[int, ...]:
-    """Half of the cores, three quarters and all; where there is time also one and a quarter."""
+    """Half, three quarters and all of the cores; unless `quick` also a quarter, and one core."""
     quarters = {max(1, bench.cores * part // 4) for part in (2, 3, 4)}
     return tuple(sorted(quarters if bench.quick else quarters | {1, max(1, bench.cores // 4)}))
 
 
 def _elements(bench: Bench, nbytes: int) -> int:
-    """Elements of so many bytes each, of all tensors and copies together, that may be taken."""
+    """Elements that a probe may take, at `nbytes` each for all its tensors and copies."""
     room = bench.host_memory() // nbytes
     return _odd(max(FEW_ELEMENTS, min(ELEMENTS, room)))
 
 
 def _odd(elements: int) -> int:
-    """A little fewer, in whole cache lines, and no power of two of them.
+    """A few elements fewer: whole cache lines, but no power of two of them.
 
-    Tensors that lie 256 MiB apart fell on the same lines of an EPYC's caches, and AdamW ran at 0.16
-    G/s in place of 1.2.
+    Tensors that lie 256 MiB apart fall on the same lines of an EPYC's caches: AdamW then ran at
+    0.16 G/s in place of 1.2.
     """
     return elements // 4096 * 4096 - ODD

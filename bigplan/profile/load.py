@@ -1,9 +1,9 @@
 """Sustained load: what training does to a GPU's clock, before and between measurements.
 
-A probe on an idle GPU is faster than the same kernel in a step: under load the power limit sets the
-clock, and what a kernel draws depends also on its operands. So the load is a transformer block's
-work on normal random values, forward and backward: products, attention and kernels bound by memory
-in the shares that training has.
+A kernel on an idle GPU is faster than the same kernel in a step: under load the power limit sets
+the clock, and the power that a kernel draws depends also on its operands. So the load is a
+transformer block's forward and backward on normal random values. Its products, attention and
+memory-bound kernels have the shares that they have in training.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from bigplan.profile.budget import ReadClock
 from bigplan.profile.settle import settled, until_settled
 
-# Llama-3-8B's block; key and value heads where attention knows groups.
+# Llama-3-8B's block; its key and value heads are fewer only where attention supports that.
 HIDDEN, FFN, HEADS, KEY_VALUE_HEADS, HEAD = 4096, 14336, 32, 8, 128
 LONGEST = 4096  # tokens of a sequence
 FEW_TOKENS, MANY_TOKENS = 256, 8192
-# A round takes about so long at the GPU's peak, longer than most of what is measured between two of
-# them: the clock stays that of the load.
+# A round takes about so long at the GPU's peak. Most of what is measured between two rounds is
+# shorter, so the clock stays that of the load.
 ROUND_SECONDS = 10e-3
 WINDOW_SECONDS = 0.25
 LEAST_WINDOWS = 12  # of a heating, however short
@@ -46,12 +46,12 @@ class Load:
         self.settled = settled(until_settled(self._rates(window), seconds, clock))
 
     def queue(self) -> None:
-        """Queue a round on the current stream; heat() has been called."""
+        """Queue a round on the current stream; heat() has to come first."""
         assert self._round is not None, "heat first"
         self._round()
 
     def _rates(self, seconds: float) -> Iterator[float]:
-        """Rounds a second in windows of about `seconds`; one is queued ahead, so none has a gap."""
+        """Rounds a second in windows of about `seconds`; one is queued ahead, so no gap."""
         second, third = self._mark(1), self._mark(1)  # the first round loads kernels
         third.synchronize()
         rounds = max(1, round(1e3 * seconds / second.elapsed_time(third)))
@@ -63,7 +63,7 @@ class Load:
             start, stop = stop, ahead
 
     def _mark(self, rounds: int = 0) -> torch.cuda.Event:
-        """The moment after so many more rounds."""
+        """An event after so many more rounds."""
         for _ in range(rounds):
             self.queue()
         mark = event()
@@ -107,10 +107,10 @@ def block_round(tokens: int, dtype: torch.dtype, device: torch.device) -> Callab
 
 
 def grouped_heads(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch's fused attention knows fewer key and value heads than query heads.
+    """Whether torch's fused attention supports fewer key and value heads than query heads.
 
-    FlashAttention's and cuDNN's do, from Ampere on and in 16 bits; elsewhere torch would take the
-    unfused path, which keeps the square of the scores.
+    FlashAttention's and cuDNN's kernels do, from Ampere on and in 16 bits. Elsewhere torch would
+    take the unfused path, which keeps the square matrix of scores.
     """
     if device.type != "cuda" or dtype == torch.float32:
         return False

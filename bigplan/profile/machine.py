@@ -42,8 +42,8 @@ class Probe:
     """One resource: its name for the progress line, its share of the time, what measures it.
 
     `measure` returns the node group with the figures that it replaced, each with its source. It
-    may read those that earlier probes replaced. `hot`: measured on a GPU between rounds of load.
-    `together`: on a CPU while the other devices compute.
+    may read figures of earlier probes. A `hot` probe is measured between rounds of load on a GPU,
+    a `together` probe while the other devices compute on a CPU.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Probe:
 
 
 def heat(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """Bring the GPU to its sustained state before what is measured in it; no figure changes."""
+    """Bring the GPU to its sustained state, for the hot probes; no figure changes."""
     assert bench.load is not None
     bench.load.heat(seconds, bench.clock)
     return group
 
 
-# Products need the rate of memory and the launch overhead, attention needs the peak. Launches leave
-# the GPU idle, so they are timed before it is heated.
+# The order matters. Fitting products needs the rate of memory and the launch overhead; fitting
+# attention needs the peak. Launches leave the GPU idle, so they are timed before it is heated.
 HEAT = Probe("sustained load", 8, heat, hot=True)
 COMPUTE = (
     Probe("kernel launches", 1, measure_launch, together=True),
@@ -84,7 +84,7 @@ DRIVE = Probe("drive", 9, measure_drive)
 
 @dataclass(frozen=True, slots=True)
 class ProbeDone:
-    """A probe that is done: what it measured stands in `after`, and took `seconds`."""
+    """A finished probe: the group `before` and `after` it, and the `seconds` that it took."""
 
     name: str
     before: NodeGroup
@@ -118,9 +118,9 @@ def profile_machine(
 ) -> Profile:
     """Measure this machine. Raises InputError.
 
-    `warn` hears at once what will spoil the figures, `tell` of every probe when it is done.
+    `warn` is called at once with what will spoil the figures, `tell` with every finished probe.
     """
-    found = gpu_uses()  # before anything is put there
+    found = gpu_uses()  # before this process takes memory there
     devices = _devices(wish)
     before = _described(wish, devices)
     bench = _bench(before.group, devices, wish, clock)
@@ -151,7 +151,7 @@ def measure_cpu_devices(cluster: Cluster, seconds: float = 8.0) -> Cluster:
 
 
 def _probes(group: NodeGroup, warn: Callable[[str], None]) -> Iterator[Probe]:
-    """Those for what the machine has."""
+    """The probes for what the machine has."""
 
     def collectives(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
         try:
@@ -169,7 +169,7 @@ def _probes(group: NodeGroup, warn: Callable[[str], None]) -> Iterator[Probe]:
 
 @contextmanager
 def _accompanied(bench: Bench, group: NodeGroup) -> Iterator[Bench]:
-    """The bench with processes for the devices where these are several of one CPU."""
+    """The bench, with a process for each device if these are several of one CPU."""
     if bench.cuda or group.gpus_per_node == 1:
         yield bench
         return
@@ -179,9 +179,9 @@ def _accompanied(bench: Bench, group: NodeGroup) -> Iterator[Bench]:
 
 @contextmanager
 def _computing(bench: Bench) -> Iterator[None]:
-    """All devices but the one that is measured compute, on the cores that are left.
+    """Let all devices but the measured one compute, on the cores that are left.
 
-    They share caches, memory, clocks and often cores, as two threads of one.
+    CPU devices share caches, memory, clocks and often cores, as two threads of one core do.
     """
     ranks = range(1, min(len(bench.peers), bench.cores // bench.threads)) if bench.peers else ()
     if not bench.peers or not ranks:
@@ -195,10 +195,11 @@ def _computing(bench: Bench) -> Iterator[None]:
 
 
 def _crowded(group: NodeGroup, bench: Bench) -> NodeGroup:
-    """What a device on the CPU has where devices outnumber the cores, and take turns on them.
+    """Figures of a CPU device where devices outnumber the cores and take turns on them.
 
-    Each was measured on a core that it has in truth for a part of the time, while others computed
-    on the other cores. (Copies and the host's update have rates of the whole node beside.)
+    Each device was measured on a core of its own, while others computed on the other cores; in a
+    run it has that core for a part of the time. (Copies and the host's update also have rates of
+    the whole node.)
     """
     devices, cores, gpu = group.gpus_per_node, bench.cores, group.gpu
     if bench.cuda or devices <= cores:
@@ -271,11 +272,11 @@ def _devices(wish: Wish) -> tuple[torch.device, ...]:
 
 
 def _described(wish: Wish, devices: tuple[torch.device, ...]) -> Cluster:
-    """What is known without measuring: datasheets, shipped descriptions, the system's word."""
+    """What is known without measuring: datasheets, shipped descriptions, system reports."""
     gpus = None
     if devices[0].type == "cuda":
         gpus = find_gpus()
-        if len(gpus) != len(devices):  # CUDA_VISIBLE_DEVICES, or no nvidia-smi
+        if len(gpus) != len(devices):  # CUDA_VISIBLE_DEVICES is set, or there is no nvidia-smi
             properties = [torch.cuda.get_device_properties(device) for device in devices]
             gpus = tuple(FoundGpu(p.name, p.total_memory, 0, 0) for p in properties)
     cpus = wish.cpu_devices if gpus is not None else wish.cpu_devices or 1

@@ -12,8 +12,8 @@ from bigplan.spec.cluster import NodeGroup
 from bigplan.units import format_bytes
 
 MiB = 2**20
-BUSY_MEMORY = 0.01  # of a GPU's memory in others' hands, from which on somebody is at work there
-BUSY_SHARE = 10  # percent of the time in which others' kernels run
+BUSY_MEMORY = 0.01  # share of a GPU's memory that others hold: above it the GPU is in use
+BUSY_SHARE = 10  # percent of the time in which others' kernels run, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def gpu_uses() -> dict[str, Use]:
 
 
 def parse_uses(listing: str) -> dict[str, Use]:
-    """Lines such as 'GPU-1b2c..., 523, 12'; '[N/A]' is not known."""
+    """Lines such as 'GPU-1b2c..., 523, 12'; '[N/A]' means not known."""
     uses = {}
     for line in listing.splitlines():
         uuid, *cells = (cell.strip() for cell in line.split(","))
@@ -47,7 +47,7 @@ def parse_uses(listing: str) -> dict[str, Use]:
 
 
 def busy(device: torch.device, use: Use, total: int) -> str | None:
-    """What to say where somebody else works on the GPU."""
+    """A warning where another process works on the GPU; None where none does."""
     signs = []
     if use.nbytes is not None and use.nbytes > BUSY_MEMORY * total:
         signs.append(f"{format_bytes(use.nbytes)} of its memory are taken")
@@ -62,9 +62,9 @@ def busy(device: torch.device, use: Use, total: int) -> str | None:
 
 
 def measure_memory(group: NodeGroup, bench: Bench, before: Use) -> NodeGroup:
-    """memory, context_memory and multiprocessors; called last, when all kernels are loaded.
+    """Measure memory, context_memory, multiprocessors; called last, with all kernels loaded.
 
-    The context is what is neither free nor torch's nor was taken before.
+    The context's memory is neither free, nor torch's, nor was it taken before.
     """
     if not bench.cuda:
         return group
@@ -84,6 +84,6 @@ def measure_memory(group: NodeGroup, bench: Bench, before: Use) -> NodeGroup:
         "context_memory": source(how),
         "multiprocessors": source("the driver's"),
     }
-    if context <= 0:  # it was there before, and so among what was taken
+    if context <= 0:  # the context existed before, so it counts as taken
         del values["context_memory"], sources["context_memory"]
     return group.model_copy(update={"gpu": group.gpu.replaced(values, sources)})

@@ -1,8 +1,10 @@
 """What no datasheet says of a GPU's multiprocessors: latencies, the L2 cache, starts of kernels.
 
-Each figure is of a kernel that waits for nothing else. Latencies are times of one step of a chain,
-from two lengths of it, so that the launch drops out; rates are of loads that the L2 cache holds.
-CUDA only. The result is a description as in bigplan/hardware/multiprocessors.
+Each figure comes from a kernel that waits for nothing else. A latency is the time of one step of a
+chain: two lengths of the chain are timed, so that the launch drops out. Rates are those of loads
+that the L2 cache holds. CUDA only.
+
+The result is a description as in bigplan/hardware/multiprocessors.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ from bigplan.profile.bench import rounded, source
 from bigplan.profile.load import event
 from bigplan.spec.multiprocessor import Multiprocessor, find_multiprocessor, named_as
 
-LINE = 128  # bytes that a load from memory brings at least, and elements of 4 bytes in it
-WORDS = LINE // 4
+LINE = 128  # bytes that a load from memory brings at least
+WORDS = LINE // 4  # elements of 4 bytes in a line
 REPEATS = 7
-STEPS = 20_000  # of a chain: 10 ms where each takes half a microsecond
+STEPS = 20_000  # of a chain: 10 ms at half a microsecond each
 WARPS = 4  # of the program whose lanes exchange
 RESIDENT = 2**24  # bytes that any GPU's L2 cache holds while they are read again
 STARTS = 200  # kernels of a graph
 
 
 def cycle(lines: int, device: torch.device, seed: int = 0) -> Tensor:
-    """A table, int32, whose places lead once through all lines in random order and back."""
+    """An int32 table whose entries lead through all lines in random order, and back."""
     generator = torch.Generator(device).manual_seed(seed)
     order = torch.randperm(lines, generator=generator, device=device)
     table = torch.zeros(lines * WORDS, dtype=torch.int32, device=device)
@@ -50,7 +52,7 @@ class GpuFigure:
 
 
 class KernelClock:
-    """The kernels on one GPU, beside its shipped description."""
+    """Times the probing kernels on one GPU, whose shipped description is `known`."""
 
     def __init__(self, device: torch.device, known: Multiprocessor) -> None:
         self.device, self.known = device, known
@@ -58,7 +60,7 @@ class KernelClock:
         self.out = torch.zeros(2**20, device=device)
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Median by CUDA events."""
+        """Median seconds of `work` by CUDA events."""
         times = []
         for _ in range(REPEATS + 2):
             start, stop = event(), event()
@@ -70,7 +72,7 @@ class KernelClock:
         return median(times[2:])
 
     def step(self, run: Callable[[int], object]) -> float:
-        """Seconds of a step of a chain that `run` takes so many of."""
+        """Seconds of one step of a chain; `run(n)` takes n steps."""
         return (self.seconds(lambda: run(2 * STEPS)) - self.seconds(lambda: run(STEPS))) / STEPS
 
     def clock(self) -> tuple[GpuFigure, GpuFigure]:
@@ -87,15 +89,15 @@ class KernelClock:
         return GpuFigure(cycles / nanoseconds * 1e9, how), GpuFigure(rate, how)
 
     def memory_latency(self) -> GpuFigure:
-        """Of loads that neither cache holds."""
+        """Seconds of a load that neither cache holds."""
         table = cycle(4 * self.known.l2_memory // LINE, self.device)
-        # Chains go on where the last one ended: one that began anew would find its lines in L2.
+        # A chain goes on where the last one ended: begun anew it would find its lines in L2.
         place = torch.zeros(1, dtype=torch.int32, device=self.device)
         seconds = self.step(lambda steps: chase[(1,)](table, place, steps, num_warps=1))
         return GpuFigure(seconds, f"a chain of loads through {table.numel() * 4 / 2**20:.0f} MiB")
 
     def shared_latency(self) -> GpuFigure:
-        """Of an exchange: those of a warp's lanes, then of warps through shared memory."""
+        """Seconds of an exchange, by a warp's lanes or by warps through shared memory."""
         columns = 32 * WARPS
 
         def run(steps: int) -> object:
@@ -106,11 +108,11 @@ class KernelClock:
         return GpuFigure(self.step(run) / exchanges, how)
 
     def l2(self) -> GpuFigure:
-        """Bytes a second of all multiprocessors."""
+        """Bytes a second that all multiprocessors read from L2."""
         return GpuFigure(self._reading(8 * self.count, 4096, 8), _from_l2("all multiprocessors"))
 
     def load_bytes(self, clock: float) -> GpuFigure:
-        """Bytes a cycle of one multiprocessor."""
+        """Bytes a cycle that one multiprocessor reads from L2."""
         return GpuFigure(self._reading(1, 16384, 32) / clock, _from_l2("one multiprocessor"))
 
     def _reading(self, programs: int, block: int, warps: int) -> float:
@@ -124,7 +126,7 @@ class KernelClock:
         return 4.0 * programs * block * turns / self.seconds(run)
 
     def kernel_start(self) -> GpuFigure:
-        """From a kernel to the next of a stream, in a CUDA graph: without the host."""
+        """Seconds from one kernel of a stream to the next, in a CUDA graph: without the host."""
         nothing[(1,)](self.out)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -140,7 +142,7 @@ def _from_l2(who: str) -> str:
 def measure_multiprocessor(device: torch.device) -> tuple[Multiprocessor, Multiprocessor]:
     """The shipped description of this GPU, and the same with what was measured. Raises InputError.
 
-    What the programming guide says stays as it is: registers, threads, lanes, shared memory.
+    Figures of the programming guide stay as they are: registers, threads, lanes, shared memory.
     """
     reported = torch.cuda.get_device_name(device)
     name = named_as(reported)

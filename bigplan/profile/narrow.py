@@ -1,8 +1,9 @@
-"""What the host's Python takes of layers, measured where nothing else does: on narrow ones.
+"""The seconds that the host's Python takes for layers, measured on narrow ones.
 
-The runtime trains models of a few layers so narrow that the device always waits for the host; their
-actions take what launching them takes. One is GPT-2 style, of torch's own operators, the other
-llama-style: what that takes more is of its fused kernels, which are launched from Python.
+The runtime trains two models of a few layers, so narrow that the device always waits for the host:
+their actions take as long as launching them takes. The GPT-2 style model consists of torch's own
+operators. The llama-style model takes longer by what its fused kernels cost, which are launched
+from Python.
 """
 
 from __future__ import annotations
@@ -66,11 +67,14 @@ GPT2 = ModelSpec.model_validate(
         "mlp_bias": True,
     }
 )
-WARM = 2  # steps in which kernels are compiled and memory is found
+WARM = 2  # first steps, in which kernels are compiled and memory is allocated
 
 
 def measure_narrow(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """What layers take of the device's host, beside the launch_overhead that it has."""
+    """Measure operator_overhead, action_overhead and, on CUDA, kernel_overhead.
+
+    The launch_overhead that `group` already has is taken off first.
+    """
     precision = bench.precisions(group.gpu)[0]
     training = Training.model_validate(
         {"sequence_length": LENGTH, "global_batch": MICRO_BATCHES, "precision": precision}
@@ -101,7 +105,7 @@ def measure_narrow(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
 
 
 class _Counted(NamedTuple):
-    """Operators of a layer, kernels that they launch beyond one each, and fused ones of them."""
+    """Operators of a layer, kernels that they launch beyond one each, and how many are fused."""
 
     operators: int
     several: int
@@ -119,7 +123,7 @@ def _counted(operators: tuple[Operator, ...], *, fused: bool) -> _Counted:
 def _player(
     model: ModelSpec, training: Training, graph: Graph, device: torch.device
 ) -> Iterator[Callable[[], Timeline]]:
-    """What plays a step of the model, all of it on the device."""
+    """A function that plays a step of the model, all of it on the device."""
     kinds = {name: KindPlacement.on_gpu(graph.layers.count(name)) for name in graph.kinds}
     placement = Placement(stages=(StagePlacement(kinds=kinds),))
     program = lower_stage(graph, placement, stage=0)
@@ -149,13 +153,13 @@ def _player(
 
 
 def _forget() -> None:
-    """Let go of the runtime's parts, which know each other; their executor has frozen them."""
+    """Free the runtime's parts, which refer to each other and which the executor froze."""
     gc.unfreeze()
     gc.collect()
 
 
 def _played(step: Callable[[], Timeline], bench: Bench, seconds: float) -> list[Timeline]:
-    """Steps of about so many seconds, the first ones left out."""
+    """Timelines of steps for about `seconds`, without the first WARM steps."""
     for _ in range(WARM):
         step()
     end, timelines = bench.clock() + seconds, [step()]
@@ -165,14 +169,14 @@ def _played(step: Callable[[], Timeline], bench: Bench, seconds: float) -> list[
 
 
 def _median_of(timelines: list[Timeline], op: Op) -> float:
-    """Median seconds of an action of the blocks."""
+    """Median seconds of the blocks' actions of kind `op`."""
     blocks = range(1, 1 + LAYERS)  # between embedding and loss
     events = chain.from_iterable(timeline.events for timeline in timelines)
     return statistics.median(e.seconds for e in events if e.op == op.value and e.layer in blocks)
 
 
 def _between(timeline: Timeline) -> float:
-    """Median seconds between actions of one pass, which follow each other on their lane."""
+    """Median seconds between successive actions of one pass, which share a lane."""
     passes = (Op.FORWARD.value, Op.BACKWARD.value)
     events = [event for event in timeline.events if event.op in passes]
     events.sort(key=lambda event: event.start)

@@ -1,8 +1,8 @@
-"""Processes of this machine, a device each, that do the same at the same time.
+"""Processes of this machine, one per device, that do the same at the same time.
 
-They meet as a run's ranks do: over a file that only this user may read, by NCCL between GPUs and by
-gloo between CPU devices, on loopback alone. What they do is a function of a module, called with the
-`Peer` whose process it runs in.
+The processes meet as a run's ranks do: over a file that only this user may read, by NCCL between
+GPUs and by gloo between CPU devices, on loopback alone. They are told to call a module's function,
+which gets the `Peer` of its process as first argument.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TIMEOUT = timedelta(seconds=60)  # of a collective whose other side is gone
-START_SECONDS = 120.0  # in which a process imports torch and meets the others, on a busy machine
-END_SECONDS = 5.0  # in which it ends by itself
+START_SECONDS = 120.0  # for a process to import torch and meet the others, on a busy machine
+END_SECONDS = 5.0  # for a process to end by itself
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 @dataclass(slots=True)
 class Peer:
-    """One of the processes, as the functions that it is told to call see it."""
+    """One of the processes, as seen by the functions that it is told to call."""
 
     rank: int
     world: int
@@ -47,7 +47,7 @@ class Peer:
     company: Company | None = None
 
     def wait(self) -> None:
-        """Until the device has done what it was given."""
+        """Wait until the device has done its queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -63,13 +63,13 @@ class Company:
         self._thread.start()
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)  # a new thread's products would take all cores
+        torch.set_num_threads(self._threads)  # by default a new thread's products take all cores
         while not self._stop.is_set():
             self._work()
             self.runs += 1
 
     def stop(self) -> None:
-        """Let the run end that is under way."""
+        """Stop once the run under way has ended."""
         self._stop.set()
         self._thread.join()
 
@@ -78,12 +78,12 @@ class Together(Protocol):
     """Processes that do the same at the same time: `Peers`, or actors on several nodes."""
 
     def __len__(self) -> int:
-        """How many they are."""
+        """Number of processes."""
 
     def call(
         self, work: Callable[Concatenate[Peer, P], T], *args: P.args, **named: P.kwargs
     ) -> list[T]:
-        """What each gives back, by rank. Raises WorkerError."""
+        """What `work` returns in each process, by rank. Raises WorkerError."""
 
 
 class _PeerReply(NamedTuple):
@@ -92,14 +92,14 @@ class _PeerReply(NamedTuple):
 
 
 class Peers:
-    """Starts a process for each device, and ends them. Raises WorkerError where one fails."""
+    """Starts a process for each device, and ends all. Raises WorkerError where one fails."""
 
     def __init__(self, devices: Sequence[torch.device], threads: int) -> None:
         self._folder = TemporaryDirectory(prefix="bigplan-profile-")  # nobody else may enter
         self._ends: list[Connection] = []
         self._processes = []
-        # A process that has used CUDA cannot be forked. These fork from a server, which imports
-        # torch once for all of them: that takes 3 s of a core.
+        # A process that has used CUDA cannot be forked. Peers fork from a server, which imports
+        # torch once for all of them: an import takes 3 s of a core.
         context = get_context("forkserver")
         context.set_forkserver_preload([__name__])
         meeting = Path(self._folder.name) / "addresses"
@@ -142,7 +142,7 @@ class Peers:
         *args: P.args,
         **named: P.kwargs,
     ) -> list[T]:
-        """The same in some of the processes."""
+        """Like `call`, in the processes of `ranks` alone."""
         waiting = {self._ends[rank]: rank for rank in ranks}
         results: dict[int, T] = {}
         try:
@@ -166,7 +166,7 @@ class Peers:
     def close(self) -> None:
         """End all processes, also those that wait for another."""
         for end in self._ends:
-            end.close()  # who waits for orders ends now
+            end.close()  # a process that waits for orders ends now
         for process in self._processes:
             process.join(END_SECONDS)
             if process.is_alive():
@@ -179,7 +179,7 @@ def _serve(
     orders: Connection, meeting: Path, rank: int, world: int, device: str, threads: int
 ) -> None:
     """The life of a process: meet the others, then do as told until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     warnings.simplefilter("ignore")
     try:
         peer = _meet(meeting, rank, world, torch.device(device), threads)
@@ -194,7 +194,7 @@ def _serve(
 
 
 def _meet(meeting: Path, rank: int, world: int, device: torch.device, threads: int) -> Peer:
-    """Join the others: see runtime/worker.py, `_join`."""
+    """Join the others: see runtime/worker.py, `_joined`."""
     os.environ.update(LOOPBACK)
     torch.set_num_threads(threads)
     if device.type == "cuda":

@@ -1,8 +1,9 @@
-"""Clock and power of a GPU while it works, and what holds its clock down: NVIDIA's NVML.
+"""Clock and power of a working GPU, and what limits its clock, read through NVIDIA's NVML.
 
-NVML is called in the driver's own library, which is where nvidia-smi is: torch.cuda.clock_rate and
-torch.cuda.power_draw want another package (nvidia-ml-py), and a process of nvidia-smi for every
-reading would take cores from what is measured. Where there is no NVML nothing is read.
+NVML is called in the driver's own library, which is present wherever nvidia-smi is. Other ways cost
+more: torch.cuda.clock_rate and torch.cuda.power_draw want another package (nvidia-ml-py), and a
+process of nvidia-smi for every reading would take cores from what is measured. Where there is no
+NVML nothing is read.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import torch
 
 LIBRARY = "libnvidia-ml.so.1"
 SM_CLOCK = 1  # NVML_CLOCK_SM
-# What holds the clock down is asked by either name; drivers before 535 know the second alone.
+# Either function says what limits the clock; drivers before 535 have only the second.
 REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-# Bits of its answer, and how they are told.
+# Bits of that answer, and their wording.
 LIMITS = {
     0x2: "a clock that was set",
     0x4: "power",
@@ -59,7 +60,7 @@ class Watch:
 
 
 def mean(readings: Sequence[Reading]) -> Reading | None:
-    """Of several readings one, as Watch.mean has it; None of none."""
+    """One reading of several, as Watch.mean describes it; None where there are none."""
     if not readings:
         return None
     often = sum(
@@ -80,7 +81,7 @@ def told(reading: Reading) -> str:
 
 @contextmanager
 def watching(device: torch.device, every: float) -> Iterator[Watch]:
-    """Reads the device every so many seconds, in a thread, until the block ends."""
+    """Read the device every `every` seconds, in a thread, until the block ends."""
     watch = Watch()
     read = reader(device)
     if read is None:
@@ -103,12 +104,15 @@ def watching(device: torch.device, every: float) -> Iterator[Watch]:
 
 
 def uuid_of(device: torch.device) -> str:
-    """By which NVML and nvidia-smi know a CUDA device, without the prefix 'GPU-'."""
+    """The UUID by which NVML and nvidia-smi know a device, without the prefix 'GPU-'."""
     return str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
 
 
 def reader(device: torch.device) -> Callable[[], Reading | None] | None:
-    """What reads a CUDA device, which says None where NVML refuses; None where there is no NVML."""
+    """A function that reads a CUDA device; None where there is no NVML.
+
+    The function returns None where NVML refuses.
+    """
     if device.type != "cuda":
         return None
     try:
@@ -131,6 +135,6 @@ def _read(library: Any, handle: ctypes.c_void_p) -> Reading | None:
     if library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(milliwatts)) != 0:
         return None
     ask = next((getattr(library, name) for name in REASONS if hasattr(library, name)), None)
-    if ask is not None:  # where it refuses, no reason is known
+    if ask is not None:  # where NVML refuses, no reason is known
         ask(handle, ctypes.byref(reasons))
     return Reading(megahertz.value * 1e6, milliwatts.value / 1e3, reasons.value)

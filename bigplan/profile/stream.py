@@ -21,8 +21,8 @@ from bigplan.spec.training import Training
 from bigplan.units import format_bandwidth, format_bytes, format_seconds
 
 GPU_BYTES = 2**30  # of a copied tensor: far beyond any L2 cache
-# On a CPU: a llama-style layer whose tensors of 1 and 2.75 MiB stay in caches. A copy from DRAM
-# would say several times too little, one within caches several times too much.
+# A CPU is measured with a llama-style layer whose tensors of 1 and 2.75 MiB stay in caches. A copy
+# from DRAM would give a rate several times too low, one within caches several times too high.
 TOKENS = 512
 LAYER = ModelSpec(
     name="streams",
@@ -41,7 +41,7 @@ CHAIN = 50  # rounds of four operators whose launching is timed
 
 
 def measure_stream(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """memory_bandwidth and memory_efficiency of the device."""
+    """Measure memory_bandwidth and memory_efficiency of the device."""
     if not bench.cuda:
         return _of_layers(group, bench, seconds)
     nbytes = min(GPU_BYTES, bench.device_memory() // 4)
@@ -60,10 +60,10 @@ def measure_stream(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
 
 
 def _of_layers(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """A CPU's rate in what layers stream: their norm, rotary embedding and activation.
+    """A CPU's rate in the operators that layers stream: norm, rotary embedding, activation.
 
-    Their tensors stay in caches, as in models that train on a CPU. Torch's operators are far from
-    a copy's rate there: an activation computes exponentials, a rotation reads every other column.
+    The tensors stay in caches, as in models that train on a CPU. There torch's operators are far
+    from a copy's rate: an activation computes exponentials, a rotation reads every other column.
     """
     one = build_graph(LAYER, TRAINING, Strategy(dp=1)).kinds["block"]
     streams = [
@@ -87,7 +87,7 @@ def _of_layers(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
 
 
 def _streaming() -> Callable[[], object]:
-    """What those operators of LAYER do forward and backward, as the runtime does it."""
+    """A function that runs LAYER's operators in STREAMED both ways, as the runtime does."""
     length, hidden, ffn = TRAINING.sequence_length, LAYER.hidden, LAYER.ffn
 
     def tensor(*shape: int) -> Tensor:
@@ -114,7 +114,7 @@ def _streaming() -> Callable[[], object]:
 
 
 def measure_launch(group: NodeGroup, bench: Bench, seconds: float) -> NodeGroup:
-    """launch_overhead: the host's time per kernel of small operators recorded by autograd."""
+    """Measure launch_overhead: the host's time per kernel of small operators with autograd."""
     x = torch.zeros(16, 16, device=bench.device)
     w = torch.zeros(16, 16, device=bench.device, requires_grad=True)
 

@@ -52,9 +52,10 @@ class SkippedError(Exception):
 
 
 def completed(rows: list[PublishedRow]) -> list[PublishedRow]:
-    """Rows with a blank architecture taken from the same source's rows of the same model.
+    """Rows whose blank columns are filled from the same source's rows of the same model.
 
-    Only where those rows agree; what stays blank is chosen by the rules above.
+    A column of the architecture is filled only where those rows agree. What stays blank is chosen
+    by the rules at the top of this module.
     """
     known: dict[tuple[str, str, int | None, str], set[object]] = {}
     for row, column in product(rows, ARCHITECTURE):
@@ -152,7 +153,7 @@ def _model(row: PublishedRow, rule: FrameworkRule) -> ModelSpec:
 
 
 def _heads(hidden: int, ways: int) -> int:
-    """Heads whose width is nearest 128, split evenly over the tensor-parallel ranks."""
+    """Number of heads of a width nearest 128, split evenly over the tensor-parallel ranks."""
     possible = [n for n in range(ways, hidden + 1, ways) if hidden % n == 0]
     if not possible:
         raise SkippedError(f"no number of heads splits hidden {hidden} over {ways} ranks")
@@ -232,7 +233,7 @@ def _execution(row: PublishedRow, rule: FrameworkRule) -> Execution:
     if "--recompute-ffn" in row.notes:
         recompute = Recompute.MLP
     if recompute is Recompute.SELECTIVE and row.hfu_pct and row.mfu_pct:
-        # Printed FLOPs say how many layers ran their forward, a third of a step, again.
+        # Printed FLOPs say how many layers ran their forward again, which is a third of a step.
         again = 3 * (row.hfu_pct / row.mfu_pct - 1)
         recompute, share = Recompute.FULL, min(max(0.0, again), 1.0)
     where = row.offload_optimizer or "none"
@@ -250,6 +251,6 @@ def _execution(row: PublishedRow, rule: FrameworkRule) -> Execution:
 
 
 def _state_bytes(where: str, row: PublishedRow) -> int:
-    """Bytes an element of the state that `where` names: "m", "v" and "master", in 16 or 32 bits."""
+    """Bytes an element of the states that `where` names, of m, v and master: 16 or 32 bits each."""
     named = sum(bool(re.search(rf"\b{kind}\b", where)) for kind in ("m", "v", "master"))
     return named * (2 if LOW_STATES in row.notes else 4)

@@ -18,7 +18,7 @@ from bigplan.cost.framework import (
 from bigplan.spec.gpu import FlashKernel
 from bigplan.validate.rows import PublishedRow
 
-# Of a row's `attention_kernel`: the kernel that it names.
+# The kernel that a row's `attention_kernel` names, by pattern.
 KERNELS: tuple[tuple[str, FlashKernel], ...] = (
     (r"FA3", "flash3"),
     (r"FA2|flash v2", "flash2"),
@@ -40,7 +40,7 @@ class FrameworkRule:
     before_flash: bool = False  # scores were materialised
     dropout: bool = False
     micro_batch_per_stage: bool = False  # as many micro-batches as pipeline stages, by default
-    zero_sums_in_fp32: bool = True  # gradients of bf16 parameters, under ZeRO; without it all do
+    zero_sums_in_fp32: bool = True  # gradients of bf16 runs under ZeRO; without ZeRO always
 
     def materialised(self, row: PublishedRow) -> bool:
         """Whether attention scores go to memory: what the row says, else what was usual."""
@@ -49,9 +49,10 @@ class FrameworkRule:
         return self.before_flash
 
     def gradient_precision(self, row: PublishedRow, precision: str) -> str:
-        """In which gradients are summed and reduced; Composer's modes PURE and DEFAULT say so.
+        """Precision of summed and reduced gradients; Composer's modes PURE and DEFAULT state it.
 
-        DeepSpeed's `grad_accum_dtype` is by default the model's under ZeRO, else fp32 for bf16.
+        DeepSpeed's `grad_accum_dtype` is by default the model's precision under ZeRO, else fp32
+        for bf16.
         """
         mode = re.search(r"mp mode (PURE|DEFAULT)", row.notes)
         if mode:
@@ -62,9 +63,9 @@ class FrameworkRule:
     def behaviour_of(self, row: PublishedRow) -> Framework:
         """The framework as the row ran it: compiled or not, with asynchronous TP or not.
 
-        Sequence parallelism came to Megatron-LM in March 2022, after sums of input gradients had
-        moved beside the weight's gradient (September 2021): a row that says whether it had the one
-        had the other.
+        Megatron-LM moved the sums of input gradients beside the weight's gradient in September
+        2021, and got sequence parallelism in March 2022. So a row that states whether it used
+        sequence parallelism had its sums beside the weight's gradient.
         """
         behaviour = self.behaviour
         if behaviour is MEGATRON and row.sequence_parallel is not None:

@@ -18,7 +18,7 @@ find_link = cache(catalog.find_link)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a row's `gpu` means: a shipped cluster, and the GPU where it is another variant."""
+    """What a row's `gpu` means: a shipped cluster, and the GPU, which may be another variant."""
 
     pattern: str  # of the row's `gpu`
     cluster: str
@@ -86,18 +86,19 @@ def machine_of(row: PublishedRow) -> NodeGroup:
 
 
 def _intra(link: Link, text: str) -> Link:
-    """The node's link, or that with as many NVLink links as the row states."""
+    """The node's link, or the one with 4 NVLink links where the row states these."""
     return find_link("nvlink3-4-links") if "4 links" in text else link
 
 
 FABRICS = re.compile(r"\bIB\b|InfiniBand|[EHN]DR|Slingshot|RoCE|RDMA", re.IGNORECASE)
-NOMINAL_NETWORK = 200e9  # bytes/s and node of infiniband-hdr-8x200, whose description has the share
+NOMINAL_NETWORK = 200e9  # bytes/s per node of infiniband-hdr-8x200; its file has what is reached
 
 
 def _inter(link: Link, text: str, per_node: int) -> Link:
     """The network, at the rate the row states: Gb/s or GB/s, per node, per GPU or times links.
 
-    The rate of a fabric for GPUs is that of a port, of which each has one; of others, of a node.
+    The rate of a network in FABRICS is that of a port, and every GPU has one. The rate of another
+    network is that of a node.
     """
     if "OmniPath" in text:
         return find_link("omni-path-4x100")

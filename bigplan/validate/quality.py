@@ -1,4 +1,4 @@
-"""How good predictions are, of several rows together: step times, peak memory, and picks."""
+"""How good the predictions of several rows are: step times, peak memory, and picks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """Of `sweeps`: by how many percent the run predicted fastest was slower than the fastest."""
+    """Percent by which the run predicted fastest was slower than the fastest, over `sweeps`."""
 
     sweeps: int
     mean: float
@@ -34,7 +34,7 @@ class Regret:
 
 
 def group_quality(scored: Iterable[Scored]) -> dict[str, Quality]:
-    """Of step times: each table without its rows of trust C, and all rows of trust A."""
+    """Quality of step times: each table without its rows of trust C, and all rows of trust A."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in _usable(scored):
         pair = one.predicted_step_s or 0.0, one.measured_step_s or 0.0
@@ -44,7 +44,7 @@ def group_quality(scored: Iterable[Scored]) -> dict[str, Quality]:
 
 
 def memory_quality(scored: Iterable[Scored]) -> dict[str, Quality]:
-    """Of peak memory: each table by what its peaks count, and all rows of trust A."""
+    """Quality of peak memory: each table, by what its peaks count, and all rows of trust A."""
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for one in scored:
         if one.trust != "C" and one.predicted_peak_gb and one.measured_peak_gb:
@@ -56,10 +56,10 @@ def memory_quality(scored: Iterable[Scored]) -> dict[str, Quality]:
 
 
 def pick_regret(scored: Iterable[Scored]) -> dict[str, Regret]:
-    """Of picks: each table, and all rows of trust A.
+    """Regret of picks: each table, and all rows of trust A.
 
-    A sweep is runs of a table with the same model, GPUs and batch, of two or more configurations;
-    of one that was run several times the mean counts.
+    A sweep consists of a table's runs with the same model, GPUs and batch in two or more
+    configurations. A configuration that was run several times counts with its mean.
     """
     sweeps: dict[tuple[str, str], list[Scored]] = defaultdict(list)
     for one in _usable(scored):
@@ -77,7 +77,7 @@ def pick_regret(scored: Iterable[Scored]) -> dict[str, Regret]:
 
 
 def _configurations(runs: Sequence[Scored]) -> dict[float, float]:
-    """Seconds predicted, and measured on average: one configuration has one prediction."""
+    """Mean measured seconds by predicted seconds, which are the same within a configuration."""
     measured: dict[float, list[float]] = defaultdict(list)
     for one in runs:
         measured[one.predicted_step_s or 0.0].append(one.measured_step_s or 0.0)
@@ -85,12 +85,12 @@ def _configurations(runs: Sequence[Scored]) -> dict[float, float]:
 
 
 def _usable(scored: Iterable[Scored]) -> Iterable[Scored]:
-    """Without rows of trust C: the same columns, results far apart."""
+    """Scored rows without those of trust C, which have equal columns but results far apart."""
     return (one for one in scored if one.status == "scored" and one.trust != "C")
 
 
 def _quality(pairs: Sequence[tuple[float, float]]) -> Quality:
-    """Of pairs of predicted and measured."""
+    """Quality of pairs of predicted and measured."""
     errors = [100 * (predicted / measured - 1) for predicted, measured in pairs]
     sizes = [abs(error) for error in errors]
     predicted, measured = zip(*pairs, strict=True)

@@ -1,4 +1,4 @@
-"""Rows of measured training runs: read and typed; of what is blank only their names are given."""
+"""Rows of measured training runs; a blank id, source or trust gets a default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bigplan.spec.files import shipped
 from bigplan.spec.files.problems import did_you_mean
 from bigplan.spec.files.reading import read_text
 
-# Zero says as little as a blank. The limit keeps a slip of the finger from running for hours.
+# Zero says as little as a blank. The limit keeps a typing error from running for hours.
 Count = Annotated[int, Field(ge=0, le=10**8)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Flag = Annotated[int, Field(ge=0, le=1)]
@@ -23,7 +23,7 @@ ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Text = Annotated[str, BeforeValidator(lambda value: value or "")]  # blank is empty, not None
 
 COLUMNS_NEEDED = ("gpu", "n_gpus", "layers", "hidden", "seq_len")
-# Of the shipped table, for readers: nothing is computed from them.
+# Columns of the shipped table for readers alone: nothing is computed from them.
 COLUMNS_TOLD = ("source_locator", "params_b", "tflops_per_gpu", "flops_convention", "fp8_recipe")
 
 
@@ -93,7 +93,7 @@ class PublishedRow(BaseModel):
 
     @property
     def group(self) -> str:
-        """The table it is from: its identifier without the number."""
+        """The table that the row is from: the row's identifier without the number."""
         return self.id.rsplit("-", 1)[0]
 
 
@@ -120,9 +120,9 @@ def _parsed(text: str, name: str) -> Iterator[PublishedRow]:
 
 
 def _check_columns(columns: Sequence[str], name: str) -> None:
-    """Raise InputError for columns that are twice there, missing, or nearly named as a known one.
+    """Raise InputError for columns that are doubled, missing, or named nearly as a known one.
 
-    Somebody else's own are left alone.
+    Other unknown columns, a user's own, are left alone.
     """
     known = (*PublishedRow.model_fields, *COLUMNS_TOLD)
     problems = []
@@ -149,7 +149,7 @@ def _row(record: dict[str | None, object], name: str, number: int) -> PublishedR
         raise InputError(
             f"{place} has more fields than the header has columns; quote fields that hold commas"
         )
-    # The file's name stands for the table, as the identifier's first part does.
+    # By default the file's name stands for the table, as an identifier's first part does.
     defaults = {"id": f"{Path(name).stem}-{number}", "source": Path(name).name, "trust": "A"}
     for column, default in defaults.items():
         if not str(record.get(column) or "").strip():

@@ -1,4 +1,4 @@
-"""The model against measured rows: one prediction a row, and how good each table's are."""
+"""The cost model against measured rows: one prediction beside each row's measurement."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Scored:
     measured_peak_gb: float | None = None
     parts: Mapping[str, float] | None = None  # seconds by part
     memory_kind: str = ""  # what the measured peak counts
-    sweep: str = ""  # what runs share between which one would choose
+    sweep: str = ""  # the same for all runs that one would choose between
 
 
 def score(rows: Sequence[PublishedRow]) -> list[Scored]:
@@ -71,13 +71,13 @@ def _scored(row: PublishedRow) -> Scored:
 
 
 def _sweep(row: PublishedRow) -> str:
-    """The same table, model, GPUs and batch."""
+    """A row's table, model, GPUs and batch: the same text for all runs of a sweep."""
     batch = (row.n_gpus, row.gpu, row.global_batch, row.seq_len)
     return " ".join(map(str, (row.group, row.model_name, *batch)))
 
 
 def measured_seconds(row: PublishedRow, run: PricedRun, graph: Graph) -> float | None:
-    """The step time, or what the throughput says of the batch that is priced; None: neither."""
+    """The row's step time, else that of the priced batch at its throughput; None: neither."""
     if row.step_time_s:
         return row.step_time_s
     if not row.tokens_per_s_per_gpu or not row.n_gpus:
