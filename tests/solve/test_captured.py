@@ -47,6 +47,6 @@ def test_ranks_that_share_a_micro_batch_capture_nothing(split: str) -> None:
 
 
 def test_graphs_that_cannot_be_are_refused() -> None:
-    settings = {"activations": "host", "captured": 1}
+    settings: dict[str, str | int | float] = {"activations": "host", "captured": 1}
     with pytest.raises(InfeasibleError):
         _plan(settings)
