@@ -1,4 +1,4 @@
-"""Importing by name, and environment variables that libraries look at only while imported."""
+"""Importing by name, and environment variables that libraries read only during their import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def environment(**wanted: str) -> Iterator[None]:
-    """These variables, where the user has not set them, for the length of the block."""
+    """Set these variables during the block, except those that the user has set."""
     added = wanted.keys() - os.environ.keys()
     os.environ.update({name: wanted[name] for name in added})
     try:
@@ -22,6 +22,6 @@ def environment(**wanted: str) -> Iterator[None]:
 
 
 def named(path: str) -> Any:
-    """What "module:name" stands for, imported now."""
+    """The object that "module:name" names, imported now."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
