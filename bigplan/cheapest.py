@@ -1,8 +1,8 @@
 """The number of nodes that trains for the fewest dollars; the others stay idle.
 
 Fewer nodes communicate less and have a smaller pipeline bubble. But they have less memory, so more
-state moves to the host and more is recomputed. Which effect wins is not assumed: every number of
-nodes is planned.
+state moves to the host and more is recomputed. Which effect wins is not assumed: each number of
+nodes from `node_counts` is planned.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def cheapest(
     plan: Callable[[Request], P],
     go_on: Callable[[], bool] = lambda: True,
 ) -> Cheapest[P]:
-    """Plan every number of nodes up to the cluster's; take the cheapest that ends `within` seconds.
+    """Plan numbers of nodes up to the cluster's; take the cheapest that ends `within` seconds.
 
     `plan` plans one request. Once `go_on` says stop, the best so far is taken. Of equal bills, the
     one with more nodes is taken. Where nothing fits any number of nodes, this raises the error of

@@ -1,8 +1,8 @@
 """What the runtime does the same way for every plan: the choices that are in no plan.
 
-A plan says where tensors live, what is recomputed, how long the rings of layers are and how much of
-the loss is computed at a time. All other choices that cost time or memory are here. The runtime
-carries them out; the graph, the program and the prices count them.
+A plan says where tensors live and what is recomputed. It also gives the length of the rings of
+layers, and how much of the loss is computed at a time. All other choices that cost time or memory
+are here. The runtime carries them out; the graph, the program and the prices count them.
 
 Rules that are not numbers are with the code that follows them:
 
@@ -100,12 +100,12 @@ ALIBI_COLUMNS = 8
 # waited 0.12, 0.08 and 0.06 s a step (benchmarks/LOG.md). `adam_rate_beside_copies` is measured
 # with this part of the cores.
 CORES_BESIDE_COPIES = Fraction(3, 4)
-# Niceness of the threads that update. Threads that queue copies and kernels go first: they need a
-# core for microseconds at a time, and the GPU waits for as long as they wait for a core.
+# Niceness of the threads of runtime/cores.py. Threads that queue copies and kernels go first. They
+# need a core for microseconds at a time, and while they wait for a core, the GPU waits too.
 NICE = 10
 # Elements that a core updates at a time by torch's kernels, where no kernel could be compiled.
-# Parts of 2^19, 2^20 and 2^21 gave 1.8, 2.6 and 2.8 G elements/s on 16 cores of an H200 machine,
-# because small parts wait for the interpreter (measured as in runtime/cores.py).
+# Small parts wait for the interpreter: on 16 cores of an H200 machine, parts of 2^19, 2^20 and 2^21
+# gave 1.8, 2.6 and 2.8 G elements/s (measured as in runtime/cores.py).
 UPDATED_ELEMENTS = 2**21
 # Elements that a core adds or squares at a time. Squares are added in fp32, and the parts' sums in
 # fp64.

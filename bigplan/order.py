@@ -19,7 +19,7 @@ End = TypeVar("End")
 
 # Lanes whose actions wait for earlier forwards, in program order, whose activations leave the GPU.
 # Copies on one link take turns. Chunks of state that ran far ahead would take the link from
-# activations, and the next forward would wait for those activations to leave.
+# activations. The next forward would then wait for those activations to leave.
 PACED = (Lane.STATE_IN,)
 SETS_PACE = (Op.SAVE,)  # the copy of a forward's activations from the GPU
 
@@ -58,7 +58,7 @@ class EntryPlaces:
     """The places of a program's buffers, numbered from 0 to `count`.
 
     A place is an entry of a buffer. Where a buffer has shares, a place is the rows of one share in
-    an entry, because the shares' rows are used independently.
+    an entry: the shares' rows are used independently.
     """
 
     def __init__(self, buffers: Mapping[str, Buffer]) -> None:

@@ -215,9 +215,9 @@ def layer_table(
     So layers whose gradients stay on the GPU are among those whose parameters stay there, or the
     other way round. The GPU's share of the optimizer falls on layers with both on the GPU.
 
-    Layers with gradients in host memory are the first to get activations in host memory, because
-    the activations may then lie in the memory of the gradients. Of these activations, the largest
-    are assigned first. `frugal_first`: the first layers recompute the most, because with
+    Layers with gradients in host memory are the first to get activations in host memory. There,
+    activations may lie in the memory of the gradients. Of these activations, the largest are
+    assigned first. `frugal_first`: the first layers recompute the most, because with
     interleaved chunks they hold the most micro-batches.
     """
     count = placement.layers

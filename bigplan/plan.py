@@ -74,8 +74,8 @@ class Predicted(Spec):
     `step_seconds_high` (cost/band.py). `step_seconds_overlapped` is the plan's step with perfect
     overlap, `step_seconds_serial` without any. `critical_path` is the chain of actions that leads
     to the end of the step: its seconds by resource add up to the step. The `bottleneck` is the
-    resource with most of these seconds. Busy seconds and moved bytes are per GPU, for each lane
-    those of the stage in which the lane has most to do.
+    resource with most of these seconds. Busy seconds and moved bytes are per GPU. For each lane
+    they are those of the stage in which the lane has most to do.
     """
 
     step_seconds: float

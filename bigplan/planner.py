@@ -51,7 +51,7 @@ class Request:
     model: ModelSpec
     training: Training
     cluster: Cluster  # with the wanted number of nodes and caps applied
-    settings: Mapping[str, str | int | float] = field(default_factory=dict)  # --set
+    settings: Mapping[str, str | int | float] = field(default_factory=dict)  # fixed by --set
     engine: str = "any"
     exact: bool = False
     effort: Effort = Effort.USUAL

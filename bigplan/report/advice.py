@@ -62,8 +62,8 @@ def _shapes(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     on_layers = sum(row.seconds for row in rows if row.of_layers)
     for found in roundings(plan):
         share = min(1.0, on_layers / plan.strategy.pp / plan.predicted.step_seconds)
-        # The LM head is on one stage. Where that stage has as many blocks as the others, these
-        # wait for it, so the whole gain of the head shortens the step.
+        # The LM head is on one stage. If that stage has as many blocks as others, the others wait
+        # for it. Then the whole gain of the head shortens the step.
         if found.dimension == "vocab" and not plan.strategy.last_blocks:
             share *= plan.strategy.pp
         yield Advice(found.dimension, found.gain * share, _rounding_text(plan, found, share))

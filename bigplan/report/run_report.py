@@ -107,8 +107,8 @@ def headline_lines(record: Record) -> Iterator[str]:
     yield from _training_lines(record)
 
 
-# An update on the GPU waits behind the forward's kernels, so its events are up to 30 times as long
-# as its own work.
+# An update on the GPU waits behind the forward's kernels. Its measured time is up to 30 times that
+# of its own work.
 _BESIDE = (
     'Note: "gpu update" runs beside the forward; measured on a GPU, it and "update" include '
     "waiting for the forward's kernels."

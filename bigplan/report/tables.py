@@ -34,8 +34,8 @@ from bigplan.whatif import Answer, Outcome, helps
 TRIFLE = 1e-4  # of the step: less gets no row
 NAMED = 0.005  # of the step: a resource with less of the critical path is not named
 ALL = 0.995  # of the step: a resource with more of the critical path has all of it
-# A resource is named as the next to bind if it works for more than NEARLY of the seconds that the
-# binding resource has on the critical path. It must have less than MUCH of its own seconds there.
+# The next resource to bind is named too. Its busy seconds must exceed NEARLY of those that the
+# binding resource has on the critical path. Less than MUCH of its own seconds may be on the path.
 NEARLY = 0.9
 MUCH = 0.5
 
