@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def environment(**wanted: str) -> Iterator[None]:
-    """Set these variables during the block, except those that the user has set."""
+    """Set the variables that the user has not set, for the length of the block."""
     added = wanted.keys() - os.environ.keys()
     os.environ.update({name: wanted[name] for name in added})
     try:
