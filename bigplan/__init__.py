@@ -5,7 +5,7 @@
     plan = bigplan.plan(model="llama-3-70b", cluster="dgx-h100", nodes=4)
     plan.save("plan.yaml")
 
-Importing this is fast: whatever a name needs is imported when it is first used.
+Importing the package is fast: what a name needs is imported when the name is first used.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ __all__ = [*_API, "__version__"]  # noqa: PLE0604 -- all of them are text
 
 
 class _Package(ModuleType):
-    """The package, whose `plan` and `validate` are the functions.
+    """The package, whose attributes `plan` and `validate` are functions, not submodules.
 
-    Two modules have these names. Python sets an imported submodule as an attribute of its package,
-    which would hide the function; `from bigplan.plan import ...` does not need the attribute.
+    Submodules have the same names. Python sets an imported submodule as an attribute of its
+    package, which would hide the function. `from bigplan.plan import ...` works without that
+    attribute.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

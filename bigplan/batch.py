@@ -1,7 +1,7 @@
 """A slightly larger global batch that splits over more GPUs: solved again, and what it brings.
 
-Data-parallel ranks must divide the batch, and their number the GPUs. 512 sequences on 24 GPUs leave
-a plan the powers of two; with 528 it may have 24 ranks.
+The number of data-parallel ranks must divide both the batch and the number of GPUs. On 24 GPUs, 512
+sequences allow only powers of two, at most 8 ranks; 528 sequences allow 24 ranks.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.search import Watch, unwatched
 
-LARGER = 1.1  # times the batch: with more the optimizer's settings would have to change
-WORTH = 0.03  # of tokens a second: less is not worth a change of the training
-TRIED = 2  # batches, those that most ranks divide first
+LARGER = 1.1  # times the batch: a larger one would need other settings of the optimizer
+WORTH = 0.03  # gain in tokens a second: a smaller one is not worth changing the training
+TRIED = 2  # batches at most; those that split over most ranks come first
 
 
 @dataclass(frozen=True, slots=True)
 class LargerBatch:
-    """A plan with more sequences a step; `gain` is what it has more of tokens a second.
+    """A plan with more sequences a step; `gain` is its relative increase in tokens a second.
 
-    `at_least`: its search was stopped, so that it may gain more.
+    `at_least`: the search was stopped, so a full search may gain more.
     """
 
     global_batch: int
@@ -37,7 +37,7 @@ class LargerBatch:
 
 
 def batches_tried(batch: int, gpus: int) -> list[int]:
-    """Batches up to a tenth larger that numbers of ranks divide which do not divide this one."""
+    """Batches up to a tenth larger, each divisible by a number of ranks that `batch` is not."""
     missed = [ranks for ranks in reversed(divisors(gpus)) if batch % ranks]
     larger = dict.fromkeys(-(-batch // ranks) * ranks for ranks in missed)
     return [found for found in larger if found <= LARGER * batch][:TRIED]
@@ -46,10 +46,10 @@ def batches_tried(batch: int, gpus: int) -> list[int]:
 def larger_batch(
     request: Request, plan: Plan, watch: Watch = unwatched, *, first: bool = False
 ) -> LargerBatch | None:
-    """The first batch with notably more tokens a second than the request's own plan has.
+    """The first batch whose plan has notably more tokens a second than `plan`.
 
-    All GPUs work on it. `first`: its search ends with the first plan that is worth it. None where
-    there is none, or `watch` stopped the search before one was found.
+    All GPUs must work on the batch. `first`: the search ends with the first plan that is worth it.
+    None where no batch is worth it, or where `watch` stopped the search before it found one.
     """
     now = request.training.global_batch
     batches = [] if "dp" in request.settings else batches_tried(now, request.cluster.gpus)
@@ -72,9 +72,9 @@ def larger_batch(
 def _hopeful(
     watch: Watch, seconds: float, *, first: bool
 ) -> Callable[[float | None, float, int], bool]:
-    """Goes on as `watch` does, and while a plan may take no longer than so many seconds.
+    """A watch that goes on while `watch` does and a step of at most `seconds` is still possible.
 
-    `first`: no further once one is found.
+    `first`: it also stops once such a plan is found.
     """
 
     def go_on(best: float | None, bound: float, left: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a training takes: days, dollars, kWh, by the price and power that the cluster states."""
+"""What a training takes: days, dollars and kWh, from the price and power in the cluster file."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MILLION = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Per million tokens, and of the whole training where its tokens are stated.
+    """Costs per million tokens, and of the whole training where its number of tokens is stated.
 
-    `dollars` and what follows from it is None without a price, `kwh` without a power. All nodes of
-    the plan are paid for, and run at their stated power, as long as the training takes.
+    Dollars are None where the cluster states no price, kWh where it states no power. All nodes of
+    the plan are paid for, and draw their stated power, as long as the training takes.
     """
 
     nodes: int
@@ -34,14 +34,14 @@ class Bill:
 
     @property
     def rank(self) -> float:
-        """What is to be small: dollars, or node-hours where no price is stated."""
+        """What to minimise, per million tokens: dollars, or node-hours where there is no price."""
         if self.dollars_per_million_tokens is None:
             return self.node_hours_per_million_tokens
         return self.dollars_per_million_tokens
 
 
 def bill_of(plan: Plan) -> Bill:
-    """The bill of the predicted step, for as many steps as the tokens take."""
+    """The bill of a plan, from its predicted tokens a second."""
     group, tokens = plan.cluster.group, plan.training.tokens
     seconds = MILLION / plan.predicted.tokens_per_second
     node_hours = group.nodes * seconds / HOUR

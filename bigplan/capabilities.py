@@ -1,4 +1,4 @@
-"""Limits of the engines: for a training and a strategy, why one cannot run it, or that it can."""
+"""Limits of the engines: why an engine cannot run a training with a strategy, or that it can."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 NATIVE_ROPE_SCALINGS = ("linear", "llama3")
-# Keys of a training, each with what the native runtime executes; other values can be planned only.
+# Keys of a training, each with the values that the native runtime executes. Other values can be
+# planned, but not run.
 NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
     "fp8_gemms": (False,),
     "attention": ("flash",),
@@ -19,7 +20,7 @@ NATIVE_TRAINING: Mapping[str, tuple[object, ...]] = {
 
 
 def device_refusal(gpu: Gpu) -> str | None:
-    """Why nothing here runs on such a device; None: it may."""
+    """Why no engine runs on such a device; None: an engine may run there."""
     if gpu.device == "rocm":
         return (
             f"no engine has ever run on a ROCm device, and the {gpu.name} is one: "
@@ -48,7 +49,7 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
 
 
 def _window_refusal(model: ModelSpec, length: int) -> str | None:
-    """A sliding window matters only to sequences longer than it."""
+    """Why the model's sliding window is a problem; None: no sequence is longer than the window."""
     if model.sliding_window is None or model.sliding_window >= length:
         return None
     return (
@@ -82,7 +83,7 @@ def deepspeed_refusal() -> str:
 def executable(
     model: ModelSpec, training: Training, strategy: Strategy, gpu: Gpu
 ) -> dict[str, bool | str]:
-    """By engine: true, or the reason why not."""
+    """For each engine: True if it can execute this, else the reason why not."""
     return {
         "native": device_refusal(gpu) or native_refusal(model, training, strategy) or True,
         "deepspeed": deepspeed_refusal(),

@@ -1,7 +1,8 @@
 """The number of nodes that trains for the fewest dollars; the others stay idle.
 
-Fewer nodes exchange less and waste less of a pipeline, but hold less: state moves to the host, more
-is recomputed. Each number is planned, so nothing is assumed about which of these wins.
+Fewer nodes communicate less and have a smaller pipeline bubble. But they have less memory, so more
+state moves to the host and more is recomputed. Which effect wins is not assumed: each number of
+nodes from `node_counts` is planned.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bigplan.solve.choice import node_counts
 
 
 class Planned(Protocol):
-    """Whatever a planner gives."""
+    """What the caller's planner returns: anything that has a plan."""
 
     @property
     def plan(self) -> Plan:
@@ -31,7 +32,7 @@ P = TypeVar("P", bound=Planned)
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A number of nodes: its bill, or why it has none."""
+    """A number of nodes, with its bill or the reason why there is none."""
 
     nodes: int
     bill: Bill | None
@@ -40,7 +41,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Cheapest(Generic[P]):
-    """The best, and all that were tried, fewest nodes first."""
+    """The best plan, and all numbers of nodes that were tried, fewest first."""
 
     best: P
     tried: tuple[Tried, ...]
@@ -52,11 +53,11 @@ def cheapest(
     plan: Callable[[Request], P],
     go_on: Callable[[], bool] = lambda: True,
 ) -> Cheapest[P]:
-    """Plan for every number of nodes up to the cluster's; the fewest dollars that end `within`.
+    """Plan numbers of nodes up to the cluster's; take the cheapest that ends `within` seconds.
 
-    `plan` plans one request; once `go_on` says stop, the best so far is taken. Of equal bills the
-    faster is taken. Raises what the most nodes raise where nothing fits any number, and
-    InfeasibleError where none ends in time.
+    `plan` plans one request. Once `go_on` says stop, the best so far is taken. Of equal bills, the
+    one with more nodes is taken. Where nothing fits any number of nodes, this raises the error of
+    the largest number; where no plan ends in time, InfeasibleError.
     """
     tried: list[Tried] = []
     found: list[tuple[Bill, P]] = []
@@ -89,7 +90,7 @@ def cheapest(
 
 
 def too_late(request: Request, within: float | None) -> bool:
-    """Whether the model's own arithmetic takes longer than `within` at the GPUs' peak."""
+    """Whether the model's own FLOPs alone take longer than `within` at the GPUs' peak."""
     tokens, group = request.training.tokens, request.cluster.group
     if within is None or tokens is None:
         return False

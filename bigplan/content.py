@@ -1,4 +1,4 @@
-"""What an entry of a buffer holds, whichever buffer it is."""
+"""What an entry of a buffer holds."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class Holds(StrEnum):
 
 
 class Content(NamedTuple):
-    """What is in an entry. `layer`: -1 for what belongs to none.
+    """What is in an entry. `layer` is -1 for content that belongs to no layer.
 
-    Optimizer state is cut into shares, and some shares into chunks: `chunk` counts those.
+    Optimizer state is cut into shares, and some shares into chunks. `chunk` numbers the chunks of a
+    share.
     """
 
     kind: Holds
@@ -38,19 +39,19 @@ class Content(NamedTuple):
     chunk: int = 0
 
     def __str__(self) -> str:
-        """As error messages have it: 'optimizer state of layer 3 (nvme, chunk 0)'."""
+        """Text for error messages: 'optimizer state of layer 3 (nvme, chunk 0)'."""
         of_layer = f" of layer {self.layer}" if self.layer >= 0 else ""
         part = f" ({self.share}, chunk {self.chunk})" if self.share else ""
         return f"{self.kind}{of_layer}{part}"
 
 
 class HeldContent(NamedTuple):
-    """A content, of one micro-batch where micro-batches have one each."""
+    """A content, with its micro-batch where each micro-batch has its own."""
 
     content: Content
     micro_batch: int | None = None
 
     def __str__(self) -> str:
-        """As error messages have it: 'activations of layer 1, micro-batch 0'."""
+        """Text for error messages: 'activations of layer 1, micro-batch 0'."""
         number = self.micro_batch
         return str(self.content) if number is None else f"{self.content}, micro-batch {number}"

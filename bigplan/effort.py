@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Effort(StrEnum):
-    """What the user asks for; `solve/improve.py` says what it comes to."""
+    """What the user asks for. `solve/improve.py` turns it into limits of the search."""
 
     USUAL = "usual"
     HIGH = "high"

@@ -14,33 +14,33 @@ _SHOWN = 120
 
 
 def quoted(value: object) -> str:
-    """The value as messages quote it: text in quotes, and none of it long."""
+    """The value as messages quote it: text in quotation marks, and long values shortened."""
     if isinstance(value, int) and value.bit_length() > 4 * _SHOWN:
-        # Python refuses to print long ones, whose digits are therefore estimated.
+        # Python refuses to print very long integers, so their digits are estimated.
         return f"an integer of about {round(value.bit_length() * log10(2))} digits"
     return shortened(str(value) if isinstance(value, PurePath) else repr(value))
 
 
 def shortened(text: str, most: int = _SHOWN) -> str:
-    """The text, its middle left out where it has more characters than `most`."""
+    """The text; where it has more characters than `most`, without its middle."""
     if len(text) <= most:
         return text
     half = most // 2
     return f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
 
 
-# All but newline and tab: some make a terminal do what it should not, and none shows.
+# Control characters except newline and tab. They are invisible, and some act on a terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def control_character(text: str) -> str | None:
-    """The first character that no terminal should get, newlines and tabs not counted."""
+    """The first control character that no terminal should get, if any."""
     found = _CONTROL.search(text)
     return found[0] if found else None
 
 
 def printable(text: str) -> str:
-    """The text with such characters written out, as Python writes them: `\\x1b`."""
+    """The text with control characters escaped, as Python writes them: `\\x1b`."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
@@ -51,20 +51,20 @@ class BigplanError(Exception):
 
 
 class InputError(BigplanError, ValueError):
-    """The user gave something that breaks a rule.
+    """The user gave a value that breaks a rule.
 
-    It is a ValueError too, so that pydantic reports it with the place where it happened.
+    It is also a ValueError, so that pydantic reports it with the place of the value.
     """
 
     exit_code = 2
 
 
 class RefusedError(InputError):
-    """Understood, but not supported; the message names what is."""
+    """The input was understood, but is not supported. The message names what is supported."""
 
 
 class OutputError(BigplanError):
-    """What is printed cannot be written to where the user sends it."""
+    """The output cannot be written to where the user sends it."""
 
     exit_code = 2
 
@@ -72,8 +72,8 @@ class OutputError(BigplanError):
 class InfeasibleError(BigplanError):
     """Nothing fits: `bytes_short` bytes are missing on `tier`, and `remedy` would help.
 
-    `written`: bytes that the drives of a node would have to take in a step for a plan to fit, where
-    a limit forbids them.
+    `written` is set where a limit on wear forbids the plans that fit. It is the bytes that a node
+    would have to write to its drives in a step.
     """
 
     exit_code = 3
@@ -103,7 +103,7 @@ class PreflightError(BigplanError):
 
 
 class NoRoomError(PreflightError):
-    """There are too few nodes with what a plan's ranks need, free."""
+    """Too few nodes have the resources free that a plan's ranks need."""
 
 
 class WorkerError(BigplanError):
@@ -113,11 +113,11 @@ class WorkerError(BigplanError):
 
 
 class LostError(WorkerError):
-    """A rank ended, or lost the others, while it ran: fresh ones may go on from a checkpoint."""
+    """A rank died or lost contact with the others. New ranks may go on from a checkpoint."""
 
 
 class NodeLostError(LostError):
-    """A node was lost, and with it the processes of `ranks`, whose locks nobody may release."""
+    """A node was lost with the processes of `ranks`, whose locks nobody may release."""
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -125,7 +125,7 @@ class NodeLostError(LostError):
 
 
 class DivergedError(WorkerError):
-    """The training has lost its weights; the same steps would again."""
+    """The training has lost its weights; the same steps would lose them again."""
 
 
 class CheckpointError(BigplanError):
@@ -135,4 +135,4 @@ class CheckpointError(BigplanError):
 
 
 class VerificationError(BigplanError):
-    """A program breaks a rule of the verifier: a bug of ours, not of the user."""
+    """A program breaks a rule of the verifier. This is a bug of bigplan, not of the user."""

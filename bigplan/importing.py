@@ -1,4 +1,4 @@
-"""Importing by name, and environment variables that libraries look at only while imported."""
+"""Importing by name, and environment variables that libraries read only during their import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest of something with which a plan fits: a sequence, a model, a batch at once."""
+"""The largest value with which a plan still fits: sequence length, layers, or micro-batch."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from bigplan.spec.training import MOST_TOKENS
 
 T = TypeVar("T")
 
-GRAIN = 256  # tokens: sequences are told in multiples of it
-CLOSE = 16  # a gap of a sixteenth of the value is halved no further
+GRAIN = 256  # tokens: sequence lengths are multiples of it
+CLOSE = 16  # the search ends when the gap is a sixteenth of the value
 MOST_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """`value` fits where the plan has `now`; `next` does not (None: not tried).
+    """The plan has `now`, `value` also fits, and `next` does not fit (None: not tried).
 
-    `subject`: sequence_length, layers, or micro_batch (sequences that pass a GPU at once).
+    `subject`: sequence_length, layers, or micro_batch (sequences that a GPU computes at once).
     """
 
     subject: str
     now: int
     value: int
     next: int | None
-    parameters: int  # of the model with it
-    step_seconds: float | None  # of a plan that fits, not of the fastest; None: it is `now`
+    parameters: int  # of the model with `value`
+    step_seconds: float | None  # of some plan with `value`, not the fastest; None: `value` is `now`
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,12 @@ class _Question:
 def largest_value(
     low: int, high: int, fits: Callable[[int], T | None], close: int = 0
 ) -> tuple[int, int, T | None]:
-    """The largest of low..high that fits, the next one tried (high + 1: all fit), and its answer.
+    """The largest of low..high that fits, the smallest that did not, and the answer of the largest.
 
-    `low` is taken to fit; what fits, to fit with every smaller value too. Values double until one
-    does not fit, then the gap is halved, until it is a `close`-th of the value (0: until it is 1).
+    The second is high + 1 if all fit. The third is None if only `low` fits. This assumes that `low`
+    fits, and that whatever fits also fits with every smaller value. The stride doubles until a
+    value does not fit. Then the gap is halved until it is at most 1, or with `close` at most the
+    value divided by `close`.
     """
     answer: T | None = None
     top, stride = high + 1, max(1, low)  # `low` fits, `top` does not
@@ -71,11 +73,11 @@ def largest_that_fit(
     go_on: Callable[[], bool] = lambda: True,
     watch: Watch = unwatched,
 ) -> Iterator[Largest]:
-    """The longest sequence, the deepest model, the most sequences at once, in turn.
+    """The longest sequence, the deepest model and the largest micro-batch, one after the other.
 
-    All else stays as it is. A search ends with its first plan, so each answer is that something
-    fits, not how fast it can be. No more questions once `go_on` says stop; nor is one answered
-    within which it did.
+    Everything else stays as it is. A search ends with its first plan, so an answer says that a
+    value fits, not how fast it can be. Once `go_on` says stop, no question is answered any more,
+    not even the current one.
     """
     for question in _questions(request, plan):
 
@@ -109,7 +111,7 @@ def _questions(request: Request, plan: Plan) -> Iterator[_Question]:
         return replace(request, model=model.model_copy(update={"layers": value}))
 
     def wider(value: int) -> Request:
-        # Any number of data-parallel ranks then splits the batch, and each has one micro-batch.
+        # With this batch every number of data-parallel ranks has at least one whole micro-batch.
         settings = {**request.settings, "micro_batch": value}
         return replace(_with(request, global_batch=value * gpus), settings=settings)
 
@@ -128,7 +130,7 @@ def _with(request: Request, **changed: int) -> Request:
 
 
 def _fits(request: Request, watch: Watch) -> Plan | None:
-    """The first plan of a search; None where nothing fits, or `watch` stopped it before."""
+    """The first plan of a search; None where nothing fits, or `watch` stopped the search."""
 
     def until_found(best: float | None, bound: float, left: int) -> bool:
         return best is None and watch(best, bound, left)

@@ -1,18 +1,19 @@
 """What the runtime does the same way for every plan: the choices that are in no plan.
 
-A plan says where tensors live, what is recomputed, how long the rings of layers are and how much of
-the loss is computed at a time. All else that costs time or memory and that somebody chose stands
-here, for the runtime that does it and for the graph, the program and the prices that count it.
+A plan says where tensors live and what is recomputed. It also gives the length of the rings of
+layers, and how much of the loss is computed at a time. All other choices that cost time or memory
+are here. The runtime carries them out; the graph, the program and the prices count them.
 
-Rules that are no numbers stand with what follows them:
+Rules that are not numbers are with the code that follows them:
 
     order.Waits, order.PACED   what an action waits for, in the runtime as in the simulator
     lanes.SHARED               which lanes are one thread
     Gpu.runs_kernels           CUDA devices run generated kernels, unless the plan asks for torch's
     price.memory_of_torch      the GPU memory that torch is held to
 
-Machines are no choice: their figures are in cluster and hardware files. Tiles of kernels, blocks of
-checksums and the like change neither a price nor a promise, and stay where they are used.
+Figures of machines are not choices: they are in cluster and hardware files. Tiles of kernels,
+blocks of checksums and the like change neither a price nor a promise, so they stay where they are
+used.
 """
 
 from __future__ import annotations
@@ -21,99 +22,111 @@ from fractions import Fraction
 
 # --- Lanes (runtime/lanes.py, turns.py): how far Python and copies run ahead of the device.
 
-# Actions that a lane queues ahead of the device: 13 ms where chunks of state pass through.
+# Actions that a lane queues ahead of the device. Where chunks of state pass through the GPU, 8 of
+# them are 13 ms of work.
 ACTIONS_AHEAD = 8
-# Of chunks of state on their way to the GPU: the next is queued when the one before has arrived,
-# which takes 0.1 ms more a chunk. The rates of passing state are measured so.
+# Chunks of state queued on their way to the GPU. The next chunk is queued once the previous one has
+# arrived, which costs 0.1 ms a chunk. The rates of streamed state are measured with this limit.
 CHUNKS_AHEAD = 1
-# Activations leave in pieces where chunks leave beside them, and so many pieces are queued as long
-# as no chunk waits to leave.
-PIECE_BYTES = 128 << 20  # 2.5 ms of the engine
+# Where activations and chunks of state leave the GPU at the same time, activations leave in pieces.
+# As long as no chunk waits to leave, PIECES_AHEAD pieces are queued.
+PIECE_BYTES = 128 << 20  # 2.5 ms of the GPU's copy engine
 PIECES_AHEAD = 2
-# A thread that asks for the interpreter gets it after so long at most. Python's 5 ms are three
-# times what a chunk of streamed state (64 MiB) takes to copy.
+# The longest time that a thread waits for the interpreter while another thread runs. Python's 5 ms
+# are three times what a chunk of streamed state (64 MiB) takes to copy.
 SWITCH_SECONDS = 0.0005
 
-# --- Rings that every program has at these lengths (lower/entries.py). Placement has the others.
+# --- Rings with the same length in every program (lower/entries.py). Placement has the others.
 
 STAGING = 2  # host staging entries: one moves while the other is used
 CHUNK_STAGING = 3  # state chunks in host memory: one arrives, one is updated, one leaves
-# Of state that passes through the GPU a chunk is so many times smaller than of NVMe's: PCIe is as
-# fast with 64 MiB, and a ring of them takes less of the GPU.
+# A chunk of state that passes through the GPU is this many times smaller than a chunk from NVMe.
+# PCIe is as fast with 64 MiB, and a ring of smaller chunks takes less GPU memory.
 STREAMED_CHUNKS = 4
-# State chunks that pass through the GPU: one arrives, one is updated, one leaves, one for jitter. A
-# kernel of products has all of a GPU until it ends, whatever the priority of what waits. Chunks
-# that arrive meanwhile need entries, or their way stands still.
+# Entries on the GPU for chunks of state that pass through it: one arrives, one is updated, one
+# leaves, one absorbs jitter. A matrix product occupies the whole GPU until it ends, whatever the
+# priority of the kernels that wait. Chunks that arrive meanwhile need entries of their own, or
+# their copies stop.
 STREAMING, MOST_STREAMING = 4, 12
-# Operations in the time of a byte to the GPU: 700 TFLOP/s beside 50 GB/s (H200), more than others.
+# FLOPs that a GPU computes while one byte arrives: 700 TFLOP/s beside 50 GB/s (H200). This ratio is
+# higher than that of other machines.
 OPERATIONS_A_BYTE = 14_000
 
 # --- The GPU's memory beside its buffers.
 
-ALIGNMENT = 256  # bytes of an entry: as wide as any load of a GPU, and what cuBLAS needs at most
-# Of a CUDA graph: 384 of blocks' passes took 72 MB (benchmarks/results/2026-11-24-h200-graphs).
+# Entries begin at multiples of so many bytes: no load of a GPU is wider, and cuBLAS needs no more.
+ALIGNMENT = 256
+# Bytes of one CUDA graph: 384 graphs of blocks' passes took 72 MB on an H200
+# (benchmarks/results/2026-11-24-h200-graphs).
 GRAPH_BYTES = 200_000
-MOST_GRAPHS = 4096  # of a step: 0.8 GB, and 5 s to capture
-LOOKED_UP_ROWS = 2048  # whose gradients are added at a time, by a square of ones and zeros
-# Elements of 16-bit gradients that an update widens to fp32 at once: an H200 updated 18 / 66 / 99
-# G/s for 2^20 / 22 / 24.
+MOST_GRAPHS = 4096  # in a step: they take 0.8 GB, and 5 s to capture
+# Looked-up rows whose gradients are added at a time: a matrix of ones and zeros, with as many rows
+# and columns, says which of them are the same row.
+LOOKED_UP_ROWS = 2048
+# Elements of 16-bit gradients that an update widens to fp32 at a time. An H200 updated 18, 66 and
+# 99 G elements/s with 2^20, 2^22 and 2^24.
 WIDENED_ELEMENTS = 2**24
 
 
 def sums_in_products(gradient_bytes: int) -> bool:
-    """Whether products add weights' gradients to their sums, of so many bytes an element.
+    """Whether matrix products add weights' gradients to sums of `gradient_bytes` an element.
 
-    To fp32 ones. A sum in 16 bits takes the gradients that autograd makes. The CPU has no such
-    product: there a gradient is a tensor of its own either way.
+    They do for sums in fp32. A sum in 16 bits adds the gradients that autograd makes. The CPU has
+    no product that adds to a sum, so there every gradient is a tensor of its own.
     """
     return gradient_bytes == 4
 
 
 def repeats_heads(element_bytes: int, heads: int, kv_heads: int) -> bool:
-    """Whether attention repeats keys and values for each query head, and saves them so.
+    """Whether attention repeats keys and values for each query head, and saves the repeated ones.
 
-    CUDA's flash and cuDNN kernels are for half precisions; its fp32 kernel has no grouped heads,
-    and torch would take the unfused path, which saves s x s probabilities. The CPU does the same,
-    so that a plan counts one number of bytes on every device.
+    It does so in fp32 with grouped heads. CUDA's flash and cuDNN kernels are for half precisions,
+    and its fp32 kernel has no grouped heads. Without the repetition, torch would take the unfused
+    path, which saves s x s probabilities. The CPU repeats too, so that a plan counts the same bytes
+    on every device.
     """
     return element_bytes == 4 and heads != kv_heads
 
 
-# Columns that attention with linear biases appends to its heads (runtime/alibi.py), of which it
-# uses six: rows of 16-bit numbers stay multiples of 16 bytes.
+# Columns that attention with linear biases appends to its heads (runtime/alibi.py). It uses six;
+# with eight, rows of 16-bit numbers stay multiples of 16 bytes.
 ALIBI_COLUMNS = 8
 
 # --- The CPU's cores (runtime/cores.py).
 
-# Of the cores, beside copies of a GPU. AdamW by all cores is no faster: three quarters of them use
-# all of the memory's rate. But copies to the host wait longer for memory, and lanes wait for a
-# core. 16, 14 and 12 threads of 16 cores left the GPU waiting 0.12, 0.08 and 0.06 s a step
-# (benchmarks/LOG.md). `adam_rate_beside_copies` is measured so.
+# Part of the cores that AdamW uses while a GPU's copies run. All cores would be no faster, because
+# three quarters already use the memory's full rate. But with all cores busy, copies to the host
+# wait longer for memory, and lanes wait for a core. With 16, 14 and 12 threads on 16 cores, the GPU
+# waited 0.12, 0.08 and 0.06 s a step (benchmarks/LOG.md). `adam_rate_beside_copies` is measured
+# with this part of the cores.
 CORES_BESIDE_COPIES = Fraction(3, 4)
-# Below the threads that queue copies and kernels, which take a core for microseconds at a time and
-# hold up the GPU for as long as they wait for one.
+# Niceness of the threads of runtime/cores.py. Threads that queue copies and kernels go first. They
+# need a core for microseconds at a time, and while they wait for a core, the GPU waits too.
 NICE = 10
-# Elements that a core takes at once through torch's kernels, where nothing could be compiled. Of an
-# update: on an H200 machine 2^19 / 20 / 21 gave 1.8 / 2.6 / 2.8 G/s on 16 cores; small ones wait
-# for the interpreter (measured as in runtime/cores.py).
+# Elements that a core updates at a time by torch's kernels, where no kernel could be compiled.
+# Small parts wait for the interpreter: on 16 cores of an H200 machine, parts of 2^19, 2^20 and 2^21
+# gave 1.8, 2.6 and 2.8 G elements/s (measured as in runtime/cores.py).
 UPDATED_ELEMENTS = 2**21
-# Of sums, and of squares, which are added in fp32, and these sums in fp64.
+# Elements that a core adds or squares at a time. Squares are added in fp32, and the parts' sums in
+# fp64.
 SUMMED_ELEMENTS = 2**22
-# Of rows' gradients, added up in host memory: 4 MB in fp32, which the C library keeps. 17 MB and
-# more were mapped anew every time: 96 to 210 ms for 4,096 rows of 4096 on two cores, in place of 18
-# to 21 (benchmarks/host_rows.py).
+# Elements of rows' gradients that are added up at a time in host memory. They take 4 MB in fp32,
+# which the C library keeps for reuse. It maps 17 MB and more anew every time. Then 4,096 rows of
+# 4096 took 96 to 210 ms on two cores, in place of 18 to 21 ms (benchmarks/host_rows.py).
 ROW_ELEMENTS = 2**20
 
 # --- Drives and checkpoints (runtime/disk.py, checkpoint/).
 
-PAGE = 4096  # bytes: O_DIRECT moves whole pages, and entries in host memory begin at one
-# Bytes of a transfer. Large enough that a drive's per-request cost (about 100 us) is lost in it (4
-# ms at 2 GB/s), small enough that a 100 MB extent keeps all the threads busy.
+# Bytes of a page. O_DIRECT moves whole pages, so entries in host memory begin at a page.
+PAGE = 4096
+# Bytes of a transfer. At 2 GB/s a transfer takes 4 ms, so a drive's cost per request (about 100 us)
+# is small beside it. An extent of 100 MB still keeps all threads busy.
 TRANSFER_BYTES = 8 << 20
-DISK_THREADS = 4  # transfers of a file under way; a checkpoint has as many of its own
-CHECKPOINT_STAGING = DISK_THREADS * TRANSFER_BYTES  # bytes of an entry: all of them at once
+DISK_THREADS = 4  # transfers of a file at a time; a checkpoint has as many threads of its own
+CHECKPOINT_STAGING = DISK_THREADS * TRANSFER_BYTES  # bytes of an entry: a transfer per thread
 
 # --- Data (runtime/data.py).
 
-# Batches read before their turn, two at least: bytes of ordinary memory, and how many.
+# Limits of the batches that are read ahead of their turn: bytes of ordinary memory, and their
+# number. At least two are read ahead.
 READ_AHEAD_BYTES, MOST_READ_AHEAD = 4 << 20, 64

@@ -1,8 +1,8 @@
-"""The order of a rank's actions: what each of them waits for, from what it reads and changes.
+"""The order of a rank's actions: what each action waits for, from what it reads and changes.
 
-Actions that change the same place, or one that another reads, take turns. The rules are in Waits:
-`order_of` follows them with the numbers of actions, for the runtime, and the simulator with the
-times at which actions end.
+Two actions that use the same place take turns, if at least one of them changes it. The rules are in
+Waits. `order_of` applies them to the numbers of actions, for the runtime. The simulator applies
+them to the times at which actions end.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from bigplan.program import Action, Buffer, Lane, Op, Ref
 
 End = TypeVar("End")
 
-# Lanes that go no further ahead of forwards whose activations leave than the program has them.
-# Copies of one link take turns. Chunks of state that run far ahead take the link from activations,
-# and the forward waits for these to leave.
+# Lanes whose actions wait for earlier forwards, in program order, whose activations leave the GPU.
+# Copies on one link take turns. Chunks of state that ran far ahead would take the link from
+# activations. The next forward would then wait for those activations to leave.
 PACED = (Lane.STATE_IN,)
-SETS_PACE = (Op.SAVE,)  # what takes activations that a forward has left
+SETS_PACE = (Op.SAVE,)  # the copy of a forward's activations from the GPU
 
-Moving = tuple[int, int, int]  # a ring's first place, its entry for micro-batch 0, its entries
+# A ring's first place, its entry for micro-batch 0, and its number of entries.
+Moving = tuple[int, int, int]
 
 
 class Uses(NamedTuple):
-    """The places that an action uses, and what it has to do with the pace."""
+    """The places that an action uses, and whether it waits for the pace or sets the pace."""
 
     reads: tuple[int, ...]
     changes: tuple[int, ...]
-    moving_reads: tuple[Moving, ...]  # of entries that follow the micro-batch
+    moving_reads: tuple[Moving, ...]  # rings whose entry depends on the micro-batch
     moving_changes: tuple[Moving, ...]
     paced: bool  # it waits for the pace
     sets_pace: bool
@@ -48,15 +49,16 @@ class Uses(NamedTuple):
         return reads, changes
 
 
-# A buffer's first place, its entries, the shares whose rows of it are used apart, and the place in
-# whose memory it begins, if any.
+# A buffer's first place, its number of entries, the shares whose rows are separate places, and the
+# place in whose memory the buffer begins, if any.
 _Ring = tuple[int, int, tuple[Share, ...], tuple[int, ...]]
 
 
 class EntryPlaces:
     """The places of a program's buffers, numbered from 0 to `count`.
 
-    A place is an entry or, where shares' rows of a buffer are used apart, those of one share in it.
+    A place is an entry of a buffer. Where a buffer has shares, a place is the rows of one share in
+    an entry: the shares' rows are used independently.
     """
 
     def __init__(self, buffers: Mapping[str, Buffer]) -> None:
@@ -68,14 +70,14 @@ class EntryPlaces:
             self.count += buffer.count * max(1, len(buffer.shares))
 
     def uses(self, action: Action) -> Uses:
-        """What an action uses, whatever its micro-batch."""
+        """What an action uses; `Uses.at` gives the places for a micro-batch."""
         reads, moving_reads = self._of(action.reads)
         changes, moving_changes = self._of(action.writes + action.frees)
         paced, sets_pace = action.lane in PACED, action.op in SETS_PACE
         return Uses(reads, changes, moving_reads, moving_changes, paced, sets_pace)
 
     def _of(self, refs: tuple[Ref, ...]) -> tuple[tuple[int, ...], tuple[Moving, ...]]:
-        """The places of refs that stay, and the rings of those that follow the micro-batch."""
+        """The places of fixed refs, and the rings of refs whose entry the micro-batch selects."""
         fixed: list[int] = []
         moving: list[Moving] = []
         for name, _, entry, moves, rows in refs:
@@ -95,15 +97,15 @@ class EntryPlaces:
 
 @dataclass(slots=True)
 class Waits(Generic[End]):
-    """The rules, for ends of any kind that `join` has a latest of: action numbers, or times.
+    """The rules of waiting. An End is an action number or a time: anything that `join` can compare.
 
-    Who reads a place waits for the last that changed it; who changes it waits for that one and for
-    all that have read it since. Those of PACED lanes wait for the pace: for the last forward before
-    them whose activations leave.
+    An action that reads a place waits for the last action that changed it. An action that changes a
+    place waits for the last change and for all reads since. Actions of PACED lanes also wait for
+    the pace: the last forward before them whose activations leave.
     """
 
-    count: int  # places
-    nothing: End  # the end of what never ran
+    count: int  # number of places
+    nothing: End  # the end of an action that never ran
     join: Callable[[End, End], End]  # the later of both; the first where they are equal
     changed: list[End] = field(init=False)  # by place: end of the last change
     used: list[End] = field(init=False)  # by place: end of the last change or read
@@ -116,7 +118,7 @@ class Waits(Generic[End]):
     def begin(
         self, uses: Uses, reads: tuple[int, ...], changes: tuple[int, ...], ready: End
     ) -> End:
-        """When an action may begin that, for other reasons, waits for `ready`."""
+        """When an action may begin; `ready` is when it could begin by all other rules."""
         join, changed, used = self.join, self.changed, self.used
         if uses.paced:
             ready = join(ready, self.pace)
@@ -129,7 +131,7 @@ class Waits(Generic[End]):
         return ready
 
     def end(self, reads: tuple[int, ...], changes: tuple[int, ...], end: End) -> None:
-        """The action ends."""
+        """Record that an action with these reads and changes ends at `end`."""
         join, changed, used = self.join, self.changed, self.used
         for place in reads:
             used[place] = join(used[place], end)
@@ -137,13 +139,14 @@ class Waits(Generic[End]):
             changed[place] = used[place] = end
 
 
-Last = Mapping[Lane, int]  # the number of the last action of each lane; those before it ended first
-# Actions, each with the numbers of those that it waits for.
+# For each lane, the number of the last action waited for. Earlier actions of a lane end before it.
+Last = Mapping[Lane, int]
+# Actions, each with the numbers of the actions that it waits for.
 Order = tuple[tuple[Action, tuple[int, ...]], ...]
 
 
 def order_of(buffers: Mapping[str, Buffer], actions: Iterable[Action]) -> Order:
-    """What every action waits for beyond its own lane: of each other lane the last suffices."""
+    """The actions that every action waits for on other lanes: at most the last of each lane."""
     places = EntryPlaces(buffers)
     waits = Waits[Last](places.count, {}, _later)
     found: list[tuple[Action, tuple[int, ...]]] = []

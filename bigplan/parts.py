@@ -1,13 +1,13 @@
-"""Where the seconds of a step go: parts that add up to it, seen from the busiest GPU.
+"""Where the seconds of a step go on the busiest GPU, in parts that add up to the step.
 
     compute       operators of forward and backward, run once
-    recompute     what runs a second time before a backward
+    recompute     operators of forward that run again before a backward
     collectives   tensor-parallel collectives that the GPU waits for
     update        optimizer, gradient norm and sums on the GPU
     bubble        waiting for other pipeline stages: (pp - 1) / vpp units of a stage's work
     waiting       the rest: for transfers, for the network, for the CPU's update
 
-The bubble is that of 1F1B (Narayanan et al., SC'21); what exceeds the idle time is cut off.
+The bubble is that of 1F1B (Narayanan et al., SC'21), but never more than the idle time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bigplan.program import Lane
 
 @dataclass(frozen=True, slots=True)
 class PlayedStep:
-    """A step as it was simulated: its seconds, and the busiest stage's seconds per lane."""
+    """A simulated step: its seconds, and for each lane the busy seconds of the busiest stage."""
 
     seconds: float
     busy: Mapping[str, float]
@@ -44,7 +44,7 @@ class _PassSeconds:
 
 
 def step_parts(graph: Graph, costs: Costs, placement: Placement, step: PlayedStep) -> StepParts:
-    """The parts of `step`."""
+    """The seconds of `step` by part, for the stage whose forwards and backwards take longest."""
     passes = max(
         (_passes(graph, costs, stage) for stage in placement.stages),
         key=lambda found: found.total,

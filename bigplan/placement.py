@@ -16,8 +16,11 @@ from bigplan.spec.sharing import Scope
 
 Picked = TypeVar("Picked")
 
-SLOTS = 3  # GPU slots per streamed layer kind: one in use, one arriving, one to absorb jitter
-SUMS = 2  # GPU sums per kind of layer whose gradients leave: one is added to, one leaves
+# GPU slots for each kind of layer whose parameters pass through: one in use, one arriving, one to
+# absorb jitter.
+SLOTS = 3
+# GPU sums for each kind of layer whose gradients leave: one is added to while the other leaves.
+SUMS = 2
 CHUNK = 256 << 20  # bytes: large enough for full disk speed, small beside a layer's 2-6 GB of state
 
 
@@ -30,7 +33,7 @@ class Tier(StrEnum):
 
     @property
     def scope(self) -> Scope:
-        """Whose capacity the tier's is."""
+        """Whether the tier's capacity is counted per GPU or per node."""
         return "gpu" if self is Tier.GPU else "node"
 
 
@@ -38,33 +41,34 @@ class Share(StrEnum):
     """A part of a layer, by where its optimizer state lives and who updates it."""
 
     GPU = "gpu"
-    STREAMED = "streamed"  # in host memory; it passes through the GPU, which updates it
+    STREAMED = "streamed"  # in host memory; state passes through the GPU, which updates it
     HOST = "host"  # in host memory, updated by the CPU
-    NVME = "nvme"  # it passes through host memory, where the CPU updates it
+    NVME = "nvme"  # on NVMe; state passes through host memory, where the CPU updates it
 
     @property
     def tier(self) -> Tier:
-        """Where the state lives."""
+        """The tier where the share's optimizer state lives."""
         return Tier.HOST if self is Share.STREAMED else Tier(self.value)
 
     @property
     def updater(self) -> Share:
-        """Stands for all whose parameters the same one writes: HOST for the CPU's."""
+        """One share for all shares with the same updater: HOST for those that the CPU updates."""
         return Share.HOST if self in ON_CPU else self
 
 
-ON_CPU = (Share.HOST, Share.NVME)  # what the CPU updates
-IN_CHUNKS = (Share.STREAMED, Share.NVME)  # what passes through elsewhere
+ON_CPU = (Share.HOST, Share.NVME)  # shares that the CPU updates
+IN_CHUNKS = (Share.STREAMED, Share.NVME)  # shares whose state is updated away from its tier
 
 
 Layers = Annotated[int, Field(ge=0)]
 
 
 class KindPlacement(Spec):
-    """The layers of one kind on one stage: how many keep what where.
+    """For the layers of one kind on one stage: how many layers keep which tensor on which tier.
 
-    Everything counts layers; `optimizer` splits them into rows, so its counts need not be whole.
-    So does `streamed`: the part of the state in host memory that the GPU updates.
+    All numbers count layers. Optimizer state is split by rows of a layer, so the counts of
+    `optimizer` and `streamed` need not be whole. `streamed` is the part of the state in host memory
+    that the GPU updates.
     """
 
     layers: int = Field(ge=1)
@@ -118,7 +122,7 @@ class KindPlacement(Spec):
 
     @classmethod
     def on_gpu(cls, layers: int) -> Self:
-        """Everything of so many layers, and nothing recomputed."""
+        """So many layers with all their tensors on the GPU, and nothing recomputed."""
         here = {Tier.GPU: layers}
         return cls(
             layers=layers,
@@ -130,7 +134,7 @@ class KindPlacement(Spec):
 
     @property
     def moves(self) -> bool:
-        """Whether anything is not on the GPU."""
+        """Whether any tensor is not on the GPU."""
         placed = (self.parameters, self.gradients, self.optimizer, *self.activations.values())
         return any(count for part in placed for tier, count in part.items() if tier is not Tier.GPU)
 
@@ -141,13 +145,13 @@ class KindPlacement(Spec):
 
 
 class StagePlacement(Spec):
-    """One pipeline stage."""
+    """Placement of one pipeline stage, by kind of layer."""
 
     kinds: Mapping[str, KindPlacement]
 
 
 class Placement(Spec):
-    """Every stage of a strategy, first to last."""
+    """Placement of every stage of a strategy, first to last, with the lengths of rings."""
 
     stages: tuple[StagePlacement, ...]
     slots: int = Field(default=SLOTS, ge=1)
@@ -159,7 +163,7 @@ class Placement(Spec):
 
 
 class Rings(NamedTuple):
-    """How many layers' worth of GPU memory what passes through may take."""
+    """The lengths of the rings of slots and sums through which layers pass on the GPU."""
 
     slots: int = SLOTS
     sums: int = SUMS
@@ -167,15 +171,15 @@ class Rings(NamedTuple):
 
     @classmethod
     def of(cls, placement: Placement) -> Rings:
-        """The placement's."""
+        """The rings of a placement."""
         return cls(placement.slots, placement.sums, placement.shared_ends)
 
 
 def may_capture(graph: Graph, placement: Placement) -> bool:
     """Whether CUDA graphs can repeat the passes of all blocks.
 
-    A graph's tensors are at the same addresses every time, in memory that no other lane may read:
-    activations stay on the GPU, and hidden states go to no other rank.
+    A CUDA graph uses the same addresses every time, and no other lane may read that memory. So all
+    activations must stay on the GPU, and hidden states must go to no other rank.
     """
     blocks = placement.stages[0].kinds.get(BLOCK)
     if blocks is None or max(graph.strategy.tp, graph.strategy.pp) > 1:
@@ -188,7 +192,7 @@ def may_capture(graph: Graph, placement: Placement) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """One layer's share of a stage's counts."""
+    """Placement of one layer, from the counts of its stage."""
 
     parameters: Tier
     gradients: Tier
@@ -205,13 +209,16 @@ class LayerPlacement:
 def layer_table(
     placement: KindPlacement, *, frugal_first: bool = False
 ) -> tuple[LayerPlacement, ...]:
-    """Counts to layers: every choice spread evenly, choices for the GPU nested in each other.
+    """Turn counts into a placement of each layer.
 
-    One order of layers serves all tensors, so the layers whose gradients stay on the GPU are among
-    those whose parameters do (or the other way round), and the GPU's share of the optimizer falls
-    on layers that have both there. Activations go to host memory where gradients do, as far as
-    there are such layers, and the most first: they may lie in their place. `frugal_first`: the
-    first layers, which hold the most micro-batches of interleaved chunks, recompute the most.
+    One order of layers serves all tensors, and each prefix of it is spread evenly over the layers.
+    So layers whose gradients stay on the GPU are among those whose parameters stay there, or the
+    other way round. The GPU's share of the optimizer falls on layers with both on the GPU.
+
+    Layers with gradients in host memory are the first to get activations in host memory. There,
+    activations may lie in the memory of the gradients. Of these activations, the largest are
+    assigned first. `frugal_first`: the first layers recompute the most, because with
+    interleaved chunks they hold the most micro-batches.
     """
     count = placement.layers
     order = spread_order(count)
@@ -225,7 +232,7 @@ def layer_table(
     if frugal_first:
         policies = _assign(dict(reversed(kept.items())), list(range(count)))
     else:
-        backwards = order[::-1]  # its first layers, which the GPU updates, come last
+        backwards = order[::-1]  # the order's first layers, which the GPU updates, come last
         policies = _assign(kept, sorted(backwards, key=lambda i: gradients[i] is not Tier.HOST))
     rows = _row_fractions(placement, parameters, gradients)
     return tuple(
@@ -241,7 +248,7 @@ def layer_table(
 
 
 def _assign(counts: Mapping[Picked, int], order: list[int]) -> list[Picked]:
-    """The first layers of `order` take the first choice, and so on."""
+    """The choice of every layer: the first layers of `order` take the first choice, and so on."""
     chosen = [choice for choice, number in counts.items() for _ in range(number)]
     by_layer = dict(zip(order, chosen, strict=True))
     return [by_layer[layer] for layer in range(len(order))]
@@ -250,9 +257,10 @@ def _assign(counts: Mapping[Picked, int], order: list[int]) -> list[Picked]:
 def _row_fractions(
     placement: KindPlacement, parameters: list[Tier], gradients: list[Tier]
 ) -> list[dict[Share, float]]:
-    """Every layer's shares: the GPU's where it has parameters and gradients, the rest evenly.
+    """The fraction of each share, for every layer.
 
-    The layers with parameters or gradients on NVMe have nothing streamed.
+    The GPU's share is spread over layers with parameters and gradients on the GPU, the other shares
+    over what is left. Layers with parameters or gradients on NVMe have nothing streamed.
     """
     homes = list(zip(parameters, gradients, strict=True))
     resident = sum(p is g is Tier.GPU for p, g in homes)
@@ -264,7 +272,7 @@ def _row_fractions(
     rest = [
         0.0 if Tier.NVME in home else 1.0 - gpu for home, gpu in zip(homes, on_gpu, strict=True)
     ]
-    left = sum(rest)  # a solver's noise of streamed layers may find none
+    left = sum(rest)  # may be 0 even where the solver's rounding leaves `streamed` above 0
     streamed = min(1.0, placement.streamed / left) if left else 0.0
     host, nvme = wanted.get(Tier.HOST, 0.0) - placement.streamed, wanted.get(Tier.NVME, 0.0)
     by_cpu = host / (host + nvme) if nvme > 0 else 1.0
@@ -275,7 +283,7 @@ def _row_fractions(
 
 
 def _shares(gpu: float, streamed: float, host: float) -> dict[Share, float]:
-    """`host`: of what the CPU updates, the part whose state is in host memory."""
+    """The fractions of all shares. `host`: of what the CPU updates, the part with state in host."""
     cpu = max(0.0, 1.0 - gpu - streamed)
     return {
         Share.GPU: gpu,
@@ -293,7 +301,10 @@ def spread_order(count: int) -> list[int]:
 
 
 def pieces(kind: LayerKind, placement: LayerPlacement, ranks: int) -> dict[Share, range]:
-    """By share: elements of what one of `ranks` owns of the flat layer, in order, whole units."""
+    """For each share, its range of the elements that one of `ranks` owns of the flat layer.
+
+    The ranges follow each other in the order of Share, and are cut at whole units.
+    """
     owned, fractions = kind.owned(ranks), placement.rows
     last = next(share for share in reversed(Share) if fractions.get(share, 0.0) > 0.0)
     parts, start, reached = {}, 0, 0.0
@@ -316,6 +327,7 @@ def stage_table(graph: Graph, placement: Placement, stage: int) -> dict[int, Lay
     table = {layer: next(tables[graph.layers[layer]]) for layer in graph.stage_layers(stage)}
     if graph.sizes.state:
         return table
-    # Without state nothing can pass anywhere: what the GPU does not update, the CPU does at once.
+    # An optimizer without state has no state to stream or to read from NVMe. So the CPU updates
+    # all that the GPU does not update.
     gpu = {layer: at.rows[Share.GPU] for layer, at in table.items()}
     return {layer: replace(at, rows=_shares(gpu[layer], 0.0, 1.0)) for layer, at in table.items()}

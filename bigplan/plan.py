@@ -1,4 +1,4 @@
-"""The plan: every decision, what it was made for, and what it promises. Frozen, diffable YAML.
+"""The plan: all decisions, the inputs they were made for, and the predictions. Written as YAML.
 
 Equal inputs give equal bytes: no wall time, host name or path enters a plan.
 """
@@ -26,7 +26,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.sharing import Scope
 from bigplan.spec.training import Training
 
-FORMAT: Final = 7  # of plan files; one for every change that makes older ones unreadable
+FORMAT: Final = 7  # of plan files; it grows with every change that makes older files unreadable
 
 
 class MemoryUse(Spec):
@@ -58,7 +58,7 @@ class StepParts(Spec):
 
 
 class Alternative(Spec):
-    """Another strategy's best plan, and what it lost by."""
+    """The best plan of another strategy, with its step time and memory."""
 
     strategy: Strategy
     step_seconds: float
@@ -70,11 +70,12 @@ class Alternative(Spec):
 class Predicted(Spec):
     """What the plan promises.
 
-    Measured, four of five predictions of this kind lie between `step_seconds_low` and `high`
-    (cost/band.py). `step_seconds_overlapped` is this plan with perfect overlap, `serial` with none.
-    `critical_path` adds up to the step: the seconds of the chain of actions that leads to its end,
-    by resource; the `bottleneck` is the resource with most of them. Busy seconds and bytes by lane
-    are those of the stage in which that lane has most to do, per GPU.
+    For four of five predictions of this kind, the measured step lies between `step_seconds_low` and
+    `step_seconds_high` (cost/band.py). `step_seconds_overlapped` is the plan's step with perfect
+    overlap, `step_seconds_serial` without any. `critical_path` is the chain of actions that leads
+    to the end of the step: its seconds by resource add up to the step. The `bottleneck` is the
+    resource with most of these seconds. Busy seconds and moved bytes are per GPU. For each lane
+    they are those of the stage in which the lane has most to do.
     """
 
     step_seconds: float
@@ -97,7 +98,7 @@ class Predicted(Spec):
 
 
 def fullest(memory: Iterable[MemoryUse]) -> dict[Tier, int]:
-    """Bytes used of each tier, of the GPU or node that uses most; tiers that are used."""
+    """For each tier in use, the bytes that its fullest GPU or node uses."""
     most: dict[Tier, int] = {}
     for use in memory:
         if use.used_bytes:
@@ -106,9 +107,9 @@ def fullest(memory: Iterable[MemoryUse]) -> dict[Tier, int]:
 
 
 class SearchRecord(Spec):
-    """How the plan was found; counts only, so that equal inputs stay equal.
+    """How the plan was found. It has counts and no times, so that equal inputs give equal bytes.
 
-    A search that was `stopped` by a time limit or by hand ended earlier than its inputs say.
+    `stopped`: a time limit or the user ended the search early.
     """
 
     solver: str
@@ -117,11 +118,11 @@ class SearchRecord(Spec):
     programs: int
     stopped: bool = False
     idle_gpus: int = 0
-    """GPUs of those asked for without work: with fewer the step is shorter"""
+    """GPUs without work, of those asked for: the step is shorter without them"""
 
     @classmethod
     def of_all(cls, ways: int, *, stopped: bool = False) -> SearchRecord:
-        """Of an engine that tries all ways that it has."""
+        """The record of an engine that tries all its ways."""
         return cls(
             solver="all ways tried", strategies=ways, relaxations=0, programs=0, stopped=stopped
         )
@@ -150,7 +151,8 @@ class Plan(Spec):
 def digest(spec: Spec) -> str:
     """SHA-256 of a description, independent of how it was written.
 
-    Of what is not as usual alone: a key that later versions have does not make older files unlike.
+    It covers only values that differ from their defaults. So a key that a later version adds does
+    not change the digests of older files.
     """
     said = spec.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps(said, sort_keys=True, separators=(",", ":"))
@@ -158,14 +160,14 @@ def digest(spec: Spec) -> str:
 
 
 def graph_of(plan: Plan) -> Graph:
-    """The graph that the plan's decisions are for."""
+    """The graph of the plan's model, training and strategy."""
     fused = plan.cluster.group.gpu.runs_kernels
     chunk = plan.placement.loss_chunk
     return build_graph(plan.model, plan.training, plan.strategy, chunk, fused=fused)
 
 
 def mfu(model: ModelSpec, training: Training, nodes: NodeGroup, seconds: float) -> float:
-    """The part of the GPUs' peak that a step of so many seconds uses on the model's own FLOPs."""
+    """Model FLOPs utilisation: the part of the GPUs' peak that the model's own FLOPs use."""
     peak = nodes.gpus * nodes.gpu.peak(training.precision)
     return model_flops(model, training) / seconds / peak
 

@@ -1,4 +1,4 @@
-"""From what the user wants to a plan: search, then write down decision, promise and provenance."""
+"""From a request to a plan: search, then write down decisions, predictions and input digests."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from bigplan.wear import allowed_bytes, worn_out
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to plan: resolved descriptions and the user's decisions."""
+    """What to plan: model, training and cluster, and the decisions that the user has fixed."""
 
     model: ModelSpec
     training: Training
     cluster: Cluster  # with the wanted number of nodes and caps applied
-    settings: Mapping[str, str | int | float] = field(default_factory=dict)  # --set
+    settings: Mapping[str, str | int | float] = field(default_factory=dict)  # fixed by --set
     engine: str = "any"
     exact: bool = False
     effort: Effort = Effort.USUAL
@@ -74,12 +74,12 @@ class Request:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Request:
-        """What a plan was made for. It does not say what was pinned: every decision is free."""
+        """The request of a plan. A plan does not say what was pinned, so all decisions are free."""
         return cls(plan.model, plan.training, plan.cluster, engine=plan.engine)
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
-    """Search, as long as `watch` says, and write down.
+    """The best plan that a search finds while `watch` lets it go on.
 
     Raises InputError, RefusedError, InfeasibleError.
     """
@@ -130,7 +130,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 
 
 def _found(request: Request, workload: Workload, scope: Scope, watch: Watch) -> Found:
-    """What the search finds. Raises as make_plan, naming a limit on wear first."""
+    """What the search finds. An InfeasibleError due to a limit on wear names that limit first."""
     try:
         return _searcher(request)(workload, scope, watch)
     except InfeasibleError as error:
@@ -141,7 +141,7 @@ def _found(request: Request, workload: Workload, scope: Scope, watch: Watch) -> 
 
 
 def _searcher(request: Request) -> Callable[[Workload, Scope, Watch], Found]:
-    """What looks for the plan: every placement in turn where that was asked for."""
+    """The function that searches; for an exact request it tries every placement."""
     if request.exact:
         from bigplan.solve.exact import exact_search
 
@@ -150,9 +150,10 @@ def _searcher(request: Request) -> Callable[[Workload, Scope, Watch], Found]:
 
 
 def refused_however_split(request: Request) -> str | None:
-    """Why the native runtime executes no plan of the request; None: it may.
+    """Why the native runtime can execute no plan of the request; None: it may execute some.
 
-    Plain data parallelism is what it surely splits by: other reasons remain.
+    This asks about plain data parallelism, which the native runtime always has. So a refusal is
+    never about how the work is split.
     """
     split = Strategy(dp=request.cluster.gpus)
     return device_refusal(request.cluster.group.gpu) or native_refusal(
@@ -161,7 +162,7 @@ def refused_however_split(request: Request) -> str | None:
 
 
 def predict(best: Placed, workload: Workload, bound: float, model_gap: float) -> Predicted:
-    """The promise of a plan; `bound` and `model_gap` are what its search found."""
+    """The predictions of a plan; `bound` and `model_gap` come from its search."""
     tokens, seconds = workload.training.tokens_per_step, best.seconds
     candidate, graph, costs = best.candidate, best.candidate.graph, best.candidate.costs
     problem = problem_of(candidate, ())
@@ -201,7 +202,10 @@ def predict(best: Placed, workload: Workload, bound: float, model_gap: float) ->
 def memory_use(
     programs: tuple[Program, ...], costs: Costs, nodes: NodeGroup
 ) -> Iterator[MemoryUse]:
-    """Bytes by stage and tier, as the program allocates them, and of host memory processes'."""
+    """Bytes by stage and tier, as the programs allocate them.
+
+    Host memory also includes what the processes and locked memory need.
+    """
     room = capacity_beside(programs, costs)
     for program in programs:
         for tier in Tier:
@@ -226,7 +230,7 @@ def memory_use(
 
 
 def moved_bytes(programs: tuple[Program, ...]) -> dict[str, int]:
-    """Bytes that a GPU's step moves through each link, of the stage that moves most there."""
+    """For each link, bytes that one GPU moves in a step, of the stage that moves most."""
     most: dict[str, int] = {}
     for program in programs:
         alone: dict[str, int] = defaultdict(int)
@@ -259,13 +263,13 @@ def _alternative(rival: Trial, nodes: NodeGroup) -> Alternative:
 
 
 def workload_of(plan: Plan) -> Workload:
-    """What the plan is for."""
+    """The model, training and nodes of the plan."""
     return Workload(plan.model, plan.training, plan.cluster.group)
 
 
-@lru_cache(maxsize=2)  # one command asks for a plan's, and for those of a plan beside it, again
+@lru_cache(maxsize=2)  # a command asks several times, for at most two plans side by side
 def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:
-    """The plan lowered again: graph and prices, and one program per stage.
+    """The plan lowered again: its graph and prices, and one program per stage.
 
     Raises RefusedError for the plan of an engine that runs no programs.
     """
@@ -279,6 +283,6 @@ def programs_of(plan: Plan) -> tuple[Candidate, tuple[Program, ...]]:
 
 
 def simulate_plan(plan: Plan) -> Timeline:
-    """The plan's steady step, played again."""
+    """The plan's steady step, simulated again."""
     candidate, programs = programs_of(plan)
     return simulate(programs, candidate.graph, candidate.costs)

@@ -1,9 +1,10 @@
 """The program: what one rank of a role does in one optimizer step, as a static list of actions.
 
 The simulator prices the list, the verifier checks it and the runtime executes it. Actions name the
-buffers they read, write and free, from which their order follows (bigplan/order.py): an action may
-start when its lane is free, what it reads has been written, and what it overwrites is no longer
-read. Micro-batches are repeat blocks, so a thousand of them are not a thousand copies.
+buffers that they read, write and free. Their order follows from these names (bigplan/order.py): an
+action may start when its lane is free, what it reads has been written, and what it overwrites is no
+longer read. Repeat blocks stand for micro-batches, so a thousand micro-batches are not a thousand
+copies of their actions.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ class Op(StrEnum):
     SAVE = "save"  # GPU to host: activations
     FETCH = "fetch"  # host to GPU: activations
     BACKWARD = "backward"
-    TENSOR_REDUCE = "tensor_reduce"  # of gradients, over tensor-parallel ranks that have the same
+    TENSOR_REDUCE = "tensor_reduce"  # gradients of parameters that several tensor ranks hold
     REDUCE = "reduce"  # all-reduce or reduce-scatter of a layer's gradients
     GRAD_OUT = "grad_out"  # GPU to host: gradients
     PARAM_OUT = "param_out"  # GPU to host: parameters that a CPU update changes in place
     ACCUMULATE = "accumulate"  # add a unit's gradients to their sum in host memory
     NORM = "norm"  # square sum of a layer's final gradients
-    CLIP = "clip"  # all square sums to the clip factor
+    CLIP = "clip"  # the clip factor from all square sums
     STATE_IN = "state_in"  # host to GPU: a chunk of optimizer state with its gradients
     UPDATE = "update"  # the optimizer on one share of a layer, or a chunk of it
-    STATE_OUT = "state_out"  # GPU to host: the chunk, and the parameters that it was updated with
+    STATE_OUT = "state_out"  # GPU to host: the updated chunk, with its new parameters
     WRITE = "write"  # host to NVMe
     SEND = "send"
     RECV = "recv"
@@ -47,18 +48,21 @@ class Op(StrEnum):
     CKPT = "ckpt"  # write a piece of a layer's state to the checkpoint
 
 
-ROWS, STAGED_ROWS = "rows", "stage.r"  # rings of rows that are looked up in tables on the host
+# Names of the rings of rows that are looked up in tables in host memory.
+ROWS, STAGED_ROWS = "rows", "stage.r"
 
 
 class Lane(StrEnum):
     """A queue whose actions run one after the other, in program order."""
 
     COMPUTE = "gpu compute"
-    GPU_UPDATE = "gpu update"  # of state that passes through the GPU, and norms, beside its compute
+    GPU_UPDATE = "gpu update"  # norms, and updates of streamed state, beside the GPU's compute
     H2D = "host to device"
     D2H = "device to host"
-    STATE_IN = "state to device"  # of state that passes through the GPU: it would hold up, or wait
-    STATE_OUT = "state to host"  # for, what else is copied
+    # Streamed state has lanes of its own: in H2D and D2H it would wait for other copies, or they
+    # would wait for it.
+    STATE_IN = "state to device"
+    STATE_OUT = "state to host"
     CPU = "cpu"
     NVME_READ = "nvme read"
     NVME_WRITE = "nvme write"
@@ -67,15 +71,15 @@ class Lane(StrEnum):
     RECV = "pipeline receive"
     DATA = "data"
     CHECKPOINT = "checkpoint"
-    FREE = "free"  # nothing runs here: it waits for users on several lanes
+    FREE = "free"  # runs nothing: a FREE only waits for users on several lanes
 
 
-# Lanes that use another's link.
+# Lanes that use the link of another lane.
 LINKS = {Lane.STATE_IN: Lane.H2D, Lane.STATE_OUT: Lane.D2H}
 
 
 def resource(lane: Lane) -> Lane:
-    """What a lane keeps busy: itself, or the link that it shares with another."""
+    """The resource that a lane keeps busy: the lane itself, or the lane whose link it shares."""
     return LINKS.get(lane, lane)
 
 
@@ -88,11 +92,11 @@ class Buffer:
     nbytes: int
     purpose: str  # what the user calls it: parameters, gradients, optimizer, activations, ...
     count: int = 1
-    shares: tuple[Share, ...] = ()  # whose rows of it are used apart, see Ref
-    within: str = ""  # the buffer where it begins in memory: only one of both holds anything
-    home_of: Content | None = None  # what is at home here; of state, entries are its chunks
-    whole: bool = False  # an entry holds a layer with the parts of all ranks, not one rank's alone
-    dynamic: bool = False  # entries are tensors that compute makes, in memory of its allocator
+    shares: tuple[Share, ...] = ()  # shares whose rows are used independently, see Ref
+    within: str = ""  # the buffer in whose memory this one begins; only one of both is in use
+    home_of: Content | None = None  # what lives here for the whole run; chunks of state are entries
+    whole: bool = False  # an entry holds the parts of all ranks of a layer, not only one rank's
+    dynamic: bool = False  # entries are tensors that compute makes, in its allocator's memory
 
     @property
     def total(self) -> int:
@@ -101,9 +105,9 @@ class Buffer:
 
 
 class Ref(NamedTuple):
-    """An entry of a buffer and its content. `moving`: the micro-batch selects both.
+    """An entry of a buffer and its content. `moving`: the micro-batch selects entry and content.
 
-    `rows`: only the rows of that share of a buffer with `shares`; other shares have other rows.
+    `rows`: in a buffer with `shares`, only the rows of this share; None: the rows of all shares.
     """
 
     buffer: str
@@ -113,7 +117,7 @@ class Ref(NamedTuple):
     rows: Share | None = None
 
 
-class Action(NamedTuple):  # as is Ref: a dataclass takes three times as long to make
+class Action(NamedTuple):  # like Ref no dataclass, which would take three times as long to make
     """One step of a rank. `amount`: bytes moved, or elements updated."""
 
     op: Op
@@ -124,14 +128,14 @@ class Action(NamedTuple):  # as is Ref: a dataclass takes three times as long to
     frees: tuple[Ref, ...] = ()
     amount: int = 0
     micro_batch: int = -1  # -1: the action belongs to no micro-batch
-    recompute: Recompute = Recompute.NONE  # what BACKWARD runs again first
-    share: Share | None = None  # the rows that an UPDATE, its moves or a CKPT are of
-    beside_update: bool = False  # the CPU has layers to update while activations leave
+    recompute: Recompute = Recompute.NONE  # what BACKWARD first runs again
+    share: Share | None = None  # whose rows an UPDATE, its moves or a CKPT handle
+    beside_update: bool = False  # the CPU updates layers while these activations leave
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`body` `count` times; micro-batches advance by `stride` each time."""
+    """Runs `body` `count` times; each time, micro-batch numbers grow by `stride`."""
 
     count: int
     stride: int
@@ -145,12 +149,13 @@ Instruction = Action | Repeat
 class Program:
     """What a rank of one role executes: the first step, each later step, and the flush.
 
-    With clipping, or in fp16, an update needs the norm of the whole gradient, so it runs in the
-    next step just before its layer's forward: `first` has no updates, `flush` applies the last.
+    With clipping, or in fp16, an update needs the norm of the whole gradient. So a layer's update
+    runs in the next step, just before the layer's forward. Then `first` has no updates, and `flush`
+    applies the last ones.
 
-    `evaluate` is forward alone, of as many micro-batches as a step has, and changes nothing.
-    `checkpoint` is `step` that also writes each layer's state after the layer's update; `save`
-    writes the state as it is, once nothing is pending. Both are empty where nobody asks for them.
+    `evaluate` runs forwards only, for as many micro-batches as a step has, and changes no state.
+    `checkpoint` is a `step` that also writes each layer's state after the layer's update. `save`
+    writes the state while no update is pending. Both are empty where nobody asks for them.
     """
 
     stage: int
@@ -162,7 +167,7 @@ class Program:
     evaluate: tuple[Instruction, ...] = ()
     checkpoint: tuple[Instruction, ...] = ()
     save: tuple[Instruction, ...] = ()
-    captured: bool = False  # blocks' passes and updates on the GPU are CUDA graphs
+    captured: bool = False  # the GPU repeats blocks' passes and updates from CUDA graphs
     _homes: Mapping[Content, Buffer] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +175,10 @@ class Program:
         object.__setattr__(self, "_homes", homes)
 
     def home(self, content: Content) -> Buffer | None:
-        """Where the content is at home, if anywhere; entries of state are its chunks."""
+        """The buffer where the content lives for the whole run, if any.
+
+        All chunks of a share of state live in one buffer, one chunk per entry.
+        """
         return self._homes.get(content._replace(chunk=0))
 
     def bytes_by_tier(self) -> dict[Tier, int]:
@@ -179,13 +187,13 @@ class Program:
         return {tier: sum(self.added_bytes(b) for b in every if b.tier is tier) for tier in Tier}
 
     def added_bytes(self, buffer: Buffer) -> int:
-        """Bytes that the buffer takes beside the one in whose memory it begins."""
+        """Bytes that the buffer needs beyond the memory of the buffer in which it begins."""
         lent = self.buffers[buffer.within].total if buffer.within else 0
         return max(0, buffer.total - lent)
 
 
 def walk(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[tuple[Action, int]]:
-    """The actions in order, repeats unrolled, each with its micro-batch within the step."""
+    """The actions in order, repeats unrolled, each with its micro-batch number in the step."""
     for instruction in instructions:
         if isinstance(instruction, Repeat):
             for i in range(instruction.count):
@@ -196,7 +204,7 @@ def walk(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[tup
 
 
 def expand(instructions: tuple[Instruction, ...], offset: int = 0) -> Iterator[Action]:
-    """The actions in order, repeats unrolled, micro-batches numbered within the step."""
+    """The actions in order, repeats unrolled, with micro-batch numbers of the step."""
     for action, number in walk(instructions, offset):
         yield action if number == action.micro_batch else numbered(action, number)
 
@@ -207,7 +215,7 @@ def numbered(action: Action, number: int) -> Action:
 
 
 def only(instructions: tuple[Instruction, ...], ops: Collection[Op]) -> tuple[Instruction, ...]:
-    """The instructions without the actions of other ops."""
+    """The instructions with only the actions of `ops`; empty repeats are left out."""
     kept: list[Instruction] = []
     for instruction in instructions:
         if isinstance(instruction, Repeat):
@@ -219,7 +227,7 @@ def only(instructions: tuple[Instruction, ...], ops: Collection[Op]) -> tuple[In
 
 
 def counted(instructions: tuple[Instruction, ...], times: int = 1) -> Iterator[tuple[Action, int]]:
-    """Every action once, with how often it runs."""
+    """Every action once, with the number of times that it runs."""
     for instruction in instructions:
         if isinstance(instruction, Repeat):
             yield from counted(instruction.body, times * instruction.count)
@@ -228,11 +236,11 @@ def counted(instructions: tuple[Instruction, ...], times: int = 1) -> Iterator[t
 
 
 def entry(ref: Ref, buffers: Mapping[str, Buffer], micro_batch: int) -> tuple[str, int]:
-    """The concrete buffer entry that `ref` names for an action's micro-batch."""
+    """The buffer and the number of the entry that `ref` means for an action's micro-batch."""
     moved = ref.entry + micro_batch if ref.moving else ref.entry
     return ref.buffer, moved % buffers[ref.buffer].count
 
 
 def held(ref: Ref, micro_batch: int) -> HeldContent:
-    """What the entry holds, with the micro-batch where it belongs to one."""
+    """The content that `ref` means, with the micro-batch where the micro-batch selects it."""
     return HeldContent(ref.content, micro_batch if ref.moving else None)

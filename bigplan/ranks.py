@@ -1,7 +1,7 @@
-"""Who a rank is: its coordinates, the groups that it belongs to, and whom it sends messages.
+"""Coordinates of ranks, the groups that a rank belongs to, and the channels of its messages.
 
-Tensor-parallel ranks are neighbours, since they exchange the most; then come the data-parallel
-ones, and pipeline stages are outermost: rank = (stage * dp + data) * tp + tensor.
+Tensor-parallel ranks have neighbouring numbers, because they exchange the most. Data-parallel ranks
+come next, and pipeline stages are outermost: rank = (stage * dp + data) * tp + tensor.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from bigplan.graph.strategy import Strategy
 
 
 class GroupName(StrEnum):
-    """Ranks that communicate, by what they share out."""
+    """Groups of ranks that communicate."""
 
     ALL = "all"
-    DATA = "data-parallel"  # same stage and tensor coordinate: they share out samples and state
-    TENSOR = "tensor-parallel"
+    DATA = "data-parallel"  # same stage and tensor place; the ranks split samples and state
+    TENSOR = "tensor-parallel"  # same stage and data place; the ranks split layers
 
 
 class Coordinates(NamedTuple):
-    """A rank's pipeline stage, data-parallel and tensor-parallel place; all count from 0."""
+    """A rank's pipeline stage, data-parallel place and tensor-parallel place, all from 0."""
 
     stage: int
     data: int
@@ -38,12 +38,12 @@ class Coordinates(NamedTuple):
         return cls(stage, data, tensor)
 
     def rank(self, strategy: Strategy) -> int:
-        """The number of the rank."""
+        """The number of the rank at these coordinates."""
         return (self.stage * strategy.dp + self.data) * strategy.tp + self.tensor
 
 
 def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, ...]:
-    """The ranks of the group of that name that the rank at `at` belongs to, in order."""
+    """The ranks of the group `name` that includes the rank at `at`, in order."""
     match name:
         case GroupName.ALL:
             return tuple(range(strategy.ranks))
@@ -54,16 +54,17 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
     return tuple(one.rank(strategy) for one in each)
 
 
-# Stages by which a kind of message moves on.
+# For each kind of message, the number of stages from sender to receiver.
 ONWARD = {Holds.HIDDEN: 1, Holds.HIDDEN_GRADIENT: -1}
 
 
-# Between the ends of a pipeline, of a table that the first and the last layer share.
+# Messages about a table that the first and the last layer share. Its parameters go from the first
+# stage to the last (1), its gradients from the last to the first (-1).
 LENT = {Holds.PARAMETERS: 1, Holds.PARTIAL_GRADIENTS: -1}
 
 
 class Channel(NamedTuple):
-    """The way of one kind of message from one rank to another."""
+    """A channel for one kind of message from one rank to another."""
 
     kind: Holds
     sender: int
@@ -71,10 +72,12 @@ class Channel(NamedTuple):
 
 
 def channels(strategy: Strategy, *, lends_table: bool) -> Iterator[Channel]:
-    """All of a run: between neighbouring stages; virtual ones go from the last to the first too.
+    """All channels of a run.
 
-    Where the first stage lends its table to the last, those of the table besides. One for each
-    pair, direction and kind: messages of one keep their order and wait for no other's.
+    Channels connect neighbouring stages. With virtual stages, channels also connect the last stage
+    and the first. Where the first stage lends its table to the last, the table has channels too.
+    Each pair of ranks, direction and kind has its own channel. So messages of a channel keep their
+    order, and wait for no message of another channel.
     """
     every = [Coordinates.of(rank, strategy) for rank in range(strategy.ranks)]
     for kind, step in ONWARD.items():

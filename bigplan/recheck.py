@@ -1,9 +1,9 @@
-"""A plan that was read, not made: held against its decisions before anything is done with it.
+"""Check a plan that was read from a file, and compute its predictions again.
 
-A file may have been edited, or written by another version of bigplan. Nothing that it promises is
-taken at its word. Its strategy and placement must be legal, are lowered, verified and played again,
-and the plan promises from then on what comes out of that. Only what the search said of other plans
-stays as it was written: the bound, the model's gap, the rivals.
+A file may have been edited, or written by another version of bigplan, so its predictions are not
+trusted. Strategy and placement must be legal. They are lowered, verified and simulated again, and
+the results replace the predictions in the file. Only the search's results about other plans are
+kept: the bound, the model gap and the alternatives.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from bigplan.spec.sharing import WHOSE
 from bigplan.units import format_bytes, format_seconds
 from bigplan.verify import used_bytes, verify
 
-SAME = 1e-9  # relative: the same numbers, added up in another order
-NAMED = 3  # promises that a note names
+SAME = 1e-9  # relative and absolute: sums of equal numbers in another order differ by less
+NAMED = 3  # at most so many predictions are named in a note
 
 
 @dataclass(frozen=True, slots=True)
 class Rechecked:
-    """A plan whose promises hold, and a sentence where they are not those that were written."""
+    """A plan with correct predictions, and a note where the file had other predictions."""
 
     plan: Plan
     note: str = ""
 
 
 def recheck(plan: Plan, path: Path) -> Rechecked:
-    """The plan with the promises of its decisions; `path` is where it was read.
+    """The plan with predictions computed from its decisions; `path` is the file it was read from.
 
     Raises InputError where the decisions are not legal, or need more memory than there is.
     """
@@ -72,7 +72,7 @@ def _require_legal(plan: Plan) -> None:
 
 
 def _promised_again(plan: Plan) -> Plan:
-    """The plan lowered, verified and played: every promise from its decisions alone."""
+    """The plan lowered, verified and simulated, with every prediction from its decisions alone."""
     workload = workload_of(plan)
     candidate, programs = programs_of(plan)
     graph, costs = candidate.graph, candidate.costs
@@ -81,7 +81,7 @@ def _promised_again(plan: Plan) -> Plan:
     seconds = step_seconds(programs, graph, costs)
     totals = total_seconds(programs, graph, costs)
     placed = Placed(candidate, plan.placement, seconds, seconds, totals, 0, programs)
-    # Decisions that were pinned for the search and are not any more may beat its bound.
+    # The bound is of a search under the user's pins. An edited plan may break a pin and be faster.
     bound = min(plan.predicted.lower_bound_seconds, seconds)
     predicted = predict(placed, workload, bound, plan.predicted.model_gap)
     runs = executable(plan.model, plan.training, plan.strategy, plan.cluster.group.gpu)
@@ -89,7 +89,7 @@ def _promised_again(plan: Plan) -> Plan:
 
 
 def _require_memory(programs: Sequence[Program], costs: Costs) -> None:
-    """Raise InputError that names the first memory that is too small, and by how much."""
+    """Raise InputError where a memory is too small, with the number of missing bytes."""
     room = capacity_beside(programs, costs)
     for tier in Tier:
         used, capacity = used_bytes(programs, tier, costs.sharing), room[tier]

@@ -1,7 +1,7 @@
-"""Rectangles: what is stored, read or made of a parameter, whoever holds it.
+"""Rectangles: parts of a parameter, described independently of the plan and of the rank.
 
-A parameter is a matrix; a vector is one row. A rank's part of it is rows (ZeRO), columns (tensor
-parallelism) or both, so a rectangle of the whole parameter says what it is under any plan.
+A parameter is a matrix; a vector is a matrix of one row. A rank has some rows (ZeRO), some columns
+(tensor parallelism) or both. So rectangles of the whole parameter describe any rank's part.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Rectangle:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Number of rows."""
         return self.last_row - self.first_row
 
     @property
     def columns(self) -> int:
-        """How many."""
+        """Number of columns."""
         return self.last_column - self.first_column
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Number of elements."""
         return self.rows * self.columns
 
     @property
@@ -47,14 +47,14 @@ class Rectangle:
         return slice(self.first_row, self.last_row), slice(self.first_column, self.last_column)
 
     def within(self, other: Rectangle) -> tuple[slice, slice]:
-        """Index into a matrix that holds `other`, which contains this one."""
+        """Index of this rectangle in a matrix that holds `other`; `other` must contain it."""
         rows = slice(self.first_row - other.first_row, self.last_row - other.first_row)
         return rows, slice(
             self.first_column - other.first_column, self.last_column - other.first_column
         )
 
     def shared(self, other: Rectangle) -> Rectangle | None:
-        """What both have; None: nothing."""
+        """The intersection; None: it is empty."""
         if self.parameter != other.parameter:
             return None
         rows = max(self.first_row, other.first_row), min(self.last_row, other.last_row)
@@ -67,7 +67,7 @@ class Rectangle:
         return Rectangle(self.parameter, *rows, *columns)
 
     def without(self, other: Rectangle) -> Iterator[Rectangle]:
-        """What of it the other lacks, as at most four rectangles that share nothing."""
+        """This rectangle without `other`, as at most four rectangles that do not overlap."""
         inner = self.shared(other)
         if inner is None:
             yield self
@@ -84,7 +84,7 @@ class Rectangle:
                 yield Rectangle(self.parameter, first_row, last_row, first_column, last_column)
 
     def moved(self, rows: int, columns: int) -> Rectangle:
-        """As it lies so many rows further down and columns further right."""
+        """The rectangle moved down by `rows` and right by `columns`."""
         return Rectangle(
             self.parameter,
             self.first_row + rows,
@@ -94,7 +94,7 @@ class Rectangle:
         )
 
     def bands(self, rows: int) -> Iterator[Rectangle]:
-        """In order, cut below every multiple of so many rows of the parameter."""
+        """Its pieces from top to bottom, cut at every multiple of `rows` of the parameter."""
         first = self.first_row
         while first < self.last_row:
             last = min(self.last_row, (first // rows + 1) * rows)
@@ -103,19 +103,20 @@ class Rectangle:
 
 
 def whole(parameter: str, rows: int, columns: int) -> Rectangle:
-    """All of a parameter."""
+    """The rectangle of a whole parameter with so many rows and columns."""
     return Rectangle(parameter, 0, rows, 0, columns)
 
 
 def all_of(parameter: Parameter) -> Rectangle:
-    """The same of a model's parameter; a vector is one row."""
+    """The rectangle of a model's whole parameter; a vector is one row."""
     return whole(parameter.name, *parameter.matrix)
 
 
 def held(parameter: Parameter, ranks: int, rank: int) -> Rectangle | None:
-    """What one of so many tensor-parallel ranks has of a parameter; None: only filling.
+    """The part of a parameter that one of `ranks` tensor-parallel ranks has; None: only padding.
 
-    It is the beginning of the matrix that the rank holds. Below it are rows that are nobody's.
+    The part is at the beginning of the matrix that the rank holds. The matrix may end with rows of
+    padding, which belong to no parameter.
     """
     rows, columns = parameter.local(ranks)
     turn = rank // parameter.holders(ranks)
@@ -124,9 +125,9 @@ def held(parameter: Parameter, ranks: int, rank: int) -> Rectangle | None:
 
 
 def cut(parameter: str, columns: int, start: int, stop: int) -> Iterator[Rectangle]:
-    """Elements `start` up to `stop` of a matrix of so many columns, row by row: at most three.
+    """At most three rectangles with the elements `start` up to `stop` of a matrix, row by row.
 
-    The rest of a row, whole rows, the beginning of a row.
+    They are the rest of a row, whole rows, and the beginning of a row.
     """
     while start < stop:
         row, column = divmod(start, columns)

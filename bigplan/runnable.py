@@ -1,4 +1,4 @@
-"""What the runtime can execute of a request today: the best plan, or the best of those it can."""
+"""The best plan for a request that the runtime can execute today."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from bigplan.solve.search import Watch, unwatched
 class Runnable:
     """The best plan that can be run, if any.
 
-    `refusal` is why the planner's best cannot be run; empty: it can. `because` is why the search
-    for another found none; empty: none of the request can, for the same reason.
+    `refusal` is why the planner's best plan cannot be run; empty: it can be run. `because` is why
+    the search for another plan found none. It is empty where `refusal` holds for every plan of the
+    request, or where another plan was found.
     """
 
     plan: Plan | None
@@ -26,14 +27,14 @@ class Runnable:
 
 
 def best_runnable(request: Request, best: Plan, watch: Watch = unwatched) -> Runnable:
-    """The request's best plan where it can be run, else the best one searched among those that can.
+    """The request's best plan if it can be run, else the best plan of those that can be run.
 
-    `watch` sees that search.
+    `watch` sees the second search.
     """
     refusal = best.executable[best.engine]
     if refusal is True:
         return Runnable(best)
-    if not engine_of(best).worker:  # the user asked for what nothing here runs
+    if not engine_of(best).worker:  # the user asked for an engine that bigplan cannot run
         return Runnable(None, str(refusal))
     if always := refused_however_split(request):
         return Runnable(None, always)

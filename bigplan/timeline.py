@@ -34,20 +34,20 @@ class Timeline:
 
     @classmethod
     def together(cls, stages: Iterable[Timeline]) -> Timeline:
-        """Of one step, as each stage measured it."""
+        """One timeline of a step, from the timelines that the stages measured."""
         each = tuple(stages)
         events = tuple(event for one in each for event in one.events)
         return cls(events, max(one.seconds for one in each))
 
     def total_by(self, key: Callable[[Event], str]) -> dict[str, float]:
-        """Seconds of events added up by `key`, over all stages."""
+        """Seconds of the events of all stages, added up by `key`."""
         totals: dict[str, float] = defaultdict(float)
         for event in self.events:
             totals[key(event)] += event.seconds
         return dict(totals)
 
     def busy(self) -> dict[str, float]:
-        """The busiest stage's seconds per lane."""
+        """For each lane, the seconds of events on the stage where the lane has most."""
         worst: dict[str, float] = {}
         for stage in {event.stage for event in self.events}:
             alone = Timeline(tuple(e for e in self.events if e.stage == stage), self.seconds)
@@ -56,7 +56,7 @@ class Timeline:
         return worst
 
     def to_chrome(self) -> dict[str, Any]:
-        """The Trace Event Format that Perfetto and chrome://tracing open (microseconds)."""
+        """The timeline in Trace Event Format (microseconds), for Perfetto and chrome://tracing."""
         lanes = {lane: i for i, lane in enumerate(dict.fromkeys(e.lane for e in self.events))}
         names: list[Mapping[str, Any]] = [
             {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage}"}}

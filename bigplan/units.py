@@ -21,16 +21,16 @@ _PATTERN = re.compile(
     r"\s*(?P<number>[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(?P<unit>\D*?)\s*"
 )
 
-# In SI units, far beyond any machine: of larger ones products leave what a float holds, and a
-# limit would be none.
+# In SI units, far beyond any machine. Products of larger values could overflow a float, and an
+# infinite limit would limit nothing.
 _LARGEST = 10**30
 
-_LONGEST = 100  # characters: to match the pattern takes time that grows with their cube
+_LONGEST = 100  # characters: the time to match the pattern grows with the cube of their number
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What is measured, its units as multiples of the SI unit, and an example to show."""
+    """A kind of quantity: its name, its units as multiples of the SI unit, and an example."""
 
     name: str
     si: str
@@ -38,7 +38,7 @@ class Quantity:
     units: Mapping[str, Fraction]
 
     def parse(self, value: object) -> Fraction:
-        """Exact value in the SI unit; InputError names value, expected unit and an example."""
+        """Exact value in the SI unit. Raises InputError with value, expected units and example."""
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise self._error(value, f"is not {self._article()}")
         if isinstance(value, float) and not math.isfinite(value):
@@ -178,7 +178,7 @@ def _format(value: float, units: tuple[tuple[str, float], ...], digits: int = 4)
         if abs(value) >= larger:
             continue
         shown = _significant(value / size, digits)
-        # 1023.99 KiB rounds to 1024 KiB: then the next unit says it better.
+        # 1023.99 KiB would round to 1024 KiB: the next unit is better.
         if abs(float(shown)) * size >= larger:
             continue
         return f"{shown} {name}".rstrip()
@@ -244,7 +244,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def be(number: int) -> str:
-    """'is' or 'are', as the number wants it."""
+    """'is' for 1, 'are' for other numbers."""
     return "is" if number == 1 else "are"
 
 
@@ -256,12 +256,12 @@ def exact_text(quantity: Quantity, value: float) -> str:
         text = f"{shown} {unit}"
         if float(quantity.parse(text)) == value:
             candidates.append(text)
-    # A float divided by 1 always survives, so there is at least one candidate.
+    # A float divided by 1 is exact, so a unit of size 1 always gives a candidate.
     return min(candidates, key=_awkwardness)
 
 
 def _awkwardness(text: str) -> tuple[bool, bool, bool, int, str]:
-    """Exponents, bits ("b", "FLOPS" for "FLOP/s", "$") and leading zeros are harder to read."""
+    """Sort key: exponents, bits ("b"), "FLOPS", "$" and leading zeros are harder to read."""
     return (
         "e" in text,
         "b" in text or "FLOPS" in text or "$" in text,
@@ -272,11 +272,11 @@ def _awkwardness(text: str) -> tuple[bool, bool, bool, int, str]:
 
 
 QUANTITY = "quantity"
-"""marks the JSON Schema of a quantity until a field's limits are in it"""
+"""key that marks the JSON Schema of a quantity until the field's limits are applied to it"""
 _DECIMALS = r"(?:\d{1,12}(?:\.\d{1,12})?|\d{1,3}(?:\.\d{1,12})?[eE][+-]?\d)"
 
 
-# A number in a text that is more than 0 has a digit for it, before any exponent.
+# A number above 0 has a digit other than 0 before its exponent.
 _POSITIVE = r"^(?=[0.]*[1-9])"
 
 
@@ -288,10 +288,10 @@ def positive(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(quantity: Quantity, *, whole: bool = False) -> dict[str, Any]:
-    """What a file may say, as JSON Schema: the number, or text with a unit.
+    """JSON Schema of a quantity in a file: a number, or text with a unit.
 
-    A little narrower than what is read: no underscores, one space at most, exponents of one digit;
-    of whole things three decimals, and those of thousands.
+    It allows a little less than the parser: no underscores, at most one space, exponents of one
+    digit. Whole quantities may have up to three decimals, only in units of at least 1000.
     """
     every = _either(quantity.units)
     texts = [rf"{_DECIMALS} ?{every}"]
@@ -313,8 +313,8 @@ Bytes = Annotated[
 Bandwidth = Annotated[
     float, BeforeValidator(parse_bandwidth), WithJsonSchema(_schema(BANDWIDTH), mode="validation")
 ]
-PerNode = NewType("PerNode", float)  # a rate of all ranks of a node together
-PerRank = NewType("PerRank", float)  # a rate of one rank, as far as its node's other ranks leave it
+PerNode = NewType("PerNode", float)  # rate of all ranks of a node together
+PerRank = NewType("PerRank", float)  # rate of one rank: what its node's other ranks leave to it
 NodeBandwidth = Annotated[
     PerNode, BeforeValidator(parse_bandwidth), WithJsonSchema(_schema(BANDWIDTH), mode="validation")
 ]

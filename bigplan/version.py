@@ -1,4 +1,4 @@
-"""The version and, where it is known, the commit that it was made from."""
+"""The version of bigplan and, where it is known, its git commit."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ _SECONDS = 5.0  # that git may take to answer
 
 
 def full_version() -> str:
-    """Such as "0.1.0 (commit 1a2b3c4d5e)"; of a checkout "changed" where files differ from it."""
+    """Version and commit: "0.1.0 (commit 1a2b3c4d5e)".
+
+    In a checkout, "changed" follows where files differ from the commit.
+    """
     commit = _of_checkout(Path(__file__).parent.parent) or _of_installation()
     return f"{bigplan.__version__} (commit {commit})" if commit else bigplan.__version__
 
 
 def _of_checkout(root: Path) -> str:
-    """The commit of the git checkout that this file is part of; empty: it is none."""
+    """The commit of the git checkout at `root`; empty: `root` is no checkout."""
     if not (root / ".git").exists():
         return ""
-    # No user's settings, hooks or pagers: only what the commit is.
+    # --no-optional-locks: git only reads the checkout. --exclude=*: the commit, not a tag.
     command = ["git", "-C", str(root), "--no-optional-locks", "describe", "--always", "--abbrev=10"]
     command += ["--exclude=*", "--dirty=, changed"]
     try:
@@ -33,7 +36,7 @@ def _of_checkout(root: Path) -> str:
 
 
 def _of_installation() -> str:
-    """The commit that pip installed from a repository; empty: from elsewhere."""
+    """The commit that pip installed from a repository; empty: pip installed from elsewhere."""
     try:
         text = distribution("bigplan").read_text("direct_url.json")
         told = json.loads(text or "{}")

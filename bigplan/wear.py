@@ -1,4 +1,4 @@
-"""What a training writes to drives, beside what they are rated for."""
+"""What a training writes to drives, compared with the writes that they are rated for."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bigplan.spec.training import Training
 from bigplan.units import format_bytes
 
 DAY = 86400.0
-NOTHING = 1 << 20  # bytes a step: no drive dies of that
-MORE = 1 + 1e-3  # chunks of whole pages and rows write so much more than a plan counts on
+NOTHING = 1 << 20  # bytes a step that do not matter to any drive
+MORE = 1 + 1e-3  # times: chunks of whole pages and rows write this much more than the model counts
 
 
 @dataclass(frozen=True)
 class Wear:
-    """Bytes written on one node; `life_days` is None where no endurance is stated.
+    """Writes to the drives of one node; `life_days` is None where no endurance is stated.
 
-    `job_share`: part of the rated writes that the training takes: all of it, where its tokens are
-    known, else the `steps` that it runs.
+    `job_share` is the part of the rated writes that the training takes. It counts the whole
+    training where its tokens are stated, else the `steps` that it runs.
     """
 
     bytes_per_step: int
@@ -30,7 +30,7 @@ class Wear:
     drives: int
     life_days: float | None
     job_share: float | None = None
-    steps: int | None = None  # None: all of its tokens are counted
+    steps: int | None = None  # None: `job_share` counts all tokens of the training
 
     @property
     def named(self) -> str:
@@ -55,9 +55,9 @@ def wear_of(plan: Plan) -> Wear | None:
 
 
 def steps_of(training: Training) -> float:
-    """Optimizer steps of the training: all of its tokens where they are known, else what it runs.
+    """Optimizer steps of the training: those of all its tokens where stated, else `steps`.
 
-    Less than one step is one.
+    It is at least one step.
     """
     if training.tokens is None:
         return training.steps
@@ -65,10 +65,10 @@ def steps_of(training: Training) -> float:
 
 
 def allowed_bytes(share: float | None, training: Training, nodes: NodeGroup) -> float | None:
-    """Bytes that a node may write a step if the job may take this share of the rated writes.
+    """Bytes that a node may write a step if the training may take `share` of the rated writes.
 
-    None: any number, as nothing is limited or there is no drive. Raises InputError where the
-    drive's endurance is not stated.
+    None: there is no limit, or the node has no drive. Raises InputError where the endurance of the
+    drives is not stated.
     """
     if share is None or nodes.nvme is None:
         return None
@@ -83,11 +83,11 @@ def allowed_bytes(share: float | None, training: Training, nodes: NodeGroup) -> 
 def worn_out(
     error: InfeasibleError, share: float, training: Training, nodes: NodeGroup
 ) -> InfeasibleError:
-    """The same error with the limit on wear told first, where that is why nothing fits."""
+    """The error; where the limit on wear is its cause, one that names this limit first."""
     allowed, whole = (allowed_bytes(part, training, nodes) for part in (share, 1.0))
     if error.written is None or allowed is None or whole is None:
         return error
-    # Rounded up, for a plan has to fit with what is told.
+    # Rounded up, because a plan must fit with the suggested value.
     enough = _rounded_up(error.written * MORE / whole)
     remedy = f"--max-wear {enough:g}" + (f"; or {error.remedy}" if error.remedy else "")
     return InfeasibleError(
@@ -103,13 +103,13 @@ def worn_out(
 
 
 def _rounded_up(share: float) -> float:
-    """With three digits, no less."""
+    """The share rounded up to three significant digits."""
     unit = 10.0 ** (floor(log10(share)) - 2)
     return ceil(share / unit) * unit
 
 
 def require_wear(plan: Plan, share: float | None) -> Plan:
-    """The plan, where it wears drives no more. Raises InfeasibleError."""
+    """The plan. Raises InfeasibleError where it takes more than `share` of the rated writes."""
     wear = wear_of(plan)
     if share is None or wear is None or wear.job_share is None or wear.job_share <= share * MORE:
         return plan

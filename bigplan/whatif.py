@@ -1,9 +1,8 @@
-"""What would help: the same problem solved again, never guessed.
+"""What would help: the same problem solved again with changes, never guessed.
 
-It is solved on changed clusters, and for a slightly larger batch where this one splits badly.
-
-Changes are chosen by what binds the plan, so that a plan which uses no host memory is not planned
-again with more of it. Where nothing fits, every change is asked.
+Changes are better clusters and, where the batch splits badly, a slightly larger batch. What binds
+the plan decides which changes are tried: a plan that uses no host memory is not solved again with
+more of it. Where nothing fits, all changes that add memory are tried.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from bigplan.spec.part import MachinePart
 
 B = TypeVar("B", bound=MachinePart)
 
-HOST_MEMORY = 64 << 30  # bytes more per node: what a row of memory modules brings
-FULL = 0.9  # of a tier: more of it could be used
-FASTER = 1.01  # times: less is within what two searches of one problem differ by
-DOUBLINGS = 6  # of the nodes, tried where nothing fits
-MATTERS = 0.05  # of the critical path: lanes with less of it hold the step up by no more
+HOST_MEMORY = 64 << 30  # bytes added per node: about one row of memory modules
+FULL = 0.9  # a tier with more than this part in use is nearly full
+FASTER = 1.01  # times: two searches of one problem may differ by less
+DOUBLINGS = 6  # how often the nodes are doubled where nothing fits
+MATTERS = 0.05  # of the critical path: faster lanes with a smaller part would gain less than this
 
 NVME = (Lane.NVME_READ, Lane.NVME_WRITE)
 PCIE = (Lane.H2D, Lane.D2H)
@@ -37,7 +36,7 @@ PCIE = (Lane.H2D, Lane.D2H)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A cluster that somebody could have instead."""
+    """A cluster that the user could have instead, and the name of the change."""
 
     name: str
     cluster: Cluster
@@ -45,7 +44,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change brings; `step_seconds` is None where it does not make a plan possible."""
+    """What a change brings; `step_seconds` is None where there is no plan with the change."""
 
     change: str
     before_seconds: float | None  # None: without the change nothing fits
@@ -63,9 +62,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Changes that were solved, and the names of those for which there was no time.
+    """The outcomes of changes, and in `unasked` the names of changes that there was no time for.
 
-    `batch`: a larger one that brings more tokens a second, if there is one.
+    `batch`: a larger batch with more tokens a second, if there is one.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -80,10 +79,11 @@ def what_would_help(
     watch: Watch = unwatched,
     batch_watch: Watch | None = None,
 ) -> Answer:
-    """Every change worth asking, solved until `go_on` says stop; `watch` sees every search.
+    """Solve the changes that are worth it until `go_on` says stop; `watch` sees every search.
 
-    `plan` is the request's own plan, None where nothing fits. `batch_watch` sees the search for a
-    larger batch in place of `watch`; that search then ends with the first plan that is worth it.
+    `plan` is the request's own plan, None where nothing fits. If there is a `batch_watch`, it sees
+    the search for a larger batch instead of `watch`. That search then ends with the first plan that
+    is worth the change.
     """
     batch, first = None, batch_watch is not None
     if plan is not None:
@@ -103,7 +103,7 @@ def what_would_help(
 
 
 def helps(outcome: Outcome) -> bool:
-    """Whether it makes a plan possible, or faster."""
+    """Whether the change makes a plan possible, or the step notably faster."""
     return outcome.step_seconds is not None and (outcome.factor is None or outcome.factor > FASTER)
 
 
@@ -125,7 +125,7 @@ def _solved(request: Request, plan: Plan | None, change: Change, watch: Watch) -
 
 
 def _worth_asking(cluster: Cluster, plan: Plan | None) -> Iterator[Iterable[Change]]:
-    """Changes by what they relieve; of each group the first that helps is enough."""
+    """Groups of changes that relieve the same limit; the first that helps ends its group."""
     group = cluster.group
     if group.nvme is not None and _uses(plan, Tier.NVME, NVME):
         yield [_drives(cluster, group.nvme.drives + 1, "one more NVMe drive per node")]
@@ -143,9 +143,9 @@ def _worth_asking(cluster: Cluster, plan: Plan | None) -> Iterator[Iterable[Chan
 
 
 def _uses(plan: Plan | None, tier: Tier | None, lanes: Iterable[Lane]) -> bool:
-    """Whether the tier is nearly full, or the lanes have a part of the critical path that matters.
+    """Whether the tier is nearly full, or the lanes' part of the critical path matters.
 
-    Where nothing fits, every tier is full and speed is no question.
+    Where nothing fits, every tier counts as full and speed does not count.
     """
     if plan is None:
         return tier is not None
@@ -159,7 +159,7 @@ def _uses(plan: Plan | None, tier: Tier | None, lanes: Iterable[Lane]) -> bool:
 
 
 def _more_gpus(cluster: Cluster) -> Iterator[Change]:
-    """One more node, twice the nodes where that splits better; without a network, another GPU."""
+    """One more node, and twice the nodes; without a network the same with GPUs of the node."""
     group = cluster.group
     if group.inter_node is not None:
         more = cluster.with_nodes(group.nodes + 1)
@@ -175,7 +175,7 @@ def _more_gpus(cluster: Cluster) -> Iterator[Change]:
 
 
 def _many_nodes(cluster: Cluster) -> Iterator[Change]:
-    """Twice the nodes, four times, ...: one of them fits the model."""
+    """Twice the nodes, four times the nodes and so on, because with enough nodes the model fits."""
     if cluster.group.inter_node is None:
         yield from _more_gpus(cluster)
         return
@@ -213,7 +213,7 @@ def _pcie(cluster: Cluster) -> Change:
 
 
 def _twice(block: B, rates: Iterable[str]) -> B:
-    """The block with these rates doubled, where it states them."""
+    """The block with those of these rates doubled that it states."""
     stated = {rate: getattr(block, rate) for rate in rates}
     return block.model_copy(update={name: 2 * rate for name, rate in stated.items() if rate})
 

@@ -1,1 +1,1 @@
-"""What the user reads: a plan's summary, and predicted beside measured."""
+"""What the user reads: summaries of plans, and predictions beside measurements."""

@@ -1,4 +1,4 @@
-"""Advice that a user can act on, each computed from the plan and told with its number."""
+"""Advice that a user can act on. Each piece is computed from the plan and states its gain."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bigplan.simulate import COLLECTIVES, LAUNCHING
 from bigplan.spec.model import ModelSpec
 from bigplan.units import be, counted, format_bandwidth, format_count
 
-MUCH = 0.05  # of the step: what costs less is not worth a word
-ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE, COLLECTIVES, LAUNCHING)  # has advice of its own
+MUCH = 0.05  # of the step: smaller costs get no advice
+ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE, COLLECTIVES, LAUNCHING)  # other functions advise on these
 DRIVES = {Lane.NVME_READ: "read", Lane.NVME_WRITE: "write"}
 
-# Widths of heads that FlashAttention-2 has kernels for (HEADDIM_SWITCH in its static_switch.h);
-# others are computed as the next wider one, with zeros.
+# Head widths for which FlashAttention-2 has kernels (HEADDIM_SWITCH in its static_switch.h). Other
+# widths are padded with zeros to the next wider kernel.
 FLASH_HEADS = (32, 64, 96, 128, 192, 256)
-SPLIT = ("vocab", "ffn")  # over tensor-parallel ranks
+SPLIT = ("vocab", "ffn")  # dimensions that tensor parallelism splits
 WHY = {
     "vocab": "as it is, the LM head's products waste tiles or do without tensor cores",
     "ffn": "as it is, the MLP's products waste tiles or do without tensor cores",
@@ -33,7 +33,7 @@ WHY = {
 
 @dataclass(frozen=True)
 class Advice:
-    """`about` names the subject for programs; `gain` is the share of the step at stake."""
+    """`about` names the subject for programs; `gain` is the share of the step that may be saved."""
 
     about: str
     gain: float
@@ -43,7 +43,7 @@ class Advice:
 def advice_of(
     plan: Plan, rows: Sequence[OperatorRow], hidden: tuple[str, float] | None = None
 ) -> list[Advice]:
-    """Everything worth a word, the most important first; `hidden` as from hiding_tokens."""
+    """All advice for a plan, largest gain first; `hidden` is the result of hiding_tokens."""
     every = (
         *_shapes(plan, rows),
         *_head_dim(plan, rows),
@@ -62,7 +62,8 @@ def _shapes(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     on_layers = sum(row.seconds for row in rows if row.of_layers)
     for found in roundings(plan):
         share = min(1.0, on_layers / plan.strategy.pp / plan.predicted.step_seconds)
-        # The head is on one stage, for which the others wait where they have no more blocks.
+        # The LM head is on one stage. If that stage has as many blocks as others, the others wait
+        # for it. Then the whole gain of the head shortens the step.
         if found.dimension == "vocab" and not plan.strategy.last_blocks:
             share *= plan.strategy.pp
         yield Advice(found.dimension, found.gain * share, _rounding_text(plan, found, share))
@@ -85,7 +86,7 @@ def _rounding_text(plan: Plan, found: Rounding, share: float) -> str:
 def _head_dim(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     width = plan.model.head_dim
     padded = next((known for known in FLASH_HEADS if known >= width), width)
-    # A fused attention is the operator with FLOPs that is no matrix product in tiles.
+    # Fused attention is the only operator with FLOPs that is no matrix product in tiles.
     fused = sum(row.seconds for row in rows if row.flops and row.tile_lost is None)
     share = fused / plan.strategy.pp / plan.predicted.step_seconds
     gain = share * (1 - width / padded)
@@ -146,9 +147,10 @@ def _tokens(plan: Plan, hidden: tuple[str, float] | None) -> Iterator[Advice]:
 
 
 def in_one_unit(plan: Plan) -> Plan:
-    """The plan with all micro-batches passed through each layer together: fewest transfers.
+    """The plan with all micro-batches passed through each layer together: the fewest transfers.
 
-    It need not fit. A pipeline keeps its units: with one unit it would not be a pipeline.
+    The result may not fit into memory. A plan with a pipeline is returned as it is, because a
+    pipeline needs several units.
     """
     if plan.strategy.pp > 1:
         return plan
@@ -158,11 +160,11 @@ def in_one_unit(plan: Plan) -> Plan:
 
 
 def hiding_tokens(plan: Plan, rows: Sequence[OperatorRow]) -> tuple[str, float] | None:
-    """The lane that needs most tokens a step to hide behind compute, and how many.
+    """The lane that needs most tokens a step to hide behind compute, and that number of tokens.
 
-    `rows` are those of the plan in one unit: then a lane takes F seconds a step however large the
-    batch is, and s seconds a token for activations. Compute takes c seconds a token, so that
-    c t = F + s t. None where nothing is moved, or where no number of tokens would do.
+    `rows` are those of the plan in one unit. There, a lane takes F seconds a step whatever the
+    batch, and s seconds a token for activations. Compute takes c seconds a token. So the lane hides
+    from t tokens on, where c t = F + s t. None where nothing moves, or where no number suffices.
     """
     now = plan.training.tokens_per_step
     stages = plan.strategy.pp
@@ -250,20 +252,21 @@ def _idle(plan: Plan) -> Iterator[Advice]:
     )
 
 
-# A load of 16-bit elements; half, whole and doubled tiles. The vocabulary is padded to tiles at
-# once, for rows that mean nothing cost next to nothing (Megatron-LM: 128 x tensor parallel).
+# Multiples to which dimensions are rounded: one load of 16-bit elements, and half, whole and double
+# tiles. The vocabulary is padded at least to half tiles, because unused rows cost next to nothing
+# (Megatron-LM: 128 x tensor parallel).
 MULTIPLES = (8, 64, 128, 256)
 VOCABULARY_MULTIPLES = (64, 128)
-LARGER = 1.1  # a dimension rounded by more is another model
-WORTH = 0.005  # of the time of forward and backward: less is within any model's error
+LARGER = 1.1  # times: a dimension rounded up by more makes another model
+WORTH = 0.005  # of the time of forward and backward: a smaller gain is within the model's error
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """A dimension rounded up; seconds are those of forward and backward, once through all layers.
+    """A dimension rounded up. Seconds are those of forward and backward, once through all layers.
 
-    `gain` is the share of the time that rounding saves; of the time per FLOP, where the larger
-    dimension is of use (words that do not exist are of none).
+    `gain` is the share of the time per FLOP that rounding saves. For the vocabulary it is the share
+    of the time, because words that do not exist are of no use.
     """
 
     dimension: str
@@ -276,9 +279,9 @@ class Rounding:
 
 
 def roundings(plan: Plan) -> Iterator[Rounding]:
-    """For each dimension the least rounding that brings what rounding can bring, if it is much."""
+    """For each dimension worth rounding, the smallest multiple with nearly the largest gain."""
     before = _pass(plan, plan.model)
-    # Heads are split whole, so tensor parallelism leaves their width alone, and hidden's.
+    # Tensor parallelism splits neither the width of a head nor hidden.
     splits = {"vocab": plan.strategy.tp, "ffn": plan.strategy.tp, "hidden": 1, "head_dim": 1}
     for dimension, split in splits.items():
         value = getattr(plan.model, dimension)

@@ -1,4 +1,4 @@
-"""What a training costs: dollars and energy, and the wear of drives."""
+"""Texts and tables about what a training costs: dollars, energy, and the wear of drives."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bigplan.report.text import bytes_text, percent, table
 from bigplan.units import counted, format_count
 from bigplan.wear import Wear
 
-WORTH_A_WORD = 0.01  # of a drive's rated writes
+WORTH_A_WORD = 0.01  # of a drive's rated writes: less is not mentioned
 
 
 def bill_rows(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What a million tokens take, and the whole training: only what is stated somewhere."""
+    """Costs of a million tokens and of the whole training, where prices and tokens are stated."""
     bill, running = bill_of(plan), plan.cluster.group.running
     parts = _parts(bill.dollars_per_million_tokens, bill.kwh_per_million_tokens)
     if parts and running is not None:
@@ -40,21 +40,21 @@ def _parts(dollars: float | None, kwh: float | None) -> list[str]:
 
 
 def dollars_text(dollars: float) -> str:
-    """Three digits: '$0.416', '$12,300', '$1.85 M'."""
+    """Dollars with three digits: '$0.416', '$12,300', '$1.85 M'."""
     if dollars >= 1e6:
         return f"${dollars / 1e6:.3g} M" if dollars < 1e9 else f"${dollars / 1e9:.3g} B"
     return f"${float(f'{dollars:.3g}'):,.10g}"
 
 
 def kwh_text(kwh: float) -> str:
-    """Three digits: '0.077 kWh', '12,300 kWh', '1.85 GWh'."""
+    """Energy with three digits: '0.077 kWh', '12,300 kWh', '1.85 GWh'."""
     if kwh >= 1e6:
         return f"{kwh / 1e6:.3g} GWh"
     return f"{float(f'{kwh:.3g}'):,.10g} kWh"
 
 
 def nodes_table(tried: Sequence[Tried], taken: int) -> Table:
-    """What each number of nodes that was planned would take."""
+    """A row per number of nodes that was planned, with its costs or why it has none."""
     figures = ("nodes", "days", "dollars", "kWh", "per 1 M tokens")
     rows = table("By number of nodes (the others idle)", *figures, "", right=figures)
     for one in tried:
@@ -94,14 +94,14 @@ def wear_text(wear: Wear) -> str:
 
 
 def job_text(wear: Wear) -> str:
-    """The subject and verb of what the drives take in the training."""
+    """The subject and verb of a sentence about writes: 'the whole training takes'."""
     if wear.steps is None:
         return "the whole training takes"
     return f"{counted(wear.steps, 'step')} {'takes' if wear.steps == 1 else 'take'}"
 
 
 def days_text(days: float) -> str:
-    """Days, or from two years on years."""
+    """The time in days, or in years from two years on."""
     if days >= 730:
         return f"{days / 365:.3g} years"
     return "1 day" if f"{days:.3g}" == "1" else f"{days:.3g} days"

@@ -15,7 +15,7 @@ from bigplan.units import be, counted, format_count
 from bigplan.wear import wear_of
 
 DEGREES = (("data parallel", "dp"), ("tensor parallel", "tp"), ("pipeline", "pp"))
-HARDLY = 1e-4  # of the optimizer state: too little to name
+HARDLY = 1e-4  # of the optimizer state: a smaller share is not mentioned
 SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
 
 
@@ -37,7 +37,7 @@ def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
 
 
 def _idle(plan: Plan) -> str:
-    """GPUs without work, and the step if they had some, where such a plan was found."""
+    """GPUs without work, and the step with all GPUs, where such a plan was found."""
     idle = plan.search.idle_gpus
     if not idle:
         return ""
@@ -53,7 +53,7 @@ def _by(plan: Plan) -> str:
 
 
 def _worn(plan: Plan) -> str:
-    """What the whole training does to drives, or without its length, how soon they are worn out."""
+    """The writes of the training, as far as they matter, or how soon the drives are worn out."""
     wear = wear_of(plan)
     if wear is None or wear.life_days is None:
         return ""
@@ -70,7 +70,7 @@ def _worn(plan: Plan) -> str:
 
 
 def strategy_text(strategy: Strategy) -> str:
-    """Degrees of parallelism in words; what is 1 or off is left out."""
+    """Degrees of parallelism in words; degrees of 1 and what is off are left out."""
     degrees = [(name, getattr(strategy, field)) for name, field in DEGREES]
     parts = [f"{name} {degree}" for name, degree in degrees if degree > 1] or ["one GPU"]
     if strategy.vpp > 1:
@@ -88,7 +88,7 @@ def strategy_text(strategy: Strategy) -> str:
 
 
 def _ends(strategy: Strategy) -> str:
-    """How many blocks the pipeline's ends have, where they differ from the rest."""
+    """The number of blocks in the pipeline's first and last chunk, where it differs from others."""
     ends = (("first", strategy.first_blocks), ("last", strategy.last_blocks))
     return f"blocks in the {listed([f'{name} chunk {n}' for name, n in ends if n])}"
 

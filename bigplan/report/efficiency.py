@@ -1,4 +1,4 @@
-"""How well a plan uses its GPUs, beside what nvidia-smi would show of it."""
+"""How well a plan uses its GPUs, compared with the utilisation that nvidia-smi would show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bigplan.program import Lane, resource
 from bigplan.report.operators import OperatorRow
 from bigplan.timeline import Timeline
 
-# Lanes on which kernels run: NCCL's collectives and messages are kernels too, copies are not.
+# Lanes on which kernels run. NCCL's collectives and messages are kernels; copies are not.
 KERNELS = (Lane.COMPUTE, Lane.GPU_UPDATE, Lane.COMM, Lane.SEND, Lane.RECV)
 
 ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE)
@@ -19,9 +19,13 @@ ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE)
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares are of the step, of the peak, or of forward's and backward's time.
+    """How well a step uses the GPUs. All figures but `memory_bandwidth` are shares.
 
-    `utilisation` is nvidia-smi's: the share of time in which at least one kernel runs.
+    `utilisation` is what nvidia-smi shows: the share of time in which at least one kernel runs.
+    `mfu` and `hfu` are shares of the peak FLOP/s, without and with recomputation. `memory_share` is
+    `memory_bandwidth` (bytes/s while kernels run) over the nominal bandwidth.
+    `without_tensor_cores` is the share of the products' time. `by_bound` splits the time of forward
+    and backward.
     """
 
     utilisation: float
@@ -34,7 +38,7 @@ class Efficiency:
 
 
 def efficiency_of(plan: Plan, timeline: Timeline, rows: Sequence[OperatorRow]) -> Efficiency:
-    """Efficiency of the plan's step; figures of several pipeline stages are averages."""
+    """Efficiency of the plan's step. For several pipeline stages, figures are averages."""
     gpu, step = plan.cluster.group.gpu, plan.predicted.step_seconds
     stages = plan.strategy.pp
     layers = [row for row in rows if row.of_layers]
@@ -63,7 +67,7 @@ def _by_bound(rows: Sequence[OperatorRow]) -> dict[str, float]:
 
 
 def _running(timeline: Timeline, stages: int) -> float:
-    """Share of the step in which a kernel runs, on average over the stages."""
+    """The share of the step in which a kernel runs, averaged over the stages."""
     running = sum(
         covered(
             (event.start, event.end)
@@ -76,9 +80,10 @@ def _running(timeline: Timeline, stages: int) -> float:
 
 
 def resource_seconds(timeline: Timeline) -> dict[str, float]:
-    """Seconds in which a resource works, of the stage where it works most.
+    """For each resource, the seconds in which it works, on the stage where it works most.
 
-    Copies that take turns on a link last as long as both, so the union of their times counts.
+    While two copies take turns on a link, the times of both include the waiting. So the union of
+    their times counts, not the sum.
     """
     spans: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
     for event in timeline.events:
@@ -90,7 +95,7 @@ def resource_seconds(timeline: Timeline) -> dict[str, float]:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals."""
+    """The length of the union of the intervals."""
     total, reached = 0.0, 0.0
     for start, end in sorted(spans):
         if end > reached:

@@ -1,4 +1,4 @@
-"""A plan explained: its operators and moves, its efficiency, and what to do about it."""
+"""A plan explained: its operators and moves, its efficiency, and how to improve it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from bigplan.units import format_bandwidth, format_count, format_flops
 class OperatorExplanation:
     """Everything that `bigplan explain` shows.
 
-    `hidden_from`: the slowest transfer's resource and the tokens a step from which on compute takes
-    longer, if all pass each layer together; None where nothing is moved or no number of tokens
-    would do. `monitor` is the program in which people look for utilisation.
+    `hidden_from` is the resource of the slowest transfer, and the tokens a step from which compute
+    takes longer than it. This assumes that all tokens pass each layer together. It is None where
+    nothing moves or no number of tokens suffices. `monitor` is the program that shows utilisation.
     """
 
     headline: str
@@ -47,7 +47,7 @@ class OperatorExplanation:
 
 
 def explain(plan: Plan) -> OperatorExplanation:
-    """The plan's graph built, priced and played again, and read by operator."""
+    """Explain a plan. Its graph is built, priced and simulated again."""
     rows, together = operator_rows(plan), in_one_unit(plan)
     hidden = hiding_tokens(plan, rows if together == plan else operator_rows(together))
     return OperatorExplanation(
@@ -78,7 +78,7 @@ def explain_json(explanation: OperatorExplanation) -> dict[str, Any]:
     return data
 
 
-HARDLY = 1e-4  # of forward and backward
+HARDLY = 1e-4  # of all rows' seconds: shorter waiting for launches gets no row
 SHORT = {"communication": "network"}
 LEGEND = (
     "of peak: of the FLOP/s where compute binds, of memory bandwidth elsewhere. TC: tensor cores. "
@@ -105,7 +105,7 @@ def explain_report(explanation: OperatorExplanation, width: int = 200) -> Render
 
 
 def operators_table(rows: Sequence[OperatorRow], width: int = 200) -> Table:
-    """A row per pass, then its operators; waiting for launches only where it is worth a row."""
+    """A row per pass, then a row per operator, and one for launches unless they hardly matter."""
     columns = {n: cell for n, cell in COLUMNS.items() if width >= WIDE or n not in WIDE_ONLY}
     title = "Operators of a step (one GPU of every pipeline stage)"
     made = table(
@@ -141,12 +141,12 @@ COLUMNS: dict[str, Callable[[OperatorRow], str]] = {
     "wave": lambda row: _share(row.wave_lost),
     "lost": lambda row: _share(row.lost),
 }
-WIDE = 105  # columns of a terminal in which all of these fit
+WIDE = 105  # columns of a terminal in which all columns of the table fit
 WIDE_ONLY = ("of peak", "tile", "wave")
 
 
 def moves_table(rows: Sequence[OperatorRow]) -> Table:
-    """A row per kind of update or move, busiest first within its resource."""
+    """A row per kind of update or move. Within a resource, the longest comes first."""
     made = table(
         "Updates and moves of a step",
         *("resource", "action", "for every", "times", "seconds", "bytes", "rate", "bound by"),
@@ -172,7 +172,7 @@ def _short(value: float) -> float:
 
 
 def efficiency_lines(found: Efficiency, monitor: str) -> Iterator[str]:
-    """How well the GPU is used, beside what a monitor would show."""
+    """Lines on how well the GPU is used, compared with what a monitor would show."""
     yield (
         f"{monitor} would show a utilisation of {found.utilisation:.0%}: some kernel runs for so "
         "much of the step. It does not say how well:"
@@ -195,7 +195,7 @@ def _tokens(tokens: float) -> str:
 
 
 def advice_lines(explanation: OperatorExplanation) -> Iterator[str]:
-    """From how many tokens on compute hides all transfers, then each advice, dearest first."""
+    """The number of tokens from which compute hides all transfers, then advice by its gain."""
     if explanation.hidden_from is not None:
         lane, tokens = explanation.hidden_from
         yield (

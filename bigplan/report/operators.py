@@ -1,7 +1,7 @@
-"""Every operator and every move of a plan's step, with what it takes and what it is bound by.
+"""Every operator and every move of a plan's step, with its time and what it is bound by.
 
-Rows count one GPU of every pipeline stage, so that seconds add up to the plan's own by kind of
-action. The only place of the reports that asks the cost model about single operators.
+Rows count one GPU of every pipeline stage. So for each kind of action, seconds add up to those of
+the plan. No other module of the reports asks the cost model about single operators.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bigplan.simulate import action_seconds
 from bigplan.solve.candidate import Candidate
 from bigplan.spec.gpu import Gpu
 
-LAUNCHES = "waiting for launches"  # what a pass takes beyond its operators
-ALIGNED = 8  # elements: what tensor-core kernels load at once (NVIDIA, mixed-precision guide)
+LAUNCHES = "waiting for launches"  # the time of a pass beyond that of its operators
+ALIGNED = 8  # elements that tensor-core kernels load at once (NVIDIA, mixed-precision guide)
 PASSES = ("forward", "backward", "recompute")
 PER_MICRO_BATCH, PER_STEP = "micro-batch", "step"
 MOVES: dict[str, str] = {
@@ -41,16 +41,15 @@ MOVES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One operator or move, `times` times a step; seconds, FLOPs and bytes are those of all.
+    """One operator or move that runs `times` times a step. Seconds, FLOPs and bytes are the sums.
 
-    `where` is the layer kind, or the resource of a move. `phase` is forward, backward or recompute;
-    of a move, whether every micro-batch makes it, or every unit or step. `tensor_cores` is None
-    where the question does not arise. `tile_lost` is the share of the work of 128 x 256
-    tiles that lies outside the matrix. `wave_lost` is the share of the multiprocessors' time in
-    which the last wave leaves them idle. `lost` is what both cost of the priced time with the best
-    tile.
-    `of_peak` is the rate reached: of the GPU's peak FLOP/s where arithmetic binds, of its nominal
-    memory bandwidth elsewhere.
+    `where` is the layer kind, or the resource of a move. `phase` is forward, backward or recompute.
+    For a move, `phase` says whether it happens for every micro-batch, or less often in a step.
+    `tensor_cores` is None for operators that cannot use them. `tile_lost` is the share of the work
+    of 128 x 256 tiles that lies outside the matrix. `wave_lost` is the share of the
+    multiprocessors' time in which the last wave leaves them idle. `lost` is the share of the priced
+    time that both cost with the best tile. `of_peak` is the rate reached. It is a share of the
+    GPU's peak FLOP/s where arithmetic binds, elsewhere of its nominal memory bandwidth.
     """
 
     where: str
@@ -74,17 +73,17 @@ class OperatorRow:
 
     @property
     def of_layers(self) -> bool:
-        """Whether it is a part of a layer's forward or backward."""
+        """Whether the row is an operator of a layer's forward, backward or recomputation."""
         return self.phase in PASSES
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes per second reached; None where nothing moves."""
+        """Bytes per second reached; None where there are no bytes or no seconds."""
         return self.nbytes / self.seconds if self.nbytes and self.seconds else None
 
 
 def operator_rows(plan: Plan) -> list[OperatorRow]:
-    """Layers in order, each forward, backward and what is recomputed; then updates and moves."""
+    """Each kind of layer with its forward, backward and recomputation; then updates and moves."""
     candidate, programs = programs_of(plan)
     graph = candidate.graph
     rows = [row for name in graph.kinds for row in _kind_rows(plan, graph, name)]
@@ -168,7 +167,7 @@ def uses_tensor_cores(operator: Operator, gpu: Gpu, precision: str) -> bool | No
 
 
 def _action_rows(candidate: Candidate, programs: tuple[Program, ...]) -> Iterator[OperatorRow]:
-    """Updates, norms and everything that moves, by action and lane."""
+    """Updates, norms and everything that moves, by action and resource."""
     graph, costs = candidate.graph, candidate.costs
     totals: dict[tuple[Op, str, str], tuple[int, float, float]] = {}
     for program in programs:
@@ -192,33 +191,33 @@ def _action_rows(candidate: Candidate, programs: tuple[Program, ...]) -> Iterato
 def _bytes_each(op: Op, graph: Graph) -> int:
     """Bytes per unit of an action's amount.
 
-    An update reads and writes an element's state, reads its gradient and writes the parameter;
-    summing reads both gradients and writes the sum.
+    For each element, an update reads and writes the state, reads the gradient and writes the
+    parameter. An accumulation reads two gradients and writes their sum.
     """
     if op is Op.UPDATE:
         return 2 * graph.sizes.state + graph.sizes.gradient + graph.sizes.parameter
     return {Op.ACCUMULATE: 3, Op.LOOK_UP: 2}.get(op, 1)
 
 
-LONG, SHORT = 256, 128  # the largest tile of cuBLAS on current GPUs, either way round
+LONG, SHORT = 256, 128  # sides of the largest tile of cuBLAS on current GPUs
 
 
 def tile_lost(gemm: Gemm) -> float:
-    """Share of the tiles' area outside the matrix."""
+    """The share of the tiles' area that lies outside the matrix."""
     rows, columns = _tiles(gemm)
     area = rows[0] * rows[1] * columns[0] * columns[1]
     return 1 - gemm.m * gemm.n / area
 
 
 def wave_lost(gemm: Gemm, multiprocessors: int) -> float:
-    """Share of the multiprocessors' time that the last wave leaves idle."""
+    """The share of the multiprocessors' time that the last wave leaves idle."""
     rows, columns = _tiles(gemm)
     waves = rows[0] * columns[0] * gemm.batch / multiprocessors
     return 1 - waves / ceil(waves)
 
 
 def _tiles(gemm: Gemm) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Tiles by rows and by columns, each (number, size), the way round that covers least."""
+    """(number, size) of the tiles along rows and along columns, for the smaller covered area."""
     ways = ((SHORT, LONG), (LONG, SHORT))
     covers = [((-(-gemm.m // a), a), (-(-gemm.n // b), b)) for a, b in ways]
     return min(covers, key=lambda c: c[0][0] * c[0][1] * c[1][0] * c[1][1])

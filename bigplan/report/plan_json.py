@@ -38,10 +38,10 @@ def plan_json(
     answer: Answer | None = None,
     largest: Sequence[Largest] | None = None,
 ) -> dict[str, Any]:
-    """A plan as plan_facts() has it, with its search, what runs today and what would help.
+    """The facts of plan_facts(), with the search time, what runs today and what would help.
 
-    `runs_today.strategy` is the best that can be run, null where nothing can. `what_if` is null
-    where nothing was asked, `largest` likewise.
+    `runs_today.strategy` is the best strategy that can be run, null where none can be. `what_if`
+    and `largest` are null where the user did not ask for them.
     """
     return {
         **plan_facts(plan),
@@ -55,16 +55,16 @@ def plan_json(
 def plan_facts(plan: Plan) -> dict[str, Any]:
     """What a plan says by itself: sizes in bytes, times in seconds.
 
-    `stages[].layers` and `recompute` count transformer blocks. `placement` maps a kind of
-    tensor to the fraction of its bytes on each tier. `homes` maps it to layers, bytes and the
-    fraction of them that is streamed through the GPU. Both count all layers of the stage, embedding
-    and head among them. `memory[].scope` says whether the bytes are those of one
-    GPU or of one node. Lanes that share a link are one in `busy_seconds` and `moved_bytes`.
-    `critical_path` (seconds by resource, most first) and `step_parts` add up to the step each.
-    `config` is the engine's own configuration, whole, where it has one.
-    `bill` has null for what no price, power or number of tokens is stated for.
-    `drives` is null where nothing is written to NVMe. `drives.job_share` counts the training's
-    tokens; where these are not stated it counts the steps of `drives.steps`.
+    `stages[].layers` and `recompute` count transformer blocks. `placement` maps a kind of tensor to
+    the fraction of its bytes on each tier. `homes` maps a kind of tensor to layers, bytes and the
+    fraction of the bytes that is streamed through the GPU. `placement` and `homes` count all layers
+    of the stage, embedding and head among them. `memory[].scope` says whether the bytes are those
+    of one GPU or of one node. In `busy_seconds` and `moved_bytes`, lanes that share a link are one
+    resource. `critical_path` (seconds by resource, most first) adds up to the step, and so does
+    `step_parts`. `config` is the engine's whole configuration, where the engine has one. In `bill`,
+    values without a stated price, power or number of tokens are null. `drives` is null where next
+    to nothing is written to NVMe. `drives.job_share` counts the training's tokens. Where the number
+    of tokens is not stated, it counts the steps of `drives.steps`.
     """
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
     return {
@@ -100,7 +100,7 @@ def _what_if(answer: Answer) -> dict[str, Any]:
 
 
 def step_json(predicted: Predicted) -> dict[str, Any]:
-    """Step time, and where it goes, without the single events."""
+    """The step time and where it goes, without single events."""
     return {
         "step_seconds": predicted.step_seconds,
         "bottleneck": predicted.bottleneck,

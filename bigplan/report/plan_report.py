@@ -29,7 +29,7 @@ from bigplan.wear import wear_of
 
 
 def plan_report(plan: Plan, search_seconds: float, runnable: Runnable) -> RenderableType:
-    """The decision, whether it runs, what it promises, where everything lives, the rivals."""
+    """The decision, whether it runs today, its predictions, where tensors live, its rivals."""
     stages = stages_of(plan)
     parts: list[RenderableType] = [
         Text(decision(plan, stages)),
@@ -44,7 +44,7 @@ def plan_report(plan: Plan, search_seconds: float, runnable: Runnable) -> Render
 
 
 def plan_tables(plan: Plan) -> list[RenderableType]:
-    """What binds a step, what it takes of time and memory, and where everything lives."""
+    """What binds a step, its time and memory, and where tensors live."""
     predicted = plan.predicted
     return [
         Text(f"Bound by: {bound_text(predicted)}."),
@@ -59,7 +59,7 @@ def plan_tables(plan: Plan) -> list[RenderableType]:
 
 
 def step_report(predicted: Predicted) -> RenderableType:
-    """Step time, and busy resources with their part of the critical path."""
+    """The step time, and the resources with their busy seconds and seconds on the critical path."""
     return Group(
         Text(f"One step: {seconds_text(predicted.step_seconds)}"),
         Text(f"Bound by: {bound_text(predicted)}"),
@@ -68,7 +68,7 @@ def step_report(predicted: Predicted) -> RenderableType:
 
 
 def promise_table(plan: Plan) -> Table:
-    """Step time with its band, overlap, speed, and what a training costs."""
+    """Step time with its error band, overlap, speed, and what the training costs."""
     predicted = plan.predicted
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     band = (
@@ -89,7 +89,7 @@ def promise_table(plan: Plan) -> Table:
 
 
 def gap_text(plan: Plan) -> str:
-    """Both gaps in words."""
+    """The model gap and the simulated gap in words."""
     predicted = plan.predicted
     bound = seconds_text(predicted.lower_bound_seconds)
     return (

@@ -1,4 +1,4 @@
-"""A measured machine beside what its description said before."""
+"""Measured figures of a machine beside those of its description before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node")
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that was measured: as text, beside its text before ('' where there was none)."""
+    """A measured number as text, and the text of the number before ('' where there was none)."""
 
     block: str
     name: str
@@ -27,7 +27,7 @@ class Figure:
 
 
 def figures(before: NodeGroup, after: NodeGroup) -> Iterator[Figure]:
-    """The numbers of `after` whose source is another than in `before`."""
+    """The numbers of `after` whose source differs from that in `before`."""
     for block in BLOCKS:
         old, new = getattr(before, block), getattr(after, block)
         if new is None:
@@ -40,21 +40,21 @@ def figures(before: NodeGroup, after: NodeGroup) -> Iterator[Figure]:
             if told.get(field) == new.sources.get(field) or (
                 known and "." in name and known[0] == value
             ):
-                continue  # a mapping has one source for all its values
+                continue  # a mapping has one source for all its values: equal ones are not new
             ratio = value / known[0] if known and known[0] else None
             yield Figure(block, name, text, known[1] if known else "", ratio)
 
 
 def progress_line(before: NodeGroup, after: NodeGroup) -> str:
-    """What a probe found, in a line."""
+    """The figures that a probe measured, in one line."""
     return ", ".join(f"{figure.name} {figure.measured}" for figure in figures(before, after))
 
 
 def profile_report(before: NodeGroup, after: NodeGroup) -> Table:
-    """All that was measured, beside the description.
+    """A table of all measured figures beside those of the description.
 
-    Below it where that was known from, and under which conditions products ran: a plan's compute
-    hangs on them most.
+    Its caption names the sources of the figures before. It also names the conditions under which
+    matrix products were measured, because a plan's compute time depends most on them.
     """
     title = f"Measured here, beside what was known of {after.gpu.name} before"
     right = ("measured", "before", "change")
@@ -77,7 +77,7 @@ def profile_report(before: NodeGroup, after: NodeGroup) -> Table:
 
 
 def _change(ratio: float | None) -> str:
-    """'+12%', 'x 3.1' from twice on, '' where nothing is known."""
+    """'+12%'; 'x 3.1' from twice or half on; '' where there was no number before."""
     if ratio is None:
         return ""
     if not 0.5 < ratio < 2:

@@ -1,4 +1,4 @@
-"""Predicted against measured, from a run's record."""
+"""A run's predictions beside its measurements, from the run's record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bigplan.units import counted, format_bytes, format_count
 
 
 def run_report(record: Record) -> RenderableType:
-    """Loss and speed of the run, then three tables: resources, actions, memory."""
+    """Loss and speed of the run, then tables of resources, actions and memory, then notes."""
     parts: list[RenderableType] = [Text("\n".join(headline_lines(record))), *comparisons(record)]
     if record.measured and any(e.lane == Lane.STATE_IN for e in record.measured.events):
         parts.append(Text(_BESIDE))
@@ -31,7 +31,7 @@ def run_report(record: Record) -> RenderableType:
 
 
 def run_json(record: Record) -> dict[str, object]:
-    """The same for programs: seconds of one steady step, bytes, each predicted and measured.
+    """The report for programs: seconds of one steady step and bytes, predicted and measured.
 
     `resources` and `actions` are empty where no step was measured.
     """
@@ -54,7 +54,7 @@ def run_json(record: Record) -> dict[str, object]:
 
 
 def comparisons(record: Record) -> Iterator[Table]:
-    """A steady step by resource and by kind of action; none where no step was measured."""
+    """Tables of a steady step, by resource and by kind of action, if a step was measured."""
     if record.measured is None:
         return
     predicted, measured = record.predicted, at_work(record.measured)
@@ -71,13 +71,13 @@ def comparisons(record: Record) -> Iterator[Table]:
 
 
 def at_work(timeline: Timeline) -> Timeline:
-    """Without what no simulation shows: FREE runs nothing, and RECV waits for what is sent."""
+    """The timeline without FREE and RECV, which only wait and which no simulation shows."""
     idle = (Op.FREE, Op.RECV)
     return replace(timeline, events=tuple(e for e in timeline.events if e.op not in idle))
 
 
 def headline_lines(record: Record) -> Iterator[str]:
-    """What ran, how far it came, its speed, and what befell it."""
+    """What ran, how many steps it did, its loss and speed, and events such as restarts."""
     summary, metrics = record.summary, record.metrics
     versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
     state = "" if summary.status == "finished" else f", {_STATES.get(summary.status)}"
@@ -94,7 +94,7 @@ def headline_lines(record: Record) -> Iterator[str]:
     if measured is not None:
         plan = record.plan
         tokens = plan.training.tokens_per_step / measured
-        # Of the seconds on record: the plan's own promise may have been edited since.
+        # Both from the seconds on record: the prediction in the plan may have been edited since.
         before, reached = (
             100 * mfu(plan.model, plan.training, plan.cluster.group, seconds)
             for seconds in (predicted, measured)
@@ -107,7 +107,8 @@ def headline_lines(record: Record) -> Iterator[str]:
     yield from _training_lines(record)
 
 
-# Kernels of the forward are in front of it on the GPU: it takes up to 30 times its own work.
+# An update on the GPU waits behind the forward's kernels. Its measured time is up to 30 times that
+# of its own work.
 _BESIDE = (
     'Note: "gpu update" runs beside the forward; measured on a GPU, it and "update" include '
     "waiting for the forward's kernels."
@@ -121,13 +122,13 @@ _STATES = {
 
 
 def _steps(record: Record) -> str:
-    """'20 steps', or '3 of 20 steps' where not all were done."""
+    """'20 steps', or '3 of 20 steps' where the run did not do all of them."""
     done, target = len(record.metrics), record.summary.target_steps
     return counted(done, "step") if target in (None, done) else f"{done} of {target} steps"
 
 
 def _seconds_of(record: Record) -> float:
-    """A summary of a run that goes on is older than its last steps."""
+    """Seconds of the run. While it runs, its summary is older than its last steps."""
     return max(record.summary.seconds, sum(metric.seconds for metric in record.metrics))
 
 
@@ -136,7 +137,7 @@ def _loss(loss: float | None) -> str:
 
 
 def _training_lines(record: Record) -> Iterator[str]:
-    """Validation, data, overflows, checkpoints: each where the run has any."""
+    """Lines on validation, data, overflows, checkpoints, restarts and plans, if there are any."""
     metrics, summary = record.metrics, record.summary
     validated = [metric for metric in metrics if metric.validation_loss is not None]
     if validated:
@@ -181,7 +182,7 @@ def _training_lines(record: Record) -> Iterator[str]:
 
 
 def comparison(title: str, predicted: Mapping[str, float], measured: Mapping[str, float]) -> Table:
-    """Seconds predicted, measured, and their ratio; the largest first."""
+    """Predicted seconds, measured seconds and their ratio; rows with most seconds first."""
     figures = ("predicted", "measured", "ratio")
     rows = table(title, "", *figures, right=figures)
     names = sorted(
@@ -195,7 +196,7 @@ def comparison(title: str, predicted: Mapping[str, float], measured: Mapping[str
 
 
 def memory_comparison(record: Record) -> Table:
-    """Bytes promised and measured at most, tier by tier."""
+    """The most bytes of each tier, predicted and measured."""
     figures = ("promised", "measured", "ratio", "capacity")
     rows = table("Memory at most", "tier", *figures, right=figures)
     several = any(use.stage for use in record.summary.memory)

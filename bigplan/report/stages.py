@@ -1,4 +1,4 @@
-"""Stages as the user reads them: blocks, recompute, and where each kind of tensor lives."""
+"""Stages as the user reads them: blocks, recomputation, and where each kind of tensor lives."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ TENSORS = ("parameters", "gradients", "optimizer", "activations")
 
 @dataclass(frozen=True)
 class Home:
-    """What one tier holds of a tensor kind of a stage.
+    """What one tier holds of one kind of tensor of a stage.
 
-    `layers` counts all layers, embedding and head among them (of activations: the blocks by how
-    much of their forward runs again); the optimizer's are parts of layers. `nbytes` are those of
-    one GPU, or of one node for host and NVMe. `streamed` is the fraction of them that passes
-    through the GPU for its update: optimizer state in host memory.
+    `layers` counts all layers, embedding and head among them. For activations it counts blocks, and
+    `recompute` counts them by how much of their forward runs again. For the optimizer it need not
+    be whole. `nbytes` are the bytes of one GPU, or for host and NVMe those of one node. `streamed`
+    is the fraction of optimizer state in host memory that passes through the GPU for its update.
     """
 
     layers: float
@@ -31,9 +31,10 @@ class Home:
 
 @dataclass(frozen=True)
 class StageShares:
-    """`layers` and `recompute` count transformer blocks; `placement` is fractions of bytes.
+    """Where the tensors of a stage live. `layers` and `recompute` count transformer blocks.
 
-    The bytes of a tensor kind are those of all the stage's layers, embedding and head among them.
+    `placement` maps a kind of tensor to the fraction of its bytes on each tier. These are the bytes
+    of all layers of the stage, embedding and head among them.
     """
 
     layers: int
@@ -43,12 +44,12 @@ class StageShares:
 
     @property
     def recomputed(self) -> int:
-        """Blocks that run at least a part of their forward twice."""
+        """The number of blocks that run at least a part of their forward twice."""
         return sum(n for policy, n in self.recompute.items() if policy != Recompute.NONE)
 
     @property
     def streamed(self) -> float:
-        """The fraction of all its optimizer state that passes through the GPU."""
+        """The fraction of the stage's optimizer state that is streamed through the GPU."""
         host = self.homes["optimizer"].get(Tier.HOST)
         return host.streamed * self.placement["optimizer"][Tier.HOST] if host else 0.0
 
@@ -85,7 +86,7 @@ def _stage(graph: Graph, placed: StagePlacement, memory: list[MemoryUse]) -> Sta
 
 
 def _streamed(graph: Graph, placed: StagePlacement) -> float:
-    """The fraction of the optimizer state in host memory that passes through the GPU."""
+    """Of the optimizer state in host memory, the fraction that passes through the GPU."""
     whole = part = 0.0
     for name, kind in placed.kinds.items():
         elements = graph.kinds[name].parameters
@@ -95,7 +96,7 @@ def _streamed(graph: Graph, placed: StagePlacement) -> float:
 
 
 def _sizes(graph: Graph, name: str, kind: KindPlacement) -> list[tuple[str, Tier, float]]:
-    """Bytes of one kind of layer by tensor kind and tier, up to a factor common to the tensor."""
+    """Sizes of one kind of layer by tensor and tier, in a unit that depends on the tensor only."""
     layer = graph.kinds[name]
     sizes = [
         (tensor, tier, float(count * layer.parameters))

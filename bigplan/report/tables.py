@@ -31,19 +31,20 @@ from bigplan.report.text import (
 from bigplan.units import counted, format_bytes, format_count, parse_bytes
 from bigplan.whatif import Answer, Outcome, helps
 
-TRIFLE = 1e-4  # of the step
-NAMED = 0.005  # of the step: a resource that holds it up for less is not named
-ALL = 0.995
-# A resource would bind next if it works for this part of the binding one's seconds on the path,
+TRIFLE = 1e-4  # of the step: less gets no row
+NAMED = 0.005  # of the step: a resource with less of the critical path is not named
+ALL = 0.995  # of the step: a resource with more of the critical path has all of it
+# The next resource to bind is named too. Its busy seconds must exceed NEARLY of those that the
+# binding resource has on the critical path. Less than MUCH of its own seconds may be on the path.
 NEARLY = 0.9
-MUCH = 0.5  # unless this part of its own seconds is on the path already
+MUCH = 0.5
 
 
 def bound_text(predicted: Predicted) -> str:
     """What the step is bound by: resources on its critical path, with their seconds.
 
-    "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.1 s". A resource that
-    works about as long off the path is told, too: it would bind if the first one worked less.
+    For example "nvme write, 14.2 s of 19.6 s of the critical path (72%); gpu compute 5.1 s". A
+    resource that works nearly as long off the path is named too, because it would bind next.
     """
     path, step = predicted.critical_path, predicted.step_seconds
     most = path[predicted.bottleneck]
@@ -69,8 +70,10 @@ def bound_text(predicted: Predicted) -> str:
 
 
 def busy_table(busy: Mapping[str, float], path: Mapping[str, float], step_seconds: float) -> Table:
-    """Seconds each resource works during a step (of the busiest stage), and those of them on the
-    critical path; the resource with most of these binds.
+    """A row per resource: its busy seconds in a step, and its seconds on the critical path.
+
+    Busy seconds are those of the stage where the resource works most. The resource with most
+    seconds on the critical path binds.
     """
     columns = ("resource", "busy", "share of the step", "critical path", "")
     rows = table("Time by resource", *columns, right=("busy", "critical path"))
@@ -92,7 +95,7 @@ def busy_table(busy: Mapping[str, float], path: Mapping[str, float], step_second
 
 
 def part_seconds(parts: StepParts) -> dict[str, float]:
-    """The parts by what the user calls them, in the order of the step's description."""
+    """The parts of a step by the names that the user reads, in the order of StepParts."""
     waits = f"waiting ({parts.waits_for} is busiest)" if parts.waits_for else "waiting"
     return {
         "compute": parts.compute,
@@ -105,7 +108,7 @@ def part_seconds(parts: StepParts) -> dict[str, float]:
 
 
 def parts_table(parts: StepParts) -> Table:
-    """The step of the busiest GPU; what it spends nothing on is left out."""
+    """The step of the busiest GPU by parts, without parts that take next to no time."""
     rows = table("The step of the busiest GPU", "part", "seconds", "share", right=("seconds",))
     named = part_seconds(parts)
     whole = sum(named.values())
@@ -116,15 +119,15 @@ def parts_table(parts: StepParts) -> Table:
     return rows
 
 
-ROWS_SHOWN = 9  # of a tier; of more, the first stages, the fullest and the last are shown
-HARDLY = 1e-3  # of what is used: too little to name
-NOTHING = 1 << 20  # less than this is housekeeping, not a use of the tier
+ROWS_SHOWN = 9  # at most, of a tier
+HARDLY = 1e-3  # of the used bytes: a purpose with less is not named
+NOTHING = 1 << 20  # bytes: a tier with less in use gets no row, unless it is the GPU
 
 TableRow = tuple[str, MemoryUse]
 
 
 def memory_table(memory: Sequence[MemoryUse]) -> Table:
-    """A bar per tier and stage; equal neighbours share it."""
+    """A row with a bar per tier and stage; neighbouring stages with equal use share a row."""
     shown = [use for use in memory if use.tier is Tier.GPU or use.used_bytes >= NOTHING]
     purposes = {p for use in shown for p, n in use.by_purpose.items() if n}
     title = f"Memory of one GPU; host and NVMe of one node ({legend(sorted(purposes))})"
@@ -148,7 +151,7 @@ def _merged(uses: Sequence[MemoryUse]) -> Iterator[TableRow]:
 
 
 def _shortened(rows: Sequence[TableRow]) -> Sequence[TableRow]:
-    """Of a long pipeline the first stages, the fullest and the last."""
+    """The rows; in a long pipeline only those of the first stages, the fullest and the last."""
     if len(rows) <= ROWS_SHOWN:
         return rows
     fullest = max(rows, key=lambda row: row[1].used_bytes)
@@ -157,7 +160,7 @@ def _shortened(rows: Sequence[TableRow]) -> Sequence[TableRow]:
 
 
 def _amounts(use: MemoryUse) -> tuple[str, str]:
-    """Used of capacity, and each purpose's part in the unit of what is used, largest first."""
+    """Texts of the used bytes and the capacity, and of the bytes by purpose, largest first."""
     unit = format_bytes(use.used_bytes).split()[1]
     size = parse_bytes(f"1 {unit}")
     used, capacity = use.used_bytes / size, use.capacity_bytes / size
@@ -172,7 +175,7 @@ def _amounts(use: MemoryUse) -> tuple[str, str]:
 
 
 def _two_digits(amount: float) -> str:
-    """Two significant digits, and no exponent: 116, 36, 1.1."""
+    """The amount with two significant digits, or as a whole number from 100 on: 1.1, 36, 116."""
     return f"{amount:.0f}" if amount >= 100 else f"{amount:.2g}"
 
 
@@ -185,7 +188,7 @@ POLICIES = {
 
 
 def homes_table(stages: Sequence[StageShares]) -> Table:
-    """A row per tensor kind; neighbouring stages that place the same counts share it."""
+    """A row per kind of tensor; neighbouring stages with equal counts share their rows."""
     used = [tier for tier in Tier if any(tier in s.homes[t] for s in stages for t in TENSORS)]
     per = {
         tier: f"{TIER_NAMES[tier]}, per {'GPU' if tier is Tier.GPU else 'node'}" for tier in used
@@ -202,7 +205,7 @@ def homes_table(stages: Sequence[StageShares]) -> Table:
 
 
 def _counts(stage: StageShares) -> list[tuple[str, str, float, tuple[tuple[str, int], ...]]]:
-    """What makes stages alike: their counts, not their bytes, which fall along the pipeline."""
+    """The counts by which stages are compared. Bytes are left out: they fall along the pipeline."""
     return [
         (tensor, tier, home.layers, tuple(home.recompute.items()))
         for tensor in TENSORS
@@ -230,15 +233,15 @@ def _amount(stage: StageShares, tensor: str, home: Home) -> str:
     if tensor == "activations":
         return ", ".join(f"{count} {POLICIES[policy]}" for policy, count in home.recompute.items())
     whole = sum(other.layers for other in stage.homes[tensor].values())
-    if home.layers != round(home.layers):  # shares of optimizer state are no whole layers
+    if home.layers != round(home.layers):  # optimizer state, which is split within layers
         return percent(home.layers / whole)
     return "all" if home.layers == whole else f"{home.layers:.0f} of {whole:.0f}"
 
 
 RIVALS_SHOWN = 5
-TOLD = 2  # parts named per runner-up
-EQUAL = 5e-4  # of the step
-WORTH = 0.15  # of the difference: a smaller part does not explain it
+TOLD = 2  # parts named per runner-up, at most
+EQUAL = 5e-4  # of the step: a smaller difference is none
+WORTH = 0.15  # of the difference: a part that grows by less does not explain it
 
 
 def rivals_table(plan: Plan) -> Table:
@@ -275,7 +278,10 @@ def why_slower(plan: Plan, other: Alternative) -> str:
 
 
 def _changes(best: StepParts, other: StepParts) -> Sequence[tuple[float, str]]:
-    """Differences in seconds, largest loss first; waiting is named as in the plan that waits."""
+    """Differences of the parts in seconds, largest loss first.
+
+    The name of the waiting part depends on the plan. It is taken from the plan that waits longer.
+    """
     pairs = zip(part_seconds(best).items(), part_seconds(other).items(), strict=True)
     return sorted(
         ((b - a, name if b > a else before) for (before, a), (name, b) in pairs), reverse=True
@@ -283,7 +289,7 @@ def _changes(best: StepParts, other: StepParts) -> Sequence[tuple[float, str]]:
 
 
 def help_report(answer: Answer) -> RenderableType:
-    """A larger batch, a row per change that was solved, and the names of those that were not."""
+    """A larger batch, a row per change that was solved, and the names of unsolved changes."""
     parts: list[RenderableType] = [Text(batch_text(answer.batch))] if answer.batch else []
     if answer.outcomes:
         parts.append(help_table(answer.outcomes))
@@ -301,7 +307,7 @@ def help_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def step_text(outcome: Outcome) -> str:
-    """'step 3.3 s -> 2.6 s (x1.27)', or that it fits, or that it does not help."""
+    """'3.3 s -> 2.6 s (x1.27)', or that the change makes the plan fit, or does not help."""
     before, after = outcome.before_seconds, outcome.step_seconds
     if after is None:
         return "still does not fit" if before is None else "cannot be planned as it stands"
@@ -313,7 +319,7 @@ def step_text(outcome: Outcome) -> str:
 
 
 def batch_text(batch: LargerBatch) -> str:
-    """What a larger batch brings, and how it is split."""
+    """What a larger batch brings, and the strategy for it."""
     gained = f"{'at least ' * batch.at_least}{percent(batch.gain)}"
     return (
         f"{counted(batch.global_batch, 'sequence')} a step in place of {batch.instead_of:,} give "
@@ -330,7 +336,7 @@ SUBJECTS = {
 
 
 def largest_table(found: Sequence[Largest]) -> Table:
-    """A row per question: what the plan has, what fits, and what was tried and does not."""
+    """A row per question: the plan's value, the largest that fits, and one that does not fit."""
     figures = ("the plan has", "fits", "does not fit", "step, untuned")
     rows = table("The largest that fits, all else as it is", "what", *figures, right=figures)
     for one in found:
@@ -343,5 +349,5 @@ def largest_table(found: Sequence[Largest]) -> Table:
 
 
 def unasked_text(changes: Sequence[str]) -> str:
-    """What there was no time for."""
+    """The changes that there was no time for."""
     return f"Would this help? {'; '.join(changes)}: `--what-if` solves again with each."

@@ -15,7 +15,8 @@ BAR = 16
 LONG_BAR = 24
 TIER_NAMES = {"gpu": "GPU", "host": "host", "nvme": "NVMe"}
 
-# What memory is used for: a letter and a colour. Letters, so that a bar says it without colours.
+# The purposes of memory, each with a letter and a colour. Letters make a bar readable without
+# colours.
 PURPOSES = {
     "parameters": ("P", "blue"),
     "gradients": ("G", "green"),
@@ -29,7 +30,7 @@ PURPOSES = {
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds with three digits, in seconds up to ten minutes."""
+    """A time with three digits; from 1 s to 10 min in seconds, else in a fitting unit."""
     return f"{seconds:.3g} s" if 1 <= seconds < 600 else format_seconds(float(f"{seconds:.3g}"))
 
 
@@ -40,15 +41,15 @@ def bytes_text(nbytes: float) -> str:
 
 
 def bar(value: float, whole: float) -> str:
-    """A bar of fixed width; more than the whole is shown full."""
+    """A bar of fixed width, filled for `value` of `whole`; it is full for larger values."""
     filled = round(BAR * min(1.0, value / whole)) if whole > 0 else 0
     return "█" * filled + "░" * (BAR - filled)
 
 
 def purpose_bar(by_purpose: Mapping[str, int], capacity: int) -> Text:
-    """A bar of the whole capacity, each purpose in its letter; what is free is dots.
+    """A bar of the whole capacity: letters for each purpose, dots for free memory.
 
-    Ends are rounded, not lengths, so that the letters add up to the used part of the bar.
+    The ends of the parts are rounded, not their lengths. So the letters add up to the used part.
     """
     shown, end, used = Text(), 0, 0
     for purpose, (letter, colour) in PURPOSES.items():
@@ -60,7 +61,7 @@ def purpose_bar(by_purpose: Mapping[str, int], capacity: int) -> Text:
 
 
 def legend(purposes: Sequence[str]) -> str:
-    """What the letters of `purpose_bar` mean, for the purposes that occur."""
+    """The meanings of the letters of `purpose_bar`, for the purposes that occur."""
     named = [f"{letter} {name}" for name, (letter, _) in PURPOSES.items() if name in purposes]
     return ", ".join([*named, "· free"])
 
@@ -71,18 +72,20 @@ def listed(words: Sequence[str]) -> str:
 
 
 def number_range(numbers: Sequence[int]) -> str:
-    """'3', or '0-7' for neighbours."""
+    """'3' for one number, '0-7' for a run of neighbouring numbers."""
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
 
 
 def percent(share: float) -> str:
-    """Neither 0% nor 100% is said of a part."""
+    """A share in percent. A part is never shown as 0% or 100%, but as <1% or >99%."""
     return "<1%" if share < 0.005 else ">99%" if share > 0.995 else f"{share:.0%}"
 
 
 def table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:
-    """The look of every table; `right` names the columns of numbers, `whole` those of names that
-    somebody may type: on a narrow terminal the others give way.
+    """An empty table in the common style.
+
+    Columns in `right` are aligned to the right. Columns in `whole` never wrap: they hold names that
+    somebody may type, so on a narrow terminal the other columns become narrower.
     """
     made = Table(
         title=title,

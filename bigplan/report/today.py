@@ -1,4 +1,4 @@
-"""Whether a plan can be run today, and what can where it cannot."""
+"""Whether a plan can be run today, and which plan can be run where it cannot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ YES = "yes, with `bigplan launch`"
 
 
 def today_text(plan: Plan, runnable: Runnable) -> str:
-    """'Runs today: ...', with the best plan that does and how much slower it is."""
+    """'Runs today: ...'. Where the plan cannot run: the best plan that can, and how much slower."""
     if not runnable.refusal:
         return f"Runs today: {_yes(plan)}."
     no = f"Runs today: no, {runnable.refusal}."
@@ -33,7 +33,7 @@ def today_text(plan: Plan, runnable: Runnable) -> str:
 
 
 def engines_text(plan: Plan, runnable: Runnable) -> str:
-    """'By engine: ...', and what the planner's best would bring that nothing runs yet."""
+    """'By engine: ...', and the planner's best plan where no engine can run it yet."""
     chosen = runnable.chosen
     if chosen is None:
         return ""
@@ -60,19 +60,23 @@ def _by_engine(plan: Plan, name: str, found: Plan | str) -> str:
 
 
 def engine_text(plan: Plan) -> str:
-    """The same of a plan alone, whose request is not known."""
+    """'Runs today: ...' for a plan whose request is not known."""
     runs = plan.executable[plan.engine]
     return f"Runs today: {_yes(plan) if runs is True else f'no, {runs}'}."
 
 
 def _yes(plan: Plan) -> str:
-    """That it does, and what this machine lacks to launch it."""
+    """That the plan runs, and what this machine lacks to launch it, if anything."""
     missing = engine_of(plan).missing()
     return YES if missing is None else f"{YES}, but not from here: {missing}"
 
 
 def today_json(plan: Plan, runnable: Runnable) -> dict[str, Any]:
-    """`best`: whether the plan itself can be run; `strategy` and seconds are of what can."""
+    """What can be run today, for programs.
+
+    `best`: whether the plan itself can be run. `strategy` and `step_seconds` are those of the best
+    plan that can be run.
+    """
     other = runnable.plan
     return {
         "best": not runnable.refusal,
@@ -90,7 +94,7 @@ def today_json(plan: Plan, runnable: Runnable) -> dict[str, Any]:
 
 
 def _engines_json(chosen: Chosen) -> dict[str, Any]:
-    """By engine that is installed: the seconds of its best plan, or why it has none."""
+    """For each installed engine, the step seconds of its best plan, or why it has none."""
     return {
         name: {"step_seconds": None, "because": found}
         if isinstance(found, str)
