@@ -32,7 +32,8 @@ def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
     return (
         f"Train {plan.model.name} ({size} parameters) on {where}{_by(plan)} "
         f"with {strategy_text(plan.strategy)}, {batch} a step in {plan.training.precision}; "
-        f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}{_worn(plan)}."
+        f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}{_captured(plan)}"
+        f"{_worn(plan)}."
     )
 
 
@@ -50,6 +51,10 @@ def _idle(plan: Plan) -> str:
 def _by(plan: Plan) -> str:
     """The engine, where it is not bigplan's own."""
     return "" if plan.engine == "native" else f" by {plan.engine}"
+
+
+def _captured(plan: Plan) -> str:
+    return "; CUDA graphs repeat the blocks" if plan.placement.captured else ""
 
 
 def _worn(plan: Plan) -> str:

@@ -16,6 +16,14 @@ def test_what_is_recomputed_is_counted_by_policy() -> None:
     assert tells(decision(plan, mixed), "1 of 2", "recomputed", "1 of 2", "selectively")
 
 
+def test_captured_blocks_are_told() -> None:
+    plan = tiny_plan()
+    placement = plan.placement.model_copy(update={"captured": True})
+    captured = plan.model_copy(update={"placement": placement})
+    assert "CUDA graphs" in decision(captured, stages_of(captured))
+    assert "CUDA graphs" not in decision(plan, stages_of(plan))
+
+
 def test_drives_that_training_wears_out_within_three_years_are_told_at_once() -> None:
     def told(days: float, drives: int = 1) -> str:
         plan = writing(10**9, 86.4, endurance=round(days * 2e12 / drives), drives=drives)
