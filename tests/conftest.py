@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,10 @@ for name, number in (
 ):
     settings.register_profile(name, deadline=None, max_examples=number)
 settings.load_profile("bigplan")
+
+# A shell's background job ignores SIGINT, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)  # of xdist's, which one process does without
