@@ -59,7 +59,7 @@ ALIGNMENT = 256
 # Bytes of one CUDA graph: 384 graphs of blocks' passes took 72 MB on an H200
 # (benchmarks/results/2026-11-24-h200-graphs).
 GRAPH_BYTES = 200_000
-MOST_GRAPHS = 4096  # in a step: they take 0.8 GB, and 5 s to capture
+MOST_GRAPHS = 4096  # of a step: 0.8 GB, and 10 s to capture, as 384 took 0.9 s
 # Looked-up rows whose gradients are added at a time: a matrix of ones and zeros, with as many rows
 # and columns, says which of them are the same row.
 LOOKED_UP_ROWS = 2048

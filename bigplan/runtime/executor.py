@@ -89,7 +89,7 @@ class Executor:
         for action, waits in order[len(before) :]:
             started.append(Done(action, [started[number] for number in waits]))
         self._playing = started
-        self._graphs.begin([done.action for done in started])
+        self._graphs.begin(done.action for done in started)
         self._lanes.start(started[len(before) :])
         stage = self._context.program.stage
         read_ahead([done for done in started if done.action.op is not Op.CKPT], clock, stage)

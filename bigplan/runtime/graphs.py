@@ -134,16 +134,16 @@ class Graphs:
         given, graph = dynamic[source], torch.cuda.CUDAGraph()
         assert isinstance(given, Tensor)
         with capturing(graph, self._pool):
-            inside = (
-                given if given.data_ptr() == self._left.get(source) else torch.empty_like(given)
-            )
+            # What a captured pass left lies in the pool; what another layer left is copied there.
+            captured = given.data_ptr() == self._left.get(source)
+            inside = given if captured else torch.empty_like(given)
             dynamic[source], place = inside, lent(inside)
             self._plain[action.op](action)
         left = dynamic[result]
         assert isinstance(left, Tensor)
         self._left[result] = left.data_ptr()
         found = _Pass(graph, (source, place), (result, lent(left)))
-        if inside is not given:
+        if not captured:
             place.copy_(given)
         graph.replay()
         return found

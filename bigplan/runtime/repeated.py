@@ -6,8 +6,7 @@ step to step is a few factors, which kernels read from memory of fixed addresses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,19 +16,15 @@ from bigplan.runtime.graphs import capturing
 from bigplan.runtime.scaling import Verdict
 from bigplan.spec.optimizer import ParameterRule
 
-if TYPE_CHECKING:
-    from bigplan.kernels.update import AdamW
-
 Factors = Callable[[ParameterRule], Tensor]  # on the device, as AdamW.step takes them
-Constants = Callable[[Verdict, ParameterRule], Sequence[float]]  # as AdamW.factors takes them
 
 
 class RepeatedUpdates:
-    """The updates of one lane, whose actions come in the same order in every step."""
+    """The updates that one stream runs; `factors` gives those of a verdict, in new memory."""
 
-    def __init__(self, kernel: AdamW, constants: Constants, device: torch.device) -> None:
-        self._kernel, self._constants, self._device = kernel, constants, device
-        self._factors: dict[ParameterRule, Tensor] = {}
+    def __init__(self, factors: Callable[[Verdict, ParameterRule], Tensor]) -> None:
+        self._new = factors
+        self._kept: dict[ParameterRule, Tensor] = {}  # what graphs read
         self._graphs: dict[Action, torch.cuda.CUDAGraph | None] = {}  # None: it ran once
         self._verdict: Verdict | None = None
 
@@ -37,24 +32,21 @@ class RepeatedUpdates:
         """`apply` with the verdict's factors, from a graph after the first time."""
         if verdict is not self._verdict:
             self._verdict = verdict
-            for rule, factors in self._factors.items():
-                factors.copy_(self._of(rule, verdict))
+            for rule, factors in self._kept.items():
+                factors.copy_(self._new(verdict, rule))
         if action not in self._graphs:
-            apply(self._kept)
+            apply(self._factors)
             self._graphs[action] = None  # its kernels are compiled and loaded
             return
         graph = self._graphs[action]
         if graph is None:
             graph = self._graphs[action] = torch.cuda.CUDAGraph()
             with capturing(graph):
-                apply(self._kept)
+                apply(self._factors)
         graph.replay()
 
-    def _kept(self, rule: ParameterRule) -> Tensor:
-        if rule not in self._factors:
+    def _factors(self, rule: ParameterRule) -> Tensor:
+        if rule not in self._kept:
             assert self._verdict is not None
-            self._factors[rule] = self._of(rule, self._verdict)
-        return self._factors[rule]
-
-    def _of(self, rule: ParameterRule, verdict: Verdict) -> Tensor:
-        return self._kernel.factors(self._constants(verdict, rule), verdict.divisor, self._device)
+            self._kept[rule] = self._new(self._verdict, rule)
+        return self._kept[rule]

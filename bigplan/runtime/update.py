@@ -50,7 +50,7 @@ class Update:
         self._adamw = adamw_for(context.training, context.device)
         self._repeated: RepeatedUpdates | None = None
         if self._adamw is not None and context.program.captured:
-            self._repeated = RepeatedUpdates(self._adamw, self._constants, context.device)
+            self._repeated = RepeatedUpdates(self._factors)
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)
         self.verdict: Verdict | None = None
@@ -142,8 +142,11 @@ class Update:
             boxes, list(state.view(parts, elements).unbind()), rows[gradients], rows[weights]
         )
 
-    def _constants(self, verdict: Verdict, rule: ParameterRule) -> Sequence[float]:
-        return _kernel(self._context.training.optimizer, verdict, rule).native.constants
+    def _factors(self, verdict: Verdict, rule: ParameterRule) -> Tensor:
+        """What the generated AdamW multiplies by, on the GPU."""
+        assert self._adamw is not None
+        kernel = _kernel(self._context.training.optimizer, verdict, rule)
+        return self._adamw.factors(kernel.native.constants, verdict.divisor, self._context.device)
 
     def _apply(
         self,
@@ -152,6 +155,8 @@ class Update:
         verdict: Verdict,
         factors: Factors | None = None,
     ) -> None:
+        """Update rows. `factors`: of the GPU's generated kernel, where they are kept."""
+        factors = factors or partial(self._factors, verdict)
         optimizer, state = self._context.training.optimizer, operands.state
         moments, master = state[: optimizer.moments], self._context.graph.sizes.master
         for rule, group in _by_rule(operands.boxes, self._rules[layer]).items():
@@ -164,14 +169,10 @@ class Update:
                 )
                 for box in merged(group)
             ]
-            kernel = _kernel(optimizer, verdict, rule)
             if self._adamw is not None and pieces[0].parameter.is_cuda:
-                constants, device = kernel.native.constants, pieces[0].parameter.device
-                by = factors(rule) if factors else None
-                if by is None:
-                    by = self._adamw.factors(constants, verdict.divisor, device)
-                adamw_step(self._adamw, by, pieces)
+                adamw_step(self._adamw, factors(rule), pieces)
             else:
+                kernel = _kernel(optimizer, verdict, rule)
                 fused_step(pieces, kernel, verdict.divisor, self._cores)
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ class Candidate:
         loss = LossLayer.of(workload.model, workload.training, workload.nodes, strategy)
         graph = loss.relaxed_graph()
         costs = price(graph, workload.training, workload.nodes)
-        return cls(strategy, graph, costs if strategy.pp == 1 else costs.launched(), loss)
+        return cls(strategy, graph, costs if strategy.ranks == 1 else costs.launched(), loss)
 
     def settled(self, placement: Placement) -> Candidate:
         """With the loss layer and the launches that the placement has."""
@@ -144,7 +144,7 @@ class Pricing:
         wanted = [bool(pin.amount) for pin in self._pins if pin.tensor == CAPTURED]
         captured = wanted[0] if wanted else None
         costs = self._priced(graph)
-        if strategy.pp > 1 or captured is False:
+        if strategy.ranks > 1 or captured is False:
             costs = costs.launched()
         return Candidate(strategy, graph, costs, self._loss(strategy), captured)
 
@@ -221,7 +221,8 @@ def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> T
     exceed the tier. The loss takes as many tokens at a time as the GPU's free memory allows.
     """
     costs = candidate.costs
-    placement = placement.model_copy(update={"captured": False})
+    if placement.captured:
+        placement = placement.model_copy(update={"captured": False})
     programs = lower_steady(candidate.graph, placement)
     if not _fit(programs, costs):
         return None

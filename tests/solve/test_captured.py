@@ -41,8 +41,8 @@ def test_what_leaves_the_gpu_is_not_captured(settings: dict[str, str | int | flo
     assert not _plan({"micro_batch": 1, **settings}).placement.captured
 
 
-@pytest.mark.parametrize("split", ["tp", "pp"])
-def test_ranks_that_share_a_micro_batch_capture_nothing(split: str) -> None:
+@pytest.mark.parametrize("split", ["tp", "pp", "dp"])
+def test_several_gpus_capture_nothing(split: str) -> None:
     assert not _plan({split: 2, "micro_batch": 1}, "dgx-h100").placement.captured
 
 
