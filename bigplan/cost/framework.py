@@ -50,7 +50,7 @@ class Framework:
     gradients_stay: bool = False  # gradients are on the GPU, even if the CPU updates
     one_numa_domain: bool = False  # a rank's CPU update uses one NUMA domain only
     captures: bool = False  # CUDA graphs can repeat the passes of blocks
-    captured: bool = False  # and do, so that the host launches each pass once
+    captured: bool = False  # CUDA graphs repeat them: the host launches each pass once
 
 
 NATIVE = Framework(
