@@ -115,16 +115,32 @@ class Groups:
         """To the neighbour that takes messages of this kind."""
         channel, group = self._out[kind]
         host = values.is_cuda and dist.get_backend(group) == "gloo"
+        if values.is_cuda and not host:
+            self._meet(channel)
         dist.send(values.cpu() if host else values, channel.receiver, group=group)
 
     def receive(self, kind: Holds, values: Tensor) -> None:
         """Fill `values` with the next message of this kind."""
         channel, group = self._into[kind]
         host = values.is_cuda and dist.get_backend(group) == "gloo"
+        if values.is_cuda and not host:
+            self._meet(channel)
         into = torch.empty_like(values, device="cpu") if host else values
         dist.recv(into, channel.sender, group=group)
         if host:
             values.copy_(into)
+
+    def _meet(self, channel: Channel) -> None:
+        """Wait until this stream has come so far, and the other side's, too.
+
+        A kernel of NCCL that waits for its peer must never keep the peer from coming. CUDA loads a
+        module only when no kernel runs, and a kernel's first launch loads its module. So two stages
+        whose receives waited on their GPUs for each other's first passes waited for ever.
+        """
+        reached = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        reached.record()
+        reached.synchronize()
+        meet(channel, self.at.rank(self.strategy), self._control)
 
     def sum_of_all(self, values: Tensor) -> Tensor:
         """The sum of [n] on the CPU over all ranks: the same bits on each."""
@@ -157,6 +173,19 @@ class Groups:
         """Leave."""
         if self._control is not None and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def meet(channel: Channel, rank: int, group: dist.ProcessGroup | None) -> None:
+    """Return once both ends of a channel have called this for their next message.
+
+    Two ranks may have channels of one kind both ways, so the way is part of the messages' tag.
+    """
+    tag = 2 * list(Holds).index(channel.kind) + (channel.sender < channel.receiver)
+    other = channel.receiver if rank == channel.sender else channel.sender
+    told = dist.isend(torch.zeros(1), other, group=group, tag=tag)
+    dist.recv(torch.zeros(1), other, group=group, tag=tag)
+    assert told is not None, "this rank is none of the group"
+    told.wait()
 
 
 def store_of(meeting: Path | Store, ranks: int) -> Store:
