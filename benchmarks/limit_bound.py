@@ -10,8 +10,9 @@ from bigplan.cost.price import ADAM_BYTES
 from bigplan.graph.graph import ElementSizes
 from bigplan.plan import Plan
 from bigplan.planner import programs_of
-from bigplan.program import LINKS, Action, Buffer, Lane, Op, counted
+from bigplan.program import LINKS, Action, Buffer, Lane, Op, Program, counted
 from bigplan.simulate import action_seconds
+from bigplan.solve.candidate import Candidate
 from bigplan.spec.cluster import NodeGroup
 
 # Lanes of copies, with the link that both directions share.
@@ -38,9 +39,17 @@ def bound_of(plan: Plan) -> dict[str, Any]:
 
     `gpu` is what the plan has the GPU compute, recomputation included, at the profile's
     efficiencies, and so are collectives. All other rates are `best_rates`, where the GPUs of one
-    machine have equal parts of what they share. No pipeline; latencies are left out.
+    machine have equal parts of what they share. Latencies are left out. Of a pipeline's stages the
+    one with the largest bound is told; none waits for another in it.
     """
-    candidate, (program,) = programs_of(plan)
+    candidate, programs = programs_of(plan)
+    return max(
+        (_stage_bound(plan, candidate, program) for program in programs),
+        key=lambda bound: float(bound["seconds"]),
+    )
+
+
+def _stage_bound(plan: Plan, candidate: Candidate, program: Program) -> dict[str, Any]:
     graph, nodes = candidate.graph, plan.cluster.group
     rates = best_rates(nodes, graph.sizes, min(plan.strategy.ranks, nodes.gpus_per_node))
     step: dict[str, float] = defaultdict(float)
