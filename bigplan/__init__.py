@@ -14,6 +14,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from bigplan.version import __version__
+
 if TYPE_CHECKING:
     from bigplan.api import BigplanError as BigplanError
     from bigplan.api import Plan as Plan
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     from bigplan.api import launch as launch
     from bigplan.api import plan as plan
     from bigplan.api import validate as validate
-
-__version__ = "0.1.0"
 
 _API = ("BigplanError", "Plan", "Run", "Validation", "launch", "plan", "validate")
 __all__ = [*_API, "__version__"]  # noqa: PLE0604 -- all of them are text

@@ -11,7 +11,7 @@ from bigplan.errors import InfeasibleError, InputError
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.solve.search import Watch, unwatched
-from bigplan.spec.model import MOST_LAYERS
+from bigplan.spec.architecture import MOST_LAYERS
 from bigplan.spec.training import MOST_TOKENS
 
 T = TypeVar("T")

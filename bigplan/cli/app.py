@@ -63,7 +63,7 @@ app.add_typer(kernels, name="kernels")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from bigplan.version import full_version
+        from bigplan.commit import full_version
 
         print(f"bigplan {full_version()}")
         raise typer.Exit

@@ -6,11 +6,11 @@ import platform
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
+from bigplan.commit import full_version
 from bigplan.doctor.finding import Finding
 from bigplan.engines import ENGINES
 from bigplan.engines.frameworks import FRAMEWORKS
 from bigplan.solve.ilp import highs_available, solver_name
-from bigplan.version import full_version
 
 TOPIC, ENGINE = "installed", "engines"
 

@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import bigplan
 from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import (
@@ -35,6 +34,7 @@ from bigplan.launcher.tensorboard import EventFile
 from bigplan.launcher.weights_and_biases import WandbRun
 from bigplan.plan import MemoryUse, Plan, digest
 from bigplan.timeline import Timeline
+from bigplan.version import __version__
 
 if TYPE_CHECKING:
     from bigplan.runtime.result import Finished, StepResult
@@ -269,7 +269,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"bigplan": bigplan.__version__, "python": platform.python_version()}
+    found = {"bigplan": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)

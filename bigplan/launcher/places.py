@@ -18,7 +18,7 @@ from bigplan.errors import CheckpointError
 from bigplan.launcher.checkpoints import FOLDER, checkpoints, remove
 
 if TYPE_CHECKING:
-    from bigplan.runtime.checkpoint.manifest import StoredFile
+    from bigplan.runtime.manifest import StoredFile
 
 RUN_DIR = "BIGPLAN_RUN_DIR"
 PART = 64 << 20  # bytes of a file that come at once
@@ -110,7 +110,7 @@ def shared_out(seen: Mapping[int, tuple[str, ...]], names: Mapping[str, str]) ->
 
 def receive(run: Path, step: str, manifest: str) -> None:
     """Have a checkpoint's manifest here; files of another one of that step go."""
-    from bigplan.runtime.checkpoint.manifest import NAME
+    from bigplan.runtime.manifest import NAME
 
     folder = run / FOLDER / step
     if (folder / NAME).exists() and (folder / NAME).read_text() == manifest:

@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryFile
 
-import bigplan
 from bigplan.errors import PreflightError
+from bigplan.version import __version__
 
 LOOPBACK = "lo"
 CLOCKS_APART = 1.0  # seconds; beyond them nodes' records cannot be put in order
@@ -49,7 +49,7 @@ def look(
 
 def versions() -> dict[str, str]:
     """Versions that must be the same on all nodes."""
-    found = {"bigplan": bigplan.__version__, "Python": platform.python_version()}
+    found = {"bigplan": __version__, "Python": platform.python_version()}
     for package in ("torch", "ray"):
         try:
             found[package] = version(package)

@@ -11,9 +11,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-import bigplan
 from bigplan.errors import RefusedError
 from bigplan.page.parts import Grid, Page
+from bigplan.version import __version__
 
 VEGA_LITE = "6.4"  # a version that vl-convert ships
 _FOLDER = Path(__file__).with_name("template")
@@ -27,7 +27,7 @@ def page_html(page: Page) -> str:
         .get_template("page.html.j2")
         .render(
             page=page,
-            version=bigplan.__version__,
+            version=__version__,
             charts=_data(charts),
             style=Markup(_text("page.css")),
             script=Markup(_text("page.js")),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bigplan.runtime.checkpoint.manifest import StoredFile
+    from bigplan.runtime.manifest import StoredFile
 
     Bring = Callable[[Path, StoredFile], None]  # puts a file of another place at a path
 

@@ -21,8 +21,9 @@ from bigplan.runtime.generated import NormRule
 from bigplan.runtime.operators import layer_norm, rms_norm, rotary, swiglu
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
 from bigplan.runtime.words import cross_entropy, own_rows
+from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.layers import TABLE
-from bigplan.spec.model import ModelSpec, RopeScaling
+from bigplan.spec.model import ModelSpec
 
 if TYPE_CHECKING:
     from bigplan.kernels.library import Library

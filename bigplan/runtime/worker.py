@@ -24,8 +24,8 @@ from bigplan.plan import Plan, digest, graph_of
 from bigplan.program import Instruction
 from bigplan.ranks import Coordinates
 from bigplan.runtime.apart import Apart
+from bigplan.runtime.background import Background
 from bigplan.runtime.checkpoint import Manifest, check_same, checkpoint_path, latest, restore
-from bigplan.runtime.checkpoint.background import Background
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows
 from bigplan.runtime.data import BatchSource, Prefetcher, data_path

@@ -7,26 +7,23 @@ graph/block.py. capabilities.py says which parts the native runtime executes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from bigplan.spec.architecture import Architecture
 from bigplan.spec.step import LayerStep, Parameter, StepOp, StepValue, product
-
-if TYPE_CHECKING:
-    from bigplan.spec.model import ModelSpec
 
 TABLE = "embed_tokens.weight"  # which a tied head reads
 
 
-def described(model: ModelSpec) -> Mapping[str, tuple[LayerStep, ...]]:
+def described(model: Architecture) -> Mapping[str, tuple[LayerStep, ...]]:
     """Steps of each kind of layer, in the order of a forward."""
     return {"embedding": _embedding(model), "block": _block(model), "head": _head(model)}
 
 
-def _hidden(model: ModelSpec, name: str) -> StepValue:
+def _hidden(model: Architecture, name: str) -> StepValue:
     return StepValue(name, model.hidden, split=False)
 
 
-def _embedding(model: ModelSpec) -> tuple[LayerStep, ...]:
+def _embedding(model: Architecture) -> tuple[LayerStep, ...]:
     rows = _hidden(model, "rows")
     table = Parameter(TABLE, (model.vocab, model.hidden), "rows", True)
     steps = [LayerStep(StepOp.LOOK_UP, "look-up", (), (rows,), (table,))]
@@ -41,7 +38,7 @@ def _embedding(model: ModelSpec) -> tuple[LayerStep, ...]:
     return tuple(steps)
 
 
-def _block(model: ModelSpec) -> tuple[LayerStep, ...]:
+def _block(model: Architecture) -> tuple[LayerStep, ...]:
     """Attention and MLP, each after a norm and added to the residual stream.
 
     With a parallel residual both norms read the block's input.
@@ -57,7 +54,7 @@ def _block(model: ModelSpec) -> tuple[LayerStep, ...]:
     return (first, *attention, between, second, *mlp, last)
 
 
-def _norm(model: ModelSpec, module: str, name: str, x: StepValue, gives: str) -> LayerStep:
+def _norm(model: Architecture, module: str, name: str, x: StepValue, gives: str) -> LayerStep:
     """A norm of the residual stream; it saves its input and each token's scale, and mean if any."""
     centred = model.norm == "layernorm"
     parts = ("weight", "bias") if centred and model.norm_bias else ("weight",)
@@ -80,7 +77,7 @@ def _sum(name: str, x: StepValue, y: StepValue, gives: str) -> LayerStep:
     return LayerStep(StepOp.SUM, name, (x, y), (x._replace(name=gives),))
 
 
-def _attention(model: ModelSpec, x: StepValue) -> list[LayerStep]:
+def _attention(model: Architecture, x: StepValue) -> list[LayerStep]:
     """Grouped heads; queries and keys may be normed and turned."""
     queries = StepValue("queries", model.heads, model.head_dim)
     keys = StepValue("keys", model.kv_heads, model.head_dim, repeats=True)
@@ -107,7 +104,7 @@ def _attention(model: ModelSpec, x: StepValue) -> list[LayerStep]:
     return [*steps, core, closing]
 
 
-def _norm_of_heads(model: ModelSpec, module: str, x: StepValue) -> LayerStep:
+def _norm_of_heads(model: Architecture, module: str, x: StepValue) -> LayerStep:
     """An RMSNorm on each head of queries or keys."""
     return LayerStep(
         StepOp.NORM,
@@ -120,7 +117,7 @@ def _norm_of_heads(model: ModelSpec, module: str, x: StepValue) -> LayerStep:
     )
 
 
-def _mlp(model: ModelSpec, x: StepValue) -> list[LayerStep]:
+def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
     """A gated MLP, or one with a plain activation. ReLU's derivative needs only its output."""
     names = ("gate_proj", "up_proj") if model.mlp == "swiglu" else ("up_proj",)
     modules = {name: StepValue(name.removesuffix("_proj"), model.ffn) for name in names}
@@ -138,7 +135,7 @@ def _mlp(model: ModelSpec, x: StepValue) -> list[LayerStep]:
     ]
 
 
-def _head(model: ModelSpec) -> tuple[LayerStep, ...]:
+def _head(model: Architecture) -> tuple[LayerStep, ...]:
     norm = _norm(model, "norm", "final norm", _hidden(model, "input"), "normed")
     normed, logits = norm.gives[0], StepValue("logits", model.vocab)
     if model.tied_embeddings:

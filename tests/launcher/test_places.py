@@ -18,7 +18,7 @@ from bigplan.launcher.places import (
     shared_out,
 )
 from bigplan.runtime.checkpoint.copies import merged
-from bigplan.runtime.checkpoint.manifest import Extent, StoredFile
+from bigplan.runtime.manifest import Extent, StoredFile
 
 
 def stored(name: str, place: str, checksum: int = 1) -> StoredFile:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint import Reader, latest, writing
-from bigplan.runtime.checkpoint.manifest import read_manifest
+from bigplan.runtime.manifest import read_manifest
 from tests.examples import examples
 from tests.runtime.checkpoints import away, course, pairs, passing, resident, running
 from tests.runtime.harness import same, state_of

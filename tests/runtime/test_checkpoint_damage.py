@@ -23,8 +23,8 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan
 from bigplan.program import Action
 from bigplan.runtime.checkpoint import latest
-from bigplan.runtime.checkpoint.manifest import NAME, _digest, read_manifest
 from bigplan.runtime.checkpoint.saver import Saver
+from bigplan.runtime.manifest import NAME, _digest, read_manifest
 from bigplan.spec.optimizer import Optimizer
 from tests.runtime.checkpoints import away, course, passing, resident, running
 from tests.runtime.plans import tiny_model

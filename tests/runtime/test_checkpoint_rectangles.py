@@ -23,8 +23,8 @@ from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle, cut, whole
 from bigplan.runtime.checkpoint import Manifest, Reader, reading, writing
 from bigplan.runtime.checkpoint.layout import Image, LayerFile, Span, laid_out
-from bigplan.runtime.checkpoint.manifest import ELEMENT, Extent, Kind, StoredFile, StoredTensor
 from bigplan.runtime.disk import Pages
+from bigplan.runtime.manifest import ELEMENT, Extent, Kind, StoredFile, StoredTensor
 from bigplan.runtime.slab import aligned_empty
 from tests.examples import examples
 from tests.runtime.plans import tiny_model, tiny_training

@@ -19,8 +19,8 @@ from bigplan.plan import Plan
 from bigplan.program import Op, expand
 from bigplan.ranks import Coordinates
 from bigplan.runtime.checkpoint import Manifest, Saver, latest, restore
-from bigplan.runtime.checkpoint.manifest import ELEMENT
 from bigplan.runtime.context import Context
+from bigplan.runtime.manifest import ELEMENT
 from bigplan.runtime.pieces import Box, LayerRows, OwnedPart
 from bigplan.runtime.worker import NativeWorker
 from tests.runtime.checkpoints import away, passing, resident, running

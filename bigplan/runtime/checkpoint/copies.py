@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bigplan.errors import CheckpointError
-from bigplan.runtime.checkpoint.manifest import StoredFile
+from bigplan.runtime.manifest import StoredFile
 
 
 def merged(files: Iterable[StoredFile]) -> tuple[StoredFile, ...]:

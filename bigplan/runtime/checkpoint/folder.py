@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bigplan.errors import CheckpointError, InputError
-from bigplan.runtime.checkpoint.manifest import NAME, STEP_FOLDER, Manifest, read_manifest
+from bigplan.runtime.manifest import NAME, STEP_FOLDER, Manifest, read_manifest
 
 PARTIAL = ".partial"
 

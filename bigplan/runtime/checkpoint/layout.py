@@ -19,8 +19,8 @@ from itertools import groupby
 from bigplan.content import Content, Holds
 from bigplan.mechanics import PAGE
 from bigplan.rectangle import Rectangle
-from bigplan.runtime.checkpoint.manifest import ELEMENT, Kind, StoredTensor
 from bigplan.runtime.context import Context
+from bigplan.runtime.manifest import ELEMENT, Kind, StoredTensor
 from bigplan.runtime.memory import Key
 from bigplan.runtime.pieces import Box, LayerRows
 from bigplan.runtime.slab import align_up

@@ -18,7 +18,8 @@ from torch import Tensor
 from bigplan.errors import CheckpointError
 from bigplan.mechanics import DISK_THREADS, PAGE, TRANSFER_BYTES
 from bigplan.rectangle import Rectangle, cut, whole
-from bigplan.runtime.checkpoint.manifest import (
+from bigplan.runtime.disk import Pages, TransferError
+from bigplan.runtime.manifest import (
     BLOCK,
     ELEMENT,
     Extent,
@@ -27,7 +28,6 @@ from bigplan.runtime.checkpoint.manifest import (
     StoredFile,
     StoredTensor,
 )
-from bigplan.runtime.disk import Pages, TransferError
 from bigplan.runtime.slab import align_up, aligned_empty
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from bigplan.errors import InputError
 from bigplan.plan import Plan
 from bigplan.runtime.checkpoint.folder import FoundCheckpoint
 from bigplan.runtime.checkpoint.layout import Image, parameter_image, state_images
-from bigplan.runtime.checkpoint.manifest import Kind
 from bigplan.runtime.checkpoint.reading import Reader
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import passage
+from bigplan.runtime.manifest import Kind
 
 NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
 # Of a training: what the user may change on the way. Files move, runs grow longer.

@@ -26,9 +26,9 @@ from bigplan.ranks import Coordinates
 from bigplan.runtime.checkpoint.copies import merged
 from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
 from bigplan.runtime.checkpoint.layout import Image, LayerFile, layer_file
-from bigplan.runtime.checkpoint.manifest import Extent, Manifest, StoredFile, write_manifest
 from bigplan.runtime.checkpoint.writing import FileWriter, Written, wait_for
 from bigplan.runtime.context import Context
+from bigplan.runtime.manifest import Extent, Manifest, StoredFile, write_manifest
 from bigplan.runtime.memory import Key
 from bigplan.runtime.result import Saved
 from bigplan.runtime.slab import align_up, aligned_empty

@@ -24,7 +24,11 @@ from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint.copies import merged
 from bigplan.runtime.checkpoint.folder import PARTIAL, checkpoint_path, publish, remove_partial
 from bigplan.runtime.checkpoint.layout import Image, LayerFile, Span, laid_out
-from bigplan.runtime.checkpoint.manifest import (
+from bigplan.runtime.checkpoint.writing import FileWriter, wait_for
+from bigplan.runtime.deepspeed import state
+from bigplan.runtime.deepspeed.model import Described, LayerModule, with_parameters
+from bigplan.runtime.groups import Groups
+from bigplan.runtime.manifest import (
     ELEMENT,
     Extent,
     Kind,
@@ -32,10 +36,6 @@ from bigplan.runtime.checkpoint.manifest import (
     StoredFile,
     write_manifest,
 )
-from bigplan.runtime.checkpoint.writing import FileWriter, wait_for
-from bigplan.runtime.deepspeed import state
-from bigplan.runtime.deepspeed.model import Described, LayerModule, with_parameters
-from bigplan.runtime.groups import Groups
 from bigplan.runtime.result import Saved
 from bigplan.runtime.slab import align_up, aligned_empty
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from bigplan.errors import InputError
+from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.cluster import Cluster, Host, NodeGroup, Nvme, Pcie, Running
 from bigplan.spec.experiment import Experiment, LaunchSpec
 from bigplan.spec.files.document import validate
 from bigplan.spec.files.json_schema import json_schema
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.link import Link
-from bigplan.spec.model import ModelSpec, RopeScaling
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, ParameterGroup
 from bigplan.spec.part import MachinePart
 from bigplan.spec.schedule import Schedule

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from bigplan.errors import InputError, RefusedError
+from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.hf.config import SUPPORTED_MODEL_TYPES, from_hf_config, load_hf_config
 from bigplan.spec.hf.families.rope import write_scaling
-from bigplan.spec.model import ModelSpec, RopeScaling
+from bigplan.spec.model import ModelSpec
 from tests.wording import tells
 
 _SMALL = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bigplan.spec.architecture import RopeScaling
 from bigplan.spec.hf.reader import ConfigReader
-from bigplan.spec.model import RopeScaling
 
 _PLACES = ("rope_parameters", "rope_scaling")  # newer files have the first, which holds everything
 _FIELDS = {

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from bigplan.runtime.checkpoint.manifest import Manifest, StoredFile
 from bigplan.runtime.checkpoint.saver import Saver
 from bigplan.runtime.context import Context
 from bigplan.runtime.executor import Executor
+from bigplan.runtime.manifest import Manifest, StoredFile
 from bigplan.runtime.result import Saved
 
 Share = tuple[str, list[StoredFile]]  # of a rank: what failed, what it has written

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-import bigplan
-from bigplan import version
+from bigplan import commit as commits
+from bigplan.version import __version__
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -14,17 +14,17 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_a_checkout_has_its_commit(tmp_path: Path) -> None:
-    assert version._of_checkout(tmp_path) == ""
+    assert commits._of_checkout(tmp_path) == ""
     git(tmp_path, "init", "-q")
-    assert version._of_checkout(tmp_path) == ""  # nothing is committed
+    assert commits._of_checkout(tmp_path) == ""  # nothing is committed
     (tmp_path / "a").write_text("a")
     git(tmp_path, "add", "a")
     git(tmp_path, "commit", "-q", "-m", "a")
     git(tmp_path, "tag", "v1", "-m", "v1")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    assert version._of_checkout(tmp_path) == commit[:10]
+    assert commits._of_checkout(tmp_path) == commit[:10]
     (tmp_path / "a").write_text("b")
-    assert version._of_checkout(tmp_path) == f"{commit[:10]}, changed"
+    assert commits._of_checkout(tmp_path) == f"{commit[:10]}, changed"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_an_installation_may_have_it(
             assert name == "direct_url.json"
             return text
 
-    monkeypatch.setattr(version, "distribution", lambda name: Installed())
-    monkeypatch.setattr(version, "_of_checkout", lambda root: "")
+    monkeypatch.setattr(commits, "distribution", lambda name: Installed())
+    monkeypatch.setattr(commits, "_of_checkout", lambda root: "")
     told = f" (commit {'c' * commit})" if commit else ""
-    assert version.full_version() == bigplan.__version__ + told
+    assert commits.full_version() == __version__ + told
