@@ -44,7 +44,7 @@ from bigplan.cost.step import framework_step
 from bigplan.graph.graph import Graph
 from bigplan.spec.cluster import NodeGroup
 from bigplan.validate.configure import SkippedError, completed, run_of
-from bigplan.validate.machines import UnknownMachineError, find_gpu, find_link
+from bigplan.validate.machines import UnknownMachineError, find_gpu, find_link, find_network
 from bigplan.validate.rows import PublishedRow, read_rows
 from bigplan.validate.score import measured_seconds
 
@@ -52,7 +52,7 @@ pricing = sys.modules["bigplan.cost.price"]
 
 # GPUs without a kernel table, by what their names hold: the constant, and the shipped description.
 GPUS = {"GB200": "gb200", "B300": "gb300"}
-LINKS = {"NVLink 3": "nvlink3", "4 links": "nvlink3-4-links", "Omni": "omni-path-4x100"}
+LINKS = {"NVLink 3": "nvlink3", "4 links": "nvlink3-4-links"}
 NOMINAL = {"nvlink3": 300e9, "nvlink3-4-links": 100e9, "omni-path-4x100": 50e9}
 SOFT = 0.03  # log ratio at which the penalty turns from squared to absolute
 PULL = math.sqrt(4e-5) / 0.3  # a constant 35% above its start costs 4e-5
@@ -150,7 +150,9 @@ def shipped() -> Constants:
     start = {f"{text} gemm": find_gpu(name).gemm_efficiency for text, name in GPUS.items()}
     for name in LINKS.values():
         start[f"{name} share"] = find_link(name).bandwidth / NOMINAL[name]
-    ib = find_link("infiniband-hdr-8x200")
+    omni = find_network("omni-path-4x100")
+    start["omni-path-4x100 share"] = omni.bandwidth / NOMINAL["omni-path-4x100"]
+    ib = find_network("infiniband-hdr-8x200")
     start["network share"] = ib.bandwidth / 200e9
     start["network latency"], start["network half"] = ib.latency, float(ib.half_size)
     nvlink = find_link("nvlink3")
@@ -220,8 +222,12 @@ def machine(nodes: NodeGroup, constants: Constants) -> NodeGroup:
             gpu = gpu.model_copy(update={"gemm_efficiency": constants[f"{text} gemm"]})
     intra, inter = nodes.intra_node, nodes.inter_node
     if inter is not None:
-        share = constants["omni-path-4x100 share"] * 50e9 if "Omni" in inter.name else None
-        usual = find_link("infiniband-hdr-8x200").bandwidth / 200e9
+        share = (
+            constants["omni-path-4x100 share"] * NOMINAL["omni-path-4x100"]
+            if "Omni" in inter.name
+            else None
+        )
+        usual = find_network("infiniband-hdr-8x200").bandwidth / 200e9
         inter = inter.model_copy(
             update={
                 "bandwidth": share or inter.bandwidth / usual * constants["network share"],
@@ -230,7 +236,7 @@ def machine(nodes: NodeGroup, constants: Constants) -> NodeGroup:
             }
         )
     for text, name in LINKS.items():
-        if text in intra.name and name != "omni-path-4x100":
+        if text in intra.name:
             intra = intra.model_copy(
                 update={
                     "bandwidth": NOMINAL[name] * constants[f"{name} share"],

@@ -18,7 +18,7 @@ from bigplan.solve.candidate import Workload
 from bigplan.solve.search import Found, Scope, search
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import NodeGroup
-from bigplan.spec.link import find_link
+from bigplan.spec.link import find_network
 from bigplan.spec.training import Training
 
 MODELS = "llama-3-8b", "llama-2-13b", "llama-3-70b"
@@ -29,7 +29,7 @@ BATCHES = 16, 64, 512
 def groups() -> dict[str, NodeGroup]:
     """Nodes of one and of eight consumer GPUs on 50 Gb/s Ethernet, and a cloud's."""
     desk = find_cluster("rtx-4090-workstation").group
-    network = find_link("ethernet-50g")
+    network = find_network("ethernet-50g")
     found = {
         f"{gpus} x RTX 4090": desk.model_copy(
             update={"gpus_per_node": gpus, "inter_node": network, "nodes": 2}

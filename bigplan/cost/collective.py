@@ -10,7 +10,8 @@ from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.cluster import NodeGroup
-from bigplan.spec.link import Link, Traffic
+from bigplan.spec.link import GpuLink, Network, Traffic
+from bigplan.spec.sharing import NodeSharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class Group:
 
     size: int
     per_node: int
-    intra: Link
-    inter: Link | None
+    intra: GpuLink
+    inter: Network | None
     inter_share: float  # fraction of a node's network that this group uses
 
     @property
@@ -29,7 +30,7 @@ class Group:
         return self.size > self.per_node
 
     @property
-    def slowest(self) -> Link:
+    def slowest(self) -> GpuLink | Network:
         """The link between nodes where the ranks are on several, else that inside one."""
         return self.inter if self.crosses_nodes and self.inter else self.intra
 
@@ -125,11 +126,11 @@ def _once_around(nbytes: int, group: Group, traffic: Traffic) -> float:
 def _transfer(nbytes: int, group: Group, traffic: Traffic) -> float:
     """Seconds of a ring's bytes, at the rate of its slowest link."""
     sent = nbytes * (group.size - 1) / group.size
-    seconds = sent / _rate(nbytes, group.intra, traffic)
+    seconds = sent / _sized(group.intra.reached(traffic), nbytes, group.intra)
     if group.crosses_nodes:
         assert group.inter is not None, "a cluster of several nodes describes its network"
-        rate = group.inter_share * _rate(nbytes, group.inter, traffic)
-        seconds = max(seconds, sent / rate)
+        rate = group.inter_share * group.inter.reached(traffic)
+        seconds = max(seconds, sent / _sized(rate, nbytes, group.inter))
     return seconds
 
 
@@ -154,14 +155,15 @@ def hop(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
     """So many bytes from each rank of a pipeline stage to one of another."""
     if strategy.dp * strategy.tp < nodes.gpus_per_node or nodes.inter_node is None:
         return message(nbytes, nodes.intra_node.among(2))
-    return message(nbytes, nodes.inter_node, 1.0 / nodes.gpus_per_node)
+    rate = NodeSharing(nodes.gpus_per_node).rate_of_rank(nodes.inter_node.reached("send"))
+    return nbytes / _sized(rate, nbytes, nodes.inter_node) + nodes.inter_node.latency
 
 
-def message(nbytes: int, link: Link, share: float = 1.0) -> float:
-    """Seconds of a message from one GPU to another, over so much of the link."""
-    return nbytes / (share * _rate(nbytes, link, "send")) + link.latency
+def message(nbytes: int, link: GpuLink) -> float:
+    """Seconds of a message from one GPU to another of its node."""
+    return nbytes / _sized(link.reached("send"), nbytes, link) + link.latency
 
 
-def _rate(nbytes: int, link: Link, traffic: Traffic) -> float:
-    """Bytes/s of a message: half the bandwidth at `half_size`, all of it far above."""
-    return link.reached(traffic) * nbytes / (nbytes + link.half_size)
+def _sized(rate: float, nbytes: int, link: GpuLink | Network) -> float:
+    """What a message reaches of a rate: half of it at `half_size`, all of it far above."""
+    return rate * nbytes / (nbytes + link.half_size)

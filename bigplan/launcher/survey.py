@@ -22,7 +22,7 @@ from bigplan.profile.machine import Profile, Wish, profile_machine
 from bigplan.profile.peers import Peer
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.dump import numbers
-from bigplan.spec.link import Link
+from bigplan.spec.link import Network
 from bigplan.units import counted
 
 FREE_SECONDS = 60.0  # for a node that is busy to become free
@@ -277,8 +277,8 @@ class _Devices:
         return _answers(asked, MEET_SECONDS)
 
 
-def _between(nodes: Sequence[Node], group: NodeGroup, interface: str, seconds: float) -> Link:
-    """The link between equal nodes, by a process for each of their devices."""
+def _between(nodes: Sequence[Node], group: NodeGroup, interface: str, seconds: float) -> Network:
+    """The network between equal nodes, by a process for each of their devices."""
     import ray
 
     from bigplan.launcher.meeting import Board
@@ -299,7 +299,8 @@ def _between(nodes: Sequence[Node], group: NodeGroup, interface: str, seconds: f
             unknown = dict.fromkeys(("bandwidth", "latency", "half_size"), "not measured yet")
             backend = BACKENDS["cuda" if cuda else "cpu"]
             name = f"{backend} between nodes"
-            link = Link(name=name, bandwidth=1, latency=0, half_size=0, sources=unknown)
-            return measure_link(link, asked, seconds / 4)
+            figures = {"bandwidth": 1.0, "latency": 0.0, "half_size": 0}
+            network = Network(name=name, **figures, sources=unknown)
+            return measure_link(network, asked, seconds / 4)
     finally:
         ray.kill(board)

@@ -13,7 +13,7 @@ from bigplan.report.text import bytes_text
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.dump import numbers
 from bigplan.spec.part import MachinePart
-from bigplan.units import PerNode, counted
+from bigplan.units import counted
 
 PARTS = ("gpu", "host", "pcie", "nvme", "intra_node", "inter_node", "running")
 
@@ -79,8 +79,7 @@ def _rates(group: NodeGroup) -> dict[str, float]:
     if group.gpus_per_node > 1:
         rates[f"between GPUs ({group.intra_node.name})"] = group.intra_node.bandwidth
     if group.inter_node is not None:
-        whole = PerNode(group.inter_node.bandwidth)
-        rates[f"between nodes ({group.inter_node.name})"] = part(whole)
+        rates[f"between nodes ({group.inter_node.name})"] = part(group.inter_node.bandwidth)
     if group.nvme is not None:
         rates["drives, reading"] = part(group.nvme.node_read)
         rates["drives, writing"] = part(group.nvme.node_write)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from bigplan.profile.bench import Bench, rounded, source
 from bigplan.profile.budget import ReadClock, TimeBudget, median_seconds
@@ -28,10 +28,11 @@ from bigplan.profile.exchange import (
 from bigplan.profile.fit import Exchange, Inside, fit_link
 from bigplan.profile.peers import Peer, Peers, Together
 from bigplan.spec.cluster import NodeGroup
-from bigplan.spec.link import Link, Traffic
+from bigplan.spec.link import GpuLink, Network, Traffic
 from bigplan.units import format_bytes, format_seconds
 
 KiB, MiB = 2**10, 2**20
+L = TypeVar("L", GpuLink, Network)
 TRAFFIC: tuple[Traffic, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 GPU_SIZES = (64 * KiB, 2 * MiB, 32 * MiB, 256 * MiB)
 CPU_SIZES = (16 * KiB, 256 * KiB, 2 * MiB, 8 * MiB)
@@ -79,10 +80,10 @@ class Exchanges(NamedTuple):
     exchanges: Sequence[Exchange]
     cuda: bool
     clock: ReadClock
-    inside: Inside | None = None  # of a link between nodes
+    inside: Inside | None = None  # the nodes that a network joins
 
 
-def measure_link(link: Link, asked: Exchanges, seconds: float) -> Link:
+def measure_link(link: L, asked: Exchanges, seconds: float) -> L:
     """The link with figures that were measured within about `seconds`. Raises WorkerError."""
     start, peers = asked.clock(), asked.peers
     peers.call(form_groups, tuple(asked.sizes))  # returns once all have started
@@ -140,7 +141,7 @@ def _collectives(sizes: Sequence[int], nbytes: int) -> Iterator[Exchange]:
 
 
 def across(peers: Together, group: NodeGroup, clock: ReadClock) -> Exchanges:
-    """What the link between nodes is measured with; every device of every node has a process.
+    """What the network between nodes is measured with; every device of every node has a process.
 
     Messages between two devices are not timed but taken to be as fast as collectives: one pair
     alone does not fill a network that all devices of a node share.

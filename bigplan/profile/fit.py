@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from bigplan.cost.collective import PATTERNS, Group, message
 from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
 from bigplan.graph.operators import Attention, Gemm
 from bigplan.spec.gpu import Gpu
-from bigplan.spec.link import Link, Traffic
+from bigplan.spec.link import GpuLink, Network, Traffic
 
 FitValues = NDArray[np.float64]
 
@@ -209,10 +209,10 @@ class LinkFit:
 
 
 class Inside(NamedTuple):
-    """Nodes that a link joins: the GPUs of each, and the link between these GPUs."""
+    """Nodes that a network joins: the GPUs of each, and the link between these GPUs."""
 
     per_node: int
-    link: Link
+    link: GpuLink
 
 
 def fit_link(
@@ -220,7 +220,7 @@ def fit_link(
 ) -> LinkFit:
     """A link's figures as `cost.collective` has them; needs at least two sizes of each kind.
 
-    With `inside` the link is one between nodes. If all groups have two ranks, latency and half
+    With `inside` it is a network between such nodes. If all groups have two ranks, latency and half
     size add the same to every message: then the fit finds a latency alone.
     """
     kinds = list(dict.fromkeys(exchange.traffic for exchange in exchanges))
@@ -233,8 +233,12 @@ def fit_link(
         return rates, float(at[0]) / 1e6, half
 
     def predicted(at: FitValues) -> FitValues:
-        link = _link(*parts(at))
-        return np.array([exchange_seconds(exchange, link, inside) for exchange in exchanges])
+        figures = _figures(*parts(at))
+        if inside is None:
+            link = GpuLink.model_construct(**figures)
+            return np.array([exchange_seconds(exchange, link) for exchange in exchanges])
+        network = Network.model_construct(**figures)
+        return np.array([seconds_between(exchange, network, inside) for exchange in exchanges])
 
     sent = max(e.nbytes / time for e, time in zip(exchanges, seconds, strict=True)) / 1e9
     start = (1e6 * min(seconds), 0.1, *([sent] * len(kinds)))
@@ -247,24 +251,22 @@ def fit_link(
     return LinkFit(*parts(np.asarray(fit.parameters)), fit.error)
 
 
-def exchange_seconds(exchange: Exchange, link: Link, inside: Inside | None = None) -> float:
-    """The cost model's seconds inside a node or, with `inside`, between whole nodes."""
+def exchange_seconds(exchange: Exchange, link: GpuLink) -> float:
+    """The cost model's seconds of an exchange inside a node."""
     if exchange.traffic == "send":
         return message(exchange.nbytes, link)
     group = Group(exchange.ranks, exchange.ranks, link, None, 1.0)
-    if inside is not None:
-        group = Group(exchange.ranks, inside.per_node, inside.link, link, 1.0)
     return PATTERNS[exchange.traffic](exchange.nbytes, group)
 
 
-def _link(rates: dict[Traffic, float], latency: float, half_size: float) -> Link:
-    """A link with these figures, for pricing only."""
-    link = Link(
-        name="fitted",
-        bandwidth=rates["all_reduce"],
-        latency=latency,
-        half_size=0,
-        sources=dict.fromkeys(("bandwidth", "latency", "half_size"), "fitted"),
-    )
+def seconds_between(exchange: Exchange, network: Network, inside: Inside) -> float:
+    """The cost model's seconds of a collective between whole nodes."""
+    group = Group(exchange.ranks, inside.per_node, inside.link, network, 1.0)
+    return PATTERNS[exchange.traffic](exchange.nbytes, group)
+
+
+def _figures(rates: dict[Traffic, float], latency: float, half_size: float) -> dict[str, Any]:
+    """A link's figures for pricing only, which nothing checks."""
     own = {f"{kind}_bandwidth": rate for kind, rate in rates.items() if kind != "all_reduce"}
-    return link.model_copy(update={"half_size": half_size} | own)
+    figures = {"bandwidth": rates["all_reduce"], "latency": latency, "half_size": half_size}
+    return {"name": "fitted", "sources": {}} | figures | own

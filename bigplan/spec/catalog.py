@@ -12,7 +12,7 @@ from bigplan.spec.files.reading import user_path
 from bigplan.spec.gpu import find_gpu, list_gpus
 from bigplan.spec.hf.cache import cached_config, hub_folder, is_id
 from bigplan.spec.hf.config import load_hf_config
-from bigplan.spec.link import find_link, list_links
+from bigplan.spec.link import find_link, find_network, list_links, list_networks
 from bigplan.spec.model import ModelSpec
 
 __all__ = [
@@ -20,10 +20,12 @@ __all__ = [
     "find_gpu",
     "find_link",
     "find_model",
+    "find_network",
     "list_clusters",
     "list_gpus",
     "list_links",
     "list_models",
+    "list_networks",
     "looks_like_path",
     "names_path",
 ]

@@ -10,7 +10,7 @@ from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.gpu import NamedGpu
-from bigplan.spec.link import NamedLink
+from bigplan.spec.link import NamedLink, NamedNetwork
 from bigplan.spec.part import MachinePart, left_out_units
 from bigplan.spec.sharing import NodeSharing
 from bigplan.units import (
@@ -145,8 +145,8 @@ class NodeGroup(Spec):
     """absent: nothing can go to disk"""
     intra_node: NamedLink
     """a shipped link such as nvlink3, or all its figures"""
-    inter_node: NamedLink | None = None
-    """needed from two nodes on: a shipped link such as infiniband-hdr-8x200, or all its figures"""
+    inter_node: NamedNetwork | None = None
+    """needed from two nodes on: a shipped one such as infiniband-hdr-8x200, or all its figures"""
     running: Running | None = None
     """price and power, for dollars and kWh; absent: not stated"""
 

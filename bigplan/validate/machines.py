@@ -8,12 +8,12 @@ from functools import cache
 
 from bigplan.spec import catalog
 from bigplan.spec.cluster import NodeGroup
-from bigplan.spec.link import Link
+from bigplan.spec.link import GpuLink, Network
 from bigplan.validate.rows import PublishedRow
 
 find_cluster = cache(catalog.find_cluster)  # hundreds of rows ran on a few kinds of machines
 find_gpu = cache(catalog.find_gpu)
-find_link = cache(catalog.find_link)
+find_link, find_network = cache(catalog.find_link), cache(catalog.find_network)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def machine_of(row: PublishedRow) -> NodeGroup:
             update={"peak_flops": gpu.peak_flops | {"fp32": gpu.peak_flops["tf32"]}}
         )
     per_node = min(row.gpus_per_node or found.gpus_per_node, row.n_gpus)
-    inter = group.inter_node or find_link("infiniband-hdr-8x200")
+    inter = group.inter_node or find_network("infiniband-hdr-8x200")
     return group.model_copy(
         update={
             "gpu": gpu,
@@ -85,7 +85,7 @@ def machine_of(row: PublishedRow) -> NodeGroup:
     )
 
 
-def _intra(link: Link, text: str) -> Link:
+def _intra(link: GpuLink, text: str) -> GpuLink:
     """The node's link, or the one with 4 NVLink links where the row states these."""
     return find_link("nvlink3-4-links") if "4 links" in text else link
 
@@ -94,22 +94,22 @@ FABRICS = re.compile(r"\bIB\b|InfiniBand|[EHN]DR|Slingshot|RoCE|RDMA", re.IGNORE
 NOMINAL_NETWORK = 200e9  # bytes/s per node of infiniband-hdr-8x200; its file has what is reached
 
 
-def _inter(link: Link, text: str, per_node: int) -> Link:
+def _inter(network: Network, text: str, per_node: int) -> Network:
     """The network, at the rate the row states: Gb/s or GB/s, per node, per GPU or times links.
 
     The rate of a network in FABRICS is that of a port, and every GPU has one. The rate of another
     network is that of a node.
     """
     if "OmniPath" in text:
-        return find_link("omni-path-4x100")
+        return find_network("omni-path-4x100")
     found = re.search(r"(?:(\d+)\s*x\s*)?(\d+)\s*(Gb/s|Gbps|GB/s)", text)
     if found is None:
-        return link
+        return network
     of_a_port = FABRICS.search(text) and not (found[1] or "node" in text)
     times = int(found[1] or 1) * (per_node if of_a_port or "per GPU" in text else 1)
     rate = times * int(found[2]) * (1e9 if found[3] == "GB/s" else 1e9 / 8)
     if rate == 0:
-        return link
-    usual = find_link("infiniband-hdr-8x200")
+        return network
+    usual = find_network("infiniband-hdr-8x200")
     reached = rate * usual.bandwidth / NOMINAL_NETWORK
     return usual.model_copy(update={"name": text, "bandwidth": reached})

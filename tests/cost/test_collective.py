@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import log2
+from typing import TypeVar
 
 import pytest
 from hypothesis import given
@@ -23,17 +24,18 @@ from bigplan.cost.collective import (
 from bigplan.graph.operators import Collective
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster
-from bigplan.spec.link import Link
+from bigplan.spec.link import GpuLink, Network
 
+L = TypeVar("L", GpuLink, Network)
 SOURCES = {"bandwidth": "test", "latency": "test", "half_size": "test"}
-FAST = Link(name="in", bandwidth=100.0, latency=0.5, half_size=0, sources=SOURCES)
-SLOW = Link(name="out", bandwidth=20.0, latency=2.0, half_size=0, sources=SOURCES)
+FAST = GpuLink(name="in", bandwidth=100.0, latency=0.5, half_size=0, sources=SOURCES)
+SLOW = Network(name="out", bandwidth=20.0, latency=2.0, half_size=0, sources=SOURCES)
 NODES = find_cluster("dgx-h100").with_nodes(4).group
 INSIDE = Group(4, 4, FAST, None, 1.0)
 ACROSS = Group(8, 4, FAST, SLOW, 0.5)
 
 
-def _without_latency(link: Link) -> Link:
+def _without_latency(link: L) -> L:
     return link.model_copy(update={"latency": 0.0})
 
 
@@ -92,7 +94,8 @@ def test_half_the_rate_at_the_half_size() -> None:
 @given(st.integers(1, 10**9), st.integers(1, 10**9), st.sampled_from((2, 4, 8, 32)))
 def test_more_bytes_take_longer_but_large_messages_pay_less(a: int, b: int, size: int) -> None:
     link = FAST.model_copy(update={"half_size": 10**6, "bandwidth": 1e9})
-    group = Group(size, min(size, 8), link, link, 1.0)
+    network = SLOW.model_copy(update={"half_size": 10**6, "bandwidth": 1e9})
+    group = Group(size, min(size, 8), link, network, 1.0)
     small, large = sorted((a, b))
     for once in (reduce_scatter, all_reduce):
         assert once(small, group) <= once(large, group)

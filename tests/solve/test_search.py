@@ -19,7 +19,7 @@ from bigplan.solve.search import Choice, Found, Scope, search
 from bigplan.solve.stage import stage_classes
 from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.link import find_link
+from bigplan.spec.link import find_network
 from bigplan.spec.training import Training
 
 MIB = 2**20
@@ -164,7 +164,7 @@ def test_fewer_rings_are_taken_where_more_do_not_fit() -> None:
 
 def test_a_network_that_estimates_make_light_of_does_not_end_the_search() -> None:
     """Plans with one or two stages come first, and are 40% above their estimates."""
-    network = find_link("ethernet-50g")
+    network = find_network("ethernet-50g")
     group = find_cluster("rtx-4090-workstation").group
     nodes = group.model_copy(update={"nodes": 8, "inter_node": network})
     training = Training(sequence_length=8192, global_batch=16)

@@ -11,14 +11,16 @@ from bigplan.spec.catalog import (
     find_cluster,
     find_gpu,
     find_link,
+    find_network,
     list_clusters,
     list_gpus,
     list_links,
+    list_networks,
 )
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.document import parse_document
 from bigplan.spec.files.dump import to_yaml
-from bigplan.spec.link import Link
+from bigplan.spec.link import GpuLink
 from bigplan.spec.part import MachinePart
 
 GiB = 2**30
@@ -37,20 +39,20 @@ sources:
 
 
 def test_si_inside() -> None:
-    link = parse_document(_LINK, Link)
+    link = parse_document(_LINK, GpuLink)
     assert (link.bandwidth, link.latency, link.half_size) == (1e10, 1e-6, 10**6)
 
 
 def test_every_number_needs_a_source() -> None:
     with pytest.raises(InputError, match="no source for latency; add under `sources`"):
-        parse_document(_LINK.replace("  latency: datasheet\n", ""), Link)
+        parse_document(_LINK.replace("  latency: datasheet\n", ""), GpuLink)
     with pytest.raises(InputError, match="no source for latency"):
-        parse_document(_LINK.replace("  latency: datasheet\n", "  latency: ' '\n"), Link)
+        parse_document(_LINK.replace("  latency: datasheet\n", "  latency: ' '\n"), GpuLink)
 
 
 def test_a_source_belongs_to_a_number() -> None:
     with pytest.raises(InputError, match=r"names 'latenzy', which is no number .* 'latency'"):
-        parse_document(_LINK + "  latenzy: datasheet\n", Link)
+        parse_document(_LINK + "  latenzy: datasheet\n", GpuLink)
 
 
 def told(block: MachinePart) -> bool:
@@ -118,9 +120,9 @@ def test_volta_and_turing_know_no_bf16() -> None:
     assert without == {"v100-sxm2-16gb", "v100-sxm2-32gb", "v100-sxm3-32gb", "t4"}
 
 
-@pytest.mark.parametrize("name", list_links())
+@pytest.mark.parametrize("name", [*list_links(), *list_networks()])
 def test_shipped_links_are_described_in_full(name: str) -> None:
-    assert told(find_link(name))
+    assert told(find_link(name) if name in list_links() else find_network(name))
 
 
 def test_a_shipped_part_may_be_named_or_written_out() -> None:
@@ -129,7 +131,7 @@ def test_a_shipped_part_may_be_named_or_written_out() -> None:
     assert group.gpu == find_gpu("h100-sxm-80gb")
     assert (group.intra_node, group.inter_node) == (
         find_link("nvlink4"),
-        find_link("infiniband-ndr-8x400"),
+        find_network("infiniband-ndr-8x400"),
     )
     written = to_yaml(find_cluster("dgx-h100"))
     assert "name: NVIDIA H100 80GB HBM3" in written  # the whole block: a plan stands alone
@@ -140,7 +142,12 @@ def test_a_shipped_part_may_be_named_or_written_out() -> None:
     ("part", "wrong", "message"),
     [
         ("gpu: h100-sxm-80gb", "gpu: h100-80gb", "no GPU type is called 'h100-80gb'; did you mean"),
-        ("intra_node: nvlink4", "intra_node: nvlink9", "no link is called 'nvlink9'; did you mean"),
+        (
+            "intra_node: nvlink4",
+            "intra_node: nvlink9",
+            "no link inside a node is called 'nvlink9'; did",
+        ),
+        ("inter_node: inf", "inter_node: nvlink4 #", "no network is called 'nvlink4'"),
         ("gpu: h100-sxm-80gb", "gpu: 8", "`node_groups.0.gpu` is 8, which must be keys and values"),
     ],
 )

@@ -125,7 +125,7 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
 
 def test_json_schema_says_what_fields_mean() -> None:
     kinds = json_schema(Experiment)["$defs"]
-    gpu, link = kinds["Gpu"]["properties"], kinds["Link"]["properties"]
+    gpu, link = kinds["Gpu"]["properties"], kinds["GpuLink"]["properties"]
     assert "hides" in gpu["launch_overhead"]["description"]
     assert "where it comes from" in link["sources"]["description"]  # a field of its base
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bigplan.spec.gpu import find_gpu
-from bigplan.spec.link import find_link
+from bigplan.spec.link import find_link, find_network
 from bigplan.validate.machines import (
     MACHINES,
     NOMINAL_NETWORK,
@@ -88,7 +88,7 @@ def test_dgx_2_has_sixteen_v100s() -> None:
     ],
 )
 def test_a_stated_network_reaches_the_share_of_its_nominal_rate(text: str, nominal: float) -> None:
-    usual = find_link("infiniband-hdr-8x200")
+    usual = find_network("infiniband-hdr-8x200")
     found = machine_of(row(inter_node=text)).inter_node
     assert found is not None
     assert found.bandwidth == pytest.approx(nominal * usual.bandwidth / NOMINAL_NETWORK)
@@ -98,9 +98,9 @@ def test_a_stated_network_reaches_the_share_of_its_nominal_rate(text: str, nomin
 def test_links_that_are_described_are_taken() -> None:
     nodes = machine_of(row(intra_node="NVLink 3, 4 links", inter_node="OmniPath 4 x 100 Gb/s"))
     assert nodes.intra_node == find_link("nvlink3-4-links")
-    assert nodes.inter_node == find_link("omni-path-4x100")
+    assert nodes.inter_node == find_network("omni-path-4x100")
     for text in ("InfiniBand", "0 Gb/s", "0 x 100 Gb/s"):
-        assert machine_of(row(inter_node=text)).inter_node == find_link("infiniband-hdr-8x200")
+        assert machine_of(row(inter_node=text)).inter_node == find_network("infiniband-hdr-8x200")
     usual = machine_of(row())
-    assert usual.inter_node == find_link("infiniband-hdr-8x200")
+    assert usual.inter_node == find_network("infiniband-hdr-8x200")
     assert usual.intra_node == find_link("nvlink3")

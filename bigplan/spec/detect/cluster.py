@@ -26,7 +26,7 @@ from bigplan.spec.detect.machine import (
 from bigplan.spec.detect.probes import probe_copy, probe_disk, probe_gemm
 from bigplan.spec.files.document import Spec, load_document
 from bigplan.spec.gpu import Gpu
-from bigplan.spec.link import Link
+from bigplan.spec.link import GpuLink
 from bigplan.spec.part import MachinePart
 
 # Shipped GPU types, and the cluster whose links and copy rates a machine with them probably has.
@@ -58,9 +58,9 @@ class Fallback(Spec):
 
     gpu: Gpu
     pcie: Pcie
-    gpu_link: Link
+    gpu_link: GpuLink
     cpu: Gpu
-    cpu_link: Link
+    cpu_link: GpuLink
 
 
 B = TypeVar("B", bound=MachinePart)

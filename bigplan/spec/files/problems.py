@@ -246,7 +246,9 @@ def docstrings(described: type[BaseModel]) -> dict[str, str]:
     """The strings below the fields of a class and of its bases, by field."""
     found: dict[str, str] = {}
     for cls in reversed(described.__mro__[: described.__mro__.index(BaseModel)]):
-        found |= _below_fields(cls)
+        # Of Link[...], which pydantic makes of Link, there is no text.
+        if issubclass(cls, BaseModel) and cls.__pydantic_generic_metadata__["origin"] is None:
+            found |= _below_fields(cls)
     return found
 
 

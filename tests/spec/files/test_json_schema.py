@@ -17,7 +17,7 @@ from bigplan.spec.experiment import Experiment, LaunchSpec
 from bigplan.spec.files.document import validate
 from bigplan.spec.files.json_schema import json_schema
 from bigplan.spec.gpu import Gpu
-from bigplan.spec.link import Link
+from bigplan.spec.link import GpuLink, Network
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.optimizer import Optimizer, ParameterGroup
 from bigplan.spec.part import MachinePart
@@ -41,7 +41,7 @@ BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
 OF_BLOCKS = ("which no machine has", "no source for", "leaves nothing of")
 DESCRIPTIONS = (
     *(ModelSpec, RopeScaling, TrainingRequest, Optimizer, ParameterGroup, Schedule, LossScale),
-    *(ValidationSpec, LaunchSpec, Find, Gpu, Host, Pcie, Nvme, Link, Running),
+    *(ValidationSpec, LaunchSpec, Find, Gpu, Host, Pcie, Nvme, GpuLink, Network, Running),
 )
 Schema = Mapping[str, Any]
 TEXT = st.text("abz 0.", max_size=8)
@@ -168,8 +168,8 @@ def test_what_the_schema_accepts_is_read(description: type[BaseModel]) -> None:
         (Host, {"memory": "0 GiB"}),
         (Host, {"memory": 0}),
         (Host, {"memory": 10**31}),
-        (Link, {"bandwidth": "25"}),
-        (Link, {"bandwidth": "0.0e3 GB/s"}),
+        (GpuLink, {"bandwidth": "25"}),
+        (GpuLink, {"bandwidth": "0.0e3 GB/s"}),
         (Experiment, {"within": "3 weeks"}),
         (Experiment, {"hardware": {"nodes": 4}}),
         (Experiment, {"hardware": {"nvme.drive": 4}}),
