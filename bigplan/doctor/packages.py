@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Mapping
 
 from bigplan.commit import full_version
 from bigplan.doctor.finding import Finding
 from bigplan.engines import ENGINES
 from bigplan.engines.frameworks import FRAMEWORKS
+from bigplan.installed import LAUNCH, missing, version_of
 from bigplan.solve.ilp import highs_available, solver_name
 
 TOPIC, ENGINE = "installed", "engines"
 
-EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
-    "launch": (("torch", "ray", "safetensors", "tensorboardX"), "running plans"),
-    "deepspeed": (("deepspeed",), "the engine deepspeed"),
-    "data": (("tokenizers", "pyarrow"), "tokenizers and Parquet in `bigplan data prepare`"),
-    "report": (("vl-convert-python",), "pages and pictures of `bigplan report`"),
-    "kernels": (("triton",), "fused kernels on a GPU"),
-    "wandb": (("wandb",), "`--wandb`"),
+EXTRAS: dict[str, dict[str, str]] = {
+    "launch": {
+        **dict.fromkeys(LAUNCH, "launches"),
+        "tensorboardX": "TensorBoard files of runs",
+    },
+    "deepspeed": {"deepspeed": "engine deepspeed"},
+    "data": {
+        "tokenizers": "tokenizer.json in `bigplan data prepare`",
+        "pyarrow": "Parquet",
+    },
+    "report": {"vl-convert-python": "pages and pictures of `bigplan report`"},
+    "kernels": {"triton": "fused kernels on a GPU"},
+    "wandb": {"wandb": "`--wandb`"},
 }
-"""extra: the packages that it installs, and what they are for"""
+"""extra: the packages that it installs, each with what there is not without it"""
 
 
 def examine() -> Iterator[Finding]:
@@ -30,14 +36,14 @@ def examine() -> Iterator[Finding]:
     yield Finding(TOPIC, "bigplan", "good", full_version())
     yield Finding(TOPIC, "Python", "good", f"{platform.python_version()} on {platform.system()}")
     yield _solver()
-    for extra, (names, purpose) in EXTRAS.items():
-        yield _extra(extra, names, purpose)
+    for extra, purposes in EXTRAS.items():
+        yield _extra(extra, purposes)
     for name, engine in ENGINES.items():
-        missing = engine.missing()
-        if missing is None:
+        lacking = engine.missing()
+        if lacking is None:
             yield Finding(ENGINE, name, "good", "planned, and run with `bigplan launch`")
         else:
-            told, _, remedy = missing.partition("; ")
+            told, _, remedy = lacking.partition("; ")
             yield Finding(
                 ENGINE, name, "note", f"planned alone: {told}", remedy.removeprefix("run: ")
             )
@@ -57,24 +63,13 @@ def _solver() -> Finding:
     )
 
 
-def _extra(extra: str, names: tuple[str, ...], purpose: str) -> Finding:
-    found = {name: _version(name) for name in names}
-    told = ", ".join(f"{name} {known}" for name, known in found.items() if known)
-    missing = ", ".join(name for name, known in found.items() if not known)
-    if not missing:
-        return Finding(TOPIC, extra, "good", told)
-    told = f"{told}; " if told else ""
-    return Finding(
-        TOPIC,
-        extra,
-        "note",
-        f"{told}without {missing}: {purpose} needs it",
-        f"pip install 'bigplan[{extra}]'",
-    )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+def _extra(extra: str, purposes: Mapping[str, str]) -> Finding:
+    here = [name for name in purposes if missing((name,), extra) is None]
+    told = [", ".join(f"{name} {version_of(name) or 'of unknown version'}" for name in here)]
+    for purpose in dict.fromkeys(purposes.values()):
+        lacking = [name for name in purposes if purposes[name] == purpose and name not in here]
+        told += [f"without {', '.join(lacking)}: no {purpose}"] if lacking else []
+    if len(here) == len(purposes):
+        return Finding(TOPIC, extra, "good", told[0])
+    remedy = f"pip install 'bigplan[{extra}]'"
+    return Finding(TOPIC, extra, "note", "; ".join(filter(None, told)), remedy)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from bigplan.capabilities import native_refusal
 from bigplan.graph.strategy import Strategy
+from bigplan.installed import LAUNCH, missing
 from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan, simulate_plan
 from bigplan.recheck import Rechecked, recheck
@@ -31,9 +31,7 @@ class NativeEngine:
 
     def missing(self) -> str | None:
         """See Engine."""
-        if find_spec("torch") is None:
-            return "torch is not installed; run: pip install 'bigplan[launch]'"
-        return None
+        return missing(LAUNCH, "launch")
 
     def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
         """See Engine; ranks compile for themselves, which takes seconds."""

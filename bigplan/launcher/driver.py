@@ -60,7 +60,7 @@ from bigplan.launcher.resume import (
     refuse_without_rate,
     shown,
 )
-from bigplan.launcher.session import Session, ray_session, require_packages
+from bigplan.launcher.session import Session, ray_session
 from bigplan.launcher.steps import Steps
 from bigplan.launcher.weights_and_biases import require_wandb
 from bigplan.plan import Plan
@@ -94,12 +94,12 @@ def launch(
     engine = engine_of(plan)
     if untried := device_refusal(plan.cluster.group.gpu):
         raise RefusedError(f"this plan cannot be launched: {untried}")
-    refusal = engine.refusal(plan.model, plan.training, plan.strategy) or engine.missing()
-    if refusal:
+    if refusal := engine.refusal(plan.model, plan.training, plan.strategy):
         raise RefusedError(
             f"this plan cannot be launched: {refusal}. Plan with --engine native for one that can"
         )
-    require_packages()
+    if missing := engine.missing():
+        raise RefusedError(f"this plan cannot be launched here: {missing}")
     require_wandb(options.how.wandb)
     target, resumes = options.how.steps or plan.training.steps, options.resume is not None
     if options.resume is not None:

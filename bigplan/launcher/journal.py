@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bigplan.installed import version_of
 from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import (
@@ -270,9 +270,4 @@ def _finite(value: float | None) -> float | None:
 
 def _versions() -> dict[str, str]:
     found = {"bigplan": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    return found | {package: known for package in PACKAGES if (known := version_of(package))}

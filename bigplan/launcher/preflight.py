@@ -9,11 +9,11 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from bigplan.errors import PreflightError
+from bigplan.installed import version_of
 from bigplan.version import __version__
 
 LOOPBACK = "lo"
@@ -50,12 +50,7 @@ def look(
 def versions() -> dict[str, str]:
     """Versions that must be the same on all nodes."""
     found = {"bigplan": __version__, "Python": platform.python_version()}
-    for package in ("torch", "ray"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
-    return found
+    return found | {package: version_of(package) or "none" for package in ("torch", "ray")}
 
 
 def interfaces() -> dict[str, str]:

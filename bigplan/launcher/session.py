@@ -10,12 +10,12 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 from bigplan.errors import InputError, RefusedError, WorkerError
+from bigplan.installed import LAUNCH, missing
 from bigplan.launcher.head import RayHead, require_ray
 
 OBJECT_STORE = 128 << 20  # bytes: plans and timelines only, no tensors
@@ -34,13 +34,9 @@ ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 def require_packages() -> None:
-    """Raises RefusedError that names the extra to install where Ray or torch is missing."""
-    missing = [name for name in ("ray", "torch") if find_spec(name) is None]
-    if missing:
-        raise RefusedError(
-            f"launching needs {' and '.join(missing)}, which is not installed; "
-            "run: pip install 'bigplan[launch]'"
-        )
+    """Raises RefusedError that names the extra to install where a launch's packages are missing."""
+    if why := missing(LAUNCH, "launch"):
+        raise RefusedError(f"nothing can be launched here: {why}")
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from bigplan.capabilities import device_refusal
@@ -15,6 +14,7 @@ from bigplan.engines.deepspeed.refusals import refusal
 from bigplan.engines.deepspeed.search import DeepSpeedSearch, TriedWay
 from bigplan.errors import InputError, RefusedError
 from bigplan.graph.strategy import Strategy
+from bigplan.installed import LAUNCH, missing
 from bigplan.plan import Alternative, Plan, Predicted, SearchRecord, StepParts, digest, fullest, mfu
 from bigplan.planner import Request
 from bigplan.program import Lane
@@ -44,13 +44,7 @@ class DeepSpeed:
 
     def missing(self) -> str | None:
         """See Engine."""
-        lacking = [name for name in ("torch", "deepspeed") if find_spec(name) is None]
-        if lacking:
-            return (
-                f"{' and '.join(lacking)} is not installed; "
-                "run: pip install 'bigplan[launch,deepspeed]'"
-            )
-        return None
+        return missing((*LAUNCH, "deepspeed"), "launch,deepspeed")
 
     def prepare(self, plan: Plan, waiting: Callable[[str], None]) -> None:
         """See Engine; this compiles operators, which takes minutes the first time."""

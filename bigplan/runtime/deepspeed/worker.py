@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from bigplan.cost.price import memory_of_torch
 from bigplan.data.prepared import check_vocabulary
 from bigplan.errors import CheckpointError, PreflightError
 from bigplan.graph.graph import Recompute
+from bigplan.installed import missing
 from bigplan.placement import Tier
 from bigplan.plan import Plan, digest
 from bigplan.program import Lane
@@ -98,11 +98,8 @@ class DeepSpeedWorker:
         self._source()
         if (validation := self._plan.training.validation) is not None:
             self._source(validation.data, validation.batches)
-        if find_spec("deepspeed") is None:
-            raise PreflightError(
-                "the plan is for DeepSpeed, which is not installed; "
-                "run: pip install 'bigplan[launch,deepspeed]'"
-            )
+        if why := missing(("deepspeed",), "launch,deepspeed"):
+            raise PreflightError(f"the plan is for DeepSpeed: {why}")
         operators.leave_triton_out()
         ops.set_environment(self._device.type, native_pin=pins_itself(self._plan.config))
         ops.import_deepspeed()
