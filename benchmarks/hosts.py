@@ -39,6 +39,9 @@ from benchmarks.peers.run import run as run_peer
 from benchmarks.peers.run import tell as tell_peer
 from benchmarks.peers.run import watch, why
 from bigplan.errors import BigplanError
+from bigplan.placement import Tier
+from bigplan.plan import load_plan
+from bigplan.ranks import Coordinates
 from bigplan.spec.catalog import find_cluster
 from bigplan.spec.experiment import Experiment, make_experiment
 from bigplan.spec.files.document import Spec, load_document
@@ -165,8 +168,8 @@ def run_ours(out: Path, name: str, seconds: float) -> None:
         return
     path.unlink(missing_ok=True)
     begun = log.stat().st_size if log.exists() else 0
-    ranks = str(gpus_here())
-    command = [sys.executable, "-m", "benchmarks.peers.ranks", ranks, "hosts", "rank"]
+    ranks = load_plan(out / f"{name}.plan.yaml").strategy.ranks  # a plan may leave GPUs idle
+    command = [sys.executable, "-m", "benchmarks.peers.ranks", str(ranks), "hosts", "rank"]
     ended = watch([*command, str(out.resolve()), name], log, seconds)
     with log.open("rb") as text:
         text.seek(begun)
@@ -199,7 +202,6 @@ def run_beside(out: Path, name: str, case: Case, setting: Setting, seconds: floa
 def rank(out: Path, name: str) -> None:
     """One process of a case; the first keeps the record."""
     from benchmarks.limit_run import Amount, keep, tell, trained
-    from bigplan.plan import load_plan
 
     number = int(os.environ["RANK"])
     if number:
@@ -209,9 +211,23 @@ def rank(out: Path, name: str) -> None:
     with trained(plan, SCRATCH, Amount(STEPS), number, meeting) as (steps, record):
         for tier, used in record["memory"].items():  # promised of the node, told by each rank
             record["memory"][tier] = used * (1 if tier == "gpu" else plan.strategy.ranks)
+        (out / f"{name}.{number}.gpu").write_text(str(record["memory"]["gpu"]))
         if number == 0:
             keep(out / name, steps, record)
     tell(name, promises(out)[name], record)
+
+
+def gpus_of(out: Path, name: str) -> list[tuple[int, int]]:
+    """Bytes of every rank's GPU, promised and measured; none of a run that did not end."""
+    plan = load_plan(out / f"{name}.plan.yaml")
+    promised = {use.stage: use.used_bytes for use in plan.predicted.memory if use.tier is Tier.GPU}
+    paths = [out / f"{name}.{number}.gpu" for number in range(plan.strategy.ranks)]
+    if not all(path.exists() for path in paths):
+        return []
+    stages = (Coordinates.of(number, plan.strategy).stage for number in range(len(paths)))
+    return [
+        (promised[stage], int(path.read_text())) for stage, path in zip(stages, paths, strict=True)
+    ]
 
 
 def table(out: Path) -> None:
@@ -219,7 +235,9 @@ def table(out: Path) -> None:
     path = out / "peers.json"
     peers: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     errors: dict[str, dict[str, float]] = {}
-    print(f"{gpus_here()} GPUs. Memory is that of the first rank; a peer's x is of our step.")
+    print(
+        f"{gpus_here()} GPUs. A peer's x is of our step. The host's memory, as the first rank told."
+    )
     print(HEADING)
     for name, told in promises(out).items():
         record_path = out / f"{name}.json"
@@ -233,7 +251,11 @@ def table(out: Path) -> None:
             ours = seconds_of(record)
             print(f"{name:24s} {measured(told, record)}")
             for what, error in errors_of(told, record).items():
-                errors.setdefault(what, {})[name] = error
+                if what != "gpu":
+                    errors.setdefault(what, {})[name] = error
+            for number, (here, there) in enumerate(gpus_of(out, name)):
+                errors.setdefault("gpu", {})[f"{name}, rank {number}"] = here / there - 1
+                print(f"    GPU of rank {number}: {here / 2**30:.2f}/{there / 2**30:.2f} GiB")
         for peer, beside_it in peers.items():
             if peer.startswith(f"{name}/"):
                 print(f"    {peer:32s} {beside(beside_it, ours)}")

@@ -128,7 +128,7 @@ def planned(experiment: Experiment) -> tuple[Plan, dict[str, Any]]:
         "busy_seconds": simulate_plan(plan).total_by(lambda event: event.lane),
         "op_seconds": dict(predicted.op_seconds),
         "moved_bytes": dict(predicted.moved_bytes),
-        "memory": {str(use.tier): use.used_bytes for use in predicted.memory},
+        "memory": {str(use.tier): use.used_bytes for use in predicted.memory if not use.stage},
         "strategy": plan.strategy.model_dump(exclude_defaults=True),
         "model": plan.model.name,
         "tokens": training.tokens_per_step,

@@ -97,11 +97,12 @@ class Buffer:
     home_of: Content | None = None  # what lives here for the whole run; chunks of state are entries
     whole: bool = False  # an entry holds the parts of all ranks of a layer, not only one rank's
     dynamic: bool = False  # entries are tensors that compute makes, in its allocator's memory
+    live: int | None = None  # a dynamic buffer's entries in use when its rank uses the most memory
 
     @property
     def total(self) -> int:
-        """Bytes of all entries."""
-        return self.nbytes * self.count
+        """Bytes of all entries, or of those that count where a rank uses the most memory."""
+        return self.nbytes * (self.count if self.live is None else self.live)
 
 
 class Ref(NamedTuple):

@@ -213,6 +213,21 @@ class Graph:
             live = max(live, (group + 1) * stages - groups * stages - mine)
         return live
 
+    def live_units(self, stage: int, turn: int = 0) -> int:
+        """Units whose activations a chunk of a stage holds when the stage holds the most.
+
+        That is after the first forward pass that follows the warm-up. From then on the stage holds
+        as many or fewer, and moves them to earlier chunks. So where earlier chunks keep no more of
+        a unit than later ones do, no other moment needs more memory; each chunk's own most, which
+        `in_flight_units` counts, comes at another time. The test plays all schedules of some sizes.
+        """
+        stages, turns = self.strategy.pp, self.strategy.vpp
+        if turns == 1:
+            return self.in_flight_units(stage)
+        passes = min(self.warm_up(stage) + 1, self.units * turns)
+        groups, rest = divmod(passes, stages * turns)
+        return groups * stages + min(max(rest - turn * stages, 0), stages)
+
     def warm_up(self, stage: int) -> int:
         """Forward passes of a stage's chunks before its first backward pass follows one."""
         stages, turns = self.strategy.pp, self.strategy.vpp

@@ -103,6 +103,7 @@ def _homes(layout: StageLayout) -> Iterator[Buffer]:
             within=within,
             home_of=kept(layer).content,
             dynamic=at.activations is Tier.GPU,
+            live=layout.position.live(layer) if at.activations is Tier.GPU else None,
         )
 
 

@@ -49,9 +49,18 @@ class Position:
         """Micro-batches whose activations the layer holds at once."""
         if layer == self.loss:
             return 1
-        turn = next(turn for turn, chunk in enumerate(self.chunks) if layer in chunk)
-        units = self.graph.in_flight_units(self.stage, turn)
+        units = self.graph.in_flight_units(self.stage, self._turn(layer))
         return units * self.graph.strategy.accumulation_group
+
+    def live(self, layer: int) -> int:
+        """Those of them that it holds when its stage holds the most; see `Graph.live_units`."""
+        if layer == self.loss:
+            return 1
+        units = self.graph.live_units(self.stage, self._turn(layer))
+        return units * self.graph.strategy.accumulation_group
+
+    def _turn(self, layer: int) -> int:
+        return next(turn for turn, chunk in enumerate(self.chunks) if layer in chunk)
 
     @property
     def gradient_ring(self) -> str:

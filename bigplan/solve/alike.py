@@ -48,14 +48,14 @@ class AlikeStages:
         return units * self.graph.strategy.accumulation_group
 
     def entries(self, kind: LayerKind) -> list[int]:
-        """Micro-batches that each layer of the kind holds at once in the fullest stage."""
+        """Micro-batches that each layer of the kind holds when the fullest stage holds the most."""
         if self.is_loss(kind):
             return [1] * self.count(kind)
         if not self.interleaved:
             return [self.held] * self.count(kind)
         graph, stage = self.graph, self.stages[0]
         return [
-            graph.in_flight_units(stage, turn)
+            graph.live_units(stage, turn)
             for turn, chunk in enumerate(graph.stage_chunks(stage))
             for layer in graph.chunk_layers(chunk)
             if graph.layers[layer] == kind.name

@@ -65,6 +65,25 @@ def test_chunks_hold_what_is_between_their_forward_and_backward(stages: int, chu
             assert program.buffers[f"a{layer}"].count == most[layer], (program.stage, layer)
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+@pytest.mark.parametrize(("stages", "chunks"), [(2, 2), (2, 8), (3, 4), (4, 2), (4, 3)])
+def test_what_a_stage_holds_at_most(stages: int, chunks: int, rounds: int) -> None:
+    """Wherever recomputation begins to keep more, from no layer on to the last alone."""
+    graph = _interleaved(stages, chunks, rounds)
+    for program in lower(graph, placed(graph)):
+        blocks = [i for i in program.layers if graph.layers[i] == "block"]
+        assert len(blocks) == chunks
+        for first in range(chunks):
+            counted = blocks[first:]
+            alive = most = 0
+            for action in expand(program.step):
+                if action.layer in counted and action.op in (Op.FORWARD, Op.BACKWARD):
+                    alive += 1 if action.op is Op.FORWARD else -1
+                    most = max(most, alive)
+            buffers = [program.buffers[f"a{layer}"] for layer in counted]
+            assert sum(buffer.total // buffer.nbytes for buffer in buffers) == most
+
+
 def test_a_program_does_not_grow_with_micro_batches_or_stages() -> None:
     def written(graph: Graph) -> int:
         return max(len(list(instructions(p))) for p in lower(graph, placed(graph)))
