@@ -122,28 +122,28 @@ def _choice(key: str, value: str, choices: list[Recompute] | list[Tier]) -> str:
 
 
 def _whole(key: str, value: str | int | float) -> int:
-    number = _number(key, value)
+    number = _number(key, value, "0 or 1" if key in SWITCHES else "a number, such as 1")
+    if key in SWITCHES and number not in (0, 1):
+        raise InputError(f"--set {_shown(key, value)}: write 0 or 1")
     if not number.is_integer() or number < 0:
         raise InputError(f"--set {_shown(key, value)}: write a whole number, such as {key}=4")
     if number == 0 and key in POSITIVE:
         raise InputError(f"--set {key}=0: write a whole number of at least 1")
-    if number > 1 and key in SWITCHES:
-        raise InputError(f"--set {_shown(key, value)}: write 0 or 1")
     return int(number)
 
 
 def _fraction(key: str, value: str | int | float) -> float:
-    number = _number(key, value, "0.5")
+    number = _number(key, value, "a number, such as 0.5")
     if not 0 <= number <= 1:
         raise InputError(f"--set {_shown(key, value)}: write a fraction from 0 to 1, such as 0.5")
     return number
 
 
-def _number(key: str, value: str | int | float, such: str = "1") -> float:
+def _number(key: str, value: str | int | float, wanted: str) -> float:
     try:
         return float(value)
     except ValueError:
-        raise InputError(f"--set {_shown(key, value)}: write a number, such as {such}") from None
+        raise InputError(f"--set {_shown(key, value)}: write {wanted}") from None
 
 
 def refuse_unknown_kind(pin: Pin, kinds: Collection[str]) -> None:
