@@ -119,6 +119,8 @@ class SearchRecord(Spec):
     stopped: bool = False
     idle_gpus: int = 0
     """GPUs without work, of those asked for: the step is shorter without them"""
+    idle_nodes: int = 0
+    """nodes without work, whose GPUs are the idle ones; 0: idle GPUs are in the only node"""
 
     @classmethod
     def of_all(cls, ways: int, *, stopped: bool = False) -> SearchRecord:

@@ -74,8 +74,20 @@ class Request:
 
     @classmethod
     def of_plan(cls, plan: Plan) -> Request:
-        """The request of a plan. A plan does not say what was pinned, so all decisions are free."""
-        return cls(plan.model, plan.training, plan.cluster, engine=plan.engine)
+        """The request of a plan, for all GPUs that it was asked for, those that are idle too.
+
+        A plan does not say what was pinned, so all decisions are free.
+        """
+        return cls(plan.model, plan.training, _asked(plan), engine=plan.engine)
+
+
+def _asked(plan: Plan) -> Cluster:
+    """The plan's cluster with the nodes, or the GPUs of the only node, that it leaves idle."""
+    group, idle = plan.cluster.group, plan.search
+    nodes = group.nodes + idle.idle_nodes
+    each = group.gpus_per_node + (0 if idle.idle_nodes else idle.idle_gpus)
+    every = group.model_copy(update={"nodes": nodes, "gpus_per_node": each})
+    return plan.cluster.model_copy(update={"node_groups": (every,)})
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
@@ -121,6 +133,7 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
             programs=found.programs,
             stopped=found.stopped,
             idle_gpus=idle,
+            idle_nodes=request.cluster.nodes - cluster.nodes,
         ),
         alternatives=tuple(_alternatives(found, workload.nodes)),
         model=request.model,

@@ -311,6 +311,23 @@ def test_a_stopped_search_gives_its_best_plan_and_says_so() -> None:
     assert simulate_plan(early).seconds == early.predicted.step_seconds
 
 
+@pytest.mark.parametrize(("nodes", "gpus"), [(3, 1), (2, 1), (1, 3)])
+def test_a_plan_is_planned_again_for_the_nodes_that_it_leaves_idle_too(
+    nodes: int, gpus: int
+) -> None:
+    """Two sequences, and heads and layers in powers of two: only one or two GPUs can share them."""
+    each = {"nodes": nodes, "gpus_per_node": gpus}
+    cluster = find_cluster("dgx-h100")
+    group = cluster.group.model_copy(update=each)
+    cluster = cluster.model_copy(update={"node_groups": (group,)})
+    training = Training(sequence_length=64, global_batch=2)
+    plan = make_plan(Request(find_model("tiny-llama-demo"), training, cluster))
+    assert plan.search.idle_gpus > 0, "without an idle GPU this shows nothing"
+    again = Request.of_plan(plan)
+    assert again.cluster == cluster
+    assert make_plan(again) == plan
+
+
 def test_moved_bytes_are_those_of_the_lane_s_busiest_stage() -> None:
     plan = _plan(_machine(), {"optimizer": "nvme"})
     candidate, (program,) = programs_of(plan)
