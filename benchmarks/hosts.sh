@@ -6,11 +6,13 @@
 #   waits     what a receive or gather that waits takes from products, by settings of NCCL and CUDA
 #   soak      three communicators from four threads, for as long as the call's time allows
 #   equality  tests of layouts on GPUs of their own over NCCL, those of checkpoints, and loss curves
+#   faults    kill -9 of a rank, and of a launch: seconds until it trains again; then at random moments,
+#             whether resumed runs have the bits of one that nothing happened to
 #   speed8b, speed32b, speed70b, long   cases of hosts/cases.yaml, each with its peers after it
 #   table     what was promised, measured and reached by peers, so far
 # Parts with cases profile and predict first if nobody has; the first with DeepSpeed compiles. Calls
-# of ten minutes: "rates predict waits", "equality", "soak", "speed8b table" until nothing is left, and
-# so on: what has run is not run again, and what ran out of time or memory is. HOSTS_WORK
+# of ten minutes: "rates predict waits", "equality", "soak", "faults", "speed8b table" until nothing
+# is left, and so on: what has run is not run again, and what ran out of time or memory is. HOSTS_WORK
 # (/tmp/hosts) keeps everything from one call to the next; OUT gets at most eight files: log.txt and,
 # after every part, hosts.tgz with all of it and the files to look at first. HOSTS_MINUTES (9.2) is
 # the time of the call: what would begin after it does not. --tiny runs small models on HOSTS_CPUS (2)
@@ -26,7 +28,7 @@ while :; do
   esac
   shift
 done
-[ $# -ge 2 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1" || exit
 out=$(realpath "$1")
 shift
@@ -38,6 +40,7 @@ least=30 # seconds in which nothing worth having can be done
 devices=()
 profiled='' predicted=''
 export COLUMNS=200 PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+unset PYTHONDONTWRITEBYTECODE # else each process compiles all modules again, for seconds
 export HOSTS_CLUSTER=$work/cluster.yaml HOSTS_SCRATCH=$work-drive HOSTS_STEPS=${HOSTS_STEPS:-4} LIMIT_TRACE=${LIMIT_TRACE-1}
 if [ -n "$tiny" ]; then
   devices=(--cpu-devices "${HOSTS_CPUS:-2}")
@@ -101,6 +104,18 @@ equality() {
     limited 540 "$python" -m benchmarks.layouts --steps 4 --only dp2 z3 "z3, spread > dp2" | tee "$work/layouts.txt"
   fi
 }
+faults() {
+  local model=llama-3.2-1b length=4096 who
+  [ -z "$tiny" ] || { model=tiny-llama-test length=64; }
+  for who in worker launch; do
+    limited 150 "$python" -m benchmarks.gpu_kill $who "$work/kill-$who" --cluster "$HOSTS_CLUSTER" --model $model \
+      --cap gpu=24GiB --seq-len $length --global-batch 8 --set zero=3 2>&1 | tee -a "$work/faults.txt"
+  done
+  go bigplan plan --model tiny-llama-demo --cluster "$HOSTS_CLUSTER" --engine native --seq-len 512 --global-batch 8 \
+    --set zero=3 --out "$work/faults.plan.yaml" >/dev/null
+  [ "$(left)" -lt $least ] || limited "$(left)" "$python" -m benchmarks.kill_soak "$work/faults.plan.yaml" \
+    --folder "$work/faults" --ends 4 --steps 40 --how launch,worker 2>&1 | tee -a "$work/faults.txt"
+}
 built() { # DeepSpeed's compile what they need once
   [ -n "$tiny" ] || [ -f "$work/built" ] || {
     go "$python" -m benchmarks.peers.run "$work" build --minutes "$(left_minutes)" && go touch "$work/built"
@@ -109,6 +124,7 @@ built() { # DeepSpeed's compile what they need once
 part() {
   case $1 in
     rates | predict | equality) "$1" ;;
+    faults) ready && faults ;;
     waits) measured 400 waits | tee -a "$work/rates.txt" ;;
     soak) measured "$(left)" soak "$(($(left) - 60))" | tee -a "$work/rates.txt" ;;
     table) hosts table "$work" | tee "$work/table.txt" ;;
@@ -117,13 +133,13 @@ part() {
 }
 known() {
   case $1 in
-    rates | predict | waits | soak | equality | table) ;;
+    rates | predict | waits | soak | equality | faults | table) ;;
     *) grep -q "part: $1\b" benchmarks/hosts/cases.yaml ;;
   esac
 }
 save() { # what there is so far, in case that the rest of the call is cut off
   local name
-  for name in cluster.yaml predictions.json peers.json rates.txt layouts.txt table.txt; do
+  for name in cluster.yaml predictions.json peers.json rates.txt layouts.txt faults.txt table.txt; do
     [ ! -f "$work/$name" ] || cp "$work/$name" "$out/"
   done
   tar czf "$work.tgz" -C "$work" . && mv "$work.tgz" "$out/hosts.tgz"

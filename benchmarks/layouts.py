@@ -130,6 +130,7 @@ LAYOUTS = {
 }
 CHANGES = (
     ("z3, spread", "dp2"),
+    ("tp2, spread", "pp2, spread", "z3, spread", "one process, spread"),
     ("dp2, spread", "z3 over 4"),
     ("pp2, spread", "z3, spread", "pp2 x z3"),
     ("z3 over 4, spread", "one process, spread", "z1", "z2, spread"),
