@@ -91,13 +91,10 @@ class Setup:
 
     def sized(self, sizes: BufferSizes) -> BufferSizes:
         """Buffers with this file's sizes, but no larger than their contents."""
-        stated = dict(self.sizes)
+        stated: dict[str, Any] = dict(self.sizes)
         for key, most in (("bucket", sizes.parameters), ("live", sizes.parameters)):
             if key in stated:
                 stated[key] = min(stated[key], most)
         if "sub_group" in stated:
             stated["sub_group"] = min(stated["sub_group"], sizes.owned)
-            # The largest group exceeds the limit by a part of a parameter, whatever the limit is.
-            rest = max(0, sizes.swapped - sizes.sub_group)
-            stated["swapped"] = min(stated["sub_group"] + rest, sizes.owned)
         return replace(sizes, **stated)

@@ -12,9 +12,8 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
-from bigplan.spec.model import ModelSpec
 
-RATIOS = 20  # steps in which Twin-Flow's share of the CPU is tried
+RATIOS = 40  # steps in which Twin-Flow's share of the CPU is tried
 DEVICES = {Tier.HOST: "cpu", Tier.NVME: "nvme"}
 _TIERS = {device: tier for tier, device in DEVICES.items()}
 
@@ -53,26 +52,27 @@ class Decisions:
         if self.on_cpu < 1.0 and self.parameters is not Tier.GPU:
             yield "a part of the state alone on the CPU (ratio) needs parameters on the GPU"
 
-    def placement(self, model: ModelSpec) -> Placement:
-        """These decisions as counts of layers, the form that every plan has."""
+    def placement(self, every: int, resident: float) -> Placement:
+        """These decisions as counts of layers, the form that every plan has.
+
+        `every`: blocks of the model. `resident`: share of the optimizer state that is on the GPU.
+        """
         last, found = self.strategy.pp - 1, list[StagePlacement]()
-        for stage, blocks in enumerate(chunk_blocks(model.layers, self.strategy)):
+        for stage, blocks in enumerate(chunk_blocks(every, self.strategy)):
             counts = {"embedding": int(stage == 0), "block": blocks, "head": int(stage == last)}
             kinds = {
-                kind: self._kind(count, is_block=kind == "block")
+                kind: self._kind(count, resident, is_block=kind == "block")
                 for kind, count in counts.items()
                 if count
             }
             found.append(StagePlacement(kinds=kinds))
         return Placement(stages=tuple(found), loss_chunk=self.loss_chunk)
 
-    def _kind(self, layers: int, *, is_block: bool) -> KindPlacement:
+    def _kind(self, layers: int, resident: float, *, is_block: bool) -> KindPlacement:
         again = Recompute.FULL if self.recompute and is_block else Recompute.NONE
-        gpu = 0.0 if self.state is not Tier.GPU else float(layers)
-        if self.state is Tier.HOST:
-            gpu = (1.0 - self.on_cpu) * layers
-        resident = ceil(gpu - 1e-9)
-        gradients = {Tier.GPU: resident, Tier.HOST: layers - resident}
+        gpu = resident * layers
+        whole = ceil(gpu - 1e-9)
+        gradients = {Tier.GPU: whole, Tier.HOST: layers - whole}
         optimizer = {Tier.GPU: gpu, self.state: layers - gpu} if gpu < layers else {Tier.GPU: gpu}
         return KindPlacement(
             layers=layers,

@@ -84,7 +84,7 @@ class DeepSpeed:
             inputs={n: digest(getattr(request, n)) for n in ("model", "training", "cluster")},
             predicted=predicted(tried, request),
             strategy=tried.decisions.strategy,
-            placement=tried.decisions.placement(request.model),
+            placement=tried.placement,
             executable=_executable(request, tried.decisions),
             search=search,
             alternatives=alternatives,
@@ -114,7 +114,7 @@ class DeepSpeed:
         again = plan.model_copy(
             update={
                 "predicted": predicted(tried, request),
-                "placement": tried.decisions.placement(plan.model),
+                "placement": tried.placement,
                 "config": _config(tried, request),
             }
         )
@@ -156,7 +156,7 @@ def predicted(tried: TriedWay, request: Request) -> Predicted:
     """The promise. Phases follow each other, so the critical path of one stage is all of them."""
     step, nodes = tried.step, request.cluster.group
     seconds, busy = step.seconds, step.busy()
-    offloads = tried.decisions.placement(request.model).stages[0].kinds["block"].moves
+    offloads = tried.placement.stages[0].kinds["block"].moves
     low, high = error_band(seconds, nodes.gpu.name, offloads=offloads)
     path = dict(sorted(step.by_lane().items(), key=lambda item: -item[1]))
     return Predicted(

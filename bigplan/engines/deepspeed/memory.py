@@ -123,15 +123,21 @@ class StageHoldings:
         """Whether the model is cut into stages."""
         return self.graph.strategy.pp > 1
 
-    def _resident(self) -> int:
+    @property
+    def resident(self) -> int:
         """Elements whose state is on the GPU."""
         if self.decisions.state is Tier.GPU:
             return self.owned
-        return int((1.0 - self.decisions.on_cpu) * self.owned)
+        return self.sizes.resident(self.decisions.on_cpu)
+
+    @property
+    def away(self) -> int:
+        """Elements whose state is in host memory or on a drive."""
+        return self.owned - self.resident
 
     def _state(self) -> int:
         master = MASTER if self.graph.sizes.master or self.decisions.stage else 0
-        resident = self._resident()
+        resident = self.resident
         # Twin-Flow also keeps the fp32 gradients of the GPU's part on the GPU.
         gradients = GRADIENT if self.decisions.on_cpu < 1.0 else 0
         return resident * (master + MOMENTS + gradients)
@@ -168,7 +174,7 @@ class StageHoldings:
     def host(self) -> Iterator[tuple[str, int]]:
         """Blocks of a rank's host memory: their purpose, and bytes."""
         p, decisions = self.graph.sizes.parameter, self.decisions
-        on_cpu = self.owned - self._resident()
+        on_cpu = self.away
         if decisions.parameters is Tier.HOST:
             yield "parameters", p * self.owned
         if decisions.parameters is Tier.NVME:

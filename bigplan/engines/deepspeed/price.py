@@ -216,8 +216,7 @@ class StagePricing:
             down = graph.sizes.parameter * owned
             up = down if number else 0.0
         if last:
-            on_cpu = decisions.on_cpu if decisions.state is Tier.HOST else 1.0
-            down += GRADIENT * owned * on_cpu
+            down += GRADIENT * self.held.away
         yield Phase(Op.BACKWARD, number, Lane.D2H, down / rates.d2h, down)
         yield Phase(Op.BACKWARD, number, Lane.H2D, up / rates.h2d, up)
         if last and decisions.state is Tier.NVME:
@@ -243,11 +242,9 @@ class StagePricing:
     def update(self) -> Iterator[Phase]:
         """After the last backward."""
         decisions, rates, held = self.held.decisions, self.costs.rates, self.held
-        on_cpu = decisions.on_cpu if decisions.state is Tier.HOST else 1.0
-        cpu = 0.0 if decisions.state is Tier.GPU else on_cpu * held.owned
-        gpu = held.owned - cpu
-        if gpu:
-            moved = gpu * (UPDATE_BYTES + PASSES_BYTES)
+        cpu = held.away
+        if held.resident:
+            moved = held.resident * (UPDATE_BYTES + PASSES_BYTES)
             yield Phase(Op.UPDATE, 0, Lane.GPU_UPDATE, moved / rates.device_memory)
         if cpu:
             yield from self._on_cpu(cpu)

@@ -18,7 +18,7 @@ from bigplan.errors import InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Ends, Space, Strategy, StrategyFamily
-from bigplan.placement import Tier
+from bigplan.placement import Placement, Tier
 from bigplan.plan import MemoryUse
 from bigplan.planner import Request
 from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
@@ -50,6 +50,12 @@ class TriedWay:
             if missing > found.get(use.tier, 0):
                 found[use.tier] = missing
         return found
+
+    @property
+    def placement(self) -> Placement:
+        """Its decisions as counts of layers, the form that every plan has."""
+        held = self.held
+        return self.decisions.placement(len(held.graph.layers) - 2, held.resident / held.owned)
 
     @property
     def preference(self) -> tuple[float, int, int, str]:

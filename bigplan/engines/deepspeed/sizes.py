@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from bigplan.graph.graph import Graph
 from bigplan.placement import Tier
@@ -38,12 +39,34 @@ class BufferSizes:
     matrices: int  # of a block
     bucket: int
     sub_group: int
-    swapped: int  # the largest group of state that is read from a drive at once
+    # A rank's parts of the parameters, in order. Matrices and vectors are two groups of the
+    # optimizer, which applies weight decay to matrices only.
+    parts: tuple[tuple[int, ...], tuple[int, ...]]
     buffers: int  # number of buffers for state on a drive
     queue: int  # requests to a drive at once
     live: int  # elements that ZeRO-3 holds gathered at a time
     swap_buffers: int  # number of buffers for parameters on a drive
     swap_buffer: int  # elements of each of these
+
+    @property
+    def swapped(self) -> int:
+        """The largest group of state, which is read from a drive at once."""
+        return max(self.groups)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """A rank's sub-groups of state: parameters in a row until there are `sub_group` of them.
+
+        So a group may be larger by up to a parameter (0.19.8, stage3.py: _create_fp16_sub_groups).
+        """
+        return tuple(chain.from_iterable(_grouped(some, self.sub_group) for some in self.parts))
+
+    def resident(self, on_cpu: float) -> int:
+        """Elements of the groups that Twin-Flow leaves on the GPU if the CPU is to have a share.
+
+        Only whole groups stay, the first ones (0.19.8, stage3.py: _create_fp32_partitions).
+        """
+        return sum(self.groups[: int((1 - on_cpu) * len(self.groups))])
 
 
 def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> BufferSizes:
@@ -68,7 +91,7 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Bu
         matrices=matrices,
         bucket=min(BUCKET, max(block.parameters, 1)),
         sub_group=sub_group,
-        swapped=max(_groups(graph, sub_group)),
+        parts=_parts(graph),
         buffers=SWAPPED_TENSORS * SWAPPED_GROUPS,
         queue=_power(rate * AIO_SECONDS / AIO_BLOCK),
         live=LIVE_BLOCKS * block.parameters,
@@ -78,26 +101,22 @@ def sizes_of(graph: Graph, nodes: NodeGroup, state: Tier, *, partly: bool) -> Bu
     )
 
 
-def _groups(graph: Graph, least: int) -> Iterator[int]:
-    """Elements of a rank's sub-groups: parameters in a row until there are `least` of them.
-
-    So a group may be larger by up to a parameter (0.19.8, stage3.py: _create_fp16_sub_groups).
-    Matrices and vectors are two groups of the optimizer, which applies weight decay to matrices
-    only.
-    """
-    ranks = graph.strategy.dp
+def _parts(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
     tensors = [tensor for name in graph.layers for tensor in graph.kinds[name].tensors]
-    for matrices in (True, False):
-        sizes = [-(-t.elements // ranks) for t in tensors if (t.rows > 1) is matrices]
-        if sum(sizes) <= least:
-            yield sum(sizes)
-            continue
-        elements = 0
-        for size in sizes:
-            elements += size
-            if elements >= least:
-                yield elements
-                elements = 0
+    ranks = graph.strategy.dp
+    matrices = tuple(-(-t.elements // ranks) for t in tensors if t.rows > 1)
+    return matrices, tuple(-(-t.elements // ranks) for t in tensors if t.rows == 1)
+
+
+def _grouped(sizes: tuple[int, ...], least: int) -> Iterator[int]:
+    """Sizes added up in a row, until each sum but the last is `least` or more."""
+    elements = 0
+    for size in sizes:
+        elements += size
+        if elements >= least:
+            yield elements
+            elements = 0
+    if elements:
         yield elements
 
 

@@ -81,6 +81,8 @@ def train(case: Case, rank: int, scratch: Path, meeting: Path) -> dict[str, obje
         found["evaluated"] = worker.evaluate()
     events = [(event.op, event.micro_batch) for event in result.timeline.events]
     found["swapping"] = swapping
+    optimizer = worker._running().engine.optimizer
+    found["groups"] = [int(n) for n in getattr(optimizer, "fp16_partitioned_groups_flat_numel", ())]
     found["ended"] = worker.progress().ended  # of all steps
     found |= {"losses": losses, "norms": norms, "events": events}
     found["digest"] = worker.finish().digest

@@ -116,5 +116,12 @@ def test_offloaded_runs_have_the_native_engines_losses(tmp_path: Path) -> None:
         for step, (here, there) in enumerate(zip(found[name]["losses"], reference, strict=True)):
             bound = UNIT32 * (there + step) + PART16 * abs(reference[0] - there)
             assert abs(here - there) <= bound, (name, step, here, there)
+    for name, plan in plans().items():
+        request = Request(plan.model, plan.training, plan.cluster, engine="deepspeed")
+        sizes = DeepSpeedSearch(request).tried(Decisions.of(plan)).held.sizes
+        grouped = found[name]["groups"]
+        assert grouped in ([], list(sizes.groups)), name  # only ZeRO 3 groups its state
+        assert bool(grouped) == (name != "host-2")
+    assert len(found["ratio"]["groups"]) > 10
     for name in ("host-2", "host-3"):
         assert found[f"resumed-{name}"]["digest"] == found[name]["digest"], name
