@@ -15,7 +15,7 @@ from bigplan.cost.process import locked_bytes
 from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, RefusedError
 from bigplan.graph.strategy import Strategy
-from bigplan.lower import lower, lower_steady
+from bigplan.lower import lower, lower_buffers
 from bigplan.parts import PlayedStep, step_parts
 from bigplan.placement import Tier
 from bigplan.plan import (
@@ -266,7 +266,7 @@ def _alternatives(found: Found, nodes: NodeGroup) -> Iterator[Alternative]:
 def _alternative(rival: Trial, nodes: NodeGroup) -> Alternative:
     step, settled = PlayedStep(rival.seconds, rival.busy), rival.settled
     graph, costs = settled.graph, settled.costs
-    programs = lower_steady(graph, rival.placement)
+    programs = lower_buffers(graph, rival.placement)
     return Alternative(
         strategy=rival.candidate.strategy,
         step_seconds=rival.seconds,

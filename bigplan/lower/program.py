@@ -21,20 +21,23 @@ def lower(graph: Graph, placement: Placement) -> tuple[Program, ...]:
     return tuple(lower_stage(graph, placement, stage) for stage in range(graph.strategy.pp))
 
 
+def lower_buffers(graph: Graph, placement: Placement) -> tuple[Program, ...]:
+    """The programs without any action, which is enough for memory."""
+    layouts = (StageLayout.of(graph, placement, stage) for stage in range(graph.strategy.pp))
+    return tuple(_program(layout) for layout in layouts)
+
+
 def lower_steady(graph: Graph, placement: Placement) -> tuple[Program, ...]:
     """The programs with their steady step alone, which is enough for memory and simulation."""
-    layouts = [StageLayout.of(graph, placement, stage) for stage in range(graph.strategy.pp)]
+    layouts = (StageLayout.of(graph, placement, stage) for stage in range(graph.strategy.pp))
     return tuple(
-        Program(
-            stage=layout.position.stage,
-            buffers=stage_buffers(layout),
-            layers=layout.table,
-            first=(),
-            step=tuple(_step(layout, deferred=graph.deferred)),
-            flush=(),
-        )
-        for layout in layouts
+        _program(layout, tuple(_step(layout, deferred=graph.deferred))) for layout in layouts
     )
+
+
+def _program(layout: StageLayout, step: tuple[Instruction, ...] = ()) -> Program:
+    stage, buffers = layout.position.stage, stage_buffers(layout)
+    return Program(stage, buffers, layers=layout.table, first=(), step=step, flush=())
 
 
 def lower_stage(graph: Graph, placement: Placement, stage: int) -> Program:

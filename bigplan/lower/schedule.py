@@ -136,9 +136,10 @@ def _runs(passes: list[PassPair], emitter: Emitter) -> Iterator[Instruction]:
 
 def _follows(one: PassPair, other: PassPair, by: int) -> bool:
     """Whether `other` is `one`, `by` micro-batches later."""
-    return all(
-        a == b
-        if a is None or b is None
-        else AccumulationGroup(a.base + by, a.turn, a.first, a.last) == b
-        for a, b in zip(one, other, strict=True)
-    )
+    for a, b in zip(one, other, strict=True):
+        if a is None or b is None:
+            if a is not b:
+                return False
+        elif b.base != a.base + by or b[1:] != a[1:]:
+            return False
+    return True

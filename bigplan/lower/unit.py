@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class AccumulationGroup:
+class AccumulationGroup(NamedTuple):
     """Micro-batches that pass each layer together."""
 
     base: int  # the first micro-batch

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from bigplan.graph.graph import Graph, LayerKind, Recompute
@@ -115,25 +116,43 @@ def stage_classes(
     graph: Graph, most: Rings = ROOMY, least: Rings | None = None
 ) -> tuple[StageClass, ...]:
     """The classes of the graph's pipeline: all, or first, one or two in the middle, and last."""
-    pp, rings = graph.strategy.pp, (most, least or most)
-    if pp == 1:
-        return (_stage_class(graph, "all", range(1), rings),)
-    between = [len(graph.chunk_layers(stage)) for stage in range(1, pp - 1)]  # alike in all turns
+    chunks = tuple(
+        graph.chunk_layers(chunk) for chunk in range(graph.strategy.pp * graph.strategy.vpp)
+    )
+    return tuple(
+        StageClass(name, graph, stages, counts, opening, most, least or most)
+        for name, stages, counts, opening in _alike(graph.layers, chunks, graph.strategy.pp)
+    )
+
+
+Counts = tuple[tuple[str, int], ...]
+
+
+@lru_cache(maxsize=1024)  # strategies that cut the model alike are bounded one after the other
+def _alike(
+    layers: tuple[str, ...], chunks: tuple[range, ...], pp: int
+) -> tuple[tuple[str, range, Counts, Counts], ...]:
+    """Each class by name: its stages, and its layers of each kind, of all chunks and the first."""
+    between = [len(chunk) for chunk in chunks[1 : pp - 1]]  # alike in all turns
     later = next((i for i, n in enumerate(between, 1) if n != between[0]), pp - 1)
     ranges = {"first": range(1), "middle": range(1, later), "late": range(later, pp - 1)}
     ranges["last"] = range(pp - 1, pp)
-    each = ((name, stages) for name, stages in ranges.items() if stages)
-    return tuple(_stage_class(graph, name, stages, rings) for name, stages in each)
+    if pp == 1:
+        ranges = {"all": range(1)}
+    return tuple(
+        (
+            name,
+            stages,
+            _counted(layers[i] for chunk in chunks[stages[0] :: pp] for i in chunk),
+            _counted(layers[i] for i in chunks[stages[0]]),
+        )
+        for name, stages in ranges.items()
+        if stages
+    )
 
 
-def _stage_class(graph: Graph, name: str, stages: range, rings: tuple[Rings, Rings]) -> StageClass:
-    layers, opening = graph.stage_layers(stages[0]), graph.chunk_layers(stages[0])
-    counts = _counted(graph, layers), _counted(graph, opening)
-    return StageClass(name, graph, stages, *counts, *rings)
-
-
-def _counted(graph: Graph, layers: Iterable[int]) -> tuple[tuple[str, int], ...]:
-    return tuple(Counter(graph.layers[layer] for layer in layers).items())
+def _counted(layers: Iterable[str]) -> Counts:
+    return tuple(Counter(layers).items())
 
 
 RERUN = tuple(recompute for recompute in Recompute if recompute is not Recompute.NONE)

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from bigplan.cost.price import Costs
 from bigplan.cost.process import block_of, locked_bytes
@@ -39,7 +40,7 @@ from bigplan.spec.training import DTYPE_BYTES, Training
 MASTER, MOMENTS, GRADIENT = 4, 8, 4  # bytes an element, always fp32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StageHoldings:
     """What decides how much memory a rank of a pipeline stage holds on each tier."""
 
@@ -49,12 +50,12 @@ class StageHoldings:
     sizes: BufferSizes
     at: int = 0  # the pipeline stage
 
-    @property
+    @cached_property
     def layers(self) -> list[str]:
         """The kinds of the stage's layers."""
         return [self.graph.layers[layer] for layer in self.graph.stage_layers(self.at)]
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Elements of the stage; a table that two stages share counts in full on both."""
         kinds, last = self.graph.kinds, self.at == self.graph.strategy.pp - 1

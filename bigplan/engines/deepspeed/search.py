@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
 
 from bigplan.cost.price import Costs, price
 from bigplan.engines.deepspeed.config import accumulated_in
@@ -23,6 +25,7 @@ from bigplan.plan import MemoryUse
 from bigplan.planner import Request
 from bigplan.solve.pins import LOSS_CHUNK, Pin, parse_pins
 from bigplan.solve.search import Watch
+from bigplan.spec.cluster import NodeGroup
 from bigplan.units import counted
 
 DeepSpeedStep = PricedStep | PipedStep
@@ -32,16 +35,33 @@ OPEN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TriedWay:
-    """One way, with its memory and time."""
+    """One way, with its memory and time; most ways do not fit, and so are never priced."""
 
     decisions: Decisions
-    held: StageHoldings  # by a rank of the first stage
-    memory: tuple[MemoryUse, ...]
-    step: DeepSpeedStep
+    stages: tuple[StageHoldings, ...]
+    costs: Costs
+    nodes: NodeGroup
 
     @property
+    def held(self) -> StageHoldings:
+        """What a rank of the first stage holds."""
+        return self.stages[0]
+
+    @cached_property
+    def memory(self) -> tuple[MemoryUse, ...]:
+        """Memory of every tier and stage."""
+        return memory_use(self.stages, self.costs, self.nodes)
+
+    @cached_property
+    def step(self) -> DeepSpeedStep:
+        """The priced step."""
+        if len(self.stages) > 1:
+            return piped(self.stages, self.costs, self.nodes)
+        return priced(self.held, self.costs, self.nodes)
+
+    @cached_property
     def short(self) -> dict[Tier, int]:
         """Bytes that are missing, by tier."""
         found = dict[Tier, int]()
@@ -132,14 +152,18 @@ class DeepSpeedSearch:
     def run(self, watch: Watch) -> list[TriedWay]:
         """The ways that fit, fastest first. Raises InputError, InfeasibleError."""
         fitting, misfits = list[TriedWay](), list[TriedWay]()
+        best = inf
         for way in self._ways():
-            best = min((one.step.seconds for one in fitting), default=None)
-            if fitting and not watch(best, best or 0.0, 0):
+            if fitting and not watch(best, best, 0):
                 self.stopped = True
                 break
             self.counted += 1
             tried = self._fitted(way)
-            (misfits if tried.short else fitting).append(tried)
+            if tried.short:
+                misfits.append(tried)
+            else:
+                fitting.append(tried)
+                best = min(best, tried.step.seconds)
         if fitting:
             return sorted(fitting, key=lambda one: one.preference)
         if misfits:
@@ -207,9 +231,8 @@ class DeepSpeedSearch:
         nodes = request.cluster.group
         sizes = sized(sizes_of(graph, nodes, way.state, partly=way.on_cpu < 1.0))
         stages = range(way.strategy.pp)
-        every = [StageHoldings(graph, request.training, way, sizes, stage) for stage in stages]
-        step = piped(every, costs, nodes) if len(every) > 1 else priced(every[0], costs, nodes)
-        return TriedWay(way, every[0], memory_use(every, costs, nodes), step)
+        every = (StageHoldings(graph, request.training, way, sizes, stage) for stage in stages)
+        return TriedWay(way, tuple(every), costs, nodes)
 
     def _graph(self, strategy: Strategy, chunk: int) -> tuple[Graph, Costs]:
         key = strategy, chunk
