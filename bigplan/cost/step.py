@@ -35,7 +35,7 @@ class Execution:
     recomputed: float = 1.0  # share of the layers that do so
     virtual_stages: int = 1
     cpu_update: bool = False
-    streamed_state: int = 0  # bytes an element that come to the GPU for its update, and leave
+    passing_bytes: int = 0  # of an element: come to the GPU for its update, and leave
     on_cpu: float = 1.0  # of the state, the share that the CPU updates, where it does
     state_on_disk: bool = False
     parameters_on_host: bool = False
@@ -57,8 +57,8 @@ def framework_step(
         "reduce": max(s.after_backward for s in stages),
         "update": update,
     }
-    if run.streamed_state:
-        moved = max(s.owned for s in stages) * run.streamed_state
+    if run.passing_bytes:
+        moved = max(s.owned for s in stages) * run.passing_bytes
         parts["copies"] = max(0.0, moved / min(costs.rates.h2d, costs.rates.d2h) - update)
     if run.cpu_update:
         away = _offloaded(graph, costs, nodes, framework, run, stages)

@@ -5,7 +5,7 @@ Buffers, by name (l: layer, k: layer kind):
     w{l} g{l} a{l}       home of parameters, gradients, activations (an entry per micro-batch)
     o{l}.gpu .host       optimizer state that is updated in its home
     o{l}.streamed .nvme  optimizer state that passes, chunk by chunk, the GPU or host memory
-    slot.{k} shard.{k}   GPU rings for streamed parameters, and for their ZeRO-3 shards
+    slot.{k} shard.{k}   GPU rings for parameters that live elsewhere, and for their ZeRO-3 shards
     w0 g0, g0.back       on the last stage, a borrowed table and its gradients; on the first
                          stage, these gradients when they come back
     sum.{k}              GPU ring that sums gradients with their home elsewhere

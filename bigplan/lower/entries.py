@@ -43,7 +43,9 @@ def streaming_bytes(graph: Graph, chunk: int = CHUNK) -> int:
     Each of the three begins at a multiple of ALIGNMENT. No entry is larger than a layer.
     """
     sizes, most = graph.sizes, max(kind.parameters for kind in graph.kinds.values())
-    elements = min(most, streamed_chunk(chunk) // max(1, sizes.state) + largest_unit(graph) + 1)
+    elements = min(
+        most, streamed_chunk_bytes(chunk) // max(1, sizes.state) + largest_unit(graph) + 1
+    )
     parts = (sizes.state, sizes.gradient, sizes.parameter)
     return sum(-(-elements * size // ALIGNMENT) * ALIGNMENT for size in parts)
 
@@ -65,7 +67,7 @@ def streaming_entries(graph: Graph) -> int:
     return min(MOST_STREAMING, max(STREAMING, 2 + arriving))
 
 
-def streamed_chunk(chunk: int) -> int:
+def streamed_chunk_bytes(chunk: int) -> int:
     """Bytes of state that pass through the GPU at a time, where those of NVMe are `chunk`."""
     return max(1, chunk // STREAMED_CHUNKS)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from bigplan.graph.graph import Graph, LayerKind
-from bigplan.lower.entries import streamed_chunk
+from bigplan.lower.entries import streamed_chunk_bytes
 from bigplan.lower.position import Position
 from bigplan.placement import (
     IN_CHUNKS,
@@ -92,7 +92,7 @@ class StageLayout:
 
     def chunks(self, layer: int, share: Share) -> int:
         """Chunks in which the layer's state in the share passes through the GPU or host memory."""
-        size = self.chunk if share is Share.NVME else streamed_chunk(self.chunk)
+        size = self.chunk if share is Share.NVME else streamed_chunk_bytes(self.chunk)
         return -(-self.pieces[layer, share] * self.graph.sizes.state // size)
 
     def keeps(self, layer: int) -> str:

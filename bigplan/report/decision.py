@@ -111,7 +111,7 @@ def _away(stages: Sequence[StageShares]) -> str:
 
 def _streamed(stages: Sequence[StageShares]) -> str:
     """The share of optimizer state that passes through the GPU; stages may differ."""
-    least, most = (end(stage.streamed for stage in stages) for end in (min, max))
+    least, most = (end(stage.streamed_fraction for stage in stages) for end in (min, max))
     if most < HARDLY:
         return ""
     told = "all" if least > 1 - HARDLY else percent(most)

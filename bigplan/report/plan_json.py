@@ -56,8 +56,8 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     """What a plan says by itself: sizes in bytes, times in seconds.
 
     `stages[].layers` and `recompute` count transformer blocks. `placement` maps a kind of tensor to
-    the fraction of its bytes on each tier. `homes` maps a kind of tensor to layers, bytes and the
-    fraction of the bytes that is streamed through the GPU. `placement` and `homes` count all layers
+    the fraction of its bytes on each tier. `homes` maps a kind of tensor to layers and bytes, and
+    to those of them that are streamed through the GPU. `placement` and `homes` count all layers
     of the stage, embedding and head among them. `memory[].scope` says whether the bytes are those
     of one GPU or of one node. In `busy_seconds` and `moved_bytes`, lanes that share a link are one
     resource. `critical_path` (seconds by resource, most first) adds up to the step, and so does

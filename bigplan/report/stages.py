@@ -20,13 +20,15 @@ class Home:
     `layers` counts all layers, embedding and head among them. For activations it counts blocks, and
     `recompute` counts them by how much of their forward runs again. For the optimizer it need not
     be whole. `nbytes` are the bytes of one GPU, or for host and NVMe those of one node. `streamed`
-    is the fraction of optimizer state in host memory that passes through the GPU for its update.
+    is the part of `layers` whose state passes through the GPU for its update, and
+    `streamed_bytes` that part of `nbytes`.
     """
 
     layers: float
     nbytes: int
     recompute: Mapping[str, int]
     streamed: float = 0.0
+    streamed_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -34,24 +36,20 @@ class StageShares:
     """Where the tensors of a stage live. `layers` and `recompute` count transformer blocks.
 
     `placement` maps a kind of tensor to the fraction of its bytes on each tier. These are the bytes
-    of all layers of the stage, embedding and head among them.
+    of all layers of the stage, embedding and head among them. `streamed_fraction` is that of the
+    bytes of optimizer state that are streamed through the GPU.
     """
 
     layers: int
     recompute: Mapping[str, int]
     placement: Mapping[str, Mapping[str, float]]
     homes: Mapping[str, Mapping[str, Home]]
+    streamed_fraction: float = 0.0
 
     @property
     def recomputed(self) -> int:
         """The number of blocks that run at least a part of their forward twice."""
         return sum(n for policy, n in self.recompute.items() if policy != Recompute.NONE)
-
-    @property
-    def streamed(self) -> float:
-        """The fraction of the stage's optimizer state that is streamed through the GPU."""
-        host = self.homes["optimizer"].get(Tier.HOST)
-        return host.streamed * self.placement["optimizer"][Tier.HOST] if host else 0.0
 
 
 def stages_of(plan: Plan) -> list[StageShares]:
@@ -74,18 +72,22 @@ def _stage(graph: Graph, placed: StagePlacement, memory: list[MemoryUse]) -> Sta
         for tensor, tier, size in _sizes(graph, name, kind):
             nbytes[tensor][str(tier)] += size
     homes = dict(_homes(placed, blocks, {use.tier: use.by_purpose for use in memory}))
-    state = homes["optimizer"]
+    placement = {tensor: _fractions(tiers) for tensor, tiers in nbytes.items()}
+    state, part = homes["optimizer"], 0.0
     if Tier.HOST in state:
-        state[Tier.HOST] = replace(state[Tier.HOST], streamed=_streamed(graph, placed))
+        host, part = state[Tier.HOST], _streamed_fraction(graph, placed)
+        layers = sum(kind.streamed for kind in placed.kinds.values())
+        state[Tier.HOST] = replace(host, streamed=layers, streamed_bytes=part * host.nbytes)
     return StageShares(
         layers=sum(kind.layers for kind in blocks),
         recompute={policy: count for policy, count in recompute.items() if count},
-        placement={tensor: _fractions(tiers) for tensor, tiers in nbytes.items()},
+        placement=placement,
         homes=homes,
+        streamed_fraction=part * placement["optimizer"].get(Tier.HOST, 0.0),
     )
 
 
-def _streamed(graph: Graph, placed: StagePlacement) -> float:
+def _streamed_fraction(graph: Graph, placed: StagePlacement) -> float:
     """Of the optimizer state in host memory, the fraction that passes through the GPU."""
     whole = part = 0.0
     for name, kind in placed.kinds.items():

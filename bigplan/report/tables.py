@@ -218,7 +218,7 @@ def _cell(stages: Sequence[StageShares], tensor: str, tier: str) -> str:
     if not homes:
         return "-"
     told = f"{_amount(stages[0], tensor, homes[0])}: {_range([home.nbytes for home in homes])}"
-    streamed = [home.streamed * home.nbytes for home in homes]
+    streamed = [home.streamed_bytes for home in homes]
     if any(streamed):
         told += f", {_range(streamed)} streamed"
     return told

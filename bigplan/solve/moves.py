@@ -31,7 +31,16 @@ LESS = 0.85
 EXACT = 1e-6  # layers by which a rule may be missed
 # How many changes a move makes, and how many layers (or which part of their state) each one moves.
 CHANGES, LAYERS, PARTS = (1, 1, 1, 2, 2, 3), (1, 1, 1, 2, 4, 999), (0.1, 0.25, 0.5, 1.0)
-STREAMED = (-1.0, -0.3, -0.1, -0.05, 0.05, 0.1, 0.3, 1.0)  # of the state in host memory, added
+ADDED = (
+    -1.0,
+    -0.3,
+    -0.1,
+    -0.05,
+    0.05,
+    0.1,
+    0.3,
+    1.0,
+)  # of the state in host memory, streamed besides
 OF_RINGS, OF_STREAMED, REFILLED, RAISED = 0.06, 0.3, 0.8, 0.3  # shares of moves that do it
 BELOW = {Tier.GPU: Tier.HOST, Tier.HOST: Tier.NVME}
 
@@ -212,7 +221,7 @@ class Moves:
             if streaming and draw.random() < OF_STREAMED:
                 state = draw.choice(streaming)
                 assert state.streamed is not None
-                values[state.streamed] += draw.choice(STREAMED) * state.host.at(values)
+                values[state.streamed] += draw.choice(ADDED) * state.host.at(values)
             elif ground.groups:
                 names = draw.choice(ground.groups)
                 source = draw.choice([name for name in names if values[name] > EXACT])

@@ -58,7 +58,8 @@ FRACTIONS = ("optimizer", STREAMED)  # of the state; other pins count layers
 class Pin:
     """One fixed decision; `choice` is a tier, a recompute policy, or both (`full.host`).
 
-    `amount` None means all. Rings have no choice, but an amount.
+    `amount` counts layers, of FRACTIONS it is a fraction of them; None means all. Rings have no
+    choice, but an amount.
     """
 
     kind: str | None

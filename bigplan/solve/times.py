@@ -310,7 +310,7 @@ def _weights_in_step(
     *,
     held: bool,
 ) -> Linear:
-    """Bytes of streamed parameters in a step; what slots still have `held` is not moved again."""
+    """Bytes to slots in a step; what these still have `held` is not moved again."""
     forward, in_slots = of_pass(list(times.stage.kinds))
     backward, inner_in_slots = of_pass(times.inner)
     units = times.units

@@ -243,7 +243,7 @@ def _execution(row: PublishedRow, rule: FrameworkRule) -> Execution:
         recomputed=share,
         virtual_stages=virtual,
         cpu_update=where != "none" and not streamed,
-        streamed_state=_state_bytes(where, row) if streamed else 0,
+        passing_bytes=_state_bytes(where, row) if streamed else 0,
         state_on_disk=where.startswith("nvme"),
         parameters_on_host=(row.offload_param or "none") != "none",
         boundaries_on_host=(row.offload_activation or "none") != "none",

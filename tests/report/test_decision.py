@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from bigplan.graph.strategy import Strategy
 from bigplan.report.decision import decision, strategy_text
-from bigplan.report.stages import Home, stages_of
+from bigplan.report.stages import stages_of
 from tests.report.test_bill import writing
 from tests.tiny import tiny_plan
 from tests.wording import tells
@@ -75,14 +75,7 @@ def test_what_leaves_the_gpu_is_listed() -> None:
 def test_what_is_streamed_is_a_share_of_the_optimizer_state() -> None:
     plan = tiny_plan()
     stage = stages_of(plan)[0]
-    some, none, whole = (
-        replace(
-            stage,
-            placement={**stage.placement, "optimizer": {"gpu": 1 - host, "host": host}},
-            homes={**stage.homes, "optimizer": {"host": Home(1, 1, {}, streamed)}},
-        )
-        for host, streamed in ((0.5, 0.5), (0.5, 0.0), (1.0, 1.0))
-    )
+    some, none, whole = (replace(stage, streamed_fraction=part) for part in (0.25, 0.0, 1.0))
     assert tells(decision(plan, [some]), "25%", "optimizer state", "streamed")
     assert tells(decision(plan, [none, some]), "up to 25%", "optimizer state", "streamed")
     assert "streamed" not in decision(plan, [none])

@@ -27,13 +27,13 @@ def test_streamed_is_the_share_of_all_state_that_passes_through_the_gpu() -> Non
     block = kind(2, optimizer={Tier.HOST: 2.0}, streamed=0.5)
     blocks = 2 * plan.model.kind_parameter_count("block")
     (stage,) = stages_of(placed(plan, block))
-    assert stage.streamed == pytest.approx(0.25 * blocks / plan.model.parameter_count)
+    assert stage.streamed_fraction == pytest.approx(0.25 * blocks / plan.model.parameter_count)
     (stage,) = stages_of(placed(plan, kind(2)))
-    assert stage.streamed == 0.0
+    assert stage.streamed_fraction == 0.0
     # Plain SGD has no state, so there is nothing to stream.
     training = plan.training.model_copy(update={"optimizer": Optimizer(name="sgd", momentum=0.0)})
     (stage,) = stages_of(placed(plan.model_copy(update={"training": training}), block))
-    assert stage.streamed == 0.0
+    assert stage.streamed_fraction == 0.0
 
 
 def test_counts_are_blocks_and_shares_are_bytes() -> None:

@@ -47,8 +47,13 @@ def test_stages_with_equal_counts_share_rows_and_tell_the_range_of_bytes() -> No
 
 def test_what_is_streamed_is_told_in_bytes_of_host_memory() -> None:
     half, none = (
-        stage(optimizer={"gpu": Home(1, 2 * KIB, {}), "host": Home(3, 6 * KIB, {}, streamed)})
-        for streamed in (0.5, 0.0)
+        stage(
+            optimizer={
+                "gpu": Home(1, 2 * KIB, {}),
+                "host": Home(3, 6 * KIB, {}, streamed, 2 * KIB * streamed),
+            }
+        )
+        for streamed in (1.5, 0.0)
     )
     assert "3 of 4: 6 KiB, 3 KiB streamed" in row(shown(homes_table([half])), "optimizer")
     assert "streamed" not in shown(homes_table([none]))
