@@ -75,7 +75,9 @@ def test_json_holds_every_key_and_shares_add_up(bigplan: Run, small: tuple[objec
     assert data["step_seconds_low"] <= data["step_seconds"] <= data["step_seconds_high"]
     assert sum(stage["layers"] for stage in data["stages"]) == 2
     for stage in data["stages"]:
-        assert set(stage) == {"layers", "recompute", "placement", "homes"}
+        assert set(stage) == {
+            *("layers", "recompute", "placement", "homes", "streamed_fraction"),
+        }
         assert sum(stage["recompute"].values()) == stage["layers"]
         assert set(stage["placement"]) == {"parameters", "gradients", "optimizer", "activations"}
         for tiers in stage["placement"].values():
@@ -275,7 +277,7 @@ def test_help_states_the_defaults(bigplan: Run) -> None:
 
 
 def test_missing_packages_name_the_extra(bigplan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bigplan.launcher.session.find_spec", lambda name: None)
+    monkeypatch.setattr("bigplan.installed.find_spec", lambda name: None)
     code, _, err = bigplan("launch", "whatever.yaml")
     assert code == 2
     assert "pip install 'bigplan[launch]'" in err
