@@ -25,6 +25,10 @@ LOOPBACK = "127.0.0.1"
 # fills a machine's free memory takes 0.94 of it (an H200's machine: 118.7 of 125.9 GiB).
 KILLING = "0.98"
 
+# Whether Ray starts a worker for every core at once. A rank has variables of its own, so Ray starts
+# another process for it, and those would idle until the end.
+IDLE_WORKERS = "RAY_prestart_worker_first_driver"
+
 OWN_TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # where users set theirs
 
 # Ray replaces a loopback address by the machine's outward address. Then it listens on all
@@ -127,7 +131,11 @@ def _start_local(cpus: int, cuda: bool) -> None:
 
 def _of_local() -> Mapping[str, str]:
     """Ray's own defaults stay, token authentication among them, but for these."""
-    usual = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_usage_threshold": KILLING}
+    usual = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_usage_threshold": KILLING,
+        IDLE_WORKERS: "0",
+    }
     return {ONE_MACHINE: "0"} | {k: v for k, v in usual.items() if k not in os.environ}
 
 

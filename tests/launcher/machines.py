@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -55,7 +54,6 @@ class Machines:
     """Nodes by name."""
 
     cluster: Any  # ray.cluster_utils.Cluster
-    warm: Mapping[str, Any]  # how nodes get their workers: warm.workers, or as Ray does it
     nodes: dict[str, Any] = field(default_factory=dict)
     # What a node's processes find in their environment, by its name.
     variables: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -81,7 +79,6 @@ class Machines:
                 include_dashboard=False,
                 object_store_memory=80 << 20,
                 env_vars=dict(self.variables.get(name, {})),
-                **self.warm,
             )
 
     def lose(self, name: str) -> None:
@@ -109,7 +106,7 @@ def children(process: int) -> list[int]:
 
 
 @contextmanager
-def machines(warm: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Machines]:
+def machines() -> Iterator[Machines]:
     """A head, and the nodes a and b."""
     from ray.cluster_utils import Cluster as Nodes
 
@@ -119,9 +116,8 @@ def machines(warm: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Machine
         "num_cpus": 0,
         "include_dashboard": False,
         "object_store_memory": 80 << 20,
-        **warm,
     }
-    made = Machines(Nodes(initialize_head=True, head_node_args=head), warm)
+    made = Machines(Nodes(initialize_head=True, head_node_args=head))
     try:
         made.add("a")
         made.add("b")

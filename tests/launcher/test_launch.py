@@ -81,7 +81,7 @@ class Breaks(Fake):
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Session]:
+def running(warm: None) -> Iterator[Session]:
     """A local Ray as launches start it, for 4 s of a core each."""
     with ray_session(None, 2, cuda=False) as session:
         yield session
@@ -94,7 +94,7 @@ def one_ray(running: Session, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _by_value() -> None:
+def _by_value(warm: None) -> None:
     """Actors cannot import a test module."""
     for module in (sys.modules[__name__], fakes):
         ray.cloudpickle.register_pickle_by_value(module)

@@ -31,7 +31,6 @@ from bigplan.spec.training import ValidationSpec
 from tests.launcher import machines as module
 from tests.launcher.fakes import quiet
 from tests.launcher.machines import Machines, Scripted, happening, machines, plan_of, two_nodes
-from tests.launcher.warm import warm_workers
 from tests.runtime.harness import started
 from tests.tiny import small_cluster
 from tests.wording import tells
@@ -46,9 +45,9 @@ OTHER_LAYOUT = 1e-6
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Machines]:
+def nodes(warm: None) -> Iterator[Machines]:
     ray.cloudpickle.register_pickle_by_value(module)
-    with warm_workers() as warm, machines(warm) as made:
+    with machines() as made:
         yield made
 
 

@@ -20,7 +20,7 @@ ray = pytest.importorskip("ray")
 
 
 def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: None
 ) -> None:
     """Ray itself ends the driver, with exit code 1, when its GCS has been gone for 60 s."""
     ray.cloudpickle.register_pickle_by_value(fakes)

@@ -31,7 +31,7 @@ def shrunk(wish: Wish) -> Profile:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cluster(monkeypatch: pytest.MonkeyPatch, warm: None) -> Iterator[Any]:
     """A head without cores, and two nodes with one each."""
     from ray.cluster_utils import Cluster as Nodes
 

@@ -1,7 +1,7 @@
 """Ray workers that have torch imported when they start: they fork from one server.
 
-To import Ray twice, torch and the package takes a worker 4 s of a core, and the tests of nodes
-start about seventy.
+To import Ray twice, torch and the package takes a worker 4 s of a core, and the tests of launches
+start about a hundred.
 """
 
 import os
@@ -18,12 +18,9 @@ from tests.launcher import warm_worker
 
 
 @contextmanager
-def warm_workers() -> Iterator[dict[str, str]]:
-    """A server for the length of the block; options of Ray's nodes that have their workers there.
-
-    Nodes find the server by the environment that they are started in.
-    """
-    with TemporaryDirectory(prefix="warm-") as folder, pytest.MonkeyPatch.context() as patch:
+def warm_server() -> Iterator[Path]:
+    """A server for the length of the block: where it listens."""
+    with TemporaryDirectory(prefix="warm-") as folder:
         path = Path(folder) / "socket"
         server = subprocess.Popen(
             [sys.executable, warm_worker.__file__, "serve", str(path)],
@@ -34,10 +31,23 @@ def warm_workers() -> Iterator[dict[str, str]]:
         try:
             assert server.stdout is not None
             assert server.stdout.readline() == b"listening\n"
-            patch.setenv(warm_worker.SOCKET, str(path))
-            yield {"setup_worker_path": warm_worker.__file__}
+            yield path
         finally:
             server.communicate()
+
+
+@contextmanager
+def warm_workers(server: Path) -> Iterator[None]:
+    """For the length of the block nodes of Ray that this process starts have their workers there.
+
+    Nodes find the server by the environment that they are started in.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(warm_worker.SOCKET, str(server))
+        # Ray joins the name to a folder of its own, which an absolute path replaces.
+        name = "ray._private.ray_constants.SETUP_WORKER_FILENAME"
+        patch.setattr(name, warm_worker.__file__)
+        yield
 
 
 def forked(raylet: int) -> list[int]:
