@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from functools import cache
 from pathlib import Path
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import S, load_document
 
 PACKAGE = Path(__file__).resolve().parents[2]
+
+
+# Descriptions are frozen, and the package's files stay as they are: a cluster takes 50 ms to parse.
+_loaded = cache(load_document)
 
 
 def names(folder: Path) -> tuple[str, ...]:
@@ -18,7 +23,8 @@ def names(folder: Path) -> tuple[str, ...]:
 
 def load(folder: Path, name: str, schema: type[S]) -> S:
     """The description of that name. Raises InputError where it breaks a rule."""
-    return load_document(folder / f"{name}.yaml", schema)
+    loaded: S = _loaded(folder / f"{name}.yaml", schema)
+    return loaded
 
 
 def find(folder: Path, name: str, schema: type[S], noun: str) -> S:
