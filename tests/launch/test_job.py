@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from bigplan.launcher.record import read_record
-from bigplan.launcher.session import ONE_MACHINE
+from bigplan.launcher.session import IDLE_WORKERS, ONE_MACHINE
 from bigplan.plan import save_plan
+from bigplan.spec.detect.machine import cache_folder
 from tests.launcher.soak import COMMAND
 from tests.tiny import tiny_plan
 
@@ -38,11 +39,13 @@ def head(tmp_path: Path) -> Iterator[Head]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = ours | {
         "HOME": str(tmp_path),
+        "XDG_CACHE_HOME": str(cache_folder().parent),  # the job need not compile the runtime's C++
         "PYTHONPATH": paths,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         ONE_MACHINE: "0",
+        IDLE_WORKERS: "0",
     }
     short = Path("/tmp") / f"bigplan-test-{os.getpid()}"  # paths of sockets are short
     words = ["start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={gcs}"]
