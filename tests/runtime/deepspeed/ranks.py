@@ -1,18 +1,23 @@
-"""One rank that trains cases one after the other through DeepSpeed: started by test_worker.py.
+"""Ranks that train cases one after the other through DeepSpeed: started by test_worker.py.
 
-    python -m tests.runtime.deepspeed.ranks RANK CASES.json MEETING
+    python -m tests.runtime.deepspeed.ranks RANKS CASES.json MEETING
 
 DeepSpeed keeps process groups for the life of a process, so all cases share one. Writes
-CASES.json.RANK with what came of each.
+CASES.json.RANK with what came of each. To import DeepSpeed takes 4 s of a core, so the ranks fork
+from one process that has it, and the collector of cycles, which every engine calls a dozen times
+for 0.2 s each, passes over what was imported.
 """
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -21,6 +26,9 @@ from torch._C._distributed_c10d import Store
 from bigplan.plan import load_plan
 from bigplan.runtime.deepspeed.worker import DeepSpeedWorker
 from bigplan.runtime.groups import Groups
+
+# What the first engine imports.
+LATER = ("torch._dynamo", "deepspeed.runtime.zero.muon.muon_optimizer")
 
 
 @dataclass
@@ -91,7 +99,26 @@ def train(case: Case, rank: int, scratch: Path, meeting: Path) -> dict[str, obje
 
 
 def main() -> None:
-    rank, cases, meeting = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    ranks, cases, meeting = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    first = next(iter(json.loads(cases.read_text()).values()))
+    DeepSpeedWorker(load_plan(Path(first["plan"])), 0, cases.parent).preflight()  # imports it
+    for name in LATER:
+        import_module(name)
+    gc.freeze()
+    context = multiprocessing.get_context("fork")
+    others = [
+        context.Process(target=run, args=(rank, cases, meeting), daemon=True)
+        for rank in range(1, ranks)
+    ]
+    for process in others:
+        process.start()
+    run(0, cases, meeting)
+    for process in others:
+        process.join()
+        assert process.exitcode == 0
+
+
+def run(rank: int, cases: Path, meeting: Path) -> None:
     torch.set_num_threads(1)
     results = {}
     for name, case in json.loads(cases.read_text()).items():
@@ -101,10 +128,19 @@ def main() -> None:
     Path(f"{cases}.{rank}").write_text(json.dumps(results))
     Staying.groups = None
     DeepSpeedWorker._leave(Staying.__new__(Staying))
+    if rank:
+        _leave()
+
+
+def _leave() -> None:
+    """Results are written, and the group is left.
+
+    All the same a thread of gloo that drops a collective's last tensor while Python finalises would
+    abort the process (pytorch#179291).
+    """
+    os._exit(0)
 
 
 if __name__ == "__main__":
     main()
-    # A rank's results are written, and its group is left. All the same a thread of gloo that drops
-    # a collective's last tensor while Python finalises would abort the process (pytorch#179291).
-    os._exit(0)
+    _leave()

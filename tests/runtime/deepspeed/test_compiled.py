@@ -56,7 +56,7 @@ def ran(folder: Path, cases: Mapping[str, object]) -> Any:
     listed = folder / "cases.json"
     listed.write_text(json.dumps(cases))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.deepspeed.ranks", "0", str(listed), "unused"],
+        [sys.executable, "-m", "tests.runtime.deepspeed.ranks", "1", str(listed), "unused"],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,

@@ -60,7 +60,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases["resumed"] = asdict(again)
     listed = folder / "cases.json"
     listed.write_text(json.dumps(cases))
-    command = [sys.executable, "-m", "tests.runtime.deepspeed.ranks", "0", str(listed), "unused"]
+    command = [sys.executable, "-m", "tests.runtime.deepspeed.ranks", "1", str(listed), "unused"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(Path(f"{listed}.0").read_text())

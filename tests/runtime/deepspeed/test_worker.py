@@ -154,20 +154,19 @@ def ran(
     listed = folder / "cases.json"
     listed.write_text(json.dumps(cases))
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(ranks)}
-    command = [sys.executable, "-m", "tests.runtime.deepspeed.ranks"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(listed), str(folder / "meeting")],
-            env=environment,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=SECONDS)
-        assert process.returncode == 0, errors[-3000:]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.runtime.deepspeed.ranks"),
+            *(str(ranks), str(listed), str(folder / "meeting")),
+        ],
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(Path(f"{listed}.{rank}").read_text()) for rank in range(ranks)]
 
 
