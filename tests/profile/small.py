@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from bigplan.profile import drive, gemm, host, machine
 from bigplan.profile.bench import Bench
 from bigplan.profile.machine import ProbeDone, Profile, Wish, profile_machine
+from bigplan.spec.detect import cluster as detected
+from bigplan.spec.detect.probes import probe_copy, probe_gemm
+
+
+def detect_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine is detected by is measured for a moment, not two seconds on all cores."""
+    monkeypatch.setattr(detected, "probe_gemm", partial(probe_gemm, budget=0.01))
+    monkeypatch.setattr(detected, "probe_copy", partial(probe_copy, budget=0.01))
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors and files, few products."""
+    detect_soon(monkeypatch)
     monkeypatch.setattr(host, "ELEMENTS", 2**18)
     monkeypatch.setattr(host, "FEW_ELEMENTS", 2**18)
     monkeypatch.setattr(host, "COPIED", 2**20)
