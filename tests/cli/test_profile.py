@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tests.profile.small import shrink
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     shrink(monkeypatch)
+    soon = partial(machine.measure_cpu_devices, seconds=0.5)
+    monkeypatch.setattr(machine, "measure_cpu_devices", soon)
 
 
 @pytest.fixture
