@@ -19,7 +19,7 @@ _SIZES = {
     "heads": "heads",
     "kv_heads": "kv heads",
     "vocab": "vocab",
-    "max_sequence_length": "longest",
+    "max_sequence_length": "length",
 }
 
 
@@ -80,7 +80,8 @@ def _print_table(found: list[ModelSpec]) -> None:
     from bigplan.units import format_count
 
     numbers = ("size", *_SIZES.values())
-    shown = table("Shipped models", "name", *numbers, right=numbers, whole=("name", "size"))
+    whole = [name for name in ("name", *numbers) if name != "kv heads"]  # that one needs two lines
+    shown = table("Shipped models", "name", *numbers, right=numbers, whole=whole)
     for model in found:
         sizes = (str(getattr(model, key)) for key in _SIZES)
         shown.add_row(model.name, format_count(model.parameter_count), *sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -92,10 +92,24 @@ def _cost(row: StudyRow) -> float:
 def point_text(outcome: StudyOutcome, number: int) -> str:
     """The point's swept keys and values, ' (nodes=4)'; empty where nothing is swept."""
     values = outcome.index.points[number].values
-    told = ", ".join(
-        f"{short}={values[key]}" for key, short in short_keys(outcome).items() if key in values
-    )
+    told = _told(outcome, values, "=")
     return f" ({told})" if told else ""
+
+
+def _told(outcome: StudyOutcome, values: Mapping[str, Any], between: str) -> str:
+    keys = short_keys(outcome).items()
+    return ", ".join(f"{short}{between}{values[key]}" for key, short in keys if key in values)
+
+
+def _swept(outcome: StudyOutcome) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Headings and, for every point, cells of what is swept.
+
+    Every key has a column. Where some points lack a key, one column tells each point's own keys.
+    """
+    keys, points = short_keys(outcome), [point.values for point in outcome.index.points]
+    if any(values.keys() != keys.keys() for values in points):
+        return ["point"], [[_told(outcome, values, " ")] for values in points]
+    return list(keys.values()), [[str(values[key]) for key in keys] for values in points]
 
 
 def short_keys(outcome: StudyOutcome) -> dict[str, str]:
@@ -111,15 +125,14 @@ def points_table(outcome: StudyOutcome, most: int | None = SHOWN) -> Table:
     """A line for each of the first `most` points: swept keys, predicted, measured where it was
     launched, ranks by both.
     """
-    columns, keys = list(_columns(outcome)), short_keys(outcome)
+    columns, (keys, swept) = list(_columns(outcome)), _swept(outcome)
     if len(keys) + len(columns) > WIDE:
         columns = [column for column in columns if column[0] != STRATEGY]
-    names = ["#", *keys.values(), *(name for name, _ in columns)]
+    names = ["#", *keys, *(name for name, _ in columns)]
     numbers = ["#", *(name for name, _ in columns if name not in (BOUND, STRATEGY))]
-    rows = table("Points", *names, right=numbers, whole=[*numbers, *keys.values()])
-    for number, entry in enumerate(outcome.index.points[:most]):
-        swept = (_value(entry.values.get(key)) for key in keys)
-        rows.add_row(str(number), *swept, *(cells[number] for _, cells in columns))
+    rows = table("Points", *names, right=numbers, whole=numbers)
+    for number, point in enumerate(swept[:most]):
+        rows.add_row(str(number), *point, *(cells[number] for _, cells in columns))
     return rows
 
 
@@ -170,18 +183,18 @@ def ranks(values: Sequence[float | None]) -> list[int | None]:
 
 def pareto_table(outcome: StudyOutcome) -> Table:
     """Points that no other dominates in time, dollars, memory and drive wear."""
-    keys = short_keys(outcome)
+    keys, swept = _swept(outcome)
     figures = ["#", "step", "tokens/s", "cost", "GPU", "to drives"]
-    names = ["#", *keys.values(), *figures[1:]]
+    names = ["#", *keys, *figures[1:]]
     title = "Pareto: no other point is better in all of these (cost and writes of 1 M tokens)"
-    rows = table(title, *names, right=figures, whole=names)
+    rows = table(title, *names, right=figures, whole=figures)
     for number in front(outcome.rows)[:SHOWN]:
-        row, values = outcome.rows[number], outcome.index.points[number].values
+        row = outcome.rows[number]
         dollars = row.dollars_per_million_tokens
         hours = f"{row.node_hours_per_million_tokens:.3g} node-h"
         rows.add_row(
             str(number),
-            *(_value(values.get(key)) for key in keys),
+            *swept[number],
             _or(row.step_seconds, seconds_text),
             _or(row.tokens_per_second, _three),
             hours if dollars is None else dollars_text(dollars),
@@ -224,10 +237,6 @@ def failures(outcome: StudyOutcome) -> Iterator[str]:
     for reason, numbers in reasons.items():
         named = ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")
         yield f"Point{'s' * (len(numbers) > 1)} {named}: {reason}"
-
-
-def _value(value: Any) -> str:
-    return "-" if value is None else str(value)
 
 
 def _or(value: Any, text: Any) -> str:

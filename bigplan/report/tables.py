@@ -131,7 +131,8 @@ def memory_table(memory: Sequence[MemoryUse]) -> Table:
     shown = [use for use in memory if use.tier is Tier.GPU or use.used_bytes >= NOTHING]
     purposes = {p for use in shown for p, n in use.by_purpose.items() if n}
     title = f"Memory of one GPU; host and NVMe of one node ({legend(sorted(purposes))})"
-    rows = table(title, "stage", "tier", "", "used", "by purpose", right=("used",))
+    bar, used = "", "used"
+    rows = table(title, "stage", "tier", bar, used, "by purpose", right=(used,), whole=(bar, used))
     for tier in Tier:
         uses = [use for use in shown if use.tier is tier]
         for stages, use in _shortened(list(_merged(uses))):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -97,6 +96,9 @@ def table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[
         padding=(0, 1, 0, 0),
     )
     for name in columns:
-        justify: JustifyMethod = "right" if name in right else "left"
-        made.add_column(name, justify=justify, no_wrap=name in whole)
+        # Half of a word on each of two lines is still the word; half of a number is another number.
+        if name in right:
+            made.add_column(name, justify="right", no_wrap=name in whole, overflow="ellipsis")
+        else:
+            made.add_column(name, no_wrap=name in whole, overflow="fold")
     return made

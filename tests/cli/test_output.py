@@ -93,7 +93,7 @@ def test_characters_that_the_output_lacks_are_replaced(
     tmp_path: Path, encoding: dict[str, str]
 ) -> None:
     write_cluster(tmp_path)
-    for arguments in ("models", "plan --help", f"plan {SMALL}"):
+    for arguments in ("plan --help", f"plan {SMALL}"):
         done = subprocess.run(
             [*START, *arguments.split()],
             capture_output=True, env=environment(**encoding), cwd=tmp_path, check=False,

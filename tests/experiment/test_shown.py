@@ -97,3 +97,14 @@ def test_every_reason_once() -> None:
 
 def test_ranks() -> None:
     assert ranks([3.0, None, 1.0, 3.0]) == [2, None, 1, 2]
+
+
+def test_points_with_keys_of_their_own_say_what_each_is() -> None:
+    """A column for each key would be empty but for one point, and take the figures' room."""
+    points = index({"cluster": "dgx-h100"}, {"cluster": "v100-4x", "hardware.running.power": "5 kW"})
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(outcome_report(outcome(points, row(1000.0), row(2000.0))))
+    told = " ".join(capture.get().split())
+    assert "0 cluster dgx-h100 1 s" in told
+    assert "1 cluster v100-4x, power 5 kW 500 ms" in told
