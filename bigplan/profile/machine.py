@@ -288,8 +288,8 @@ def _warnings(bench: Bench, uses: list[Use]) -> Iterator[str]:
     load, _, _ = os.getloadavg()
     if load > bench.cores / 2:
         yield (
-            f"{load:.1f} of {bench.cores} cores were busy before measuring started: rates will be "
-            "too low and vary; stop what runs there and measure again"
+            f"other processes asked for {load:.1f} cores before measuring started, and there are "
+            f"{bench.cores}: rates will be too low and vary; stop what runs and measure again"
         )
     for device, use in zip(bench.devices, uses, strict=True):
         if bench.cuda:

@@ -101,7 +101,7 @@ def test_ranks() -> None:
 
 def test_points_with_keys_of_their_own_say_what_each_is() -> None:
     """A column for each key would be empty but for one point, and take the figures' room."""
-    points = index({"cluster": "dgx-h100"}, {"cluster": "v100-4x", "hardware.running.power": "5 kW"})
+    points = index({"cluster": "dgx-h100"}, {"cluster": "v100-4x", "a.power": "5 kW"})
     console = Console(width=80)
     with console.capture() as capture:
         console.print(outcome_report(outcome(points, row(1000.0), row(2000.0))))
