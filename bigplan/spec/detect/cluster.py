@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bigplan.errors import InputError
-from bigplan.spec.catalog import find_cluster, find_gpu, list_gpus
+from bigplan.spec.catalog import find_cluster, find_gpu, list_clusters, list_gpus
 from bigplan.spec.cluster import Cluster, Host, NodeGroup, Nvme, Pcie
 from bigplan.spec.detect.machine import (
     FoundGpu,
@@ -29,21 +29,10 @@ from bigplan.spec.gpu import Gpu
 from bigplan.spec.link import GpuLink
 from bigplan.spec.part import MachinePart
 
-# Shipped GPU types, and the cluster whose links and copy rates a machine with them probably has.
-_LIKE = {
-    "h200-sxm": "hgx-h200",
-    "h100-sxm-80gb": "dgx-h100",
-    "a100-sxm4-80gb": "dgx-a100-80g",
-    "a100-sxm4-40gb": "dgx-a100-40g",
-    "b200": "hgx-b200",
-    "b300": "hgx-b300",
-    "a10g": "a10g-cloud",
-    "v100-sxm2-32gb": "v100-4x",
-    "v100-sxm2-16gb": "v100-4x",
-    "v100-sxm3-32gb": "dgx2-v100",
-    "rtx-4090": "rtx-4090-workstation",
-    "rtx-3090": "rtx-3090x4-workstation",
-}
+# GPUs that no shipped cluster has, and the GPU whose clusters have the same boards.
+_SAME_BOARDS = {"Tesla V100-SXM2-16GB": "Tesla V100-SXM2-32GB"}
+
+LANES = 16  # of a full PCIe slot
 
 # AdamW in fp32 reads parameter, gradient and two moments and writes all but the gradient.
 _ADAM_BYTES = 30
@@ -220,10 +209,11 @@ def _gpu_group(
     found = gpus[0]
     shipped = {find_gpu(name).name: name for name in list_gpus()}.get(found.name, "")
     gpu = _quoted(find_gpu(shipped), shipped) if shipped else fallback.gpu
-    if shipped in _LIKE:
-        group = find_cluster(_LIKE[shipped]).group
-        pcie = _quoted(group.pcie, _LIKE[shipped])
-        link = _quoted(group.intra_node, _LIKE[shipped])
+    if like := _like(found.name, len(gpus)):
+        pcie = _quoted(like.group.pcie, like.name)
+        link = _quoted(like.group.intra_node, like.name)
+        if 0 < found.pcie_width < LANES:  # of a slot: the cluster's cards may have more
+            pcie = _pcie_of(found, pcie)
     else:
         pcie, link = _pcie_of(found, fallback.pcie), fallback.gpu_link
     gpu = gpu.replaced(
@@ -239,6 +229,19 @@ def _gpu_group(
         nvme=nvme,
         intra_node=link,
     )
+
+
+def _like(gpu: str, number: int) -> Cluster | None:
+    """The shipped cluster with these GPUs whose nodes have as many, else a few more, else most."""
+    gpu = _SAME_BOARDS.get(gpu, gpu)
+    clusters = [find_cluster(name) for name in list_clusters()]
+    known = [cluster for cluster in clusters if cluster.group.gpu.name == gpu]
+
+    def far(cluster: Cluster) -> tuple[bool, int]:
+        more = cluster.group.gpus_per_node - number
+        return more < 0, abs(more)
+
+    return min(known, key=far, default=None)
 
 
 def _quoted(block: B, shipped: str) -> B:

@@ -80,6 +80,24 @@ def test_a_known_gpu_has_the_shipped_figures(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
+    ("gpu", "number", "lanes", "like"),
+    [
+        ("NVIDIA H200", 1, 16, "as h200-1x: "),
+        ("NVIDIA H200", 2, 16, "as hgx-h200: "),  # one GPU's node says nothing of two
+        ("NVIDIA H200", 16, 16, "as hgx-h200: "),
+        ("Tesla V100-SXM2-16GB", 4, 16, "as v100-4x: "),  # the same board with less memory
+        ("NVIDIA RTX A6000", 2, 16, "as rtx-a6000x4-workstation: "),
+        ("NVIDIA RTX A6000", 2, 8, "estimate: 0.8 of PCIe 4.0 x8"),
+    ],
+)
+def test_copies_are_those_of_the_shipped_cluster_that_is_most_alike(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, number: int, lanes: int, like: str
+) -> None:
+    with_gpus(monkeypatch, *[FoundGpu(gpu, 24 * GiB, 4, lanes)] * number)
+    assert detect().group.pcie.sources["host_to_device"].startswith(like)
+
+
+@pytest.mark.parametrize(
     ("available", "gpus", "planned"), [(200, 1, 188), (50, 1, 47), (50, 4, 47)]
 )
 def test_host_memory_stays_below_what_ray_stops_workers_at(
