@@ -17,6 +17,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -176,17 +178,11 @@ def plan_of(name: str) -> Any:
     )
 
 
-def run(name: str) -> dict[str, Any]:
-    """Plan the case, run it, and tell."""
-    import torch
-
-    from benchmarks.limit_run import alike
-    from bigplan.runtime import worker as module
+@contextmanager
+def logged() -> Iterator[list[tuple[Any, float]]]:
+    """Every action of the block with the seconds that its lane's thread was on a core."""
     from bigplan.runtime.lanes import Lanes
-    from bigplan.runtime.worker import NativeWorker
 
-    module.first_values = alike  # type: ignore[attr-defined]
-    plan = plan_of(name)
     log: list[tuple[Any, float]] = []
     execute = Lanes._execute
 
@@ -196,54 +192,76 @@ def run(name: str) -> dict[str, Any]:
         log.append((done, time.thread_time() - began))
 
     Lanes._execute = timed  # type: ignore[method-assign]
-    torch.cuda.reset_peak_memory_stats()
-    worker = NativeWorker(plan, 0, Path(mkdtemp()))
-    steps = []
     try:
-        worker.preflight()
-        worker.start("")
-        for _ in range(STEPS):
-            log.clear()
-            cpu = time.process_time()
-            result = worker.step()
-            steps.append(
-                {
-                    "seconds": result.seconds,
-                    "outside": result.seconds - result.timeline.seconds,
-                    "process_cpu": time.process_time() - cpu,
-                    "norm": result.gradient_norm,
-                    "loss": result.loss,
-                }
-            )
-        actions: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-        kinds = plan.model.layer_sequence()
-        free, total = torch.cuda.mem_get_info()
-        device_used = total - free
-        for done, seconds in log:
-            action = done.action
-            device = done.event.end - done.event.start if done.event else 0.0
-            key = f"{action.lane.value}/{action.op.value}/{kinds[action.layer]}/{action.recompute}"
-            actions[key].append((seconds, done.ended_at - done.started_at, device))
+        yield log
     finally:
-        worker.close()
         Lanes._execute = execute  # type: ignore[method-assign]
-        torch.cuda.empty_cache()
-    middle = {
+
+
+def step_of(worker: Any) -> dict[str, Any]:
+    """A step's seconds, loss and norm."""
+    cpu = time.process_time()
+    result = worker.step()
+    return {
+        "seconds": result.seconds,
+        "outside": result.seconds - result.timeline.seconds,
+        "process_cpu": time.process_time() - cpu,
+        "norm": result.gradient_norm,
+        "loss": result.loss,
+    }
+
+
+def medians(log: list[tuple[Any, float]], kinds: Sequence[str]) -> dict[str, list[float]]:
+    """By kind of action: how many, and the medians of core, host and device in microseconds."""
+    actions: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for done, seconds in log:
+        action = done.action
+        device = done.event.end - done.event.start if done.event else 0.0
+        key = f"{action.lane.value}/{action.op.value}/{kinds[action.layer]}/{action.recompute}"
+        actions[key].append((seconds, done.ended_at - done.started_at, device))
+    return {
         key: [len(found), *(1e6 * statistics.median(column) for column in zip(*found, strict=True))]
         for key, found in sorted(actions.items())
     }
+
+
+def run(name: str) -> dict[str, Any]:
+    """Plan the case, run it, and tell."""
+    import torch
+
+    from benchmarks.limit_run import alike
+    from bigplan.runtime import worker as module
+    from bigplan.runtime.worker import NativeWorker
+
+    module.first_values = alike  # type: ignore[attr-defined]
+    plan = plan_of(name)
+    torch.cuda.reset_peak_memory_stats()
+    worker = NativeWorker(plan, 0, Path(mkdtemp()))
+    steps = []
+    with logged() as log:
+        try:
+            worker.preflight()
+            worker.start("")
+            for _ in range(STEPS):
+                log.clear()
+                steps.append(step_of(worker))
+            free, total = torch.cuda.mem_get_info()
+            actions = medians(log, plan.model.layer_sequence())
+        finally:
+            worker.close()
+            torch.cuda.empty_cache()
     record = {
         "strategy": plan.strategy.model_dump(exclude_defaults=True),
         "placement": plan.placement.model_dump(exclude_defaults=True, mode="json"),
         "predicted": plan.predicted.step_seconds,
         "measured": statistics.median(step["seconds"] for step in steps[1:]),
         "steps": steps,
-        "actions_us": middle,
+        "actions_us": actions,
         "promised_memory": {str(u.tier): u.used_bytes for u in plan.predicted.memory},
         "gpu_cap": plan.cluster.group.gpu.memory,
         "peak_allocated": torch.cuda.max_memory_allocated(),
         "peak_reserved": torch.cuda.max_memory_reserved(),
-        "device_used": device_used,
+        "device_used": total - free,
     }
     tell(name, record)
     return record

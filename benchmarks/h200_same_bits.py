@@ -93,13 +93,13 @@ def operators() -> None:
         same(f"attention {label}, as chosen, deterministic", attention(*shape, bf16))
         torch.use_deterministic_algorithms(False)
     others()
+    products()
 
 
 def others() -> None:
-    """Norms, the loss, products and sums."""
+    """Norms, the loss and sums."""
     from bigplan.runtime.lookup import add_rows
     from bigplan.runtime.operators import cross_entropy, layer_norm, rms_norm
-    from bigplan.runtime.products import add_product
 
     bf16 = torch.bfloat16
     same("attention fp32, 16 heads of 64, 1024 x 2", attention(16, 16, 64, 1024, 2, torch.float32))
@@ -118,6 +118,26 @@ def others() -> None:
         return value, *torch.autograd.grad(value, leaf)
 
     same("cross_entropy", loss)
+    table = torch.zeros(32000, 4096, device="cuda")
+    rows = torch.randint(0, 60, (8192,), device="cuda")
+    grads = torch.randn(8192, 4096, device="cuda", dtype=bf16)
+
+    def looked_up() -> tuple[Tensor, ...]:
+        table.zero_()
+        add_rows(table, rows, grads)
+        return (table,)
+
+    same("gradients of rows", looked_up)
+    flat = torch.randn(100_000_000, device="cuda")
+    same("norm", lambda: (torch.linalg.vector_norm(flat, dtype=torch.float32),))
+    same("bias gradient", lambda: (g.flatten(0, -2).sum(0),))
+
+
+def products() -> None:
+    """Products of layers, and of weights' gradients added to sums."""
+    from bigplan.runtime.products import add_product
+
+    bf16 = torch.bfloat16
     for m, n, k in (
         (4096, 4096, 8192),
         (1600, 6400, 4096),
@@ -136,19 +156,6 @@ def others() -> None:
         same(f"weight gradient {m} x {n} over {k}", product)
         w2 = torch.randn(n, m, device="cuda", dtype=bf16)
         same(f"product {k} x {m} x {n}", lambda a=a, w2=w2: (F.linear(a, w2),))
-    table = torch.zeros(32000, 4096, device="cuda")
-    rows = torch.randint(0, 60, (8192,), device="cuda")
-    grads = torch.randn(8192, 4096, device="cuda", dtype=bf16)
-
-    def looked_up() -> tuple[Tensor, ...]:
-        table.zero_()
-        add_rows(table, rows, grads)
-        return (table,)
-
-    same("gradients of rows", looked_up)
-    flat = torch.randn(100_000_000, device="cuda")
-    same("norm", lambda: (torch.linalg.vector_norm(flat, dtype=torch.float32),))
-    same("bias gradient", lambda: (g.flatten(0, -2).sum(0),))
 
 
 def run(model: str, *settings: str) -> None:

@@ -72,13 +72,48 @@ def _ran(stage: int, threshold: int) -> tuple[float, float]:
 def _train(rank: int, stage: int, threshold: int, meeting: str) -> None:
     """One rank's steps; prints the median seconds of forward and backward."""
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(rank)}
-    import deepspeed
     import torch
-    from torch import distributed, nn
-    from torch.utils.checkpoint import checkpoint
+    from torch import distributed
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    engine = _engine(stage, threshold)
+    x = torch.randn(1, 4, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    times = []
+    for _ in range(WARM + STEPS):
+        began = time.thread_time()
+        loss = engine(x)
+        between = time.thread_time()
+        engine.backward(loss)
+        times.append((between - began, time.thread_time() - between))
+        engine.step()
+    forward, backward = (median(part) for part in zip(*times[WARM:], strict=True))
+    print(f"seconds {forward} {backward}", flush=True)
+
+
+def _engine(stage: int, threshold: int) -> Any:
+    """DeepSpeed around the blocks."""
+    import deepspeed
+
+    model = _blocks()
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+        "zero_optimization": {
+            "stage": stage,
+            "stage3_param_persistence_threshold": threshold,
+            "stage3_model_persistence_threshold": NOTHING,
+        },
+    }
+    return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+
+def _blocks() -> Any:
+    """GPT blocks, each recomputed in full, and a loss of their output."""
+    import torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -103,32 +138,7 @@ def _train(rank: int, stage: int, threshold: int, meeting: str) -> None:
                 x = checkpoint(block, x, use_reentrant=False)
             return x.float().pow(2).mean()
 
-    model = Blocks()
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        model_parameters=model.parameters(),
-        config={
-            "train_micro_batch_size_per_gpu": 1,
-            "bf16": {"enabled": True},
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
-            "zero_optimization": {
-                "stage": stage,
-                "stage3_param_persistence_threshold": threshold,
-                "stage3_model_persistence_threshold": NOTHING,
-            },
-        },
-    )
-    x = torch.randn(1, 4, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
-    times = []
-    for _ in range(WARM + STEPS):
-        began = time.thread_time()
-        loss = engine(x)
-        between = time.thread_time()
-        engine.backward(loss)
-        times.append((between - began, time.thread_time() - between))
-        engine.step()
-    forward, backward = (median(part) for part in zip(*times[WARM:], strict=True))
-    print(f"seconds {forward} {backward}", flush=True)
+    return Blocks()
 
 
 if __name__ == "__main__":
