@@ -43,7 +43,7 @@ def test_a_plan_by_its_file(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_launched(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="name a plan, its file, or a run to resume"):
+    with pytest.raises(InputError, match=r"a plan.* or a run"):
         bigplan.launch()
     with pytest.raises(InputError, match="unknown key 'stps'"):
         bigplan.launch(bigplan.Plan.of(tiny_plan()), stps=3)  # type: ignore[call-arg]

@@ -11,6 +11,7 @@ import pytest
 from bigplan.data import tokenizer
 from tests.cli.conftest import Run
 from tests.data.texts import documents, write_pairs, write_texts
+from tests.wording import tells
 
 
 def test_prepare_then_check(bigplan: Run, tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_text_has_no_fields(bigplan: Run, tmp_path: Path, options: tuple[str, ..
     (tmp_path / "a.txt").write_text("three\n")
     code, out, err = bigplan("data", "prepare", "a.txt", "--out", "done", *options)
     assert (code, out) == (2, "")
-    assert "a.txt is read as text, which has no fields; leave --field" in err
+    assert tells(err, "a.txt", "text", "no fields", options[0])
     assert not (tmp_path / "done").exists()
     write_texts(tmp_path / "b.jsonl", ["one"], field="body")  # beside it --field says something
     assert (

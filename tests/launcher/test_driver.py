@@ -32,6 +32,7 @@ from bigplan.spec.schedule import Schedule
 from bigplan.spec.training import ValidationSpec
 from tests.launcher.fakes import Fake, plan_with, quiet, told, without_ray
 from tests.tiny import tiny_plan
+from tests.wording import tells
 
 __all__ = ["without_ray"]
 pytestmark = pytest.mark.usefixtures("without_ray")
@@ -218,8 +219,7 @@ def test_a_lost_rank_is_replaced_and_the_curve_is_the_same(
     screen = Console(record=True, width=300, file=StringIO())
     screen.print(run_report(record))
     shown = screen.export_text()
-    assert "It started again by itself after step 6: 2 steps and" in shown
-    assert "effective training time" in shown
+    assert tells(shown, "after step 6", "2 steps", "effective")
 
 
 def test_a_run_that_gains_no_step_gives_up(tmp_path: Path, losing: Callable[..., None]) -> None:
