@@ -1,8 +1,8 @@
 """Cheap lower bounds of a strategy's step, without a solver.
 
 `cheap_bound` is arithmetic and the pipeline. `memory_outlook` adds the cost of the GPU's memory: a
-plan must save the bytes that do not fit, and each way to save them takes seconds. Pins close ways:
-tensors that they hold on the GPU save nothing.
+plan must save the bytes that do not fit, and each way to save them takes seconds. Of pins it
+knows those of activations; the others are for the linear programs to know.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.interleaved import opening_seconds
 from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes, whole
-from bigplan.solve.pinned import Kept, Pinned
-from bigplan.solve.pins import Pin
+from bigplan.solve.pins import Pin, pin_rules
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.solve.stage_times import StageTimes
 from bigplan.solve.thresholds import EXPOSED
@@ -68,10 +67,10 @@ def memory_outlook(
     """
     bound = estimate = cheap_bound(graph, costs)
     for times, before in _classes(graph, costs, tried):
-        pinned = Pinned.of(times.stage, pins)
-        if not pinned.possible(costs):
+        kept = [_Kept.of(times.stage, kind, pins) for kind, _ in times.stage.kinds]
+        if not all(each.recomputes for each in kept):
             return Outlook(inf, inf)
-        room = _Room.of(times, pinned, before + graph.units * _compute(times))
+        room = _Room.of(times, kept, before + graph.units * _compute(times))
         bound = _least_step(room, max(bound, room.start))
         if bound == inf:
             return Outlook(inf, inf)
@@ -127,11 +126,10 @@ class _Room:
     disk_space: float
 
     @classmethod
-    def of(cls, times: StageTimes, pinned: Pinned, start: float) -> _Room:
+    def of(cls, times: StageTimes, kept: list[_Kept], start: float) -> _Room:
         """The room of a class whose compute takes `start` seconds, nothing recomputed."""
         stage, rates, capacity = times.stage, times.costs.rates, times.costs.capacity
         kinds, ranks = list(stage.kinds), times.costs.sharing.ranks
-        kept = [Kept.of(pinned, k) for k, _ in kinds]
         storing = [k for k, _ in kinds if k.stores_activations]
         units_held = 0.0 if stage.interleaved else stage.held / times.group
         pairs = times.units - stage.graph.in_flight_units(stage.stages[-1])
@@ -152,7 +150,7 @@ class _Room:
             saved_ahead=units_held * ring / there_and_back if pairs else 0.0,
             saved=units_held
             * (1 / (pairs * there_and_back) if pairs else min(rates.h2d, rates.d2h) / times.units),
-            ways=tuple(_ways(times, pinned)),
+            ways=tuple(_ways(times)),
             elsewhere=capacity[Tier.HOST] / ranks,
             disk=rates.nvme_write if capacity[Tier.NVME] else 0.0,
             disk_space=capacity[Tier.NVME] / ranks,
@@ -181,12 +179,70 @@ class _Room:
         return seconds
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Activations of a kind's layers, and the ways that pins leave to keep them."""
+
+    kind: LayerKind
+    entries: int  # micro-batches, of all layers
+    recomputes: tuple[Recompute, ...]  # least first
+    leaves: bool  # whether they may be elsewhere than on the GPU
+
+    @classmethod
+    def of(cls, stage: StageClass, kind: LayerKind, pins: tuple[Pin, ...]) -> _Kept:
+        """A kind's activations, as known without a solver."""
+        policies = _left(stage, kind, pins)
+        left = {recompute for recompute, _ in policies}
+        return cls(
+            kind=kind,
+            entries=sum(stage.entries(kind)),
+            recomputes=tuple(recompute for recompute in Recompute if recompute in left),
+            leaves=any(tier is not Tier.GPU for _, tier in policies),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes with as little recomputed as may be."""
+        return self.entries * self.kind.kept(self.recomputes[0])
+
+    @property
+    def least(self) -> int:
+        """Bytes that stay on the GPU however much leaves or is recomputed."""
+        if self.leaves:
+            return 0
+        return self.entries * min(self.kind.kept(recompute) for recompute in self.recomputes)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that every plan needs to work on a layer."""
+        always = (Recompute.NONE, *(self.recomputes if len(self.recomputes) == 1 else ()))
+        return max(self.kind.workspace(recompute) for recompute in always)
+
+
+def _left(
+    stage: StageClass, kind: LayerKind, pins: tuple[Pin, ...]
+) -> tuple[tuple[Recompute, Tier], ...]:
+    """The ways to keep activations that pins leave to some layer of the kind."""
+    left = tuple(stage.policies(kind))
+    if not pins or not kind.stores_activations:
+        return left
+    names = {way: frozenset(stage.policy(kind, *way).terms) for way in left}
+    every = frozenset[str]().union(*names.values())
+    for rule in pin_rules(stage, pins):
+        pinned, amount = frozenset(rule.expression.terms), -rule.expression.constant
+        if pinned and pinned <= every and amount <= 0:
+            left = tuple(way for way in left if not names[way] <= pinned)
+        elif pinned and pinned <= every and amount >= stage.count(kind):
+            left = tuple(way for way in left if names[way] <= pinned)
+    return left
+
+
 def _again(times: StageTimes, kind: LayerKind, recompute: Recompute) -> float:
     """Seconds that recomputing a layer of the kind so adds to a step."""
     return times.units * times.group * times.costs.kinds[kind.name].again(recompute)
 
 
-def _recomputations(times: StageTimes, kept: Kept) -> list[tuple[float, float]]:
+def _recomputations(times: StageTimes, kept: _Kept) -> list[tuple[float, float]]:
     """Bytes that recomputing a kind saves at most and per second, in steps of falling yield.
 
     A way is left out if a mixture of its two neighbours yields more.
@@ -232,18 +288,18 @@ def _bytes(stage: StageClass, kind: LayerKind, count: int) -> float:
     return count * home + rings
 
 
-def _ways(times: StageTimes, pinned: Pinned) -> list[tuple[float, float, float]]:
+def _ways(times: StageTimes) -> list[tuple[float, float, float]]:
     """Parameters, gradients and optimizer state: bytes at most, free of time, per second."""
     stage, rates, units = times.stage, times.costs.rates, times.units
     state = stage.graph.sizes.state
-    rows = float(sum(pinned.leaving(k, "optimizer") * owned(stage, k) for k, _ in stage.kinds))
+    rows = float(sum(n * owned(stage, k) for k, n in stage.kinds))
     # State that leaves is updated by the CPU, or passes through the GPU.
     passing = min(rates.state_in, rates.state_out)
     ways = [(rows * state, 0.0, rates.cpu_update * state + passing)]
     free = [(k, n) for k, n in stage.kinds if not stage.resident(k, "gradients")]
     for looked_up in (False, True):
-        kinds = [k for k, _ in free if bool(k.looked_up) == looked_up]
-        nbytes = sum(pinned.leaving(k, "gradients") * gradient_bytes(stage, k) for k in kinds)
+        kinds = [(k, n) for k, n in free if bool(k.looked_up) == looked_up]
+        nbytes = sum(n * gradient_bytes(stage, k) for k, n in kinds)
         # Rows of tables move in hardly any time, here in none.
         ways.append((float(nbytes), float(nbytes) * looked_up, rates.d2h / units))
     if stage.graph.strategy.zero not in (1, 2) and not stage.interleaved:
@@ -251,7 +307,7 @@ def _ways(times: StageTimes, pinned: Pinned) -> list[tuple[float, float, float]]
         # The loss layer's parameters pass once a unit, the others' twice.
         for k, n in free:
             nbytes = weight_bytes(stage, k)
-            most = pinned.leaving(k, "parameters") * nbytes
+            most = n * nbytes
             held = stage.ring(n) * nbytes if stage.sharded(k, 3) > 1 else 0
             ahead = most if k.looked_up else held
             passes = units if stage.is_loss(k) else 2 * units

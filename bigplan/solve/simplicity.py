@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from bigplan.graph.graph import Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, Tier
 from bigplan.program import Lane
-from bigplan.solve.bounds import memory_outlook
 from bigplan.solve.candidate import Trial
+from bigplan.solve.ilp import relaxed_steps
 from bigplan.solve.pins import STREAMED, Pin
-from bigplan.solve.resolve import resolve
+from bigplan.solve.resolve import problem_of, resolve
 from bigplan.solve.thresholds import WITHIN
 
 MOVED = ("parameters", "gradients", "optimizer", "activations")
@@ -85,7 +85,7 @@ def _ways(trial: Trial) -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
 def _resolved(trial: Trial, pins: tuple[Pin, ...], most: float) -> Trial | None:
     """A plan of the trial's strategy that keeps the pins and usually takes at most `most` s."""
     candidate, rings = trial.candidate, Rings.of(trial.placement)
-    if memory_outlook(candidate.graph, candidate.costs, (rings,), pins).bound >= most:
+    if next(relaxed_steps(problem_of(candidate, pins, rings), (0.0,))) >= most:
         return None
     found = resolve(candidate, rings, pins, below=most)
     return found if found is not None and found.expected <= most else None

@@ -61,22 +61,6 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     yield AtLeast(backward, (1 / rates.nvme_read) * (reads + on_disk - held - waiting))
     for label, of in ((forward, kinds), (backward, times.inner)):
         yield AtLeast(label, Linear(constant=_gathers(times, of, in_slots=True)))
-    for kind, count in times.inner:
-        if stage.most.sums == 1 < count and stage.sharded(kind, 2) == 1:
-            yield AtLeast(backward, _one_sum_seconds(times, kind, count))
-
-
-def _one_sum_seconds(times: StageTimes, kind: LayerKind, count: int) -> Linear:
-    """Seconds of a backward pass where layers of a kind sum their gradients in one place in turn.
-
-    Of those whose gradients leave, each begins when those of the one before have left.
-    """
-    rates, cost = times.costs.rates, times.costs.kinds[kind.name]
-    again = max(cost.again(recompute) for recompute in times.stage.graph.recomputes)
-    away = times.stage.passing(kind, "gradients")
-    less = (times.group * (cost.backward + again)) * (away - float(count))  # of the others
-    leaving = (gradient_bytes(times.stage, kind) / rates.d2h) * (away - 1.0)
-    return times.backward_compute + less + leaving
 
 
 def pair_rows(times: StageTimes) -> Iterator[AtLeast]:

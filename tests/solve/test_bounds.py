@@ -99,17 +99,12 @@ def test_cheaper_bounds_are_below_dearer_ones() -> None:
 @pytest.mark.parametrize(
     ("chosen", "limits"),
     [
-        ({"optimizer": "gpu"}, {"gpu": 2000}),
-        ({"optimizer": "host"}, {"host": 2000}),
-        ({"parameters": "nvme"}, {"nvme": 0}),
-        ({"parameters": "host", "gradients": "host"}, {"host": 500}),
         ({"activations": "gpu", "recompute": "none"}, {"gpu": 2500}),
         ({"activations": "gpu", "block.recompute.none": 12}, {"gpu": 2500}),
-        ({"parameters.nvme": 0, "parameters.host": 0, "gradients": "gpu"}, {"gpu": 2500}),
     ],
     ids=lambda value: ",".join(f"{key}={amount}" for key, amount in value.items()),
 )
-def test_pins_without_room_need_no_solver(
+def test_pinned_activations_without_room_need_no_solver(
     chosen: dict[str, str | int | float], limits: dict[str, int]
 ) -> None:
     graph, pins = (

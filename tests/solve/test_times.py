@@ -72,33 +72,6 @@ def test_the_last_layer_waits_for_all_updates() -> None:
     assert 28 <= bound <= simulated <= 1.1 * bound
 
 
-def test_gradients_take_turns_in_one_sum() -> None:
-    """Of four layers each is summed for 2 s and leaves for 2 s before the next one begins."""
-    graph = toy_graph(blocks=4, units=8)
-    costs = replace(COSTS, rates=replace(COSTS.rates, d2h=PerRank(COSTS.rates.d2h / 2)))
-    away = placed(graph, block=kind_placement(4, gradients=Tier.HOST, optimizer=Tier.HOST))
-    bounds = []
-    for sums in (1, 2):
-        placement = away.model_copy(update={"sums": sums})
-        problem = formulate(graph, costs, (), Rings.of(placement))
-        bounds.append(problem.step_seconds(decisions_of(graph, placement)))
-        simulated = simulate(lower(graph, placement), graph, costs).seconds
-        assert 0.85 * simulated <= bounds[-1] <= simulated
-    one, two = bounds
-    assert one > 1.2 * two
-
-
-def test_of_two_layers_with_a_sum_each_none_waits_for_the_other() -> None:
-    graph = toy_graph(blocks=2, units=8)
-    costs = replace(COSTS, rates=replace(COSTS.rates, d2h=PerRank(COSTS.rates.d2h / 2)))
-    away = kind_placement(2, gradients=Tier.HOST, optimizer=Tier.HOST)
-    placement = placed(graph, block=away).model_copy(update={"sums": 2})
-    bound = formulate(graph, costs, (), Rings.of(placement)).step_seconds(
-        decisions_of(graph, placement)
-    )
-    assert bound <= simulate(lower(graph, placement), graph, costs).seconds
-
-
 def test_a_surcharge_pays_for_no_empty_slots() -> None:
     graph = toy_graph(blocks=5, units=4)
     serial = formulate(graph, COSTS).serial
