@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from itertools import product
 
-from bigplan.solve import search as module
+from bigplan.solve import thresholds as module
 from bigplan.solve.candidate import Workload
 from bigplan.solve.search import Found, Scope, search
 from bigplan.spec.catalog import find_cluster, find_model

@@ -23,13 +23,11 @@ from bigplan.solve.candidate import Trial, try_out
 from bigplan.solve.moves import Moves, Neighbour
 from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.resolve import resolve
-from bigplan.solve.thresholds import NOISE, PATIENCE
+from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 
 GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
-NEAR = 1.05  # plans up to this many of the best plan's steps are improved
 DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
 SEVERAL = 6  # neighbours of which the most promising is simulated
-SERIAL = 0.02  # share of moves' seconds that a promise counts as exposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,7 @@ class Climb:
             found.append(neighbour)
             if len(found) == several:
                 break
-        return min(found, key=lambda n: n.seconds + SERIAL * n.serial, default=None)
+        return min(found, key=lambda n: n.seconds + EXPOSED * n.serial, default=None)
 
     def _drawn(self) -> Iterator[Neighbour]:
         below = self.best.expected * (1 - GAIN)
@@ -124,7 +122,7 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     than moves are worth.
     """
     ranked = sorted(trials, key=_expected)
-    near = [trial for trial in ranked if trial.expected < NEAR * ranked[0].expected]
+    near = [trial for trial in ranked if trial.expected < (1 + NEAR) * ranked[0].expected]
     moving = near[: budget.strategies] if ranked and ranked[0].moves else []
     climbs = [Climb(trial, pins) for trial in moving if trial.moves]
     for climb in climbs:
@@ -152,8 +150,8 @@ def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
     graph, rings = trial.candidate.graph, Rings.of(trial.placement)
     for recompute, tier in product(graph.recomputes, (Tier.GPU, Tier.HOST)):
         alike = Pin(graph.layers[1], "activations", f"{recompute}.{tier}", None)
-        found = resolve(trial.candidate, rings, (*pins, alike), below=NEAR * trial.expected)
-        if found is not None and found.expected < NEAR * trial.expected:
+        found = resolve(trial.candidate, rings, (*pins, alike), below=(1 + NEAR) * trial.expected)
+        if found is not None and found.expected < (1 + NEAR) * trial.expected:
             yield found
 
 

@@ -39,18 +39,10 @@ from bigplan.solve.resolve import (
 )
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.simplicity import complexity, simplest
-from bigplan.solve.thresholds import EXPOSED, NOISE, PATIENCE, WITHIN
+from bigplan.solve.thresholds import EXPOSED, NOISE, WITHIN, patience
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
-# Idle strategies after which the search ends if even the estimates are above the best plan. Plans
-# are hardly ever faster than their estimates: none was of 95 simulated for 17 cases. One more
-# strategy gives a runner-up to name.
-RESIGNED = 1
-# If the next estimate is this far below the best plan, the search ends after this many idle
-# strategies. With slow networks that gives plans 3 to 16% faster in 4 cases of 54, and longer
-# searches in 9 (search_patience.py).
-PROMISING, PATIENCE_PROMISING = 1.1, 40
 COUNTED = 16  # steps after which what waits is counted again
 CERTIFIED = 8  # integer programs, and
 CERTIFIED_RELAXATIONS = 200  # linear ones, solved to raise the bound at most
@@ -189,7 +181,7 @@ class _State:
             if self._stopped():
                 return False
             (expected, index), before = heapq.heappop(self._queue), self.best
-            if idle >= _patience(expected, before):
+            if idle >= patience(expected, before):
                 break
             if self._entries[index].bound >= before:
                 continue
@@ -310,13 +302,6 @@ def _family_bound(choice: Choice, family: StrategyFamily) -> float:
     graph, costs = choice.pricing.alike(sample)
     number = sample.micro_batches(choice.workload.training)
     return family_bound(graph, costs, number, stages=family.pp)
-
-
-def _patience(expected: float, best: float) -> int:
-    """Idle strategies in a row after which a strategy with this estimate is not tried."""
-    if expected >= best:
-        return RESIGNED
-    return PATIENCE if expected * PROMISING >= best else PATIENCE_PROMISING
 
 
 def _preference(trial: Trial) -> tuple[float, tuple[bool, int, float, float], str]:
