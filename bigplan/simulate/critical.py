@@ -25,9 +25,13 @@ def critical_path(programs: Sequence[Program], graph: Graph, costs: Costs) -> di
     The waits of forwards and backwards are told apart from the GPU's compute. Raises
     VerificationError where stages wait for each other for ever.
     """
-    spent: dict[str, float] = defaultdict(float)
+    taken: dict[int, tuple[Action, int, float]] = {}  # by an action's identity, times and seconds
     for action, seconds in _walk_back(last_end(ranks_of(programs, graph, costs, traced=True))):
-        for name, part in by_resource(action, seconds, graph, costs).items():
+        _, times, before = taken.get(id(action), (action, 0, 0.0))
+        taken[id(action)] = action, times + 1, before + seconds
+    spent: dict[str, float] = defaultdict(float)
+    for action, times, seconds in taken.values():
+        for name, part in by_resource(action, seconds, graph, costs, times).items():
             spent[name] += part
     ordered = sorted(spent.items(), key=lambda item: -item[1])
     return {name: seconds for name, seconds in ordered if seconds > 0}

@@ -64,12 +64,14 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
     return seconds
 
 
-def by_resource(action: Action, seconds: float, graph: Graph, costs: Costs) -> dict[str, float]:
-    """An action's seconds by what they keep busy.
+def by_resource(
+    action: Action, seconds: float, graph: Graph, costs: Costs, times: int = 1
+) -> dict[str, float]:
+    """The seconds that an action took, so many times together, by what they keep busy.
 
     That is its lane, but for what the GPU waits for on the lane of its compute.
     """
-    waits = _waits(action, graph, costs)
+    waits = {name: times * each for name, each in _waits(action, graph, costs).items()}
     at_work = seconds - sum(waits.values())
     return {resource(action.lane).value: at_work, **waits}
 
@@ -97,9 +99,9 @@ def busy_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> dic
         busy: dict[str, float] = defaultdict(float)
         for action, times in counted(program.step):
             if action.op is not Op.FREE:
-                seconds = action_seconds(action, graph, costs)
-                for name, part in by_resource(action, seconds, graph, costs).items():
-                    busy[name] += times * part
+                seconds = times * action_seconds(action, graph, costs)
+                for name, part in by_resource(action, seconds, graph, costs, times).items():
+                    busy[name] += part
         worst.update({name: s for name, s in busy.items() if s > worst.get(name, -1.0)})
     return worst
 

@@ -145,6 +145,7 @@ class DeepSpeedSearch:
     counted: int = 0
     stopped: bool = False
     _graphs: dict[tuple[Strategy, int], tuple[Graph, Costs]] = field(default_factory=dict)
+    _sizes: dict[tuple[Strategy, Tier, bool], BufferSizes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.wanted = WantedOfDeepSpeed.of(self.request)
@@ -229,7 +230,10 @@ class DeepSpeedSearch:
         request = self.request
         graph, costs = self._graph(way.strategy, way.loss_chunk)
         nodes = request.cluster.group
-        sizes = sized(sizes_of(graph, nodes, way.state, partly=way.on_cpu < 1.0))
+        key = way.strategy, way.state, way.on_cpu < 1.0  # the loss's chunk changes no size
+        if key not in self._sizes:
+            self._sizes[key] = sizes_of(graph, nodes, way.state, partly=way.on_cpu < 1.0)
+        sizes = sized(self._sizes[key])
         stages = range(way.strategy.pp)
         every = (StageHoldings(graph, request.training, way, sizes, stage) for stage in stages)
         return TriedWay(way, tuple(every), costs, nodes)
