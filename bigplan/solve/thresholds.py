@@ -3,7 +3,7 @@
 Other constants of the search decide nothing about a plan's merit. Budgets bound its time
 (`search.CERTIFIED`, `improve.BUDGETS`, `improve.DRAWN`, `improve.SEVERAL`, `shortage.TRIED`).
 Shares say how moves are drawn (`moves`). Tolerances are for rounding, in layers (`moves.EXACT`,
-`legality.EXACT`). `candidate.REACHED` and `formulation.DRIVES` are measured.
+`legality.EXACT`). `candidate.REACHED` is measured, `formulation.DRIVES` seen in simulations.
 """
 
 # A share of a step or of a memory. Rounding to whole rows, pages and chunks adds this much, and
@@ -17,13 +17,10 @@ WITHIN = 0.01
 
 # The share of moves' seconds by which a step becomes longer, although lanes overlap. Copies wait
 # for a free entry of their ring, and for each other on the link. Simulations show a tenth to a
-# fifth. The share also ranks strategies. Half of it made 7 of 22 plans for one to eight GPUs
-# slower, by 9% at most, and 4 of them faster, by 1.7% at most.
+# fifth. The share also ranks strategies and neighbours, and a plan that is so much slower than the
+# best is not improved: better overlap would not bring it to the front. Half of it made 7 of 22
+# plans for one to eight GPUs slower, by 9% at most, and 4 of them faster, by 1.7% at most.
 EXPOSED = 0.2
-
-# A share of a step. A local search seldom gains more: it cannot hide more of the moves, of which a
-# tenth to a fifth shows. So a plan that is this much slower than the best is not improved.
-NEAR = 0.05
 
 # Strategies, or neighbours of a plan, that are simulated in a row without progress before the best
 # so far counts as the best. Later ones are drawn from the same set, so they seldom are better.
