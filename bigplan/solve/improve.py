@@ -23,7 +23,7 @@ from bigplan.solve.candidate import Trial, try_out
 from bigplan.solve.moves import Moves, Neighbour
 from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.resolve import resolve
-from bigplan.solve.thresholds import EXPOSED, NOISE, PATIENCE
+from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 
 GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
 DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
@@ -122,7 +122,7 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     than moves are worth.
     """
     ranked = sorted(trials, key=_expected)
-    near = [trial for trial in ranked if trial.expected < (1 + EXPOSED) * ranked[0].expected]
+    near = [trial for trial in ranked if trial.expected < (1 + NEAR) * ranked[0].expected]
     moving = near[: budget.strategies] if ranked and ranked[0].moves else []
     climbs = [Climb(trial, pins) for trial in moving if trial.moves]
     for climb in climbs:
@@ -148,7 +148,7 @@ def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
     """
     yield trial
     graph, rings = trial.candidate.graph, Rings.of(trial.placement)
-    most = (1 + EXPOSED) * trial.expected
+    most = (1 + NEAR) * trial.expected
     for recompute, tier in product(graph.recomputes, (Tier.GPU, Tier.HOST)):
         alike = Pin(graph.layers[1], "activations", f"{recompute}.{tier}", None)
         found = resolve(trial.candidate, rings, (*pins, alike), below=most)
