@@ -1,10 +1,10 @@
-"""Linear and integer programs of a problem, solved with HiGHS on one thread with a fixed seed."""
+"""Solve a problem with PuLP: HiGHS on one thread with a fixed seed, CBC where HiGHS is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import islice
 from math import inf
 
 from bigplan.importing import environment
@@ -16,17 +16,16 @@ from bigplan.solve.thresholds import NOISE, WITHIN
 # HiGHS's package imports numpy, whose OpenBLAS starts threads. Nothing here uses them, and they
 # cost 60 ms of a plan's second on two cores.
 with environment(OPENBLAS_NUM_THREADS="1"):
-    import highspy
+    import pulp
+
+_Built = tuple[pulp.LpProblem, dict[str, pulp.LpVariable]]
 
 BOUND_GAP = WITHIN / 2  # relative gap at which an optimum is known well enough for a bound
 
 # These problems have less than a hundred variables. HiGHS presolves them again in every search for
 # better points, and it searches in smaller problems. Both took two thirds of its time and found
 # nothing.
-OPTIONS = {
-    "output_flag": False,
-    "threads": 1,
-    "random_seed": 0,
+PLAIN = {
     "mip_heuristic_run_feasibility_jump": False,
     "mip_heuristic_run_rins": False,
     "mip_heuristic_run_rens": False,
@@ -43,68 +42,39 @@ class Solution:
 
 
 def solver_name() -> str:
-    """The solver with its version; recorded in the plan."""
-    return f"HiGHS {highspy.Highs().version()}"
+    """The solver that `solve` uses here, with its version; recorded in the plan."""
+    if highs_available():
+        import highspy
+
+        return f"HiGHS {highspy.Highs().version()}"
+    return f"CBC (PuLP {pulp.VERSION})"
 
 
-class _Model:
-    """A program in HiGHS: the problem's decisions and times, other columns, and these rows."""
+def highs_available() -> bool:
+    """Whether HiGHS is installed; it is, unless somebody took it out."""
+    return bool(pulp.HiGHS(msg=False).available())
 
-    def __init__(
-        self, problem: Problem, wanted: Iterable[Row], *others: str, relaxed: bool
-    ) -> None:
-        limits = {v.name: v.upper for v in problem.variables}
-        for name in (*(row.name for row in problem.times), *others):
-            limits.setdefault(name, highspy.kHighsInf)
-        # HiGHS goes another way where columns are in another order, so the order is by name.
-        limits = dict(sorted(limits.items()))
-        self._columns = {name: index for index, name in enumerate(limits)}
-        self._highs = highspy.Highs()
-        for option, value in OPTIONS.items():
-            self._highs.setOptionValue(option, value)
-        self._highs.addVars(len(limits), [0.0] * len(limits), list(limits.values()))
-        whole = [] if relaxed else [self._columns[v.name] for v in problem.variables if v.integer]
-        kinds = [highspy.HighsVarType.kInteger] * len(whole)
-        self._highs.changeColsIntegrality(len(whole), whole, kinds)
-        self._add(list(wanted))
 
-    def _add(self, every: list[Row]) -> None:
-        sizes = [len(row.terms) for row in every]
-        self._highs.addRows(
-            len(every),
-            [row.limit if row.equal else -highspy.kHighsInf for row in every],
-            [row.limit for row in every],
-            sum(sizes),
-            [0, *accumulate(sizes[:-1])],
-            [self._columns[name] for row in every for name in row.terms],
-            [factor for row in every for factor in row.terms.values()],
-        )
+def _solvers(*, relaxed: bool, gap: float) -> Iterator[pulp.LpSolver]:
+    """Solvers in the order in which they are asked: HiGHS, CBC, and both with presolve changed."""
+    common = {"msg": False, "mip": not relaxed, "gapRel": gap, "threads": 1}
+    cbc = getattr(pulp, "PULP_CBC_CMD", pulp.COIN_CMD)  # PuLP 4 has CBC in a package of its own
+    for changed in (False, True):
+        if highs_available():
+            # Without a surcharge many decisions are as good as others: presolving halves the time.
+            presolve = "on" if (gap >= BOUND_GAP) != changed else "off"
+            yield pulp.HiGHS(**common, random_seed=0, **PLAIN, presolve=presolve)
+        yield cbc(**common, presolve=not changed)
 
-    def limit(self, name: str, most: float) -> None:
-        """Hold a column to at most this."""
-        self._highs.changeColBounds(self._columns[name], 0.0, most)
 
-    def least(
-        self, objective: Mapping[str, float], *, gap: float = NOISE, sure: bool = True
-    ) -> dict[str, float] | None:
-        """The columns' values where the objective is least, within `gap`; None: nothing fits.
-
-        `sure`: that nothing fits is found twice, with and without presolving.
-        """
-        costs = [objective.get(name, 0.0) for name in self._columns]
-        self._highs.changeColsCost(len(costs), list(range(len(costs))), costs)
-        self._highs.setOptionValue("mip_rel_gap", gap)
-        # Without a surcharge many decisions are as good as others: presolving halves the time.
-        presolve = gap >= BOUND_GAP
-        for way in (presolve, not presolve)[: 1 + sure]:
-            self._highs.setOptionValue("presolve", "on" if way else "off")
-            if way is not presolve:
-                self._highs.clearSolver()
-            self._highs.run()
-            if self._highs.getModelStatus() == highspy.HighsModelStatus.kOptimal:
-                values = self._highs.getSolution().col_value
-                return dict(zip(self._columns, values, strict=True))
-        return None
+def _solved(model: pulp.LpProblem, *, relaxed: bool, gap: float = NOISE, sure: bool = True) -> bool:
+    """Whether there is an optimum; `sure`: two solvers agree if there is none."""
+    available = (s for s in _solvers(relaxed=relaxed, gap=gap) if s.available())
+    for solver in islice(available, 2 if sure else 1):
+        model.solve(solver)
+        if model.status == pulp.LpStatusOptimal:
+            return True
+    return False
 
 
 def solve(
@@ -120,40 +90,66 @@ def solve(
 
     `relaxed` drops integrality; otherwise the objective is within `gap` of the best. `margin` keeps
     a fraction of every capacity free. If nothing fits then, the margin is dropped, because pinned
-    decisions may need the last bytes.
+    decisions may need the last bytes. The answer None needs two solvers that agree.
     """
     excluded = problem.excluded
     problem = problem.without(excluded)
-    objective, unit = _objective(problem, rho), time_unit(problem)
     for spare in sorted({margin, 0.0}, reverse=True):
-        model = _Model(problem, rows(problem, spare), relaxed=relaxed)
+        model, variables = _build(problem, rows(problem, spare), relaxed=relaxed)
         if below < inf:
-            model.limit("step", below / unit)
-        values = model.least(objective, gap=gap, sure=not spare and below == inf)
-        if values is not None:
-            least = sum(factor * values[name] for name, factor in objective.items())
-            times = {row.name for row in problem.times}
-            decided = {n: value for n, value in values.items() if n not in times}
-            decided.update(dict.fromkeys(excluded, 0.0))
-            return Solution(values["step"] * unit, least * unit, decided)
+            variables["step"].upBound = below / time_unit(problem)
+        model.setObjective(_objective(problem, variables, rho))
+        if _solved(model, relaxed=relaxed, gap=gap, sure=not spare and below == inf):
+            return _solution(problem, model, variables, excluded)
     return None
 
 
-def _objective(problem: Problem, rho: float) -> Mapping[str, float]:
-    surcharge = problem.serial * (rho / time_unit(problem))
-    return {"step": 1.0, **surcharge.terms} if rho else {"step": 1.0}
+def _objective(
+    problem: Problem, variables: Mapping[str, pulp.LpVariable], rho: float
+) -> pulp.LpAffineExpression:
+    objective = variables["step"] * 1.0
+    if rho:
+        surcharge = problem.serial * (rho / time_unit(problem))
+        objective += pulp.lpSum(c * variables[n] for n, c in surcharge.terms.items())
+    return objective
 
 
-def relaxed_steps(problem: Problem, surcharges: Iterable[float]) -> Iterator[float]:
-    """The step of the best decisions at each surcharge, if parts of layers may be decided.
+def _solution(
+    problem: Problem,
+    model: pulp.LpProblem,
+    variables: Mapping[str, pulp.LpVariable],
+    excluded: Iterable[str],
+) -> Solution:
+    values = {name: float(v.value() or 0.0) for name, v in variables.items()}
+    values.update(dict.fromkeys(excluded, 0.0))
+    times, unit = {row.name for row in problem.times}, time_unit(problem)
+    return Solution(
+        step_seconds=values["step"] * unit,
+        objective=float(pulp.value(model.objective)) * unit,
+        values={n: value for n, value in values.items() if n not in times},
+    )
 
-    Infinite where nothing fits. Each program starts from the optimum of the one before.
-    """
-    problem = problem.without(problem.excluded)
-    model, unit = _Model(problem, rows(problem), relaxed=True), time_unit(problem)
-    for rho in surcharges:
-        values = model.least(_objective(problem, rho))
-        yield inf if values is None else values["step"] * unit
+
+def _build(problem: Problem, wanted: Iterable[Row], *, relaxed: bool) -> _Built:
+    model = pulp.LpProblem("placement", pulp.LpMinimize)
+    variables = {
+        v.name: model.add_variable(
+            v.name, 0, v.upper, pulp.LpInteger if v.integer and not relaxed else pulp.LpContinuous
+        )
+        for v in problem.variables
+    }
+    for time in problem.times:
+        if time.name not in variables:
+            variables[time.name] = model.add_variable(time.name, 0)
+    for row in wanted:
+        _constrain(model, variables, row)
+    return model, variables
+
+
+def _constrain(model: pulp.LpProblem, variables: Mapping[str, pulp.LpVariable], row: Row) -> None:
+    terms = pulp.LpAffineExpression({variables[n]: c for n, c in row.terms.items()})
+    sense = pulp.LpConstraintEQ if row.equal else pulp.LpConstraintLE
+    model += pulp.LpConstraint(terms, sense, row.name, row.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +171,20 @@ def shortages(
     timeless = replace(problem, times=(AtLeast("step", Linear()),))
     found = []
     for tier in tiers:
+        model, variables = _build(timeless, timed_rows(timeless), relaxed=relaxed)
         worst = max((row.limit for row in problem.capacities if row.tier is tier), default=0.0)
-        unit, wanted = max(worst, 1e9), [*timed_rows(timeless)]
+        extra = variables["extra"] = model.add_variable("extra", 0)
+        unit = max(worst, 1e9)
         for row in problem.capacities:
             used = row.used - row.limit * (1.0 - margin)
             if row.tier is tier:
                 used += Linear({"extra": -unit * (1.0 - margin)})
-            wanted += scaled(used, f"{row.stage} {row.tier}")
-        model = _Model(timeless, wanted, "extra", relaxed=relaxed)
-        if (values := model.least({"extra": 1.0})) is not None:
-            stage = _fullest(problem.capacities, tier, values)
-            found.append(Shortage(stage, tier, values["extra"] * unit))
+            for constraint in scaled(used, f"{row.stage} {row.tier}"):
+                _constrain(model, variables, constraint)
+        model.setObjective(extra * 1.0)
+        if _solved(model, relaxed=relaxed):
+            stage = _fullest(problem.capacities, tier, variables)
+            found.append(Shortage(stage, tier, float(extra.value()) * unit))
     return found
 
 
@@ -198,14 +197,19 @@ def excess(problem: Problem, named: str, *, relaxed: bool = True) -> float | Non
     broken = [rule for rule in problem.rules if rule.name.endswith(named)]
     kept = tuple(rule for rule in problem.rules if rule not in broken)
     timeless = replace(problem, rules=kept, times=(AtLeast("step", Linear()),))
-    wanted = [*rows(timeless, 0.0 if relaxed else NOISE)]
-    for rule in broken:
+    model, variables = _build(timeless, rows(timeless, 0.0 if relaxed else NOISE), relaxed=relaxed)
+    extra = variables["extra"] = model.add_variable("extra", 0)
+    for i, rule in enumerate(broken):
         loose = rule.expression + Linear({"extra": -1.0})
-        wanted += scaled(loose, rule.name, equal=rule.equal)
-    values = _Model(timeless, wanted, "extra", relaxed=relaxed).least({"extra": 1.0})
-    return None if values is None else values["extra"]
+        for constraint in scaled(loose, f"{rule.name} {i}", equal=rule.equal):
+            _constrain(model, variables, constraint)
+    model.setObjective(extra * 1.0)
+    return float(extra.value()) if _solved(model, relaxed=relaxed) else None
 
 
-def _fullest(capacities: tuple[Capacity, ...], tier: Tier, values: Mapping[str, float]) -> str:
+def _fullest(
+    capacities: tuple[Capacity, ...], tier: Tier, variables: Mapping[str, pulp.LpVariable]
+) -> str:
+    values = {name: float(v.value() or 0.0) for name, v in variables.items()}
     rows = [row for row in capacities if row.tier is tier]
     return max(rows, key=lambda row: row.used.at(values) - row.limit).stage

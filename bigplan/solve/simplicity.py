@@ -12,8 +12,8 @@ from bigplan.graph.graph import Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, Tier
 from bigplan.program import Lane
 from bigplan.solve.candidate import Trial
-from bigplan.solve.ilp import relaxed_steps
 from bigplan.solve.pins import STREAMED, Pin
+from bigplan.solve.relaxation import relaxed_steps
 from bigplan.solve.resolve import problem_of, resolve
 from bigplan.solve.thresholds import WITHIN
 

@@ -285,7 +285,7 @@ def test_missing_packages_name_the_extra(bigplan: Run, monkeypatch: pytest.Monke
 
 def test_help_needs_neither_solver_nor_torch() -> None:
     check = (
-        "import sys, bigplan.cli; heavy = {'torch', 'ray', 'highspy'} & set(sys.modules); "
+        "import sys, bigplan.cli; heavy = {'torch', 'ray', 'pulp', 'highspy'} & set(sys.modules); "
         "sys.exit(str(heavy) if heavy else 0)"
     )
     done = subprocess.run(
