@@ -16,7 +16,7 @@ from bigplan.launcher.actor import Folders, RankActor, WorkerType
 from bigplan.launcher.checkpoints import FOLDER, checkpoints
 from bigplan.launcher.failures import Failure, node_lost, told
 from bigplan.launcher.heartbeat import GROUP, Allowed, Heartbeat
-from bigplan.launcher.nodes import Node, known
+from bigplan.launcher.nodes import Node, keys, known
 from bigplan.launcher.places import Places, receive, shared_out
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.preflight import (
@@ -137,8 +137,7 @@ class Crew:
             for place in sorted(set(placed.values()))
         }
         # Nodes without ranks may have files, too: those of a crew that was larger.
-        nodes = {node.name: node.key for node in known()}
-        return Places(ranks, nodes, self._folders.run)
+        return Places(ranks, keys(known()), self._folders.run)
 
     def start(self, checkpoint: Path | None) -> int:
         """Let the ranks meet and get their state; the steps done. Raises as Worker.start."""

@@ -72,6 +72,14 @@ def answering(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(node for node, answers in zip(asked, there, strict=True) if answers)
 
 
+def keys(nodes: Iterable[Node]) -> dict[str, str]:
+    """Ray's keys of the nodes that answer, by name.
+
+    For some seconds Ray takes a lost node for alive, beside the one of its name that has come back.
+    """
+    return {node.name: node.key for node in answering(nodes)}
+
+
 def fitting(bundle: Mapping[str, float]) -> tuple[Node, ...]:
     """The nodes that answer and have so much each, busy or not."""
     return answering(node for node in known() if node.fits(bundle))

@@ -1,10 +1,12 @@
 """Where nodes keep a run's files, without Ray."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
 from bigplan.errors import CheckpointError
+from bigplan.launcher.nodes import Node, keys
 from bigplan.launcher.places import (
     RUN_DIR,
     Places,
@@ -26,6 +28,14 @@ def stored(name: str, place: str, checksum: int = 1) -> StoredFile:
     return StoredFile(
         name=name, layer=0, nbytes=4096, extents=(extent,), tensors=(), places=(place,)
     )
+
+
+def test_a_node_that_has_come_back_is_asked_and_not_the_lost_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as back, socket.socket() as lost:
+        lost.bind(("127.0.0.1", 0))  # and takes no connections
+        ports = {"1": back.getsockname()[1], "2": lost.getsockname()[1]}
+        nodes = [Node(key, "b", "127.0.0.1", port, {}) for key, port in ports.items()]
+        assert keys(nodes) == keys(reversed(nodes)) == {"b": "1"}
 
 
 def test_a_node_may_have_a_folder_of_its_own(
