@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from bigplan import runnable
-from bigplan.engines import native
 from bigplan.errors import InfeasibleError
 from bigplan.plan import Plan
 from bigplan.planner import Request, make_plan
@@ -37,7 +36,7 @@ def test_a_plan_that_runs_is_not_searched_again(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_this_machine_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "find_spec", lambda _: None)
+    monkeypatch.setattr("bigplan.installed.find_spec", lambda _: None)
     plan = tiny_plan()
     text = today_text(plan, Runnable(plan))
     assert tells(text, "Runs today: yes", "bigplan launch", "not from here", "torch")

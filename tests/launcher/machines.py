@@ -25,6 +25,7 @@ from bigplan.runtime.result import StepResult
 from bigplan.runtime.worker import NativeWorker
 from bigplan.spec.catalog import find_model
 from bigplan.spec.cluster import Cluster
+from bigplan.spec.link import Network
 from bigplan.spec.training import Training
 from tests.launcher.warm import forked
 from tests.tiny import small_cluster
@@ -37,7 +38,8 @@ Act = Callable[[], object]
 def two_nodes() -> Cluster:
     """Two of the small nodes, beside each other."""
     group = small_cluster(CORES).group
-    wide = group.model_copy(update={"inter_node": group.intra_node})
+    network = Network.model_validate(group.intra_node.model_dump())
+    wide = group.model_copy(update={"inter_node": network})
     return Cluster(name="two", node_groups=(wide,)).with_nodes(2)
 
 
