@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bigplan.graph.graph import Graph
@@ -47,20 +48,18 @@ class Position:
 
     def held(self, layer: int) -> int:
         """Micro-batches whose activations the layer holds at once."""
-        if layer == self.loss:
-            return 1
-        units = self.graph.in_flight_units(self.stage, self._turn(layer))
-        return units * self.graph.strategy.accumulation_group
+        return self._micro_batches(layer, self.graph.in_flight_units)
 
     def live(self, layer: int) -> int:
-        """Those of them that it holds when its stage holds the most; see `Graph.live_units`."""
+        """Micro-batches that the layer holds when its stage holds the most."""
+        return self._micro_batches(layer, self.graph.live_units)
+
+    def _micro_batches(self, layer: int, units: Callable[[int, int], int]) -> int:
+        """`units`: of a stage and a turn."""
         if layer == self.loss:
             return 1
-        units = self.graph.live_units(self.stage, self._turn(layer))
-        return units * self.graph.strategy.accumulation_group
-
-    def _turn(self, layer: int) -> int:
-        return next(turn for turn, chunk in enumerate(self.chunks) if layer in chunk)
+        turn = next(turn for turn, chunk in enumerate(self.chunks) if layer in chunk)
+        return units(self.stage, turn) * self.graph.strategy.accumulation_group
 
     @property
     def gradient_ring(self) -> str:

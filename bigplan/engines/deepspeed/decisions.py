@@ -13,7 +13,6 @@ from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.plan import Plan
 
-RATIOS = 40  # steps in which Twin-Flow's share of the CPU is tried
 DEVICES = {Tier.HOST: "cpu", Tier.NVME: "nvme"}
 _TIERS = {device: tier for tier, device in DEVICES.items()}
 

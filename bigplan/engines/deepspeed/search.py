@@ -9,12 +9,12 @@ from math import inf
 
 from bigplan.cost.price import Costs, price
 from bigplan.engines.deepspeed.config import accumulated_in
-from bigplan.engines.deepspeed.decisions import RATIOS, Decisions
+from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.memory import StageHoldings, memory_use
 from bigplan.engines.deepspeed.pipeline import PipedStep, piped
 from bigplan.engines.deepspeed.price import BEHAVIOUR, PricedStep, priced
 from bigplan.engines.deepspeed.refusals import refusal
-from bigplan.engines.deepspeed.sizes import BufferSizes, sizes_of
+from bigplan.engines.deepspeed.sizes import PARTS, BufferSizes, sizes_of
 from bigplan.engines.shortage import too_large
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph, loss_chunks
@@ -206,7 +206,7 @@ class DeepSpeedSearch:
         """The way with as much state on the GPU, and as many tokens of the loss at once, as fit."""
         shares = [way.on_cpu]
         if way.on_cpu < 1.0:
-            shares = [i / RATIOS for i in range(1, RATIOS)]
+            shares = [i / PARTS for i in range(1, PARTS)]
             shares = shares if self.wanted.on_cpu is None else [self.wanted.on_cpu]
         tried = None
         for share in shares:

@@ -20,7 +20,9 @@ SWAPPED_SUB_GROUP = 100_000_000
 # Tensors are weights, gradients and two moments. One group is updated, one is read, one is written,
 # and one is in between.
 SWAPPED_TENSORS, SWAPPED_GROUPS = 4, 4
-PARTS = 40  # groups of the state under Twin-Flow, so that its share is met to a fortieth
+# Groups of the state under Twin-Flow, about, and the CPU's shares that are tried: finer shares
+# would leave as many groups on the GPU.
+PARTS = 40
 PREFETCHED_BLOCKS = 1
 LIVE_BLOCKS = 2  # blocks whose parameters are on the GPU at a time, where parameters live elsewhere
 AIO_BLOCK = 1 << 20  # bytes of a request to a drive
