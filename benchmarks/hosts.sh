@@ -8,7 +8,7 @@
 #   equality  tests of layouts on GPUs of their own over NCCL, those of checkpoints, and loss curves
 #   faults    kill -9 of a rank, and of a launch: seconds until it trains again; then at random moments,
 #             whether resumed runs have the bits of one that nothing happened to
-#   speed8b, speed32b, speed70b, long   cases of hosts/cases.yaml, each with its peers after it
+#   speed8b, small, speed32b, speed70b, long   cases of hosts/cases.yaml, each with its peers after it
 #   table     what was promised, measured and reached by peers, so far
 # Parts with cases profile and predict first if nobody has; the first with DeepSpeed compiles. Calls
 # of ten minutes: "rates predict waits", "equality", "soak", "faults", "speed8b table" until nothing
@@ -111,7 +111,7 @@ faults() {
     limited 150 "$python" -m benchmarks.gpu_kill $who "$work/kill-$who" --cluster "$HOSTS_CLUSTER" --model $model \
       --cap gpu=24GiB --seq-len $length --global-batch 8 --set zero=3 2>&1 | tee -a "$work/faults.txt"
   done
-  go bigplan plan --model tiny-llama-demo --cluster "$HOSTS_CLUSTER" --engine native --seq-len 512 --global-batch 8 \
+  go bigplan plan --model tiny-llama-demo --cluster "$HOSTS_CLUSTER" --engine native --seq-len 512 --global-batch 8 --deterministic true \
     --set zero=3 --out "$work/faults.plan.yaml" >/dev/null
   [ "$(left)" -lt $least ] || limited "$(left)" "$python" -m benchmarks.kill_soak "$work/faults.plan.yaml" \
     --folder "$work/faults" --ends 4 --steps 40 --how launch,worker 2>&1 | tee -a "$work/faults.txt"

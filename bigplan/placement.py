@@ -179,11 +179,10 @@ def may_capture(graph: Graph, placement: Placement) -> bool:
     """Whether CUDA graphs can repeat the passes of all blocks.
 
     A CUDA graph uses the same addresses every time, and no other lane may read that memory. So all
-    activations must stay on the GPU, and hidden states must go to no other rank. Beside NCCL graphs
-    have not been tried, so there is one rank.
+    activations must stay on the GPU, and hidden states must go to no other rank.
     """
     blocks = placement.stages[0].kinds.get(BLOCK)
-    if blocks is None or graph.strategy.ranks > 1:
+    if blocks is None or not graph.strategy.whole_passes:
         return False
     tiers = {
         tier for kept in blocks.activations.values() for tier, layers in kept.items() if layers

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from bigplan.cost.compute import Device, launches
 from bigplan.cost.framework import Framework
+from bigplan.graph.graph import LayerKind
 from bigplan.graph.operators import Collective, Operator, Stream
+from bigplan.spec.gpu import Gpu
 
 FUSED = 1.5  # times the bytes of a fused kernel: torch's own norms move 1.3 times as many
 
@@ -39,6 +43,32 @@ def host_seconds(
     if not device.eager:
         python += sum(map(is_kernel, kernels)) * gpu.kernel_overhead
     return hooked + python + several * gpu.launch_overhead
+
+
+class UpdateLaunch(NamedTuple):
+    """Seconds in which the host launches a layer's update on the GPU, a kernel for each tensor."""
+
+    start: float = 0.0
+    element: float = 0.0  # an element updated: a rank's part has as large a part of the kernels
+
+    def seconds(self, elements: int) -> float:
+        """Of so many elements."""
+        return self.start + self.element * elements
+
+
+def update_launch(kind: LayerKind, gpu: Gpu, framework: Framework) -> UpdateLaunch:
+    """The native runtime's; a captured update is one graph. Other frameworks launch it at once.
+
+    A tensor is priced as an operator of a pass: 0.5 ms for half a block of Qwen3 0.6B on two H200s,
+    where 0.8 to 1.2 were measured (benchmarks/results/2026-11-25-h200-x2-one-machine), as the
+    threads of gathers and reductions share the interpreter.
+    """
+    if framework.host is not None or not gpu.runs_kernels:
+        return UpdateLaunch()
+    if framework.captured:
+        return UpdateLaunch(gpu.action_overhead + gpu.launch_overhead)
+    each = len(kind.tensors) * gpu.operator_overhead
+    return UpdateLaunch(gpu.action_overhead, each / kind.parameters)
 
 
 def is_kernel(operator: Operator) -> bool:

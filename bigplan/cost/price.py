@@ -23,7 +23,7 @@ from bigplan.cost.collective import (
 )
 from bigplan.cost.compute import Device, norm, operator_seconds
 from bigplan.cost.framework import NATIVE, Framework
-from bigplan.cost.host import host_seconds
+from bigplan.cost.host import UpdateLaunch, host_seconds, update_launch
 from bigplan.cost.process import PAGE_TABLES, process_bytes, room
 from bigplan.graph.graph import BLOCK, ElementSizes, Graph, LayerKind, Recompute
 from bigplan.graph.operators import Collective, Gemm, Operator
@@ -55,6 +55,7 @@ class GpuWaits(NamedTuple):
 
 
 NO_WAITS = GpuWaits()
+NO_LAUNCH = UpdateLaunch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class KindCost:
     rerun_waits: Mapping[Recompute, GpuWaits] = field(default_factory=dict)
     slowed: float = 0.0  # compute a micro-batch, by gradient reductions beside it
     tensor_reduce: float = 0.0  # gradients of parameters on several tensor-parallel ranks
+    update_launch: UpdateLaunch = NO_LAUNCH  # the least that an update on the GPU takes
     launched: KindCost | None = None  # without CUDA graphs, if the seconds above count on them
 
     def again(self, recompute: Recompute) -> float:
@@ -241,6 +243,7 @@ def _kind_cost(
             backward=backward.seconds,
             reduce=reducing,
             tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, group),
+            update_launch=update_launch(kind, nodes.gpu, framework),
             gather=gathering,
             slowed=taken_from_compute(reducing, replicas) / graph.micro_batches,
             reruns={recompute: one.seconds for recompute, one in again.items()},

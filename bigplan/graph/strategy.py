@@ -69,6 +69,11 @@ class Strategy(Spec):
         """GPUs used."""
         return self.dp * self.tp * self.pp
 
+    @property
+    def whole_passes(self) -> bool:
+        """Whether a rank passes a micro-batch through all layers without any other rank."""
+        return self.ranks == self.dp
+
     def micro_batches(self, training: Training) -> int:
         """Micro-batches of one data-parallel rank in one step."""
         return training.global_batch // (self.dp * self.micro_batch)

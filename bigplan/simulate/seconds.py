@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from bigplan.content import Holds
 from bigplan.cost import Costs
-from bigplan.cost.price import GpuWaits
+from bigplan.cost.price import GpuWaits, KindCost, Rates
 from bigplan.graph.graph import Graph
+from bigplan.placement import Share
 from bigplan.program import Action, Lane, Op, Program, counted, resource
 
 MOVES = {
@@ -43,7 +44,7 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
             seconds = kind.backward + kind.again(action.recompute) + kind.slowed
         case Op.UPDATE:
             rate = rates.cpu_update if action.lane is Lane.CPU else rates.gpu_update
-            seconds = action.amount / rate
+            seconds = action.amount / rate + _update_waits(action, kind, rates)
         case Op.ACCUMULATE:
             seconds = 3 * action.amount / memory  # read both, write the sum
         case Op.LOOK_UP:
@@ -62,6 +63,13 @@ def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:
             other = {Holds.PARAMETERS: lent, Holds.PARTIAL_GRADIENTS: back}
             seconds = other.get(message, costs.send)
     return seconds
+
+
+def _update_waits(action: Action, kind: KindCost, rates: Rates) -> float:
+    """Seconds for which the GPU waits until the host has launched a layer's resident update."""
+    if action.share is not Share.GPU:
+        return 0.0
+    return max(0.0, kind.update_launch.seconds(action.amount) - action.amount / rates.gpu_update)
 
 
 def by_resource(
@@ -85,6 +93,8 @@ def _waits(action: Action, graph: Graph, costs: Costs) -> dict[str, float]:
             passes = [kind.backward_waits, kind.waits_again(action.recompute)]
         case Op.TENSOR_REDUCE:
             passes = [GpuWaits(collectives=kind.tensor_reduce)]
+        case Op.UPDATE:
+            passes = [GpuWaits(launching=_update_waits(action, kind, costs.rates))]
     found = {
         COLLECTIVES: sum(waits.collectives for waits in passes),
         LAUNCHING: sum(waits.launching for waits in passes),

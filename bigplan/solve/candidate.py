@@ -71,7 +71,7 @@ class Candidate:
         loss = LossLayer.of(workload.model, workload.training, workload.nodes, strategy)
         graph = loss.relaxed_graph()
         costs = price(graph, workload.training, workload.nodes)
-        return cls(strategy, graph, costs if strategy.ranks == 1 else costs.launched(), loss)
+        return cls(strategy, graph, costs if strategy.whole_passes else costs.launched(), loss)
 
     def settled(self, placement: Placement) -> Candidate:
         """With the loss layer and the launches that the placement has."""
@@ -144,7 +144,7 @@ class Pricing:
         wanted = [bool(pin.amount) for pin in self._pins if pin.tensor == CAPTURED]
         captured = wanted[0] if wanted else None
         costs = self._priced(graph)
-        if strategy.ranks > 1 or captured is False:
+        if captured is False or not strategy.whole_passes:
             costs = costs.launched()
         return Candidate(strategy, graph, costs, self._loss(strategy), captured)
 

@@ -66,8 +66,9 @@ def require_legal_placement(workload: Workload, graph: Graph, placement: Placeme
     on_cuda = workload.nodes.gpu.runs_kernels
     if placement.captured and not (on_cuda and may_capture(graph, placement)):
         raise InputError(
-            "placement.captured: true; CUDA graphs repeat blocks only on one CUDA device, with "
-            f"all activations of blocks on it, and at most {MOST_GRAPHS} passes a step"
+            "placement.captured: true; CUDA graphs repeat blocks only on CUDA devices, without "
+            "tensor or pipeline parallelism, with all activations of blocks on the GPU, and at "
+            f"most {MOST_GRAPHS} passes a step"
         )
     for alike in stage_classes(graph):
         first = alike.stages[0]

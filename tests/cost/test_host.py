@@ -6,7 +6,7 @@ import pytest
 
 from bigplan.cost.collective import tensor_group
 from bigplan.cost.framework import FSDP, NATIVE
-from bigplan.cost.host import host_seconds
+from bigplan.cost.host import UpdateLaunch, host_seconds, update_launch
 from bigplan.cost.price import device_of, pass_cost, price
 from bigplan.graph.build import build_graph
 from bigplan.graph.operators import Collective, Gemm, Stream
@@ -106,3 +106,17 @@ def test_blocks_are_captured_where_launching_takes_longer(batch: int, captures: 
     assert costs.captures is captures
     assert (block.forward < launched.forward) is captures
     assert not costs.launched().captures
+
+
+def test_an_update_has_a_kernel_for_each_tensor_of_its_part() -> None:
+    graph = build_graph(
+        find_model("gpt2-xl"), Training(sequence_length=256, global_batch=1), Strategy(dp=1)
+    )
+    kind, gpu = graph.kinds["block"], find_cluster("h200-1x").group.gpu
+    whole = update_launch(kind, gpu, NATIVE).seconds(kind.parameters)
+    half = update_launch(kind, gpu, NATIVE).seconds(kind.parameters // 2)
+    assert whole == pytest.approx(gpu.action_overhead + 16 * gpu.operator_overhead)
+    assert half == pytest.approx(gpu.action_overhead + 8 * gpu.operator_overhead)
+    captured = update_launch(kind, gpu, replace(NATIVE, captured=True))
+    assert captured == UpdateLaunch(gpu.action_overhead + gpu.launch_overhead)
+    assert update_launch(kind, gpu, FSDP) == UpdateLaunch()

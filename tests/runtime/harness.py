@@ -32,6 +32,7 @@ class Run:
     results: tuple[StepResult, ...]
     states: tuple[State, ...]
     finished: Finished
+    graphs: int  # passes that the rank repeated from CUDA graphs in the end
 
     @property
     def losses(self) -> list[float]:
@@ -80,13 +81,14 @@ def execute(
         for _ in range(steps):
             results.append(worker.step())
             states.append(state_of(worker))
+        graphs = len(worker._running().executor._graphs._passes)
         finished = worker.finish()
         if plan.training.deferred_updates:
             # Updates wait for the next step: after the first nothing has changed yet.
             for old, new in zip(*states[:2], strict=True):
                 assert torch.equal(old.weights.nan_to_num(), new.weights.nan_to_num())
             states = [*states[1:], state_of(worker)]
-        return Run(tuple(results), tuple(states), finished)
+        return Run(tuple(results), tuple(states), finished, graphs)
 
 
 def evaluated(

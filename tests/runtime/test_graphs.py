@@ -8,6 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+from torch.multiprocessing.spawn import spawn
+
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
@@ -15,9 +18,10 @@ from bigplan.plan import Plan
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import ValidationSpec
 from tests.runtime.checkpoints import running
-from tests.runtime.harness import same, state_of
+from tests.runtime.harness import Run, same, state_of, together
 from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
 from tests.runtime.reference import State
+from tests.runtime.sharded_ranks import results, run_rank, write_plans
 from tests.toys import kind_placement
 
 pytestmark = pytest.mark.gpu
@@ -49,14 +53,15 @@ CASES: dict[str, tuple[dict[str, object], dict[str, object], Recompute, Tier, Ti
 }
 
 
-def _plan(name: str, group: int = 1) -> Plan:
-    """Four micro-batches a step."""
+def _plan(name: str, group: int = 1, dp: int = 1, zero: int = 0) -> Plan:
+    """Four micro-batches a step and rank."""
     shape, changes, recompute, parameters, optimizer = CASES[name]
     block = kind_placement(BLOCKS, parameters, parameters, (recompute, Tier.GPU), optimizer)
     placement = placed(embedding=kind_placement(1), block=block, head=kind_placement(1))
     settings = {"precision": "bf16", "clip_norm": 0.5, "deterministic": True, **changes}
-    model, strategy = tiny_model(layers=BLOCKS, **shape), Strategy(dp=1, accumulation_group=group)
-    return plan_of(model, tiny_training(4, **settings), strategy, placement, DEVICE)
+    model = tiny_model(layers=BLOCKS, **shape)
+    strategy = Strategy(dp=dp, zero=zero, accumulation_group=group)
+    return plan_of(model, tiny_training(4 * dp, **settings), strategy, placement, DEVICE)
 
 
 def _captured(plan: Plan) -> Plan:
@@ -110,3 +115,30 @@ def test_validations_and_checkpoints_between_steps(tmp_path: Path) -> None:
 
     plan = _plan("bf16")
     assert course(plan, tmp_path / "plain") == course(_captured(plan), tmp_path / "repeated")
+
+
+def _told(run: Run) -> list[object]:
+    return [(result.loss, result.gradient_norm) for result in run.results]
+
+
+@pytest.mark.timeout(300)
+def test_data_parallel_ranks_repeat_their_passes(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Beside gathers and reductions of other lanes: over NCCL where each rank has a GPU."""
+    own_gpu = torch.cuda.device_count() > 1
+    every = [(name, zero) for name in ("bf16", "full") for zero in range(4)]
+    plans = {
+        f"{name}-z{zero}": _plan(name, dp=2, zero=zero)
+        for name, zero in (*every, ("gpt", 2), ("away", 3))
+    }
+    write_plans(tmp_path, plans | {f"{name}-graphs": _captured(p) for name, p in plans.items()})
+    given = str(tmp_path), None if own_gpu else "gloo", own_gpu
+    spawn(run_rank, given, nprocs=2)  # type: ignore[no-untyped-call]
+    for name in plans:
+        with subtests.test(name):
+            plain, repeated = (
+                together(results(tmp_path, f"{name}{end}", 2)) for end in ("", "-graphs")
+            )
+            assert (plain.graphs, repeated.graphs) == (0, 2 * 4 * BLOCKS)
+            assert _told(plain) == _told(repeated)
+            for number, (one, other) in enumerate(zip(plain.states, repeated.states, strict=True)):
+                same(f"step {number}", one, other)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bigplan.content import Content, Holds
 from bigplan.cost import Costs, KindCost, Rates
+from bigplan.cost.host import UpdateLaunch
 from bigplan.errors import VerificationError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
@@ -320,3 +321,16 @@ def test_seconds_without_events_are_the_same(case: Case, more: int) -> None:
 def test_prices_of_actions(action: Action, seconds: float) -> None:
     costs = replace(COSTS, rates=replace(COSTS.rates, latency=0.25), table=(0.7, 0.9))
     assert action_seconds(action, toy_graph(), costs) == pytest.approx(seconds)
+
+
+def test_a_resident_update_takes_at_least_its_launches() -> None:
+    """Two seconds, and a tenth of one for each element."""
+    graph = toy_graph()
+    block = replace(COSTS.kinds["block"], update_launch=UpdateLaunch(2.0, 0.1))
+    costs = replace(COSTS, kinds={**COSTS.kinds, "block": block})
+    rate = float(costs.rates.gpu_update)
+    resident = Action(Op.UPDATE, Lane.COMPUTE, 1, amount=36, share=Share.GPU)
+    assert action_seconds(resident, graph, costs) == max(2.0 + 3.6, 36 / rate)
+    assert action_seconds(resident, graph, COSTS) == 36 / rate
+    streamed = resident._replace(share=Share.STREAMED)
+    assert action_seconds(streamed, graph, costs) == 36 / rate

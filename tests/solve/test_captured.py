@@ -41,9 +41,14 @@ def test_what_leaves_the_gpu_is_not_captured(settings: dict[str, str | int | flo
     assert not _plan({"micro_batch": 1, **settings}).placement.captured
 
 
-@pytest.mark.parametrize("split", ["tp", "pp", "dp"])
-def test_several_gpus_capture_nothing(split: str) -> None:
+@pytest.mark.parametrize("split", ["tp", "pp"])
+def test_passes_that_other_ranks_take_part_in_are_not_captured(split: str) -> None:
     assert not _plan({split: 2, "micro_batch": 1}, "dgx-h100").placement.captured
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_data_parallel_ranks_capture_their_passes(zero: int) -> None:
+    assert _plan({"dp": 8, "zero": zero, "micro_batch": 1}, "dgx-h100").placement.captured
 
 
 def test_graphs_that_cannot_be_are_refused() -> None:
