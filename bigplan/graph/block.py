@@ -120,10 +120,9 @@ def _reruns(
     widening = tuple(step for step in steps if step.op is StepOp.PRODUCT and wanted & {*step.gives})
     widened = sum(kept[value] for step in widening for value in step.gives)
     gathered = shape.into_matrix("mlp input")
-    mlp = Rerun(
-        saved - scores - cheap_bytes - widened,
-        (*core, *cheap_streams, *gathered, *_of(widening, linear)),
-    )
+    # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
+    again = (*gathered, *_of(widening, linear)) if widening else ()
+    mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
     attention = shape.into_matrix("attention input")

@@ -287,6 +287,21 @@ def test_ranks_meet_in_the_collectives_that_the_planner_counted(
     kind: str, model: ModelSpec, split: tuple[int, bool], recompute: Recompute
 ) -> None:
     size, parts = split
+    _check_collectives(kind, model, size, parts, recompute)
+
+
+@pytest.mark.parametrize("recompute", list(Recompute))
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu", "gelu_tanh", "relu"])
+def test_every_activation_meets_in_the_collectives_of_every_recomputation(
+    mlp: str, recompute: Recompute
+) -> None:
+    """Random models rarely are a ReLU's recomputed in the MLP, where no product runs again."""
+    _check_collectives("block", tiny_model(mlp=mlp), 2, True, recompute)
+
+
+def _check_collectives(
+    kind: str, model: ModelSpec, size: int, parts: bool, recompute: Recompute
+) -> None:
     described = graph_of(model, size, parts).kinds[kind]
     rerun = described.reruns.get(recompute)
     again = rerun.operators if rerun is not None else ()
