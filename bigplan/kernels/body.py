@@ -16,11 +16,11 @@ from typing import NamedTuple
 from bigplan.kernels.graph import FLOATS, Arg, Argument, KernelGraph, KernelNode, KernelValue
 from bigplan.kernels.strides import (
     LAST,
+    PARTS,
     Unfusable,
-    bounds,
     channels_moved,
     collapsed,
-    dimension,
+    part,
     still,
     together,
 )
@@ -242,9 +242,10 @@ class Builder:
         shape, before = self.seen(self.graph.values[name]).shape, x.shape
         if self.domain.channels_last and channels_moved(node):
             return x._replace(shape=shape)
-        if node.op == "slice" and shape != before:
-            dim = dimension(node.arguments.get("dim", 0), len(before))
-            start, end = bounds(node, before[dim])
+        if node.op in PARTS and shape != before:
+            if self.domain.channels_last and len(before) == 4:
+                raise Unfusable("a part of images is read")
+            dim, start, end = part(node, name, before)
             if dim != len(before) - 1 or x.varies not in (Varies.FULL, Varies.COLUMN):
                 raise Unfusable("a part of its rows is read")
             if node.arguments.get("step", 1) != 1 or start % self.width or end % self.width:
@@ -252,7 +253,7 @@ class Builder:
             return x._replace(shape=shape, pieces=x.pieces[start // self.width : end // self.width])
         if node.op in ("transpose", "t", "permute") and not still(node, before):
             raise Unfusable("a member is read transposed")
-        if node.op in ("select", "as_strided", "split", "split_with_sizes", "unbind", "chunk"):
+        if node.op in ("select", "as_strided", "unbind", "chunk"):
             raise Unfusable(f"a member is read through {node.op}")
         if self.flat or x.varies is Varies.ONE:
             return x._replace(shape=shape)

@@ -19,7 +19,7 @@ from bigplan.kernels.body import (
 )
 from bigplan.kernels.graph import SIZES, Arg, KernelGraph, KernelNode, KernelValue
 from bigplan.kernels.operators import EXPAND, why_not
-from bigplan.kernels.strides import Unfusable, bounds, unit
+from bigplan.kernels.strides import PARTS, Unfusable, bounds, part, unit
 
 REDUCTIONS = frozenset(("sum", "mean", "amax"))
 ROWS_REDUCED = frozenset(
@@ -160,9 +160,11 @@ def _cuts(graph: KernelGraph, nodes: list[KernelNode]) -> Iterator[int]:
                 view = graph.producer[name]
                 if not view.layout:
                     break
-                name = next(view.refs())
-                if view.op == "slice":
-                    yield from (cut for cut in bounds(view, graph.values[name].shape[-1]) if cut)
+                taken, name = name, next(view.refs())
+                if view.op in PARTS:
+                    shape = graph.values[name].shape
+                    dim, *cuts = part(view, taken, shape)
+                    yield from (cut for cut in cuts if cut and dim == len(shape) - 1)
         if node.op == "slice_backward":
             yield from (cut for cut in bounds(node, node.outputs[0].shape[-1]) if cut)
         if node.op == "cat":

@@ -52,6 +52,25 @@ def bounds(node: KernelNode, size: int) -> tuple[int, int]:
     return (start if start >= 0 else start + size), last
 
 
+PARTS = frozenset(("slice", "split", "split_with_sizes"))  # views of a part of one dimension
+
+
+def part(node: KernelNode, name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Of one of PARTS that reads this shape: the dimension, and first and past the last of `name`.
+
+    A slice has one result; a split has several, one behind the other.
+    """
+    dim = dimension(node.arguments.get("dim") or 0, len(shape))
+    if node.op == "slice":
+        return dim, *bounds(node, shape[dim])
+    end = 0
+    for value in node.outputs:
+        start, end = end, end + value.shape[dim]
+        if value.name == name:
+            return dim, start, end
+    raise AssertionError(f"{name} is no result of {node.name}")
+
+
 def dimension(dim: Argument, count: int) -> int:
     """A dimension's number, counted from the first; -1 is the last of `count`."""
     assert isinstance(dim, int)
