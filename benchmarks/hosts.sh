@@ -123,7 +123,8 @@ built() { # DeepSpeed's compile what they need once
 }
 part() {
   case $1 in
-    rates | predict | equality) "$1" ;;
+    rates | equality) "$1" ;;
+    predict) { [ -f "$HOSTS_CLUSTER" ] || profile; } && predict ;;
     faults) ready && faults ;;
     waits) measured 400 waits | tee -a "$work/rates.txt" ;;
     soak) measured "$(left)" soak "$(($(left) - 60))" | tee -a "$work/rates.txt" ;;
