@@ -311,11 +311,11 @@ def test_a_stopped_search_gives_its_best_plan_and_says_so() -> None:
     assert simulate_plan(early).seconds == early.predicted.step_seconds
 
 
-@pytest.mark.parametrize(("nodes", "gpus"), [(3, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize(("nodes", "gpus"), [(3, 1), (5, 1), (1, 3)])
 def test_a_plan_is_planned_again_for_the_nodes_that_it_leaves_idle_too(
     nodes: int, gpus: int
 ) -> None:
-    """Two sequences, and heads and layers in powers of two: only one or two GPUs can share them."""
+    """Two sequences, heads and layers in powers of two: one, two or four GPUs can share them."""
     each = {"nodes": nodes, "gpus_per_node": gpus}
     cluster = find_cluster("dgx-h100")
     group = cluster.group.model_copy(update=each)

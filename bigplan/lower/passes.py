@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from bigplan.lower import micro_batch
 from bigplan.lower.checkpoint import checkpoint_layer
@@ -13,7 +14,7 @@ from bigplan.lower.refs import Refs, parameter_home
 from bigplan.lower.sizes import cpu_piece, full_parameter_bytes, parameter_bytes
 from bigplan.lower.table import borrow, hand_back, lend, take_back
 from bigplan.lower.unit import AccumulationGroup
-from bigplan.lower.update import begin_update, end_update, update_layer
+from bigplan.lower.update import begin_update, end_update, gathered, update_layer
 from bigplan.placement import Tier
 from bigplan.program import Action, Instruction, Lane, Op, Ref, Repeat, numbered
 
@@ -35,9 +36,11 @@ class Emitter:
     _fetches: dict[str, list[int]] = field(default_factory=dict)  # of this backward pass
     refs: Refs = field(init=False)
     last_on_cpu: int = field(init=False)  # layer that the CPU updates at least in part
+    following: dict[int, int] = field(init=False)  # by layer, the stage's next one
 
     def __post_init__(self) -> None:
         self.refs = Refs(self.layout)
+        self.following = dict(pairwise(self.layout.table))
         self.pending = list(self.layout.table) if self.deferred else []
         on_cpu = (layer for layer in self.layout.table if cpu_piece(self.layout, layer))
         self.last_on_cpu = max(on_cpu, default=-1)
@@ -65,7 +68,7 @@ class Emitter:
             yield from self._bring(layer, unit)
         for layer in layers:
             # Gradients of the next layer leave before the activations of this layer.
-            yield from self._update_until(layer, ahead=1)
+            yield from self._update_until(layer, ahead=True)
             if layer == 0 and unit.opens:
                 yield from lend(self.layout)
             if layer == position.loss and not self.evaluates:
@@ -90,6 +93,9 @@ class Emitter:
                 yield from self._fetch(order, item, unit)
         for layer in visiting[:ahead]:
             yield from self._bring(layer, unit)
+        if unit.last and unit.turn < len(position.chunks) - 1:
+            # Gradients of the chunk after this one were reduced while this one ran backward.
+            yield from self._use_whole()
         for layer in layers:
             yield from self._backward_layer(layer, unit)
             if layer in visiting:
@@ -103,11 +109,15 @@ class Emitter:
         Gradients that stay need no ring entry. So their reduction may wait until earlier stages
         have their messages. The next update makes the copies in slots stale.
         """
-        yield from self.whole
+        yield from self._use_whole()
         for layer in list(self.held.values()):
             yield from self._release(layer)
         if not self.evaluates:
             yield from hand_back(self.layout)
+
+    def _use_whole(self) -> Iterator[Action]:
+        yield from self.whole
+        self.whole = []
 
     def _release(self, layer: int) -> Iterator[Action]:
         weights = self.refs.weights(layer)
@@ -116,14 +126,23 @@ class Emitter:
             del self.held[key]
             yield Action(Op.FREE, Lane.COMPUTE, layer, frees=(weights,))
 
-    def _update_until(self, layer: int, ahead: int = 0) -> Iterator[Instruction]:
-        """Update layers up to `layer`; of `ahead` more layers what the GPU does not hold."""
-        while self.pending and self.pending[0] <= layer + ahead:
+    def _update_until(self, layer: int, *, ahead: bool = False) -> Iterator[Instruction]:
+        """Update layers up to `layer`; `ahead`: of the next one what the GPU does not hold, too.
+
+        A layer that ranks gather is updated in whole, so that it is gathered while this one runs.
+        """
+        last = self.following.get(layer, layer) if ahead else layer
+        while self.pending and self.pending[0] <= last:
             self.begun.append(self.pending.pop(0))
             yield from begin_update(self.layout, self.begun[-1])
+            if gathered(self.layout, self.begun[-1]):
+                yield from self._end_update(self.begun.pop())
         while self.begun and self.begun[0] <= layer:
-            yield from end_update(self.layout, self.begun[0])
-            yield from self._save(self.begun.pop(0))
+            yield from self._end_update(self.begun.pop(0))
+
+    def _end_update(self, layer: int) -> Iterator[Action]:
+        yield from end_update(self.layout, layer)
+        yield from self._save(layer)
 
     def _save(self, layer: int) -> Iterator[Action]:
         if self.saves:
@@ -229,9 +248,21 @@ class Emitter:
             rest += [*update_layer(self.layout, layer), *self._save(layer)]
         if rest and rest[0].op is Op.REDUCE and not self.layout.sums_apart(layer):
             yield rest.pop(0)
-            self.whole += rest
+            yield from self._after_last_reduction(rest)
         else:
             yield from self._after_reduction(rest)
+
+    def _after_last_reduction(self, rest: list[Action]) -> Iterator[Action]:
+        """What follows the reduction of gradients that stay needs no entry of a ring.
+
+        In a pipeline it comes after messages that earlier stages wait for. Otherwise updates come
+        one layer later, so that ranks gather parameters while earlier layers run backward.
+        """
+        if self.layout.graph.strategy.pp > 1 or self.layout.graph.deferred:
+            self.whole += rest
+            return
+        yield from self.reduced
+        self.reduced = rest
 
     def _after_reduction(self, rest: list[Action]) -> Iterator[Action]:
         """What follows a reduction comes one layer later, so that the GPU computes meanwhile.

@@ -49,6 +49,11 @@ def end_update(layout: StageLayout, layer: int) -> Iterator[Action]:
     yield from _end(layout, layer)
 
 
+def gathered(layout: StageLayout, layer: int) -> bool:
+    """Whether ranks gather the parts of the layer's parameters that each of them has updated."""
+    return layout.shards(layer, from_zero=1) and not layout.shards(layer, from_zero=3)
+
+
 def _clip(layout: StageLayout) -> tuple[Ref, ...]:
     return (CLIP,) if layout.graph.deferred else ()
 
@@ -68,7 +73,7 @@ def _end(layout: StageLayout, layer: int) -> Iterator[Action]:
     others = layout.pieces[layer, Share.STREAMED] or cpu_piece(layout, layer)
     lane = Lane.FREE if others else Lane.COMPUTE
     yield Action(Op.FREE, lane, layer, frees=(gradients,))
-    if layout.shards(layer, from_zero=1) and not layout.shards(layer, from_zero=3):
+    if gathered(layout, layer):
         nbytes = full_parameter_bytes(layout, layer)
         yield Action(Op.GATHER, Lane.COMM, layer, (weights,), (weights,), amount=nbytes)
 
