@@ -24,7 +24,7 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 def sources() -> Iterator[tuple[str, str]]:
     """Yield every file's name, relative to the repository, with its text."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        if "kernels" not in path.parts:
+        if "kernels" not in path.relative_to(PACKAGE).parts:
             yield str(path.relative_to(PACKAGE.parent)), path.read_text(encoding="utf-8")
 
 
