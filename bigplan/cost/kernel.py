@@ -46,6 +46,7 @@ class Shape(StrEnum):
     ROW = "row reduction"  # a program holds whole rows
     LOOPED = "row reduction in passes"  # a program reads its rows as often as it needs
     STRIP = "row and column reduction"  # a program walks down its rows and adds columns up
+    TWICE = "row and column reduction in passes"  # it reads each row again once the row is reduced
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class Tile:
     warps: int
     programs: int = 0  # strips only: how many share out the rows
     stages: int = 1  # strips only: tiles in flight or at work; all but one are fetched
+
+    @property
+    def strip(self) -> bool:
+        """Whether a program walks down rows and adds up columns."""
+        return self.shape in (Shape.STRIP, Shape.TWICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,8 @@ class KernelWork:
     fetched: float = 0.0  # bytes of a position that are loaded
     column_sums: int = 0
     values_a_program: float = 0.0  # bytes that each program reads besides, such as a weight's row
-    read_each_pass: float = 0.0  # bytes that every pass of LOOPED reads
+    read_each_pass: float = 0.0  # bytes that every pass of LOOPED or TWICE reads
+    steady: float = 0.0  # of `live`, what stays from row to row: sums, and a column's values
 
 
 class KernelBound(StrEnum):
@@ -120,8 +127,13 @@ class KernelTime:
 def registers(work: KernelWork, tile: Tile) -> int:
     """32-bit registers of a thread; above MOST_REGISTERS, or the GPU's share, it spills."""
     elements = tile.rows * tile.columns / (WARP * tile.warps)
-    strip = tile.shape is Shape.STRIP
-    each = work.live if strip else max(HELD, PACKED * work.packed)
+    match tile.shape:
+        case Shape.STRIP:
+            each = work.live
+        case Shape.TWICE:  # nothing but these outlives a row's reduction
+            each = work.steady + PACKED * work.packed
+        case _:
+            each = max(HELD, PACKED * work.packed)
     needed = BASE_REGISTERS + ceil(elements * each)
     return -(-needed // REGISTER_UNIT) * REGISTER_UNIT
 
@@ -143,13 +155,15 @@ def shared_bytes(work: KernelWork, tile: Tile) -> int:
     rows = 4 * tile.rows * tile.warps if work.levels else 0
     columns = 4 * tile.columns * tile.warps if work.column_sums and tile.rows > 1 else 0
     ahead = ceil(tile.rows * tile.columns * work.fetched) * (tile.stages - 1)
+    if tile.shape is Shape.TWICE:  # every pass fetches its own
+        ahead *= work.levels + 1
     return max(rows, columns) + ahead
 
 
 def grid(work: KernelWork, tile: Tile) -> int:
     """Programs of the kernel."""
     across = ceil(work.width / tile.columns)
-    if tile.shape is Shape.STRIP:
+    if tile.strip:
         return tile.programs * across
     down = ceil(work.rows / tile.rows)
     return down * (across if tile.shape is Shape.FLAT else 1)
@@ -157,8 +171,9 @@ def grid(work: KernelWork, tile: Tile) -> int:
 
 def _turns(work: KernelWork, tile: Tile) -> tuple[int, int]:
     """Tiles that a program takes one after another, and passes over its rows."""
-    if tile.shape is Shape.STRIP:
-        return ceil(ceil(work.rows / tile.rows) / tile.programs), 1
+    if tile.strip:
+        passes = work.levels + 1 if tile.shape is Shape.TWICE else 1
+        return ceil(ceil(work.rows / tile.rows) / tile.programs), passes
     if tile.shape is Shape.LOOPED:
         passes = work.levels + 1
         return passes * ceil(work.width / tile.columns), passes
@@ -176,7 +191,7 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     waves = programs / (fits * multiprocessors)
     again = work.read_each_pass * (passes - 1)
     # Either half of an L2 keeps what its own multiprocessors read.
-    cached = min(1.0, sm.l2_memory / 2 / max(1.0, _held_again(work, tile, fits, gpu)))
+    cached = min(1.0, sm.l2_memory / 2 / max(1.0, _held_again(work, tile, fits, gpu, passes)))
     sums = 2.0 * 4 * work.column_sums * work.width * tile.programs  # written, and read to be added
     moved = work.read + work.written + sums + again * (1 - cached)
     memory = moved / bandwidth
@@ -186,14 +201,16 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     l1 = (work.read + again + work.values_a_program * programs) / l1_rate
     slots = work.lane_operations + work.special * sm.lanes / sm.special
     # Lane operations of one turn: several passes share the arithmetic, but each pass loads again.
-    tile_slots = tile.rows * tile.columns * (slots + passes - 1) / passes
+    # A turn of LOOPED is one pass over a tile, a turn of TWICE all passes.
+    looped = tile.shape is Shape.LOOPED
+    tile_slots = tile.rows * tile.columns * (slots + passes - 1) / (passes if looped else 1)
     issue = tile_slots * turns * programs / sm.lanes / multiprocessors / sm.clock
     starts = programs / (STARTED * sm.clock)
     alone = WARP * min(tile.warps, sm.lanes // WARP)  # lanes that a program alone can use
     transfer = (work.read + work.written) * multiprocessors / bandwidth / (programs * turns)
-    load = transfer + LOADED * sm.memory_latency
+    load = transfer + LOADED * sm.memory_latency * (1 if looped else passes)
     exchange = _exchange(work, tile, sm)
-    work_on = tile_slots / alone / sm.clock + exchange / (turns if passes > 1 else 1)
+    work_on = tile_slots / alone / sm.clock + exchange / (turns if looped else 1)
     turn = load + work_on if tile.stages == 1 else max(load / (tile.stages - 1), work_on)
     chain = ceil(waves) * (turns * turn + _closing(work, tile, sm))
     parts = (memory, l2, l1, issue, starts, chain)
@@ -211,10 +228,14 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     )
 
 
-def _held_again(work: KernelWork, tile: Tile, fits: int, gpu: Gpu) -> float:
-    """Bytes of the rows that all resident programs read in passes."""
+def _held_again(work: KernelWork, tile: Tile, fits: int, gpu: Gpu, passes: int) -> float:
+    """Bytes that all resident programs touch during one pass: their rows, and what they write.
+
+    So much comes between two reads of one place. One program in `passes` is at its last, which
+    writes.
+    """
     rows = min(work.rows, tile.rows * fits * gpu.multiprocessors)
-    return work.read_each_pass * rows / work.rows
+    return (work.read_each_pass + work.written / passes) * rows / work.rows
 
 
 def _exchange(work: KernelWork, tile: Tile, sm: Multiprocessor) -> float:

@@ -46,6 +46,7 @@ TWICE_SPECIAL = {"sigmoid", "tanh", "erf"}
 # Elements of a candidate's tile, and programs of a strip on a multiprocessor.
 LEAST_TILE, LARGEST_TILE = 256, 32768
 STAGES = (1, 3)  # of a strip: loads when they are needed, or two turns ahead
+STAGES_TWICE = (1, 2)  # one turn ahead, as a row of each pass takes shared memory
 STRIPS = (1, 2, 3, 4, 6, 8)
 # Of a thread. More warps with fewer elements each leave the compiler free to issue all loads before
 # their first use.
@@ -189,6 +190,8 @@ def work_of(body: Body) -> KernelWork:
         if any(m.source == v.name and m.varies is Varies.FULL for m in body.micros)
     )
     sums = body.of("sum_column")
+    sizes = {value.name: SIZES[value.dtype] for value in body.inputs}
+    steady = len(sums) + sum(sizes[m.source] / 4 for m in columns)
     return KernelWork(
         body.rows,
         body.width,
@@ -204,6 +207,7 @@ def work_of(body: Body) -> KernelWork:
         len(sums),
         float(by_program),
         float(again),
+        steady,
     )
 
 
@@ -262,6 +266,9 @@ def _packed(body: Body) -> float:
 def tiles_of(body: Body, multiprocessors: int) -> list[Tile]:
     """Candidates for the kernel's tile, warps and programs."""
     reduces, adds = bool(body.row_reductions), bool(body.of("sum_column"))
+    ways = [(Shape.STRIP, stages) for stages in STAGES]
+    if reduces:
+        ways += [(Shape.TWICE, stages) for stages in STAGES_TWICE]
     whole = power_of_two(body.width)
     found = []
     for columns, rows in _tiles(body, whole, whole_rows=reduces):
@@ -274,8 +281,8 @@ def tiles_of(body: Body, multiprocessors: int) -> list[Tile]:
                 for strips in STRIPS:
                     programs = min(tiles, strips * multiprocessors)
                     found += [
-                        Tile(Shape.STRIP, rows, columns, warps, programs, stages)
-                        for stages in STAGES
+                        Tile(shape, rows, columns, warps, programs, stages)
+                        for shape, stages in ways
                     ]
             elif reduces:
                 shape = Shape.ROW if columns >= body.width else Shape.LOOPED

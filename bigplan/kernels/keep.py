@@ -63,7 +63,7 @@ def best_plan(graph: KernelGraph, pricer: Pricer, price: float = 0.0) -> KeepPla
     if not price:
         return best
     for name in sorted(best.kept, key=lambda n: -graph.values[n].nbytes):
-        if _own(graph, name) and _cheap(graph, graph.producer[name]):
+        if _own(graph, name) and _cheap(graph, name):
             more = _closed(graph, again | {name})
             tried = _plan(graph, more, pricer, price)
             if tried.cost < best.cost:
@@ -111,8 +111,7 @@ def _inner(graph: KernelGraph) -> frozenset[str]:
     forward = {id(node) for node in graph.nodes if not node.backward}
     found = set()
     for name in kept(graph):
-        node = graph.producer.get(name)
-        if node is None or name in graph.given or not _cheap(graph, node):
+        if name not in graph.producer or name in graph.given or not _cheap(graph, name):
             continue
         readers = [r for r in graph.readers.get(name, ()) if id(r) in forward]
         if all(not why_not(reader) for reader in readers):
@@ -120,14 +119,16 @@ def _inner(graph: KernelGraph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _cheap(graph: KernelGraph, node: KernelNode) -> bool:
+def _cheap(graph: KernelGraph, name: str) -> bool:
     """Whether a value is worth computing again: arithmetic on each position, no reduction."""
+    node = graph.producer[name]
     if why_not(node):
         return False
     if node.op not in REDUCING:
         return prod(node.outputs[0].shape) > 1
     # A norm's statistics are few bytes and are kept; the norm's output follows from them.
-    return node.op in ("native_layer_norm", "_fused_rms_norm")
+    norm = node.op in ("native_layer_norm", "_fused_rms_norm")
+    return norm and name == node.outputs[0].name
 
 
 def with_again(graph: KernelGraph, again: frozenset[str]) -> KernelGraph:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import ceil, prod
 
 from bigplan.cost.compute import Device, attention_seconds, gemm_seconds
-from bigplan.cost.kernel import LOADED, WARP, KernelTime, Shape, Tile, best_tiles, kernel_seconds
+from bigplan.cost.kernel import (
+    LOADED,
+    WARP,
+    KernelTime,
+    Shape,
+    Tile,
+    best_tiles,
+    kernel_seconds,
+    resident,
+)
 from bigplan.graph.operators import Attention, Gemm
 from bigplan.kernels.body import Body
+from bigplan.kernels.expansion import mask_of
 from bigplan.kernels.fuse import (
     LARGEST_TILE,
     added_together,
@@ -23,17 +33,16 @@ from bigplan.kernels.strides import Unfusable
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
-# Time of torch's operator over the time of moving its tensors once. Torch's norm backward reads
-# input and gradient again for the weights' gradients. The factors of norms forward are medians of
-# torch 2.11 on an H200 over six widths from 768 to 8,192
+# Time of torch's operator over the time of moving its tensors once. They are medians of torch 2.11
+# on an H200 over six widths from 768 to 8,192
 # (benchmarks/results/2026-11-24-h200-generated, without the shapes set aside).
-TORCH_PASSES = {
-    "native_layer_norm": 1.78,
-    "_fused_rms_norm": 1.3,
-    "native_layer_norm_backward": 5 / 3,
-    "_fused_rms_norm_backward": 5 / 3,
-}
+TORCH_PASSES = {"native_layer_norm": 1.78, "_fused_rms_norm": 1.3}
 TORCH_WARPS, TORCH_ELEMENTS = 4, 4  # of a program and a thread of torch's kernels
+# Torch's norm backward is two kernels (aten/src/ATen/native/cuda/layer_norm_kernel.cu). One has a
+# program a row, which reads the row twice. The other adds up columns, 256 rows at a time.
+NORMS_BACK = frozenset(("native_layer_norm_backward", "_fused_rms_norm_backward"))
+TORCH_ROW = Tile(Shape.LOOPED, 1, TORCH_ELEMENTS * WARP * TORCH_WARPS, TORCH_WARPS)
+TORCH_COLUMNS = Tile(Shape.STRIP, 256, 32, 32)
 KEPT_CHOICES = 8  # of a kernel's tiles, best first: for --tune, and in case some spill
 PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm"))
 
@@ -107,7 +116,29 @@ class Pricer:
         if "scaled_dot_product" in node.op:
             return attention_seconds(attention(graph, node), self.device) + self.sm.kernel_start
         memory = max(moved / self.device.stream_rate, LOADED * self.sm.memory_latency)
-        return max(memory + self.sm.kernel_start, self._as_torch_tiles(graph, node))
+        tiled = (self._norm_back if node.op in NORMS_BACK else self._as_torch_tiles)(graph, node)
+        return max(memory + self.sm.kernel_start, tiled)
+
+    def _norm_back(self, graph: KernelGraph, node: KernelNode) -> float:
+        """Seconds of torch's two kernels of a norm's backward; 0 where we have no such kernel."""
+        wanted = mask_of(node)
+        of_row = [v.name for v in node.outputs[:1] if wanted[0]]
+        of_columns = [v.name for v in node.outputs[wanted[0] :]]
+        seconds = 0.0
+        for names, of_torch in ((of_row, TORCH_ROW), (of_columns, TORCH_COLUMNS)):
+            if not names:
+                continue
+            try:
+                work = work_of(body_of(graph, [node], names))
+            except Unfusable:
+                return 0.0
+            # Programs walk down all rows: as many for 32 columns as run at once.
+            at_once = resident(work, of_torch, self.sm) * self.gpu.multiprocessors
+            down = max(1, at_once // ceil(work.width / of_torch.columns))
+            tile = replace(of_torch, programs=down) if of_torch.strip else of_torch
+            time = kernel_seconds(work, tile, self.gpu, self.sm)
+            seconds += time.seconds if time else 0.0
+        return seconds
 
     def _as_torch_tiles(self, graph: KernelGraph, node: KernelNode) -> float:
         """Seconds of a generated kernel of this node with the tile that torch's own has.

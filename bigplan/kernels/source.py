@@ -1,4 +1,4 @@
-"""Triton source of a kernel: one generator, four ways to walk over rows and columns.
+"""Triton source of a kernel: one generator, five ways to walk over rows and columns.
 
 Tiles are [rows, columns]; what varies with the row alone is [rows, 1], with the column
 [1, columns]. Sizes and strides are literals: a kernel belongs to its shapes. Offsets are 64 bits
@@ -65,6 +65,7 @@ class _Writer:
         covered = tile.rows * (self.turns * tile.programs if tile.programs else 1)
         self.exact_rows = body.rows % covered == 0
         self.rows_named: dict[tuple[int, ...], list[str]] = {}
+        self.hint = ""  # to the caches, of loads of whole tiles
 
     def text(self) -> str:
         names = ", ".join([*self.pointers.values(), *self.targets.values()])
@@ -75,6 +76,7 @@ class _Writer:
             Shape.ROW: self._flat,
             Shape.LOOPED: self._looped,
             Shape.STRIP: self._strip,
+            Shape.TWICE: self._strip,
         }[self.tile.shape]()
         return f"{HEADER}def kernel({names}):\n" + "\n".join(self.lines) + "\n"
 
@@ -98,7 +100,7 @@ class _Writer:
             first = f"program % {across} * {tile.columns}"
         if tile.shape is not Shape.LOOPED:
             self._columns(first)
-        if tile.shape is not Shape.STRIP and not self.counted:
+        if not tile.strip and not self.counted:
             self._rows(f"down * {tile.rows}")
 
     def _columns(self, first: str) -> None:
@@ -160,7 +162,8 @@ class _Writer:
             mask = self._mask(micro.varies)
             masked = f", mask={mask}, other=0" if mask else ""
             at = self._at(self.pointers[micro.source], micro.place, micro.varies)
-            loaded = f"tl.load({at}{masked})"
+            hint = self.hint if micro.varies is Varies.FULL else ""
+            loaded = f"tl.load({at}{masked}{hint})"
             if micro.op == "load_bool":
                 return f"{loaded} != 0"
             if micro.op == "load_int":
@@ -315,9 +318,13 @@ class _Writer:
         self.say(f"for turn in tl.range(0, {self.turns}{stages}):")
         self.depth += 1
         self._rows(f"(down * {self.turns} + turn) * {tile.rows}")
+        known = set(steady)
+        if tile.shape is Shape.TWICE:
+            self._reduce_first(known)
         for i, micro in enumerate(micros):
-            if i not in steady and micro.op != "sum_column":
+            if i not in known and micro.op != "sum_column":
                 self._write(i)
+        self.hint = ""
         for store in body.stores:
             if micros[store.micro].op != "sum_column":
                 self._store(store)
@@ -326,6 +333,27 @@ class _Writer:
             value = f"v{micros[i].arguments[0]}"
             self.say(f"a{i} += tl.where({mask}, {value}, 0.0)" if mask else f"a{i} += {value}")
         self.depth -= 1
+        self._store_sums()
+
+    def _reduce_first(self, known: set[int]) -> None:
+        """What does not vary with the column, one level of reductions after another.
+
+        Each level reads its rows anew, and so will what follows: tiles of a wide row, held until
+        the row is reduced, leave no registers for the sums of columns.
+        """
+        micros = self.body.micros
+        self.hint = ", eviction_policy='evict_last'"
+        for level in range(1, max(self.levels) + 1):
+            ends = [i for i in self.body.row_reductions if self.levels[i] == level]
+            for i in self._needed(ends, known):
+                self._write(i)
+                if micros[i].varies is Varies.ROW:
+                    known.add(i)
+        # Another hint, or the compiler takes both loads for one.
+        self.hint = ", eviction_policy='evict_first'"
+
+    def _store_sums(self) -> None:
+        body, micros = self.body, self.body.micros
         masked = ", mask=in_c" if not self.exact_columns else ""
         for store in body.stores:
             if micros[store.micro].op == "sum_column":

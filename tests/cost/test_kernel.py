@@ -107,3 +107,34 @@ def test_grids() -> None:
     assert grid(work, Tile(Shape.FLAT, 4, 1024, 4)) == 250 * 3
     assert grid(work, Tile(Shape.ROW, 4, 4096, 4)) == 250
     assert grid(work, Tile(Shape.STRIP, 1, 1024, 4, 132)) == 132 * 3
+
+
+def test_a_row_too_wide_for_a_strip_is_read_twice() -> None:
+    work = replace(_norm(8192, 16384, back=True), steady=1.5, read_each_pass=8192 * 16384 * 4.0)
+
+    def time(shape: Shape, stages: int, of: KernelWork = work) -> float | None:
+        found = kernel_seconds(of, Tile(shape, 1, 16384, 16, 132, stages), GPU, SM)
+        return None if found is None else found.seconds
+
+    assert time(Shape.STRIP, 1) is None  # 5 values each of 32 positions, in 128 registers
+    alone, ahead = time(Shape.TWICE, 1), time(Shape.TWICE, 2)
+    assert alone is not None
+    assert ahead is not None
+    assert ahead < alone
+    assert time(Shape.TWICE, 3) is None  # two rows ahead, in two passes: 256 KiB
+    once = time(Shape.STRIP, 1, replace(work, live=2.5))
+    assert once is not None
+    assert once < alone
+
+
+def test_rows_beyond_the_l2_cache_are_read_again_from_memory() -> None:
+    """Six rows a multiprocessor and what they write are more than half of an H200's 50 MiB."""
+    work = replace(_norm(8192, 16384, back=False), read_each_pass=8192 * 16384 * 2.0)
+    times = [
+        kernel_seconds(work, Tile(Shape.LOOPED, 1, columns, warps), GPU, SM)
+        for columns, warps in ((8192, 16), (4096, 8))
+    ]
+    few, many = (time for time in times if time is not None)
+    assert few.resident < many.resident
+    assert few.memory == pytest.approx((work.read + work.written) / 4.22e12, rel=0.01)
+    assert many.memory > few.memory * 1.1

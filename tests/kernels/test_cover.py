@@ -179,6 +179,48 @@ def test_where_bytes_have_a_price_fewer_are_kept() -> None:
     assert set(dear.kept) == {"a", "b", "c"}
 
 
+def _norm_and_back(rows: int, columns: int) -> KernelGraph:
+    """RMSNorm and its backward, as a GPU has them."""
+    shape, vector, row = (rows, columns), (columns,), (rows, 1)
+    inputs = (
+        dense("x", shape, "bf16"),
+        dense("w", vector, "bf16"),
+        dense("tangents_1", shape, "bf16"),
+    )
+    norm: dict[str, Argument] = {"normalized_shape": vector, "weight": Arg("w")}
+    ahead = KernelNode(
+        "ahead", "_fused_rms_norm", frozen({"input": Arg("x"), "eps": 1e-5, **norm}),
+        (dense("y", shape, "bf16"), dense("rstd", row, "fp32")),
+    )  # fmt: skip
+    given = {"grad_out": Arg("tangents_1"), "input": Arg("x"), "rstd": Arg("rstd")}
+    back = KernelNode(
+        "back", "_fused_rms_norm_backward",
+        frozen({**given, "output_mask": (True, True), **norm}),
+        (dense("by_x", shape, "bf16"), dense("by_w", vector, "bf16")), True,
+    )  # fmt: skip
+    return KernelGraph(inputs, (ahead, back), ("y", "by_x", "by_w"), 1)
+
+
+def test_statistics_are_kept_and_no_norm_is_computed_again_for_them() -> None:
+    plan = best_plan(_norm_and_back(512, 1024), pricer())
+    assert set(plan.kept) == {"x", "w", "rstd"}
+    assert [node.name for unit in plan.cover.units for node in unit.members] == ["ahead", "back"]
+
+
+# Columns and what torch 2.11 took on an H200, in a CUDA graph, for 2^27 elements:
+# benchmarks/results/2026-11-24-h200-generated/norms-back.jsonl.
+BACKWARDS = ((64, 1512e-6), (256, 578e-6), (768, 415e-6), (4096, 436e-6), (16384, 503e-6))
+
+
+@pytest.mark.parametrize(("columns", "measured"), BACKWARDS)
+def test_torchs_norm_backward_is_priced_as_its_two_kernels(columns: int, measured: float) -> None:
+    of = _norm_and_back(2**27 // columns, columns)
+    assert pricer().torch(of, of.nodes[1]) == pytest.approx(measured, rel=0.15)
+    (unit,) = (u for u in best_cover(of, pricer()).units if u.members[0].backward)
+    assert unit.fused is not None
+    assert unit.seconds < 0.6 * measured
+
+
 @pytest.mark.parametrize("name", [n for n in list_models() if n.endswith(("b", "xl"))][::5])
 def test_blocks_of_shipped_models_gain_and_are_explained(name: str) -> None:
     prices = pricer()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bigplan.cost.kernel import Shape, Tile
 from bigplan.kernels.body import Varies
-from bigplan.kernels.fuse import body_of, tiles_of
+from bigplan.kernels.fuse import body_of, levels, tiles_of
 from bigplan.kernels.graph import Arg, KernelGraph, KernelNode, KernelValue, dense, frozen
 from bigplan.kernels.launch import LaunchedKernel
 from bigplan.kernels.optimised import optimise
@@ -192,7 +192,12 @@ def test_every_way_to_walk_over_rows(tile: Tile) -> None:
 
 @pytest.mark.parametrize("programs", [1, 3, 11])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_every_strip_adds_up_the_same_gradients(rows: int, programs: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "stages"), [(Shape.STRIP, 1), (Shape.TWICE, 1), (Shape.TWICE, 2)]
+)
+def test_every_strip_adds_up_the_same_gradients(
+    shape: Shape, stages: int, rows: int, programs: int
+) -> None:
     graph = _graph(11, 100)
     body = body_of(graph, graph.nodes[1:], {"dx", "dw", "db"})
     x, d, w = random(0, 11, 100), random(3, 11, 100), random(1, 100)
@@ -201,13 +206,33 @@ def test_every_strip_adds_up_the_same_gradients(rows: int, programs: int) -> Non
     wide = [t.double().requires_grad_() for t in (x, w, torch.zeros_like(w))]
     right = F.layer_norm(wide[0], (100,), wide[1], wide[2])
     expected = torch.autograd.grad(right, wide, d.double())
-    tile = Tile(Shape.STRIP, rows, 128, 1, programs)
+    tile = Tile(shape, rows, 128, 1, programs, stages)
     kernel = LaunchedKernel(body, [(tile, None)])  # type: ignore[list-item]
     inputs = [known[value.name] for value in body.inputs]
     first = kernel(*inputs)
     for ours, gradient in zip(first, expected, strict=True):
         assert error(ours, gradient) < FP32 * 3
     assert all(torch.equal(a, b) for a, b in zip(first, kernel(*inputs), strict=True))
+
+
+def test_a_row_is_read_twice_through_several_reductions() -> None:
+    """Each depends on the one before, and a sum over columns on both."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return F.softmax(F.softmax(x, -1) * y, -1).sum(0)
+
+    given = [torch.empty(7, 33), torch.empty(7, 33)]
+    with every_operator_generated():
+        plan = optimise(function, given).kernels.plans[0]
+    (unit,) = (u for u in plan.cover.units if u.fused is not None and len(u.members) > 3)
+    assert unit.fused is not None
+    body, tile = unit.fused.body, Tile(Shape.TWICE, 2, 64, 1, 2)
+    assert max(levels(body)) > 1
+    x, y = random(0, 7, 33), random(1, 7, 33)
+    results = LaunchedKernel(body, [(tile, None)])(x, y)  # type: ignore[list-item]
+    by_name = dict(zip((value.name for value in body.outputs), results, strict=True))
+    expected = function(x.double(), y.double())
+    assert error(by_name["sum_1"], expected) < FP32
 
 
 def test_a_sum_over_rows_alone_cuts_its_columns() -> None:
