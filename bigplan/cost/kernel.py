@@ -130,8 +130,8 @@ def registers(work: KernelWork, tile: Tile) -> int:
     match tile.shape:
         case Shape.STRIP:
             each = work.live
-        case Shape.TWICE:  # nothing but these outlives a row's reduction
-            each = work.steady + PACKED * work.packed
+        case Shape.TWICE:  # only these outlive a row; the rest passes through, as elsewhere
+            each = work.steady + PACKED
         case _:
             each = max(HELD, PACKED * work.packed)
     needed = BASE_REGISTERS + ceil(elements * each)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bigplan.errors import InputError
 from bigplan.kernels import single
 from bigplan.kernels.launch import NOTHING, Into, LaunchedKernel
 from bigplan.kernels.price import Fused, Pricer
@@ -49,7 +50,12 @@ class Library:
     def _made(self, made: Single) -> _LibraryKernel:
         nodes = [node for node in made.graph.nodes if not node.layout]
         fused = self.pricer.fused(made.graph, nodes, frozenset(made.wanted))
-        assert isinstance(fused, Fused), fused
+        if isinstance(fused, str):
+            shape = made.graph.inputs[0].shape
+            raise InputError(
+                f"no kernel is generated for {nodes[-1].op} of {shape}: {fused}; use torch's "
+                "operators (`kernels: torch`)"
+            )
         return _LibraryKernel(made, fused)
 
     # --- Norms over the last dimension.

@@ -12,9 +12,9 @@ from bigplan.kernels import single
 from bigplan.kernels.fuse import work_of
 from bigplan.kernels.price import Fused, Pricer
 from bigplan.kernels.single import Single
-from bigplan.spec.catalog import find_model
+from bigplan.spec.catalog import find_model, list_models
 from bigplan.spec.gpu import find_gpu
-from bigplan.spec.multiprocessor import find_multiprocessor
+from bigplan.spec.multiprocessor import find_multiprocessor, list_multiprocessors
 from bigplan.spec.training import Training
 
 GPU = "h200-sxm"
@@ -43,6 +43,21 @@ def _streams(name: str, kernels: str) -> tuple[dict[str, Stream], dict[str, Stre
 
 def _named(operators: tuple[Operator, ...]) -> dict[str, Stream]:
     return {one.name: one for one in operators if isinstance(one, Stream)}
+
+
+@pytest.mark.parametrize("gpu", list_multiprocessors())
+def test_the_norms_of_every_model_of_up_to_16384_columns_have_kernels(gpu: str) -> None:
+    prices = Pricer(find_gpu(gpu), find_multiprocessor(gpu))
+    models = [find_model(name) for name in list_models()]
+    kinds = {(model.norm, model.hidden) for model in models if model.hidden <= 16384}
+    assert ("layernorm", 12288) in kinds
+    for kind, columns in sorted(kinds):
+        rows, biased = (1, TOKENS), kind == "layernorm"
+        back = single.norm_backward(kind, rows, columns, "bf16", biased=biased, beside=True)
+        ahead = single.norm(kind, rows, columns, "bf16", 1e-5, biased=biased, added=True)
+        for made in (ahead, back):
+            fused = prices.fused(made.graph, made.graph.nodes, frozenset(made.wanted))
+            assert isinstance(fused, Fused), (kind, columns, fused)
 
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "opt-13b", "llama-3-8b"])
