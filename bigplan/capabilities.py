@@ -45,17 +45,7 @@ def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> 
             f"{' and '.join(NATIVE_ROPE_SCALINGS)} only, not {scaling.name}: use one of them, or "
             "none up to the length of the pre-training"
         )
-    return _window_refusal(model, training.sequence_length) or _training_refusal(training)
-
-
-def _window_refusal(model: ModelSpec, length: int) -> str | None:
-    """Why the model's sliding window is a problem; None: no sequence is longer than the window."""
-    if model.sliding_window is None or model.sliding_window >= length:
-        return None
-    return (
-        f"the native runtime attends to all {length} tokens of a sequence, the model "
-        f"to {model.sliding_window}: use a sequence_length of at most {model.sliding_window}"
-    )
+    return _training_refusal(training)
 
 
 def _training_refusal(training: Training) -> str | None:

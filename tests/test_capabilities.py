@@ -40,6 +40,8 @@ def test_llama_blocks_and_data_parallelism_are_executed() -> None:
         {"rope_scaling": {"name": "linear", "factor": 2.0}},
         {"positions": "alibi", "embedding_norm": True},
         {"rotary_fraction": 0.25, "parallel_residual": True},
+        {"sliding_window": 32},
+        {"sliding_window": 1, "positions": "alibi"},
     ],
 )
 def test_other_blocks_are_executed(changes: dict[str, object]) -> None:
@@ -49,7 +51,6 @@ def test_other_blocks_are_executed(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"sliding_window": 32}, "sequence_length of at most 32"),
         ({"rope_scaling": {"name": "yarn"}}, "rope_scaling linear and llama3 only, not yarn"),
     ],
 )
@@ -80,12 +81,6 @@ def test_every_zero_stage_is_executed(zero: int) -> None:
 def test_pipelines_are_executed(strategy: Strategy) -> None:
     for tied in (False, True):
         assert native_refusal(_model(tied_embeddings=tied), TRAINING, strategy) is None
-
-
-def test_a_window_as_long_as_the_sequence_is_executed() -> None:
-    model = _model(sliding_window=32)
-    assert native_refusal(model, _training(sequence_length=32), DATA_PARALLEL) is None
-    assert native_refusal(model, _training(sequence_length=33), DATA_PARALLEL) is not None
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from bigplan.solve.ilp import BOUND_GAP
 from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
+from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 from bigplan.verify import verify
 from tests.tiny import tiny_plan
@@ -279,6 +280,34 @@ def test_an_engine_limits_the_strategies() -> None:
     assert plan.executable["native"] is True
     assert plan.strategy.tp == 1
     assert isinstance(plan.executable["deepspeed"], str)
+
+
+@pytest.mark.parametrize("length", [8192, 32768])
+def test_a_model_with_a_window_is_planned_and_runs_beyond_it(length: int) -> None:
+    """Mistral, whose window of 4,096 leaves 3/4 and 15/64 of these triangles."""
+    windowed, whole = (
+        _of_length(find_model("mistral-7b").model_copy(update={"sliding_window": window}), length)
+        for window in (4096, None)
+    )
+    for plan in (windowed, whole):
+        assert plan.executable["native"] is True
+        candidate, programs = programs_of(plan)
+        verify(programs, candidate.graph, candidate.costs.capacity, candidate.costs.sharing)
+    part = {8192: 3 / 4, 32768: 15 / 64}[length]
+    flops = [plan.predicted.mfu * plan.predicted.step_seconds for plan in (windowed, whole)]
+    model = windowed.model
+    matrices = 6 * (model.parameter_count - model.vocab * model.hidden)  # look-ups are none
+    triangle = 6 * length * model.heads * model.head_dim * model.layers
+    expected = (matrices + part * triangle) / (matrices + triangle)
+    # parameter_count has norms, which compute next to nothing.
+    assert flops[0] / flops[1] == pytest.approx(expected, rel=1e-4)
+    if length == 32768:
+        assert windowed.predicted.step_seconds < whole.predicted.step_seconds
+
+
+def _of_length(model: ModelSpec, length: int) -> Plan:
+    training = Training(sequence_length=length, global_batch=8)
+    return make_plan(Request(model, training, find_cluster("hgx-h200"), engine="native"))
 
 
 def test_alternatives_are_other_strategies_and_no_better() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, gcd, inf
 
-from bigplan.graph.operators import Attention, Gemm, Operator, Stream
+from bigplan.graph.operators import Attention, Gemm, Operator, Stream, doubled_reach
 from bigplan.spec.gpu import FlashKernel, Gpu
 
 # Tiles that GEMM libraries choose from, [rows, columns], and the rate each reaches beside the
@@ -22,7 +22,7 @@ ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels 
 # Rates of a single product by the divisor of its dimensions. Measured on an H200 with torch 2.11:
 # 4096 cubed with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
 MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
-ATTENTION_TILE = 128  # rows and columns of a flash attention tile: the diagonal is done in whole
+ATTENTION_TILE = 128  # rows and columns of a flash attention tile, which is computed in whole
 # Columns of a head that cost as much as the softmax of its scores. With FlashAttention-2 and 3 on
 # an H100 at 16k tokens heads of 64 reach 0.77 to 0.90 of the rate of heads of 128 (arXiv
 # 2407.08608, figures 5 and 6): 15 to 55 columns, of which 20 meets three kernels of four. The first
@@ -144,17 +144,19 @@ def alignment(gemm: Gemm, gpu: Gpu, precision: str) -> float:
 
 
 def attention_seconds(attention: Attention, device: Device) -> float:
-    """Fused attention: the tiles on the diagonal are computed in whole, narrow heads wait longer
-    for the softmax of their scores; efficiencies are those of heads of 128 and of the whole
-    sequence's length, which is what the FLOPs of its queries are counted over.
+    """Fused attention: tiles on the edges are computed in whole, narrow heads wait longer for the
+    softmax of their scores; efficiencies are those of heads of 128.
+
+    A sequence has one edge, which adds half a tile to a query's s / 2 keys on average. Beyond the
+    first w tokens, a window has two, which add a tile to w keys: 1 + tile / w either way. A query's
+    row of tiles is as long as in a whole sequence of twice the keys that it attends to.
     """
-    gpu = device.gpu
-    diagonal = 1 + ATTENTION_TILE / attention.length
+    gpu, length = device.gpu, attention.length
+    edges = 1 + ATTENTION_TILE / min(length, attention.window or length)
     kernel = device.flash_kernel(backward=attention.backward, only=attention.kernel)
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
-    efficiency = device.flash_efficiency(
-        attention.length, backward=attention.backward, only=attention.kernel
-    )
+    row = doubled_reach(length, attention.window)
+    efficiency = device.flash_efficiency(row, backward=attention.backward, only=attention.kernel)
     rate = gpu.peak(device.precision) * efficiency / device.slowest
-    return max(attention.flops * diagonal * narrow / rate, attention.nbytes / device.stream_rate)
+    return max(attention.flops * edges * narrow / rate, attention.nbytes / device.stream_rate)

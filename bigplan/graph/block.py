@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
-from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.operators import (
+    Attention,
+    Collective,
+    Gemm,
+    Operator,
+    Stream,
+    doubled_reach,
+)
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.mechanics import ALIBI_COLUMNS
 from bigplan.spec.gpu import FlashKernel
@@ -194,19 +202,20 @@ def _attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
     """Scores, softmax and weighted values: one flash kernel, or products and a softmax kernel."""
     model, training, tokens = shape.model, shape.training, shape.tokens
     heads, length, width = model.heads // shape.tp, training.sequence_length, model.head_dim
-    reach = min(length, model.sliding_window or length)
+    window = model.sliding_window if (model.sliding_window or length) < length else None
     if training.attention == "flash":
-        # Query x key and probability x value take two FLOPs an element over the lower triangle. The
-        # backward recomputes the scores: five products for the forward's two.
+        # Query x key and probability x value take two FLOPs an element over the lower triangle, or
+        # what a window leaves of it. The backward recomputes the scores: five products for the
+        # forward's two.
         widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
-        bound: FlashKernel | None = None
+        bound: FlashKernel | None = "flash2" if shape.fused and window else None
         if widened:
             width, bound = -(-(width + ALIBI_COLUMNS) // FLASH_COLUMNS) * FLASH_COLUMNS, "flash2"
-        flops = 2.0 * tokens * reach * heads * width
+        flops = 2.0 * tokens * doubled_reach(length, window) * heads * width
         key_values = -(-model.kv_heads // shape.tp)
         moved = 2.0 * tokens * (heads + key_values) * width * shape.element
-        kernel = Attention("attention", flops, moved, False, width, reach, bound)
-        again = Attention("attention", 2.5 * flops, 2 * moved, True, width, reach, bound)
+        kernel = Attention("attention", flops, moved, False, width, length, bound, window)
+        again = replace(kernel, flops=2.5 * flops, nbytes=2 * moved, backward=True)
         return (kernel, *widened), (again, *widened_back)
     batch = shape.strategy.micro_batch * heads
     scores = batch * length * length * shape.element

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bigplan.graph.activations import saved_values
 from bigplan.graph.block import block, by_input_and_weight, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
-from bigplan.graph.operators import Collective, Gemm, Operator, Stream
+from bigplan.graph.operators import Collective, Gemm, Operator, Stream, doubled_reach
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS
@@ -84,6 +84,8 @@ def element_sizes(training: Training) -> ElementSizes:
 def model_flops(model: ModelSpec, training: Training) -> float:
     """Useful FLOPs of one step: six per matrix weight and token, causal attention, no recompute.
 
+    Within a sliding window, attention counts the tokens that it sees.
+
     The embedding look-up is no matrix product and does not count. The LM head counts even where its
     table is tied.
     """
@@ -92,7 +94,8 @@ def model_flops(model: ModelSpec, training: Training) -> float:
         sum(p.count for p in model.kinds()["block"] if len(p.shape) == 2) * model.layers
         + model.vocab * model.hidden
     )
-    attention = 6.0 * training.sequence_length * model.heads * model.head_dim * model.layers
+    row = doubled_reach(training.sequence_length, model.sliding_window)
+    attention = 6.0 * row * model.heads * model.head_dim * model.layers
     return tokens * (6.0 * matrices + attention)
 
 

@@ -34,17 +34,32 @@ class Gemm:
         return each * self.batch * self.count
 
 
+def doubled_reach(length: int, window: int | None) -> float:
+    """Twice the tokens that a token of a sequence attends to, on average over the sequence.
+
+    Token x attends to min(x, window) tokens. The diagonal counts as half, as in the triangle of a
+    whole sequence, where this is the length: 2 / s * integral of min(x, w) = 2 w - w^2 / s.
+    """
+    reach = min(length, window or length)
+    return 2.0 * reach - reach * reach / length
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Fused causal attention; `flops` counts the lower triangle only, `nbytes` what it moves."""
+    """Fused causal attention.
+
+    `flops` counts the triangle of scores below the diagonal, or what a window leaves of it;
+    `nbytes` is what the kernel moves.
+    """
 
     name: str
     flops: float
     nbytes: float = 0.0
     backward: bool = False
     head_dim: int = 128
-    length: int = 1 << 20  # tokens of the sequence, or of the window over it
+    length: int = 1 << 20  # tokens of the sequence
     kernel: FlashKernel | None = None  # the kernel that does it; None: the run's choice
+    window: int | None = None  # tokens that a token attends to at most; None: all before it
 
 
 @dataclass(frozen=True, slots=True)

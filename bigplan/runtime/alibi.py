@@ -13,7 +13,6 @@ in fp16), places of three digits. A slope is then off by 2^-17 of itself at most
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from bigplan.mechanics import ALIBI_COLUMNS
-
-aten = torch.ops.aten
+from bigplan.runtime import attention as fused
 
 DIGIT = 256  # places are written in digits that bf16, of 8 bits, holds
 DIGITS, PARTS = 3, 2  # of a place, for up to 2^24 tokens; of a slope
@@ -62,22 +60,30 @@ def factors(
     return by_place.to(device, dtype), by_head.to(device, dtype)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, by_place: Tensor, by_head: Tensor) -> Tensor:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    by_place: Tensor,
+    by_head: Tensor,
+    window: int | None = None,
+) -> Tensor:
     """Causal attention of q [b, s, heads, d], k and v [b, s, kv heads, d]: [b, s, heads, d].
 
-    `by_place` and `by_head` are `factors` of these heads. Saves q, k, v, the result and the sums of
-    softmax.
+    `by_place` and `by_head` are `factors` of these heads; `window` as in attention.attention. Saves
+    q, k, v, the result and the sums of softmax.
     """
-    return _AlibiAttention.apply(q, k, v, by_place, by_head)  # type: ignore[no-any-return, no-untyped-call]
+    return _AlibiAttention.apply(q, k, v, by_place, by_head, window)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _AlibiAttention(Function):
     """The fused kernel on widened heads."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *inputs, ctx.window = arguments
         width = inputs[0].shape[-1]
-        wide, *others = _forward(_widened(*inputs), width**-0.5)
+        wide, *others = fused.forward(_widened(*inputs), width**-0.5, ctx.window)
         output: Tensor = wide.transpose(1, 2)[..., :width].contiguous()
         tensors = [other if isinstance(other, Tensor) else None for other in others]
         ctx.numbers = [None if isinstance(other, Tensor) else other for other in others]
@@ -94,9 +100,10 @@ class _AlibiAttention(Function):
             for tensor, number in zip(tensors, ctx.numbers, strict=True)
         ]
         by_output, output = (_with_zeros(each).transpose(1, 2) for each in (gradients[0], output))
-        found = _backward(by_output, _widened(*inputs), (output, *others), width**-0.5)
+        results = output, *others
+        found = fused.backward(by_output, _widened(*inputs), results, width**-0.5, ctx.window)
         by_q, by_k, by_v = (each.transpose(1, 2)[..., :width] for each in found[:3])
-        return by_q, by_k, by_v, None, None
+        return by_q, by_k, by_v, None, None, None
 
 
 def _widened(q: Tensor, k: Tensor, v: Tensor, by_place: Tensor, by_head: Tensor) -> list[Tensor]:
@@ -111,37 +118,3 @@ def _widened(q: Tensor, k: Tensor, v: Tensor, by_place: Tensor, by_head: Tensor)
 
 def _with_zeros(x: Tensor) -> Tensor:
     return F.pad(x, (0, ALIBI_COLUMNS))
-
-
-# torch's own functions below F.scaled_dot_product_attention, with their backward, because autograd
-# would save the widened heads. Tensors are [b, heads, s, d].
-
-
-def _forward(heads: Sequence[Tensor], scale: float) -> Any:
-    """The result of queries, keys and values, and what the backward wants besides."""
-    if not heads[0].is_cuda:
-        return aten._scaled_dot_product_flash_attention_for_cpu(*heads, 0.0, True, scale=scale)
-    if heads[0].dtype == torch.float32:  # which flash attention has no kernel for
-        return aten._scaled_dot_product_efficient_attention(
-            *heads, None, True, 0.0, True, scale=scale
-        )
-    return aten._scaled_dot_product_flash_attention(*heads, 0.0, True, scale=scale)[:-1]
-
-
-def _backward(
-    gradient: Tensor, heads: Sequence[Tensor], results: Sequence[Any], scale: float
-) -> Any:
-    """Gradients by queries, keys and values, of _forward's results."""
-    if not gradient.is_cuda:
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, *heads, *results, 0.0, True, scale=scale
-        )
-    if gradient.dtype == torch.float32:
-        wanted = (True, True, True, False)
-        return aten._scaled_dot_product_efficient_attention_backward(
-            gradient, *heads, None, *results, 0.0, wanted, True, scale=scale
-        )
-    *before, seed, offset = results
-    return aten._scaled_dot_product_flash_attention_backward(
-        gradient, *heads, *before, 0.0, True, seed, offset, scale=scale
-    )

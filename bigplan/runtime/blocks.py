@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bigplan.mechanics import repeats_heads
 from bigplan.runtime import alibi, generated
+from bigplan.runtime.attention import attention
 from bigplan.runtime.generated import NormRule
 from bigplan.runtime.operators import layer_norm, rms_norm, rotary, swiglu
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -227,14 +228,10 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways:
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
+    window = model.sliding_window
     if model.positions == "alibi":
-        return alibi.attention(q, k, v, *tables).flatten(2)
-    # The transposes stay views: the kernels answer in q's layout, [b, s, heads, d] in memory, so
-    # flattening copies nothing and o_proj saves the storage that attention saves.
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
-    )
-    return out.transpose(1, 2).flatten(2)
+        return alibi.attention(q, k, v, *tables, window).flatten(2)
+    return attention(q, k, v, window).flatten(2)
 
 
 def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:

@@ -23,7 +23,7 @@ from bigplan.cost.compute import (
     tile_waste,
 )
 from bigplan.errors import InputError
-from bigplan.graph.operators import Attention, Gemm, Stream
+from bigplan.graph.operators import Attention, Gemm, Stream, doubled_reach
 from bigplan.spec.gpu import FlashKernel, find_gpu, list_gpus
 
 H200 = find_gpu("h200-sxm")
@@ -244,6 +244,48 @@ def test_the_h200_meets_timings_that_its_figures_do_not_come_from(
     kernel = Attention("attention", flops, backward=backward, length=length)
     # Those were bursts; the figures were reached under load, at a lower clock.
     assert attention_seconds(kernel, DEVICE) == pytest.approx(milliseconds / 1e3, rel=0.08)
+
+
+@given(LENGTHS, LENGTHS, HALF_LENGTHS)
+def test_within_a_window_a_kernel_is_as_slow_as_with_rows_and_edges_of_its_length(
+    window: int, length: int, half: float
+) -> None:
+    device = _with_half_lengths(half, 0.0)
+    found, whole = (
+        attention_seconds(Attention("attention", 1e12, length=length, window=w), device)
+        for w in (window, None)
+    )
+    if window >= length:
+        assert found == whole
+        return
+    # A long sequence has rows of twice the window: two edges of half a tile each.
+    row = 2 * window - window**2 / length
+    by_hand = (1 + ATTENTION_TILE / window) * (row + half) / row
+    assert found / whole == pytest.approx(
+        by_hand / ((1 + ATTENTION_TILE / length) * (length + half) / length)
+    )
+
+
+@given(st.integers(1024, 8192), st.integers(2, 64), st.booleans())
+def test_a_window_takes_less_time_than_the_whole_triangle(
+    window: int, times: int, backward: bool
+) -> None:
+    """Windows as long as sequences whose attention was measured."""
+    length = window * times
+    seconds = [
+        attention_seconds(
+            Attention(
+                "attention",
+                1e9 * length * doubled_reach(length, w),
+                backward=backward,
+                length=length,
+                window=w,
+            ),
+            DEVICE,
+        )
+        for w in (window, None)
+    ]
+    assert seconds[0] < seconds[1]
 
 
 def test_narrow_heads_wait_for_the_softmax() -> None:

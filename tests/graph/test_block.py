@@ -234,10 +234,42 @@ def test_flash_attention_computes_the_triangle_and_recomputes_it_backward() -> N
 
 
 def test_a_sliding_window_bounds_attention() -> None:
-    windowed = LLAMA.model_copy(update={"sliding_window": LENGTH // 4})
-    for found, whole in zip(_block(windowed).forward, _block(LLAMA).forward, strict=True):
-        if isinstance(found, Attention) and isinstance(whole, Attention):
-            assert found.flops * 4 == whole.flops
+    """Of the triangle's 1/2 a window of a quarter leaves 1/4 - 1/32."""
+    window = LENGTH // 4
+    windowed = LLAMA.model_copy(update={"sliding_window": window})
+    for one, other in ((_block(windowed), _block(LLAMA)), (_fused(windowed), _fused(LLAMA))):
+        for found, whole in zip(
+            (*one.forward, *one.backward), (*other.forward, *other.backward), strict=True
+        ):
+            if isinstance(found, Attention):
+                assert isinstance(whole, Attention)
+                assert found.flops == whole.flops * 7 / 16
+                assert (found.length, found.window) == (LENGTH, window)
+                assert found.nbytes == whole.nbytes
+            else:
+                assert found == whole
+        assert one.saved == other.saved
+        assert one.backward_workspace == other.backward_workspace
+
+
+def test_the_native_runtime_has_a_kernel_of_its_own_within_a_window() -> None:
+    """torch's choice on an H200, cuDNN's, takes no window through torch."""
+    windowed = LLAMA.model_copy(update={"sliding_window": LENGTH - 1})
+    for model, kernel in ((windowed, "flash2"), (LLAMA, None)):
+        found = _named(_fused(model).forward, "attention")
+        assert isinstance(found, Attention)
+        assert found.kernel == kernel
+
+
+@pytest.mark.parametrize("window", [LENGTH, 2 * LENGTH])
+def test_a_window_that_hides_nothing_changes_nothing(window: int) -> None:
+    windowed = LLAMA.model_copy(update={"sliding_window": window})
+    assert _block(windowed) == _block(LLAMA)
+    assert _fused(windowed) == _fused(LLAMA)
+
+
+def _fused(model: ModelSpec) -> LayerKind:
+    return block(replace(_shape(model), fused=True))
 
 
 def test_dropout_writes_masks() -> None:

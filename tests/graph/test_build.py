@@ -11,6 +11,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 TRAINING = Training(sequence_length=512, global_batch=8)
+WINDOWED = [name for name in list_models() if find_model(name).sliding_window]
 
 
 def _elements(graph: Graph) -> int:
@@ -53,6 +54,32 @@ def test_tensor_parallelism_splits_matrices_and_repeats_norms(tp: int) -> None:
 # What attention does beside useful work, in forwards of its triangle: flash attention's backward
 # does 2.5 forwards, not 2; materialised scores are squares, so all three passes are done twice.
 NOT_USEFUL = {"flash": 0.5, "materialised": 3.0}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in list_models() if find_model(name).sliding_window]
+)
+@pytest.mark.parametrize("times", [1, 2, 8])
+def test_operators_within_a_window_do_the_useful_work(times: int, name: str) -> None:
+    """Of a sequence of so many windows, with the sum over tokens of min(position, window)."""
+    model = find_model(name)
+    window = model.sliding_window
+    assert window is not None
+    length = times * window
+    training = Training(sequence_length=length, global_batch=4)
+    graph = build_graph(model, training, Strategy(dp=1), loss_chunk=None)
+    attention = [op for op in graph.kinds["block"].forward if isinstance(op, Attention)]
+    seen = sum(min(position, window) for position in range(1, length + 1))
+    diagonal = min(window, length) / 2  # counts as half
+    (kernel,) = attention
+    assert kernel.flops == 4 * (seen - diagonal) * model.heads * model.head_dim
+    done = sum(
+        _flops(graph.kinds[kind].forward) + _flops(graph.kinds[kind].backward)
+        for kind in graph.layers
+    )
+    again = kernel.flops / 2 * model.layers  # the backward makes the scores again
+    useful = model_flops(model, training) / training.global_batch
+    assert done - again == pytest.approx(useful, rel=1e-12)
 
 
 @pytest.mark.parametrize("attention", NOT_USEFUL)

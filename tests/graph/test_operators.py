@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.graph.operators import Attention, Collective, Gemm, Stream
+from bigplan.graph.operators import Attention, Collective, Gemm, Stream, doubled_reach
 
 SIZE = st.integers(1, 500)
 
@@ -34,3 +35,11 @@ def test_plain_operators_are_alone_fused_and_exposed() -> None:
     )
     assert not Gemm("w", 1, 1, 1).fp8
     assert not Attention("attention", 1.0).backward
+
+
+@given(st.integers(1, 500), st.integers(1, 600))
+def test_a_token_attends_to_its_window_or_to_all_before_it(length: int, window: int) -> None:
+    seen = sum(min(position, window) for position in range(1, length + 1))
+    diagonal = min(window, length) / 2  # counts as half
+    assert doubled_reach(length, window) == pytest.approx(2 * (seen - diagonal) / length)
+    assert doubled_reach(length, None) == doubled_reach(length, length) == length

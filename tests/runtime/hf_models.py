@@ -15,6 +15,7 @@ from bigplan.spec.model import ModelSpec
 
 SEED = 3
 LENGTH = 20
+WINDOW = 7  # tokens that a token of a model with a sliding window sees
 # Byte tokens, so that the bundled text trains them too.
 SIZES: dict[str, Any] = {
     "hidden_size": 48,
@@ -68,16 +69,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3-scaling": ("llama", LLAMA | {"rope_parameters": LLAMA3}),
     "linear-scaling": ("llama", LLAMA | {"rope_parameters": LINEAR}),
     "mistral": ("mistral", LLAMA | {"sliding_window": LENGTH}),
+    "mistral-window": ("mistral", LLAMA | {"sliding_window": WINDOW}),
     "qwen2": ("qwen2", LLAMA | {"tie_word_embeddings": False}),
+    "qwen2-window": (
+        "qwen2",
+        LLAMA
+        | {"tie_word_embeddings": False, "use_sliding_window": True}
+        | {"sliding_window": WINDOW, "max_window_layers": 0},
+    ),
     "qwen3": ("qwen3", LLAMA | {"head_dim": 16, "tie_word_embeddings": False}),
     "phi3": ("phi3", PHI3),
-    "phi3-window": ("phi3", PHI3 | {"sliding_window": LENGTH, "num_key_value_heads": 6}),
+    "phi3-window": ("phi3", PHI3 | {"sliding_window": WINDOW, "num_key_value_heads": 6}),
     "stablelm": ("stablelm", STABLELM | {"use_qkv_bias": True, "rope_parameters": QUARTER}),
     "stablelm-tied": ("stablelm", STABLELM | {"tie_word_embeddings": True}),
     "starcoder2": ("starcoder2", STARCODER2),
     "starcoder2-window": (
         "starcoder2",
-        STARCODER2 | {"sliding_window": LENGTH, "use_bias": False, "tie_word_embeddings": False},
+        STARCODER2 | {"sliding_window": WINDOW, "use_bias": False, "tie_word_embeddings": False},
     ),
     "falcon": ("falcon", FALCON),
     "falcon-untied-bias": ("falcon", FALCON | {"tie_word_embeddings": False, "bias": True}),

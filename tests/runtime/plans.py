@@ -146,6 +146,7 @@ def models(draw: st.DrawFn, kv_heads: tuple[int, ...] = (2, 4)) -> ModelSpec:
         qk_norm=draw(flag),
         qkv_bias=draw(flag),
         mlp_bias=draw(flag),
+        sliding_window=draw(st.sampled_from((None, None, 1, 5, LENGTH))),
         **style,
     )
 

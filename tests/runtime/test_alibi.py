@@ -47,7 +47,7 @@ def _heads(heads: int, dtype: torch.dtype, device: str) -> Tensor:
     return torch.randn(2, 50, heads, 16, device=device, dtype=dtype, requires_grad=True)
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _plain(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     """Scores with a bias each, in fp64."""
     length, heads, width = q.shape[1:]
     q, k, v = (each.double().transpose(1, 2) for each in (q, k, v))
@@ -55,23 +55,25 @@ def _plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     place = torch.arange(length)
     distance = (place[None, :] - place[:, None]).to(q.device)
     scores = q @ k.mT / math.sqrt(width) + alibi.slopes(heads).to(q)[:, None, None] * distance
-    weights = scores.masked_fill(distance > 0, -math.inf).softmax(-1)
+    hidden = (distance > 0) | (distance <= -(window or length))
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
     return (weights @ v).transpose(1, 2)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 6), (4, 2)])
+@pytest.mark.parametrize("window", [None, 11, 50])
 def test_attention_and_its_gradients(
-    heads: int, kv_heads: int, dtype: torch.dtype, device: str
+    window: int | None, heads: int, kv_heads: int, dtype: torch.dtype, device: str
 ) -> None:
     if dtype == torch.float32:  # the runtime repeats keys and values before
         kv_heads = heads
-    inputs = [_heads(n, dtype, device) for n in (heads, kv_heads, kv_heads)]
+    q, k, v = inputs = [_heads(n, dtype, device) for n in (heads, kv_heads, kv_heads)]
     gradient = torch.randn(2, 50, heads, 16, device=device, dtype=dtype)
     tables = alibi.factors(heads, 16, 50, device, dtype)
-    found = alibi.attention(*inputs, *tables)  # type: ignore[call-arg]
-    expected = _plain(*inputs)
+    found = alibi.attention(q, k, v, *tables, window)
+    expected = _plain(q, k, v, window)
     ours = found, *torch.autograd.grad(found, inputs, gradient)
     theirs = expected, *torch.autograd.grad(expected, inputs, gradient.double())
     for one, other in zip(ours, theirs, strict=True):

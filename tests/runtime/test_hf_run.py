@@ -61,7 +61,10 @@ def _layers(worker: NativeWorker) -> Layers:
     ]
 
 
-@pytest.mark.parametrize("case", ["llama", "mistral", "qwen3", "gpt2", "opt-untied-no-bias"])
+CASES = ["llama", "mistral-window", "phi3-window", "qwen3", "gpt2", "opt-untied-no-bias"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_run_starts_where_the_folder_is_and_exports_what_it_learned(
     case: str, tmp_path: Path
 ) -> None:
@@ -78,7 +81,8 @@ def test_a_run_starts_where_the_folder_is_and_exports_what_it_learned(
     export_checkpoint(latest(tmp_path / "checkpoints"), tmp_path / "out", "fp32")
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    assert loaded.config.eos_token_id == theirs.config.eos_token_id
+    for key in ("eos_token_id", "sliding_window"):
+        assert getattr(loaded.config, key, None) == getattr(theirs.config, key, None)
     tokens = torch.randint(2, model.vocab, (2, LENGTH))
     with torch.no_grad():
         scores = loaded(tokens).logits
