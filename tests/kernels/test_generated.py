@@ -271,3 +271,14 @@ def test_every_candidate_covers_all_rows_and_columns() -> None:
             assert tile.columns >= 100
             if tile.programs:
                 assert tile.programs * tile.rows <= 37 + tile.rows
+
+
+def test_gelu_far_from_zero() -> None:
+    """Where its sigmoid is all but 0 or 1."""
+
+    def function(x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    far = torch.tensor([-1e4, -30.0, -8.0, -4.0, -1e-6, 0.0, 1e-6, 4.0, 8.0, 30.0, 1e4])
+    for ours, expected in both_ways(function, far.to(DEVICE)):
+        assert torch.allclose(ours.double(), expected, rtol=FP32, atol=FP32)
