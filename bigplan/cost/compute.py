@@ -29,6 +29,9 @@ ATTENTION_TILE = 128  # rows and columns of a flash attention tile, which is com
 # FlashAttention takes smaller tiles for heads of 128, so that they gain nothing (its README).
 HEAD_OVERHEAD = 20.0
 NARROW_AS_FAST: tuple[FlashKernel, ...] = ("flash1",)
+# torch's scaled_dot_product_attention takes no window. Through torch's other functions a window is
+# FlashAttention-2's (runtime/window.py).
+WITHOUT_WINDOWS: FlashKernel = "sdpa"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +154,15 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     first w tokens, a window has two, which add a tile to w keys: 1 + tile / w either way. A query's
     row of tiles is as long as in a whole sequence of twice the keys that it attends to.
     """
-    gpu, length = device.gpu, attention.length
-    edges = 1 + ATTENTION_TILE / min(length, attention.window or length)
-    kernel = device.flash_kernel(backward=attention.backward, only=attention.kernel)
+    gpu, length, bound = device.gpu, attention.length, attention.kernel
+    reach = min(length, attention.window or length)
+    if reach < length and WITHOUT_WINDOWS in device.flash:
+        bound = "flash2"
+    edges = 1 + ATTENTION_TILE / reach
+    kernel = device.flash_kernel(backward=attention.backward, only=bound)
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
     row = doubled_reach(length, attention.window)
-    efficiency = device.flash_efficiency(row, backward=attention.backward, only=attention.kernel)
+    efficiency = device.flash_efficiency(row, backward=attention.backward, only=bound)
     rate = gpu.peak(device.precision) * efficiency / device.slowest
     return max(attention.flops * edges * narrow / rate, attention.nbytes / device.stream_rate)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.export import deepspeed
-from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
+from bigplan.export.written import Blocks, WrittenConfig, attention_of, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.plan import Plan
@@ -42,6 +42,7 @@ def _script(plan: Plan) -> str:
     return (
         f"# The training script's: batches of {plan.strategy.micro_batch} for each process, "
         f"gradient_accumulation_steps={plan.strategy.micro_batches(plan.training)}\n"
+        f"{attention_of(plan)}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.search import DeepSpeedSearch
-from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
+from bigplan.export.written import Blocks, WrittenConfig, attention_of, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.placement import Tier
@@ -31,8 +31,9 @@ def written(plan: Plan) -> WrittenConfig:
             part["nvme_path"] = FOLDER
     settings |= {"optimizer": _optimizer(plan)}
     exports = "".join(f"export {key}={value}\n" for key, value in config["environment"].items())
+    comments = heading(plan, lost) + attention_of(plan)
     return WrittenConfig(
-        {NAME: json.dumps(settings, indent=2) + "\n", "ds_env.sh": heading(plan, lost) + exports},
+        {NAME: json.dumps(settings, indent=2) + "\n", "ds_env.sh": comments + exports},
         lost,
     )
 

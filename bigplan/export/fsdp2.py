@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
+from bigplan.export.written import Blocks, WrittenConfig, attention_of, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
@@ -16,7 +16,7 @@ def written(plan: Plan) -> WrittenConfig:
     lost, blocks = tuple(_lost(plan)), Blocks.of(plan)
     away = blocks.away("parameters")
     again = blocks.recomputed(Recompute.FULL)
-    text = f'''{heading(plan, lost)}
+    text = f'''{heading(plan, lost)}{attention_of(plan)}
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import (

@@ -80,6 +80,8 @@ def _model(plan: Plan) -> Iterator[str]:
         yield "--add-qkv-bias"
     if model.qk_norm:
         yield "--qk-layernorm"
+    if window := model.window_within(plan.training.sequence_length):
+        yield f"--window-size {window - 1},0"  # tokens before a token, and after it
     if not model.tied_embeddings:
         yield "--untie-embeddings-and-output-weights"
     yield f"--attention-dropout {plan.training.dropout} --hidden-dropout {plan.training.dropout}"

@@ -36,6 +36,9 @@ def overrides(plan: Plan) -> Iterator[str]:
     yield f"data.seq_length={training.sequence_length}"
     yield f"optim.config.lr={training.optimizer.learning_rate}"
     yield f"optim.config.clip_grad={training.clip_norm or 0.0}"
+    if window := plan.model.window_within(training.sequence_length):
+        # Tokens before a token, and after it. The factories of models count the token itself twice.
+        yield f"'model.config.window_size=[{window - 1},0]'"
     full = Blocks.of(plan).recomputed(Recompute.FULL)
     if full:
         yield "model.config.recompute_granularity=full"

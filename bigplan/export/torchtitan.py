@@ -115,12 +115,7 @@ def _recomputation(plan: Plan) -> dict[str, object]:
 def _lost(plan: Plan) -> Iterator[str]:
     blocks, strategy = Blocks.of(plan), plan.strategy
     yield from lost_by_all(plan)
-    if plan.training.optimizer.name != "adamw":
-        yield f"{plan.training.optimizer.name}: AdamW is written"
-    if plan.training.precision == "fp16":
-        yield "fp16: bf16 is written"
-    if plan.training.gradient_precision != "fp32":
-        yield f"gradients in {plan.training.gradient_precision}: in fp32"
+    yield from _lost_arithmetic(plan)
     if strategy.first_blocks or strategy.last_blocks:
         yield "stages of different numbers of blocks"
     if strategy.vpp > 2:
@@ -138,3 +133,15 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield "anything on drives"
     if strategy.tp > 1 and not strategy.sequence_parallel:
         yield "tensor parallelism without sequence parallelism"
+
+
+def _lost_arithmetic(plan: Plan) -> Iterator[str]:
+    training = plan.training
+    if window := plan.model.window_within(training.sequence_length):
+        yield f"the sliding window of {window} tokens: its Llama attends to all before a token"
+    if training.optimizer.name != "adamw":
+        yield f"{training.optimizer.name}: AdamW is written"
+    if training.precision == "fp16":
+        yield "fp16: bf16 is written"
+    if training.gradient_precision != "fp32":
+        yield f"gradients in {training.gradient_precision}: in fp32"

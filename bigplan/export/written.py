@@ -37,6 +37,20 @@ def heading(plan: Plan, lost: tuple[str, ...], mark: str = "# ") -> str:
     return "".join(f"{mark}{line}\n" for line in lines)
 
 
+def attention_of(plan: Plan) -> str:
+    """A comment for tools that train the user's own model: the kernel within its window, if any.
+
+    Under a mask, torch's scaled_dot_product_attention computes all pairs of tokens.
+    """
+    window = plan.model.window_within(plan.training.sequence_length)
+    if window is None:
+        return ""
+    return (
+        f"# Priced is attention within the window of {window} tokens by FlashAttention-2, in "
+        'transformers attn_implementation="flash_attention_2"; a mask takes as long as no window\n'
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """The placement of the blocks of a plan's first stage."""

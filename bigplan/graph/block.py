@@ -202,13 +202,13 @@ def _attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, 
     """Scores, softmax and weighted values: one flash kernel, or products and a softmax kernel."""
     model, training, tokens = shape.model, shape.training, shape.tokens
     heads, length, width = model.heads // shape.tp, training.sequence_length, model.head_dim
-    window = model.sliding_window if (model.sliding_window or length) < length else None
+    window = model.window_within(length)
     if training.attention == "flash":
         # Query x key and probability x value take two FLOPs an element over the lower triangle, or
         # what a window leaves of it. The backward recomputes the scores: five products for the
         # forward's two.
         widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
-        bound: FlashKernel | None = "flash2" if shape.fused and window else None
+        bound: FlashKernel | None = None
         if widened:
             width, bound = -(-(width + ALIBI_COLUMNS) // FLASH_COLUMNS) * FLASH_COLUMNS, "flash2"
         flops = 2.0 * tokens * doubled_reach(length, window) * heads * width

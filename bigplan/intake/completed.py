@@ -96,6 +96,7 @@ def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
         cluster,
         engine=setup.engine,
     )
+    setup = _with_window(setup, model, request.training.sequence_length)
     again = options.again or setup.again
     if again is None:
         setup, again = setup.with_told([UNSAID]), Recomputation()
@@ -112,6 +113,18 @@ def _same_model(setup: Setup, model: ModelSpec, file: str) -> None:
                 f"{file}: trains a model whose {name} is {value}; that of --model {model.name} is "
                 f"{getattr(model, name)}: name the model that the file trains"
             )
+
+
+def _with_window(setup: Setup, model: ModelSpec, length: int) -> Setup:
+    """Tell where Megatron-LM attends further than the model, which is priced."""
+    window = model.window_within(length)
+    if setup.engine != "megatron" or window is None or "sliding_window" in setup.model:
+        return setup
+    told = (
+        f"attention to all {length} tokens: priced within the {window} of {model.name}, as by "
+        f"--window-size {window - 1},0"
+    )
+    return setup.with_told((), (told,))
 
 
 def _require(experiment: Experiment, file: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bigplan.errors import RefusedError
+from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.graph.graph import Recompute
 from bigplan.intake.arguments import ArgumentLines
 from bigplan.intake.setup import ALL, BatchSizes, Given, Offload, Recomputation, Setup
@@ -91,7 +92,6 @@ _UNPRICED = {
     "account-for-embedding-in-pipeline-split": "the embedding counts as a block of its stage",
     "account-for-loss-in-pipeline-split": "the loss counts as a block of its stage",
     "distribute-saved-activations": "inputs of blocks are split over tensor-parallel ranks",
-    "window-size": "attention looks at a window",
     "multi-latent-attention": "attention is latent: priced as the model's own",
     "mtp-num-layers": "further tokens are predicted by more layers",
 }
@@ -103,6 +103,7 @@ def read(path: Path, given: Given) -> Setup:
     _refuse(found)
     pp = found.whole("pipeline-model-parallel-size", 1) or 1
     model = {ours: found.known_whole(theirs) for theirs, ours in _MODEL.items()}
+    model["sliding_window"] = _window(found)
     again, told = _again(found)
     split = _split(found, pp)
     setup = Setup(
@@ -187,6 +188,26 @@ def _training(found: ArgumentLines, given: Given) -> dict[str, Any]:
     if found.text("optimizer") == "sgd":
         training["optimizer.name"] = "sgd"
     return training
+
+
+def _window(found: ArgumentLines) -> int | None:
+    """Tokens that a token attends to; None: all before it."""
+    text = found.text("window-size")
+    if text is None:
+        return None
+    sides = re.fullmatch(r"\(?(-1|\d{1,9}), *(-1|\d{1,9})\)?", text)
+    if sides is None:
+        raise InputError(
+            f"{found.file}: --window-size is {quoted(text)}, which must be two whole numbers, such "
+            "as 4095,0: tokens before a token and after it; correct it"
+        )
+    before, after = map(int, sides.groups())
+    if after > 0:
+        raise InputError(
+            f"{found.file}: --window-size is {quoted(text)}, but no token of a causal model sees "
+            f"the {after} after it; write {before},0"
+        )
+    return before + 1 if before >= 0 else None
 
 
 def _offload(found: ArgumentLines) -> Offload:

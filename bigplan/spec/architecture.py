@@ -99,7 +99,7 @@ class Architecture(Spec):
     qk_norm: bool = False
     """RMSNorm on each head's queries and keys, as in Qwen3"""
     sliding_window: int | None = Field(default=None, gt=0, le=10**9)
-    """attention reaches this many tokens back; null: all of them"""
+    """tokens that a token attends to: itself and those just before it; null: all before it"""
     source: str = Field(min_length=1)
     """where the dimensions come from"""
 
@@ -131,6 +131,11 @@ class Architecture(Spec):
                 f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
             )
         return self
+
+    def window_within(self, length: int) -> int | None:
+        """The sliding window, if it hides a token of a sequence of this length."""
+        window = self.sliding_window
+        return window if window is not None and window < length else None
 
     @property
     def attention_width(self) -> int:

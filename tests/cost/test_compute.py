@@ -22,6 +22,7 @@ from bigplan.cost.compute import (
     operator_seconds,
     tile_waste,
 )
+from bigplan.cost.framework import FSDP, MEGATRON_CORE, NATIVE
 from bigplan.errors import InputError
 from bigplan.graph.operators import Attention, Gemm, Stream, doubled_reach
 from bigplan.spec.gpu import FlashKernel, find_gpu, list_gpus
@@ -250,7 +251,8 @@ def test_the_h200_meets_timings_that_its_figures_do_not_come_from(
 def test_within_a_window_a_kernel_is_as_slow_as_with_rows_and_edges_of_its_length(
     window: int, length: int, half: float
 ) -> None:
-    device = _with_half_lengths(half, 0.0)
+    halves = {"attention_forward_half_length": {"flash2": half}}
+    device = Device(H200.replaced(halves, dict.fromkeys(halves, "measured")), "bf16", ("flash2",))
     found, whole = (
         attention_seconds(Attention("attention", 1e12, length=length, window=w), device)
         for w in (window, None)
@@ -266,11 +268,33 @@ def test_within_a_window_a_kernel_is_as_slow_as_with_rows_and_edges_of_its_lengt
     )
 
 
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("flash", "within"),
+    [
+        (NATIVE.attention, "flash2"),  # torch's own choice on an H200, cuDNN's, takes no window
+        (MEGATRON_CORE.attention, "cudnn"),
+        (FSDP.attention, "flash2"),
+    ],
+)
+def test_a_window_has_a_kernel_that_knows_windows(
+    flash: tuple[FlashKernel, ...], within: FlashKernel, backward: bool
+) -> None:
+    kernel = Attention("attention", 1e12, backward=backward, length=8192, window=4096)
+    found = attention_seconds(kernel, Device(H200, "bf16", flash))
+    assert found == attention_seconds(kernel, Device(H200, "bf16", (within,)))
+    whole = replace(kernel, window=8192)
+    assert attention_seconds(whole, Device(H200, "bf16", flash)) == attention_seconds(
+        whole, Device(H200, "bf16", (flash[0],))
+    )
+
+
 @given(st.integers(1024, 8192), st.integers(2, 64), st.booleans())
 def test_a_window_takes_less_time_than_the_whole_triangle(
     window: int, times: int, backward: bool
 ) -> None:
-    """Windows as long as sequences whose attention was measured."""
+    """By the same kernel, for windows as long as sequences whose attention was measured."""
+    device = Device(H200, "bf16", ("flash2",))
     length = window * times
     seconds = [
         attention_seconds(
@@ -281,7 +305,7 @@ def test_a_window_takes_less_time_than_the_whole_triangle(
                 length=length,
                 window=w,
             ),
-            DEVICE,
+            device,
         )
         for w in (window, None)
     ]

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from bigplan.cli.app import app
 from bigplan.engines import make_plan
+from bigplan.errors import InputError
 from bigplan.export import TOOLS, WrittenConfig
 from bigplan.export.deepspeed import NAME as DEEPSPEED
 from bigplan.plan import Plan, save_plan
@@ -46,7 +47,7 @@ MEGATRON = {
         "optimizer",
     ],
     *["sgd-momentum", "clip-grad", "seed", "bf16", "fp16", "accumulate-allreduce-grads-in-fp32"],
-    *["grad-reduce-in-bf16", "tp-comm-overlap"],
+    *["grad-reduce-in-bf16", "tp-comm-overlap", "window-size"],
 }
 # Of torchtitan's JobConfig (torchtitan/config/job_config.py of the 0.2 releases).
 TORCHTITAN = {
@@ -205,6 +206,40 @@ def test_what_a_tool_lacks_is_listed(plans: dict[str, Plan]) -> None:
     assert "off the GPU" in lost
     assert "2 pipeline stages" in " ".join(TOOLS["deepspeed"](plans["pipeline"]).lost)
     assert not any("tensor" in each for each in TOOLS["megatron"](plans["pipeline"]).lost)
+
+
+def _windowed(engine: str, length: int) -> Plan:
+    training = Training(sequence_length=length, global_batch=16)
+    request = Request(find_model("mistral-7b"), training, find_cluster("hgx-h200"), engine=engine)
+    return make_plan(request)
+
+
+def test_megatron_and_nemo_are_told_the_window() -> None:
+    """How many tokens before a token it sees, beside itself, and how many after it."""
+    short, long = (_windowed("megatron", length) for length in (4096, 8192))
+    found = options(one_file(TOOLS["megatron"](long)))
+    assert found["window-size"] == "4095,0"
+    assert "window-size" not in options(one_file(TOOLS["megatron"](short)))
+    words = shlex.split(one_file(TOOLS["nemo"](long)).replace("\\\n", " "), comments=True)
+    assert "model.config.window_size=[4095,0]" in words
+    assert "window_size" not in one_file(TOOLS["nemo"](short))
+
+
+def test_torchtitan_has_no_window() -> None:
+    with pytest.raises(InputError, match="a sequence_length of at most 4096"):
+        _windowed("torchtitan", 8192)
+    plan = _windowed("torchtitan", 4096)
+    assert not any("window" in each for each in TOOLS["torchtitan"](plan).lost)
+    assert "the sliding window of 4096 tokens" in " ".join(
+        TOOLS["torchtitan"](_windowed("native", 8192)).lost
+    )
+
+
+@pytest.mark.parametrize("tool", ["fsdp2", "accelerate", "deepspeed"])
+def test_where_the_model_is_the_users_code_its_kernel_is_named(tool: str) -> None:
+    for length in (4096, 8192):
+        texts = TOOLS[tool](_windowed("native", length)).files.values()
+        assert any("flash_attention_2" in text for text in texts) == (length > 4096)
 
 
 def test_the_command_prints_or_writes(plans: dict[str, Plan], tmp_path: Path) -> None:

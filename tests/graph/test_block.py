@@ -252,15 +252,6 @@ def test_a_sliding_window_bounds_attention() -> None:
         assert one.backward_workspace == other.backward_workspace
 
 
-def test_the_native_runtime_has_a_kernel_of_its_own_within_a_window() -> None:
-    """torch's choice on an H200, cuDNN's, takes no window through torch."""
-    windowed = LLAMA.model_copy(update={"sliding_window": LENGTH - 1})
-    for model, kernel in ((windowed, "flash2"), (LLAMA, None)):
-        found = _named(_fused(model).forward, "attention")
-        assert isinstance(found, Attention)
-        assert found.kernel == kernel
-
-
 @pytest.mark.parametrize("window", [LENGTH, 2 * LENGTH])
 def test_a_window_that_hides_nothing_changes_nothing(window: int) -> None:
     windowed = LLAMA.model_copy(update={"sliding_window": window})

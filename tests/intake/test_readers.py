@@ -197,6 +197,23 @@ def test_what_megatron_does_besides_is_named(tmp_path: Path) -> None:
         setup(tmp_path, "pretrain.sh", "--seq-length $LENGTH")
 
 
+def test_megatrons_window_is_the_models(tmp_path: Path) -> None:
+    """It counts tokens before a token, a model's counts the token, too."""
+    script = SCRIPT + " --seq-length 8192"
+    windowed = setup(tmp_path, "pretrain.sh", f"{script} --window-size 4095,0")
+    assert windowed.model["sliding_window"] == 4096
+    assert windowed.unpriced == ()
+    for text in (script, f"{script} --window-size -1,0", f"{script} --window-size (-1,-1)"):
+        assert "sliding_window" not in setup(tmp_path, "pretrain.sh", text).model
+    with pytest.raises(InputError, match="sliding_window is 4096"):
+        priced(windowed)
+    for wrong in ("4095", "4095,0,0", "x,0"):
+        with pytest.raises(InputError, match="two whole numbers"):
+            setup(tmp_path, "pretrain.sh", f"{script} --window-size {wrong}")
+    with pytest.raises(InputError, match="write 4095,0"):
+        setup(tmp_path, "pretrain.sh", f"{script} --window-size 4095,7")
+
+
 def test_another_model_than_the_files_is_refused(tmp_path: Path) -> None:
     found = setup(tmp_path, "pretrain.sh", SCRIPT.replace("--num-layers 32", "--num-layers 80"))
     with pytest.raises(InputError, match="layers is 80"):

@@ -77,6 +77,22 @@ def test_what_is_written_is_read_again(
     assert found.short == {}
 
 
+def test_the_window_that_megatron_is_told_is_read_again(tmp_path: Path) -> None:
+    """With it the price is the plan's; without it the price says what it leaves out."""
+    training = Training(sequence_length=8192, global_batch=32)
+    plan = make_plan(Request(find_model("mistral-7b"), training, EIGHT, engine="megatron"))
+    (script,) = WRITTEN["megatron"](plan).files.values()
+    assert "--window-size 4095,0" in script
+    for text, told in ((script, False), (script.replace("--window-size 4095,0", ""), True)):
+        (tmp_path / "megatron.sh").write_text(text)
+        setup = TOOLS["megatron"](tmp_path / "megatron.sh", Given({}))
+        left = {f"training.{key}": value for key, value in setup.training.items()}
+        described = {"model": "mistral-7b", "cluster": EIGHT.model_dump(mode="json")}
+        ready = completed(setup, make_experiment(described | left), "megatron.sh")
+        assert any("attention to all 8192" in each for each in ready.setup.unpriced) == told
+        assert appraised(ready, "megatron.sh").plan.predicted == plan.predicted
+
+
 def _script(plan: Plan) -> dict[str, str | int]:
     """Decisions of the model's own code."""
     again = plan.placement.stages[0].kinds["block"].activations.get(Recompute.FULL)

@@ -187,6 +187,11 @@ def _torchtitan_trains(model: ModelSpec, training: Training) -> str | None:
             f"torchtitan reduces gradients in fp32, not in {training.gradient_precision}: "
             "use --gradient-precision fp32"
         )
+    if window := model.window_within(training.sequence_length):
+        return (
+            f"torchtitan's Llama attends to all {training.sequence_length} tokens of a sequence, "
+            f"{model.name} to {window}: use a sequence_length of at most {window}"
+        )
     return _no_groups("torchtitan", training)
 
 
