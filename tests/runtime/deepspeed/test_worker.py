@@ -54,9 +54,9 @@ def planned(
     training: Mapping[str, object] | None = None,
     *,
     engine: str = "deepspeed",
-    tied: bool = False,
+    changes: Mapping[str, object] | None = None,
 ) -> Plan:
-    model = find_model("tiny-llama-test").model_copy(update={"tied_embeddings": tied})
+    model = find_model("tiny-llama-test").model_copy(update=changes)
     cluster = small_cluster(ranks)
     return make_plan(Request(model, trained(training or {}), cluster, settings, engine=engine))
 
@@ -70,6 +70,8 @@ def by_torch(plan: Plan) -> Plan:
 
 BF16 = {"precision": "bf16", "gradient_precision": "bf16"}
 WIDE = {"precision": "bf16"}
+# A table that both ends read, and a window of few of a sequence's tokens.
+TIED = {"tied_embeddings": True, "sliding_window": 5}
 ON_GPU: Settings = {"optimizer": "gpu", "parameters": "gpu", "micro_batch": 1, "recompute": "none"}
 
 
@@ -80,7 +82,7 @@ def plans(ranks: int) -> dict[str, Plan]:
     offload: Settings = {"micro_batch": 1, "recompute": "full"}
     found |= {
         "zero-1-wide": planned(ranks, {**ON_GPU, "zero": 1}, WIDE),
-        "tied": planned(ranks, {**ON_GPU, "zero": 3}, tied=True),
+        "tied": planned(ranks, {**ON_GPU, "zero": 3}, changes=TIED),
         "offload-2": by_torch(planned(ranks, {**offload, "zero": 2, "optimizer": "host"}, BF16)),
         "offload-3": by_torch(
             planned(
@@ -102,7 +104,7 @@ def pipelines() -> dict[str, Plan]:
         "pipe-0-bf16": planned(2, {**split, "zero": 0}, BF16),
         "pipe-1-bf16": planned(2, {**split, "zero": 1}, BF16),
         "pipe-1-wide": planned(2, {**split, "zero": 1, "recompute": "full"}, WIDE),
-        "pipe-0-tied": planned(2, {**split, "zero": 0}, tied=True),
+        "pipe-0-tied": planned(2, {**split, "zero": 0}, changes=TIED),
         "pipe-1-offload": by_torch(planned(2, host, BF16)),
     }
 
@@ -114,7 +116,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     for name in ("fp32", "bf16", "tied"):
         folder = tmp_path_factory.mktemp(f"native-{name}")
         precision = WIDE if name == "bf16" else {}
-        plan = planned(1, {}, precision, engine="native", tied=name == "tied")
+        plan = planned(1, {}, precision, engine="native", changes=TIED if name == "tied" else None)
         worker = NativeWorker(plan, 0, folder)
         worker.start(folder / "meeting")
         losses = [worker.step().loss for _ in range(2)]
@@ -227,7 +229,9 @@ def test_the_native_engine_goes_on_from_deepspeeds_checkpoint(
         if name not in ran[0]:
             continue
         scratch = tmp_path / name
-        worker = NativeWorker(planned(1, {}, engine="native", tied=kind == "tied"), 0, scratch)
+        worker = NativeWorker(
+            planned(1, {}, engine="native", changes=TIED if kind == "tied" else None), 0, scratch
+        )
         assert worker.start(tmp_path / f"meeting-{name}", Path(ran[0][name]["saved"])) == 2
         loss = worker.step().loss
         worker.close()
