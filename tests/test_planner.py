@@ -340,21 +340,47 @@ def test_a_stopped_search_gives_its_best_plan_and_says_so() -> None:
     assert simulate_plan(early).seconds == early.predicted.step_seconds
 
 
-@pytest.mark.parametrize(("nodes", "gpus"), [(3, 1), (5, 1), (1, 3)])
+@pytest.mark.parametrize(("nodes", "gpus", "batch"), [(3, 1, 2), (2, 1, 1), (1, 3, 2)])
 def test_a_plan_is_planned_again_for_the_nodes_that_it_leaves_idle_too(
-    nodes: int, gpus: int
+    nodes: int, gpus: int, batch: int
 ) -> None:
-    """Two sequences, heads and layers in powers of two: one, two or four GPUs can share them."""
+    """Heads and layers in powers of two: only one or two GPUs can share two sequences."""
     each = {"nodes": nodes, "gpus_per_node": gpus}
     cluster = find_cluster("dgx-h100")
     group = cluster.group.model_copy(update=each)
     cluster = cluster.model_copy(update={"node_groups": (group,)})
-    training = Training(sequence_length=64, global_batch=2)
+    training = Training(sequence_length=64, global_batch=batch)
     plan = make_plan(Request(find_model("tiny-llama-demo"), training, cluster))
     assert plan.search.idle_gpus > 0, "without an idle GPU this shows nothing"
     again = Request.of_plan(plan)
     assert again.cluster == cluster
     assert make_plan(again) == plan
+
+
+def test_a_step_of_little_work_runs_on_one_gpu_of_eight() -> None:
+    """Its stages would take turns, and its tensor-parallel ranks wait for launches and sums."""
+    training = Training(sequence_length=64, global_batch=1)
+    plan = make_plan(Request(find_model("tiny-llama-demo"), training, find_cluster("dgx-h100")))
+    assert plan.strategy.ranks == 1
+    assert plan.search.idle_gpus == 7
+
+
+@pytest.mark.parametrize(("nodes", "tp", "idle"), [(1, 2, 6), (4, 8, 24)])
+def test_all_splits_pinned_say_how_many_gpus_work(nodes: int, tp: int, idle: int) -> None:
+    cluster = find_cluster("dgx-h100").with_nodes(nodes)
+    training = Training(sequence_length=2048, global_batch=8)
+    pins = {"dp": 1, "tp": tp, "pp": 1}
+    plan = make_plan(Request(find_model("llama-3.2-1b"), training, cluster, pins))
+    assert (plan.strategy.tp, plan.strategy.ranks) == (tp, tp)
+    assert plan.search.idle_gpus == idle
+
+
+def test_splits_pinned_to_a_part_of_a_node_beside_others_are_no_plan() -> None:
+    cluster = find_cluster("dgx-h100").with_nodes(2)
+    training = Training(sequence_length=2048, global_batch=8)
+    pins = {"dp": 1, "tp": 4, "pp": 1}
+    with pytest.raises(InputError, match="whole nodes"):
+        make_plan(Request(find_model("llama-3.2-1b"), training, cluster, pins))
 
 
 def test_moved_bytes_are_those_of_the_lane_s_busiest_stage() -> None:

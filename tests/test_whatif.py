@@ -167,7 +167,9 @@ def test_where_nothing_fits_memory_and_nodes_are_asked_until_it_does() -> None:
 
 
 def test_a_change_that_cannot_be_planned_says_why() -> None:
-    request = replace(request_on(find_cluster("dgx-h100")), settings={"dp": 8, "tp": 1, "pp": 1})
+    request = request_on(find_cluster("dgx-h100"))
+    model = request.model.model_copy(update={"layers": 1})  # for one stage
+    request = replace(request, model=model, settings={"dp": 8, "tp": 1})
     (outcome,) = what_would_help(request, make_plan(request)).outcomes
     assert outcome.step_seconds is None
     assert outcome.factor is None

@@ -98,23 +98,29 @@ class Pricing:
     def __init__(self, workload: Workload, pins: tuple[Pin, ...] = ()) -> None:
         self._workload = workload
         self._pins = pins
-        self._graphs: dict[tuple[int | bool, ...], tuple[Graph, Costs]] = {}
+        self._graphs: dict[tuple[int | bool, ...], Graph] = {}
+        self._alike: dict[tuple[int | bool, ...], Costs] = {}
         self._losses: dict[tuple[int | bool, ...], LossLayer] = {}
         self._costs: dict[tuple[int | bool, ...], Costs] = {}
 
     def on(self, workload: Workload) -> Pricing:
-        """For the workload on fewer nodes, whose ranks compute the same."""
+        """For the workload on fewer nodes: the graphs are the same.
+
+        Prices are not: the slowest of fewer GPUs is faster.
+        """
         other = Pricing(workload, self._pins)
-        other._graphs, other._losses = self._graphs, self._losses
+        other._graphs = self._graphs
         return other
 
     def alike(self, strategy: Strategy) -> tuple[Graph, Costs]:
         """A graph and prices whose layers compute what the strategy's do."""
-        key = _alike(strategy)
+        key, workload = _alike(strategy), self._workload
         if key not in self._graphs:
-            graph, workload = self._loss(strategy).relaxed_graph(), self._workload
-            self._graphs[key] = graph, price(graph, workload.training, workload.nodes)
-        return self._graphs[key]
+            self._graphs[key] = self._loss(strategy).relaxed_graph()
+        graph = self._graphs[key]
+        if key not in self._alike:
+            self._alike[key] = price(graph, workload.training, workload.nodes)
+        return graph, self._alike[key]
 
     def _loss(self, strategy: Strategy) -> LossLayer:
         key, workload = _alike(strategy), self._workload

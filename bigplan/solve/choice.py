@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from bigplan.errors import InputError
 from bigplan.graph.strategy import Space, Strategy, StrategyFamily
@@ -23,6 +24,7 @@ class Scope:
     told: bool = True  # whether what is missing is told where nothing fits: it takes seconds
 
 
+SPLITS = {"dp", "tp", "pp"}  # whose product is the number of GPUs that work
 IN_TURN = 16  # nodes up to which every number is tried,
 PARTS = 8  # then so many from a power of two to the next: what lies between differs by 6 to 12%
 
@@ -51,19 +53,27 @@ class Choice:
         return cls(workload, scope, Pricing(workload, scope.pins))
 
     def fewer(self) -> list[Choice]:
-        """The strategies that leave up to half of the nodes idle, or of the only node's GPUs.
+        """The strategies that leave some of the nodes idle, or of the only node's GPUs.
 
-        If batch, layers or heads do not divide by all GPUs, fewer GPUs may be faster. A pinned
-        `dp` says how many GPUs work.
+        If batch, layers or heads do not divide by all GPUs, or a step has little work, fewer GPUs
+        may be faster. A pinned `dp` says how many GPUs work.
         """
         nodes = self.workload.nodes
-        if not self.scope.idling or "dp" in self.scope.fixed:
+        if not self.scope.idling:
             return []
         each = nodes.gpus_per_node if nodes.nodes > 1 else 1
-        most = nodes.gpus // each
-        working = [each * n for n in node_counts(most) if most <= 2 * n < 2 * most]
-        workloads = [self.workload.on(number) for number in working]
+        workloads = [self.workload.on(each * n) for n in self._working(nodes.gpus // each, each)]
         return [replace(self, workload=w, pricing=self.pricing.on(w)) for w in workloads]
+
+    def _working(self, most: int, each: int) -> list[int]:
+        """Numbers below `most` of parts that work, of so many GPUs each."""
+        fixed = self.scope.fixed
+        if fixed.keys() >= SPLITS:
+            parts, rest = divmod(prod(fixed[split] for split in SPLITS), each)
+            return [parts] if 0 < parts < most and not rest else []
+        if "dp" in fixed:
+            return []
+        return [n for n in node_counts(most) if n < most and (most <= 2 * n or n & (n - 1) == 0)]
 
     @property
     def space(self) -> Space:
@@ -101,5 +111,6 @@ class Choice:
             f"no way to split {self.workload.model.name} with a global batch of "
             f"{counted(training.global_batch, 'sequence')} over {counted(nodes.gpus, 'GPU')} "
             f"satisfies {fixed}; "
-            "dp x tp x pp must equal the GPUs, and dp x micro-batch must divide the global batch"
+            "dp x tp x pp must equal the GPUs (if all three are set: of whole nodes, or a node), "
+            "and dp x micro-batch must divide the global batch"
         )
