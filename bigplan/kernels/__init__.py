@@ -3,6 +3,7 @@
 optimise.py             a module or function that runs fused
 capture.py              torch's graphs to ours and back
 graph.py, families.py   operators and tensors, without torch; blocks of shipped models
+rewritten.py            functions captured as other operators than torch's own
 decomposed.py           batch norm in steps that are one kernel each
 cover.py, keep.py       which operators are one kernel; what the backward computes again
 price.py                seconds of a group, and of torch's own operators

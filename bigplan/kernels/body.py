@@ -181,6 +181,8 @@ class Builder:
     def gathered(self, x: Val, column: Val) -> Val:
         """A loaded tensor's value in one column (an integer) of each row; 0 beyond the columns."""
         loaded = self.micros[x.pieces[0]]
+        if loaded.op == "widen":  # a loaded value is fp32 as it is
+            loaded = self.micros[loaded.arguments[0]]
         if loaded.op != "load" or len(x.pieces) > 1 or loaded.varies is not Varies.FULL:
             raise Unfusable("it looks columns up in what is computed")
         micro = Micro("gather", column.pieces, Varies.ROW, source=loaded.source, place=loaded.place)

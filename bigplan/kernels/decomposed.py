@@ -12,13 +12,11 @@ column is of differences from its first row. So no digits are lost in a differen
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 ATEN = torch.ops.aten
 Statistics = tuple[Tensor, Tensor]
@@ -165,30 +163,3 @@ DECOMPOSED: dict[Any, Callable[..., Any]] = {
     ATEN._native_batch_norm_legit_no_training.default: _no_training,
     ATEN.native_batch_norm_backward.default: _backward,
 }
-
-
-class _OneBatchNorm(TorchFunctionMode):
-    """torch.batch_norm as the operator that every device has: GPUs have one of cuDNN's besides."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.batch_norm:
-            return func(*args, **(kwargs or {}))
-        x, weight, bias, mean, variance, training, momentum, epsilon, *_ = args
-        if mean is None:
-            found = ATEN._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, epsilon)
-        else:
-            found = ATEN._native_batch_norm_legit.default(
-                x, weight, bias, mean, variance, training, momentum, epsilon
-            )
-        return found[0]
-
-
-def same_everywhere(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with operators that do not depend on the device."""
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with _OneBatchNorm():
-            return function(*args, **kwargs)
-
-    return run

@@ -33,6 +33,7 @@ ROWS_REDUCED = frozenset(
         "_log_softmax",
         "_log_softmax_backward_data",
         "cross_entropy_and_gradient",
+        "cross_entropy_rows",
     )
 )
 # fp32 operations on lanes and special functions (exponential, root, reciprocal) of each operation:

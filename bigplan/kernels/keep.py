@@ -27,6 +27,7 @@ REDUCING = frozenset(
         "_fused_rms_norm",
         "_softmax",
         "_log_softmax",
+        "cross_entropy_rows",
     )
 )
 

@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 from bigplan.errors import InputError
 from bigplan.kernels.capture import MakeKernel, captured, halves
 from bigplan.kernels.cover import CoverUnit
-from bigplan.kernels.decomposed import DECOMPOSED, same_everywhere
+from bigplan.kernels.decomposed import DECOMPOSED
 from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.price import Pricer
+from bigplan.kernels.rewritten import rewritten
 from bigplan.kernels.tuned import PickFile, Tuner, default_file
 from bigplan.spec.gpu import find_gpu
 from bigplan.spec.multiprocessor import closest_to, find_multiprocessor, named_as
@@ -197,14 +198,14 @@ class _Runner:
     def _function(self) -> Callable[..., Any]:
         target = self.target
         if not isinstance(target, nn.Module):
-            return same_everywhere(lambda state, *args, **kwargs: target(*args, **kwargs))
+            return rewritten(lambda state, *args, **kwargs: target(*args, **kwargs))
         if self.owner is not None and self.owner.training != target.training:
             target.training = self.owner.training  # flags of submodules are shared, its own is not
 
         def run(state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(target, state, args, kwargs)
 
-        return same_everywhere(run)
+        return rewritten(run)
 
     def _key(self, given: Any) -> Any:
         leaves, spec = tree_flatten(given)

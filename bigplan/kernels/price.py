@@ -36,7 +36,14 @@ from bigplan.spec.multiprocessor import Multiprocessor
 # Time of torch's operator over the time of moving its tensors once. They are medians of torch 2.11
 # on an H200 over six widths from 768 to 8,192
 # (benchmarks/results/2026-11-24-h200-generated, without the shapes set aside).
-TORCH_PASSES = {"native_layer_norm": 1.78, "_fused_rms_norm": 1.3}
+# Those of cross-entropy count what torch's operators move that `rewritten.py` puts them together
+# from, of fp32 logits.
+TORCH_PASSES = {
+    "native_layer_norm": 1.78,
+    "_fused_rms_norm": 1.3,
+    "cross_entropy_rows": 6,
+    "cross_entropy_rows_backward": 3,
+}
 TORCH_WARPS, TORCH_ELEMENTS = 4, 4  # of a program and a thread of torch's kernels
 # Torch's norm backward is two kernels (aten/src/ATen/native/cuda/layer_norm_kernel.cu). One has a
 # program a row, which reads the row twice. The other adds up columns, 256 rows at a time.

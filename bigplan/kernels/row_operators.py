@@ -150,6 +150,29 @@ def _softmax_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     return (b.apply("sub", d, b.apply("mul", b.apply("exp", y), total)),)
 
 
+@ROWS.of("cross_entropy_rows")
+def _cross_entropy_rows(b: Builder, node: KernelNode) -> tuple[Val, ...]:
+    """Losses and logarithms of sums of exponentials; see `rewritten.py`."""
+    shape = shape_of(b, node, "self")
+    x, target = b.argument(node, "self", shape), b.integers(node, "target", (*shape[:-1], 1))
+    lse = b.over_row("lse_row", x)
+    ignored = b.apply("eq", target, number_of(node, "ignored", 0.0))
+    loss = b.apply("where", ignored, 0.0, b.apply("sub", lse, b.gathered(x, target)))
+    return loss, lse
+
+
+@ROWS.of("cross_entropy_rows_backward")
+def _cross_entropy_rows_backward(b: Builder, node: KernelNode) -> tuple[Val, ...]:
+    shape = shape_of(b, node, "self")
+    x, rows = b.argument(node, "self", shape), (*shape[:-1], 1)
+    target = b.integers(node, "target", rows)
+    ignored = b.apply("eq", target, number_of(node, "ignored", 0.0))
+    scale = b.apply("where", ignored, 0.0, b.argument(node, "gradient", rows))
+    here = b.apply("eq", b.columns(), target)._replace(shape=shape)
+    powers = b.apply("exp", b.apply("sub", x, b.argument(node, "lse", rows)))
+    return (b.apply("mul", b.apply("sub", powers, b.apply("where", here, 1.0, 0.0)), scale),)
+
+
 @ROWS.of("cross_entropy_and_gradient")
 def _cross_entropy(b: Builder, node: KernelNode) -> tuple[Val, ...]:
     """Losses and their gradient by the logits; torch has no such operator, see `single.py`.
