@@ -4,8 +4,8 @@ Within a window of w tokens a token sees itself and the w - 1 tokens before it, 
 Hugging Face's Mistral and Phi-3 (transformers, masking_utils.sliding_window_overlay). No mask of
 sequence x sequence is ever in memory:
 
-    CUDA, 16 bits    FlashAttention-2, which skips the tiles outside of the window
-    CUDA, otherwise  torch's memory-efficient kernel, likewise
+    CUDA, 16 bits    FlashAttention-2
+    CUDA, otherwise  torch's memory-efficient kernel
     CPU              the CPU's kernel over BLOCK queries and the band of keys that they see; all
                      blocks take their part of one mask of [BLOCK, BLOCK + w - 1]
 
