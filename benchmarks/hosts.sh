@@ -111,7 +111,7 @@ faults() {
     limited 150 "$python" -m benchmarks.gpu_kill $who "$work/kill-$who" --cluster "$HOSTS_CLUSTER" --model $model \
       --cap gpu=24GiB --seq-len $length --global-batch 8 --set zero=3 2>&1 | tee -a "$work/faults.txt"
   done
-  go bigplan plan --model tiny-llama-demo --cluster "$HOSTS_CLUSTER" --engine native --seq-len 512 --global-batch 8 --deterministic true \
+  go bigplan plan --model tiny-llama-demo --cluster "$HOSTS_CLUSTER" --engine native --seq-len 512 --global-batch 8 --deterministic \
     --set zero=3 --out "$work/faults.plan.yaml" >/dev/null
   [ "$(left)" -lt $least ] || limited "$(left)" "$python" -m benchmarks.kill_soak "$work/faults.plan.yaml" \
     --folder "$work/faults" --ends 4 --steps 40 --how launch,worker 2>&1 | tee -a "$work/faults.txt"
