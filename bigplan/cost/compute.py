@@ -19,7 +19,7 @@ TILES = (
     (64, 64, 0.65),
 )
 ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
-# Rates of a single product by the divisor of its dimensions. Measured on an H200 with torch 2.11:
+# Rates of a single product by the divisor of its rows' lengths. Measured on an H200, torch 2.11:
 # 4096 cubed with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
 MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
 ATTENTION_TILE = 128  # rows and columns of a flash attention tile, which is computed in whole
@@ -132,12 +132,13 @@ def _tile_waste(gemm: Gemm, gpu: Gpu, rows: int, columns: int, relative: float) 
 
 
 def alignment(gemm: Gemm, gpu: Gpu, precision: str) -> float:
-    """Rate beside that of dimensions that are multiples of 8.
+    """Rate beside that of rows whose lengths are multiples of 8.
 
-    Loads of single products are as wide as their dimensions divide. Libraries run batched products
-    without tensor cores then, at the peak of fp32.
+    Loads of single products are as wide as their rows' lengths divide: a layer's tokens may be any
+    number (0.97 to 1.00 of the rate on an H100, benchmarks/results/2026-11-25-h100-x2). Libraries
+    run batched products without tensor cores then, at the peak of fp32.
     """
-    width = min(gcd(gemm.n, ALIGNED), gcd(gemm.k, ALIGNED), gcd(gemm.m, ALIGNED))
+    width = min(gcd(length, ALIGNED) for length in gemm.row_lengths)
     if width == ALIGNED:
         return 1.0
     if gemm.batch == 1:

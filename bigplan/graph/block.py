@@ -51,7 +51,8 @@ def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
         Gemm(f"{g.name} by input", g.m, g.k, g.n, g.batch, g.count, fp8=g.fp8) for g in gemms
     )
     by_weight = (
-        Gemm(f"{g.name} by weight", g.n, g.k, g.m, g.batch, g.count, fp8=g.fp8) for g in gemms
+        Gemm(f"{g.name} by weight", g.n, g.k, g.m, g.batch, g.count, g.fp8, of_rows=True)
+        for g in gemms
     )
     return (*by_input, *by_weight)
 

@@ -12,7 +12,10 @@ Pattern = Literal["all_reduce", "all_gather", "reduce_scatter"]
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`batch` matrix products [m, k] x [k, n] in one launch, `count` launches."""
+    """`batch` matrix products [m, k] x [k, n] in one launch, `count` launches.
+
+    `of_rows`: k counts rows of both inputs, as in a weight's gradient, where it is the tokens.
+    """
 
     name: str
     m: int
@@ -21,6 +24,18 @@ class Gemm:
     batch: int = 1
     count: int = 1
     fp8: bool = False
+    of_rows: bool = False
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """Elements of a row of each input and of the output, as they lie in memory.
+
+        A layer's tokens are rows and no row's length. A batch's products have all three, as scores
+        are read and written both ways.
+        """
+        if self.batch > 1:
+            return self.m, self.n, self.k
+        return (self.m, self.n) if self.of_rows else (self.n, self.k)
 
     @property
     def flops(self) -> float:

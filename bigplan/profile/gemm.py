@@ -89,7 +89,7 @@ def products(x: Tensor, w: Tensor, g: Tensor) -> Iterator[tuple[str, Gemm, Calla
     (m, k), n = x.shape, w.shape[0]
     yield "forward", Gemm("product", m, n, k), lambda: x @ w.T
     yield "by input", Gemm("product", m, k, n), lambda: g @ w
-    yield "by weight", Gemm("product", n, k, m), lambda: g.T @ x
+    yield "by weight", Gemm("product", n, k, m, of_rows=True), lambda: g.T @ x
 
 
 def by_way(timed: Sequence[Timed]) -> str:

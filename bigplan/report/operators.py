@@ -157,12 +157,10 @@ def _of_peak(cost: OperatorCost, device: Device) -> float | None:
 
 
 def uses_tensor_cores(operator: Operator, gpu: Gpu, precision: str) -> bool | None:
-    """Whether dtype and dimensions suit tensor cores: not fp32, all multiples of 8."""
+    """Whether dtype and rows suit tensor cores: not fp32, all lengths multiples of 8."""
     if not (isinstance(operator, Gemm | Attention) and gpu.runs_kernels):
         return None
-    sizes = (
-        (operator.m, operator.n, operator.k) if isinstance(operator, Gemm) else (operator.head_dim,)
-    )
+    sizes = operator.row_lengths if isinstance(operator, Gemm) else (operator.head_dim,)
     return precision != "fp32" and all(size % ALIGNED == 0 for size in sizes)
 
 

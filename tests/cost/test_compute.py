@@ -24,6 +24,7 @@ from bigplan.cost.compute import (
 )
 from bigplan.cost.framework import FSDP, MEGATRON_CORE, NATIVE
 from bigplan.errors import InputError
+from bigplan.graph.block import by_input_and_weight
 from bigplan.graph.operators import Attention, Gemm, Stream, doubled_reach
 from bigplan.spec.gpu import FlashKernel, find_gpu, list_gpus
 
@@ -146,10 +147,23 @@ def test_loads_that_are_not_16_bytes_wide_are_slow(odd: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 8, 8), (8, 4, 8), (8, 8, 4)])
-def test_every_dimension_must_divide(shape: tuple[int, int, int]) -> None:
-    assert _alignment(Gemm("w", *shape)) == MISALIGNED_ALONE[4] < 1.0
+def test_every_row_must_divide(shape: tuple[int, int, int]) -> None:
+    """Rows of a product's inputs and output: tokens are none, by weight neither."""
+    forward, by_weight = Gemm("w", *shape), Gemm("w", *shape, of_rows=True)
+    assert (_alignment(forward) == 1.0) is (forward.m == 4)
+    assert (_alignment(by_weight) == 1.0) is (by_weight.k == 4)
+    for gemm in (forward, by_weight):
+        assert _alignment(gemm) in (1.0, MISALIGNED_ALONE[4])
     assert _alignment(Gemm("w", *shape, batch=2)) < MISALIGNED_ALONE[1]
     assert _alignment(Gemm("w", 8, 16, 24)) == 1.0
+
+
+def test_a_layer_s_tokens_may_be_any_number() -> None:
+    odd, even = (
+        sum(gemm_seconds(gemm, DEVICE) for gemm in (forward, *by_input_and_weight((forward,))))
+        for forward in (Gemm("w", tokens, 4096, 4096) for tokens in (2047, 2048))
+    )
+    assert odd == pytest.approx(even, rel=1e-2)
 
 
 def test_narrower_loads_are_slower() -> None:

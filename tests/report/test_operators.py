@@ -117,7 +117,8 @@ def test_every_number_is_possible() -> None:
     [
         (Gemm("x", 128, 64, 8), "bf16", True),
         (Gemm("x", 128, 64, 9), "bf16", False),
-        (Gemm("x", 50257, 64, 64), "fp16", False),
+        (Gemm("x", 64, 50257, 64), "fp16", False),
+        (Gemm("x", 2047, 64, 64), "bf16", True),  # tokens
         (Gemm("x", 128, 64, 8), "fp32", False),
         (Attention("x", 1.0, head_dim=80), "bf16", True),
         (Attention("x", 1.0, head_dim=100), "bf16", False),
