@@ -365,6 +365,15 @@ def test_a_step_of_little_work_runs_on_one_gpu_of_eight() -> None:
     assert plan.search.idle_gpus == 7
 
 
+def test_a_node_without_a_network_may_leave_gpus_idle() -> None:
+    cluster = find_cluster("h200-1x")
+    group = cluster.group.model_copy(update={"gpus_per_node": 2})
+    cluster = cluster.model_copy(update={"node_groups": (group,)})
+    assert group.inter_node is None
+    training = Training(sequence_length=512, global_batch=8)
+    assert make_plan(Request(find_model("tiny-llama-demo"), training, cluster))
+
+
 @pytest.mark.parametrize(("nodes", "tp", "idle"), [(1, 2, 6), (4, 8, 24)])
 def test_all_splits_pinned_say_how_many_gpus_work(nodes: int, tp: int, idle: int) -> None:
     cluster = find_cluster("dgx-h100").with_nodes(nodes)

@@ -117,7 +117,7 @@ class Pricing:
         key, workload = _alike(strategy), self._workload
         if key not in self._graphs:
             self._graphs[key] = self._loss(strategy).relaxed_graph()
-        graph = self._graphs[key]
+        graph = replace(self._graphs[key], strategy=strategy)  # one that these nodes can hold
         if key not in self._alike:
             self._alike[key] = price(graph, workload.training, workload.nodes)
         return graph, self._alike[key]
