@@ -15,6 +15,7 @@ from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import ROOMY
+from bigplan.solve.ends import leading_seconds, trailing_seconds
 from bigplan.solve.interleaved import opening_seconds
 from bigplan.solve.memory import gradient_bytes, hidden_bytes, owned, weight_bytes, whole
 from bigplan.solve.pins import Pin, pin_rules
@@ -83,12 +84,14 @@ def _classes(
 ) -> list[tuple[StageTimes, float]]:
     """Every class, and the seconds before its last stage's first work and after its last."""
     before = 0.0
-    found = []
+    found = list[tuple[StageTimes, float]]()
     for stage in stage_classes(graph, tried[0], tried[-1]):
         times = StageTimes(stage, costs)
+        ends = leading_seconds(times) + trailing_seconds(times)
+        before = before if found else ends  # every stage waits for what the first one does
         hop = _hop(times) + 2 * costs.send
         before += (len(stage.stages) - 1) * hop
-        found.append((times, before))
+        found.append((times, max(before, ends)))
         before += hop
     return found
 

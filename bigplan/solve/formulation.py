@@ -19,6 +19,7 @@ from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, LayerKind, Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
 from bigplan.solve.alike import ROOMY
+from bigplan.solve.ends import last_reduction, leading_seconds, trailing_seconds
 from bigplan.solve.interleaved import interleaved_rows
 from bigplan.solve.linear import AtLeast, Linear, Problem, Rule, total, var
 from bigplan.solve.memory import GIB, capacities, size_rules, size_variables
@@ -81,7 +82,7 @@ def formulate(
             *_times(every, costs),
             *(row for times in every for row in lane_rows(times)),
         ),
-        serial=total([_surcharged(lane_seconds(times)) for times in every]),
+        serial=total([_surcharged(lane_seconds(times)) + _waited_for(times) for times in every]),
     )
 
 
@@ -101,6 +102,17 @@ def _surcharged(lanes: Mapping[str, Linear]) -> Linear:
     return total([(DRIVES if lane in ("read", "write") else 1.0) * s for lane, s in parts])
 
 
+def _waited_for(times: StageTimes) -> Linear:
+    """Seconds of a class's recomputation in a pipeline with virtual stages.
+
+    Its stages are the slowest in turn: the last one while its chunk has the loss, another one
+    while that runs a lighter chunk. So recomputation is exposed in part, wherever there is time.
+    """
+    if not times.stage.interleaved:
+        return Linear()
+    return times.units * (times.backward_compute - times.plain_backward())
+
+
 def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
     """All time rows; each uses only times stated before it."""
     if every[0].stage.interleaved:
@@ -112,21 +124,24 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
         yield from hop_rows(times)
     # Seconds until a unit's first micro-batch has passed all stages. The last stage works on the
     # whole unit before its first backward.
-    through = Linear(constant=every[-1].forward_compute)
     hops = [(times, len(times.stage.stages)) for times in every]
+    through = leading_seconds(every[0]) + every[-1].forward_compute
     for times, stages in hops[:-1]:
         through += stages * (times.forward_hop() + costs.send)
-    before_forward, before_backward = Linear(), Linear()
+    ends = trailing_seconds(every[0])
     after = total([n * (var(f"{t.stage.name}.H") + costs.send) for t, n in hops])
+    entered, before_backward = 0.0, Linear()
     for times, stages in hops:
         # For the class's last stage, the earlier stages of the class come before it, too.
-        before_forward += (stages - 1) * (times.forward_hop() + costs.send)
-        before_backward += (stages - 1) * (var(f"{times.stage.name}.A") + costs.send)
-        after += -stages * (var(f"{times.stage.name}.H") + costs.send)
-        yield from first_forward_rows(times, before_forward)
-        yield from step_rows(times, through + after, before_backward)
-        before_forward += times.forward_hop() + costs.send
-        before_backward += var(f"{times.stage.name}.A") + costs.send
+        name, hop = times.stage.name, times.forward_hop() + costs.send
+        held = max(entered, leading_seconds(times))
+        before_backward += (stages - 1) * (var(f"{name}.A") + costs.send)
+        after += -stages * (var(f"{name}.H") + costs.send)
+        yield from first_forward_rows(times, held + (stages - 1) * hop if stages > 1 else entered)
+        last = ends if times.stage.stages[-1] else last_reduction(times)
+        yield from step_rows(times, through + after, before_backward + last)
+        entered = held + stages * hop
+        before_backward += var(f"{name}.A") + costs.send
 
 
 def placement_of(graph: Graph, values: Mapping[str, float], rings: Rings = ROOMY) -> Placement:

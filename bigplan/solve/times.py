@@ -30,6 +30,7 @@ from bigplan.graph.graph import LayerKind
 from bigplan.lower.entries import looked_up_bytes, row_bytes
 from bigplan.mechanics import STAGING
 from bigplan.placement import Tier
+from bigplan.solve.ends import leading_seconds, trailing_seconds
 from bigplan.solve.linear import AtLeast, Linear, total, var
 from bigplan.solve.memory import gradient_bytes, owned
 from bigplan.solve.stage import AWAY
@@ -111,7 +112,7 @@ def _gathers(times: StageTimes, kinds: list[tuple[LayerKind, int]], *, in_slots:
     )
 
 
-def first_forward_rows(times: StageTimes, before: Linear) -> Iterator[AtLeast]:
+def first_forward_rows(times: StageTimes, before: float) -> Iterator[AtLeast]:
     """E of a class: the stages before it, and deferred updates, come first."""
     name, rates = f"{times.stage.name}.E", times.costs.rates
     forward = var(f"{times.stage.name}.F")
@@ -127,6 +128,8 @@ def first_forward_rows(times: StageTimes, before: Linear) -> Iterator[AtLeast]:
         "write": (1 / rates.nvme_write) * written,
     }
     yield AtLeast(name, before + forward)
+    if leading := leading_seconds(times):
+        yield AtLeast(name, Linear(constant=leading + times.forward_compute))
     if not times.stage.graph.deferred:
         yield AtLeast(name, (1 / rates.h2d) * loads)
         return
@@ -198,7 +201,7 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
     """The step, as seen by a class.
 
     `fill`: seconds until the class's first backward may start. `before`: backward seconds of the
-    stages before the class, which follow the class's last backward.
+    stages before the class, and what ends the step, which follow the class's last backward.
     """
     name, units, stage = times.stage.name, times.units, times.stage
     forward, backward = var(f"{name}.F"), var(f"{name}.B")
@@ -207,6 +210,8 @@ def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLea
     last_backward = var(f"{name}.E") + pairs
     yield AtLeast("step", last_backward + backward + before + _last_rows(times))
     yield AtLeast("step", fill + units * backward + (units - in_fill) * forward + before)
+    if trailing := trailing_seconds(times):
+        yield AtLeast("step", last_backward + times.backward_compute + trailing)
     reduces = sum(n * times.reduce(k) for k, n in times.inner)
     yield AtLeast("step", last_backward + reduces)
     out = (1 / times.costs.rates.d2h) * times.gradients(AWAY, inner=True)
