@@ -200,7 +200,7 @@ def block(stage: int, *key: str) -> Key:
             "interleaved",
             block(1, "activations"),
             {"full": {"host": 3}},
-            "stages.1.kinds.block.activations.full.host: 3 layers; with zero 0 and vpp 2 it is 0",
+            "stages.1.kinds.block.activations.full.host: 3 layers; with zero 1 and vpp 2 it is 0",
         ),
         ("pipeline", ("strategy", "vpp"), 10**12, "strategy.vpp: 1000000000000 is no way to split"),
         ("pipeline", block(2, "activations"), {"full": {"gpu": 2}}, "alike are placed alike"),
