@@ -371,7 +371,8 @@ def test_a_node_without_a_network_may_leave_gpus_idle() -> None:
     cluster = cluster.model_copy(update={"node_groups": (group,)})
     assert group.inter_node is None
     training = Training(sequence_length=512, global_batch=8)
-    assert make_plan(Request(find_model("tiny-llama-demo"), training, cluster))
+    plan = make_plan(Request(find_model("tiny-llama-demo"), training, cluster))
+    assert plan.strategy.ranks + plan.search.idle_gpus == 2
 
 
 @pytest.mark.parametrize(("nodes", "tp", "idle"), [(1, 2, 6), (4, 8, 24)])
