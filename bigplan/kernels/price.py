@@ -33,11 +33,10 @@ from bigplan.kernels.strides import Unfusable
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.multiprocessor import Multiprocessor
 
-# Time of torch's operator over the time of moving its tensors once. They are medians of torch 2.11
-# on an H200 over six widths from 768 to 8,192
-# (benchmarks/results/2026-11-24-h200-generated, without the shapes set aside).
-# Those of cross-entropy count what torch's operators move that `rewritten.py` puts them together
-# from, of fp32 logits.
+# Time of torch's operator over the time of moving its tensors once. Norms have medians of torch
+# 2.11 on an H200 over six widths from 768 to 8,192 (benchmarks/results/2026-11-24-h200-generated,
+# but for the shapes set aside). Cross-entropy's operators consist of several of torch's
+# (`rewritten.py`): their factors count what those move, for fp32 logits.
 TORCH_PASSES = {
     "native_layer_norm": 1.78,
     "_fused_rms_norm": 1.3,

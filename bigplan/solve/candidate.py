@@ -99,7 +99,7 @@ class Pricing:
         self._workload = workload
         self._pins = pins
         self._graphs: dict[tuple[int | bool, ...], Graph] = {}
-        self._alike: dict[tuple[int | bool, ...], Costs] = {}
+        self._computing: dict[tuple[int | bool, ...], Costs] = {}
         self._losses: dict[tuple[int | bool, ...], LossLayer] = {}
         self._costs: dict[tuple[int | bool, ...], Costs] = {}
 
@@ -117,10 +117,11 @@ class Pricing:
         key, workload = _alike(strategy), self._workload
         if key not in self._graphs:
             self._graphs[key] = self._loss(strategy).relaxed_graph()
-        graph = replace(self._graphs[key], strategy=strategy)  # one that these nodes can hold
-        if key not in self._alike:
-            self._alike[key] = price(graph, workload.training, workload.nodes)
-        return graph, self._alike[key]
+        # The graph may be that of a strategy for more GPUs than these nodes have.
+        graph = replace(self._graphs[key], strategy=strategy)
+        if key not in self._computing:
+            self._computing[key] = price(graph, workload.training, workload.nodes)
+        return graph, self._computing[key]
 
     def _loss(self, strategy: Strategy) -> LossLayer:
         key, workload = _alike(strategy), self._workload

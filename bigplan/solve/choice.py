@@ -66,11 +66,14 @@ class Choice:
         return [replace(self, workload=w, pricing=self.pricing.on(w)) for w in workloads]
 
     def _working(self, most: int, each: int) -> list[int]:
-        """Numbers below `most` of parts that work, of so many GPUs each."""
+        """How many nodes, or GPUs of the only node, may work while others idle.
+
+        `most`: how many there are; `each`: GPUs of one.
+        """
         fixed = self.scope.fixed
         if fixed.keys() >= SPLITS:
-            parts, rest = divmod(prod(fixed[split] for split in SPLITS), each)
-            return [parts] if 0 < parts < most and not rest else []
+            number, rest = divmod(prod(fixed[split] for split in SPLITS), each)
+            return [number] if 0 < number < most and not rest else []
         if "dp" in fixed:
             return []
         return [n for n in node_counts(most) if n < most and (most <= 2 * n or n & (n - 1) == 0)]

@@ -138,7 +138,8 @@ def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:
         before_backward += (stages - 1) * (var(f"{name}.A") + costs.send)
         after += -stages * (var(f"{name}.H") + costs.send)
         yield from first_forward_rows(times, held + (stages - 1) * hop if stages > 1 else entered)
-        last = ends if times.stage.stages[-1] else last_reduction(times)
+        first_alone = times.stage.stages[-1] == 0  # step_rows adds its other collectives
+        last = last_reduction(times) if first_alone else ends
         yield from step_rows(times, through + after, before_backward + last)
         entered = held + stages * hop
         before_backward += var(f"{name}.A") + costs.send

@@ -1,20 +1,20 @@
 """Time rows of a pipeline with virtual stages: single micro-batches, chunks of layers in turn.
 
-With M micro-batches, S stages, F and B the times of a stage's chunks together on one micro-batch,
-and the hops through the first chunks of the stages before it, with what the first stage gathers
-before its first forward and reduces after its last backward (`ends.py`):
+There are M micro-batches and S stages. F and B are the times of a stage's chunks together on one
+micro-batch. Hops lead through the first chunks of the stages before it. They include what the first
+stage gathers before its first forward and reduces after its last backward (`ends.py`):
 
     step  >= hops + M (F + B) + hops back
     step  >= update, and every move it needs, + M B + hops back   (where updates wait for the norm)
     step  >= first micro-batch through all chunks and back to this stage + M B
              + forward passes that come after the first backward pass + hops back
-    step  >= the same, but from the last micro-batch's first backward on this stage on, which leaves
-             S passes of every other chunk, that micro-batch back through all chunks
+    step  >= the same until the last micro-batch's first backward on this stage, then that
+             micro-batch's way back through all chunks
     step  >= everything one lane does in a step
 
-The first micro-batch cannot enter a stage's next chunk before S have passed the one before, and
-the last is the last of S in every chunk on its way back. Parameters, gradients and activations stay
-on the GPU, so passes wait for nothing else.
+Micro-batches take a chunk in rounds of S. So the first one cannot enter a stage's next chunk before
+S have passed the chunk before. On its way back the last one is the last of S in every chunk.
+Parameters, gradients and activations stay on the GPU, so passes wait for nothing else.
 """
 
 from __future__ import annotations
