@@ -5,6 +5,7 @@ the launch is connected to it, and would end with it.
 """
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 from unittest import mock
 
@@ -109,15 +111,20 @@ def children(process: int) -> list[int]:
 
 @contextmanager
 def machines() -> Iterator[Machines]:
-    """A head, and the nodes a and b."""
+    """A head, and the nodes a and b.
+
+    The head has a list of launches of its own: on the user's are those that other tests kill.
+    """
     from ray.cluster_utils import Cluster as Nodes
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    state = mkdtemp()
     head = {
         "node_ip_address": "127.0.0.2",
         "num_cpus": 0,
         "include_dashboard": False,
         "object_store_memory": 80 << 20,
+        "env_vars": {"XDG_STATE_HOME": state},
     }
     made = Machines(Nodes(initialize_head=True, head_node_args=head))
     try:
@@ -127,6 +134,7 @@ def machines() -> Iterator[Machines]:
     finally:
         made.cluster.shutdown()
         made.starter.shutdown()
+        shutil.rmtree(state)
 
 
 class Scripted(NativeWorker):

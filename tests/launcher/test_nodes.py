@@ -177,6 +177,7 @@ def test_nodes_that_share_no_folder_keep_their_own_files_and_fetch_others(
     folder = run(nodes, tmp_path / "runs", out, pins={**PINS, "zero": 1}, steps=8)
     assert tells(told.getvalue(), "node b (127.0.0.4)", "killed", str(killed.run))
     looked = CliRunner().invoke(app, ["clean", "--address", nodes.address, "--json"])
+    assert looked.exit_code == 0, (looked.output, looked.exception)
     (removed,) = json.loads(looked.output)["leftovers"]
     assert (removed["node"], removed["run"]) == ("b (127.0.0.4)", killed.run)
     assert not Path(killed.scratch).exists()
