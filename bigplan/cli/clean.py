@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
+from bigplan.errors import RefusedError
 
 if TYPE_CHECKING:
     from bigplan.launcher.leftovers import Leftover
@@ -32,7 +33,8 @@ def clean(
     """Remove what launches left that were killed: scratch, and processes of Ray.
 
     On this machine; with --address on the nodes of a Ray cluster as well. Records and checkpoints
-    stay, and so does what belongs to a launch that runs.
+    stay, and so does what belongs to a launch that runs. The exit code is 2 where scratch stays
+    because another launch has its run, or cannot be removed; the rest is removed all the same.
     """
     from bigplan.launcher.leftovers import clean as remove
     from bigplan.launcher.leftovers import leftovers
@@ -42,13 +44,16 @@ def clean(
     def deal(left: Leftover, remove: Callable[[], None], node: str | None = None) -> None:
         told.append(_told(left) | ({} if node is None else {"node": node}))
         if not as_json:
-            console.print(
+            _say(
+                console,
                 f"{'Would remove' if dry_run else 'Removing'} what was {left}"
                 f"{'' if node is None else f', on node {node}'}",
-                highlight=False, markup=False, soft_wrap=True,
-            )  # fmt: skip
-        if not dry_run:
-            remove()
+            )
+        kept = None if dry_run else _why_kept(remove)
+        if kept is not None:
+            told[-1]["kept"] = kept
+            if not as_json:
+                _say(console, f"Its scratch stays: {kept}")
 
     here = leftovers()
     for left in here:
@@ -59,6 +64,8 @@ def clean(
         print_json({"removed": not dry_run, "leftovers": told})
     elif not told:
         console.print("Nothing is left of launches that were killed.")
+    if any("kept" in each for each in told):
+        raise typer.Exit(RefusedError.exit_code)
 
 
 def _clean_nodes(
@@ -78,6 +85,19 @@ def _clean_nodes(
                 deal(found.left, found.clean, found.node.there)
 
 
+def _why_kept(remove: Callable[[], None]) -> str | None:
+    """Remove what a launch left; why its scratch stays, if it does."""
+    try:
+        remove()
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def _told(left: Leftover) -> dict[str, object]:
     entry = left.entry
     return {
@@ -95,11 +115,13 @@ def offer(console: Console) -> None:
 
     found = leftovers()
     for left in found:
-        console.print(f"Still there, {left}", highlight=False, markup=False, soft_wrap=True)
+        _say(console, f"Still there, {left}")
     if not found:
         return
     if not (console.is_terminal and sys.stdin.isatty()):
-        console.print("`bigplan clean` removes it", highlight=False, markup=False)
+        _say(console, "`bigplan clean` removes it")
     elif typer.confirm("Remove it?", default=True):
         for left in found:
-            remove(left)
+            kept = _why_kept(lambda left=left: remove(left))  # type: ignore[misc]
+            if kept is not None:
+                _say(console, f"Its scratch stays: {kept}")

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
@@ -134,19 +134,21 @@ def leftovers() -> tuple[Leftover, ...]:
 
 
 def clean(left: Leftover) -> None:
-    """End the processes and remove the scratch. Raises RefusedError where the run is in use."""
+    """End the processes and remove the scratch.
+
+    Raises RefusedError where another launch has the run meanwhile, or the scratch cannot be
+    removed; the launch stays on the list.
+    """
     for process in left.processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     end = time.monotonic() + _SECONDS
     while any(_having_open(left.entry.session)) and time.monotonic() < end:
         time.sleep(0.05)
-    run = Path(left.entry.run)
-    if run.is_dir():
-        with only_launch(run):
+    if left.scratch:  # else there is none, or it is a running launch's
+        run = Path(left.entry.run)
+        with only_launch(run) if run.is_dir() else nullcontext():
             _remove(Path(left.entry.scratch))
-    else:
-        _remove(Path(left.entry.scratch))
     left.listed.unlink(missing_ok=True)
 
 

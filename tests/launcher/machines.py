@@ -113,7 +113,7 @@ def children(process: int) -> list[int]:
 def machines() -> Iterator[Machines]:
     """A head, and the nodes a and b.
 
-    The head has a list of launches of its own: on the user's are those that other tests kill.
+    The head has a list of launches of its own: on the tests' are those that others kill.
     """
     from ray.cluster_utils import Cluster as Nodes
 
