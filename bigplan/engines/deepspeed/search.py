@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from math import inf
 
 from bigplan.cost.price import Costs, price
@@ -63,9 +65,14 @@ class TriedWay:
 
     @cached_property
     def short(self) -> dict[Tier, int]:
-        """Bytes that are missing, by tier."""
+        """Bytes that are missing, by tier.
+
+        Of stages with the same layers the first holds the most, since activations of the fewest
+        micro-batches are held where a pipeline ends. So the others are not asked.
+        """
+        fullest = [next(alike) for _, alike in groupby(self.stages, lambda held: held.layers)]
         found = dict[Tier, int]()
-        for use in self.memory:
+        for use in memory_use(fullest, self.costs, self.nodes):
             missing = use.used_bytes - use.capacity_bytes
             if missing > found.get(use.tier, 0):
                 found[use.tier] = missing
@@ -203,25 +210,39 @@ class DeepSpeedSearch:
         return alone or accumulated_in(way, training) == training.gradient_precision
 
     def _fitted(self, way: Decisions) -> TriedWay:
-        """The way with as much state on the GPU, and as many tokens of the loss at once, as fit."""
-        shares = [way.on_cpu]
-        if way.on_cpu < 1.0:
-            shares = [i / PARTS for i in range(1, PARTS)]
-            shares = shares if self.wanted.on_cpu is None else [self.wanted.on_cpu]
-        tried = None
-        for share in shares:
-            for chunk in self._chunks(way.strategy):
-                tried = self.tried(replace(way, on_cpu=share, loss_chunk=chunk))
-                if not tried.short:
-                    return tried
-        assert tried is not None, way
-        return tried
+        """The way with as much state on the GPU, and as many tokens of the loss at once, as fit.
 
-    def _chunks(self, strategy: Strategy) -> Iterator[int]:
+        Where none fits, the way with the least of both. The more state the CPU has, the less of
+        the GPU and the more of host memory a way takes. So the least share with which the GPU is
+        large enough is found by bisection, and no larger one fits if that one does not.
+        """
+        shares, chunks = self._shares(way), self._chunks(way.strategy)
+
+        def leanest(place: int) -> TriedWay:
+            return self.tried(replace(way, on_cpu=shares[place], loss_chunk=chunks[0]))
+
+        least = bisect_left(
+            range(len(shares) - 1), True, key=lambda place: Tier.GPU not in leanest(place).short
+        )
+        found = leanest(least)
+        if found.short:
+            return found if least == len(shares) - 1 else leanest(len(shares) - 1)
+        larger = (replace(found.decisions, loss_chunk=chunk) for chunk in reversed(chunks[1:]))
+        return next((one for way in larger if not (one := self.tried(way)).short), found)
+
+    def _shares(self, way: Decisions) -> Sequence[float]:
+        """Shares of the state in host memory that the CPU may keep, smallest first."""
+        if way.on_cpu == 1.0:
+            return (1.0,)
+        if self.wanted.on_cpu is not None:
+            return (self.wanted.on_cpu,)
+        return [i / PARTS for i in range(1, PARTS)]
+
+    def _chunks(self, strategy: Strategy) -> Sequence[int]:
+        """Tokens that the loss may take at once, fewest first."""
         if self.wanted.loss_chunk is not None:
-            yield self.wanted.loss_chunk
-            return
-        yield from reversed(loss_chunks(self.request.model, self.request.training, strategy))
+            return (self.wanted.loss_chunk,)
+        return loss_chunks(self.request.model, self.request.training, strategy)
 
     def tried(
         self, way: Decisions, sized: Callable[[BufferSizes], BufferSizes] = lambda sizes: sizes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 from bigplan.graph.graph import Graph
@@ -29,7 +30,7 @@ AIO_BLOCK = 1 << 20  # bytes of a request to a drive
 AIO_SECONDS = 0.01  # requests under way hold so many seconds of the drive's rate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BufferSizes:
     """Sizes in elements, unless a comment says otherwise."""
 
@@ -50,12 +51,12 @@ class BufferSizes:
     swap_buffers: int  # number of buffers for parameters on a drive
     swap_buffer: int  # elements of each of these
 
-    @property
+    @cached_property
     def swapped(self) -> int:
         """The largest group of state, which is read from a drive at once."""
         return max(self.groups)
 
-    @property
+    @cached_property
     def groups(self) -> tuple[int, ...]:
         """A rank's sub-groups of state: parameters in a row until there are `sub_group` of them.
 

@@ -10,7 +10,7 @@ import pytest
 from bigplan.engines import make_plan
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.search import DeepSpeedSearch
-from bigplan.engines.deepspeed.sizes import sizes_of
+from bigplan.engines.deepspeed.sizes import PARTS, sizes_of
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
@@ -35,12 +35,14 @@ def request(
     model: str = "llama-like-5.5b",
     gpus: int = 1,
     gpu_gib: int | None = None,
+    host_gib: int | None = None,
     **training: str | int,
 ) -> Request:
     wanted = {"sequence_length": 4096, "global_batch": 16, **training}
     cluster = ONE if gpus == 1 else EIGHT
-    if gpu_gib:
-        cluster = cluster.with_caps(gpu=gpu_gib * GIB)
+    cluster = cluster.with_caps(
+        gpu=gpu_gib * GIB if gpu_gib else None, host=host_gib * GIB if host_gib else None
+    )
     found = Training.model_validate(wanted)
     return Request(find_model(model), found, cluster, settings or {}, engine="deepspeed")
 
@@ -148,6 +150,52 @@ def test_more_gpu_memory_is_never_slower() -> None:
         for gib in (20, 24, 48, 130)
     ]
     assert steps == sorted(steps, reverse=True)
+
+
+def tried_one_by_one(search: DeepSpeedSearch, way: Decisions) -> Decisions:
+    """What `_fitted` finds, found the long way: every share, every chunk, every stage."""
+    found = way
+    shares = [i / PARTS for i in range(1, PARTS)] if way.on_cpu < 1.0 else [1.0]
+    for share in shares:
+        for chunk in reversed(search._chunks(way.strategy)):
+            found = replace(way, on_cpu=share, loss_chunk=chunk)
+            memory = search.tried(found).memory
+            if all(use.used_bytes <= use.capacity_bytes for use in memory):
+                return found
+    return found
+
+
+@pytest.mark.parametrize("gpus", [1, 8])
+def test_halving_what_is_left_finds_what_trying_all_does(gpus: int) -> None:
+    shares, chunks, fits = set[float](), set[int](), set[bool]()
+    for gpu_gib, host_gib in ((12, None), (24, None), (40, 70), (70, 50), (None, None)):
+        asked = request(gpus=gpus, gpu_gib=gpu_gib, host_gib=host_gib, gradient_precision="bf16")
+        search = DeepSpeedSearch(asked)
+        for way in search._ways():
+            found = search._fitted(way)
+            assert found.decisions == tried_one_by_one(search, way)
+            shares.add(found.decisions.on_cpu)
+            chunks.add(found.decisions.loss_chunk)
+            fits.add(not found.short)
+    assert len(shares) > 4
+    assert len(chunks) > 3
+    assert fits == {True, False}
+
+
+def test_what_is_short_is_so_of_the_fullest_stage() -> None:
+    """Also where the first stage has fewer blocks than the second."""
+    search = DeepSpeedSearch(request(gpus=8, gpu_gib=12, gradient_precision="bf16"))
+    piped, later = 0, 0
+    for way in search._ways():
+        tried = search.tried(way)
+        missing: dict[Tier, list[int]] = {}
+        for use in tried.memory:
+            missing.setdefault(use.tier, []).append(use.used_bytes - use.capacity_bytes)
+        assert tried.short == {tier: max(of) for tier, of in missing.items() if max(of) > 0}
+        piped += way.strategy.pp > 2
+        later += max(missing[Tier.GPU]) > missing[Tier.GPU][0]
+    assert piped
+    assert later
 
 
 def test_what_does_not_fit_says_what_is_short() -> None:
