@@ -3,8 +3,8 @@
 Six times are estimated separately. Four are device memory, L2, L1 and the issue of arithmetic, each
 as if nothing else held the kernel up. The fifth is the start of its programs, of which the GPU
 begins about one a cycle. The sixth is the chain: the resident programs, one wave after another. A
-program waits for its loads, moves and computes its tile, and exchanges what it reduces, in turn.
-The longest time hides most of the others:
+program waits for its loads, computes its tile, and exchanges what it reduces, in turn. It does not
+wait for what it stores. The longest time hides most of the others:
 
     seconds = (memory^p + l2^p + l1^p + issue^p + starts^p + chain^p)^(1/p) + start of the kernel
 
@@ -206,12 +206,7 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
     tile_slots = tile.rows * tile.columns * (slots + passes - 1) / (passes if looped else 1)
     issue = tile_slots * turns * programs / sm.lanes / multiprocessors / sm.clock
     starts = programs / (STARTED * sm.clock)
-    alone = WARP * min(tile.warps, sm.lanes // WARP)  # lanes that a program alone can use
-    transfer = (work.read + work.written) * multiprocessors / bandwidth / (programs * turns)
-    load = transfer + LOADED * sm.memory_latency * (1 if looped else passes)
-    exchange = _exchange(work, tile, sm)
-    work_on = tile_slots / alone / sm.clock + exchange / (turns if looped else 1)
-    turn = load + work_on if tile.stages == 1 else max(load / (tile.stages - 1), work_on)
+    turn = _turn(work, tile, sm, tile_slots, work.read * multiprocessors / bandwidth / programs)
     chain = ceil(waves) * (turns * turn + _closing(work, tile, sm))
     parts = (memory, l2, l1, issue, starts, chain)
     overlapped = sum(part**POWER for part in parts) ** (1 / POWER)
@@ -226,6 +221,23 @@ def kernel_seconds(work: KernelWork, tile: Tile, gpu: Gpu, sm: Multiprocessor) -
         waves,
         registers(work, tile),
     )
+
+
+def _turn(work: KernelWork, tile: Tile, sm: Multiprocessor, slots: float, transfer: float) -> float:
+    """Seconds of a program's turn: `slots` lane operations, and its part of `transfer`, its loads.
+
+    Nothing waits for stores. Fetches ahead of all passes leave together. A row in passes has no
+    barrier until a pass ends, so some warps work while others wait.
+    """
+    (turns, passes), looped = _turns(work, tile), tile.shape is Shape.LOOPED
+    waits = passes if tile.stages == 1 and not looped else 1
+    load = transfer / turns + LOADED * sm.memory_latency * waits
+    alone = WARP * min(tile.warps, sm.lanes // WARP)  # lanes that a program alone can use
+    exchange = _exchange(work, tile, sm) / (turns if looped else 1)
+    work_on = slots / alone / sm.clock + exchange
+    if tile.stages > 1:
+        return max(load / (tile.stages - 1), work_on)
+    return max(load, work_on) if looped else load + work_on
 
 
 def _held_again(work: KernelWork, tile: Tile, fits: int, gpu: Gpu, passes: int) -> float:

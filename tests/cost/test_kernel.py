@@ -138,3 +138,53 @@ def test_rows_beyond_the_l2_cache_are_read_again_from_memory() -> None:
     assert few.resident < many.resident
     assert few.memory == pytest.approx((work.read + work.written) / 4.22e12, rel=0.01)
     assert many.memory > few.memory * 1.1
+
+
+def test_no_program_waits_for_its_stores() -> None:
+    """With every row written ten times, a chain of single programs takes as long as before."""
+    tile = Tile(Shape.TWICE, 1, 16384, 16, 132, 2)
+    work = replace(_norm(8192, 16384, back=True), steady=1.5, read_each_pass=8192 * 16384 * 4.0)
+    before, after = (
+        kernel_seconds(replace(work, written=written), tile, GPU, SM)
+        for written in (work.written, 10 * work.written)
+    )
+    assert before is not None
+    assert after is not None
+    assert after.latency == before.latency
+    assert after.memory > 3 * before.memory
+    assert before.latency < before.memory  # so stores do not lengthen what hides behind memory
+
+
+def test_warps_between_two_barriers_work_while_others_wait() -> None:
+    """Arithmetic below the time of loads adds nothing to a row in passes, but to a whole row."""
+    work = replace(_norm(8192, 16384, back=False), read_each_pass=8192 * 16384 * 2.0)
+
+    def latency(shape: Shape, columns: int, operations: float) -> float:
+        of = replace(work, lane_operations=operations)
+        time = kernel_seconds(of, Tile(shape, 1, columns, 16), GPU, SM)
+        assert time is not None
+        return time.latency
+
+    assert latency(Shape.LOOPED, 8192, 1) == latency(Shape.LOOPED, 8192, 6)
+    assert latency(Shape.ROW, 16384, 1) < latency(Shape.ROW, 16384, 6)
+
+
+# Tiles on an H100 by benchmarks/results/2026-11-25-h100-kernels: a norm's backward that reads rows
+# twice, and forwards by whole rows and in passes.
+MEASURED_WIDE = (
+    (True, Tile(Shape.TWICE, 1, 16384, 16, 132, 2), 293e-6),
+    (True, Tile(Shape.TWICE, 1, 16384, 16, 396, 2), 311e-6),
+    (False, Tile(Shape.ROW, 1, 16384, 16), 180e-6),
+    (False, Tile(Shape.LOOPED, 1, 8192, 16), 183e-6),
+)
+
+
+@pytest.mark.parametrize(("back", "tile", "measured"), MEASURED_WIDE)
+def test_it_meets_rows_of_16384_columns_on_an_h100(back: bool, tile: Tile, measured: float) -> None:
+    read = 8192 * 16384 * (4.0 if back else 2.0)
+    work = replace(_norm(8192, 16384, back=back), steady=1.5, read_each_pass=read)
+    time = kernel_seconds(
+        work, tile, find_gpu("h100-sxm-80gb"), find_multiprocessor("h100-sxm-80gb")
+    )
+    assert time is not None
+    assert time.seconds == pytest.approx(measured, rel=0.06)
