@@ -260,6 +260,28 @@ def _widened(shape: RankShape) -> int:
     return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.tokens * shape.element
 
 
+def _flash_gradients(shape: RankShape) -> int:
+    """Bytes that flash attention's backward takes beyond what its forward saved.
+
+    These are the gradients of its result and by queries, keys and values. In 16 bits FlashAttention
+    also adds up those by queries in fp32, with a number for each row of scores. For grouped heads
+    it writes those by keys and values for every head of queries, before it adds them up (mha_bwd
+    in flash_api.cpp of FlashAttention-2 and of torch 2.11).
+    """
+    model, element = shape.model, shape.element
+    if shape.training.attention != "flash":
+        return 0
+    heads, key_values = model.heads // shape.tp, -(-model.kv_heads // shape.tp)
+    if shape.activation_shape.expanded_kv:
+        key_values = heads
+    token = 2 * (heads + key_values) * model.head_dim * element
+    if element < 4:
+        columns = -(-model.head_dim // FLASH_COLUMNS) * FLASH_COLUMNS
+        token += 4 * heads * (columns + 1)
+        token += 2 * heads * model.head_dim * element * (key_values < heads)
+    return token * shape.tokens
+
+
 def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """Memory-bound operators, forward and backward."""
     found = []
@@ -347,10 +369,12 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     again = 2 * gathered + shape.hidden - shape.tokens * ffn * shape.element if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved
-    # Attention, after the MLP's saved values are gone. Where scores are materialised, the gradients
-    # of dropout and softmax take two of the saved five bytes each.
+    # Attention. Where scores are materialised, the gradients of dropout and softmax take two of the
+    # saved five bytes each. Two saved tensors of the MLP's width are gone by then, but the native
+    # runtime's rings keep what they hold.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
-    attention = scores + _widened(shape) - 2 * shape.tokens * ffn * shape.element
+    gone = 0 if shape.fused else 2 * shape.tokens * ffn * shape.element
+    attention = scores + _flash_gradients(shape) + _widened(shape) - gone
     # Sums of gradients of heads that some ranks share need room beside the gradients of other
     # heads.
     few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]

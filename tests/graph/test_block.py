@@ -252,6 +252,36 @@ def test_a_sliding_window_bounds_attention() -> None:
         assert one.backward_workspace == other.backward_workspace
 
 
+def test_attention_s_backward_takes_what_was_measured() -> None:
+    """On an H100, in bf16, 32,768 tokens, 32 heads of 128 and 8 of keys and values, in a window.
+
+    Forward and backward took 1,672 MiB at most beside queries, keys, values and the gradient of the
+    result (benchmarks/results/2026-11-25-h100-x2/window.txt). The result, as large as that
+    gradient, and the sums of its rows are saved. The MLP is narrow, so nothing takes more.
+    """
+    model = LLAMA.model_copy(
+        update={"hidden": 1024, "ffn": 1024, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    )
+    long = {"sequence_length": 32_768, "global_batch": 1, "precision": "bf16"}
+    shape = RankShape(model, Training.model_validate(long), Strategy(dp=1), fused=True)
+    sums = 4 * 32 * 32_768
+    assert block(shape).backward_workspace + sums == 1_672 << 20
+
+
+@pytest.mark.parametrize("fewer", [1, 4])
+def test_heads_that_share_keys_and_values_take_more(fewer: int) -> None:
+    """Their gradients are written for every head of queries first, in 16 bits alone."""
+    narrow = LLAMA.model_copy(update={"ffn": 64, "kv_heads": LLAMA.heads // fewer})
+    sixteen, more = (
+        block(replace(_shape(narrow, precision=precision), fused=True)).backward_workspace
+        for precision in ("bf16", "fp32")
+    )
+    width = LENGTH * LLAMA.heads * LLAMA.head_dim  # elements
+    every = 4 * width + 4 * width // fewer + 4 * width + 4 * LENGTH * LLAMA.heads
+    assert sixteen == every + (fewer > 1) * 4 * width
+    assert more == 4 * 4 * width
+
+
 @pytest.mark.parametrize("window", [LENGTH, 2 * LENGTH])
 def test_a_window_that_hides_nothing_changes_nothing(window: int) -> None:
     windowed = LLAMA.model_copy(update={"sliding_window": window})
