@@ -34,6 +34,7 @@ class Waiting:
         self._keeps_best = keeps_best
         self._limit = time_limit
         self._start = time.perf_counter()
+        self._console: Console | None = None  # from the first second on
         self._status: Status | None = None
         self.interrupted = False
         self._before: signal._HANDLER = None
@@ -66,18 +67,23 @@ class Waiting:
 
         `best`: seconds of the best plan so far; without one a time limit does not end the search.
         """
-        self._show(progress_text(self._title, best, bound, left))
+        if self._shows():
+            self._show(progress_text(self._title, best, bound, left))
         over = self._limit is not None and self.seconds >= self._limit
         return not (self.interrupted or (over and best is not None))
+
+    def _shows(self) -> bool:
+        """Whether there is a terminal, and the search takes long enough."""
+        if self._console is None and self.seconds >= SILENT:
+            self._console = Console(stderr=True)
+        return self._console is not None and self._console.is_terminal
 
     def _show(self, text: str) -> None:
         if self._status is not None:
             self._status.update(text)
-        elif self.seconds >= SILENT:
-            console = Console(stderr=True)
-            if console.is_terminal:
-                self._status = console.status(text)
-                self._status.start()
+        elif self._console is not None:
+            self._status = self._console.status(text)
+            self._status.start()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.interrupted:  # the second Ctrl-C

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from math import gcd
 from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
-from bigplan.graph.strategy import Strategy, chunk_blocks
+from bigplan.graph.strategy import Cut, Strategy
 
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
 BLOCK = "block"  # the kind of layer that is repeated
@@ -142,6 +143,14 @@ class ElementSizes:
         return 4 + 2 * self.state + (self.parameter if self.master else 8)
 
 
+@lru_cache(maxsize=256)  # a search makes thousands of graphs, cut in few ways
+def chunk_layers(layers: int, cut: Cut) -> tuple[range, ...]:
+    """Layers of each chunk: its blocks, and the model's first and last layer at the ends."""
+    stops = list(accumulate(cut.blocks(layers - 2), initial=1))
+    stops[0], stops[-1] = 0, layers
+    return tuple(range(a, b) for a, b in pairwise(stops))
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """One optimizer step under one strategy; solver and lowering work on it."""
@@ -158,10 +167,7 @@ class Graph:
     _chunks: tuple[range, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        counts = chunk_blocks(len(self.layers) - 2, self.strategy)
-        stops = list(accumulate(counts, initial=1))
-        stops[0], stops[-1] = 0, len(self.layers)
-        object.__setattr__(self, "_chunks", tuple(range(a, b) for a, b in pairwise(stops)))
+        object.__setattr__(self, "_chunks", chunk_layers(len(self.layers), self.strategy.cut))
 
     @property
     def lends_table(self) -> bool:

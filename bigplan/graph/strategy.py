@@ -19,6 +19,22 @@ Ends = tuple[float, float]  # seconds of the embedding and of the head, in units
 GROUPS_TRIED = 6  # accumulation groups 1, 2, 4, ... 32, and all of a step's micro-batches
 
 
+class Cut(NamedTuple):
+    """Chunks of blocks: their number, and blocks of the first and the last; 0: as the others."""
+
+    chunks: int
+    first: int = 0
+    last: int = 0
+
+    def blocks(self, every: int) -> tuple[int, ...]:
+        """Blocks of each chunk, first to last; inner chunks share evenly, larger ones first."""
+        first, last = self.first, self.last
+        alike = self.chunks - (first > 0) - (last > 0)
+        each, more = divmod(every - first - last, alike) if alike > 0 else (0, 0)
+        shared = [each + (i < more) for i in range(alike)]
+        return (*([first] if first else []), *shared, *([last] if last else []))
+
+
 class Strategy(Spec):
     """Degrees of parallelism and the batch schedule of one step.
 
@@ -74,6 +90,11 @@ class Strategy(Spec):
         """Whether a rank passes a micro-batch through all layers without any other rank."""
         return self.ranks == self.dp
 
+    @property
+    def cut(self) -> Cut:
+        """How the model's blocks are cut into chunks."""
+        return Cut(self.pp * self.vpp, self.first_blocks, self.last_blocks)
+
     def micro_batches(self, training: Training) -> int:
         """Micro-batches of one data-parallel rank in one step."""
         return training.global_batch // (self.dp * self.micro_batch)
@@ -85,15 +106,7 @@ class Strategy(Spec):
 
 def chunk_blocks(blocks: int, strategy: Strategy) -> tuple[int, ...]:
     """Blocks of every chunk, first to last; inner chunks share evenly, larger ones first."""
-    chunks = strategy.pp * strategy.vpp
-    return _cut(blocks, chunks, strategy.first_blocks, strategy.last_blocks)
-
-
-def _cut(blocks: int, chunks: int, first: int, last: int) -> tuple[int, ...]:
-    alike = chunks - (first > 0) - (last > 0)
-    each, more = divmod(blocks - first - last, alike) if alike > 0 else (0, 0)
-    shared = [each + (i < more) for i in range(alike)]
-    return (*([first] if first else []), *shared, *([last] if last else []))
+    return strategy.cut.blocks(blocks)
 
 
 def balanced_ends(blocks: int, chunks: int, ends: Ends) -> tuple[int, int]:
@@ -219,7 +232,7 @@ class Space:
             and not {"first_blocks", "last_blocks"} & set(self.fixed)
         ):
             tried.append(balanced_ends(blocks, chunks, ends))
-        by_split = {_cut(blocks, chunks, *each): each for each in reversed(tried)}
+        by_split = {Cut(chunks, *each).blocks(blocks): each for each in reversed(tried)}
         for split, each in reversed(by_split.items()):
             if min(split) > 0 and len(split) == chunks and sum(split) == blocks:
                 yield each

@@ -99,6 +99,7 @@ class Pricing:
         self._workload = workload
         self._pins = pins
         self._graphs: dict[tuple[int | bool, ...], Graph] = {}
+        self._idling: dict[tuple[int | bool, ...], Graph] = {}
         self._computing: dict[tuple[int | bool, ...], Costs] = {}
         self._losses: dict[tuple[int | bool, ...], LossLayer] = {}
         self._costs: dict[tuple[int | bool, ...], Costs] = {}
@@ -115,13 +116,18 @@ class Pricing:
     def alike(self, strategy: Strategy) -> tuple[Graph, Costs]:
         """A graph and prices whose layers compute what the strategy's do."""
         key, workload = _alike(strategy), self._workload
+        graph = self._graph(strategy)
+        if key not in self._computing:
+            # The graph may be that of a strategy for more GPUs than these nodes have.
+            mine = replace(graph, strategy=strategy)
+            self._computing[key] = price(mine, workload.training, workload.nodes)
+        return graph, self._computing[key]
+
+    def _graph(self, strategy: Strategy) -> Graph:
+        key = _alike(strategy)
         if key not in self._graphs:
             self._graphs[key] = self._loss(strategy).relaxed_graph()
-        # The graph may be that of a strategy for more GPUs than these nodes have.
-        graph = replace(self._graphs[key], strategy=strategy)
-        if key not in self._computing:
-            self._computing[key] = price(graph, workload.training, workload.nodes)
-        return graph, self._computing[key]
+        return self._graphs[key]
 
     def _loss(self, strategy: Strategy) -> LossLayer:
         key, workload = _alike(strategy), self._workload
@@ -145,9 +151,8 @@ class Pricing:
 
     def candidate(self, strategy: Strategy) -> Candidate:
         """The strategy with its graph and prices."""
-        graph, _ = self.alike(strategy)
         count = strategy.micro_batches(self._workload.training)
-        graph = replace(graph, strategy=strategy, micro_batches=count)
+        graph = replace(self._graph(strategy), strategy=strategy, micro_batches=count)
         wanted = [bool(pin.amount) for pin in self._pins if pin.tensor == CAPTURED]
         captured = wanted[0] if wanted else None
         costs = self._priced(graph)
@@ -160,12 +165,18 @@ class Pricing:
         key = (strategy.dp, strategy.tp, strategy.pp, strategy.micro_batch, strategy.zero > 0)
         if key not in self._costs:
             workload, (_, compute) = self._workload, self.alike(strategy)
-            costs = price(idle(graph), workload.training, workload.nodes)
+            costs = price(self._idle(graph), workload.training, workload.nodes)
             kinds = {
                 name: compute.kinds[name].exchanging(cost) for name, cost in costs.kinds.items()
             }
             self._costs[key] = replace(costs, kinds=kinds)
         return self._costs[key]
+
+    def _idle(self, graph: Graph) -> Graph:
+        key = _alike(graph.strategy)
+        if key not in self._idling:
+            self._idling[key] = idle(graph)
+        return replace(graph, kinds=self._idling[key].kinds)
 
 
 def _alike(strategy: Strategy) -> tuple[int | bool, ...]:

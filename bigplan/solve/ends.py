@@ -22,10 +22,13 @@ from bigplan.solve.stage_times import StageTimes
 def leading_seconds(times: StageTimes) -> float:
     """Seconds by which gathers hold up a stage's first forward at least."""
     exposed = gathered = passed = 0.0
-    for kind, cost in _opening(times):
-        gathered += cost.gather if _gathers_first(times, kind) else 0.0
-        exposed = max(exposed, gathered - passed)
-        passed += times.group * cost.forward
+    for kind, cost, count in _opening(times):
+        gather = cost.gather if _gathers_first(times, kind) else 0.0
+        forward = times.group * cost.forward
+        for _ in range(count):
+            gathered += gather
+            exposed = max(exposed, gathered - passed)
+            passed += forward
     return exposed
 
 
@@ -35,27 +38,34 @@ def trailing_seconds(times: StageTimes) -> float:
     However it recomputes: a backward that takes longer hides no more than it could at the longest.
     """
     graph, exposed, reduced, gathered, passed = times.stage.graph, 0.0, 0.0, 0.0, 0.0
-    layers = [(k, cost) for k, cost in _opening(times) if not times.stage.is_loss(k)]
-    every = sum(cost.gather for kind, cost in layers if _gathers_last(times, kind))
-    for kind, cost in layers:
-        reduced += times.reduce(kind)
-        gathered += cost.gather if _gathers_last(times, kind) else 0.0
-        # In a pipeline all gathers come after all reductions.
-        after = every if graph.strategy.pp > 1 else gathered
-        exposed = max(exposed, reduced + after - passed)
-        passed += times.group * (cost.backward + max(map(cost.again, graph.recomputes)))
+    layers = [
+        (times.reduce(kind), cost.gather if _gathers_last(times, kind) else 0.0, cost, count)
+        for kind, cost, count in _opening(times)
+        if not times.stage.is_loss(kind)
+    ]
+    every = sum(count * gather for _, gather, _, count in layers)
+    for reduce, gather, cost, count in layers:
+        backward = times.group * (cost.backward + max(map(cost.again, graph.recomputes)))
+        for _ in range(count):
+            reduced += reduce
+            gathered += gather
+            # In a pipeline all gathers come after all reductions.
+            after = every if graph.strategy.pp > 1 else gathered
+            exposed = max(exposed, reduced + after - passed)
+            passed += backward
     return exposed
 
 
 def last_reduction(times: StageTimes) -> float:
     """Seconds of the stage's very last reduction, which follows all of its compute and moves."""
-    kind, _ = next(_opening(times))
+    kind, _, _ = next(_opening(times))
     return 0.0 if times.stage.is_loss(kind) else times.reduce(kind)
 
 
-def _opening(times: StageTimes) -> Iterator[tuple[LayerKind, KindCost]]:
+def _opening(times: StageTimes) -> Iterator[tuple[LayerKind, KindCost, int]]:
+    """Kinds of the first chunk in order, with the number of layers."""
     for name, count in times.stage.opening:
-        yield from [(times.stage.graph.kinds[name], times.costs.kinds[name])] * count
+        yield times.stage.graph.kinds[name], times.costs.kinds[name], count
 
 
 def _gathers_first(times: StageTimes, kind: LayerKind) -> bool:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from bigplan.graph.graph import Graph, LayerKind, Recompute
+from bigplan.graph.graph import Graph, LayerKind, Recompute, chunk_layers
+from bigplan.graph.strategy import Cut
 from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import ROOMY, AlikeStages
 from bigplan.solve.linear import Linear, Rule, Variable, total, var
@@ -116,12 +117,10 @@ def stage_classes(
     graph: Graph, most: Rings = ROOMY, least: Rings | None = None
 ) -> tuple[StageClass, ...]:
     """The classes of the graph's pipeline: all, or first, one or two in the middle, and last."""
-    chunks = tuple(
-        graph.chunk_layers(chunk) for chunk in range(graph.strategy.pp * graph.strategy.vpp)
-    )
+    strategy = graph.strategy
     return tuple(
         StageClass(name, graph, stages, counts, opening, most, least or most)
-        for name, stages, counts, opening in _alike(graph.layers, chunks, graph.strategy.pp)
+        for name, stages, counts, opening in _alike(graph.layers, strategy.cut, strategy.pp)
     )
 
 
@@ -130,9 +129,10 @@ Counts = tuple[tuple[str, int], ...]
 
 @lru_cache(maxsize=1024)  # strategies that cut the model alike are bounded one after the other
 def _alike(
-    layers: tuple[str, ...], chunks: tuple[range, ...], pp: int
+    layers: tuple[str, ...], cut: Cut, pp: int
 ) -> tuple[tuple[str, range, Counts, Counts], ...]:
     """Each class by name: its stages, and its layers of each kind, of all chunks and the first."""
+    chunks = chunk_layers(len(layers), cut)
     between = [len(chunk) for chunk in chunks[1 : pp - 1]]  # alike in all turns
     later = next((i for i, n in enumerate(between, 1) if n != between[0]), pp - 1)
     ranges = {"first": range(1), "middle": range(1, later), "late": range(later, pp - 1)}
