@@ -149,7 +149,6 @@ def price(
     """Prices of `graph` on equal nodes. Raises InputError where the GPU lacks the precision."""
     strategy = graph.strategy
     sharing = nodes.shared_by(strategy.ranks)
-    layer = max(kind.parameters for kind in graph.kinds.values())
     boundary = max(kind.boundary for kind in graph.kinds.values())
     available = memory_of_torch(nodes.gpu, strategy, lends_table=graph.lends_table)
     reserve = max(ceil(available * ALLOCATOR_RESERVE), _largest_tensor(graph, nodes.gpu))
@@ -163,12 +162,12 @@ def price(
         table=_table(graph, nodes),
         capacity={
             Tier.GPU: max(0, available - reserve),
-            Tier.HOST: room(nodes, sharing.ranks, layer),
+            Tier.HOST: room(nodes, sharing.ranks),
             Tier.NVME: nodes.nvme.node_capacity if nodes.nvme else 0,
         },
         sharing=sharing,
         reserve=reserve,
-        processes=process_bytes(nodes, sharing.ranks, layer),
+        processes=process_bytes(nodes, sharing.ranks),
         page_tables=PAGE_TABLES if nodes.gpu.runs_kernels else 0.0,
     )
 

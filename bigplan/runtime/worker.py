@@ -123,8 +123,7 @@ class NativeWorker:
     def _beside(self, placed: int) -> int:
         """Host memory that this process will still take besides so many bytes."""
         nodes = self._plan.cluster.group
-        layer = max(kind.parameters for kind in self._graph.kinds.values())
-        taken = process_bytes(nodes, 1, layer) - self._host.before
+        taken = process_bytes(nodes, 1) - self._host.before
         return max(0, taken) + locked_bytes(nodes, placed)
 
     def start(

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.cost.process import FIRST_VALUES
 from bigplan.plan import Plan
 from bigplan.rectangle import Rectangle
 from bigplan.runtime import first_values as module
@@ -58,3 +59,8 @@ def test_what_is_left_of_ranges(some: list[range], others: list[range]) -> None:
     taken = {i for other in others for i in other}
     left = [i for one in without(some, others) for i in one]
     assert left == [i for one in some for i in one if i not in taken]
+
+
+def test_a_core_s_blocks_are_counted() -> None:
+    """Two in fp32 and one in another precision, which is none wider."""
+    assert FIRST_VALUES == (2 + 1) * 4 * module.BLOCK

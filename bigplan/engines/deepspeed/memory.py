@@ -199,6 +199,15 @@ class StageHoldings:
         if decisions.state is not Tier.GPU and decisions.stage == 3:
             yield "gradients", self.gradient * self.owned
 
+    @property
+    def first_values(self) -> int:
+        """Bytes of the largest parameter while it is made, in fp32 and in its own precision.
+
+        Every rank makes each parameter whole (runtime/deepspeed/model.py).
+        """
+        tensors = (tensor for kind in self.graph.kinds.values() for tensor in kind.tensors)
+        return (MASTER + self.graph.sizes.parameter) * max(each.elements for each in tensors)
+
     def nvme(self) -> dict[str, int]:
         """Bytes of a rank on drives."""
         found = {}
@@ -225,7 +234,8 @@ def _of_stage(held: StageHoldings, costs: Costs, nodes: NodeGroup) -> Iterator[M
     for purpose, nbytes in held.host():
         host[purpose] += sharing.counted(nbytes if exact else block_of(nbytes), "node")
     placed = sum(host.values())
-    host["processes"] = costs.processes + locked_bytes(nodes, placed)
+    values = sharing.counted(held.first_values, "node")
+    host["processes"] = costs.processes + values + locked_bytes(nodes, placed)
     most = costs.capacity[Tier.HOST]
     capacity = {
         Tier.GPU: costs.capacity[Tier.GPU],

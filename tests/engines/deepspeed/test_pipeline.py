@@ -104,6 +104,8 @@ def test_stages_hold_the_model_and_what_is_under_way() -> None:
     assert first.parameters + last.parameters == asked.model.parameter_count
     assert (first.in_flight, last.in_flight) == (2, 1)
     assert first.gpu()["activations"] > 1.5 * last.gpu()["activations"]
+    # The table is the largest parameter: made in fp32, and cast to 16 bits.
+    assert first.first_values == (4 + 2) * asked.model.vocab * asked.model.hidden
 
 
 def test_a_pipelines_plan_is_complete() -> None:
