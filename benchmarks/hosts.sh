@@ -4,7 +4,8 @@
 #   rates     bigplan profile with collectives, and copies and CPU updates of all GPUs at once
 #   predict   plans of all cases with that profile, and what they promise
 #   waits     what a receive or gather that waits takes from products, by settings of NCCL and CUDA
-#   soak      three communicators from four threads, for as long as the call's time allows
+#   soak      three communicators from four threads, for as long as the call's time allows; another
+#             call goes on counting
 #   equality  tests of layouts on GPUs of their own over NCCL, those of checkpoints, and loss curves
 #   faults    kill -9 of a rank, and of a launch: seconds until it trains again; then at random moments,
 #             whether resumed runs have the bits of one that nothing happened to
@@ -28,7 +29,7 @@ while :; do
   esac
   shift
 done
-[ $# -ge 2 ] || { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,21s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1" || exit
 out=$(realpath "$1")
 shift
@@ -127,7 +128,10 @@ part() {
     predict) { [ -f "$HOSTS_CLUSTER" ] || profile; } && predict ;;
     faults) ready && faults ;;
     waits) measured 400 waits | tee -a "$work/rates.txt" ;;
-    soak) measured "$(left)" soak "$(($(left) - 60))" | tee -a "$work/rates.txt" ;;
+    soak)
+      measured "$(left)" soak "$(($(left) - 60))" | tee -a "$work/rates.txt"
+      awk '/^soak:/ {rounds += $2; seconds += $8} END {print rounds, "rounds so far, in", seconds, "s"}' "$work/rates.txt"
+      ;;
     table) hosts table "$work" | tee "$work/table.txt" ;;
     *) ready && { built; hosts run "$work" "$1" "$(left_minutes)"; } ;;
   esac

@@ -27,6 +27,7 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -201,13 +202,19 @@ def run_rank(rank: int, folder: Path, leg: int, plan: Plan, until: int) -> None:
     checkpoints = folder / "checkpoints"
     with tempfile.TemporaryDirectory() as scratch:
         worker = NativeWorker(plan, rank, Path(scratch))
+        began = time.time()
         try:
             worker.preflight()
             first = worker.start(folder / f"{leg}.meeting", checkpoints if leg else None)
+            started = time.time()
             results = [worker.step() for _ in range(first, until)]
+            trained = time.time()
             worker.save(checkpoints)
         finally:
             worker.close()
+    if rank == 0:
+        took = started - began, trained - started, time.time() - trained
+        (folder / f"{leg}.seconds").write_text(json.dumps([began, *took]))
     found = Curve([one.loss for one in results], [one.gradient_norm or 0.0 for one in results])
     (folder / f"{leg}.{rank}.json").write_text(json.dumps(found))
 
@@ -220,7 +227,16 @@ def curve(course: Course, steps: int, device: str, training: Training = TRAINING
         for leg, layout in enumerate(course.legs):
             until = steps * (leg + 1) // len(course.legs)
             given = (folder, leg, plan_for(layout, training, device), until)
+            spawned = time.time()
             spawn(run_rank, given, nprocs=layout.strategy.ranks)  # type: ignore[no-untyped-call]
+            began, *took = json.loads((folder / f"{leg}.seconds").read_text())
+            start, steps_took, end = (f"{seconds:.1f}" for seconds in took)
+            print(
+                f"  {layout.strategy.ranks} ranks: {began - spawned:.1f} s for processes, "
+                f"{start} to start, {steps_took} for steps, {end} to end",
+                file=sys.stderr,
+                flush=True,
+            )
             first, *others = (json.loads(path.read_text()) for path in folder.glob(f"{leg}.*.json"))
             assert all(other == first for other in others), "ranks report different curves"
             for mine, more in zip(found, first, strict=True):

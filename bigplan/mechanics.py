@@ -7,7 +7,7 @@ are here. The runtime carries them out; the graph, the program and the prices co
 Rules that are not numbers are with the code that follows them:
 
     order.Waits, order.PACED   what an action waits for, in the runtime as in the simulator
-    lanes.SHARED               which lanes are one thread
+    lanes.thread_of            which lanes are one thread
     Gpu.runs_kernels           CUDA devices run generated kernels, unless the plan asks for torch's
     price.memory_of_torch      the GPU memory that torch is held to
 

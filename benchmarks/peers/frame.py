@@ -188,15 +188,14 @@ def measure(
         begun = time.perf_counter()
         train = prepare()
         record["start_seconds"] = time.perf_counter() - begun
+        say(f"prepared in {record['start_seconds']:.1f} s")
         if args.device == "cuda":
             hold_gpu(args.gpu_limit)
         for step in range(args.steps):
             seconds, loss = timed(train, token_batches(args, step), args.device)
             record["seconds"].append(seconds)
             record["losses"].append(loss)
-            if first:
-                told = f"step {step + 1}: {seconds:.3f} s, loss {loss:.4f}"
-                print(told, file=sys.stderr, flush=True)
+            say(f"step {step + 1}: {seconds:.3f} s, loss {loss:.4f}")
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         record["error"] = f"{type(error).__name__}: {lines[0]}"
@@ -208,6 +207,12 @@ def measure(
         record |= memory(args.device) | {"versions": versions()}
         if first or "error" in record:
             print(json.dumps(record, default=str), flush=True)
+
+
+def say(text: str) -> None:
+    """The first rank's progress, as it goes: it is there even if the process is ended."""
+    if place().rank == 0:
+        print(text, file=sys.stderr, flush=True)
 
 
 def hold_gpu(limit: float | None) -> None:

@@ -13,6 +13,7 @@ does not hold.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 
 import torch
@@ -54,10 +55,26 @@ def fill(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             part = weight.to_local() if isinstance(weight, DTensor) else weight
-            part.normal_(std=0.02) if weight.dim() > 1 else part.fill_(1.0)
+            if weight.dim() > 1:  # drawn on the GPU: a core of the host takes 4 s for 1e9 of them
+                part.copy_(torch.empty(part.shape, device=args.device).normal_(std=0.02))
+            else:
+                part.fill_(1.0)
     rotary = model.model.rotary_emb  # its frequencies are no weights, and are empty, too
     with torch.device(args.device):
         model.model.rotary_emb = type(rotary)(model.config)
+
+
+def laps() -> Callable[[str], None]:
+    """Tells what the host did, and for how long since it last told; the GPU may be at it yet."""
+    since = time.perf_counter()
+
+    def lap(what: str) -> None:
+        nonlocal since
+        now = time.perf_counter()
+        frame.say(f"lap {what}: {now - since:.2f} s")
+        since = now
+
+    return lap
 
 
 def prepare(args: argparse.Namespace) -> Callable[[list[Tensor]], Tensor]:
@@ -76,6 +93,7 @@ def prepare(args: argparse.Namespace) -> Callable[[list[Tensor]], Tensor]:
 
     def train(batches: list[Tensor]) -> Tensor:
         total = torch.zeros((), device=args.device)
+        lap = laps()
         for index, words in enumerate(batches):
             if args.resident:
                 last = index == len(batches) - 1
@@ -84,9 +102,12 @@ def prepare(args: argparse.Namespace) -> Callable[[list[Tensor]], Tensor]:
             loss = frame.loss_of(model, words) / len(batches)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
+            lap(f"micro-batch {index + 1} of {len(batches)}")
         nn.utils.clip_grad_norm_(model.parameters(), frame.CLIP)
+        lap("clipping")
         optimizer.step()
         optimizer.zero_grad()
+        lap("update")
         return total
 
     return train

@@ -30,6 +30,7 @@ from bigplan.spec.files.document import Spec, load_document
 
 HERE = Path(__file__).parent
 SCRATCH = Path(tempfile.gettempdir()) / "bigplan-peers"
+TOLD = ("prepared in ", "lap ", "step ")  # how lines begin that a peer prints as it goes
 POLL = 0.25  # seconds between looks at the process and at the host's memory
 
 
@@ -128,7 +129,7 @@ def run(case: Case, log: Path, seconds: float) -> dict[str, Any]:
     }
     if end.code and "error" not in record:
         record["error"] = why(end, seconds)
-        record["steps_seen"] = [line for line in said if line.startswith("step ")]
+        record["steps_seen"] = [line for line in said if line.startswith(TOLD)]
     return record
 
 

@@ -20,7 +20,15 @@ from bigplan.order import Order, order_of
 from bigplan.plan import Plan
 from bigplan.program import Action, Lane, Op, expand
 from bigplan.runtime import lanes as lanes_module
-from bigplan.runtime.lanes import Done, LaneClock, Lanes, StoppedError, finish, read_ahead
+from bigplan.runtime.lanes import (
+    Done,
+    LaneClock,
+    Lanes,
+    StoppedError,
+    finish,
+    read_ahead,
+    thread_of,
+)
 from bigplan.timeline import Timeline
 from tests.examples import examples
 from tests.runtime.harness import context_of, started
@@ -160,6 +168,24 @@ def test_chunks_are_queued_one_at_a_time_by_one_thread(monkeypatch: pytest.Monke
     lanes.close()
     assert len(set.union(*(threads[lane] for lane in passing))) == 1
     assert most == dict.fromkeys((*passing, Lane.COMPUTE), ACTIONS_AHEAD - 1) | {Lane.STATE_IN: 0}
+
+
+def test_one_thread_queues_what_stays_on_the_gpu() -> None:
+    beside = {Lane.DATA, Lane.CPU, Lane.CHECKPOINT, Lane.NVME_READ}
+    staying = {Lane.COMPUTE, Lane.COMM, Lane.GPU_UPDATE}
+    expected = dict.fromkeys(staying, Lane.COMPUTE) | {lane: lane for lane in beside}
+    assert thread_of(staying | beside) == expected
+
+
+@pytest.mark.parametrize("leaves", [Lane.H2D, Lane.D2H, Lane.STATE_OUT, Lane.SEND, Lane.RECV])
+def test_where_something_leaves_the_gpu_collectives_have_a_thread_of_their_own(
+    leaves: Lane,
+) -> None:
+    """It may wait on the host for what leaves, while passes go on."""
+    threads = thread_of({Lane.COMPUTE, Lane.COMM, Lane.GPU_UPDATE, leaves})
+    assert threads[Lane.COMPUTE] is Lane.COMPUTE
+    assert threads[Lane.COMM] is Lane.COMM
+    assert threads[Lane.GPU_UPDATE] is Lane.STATE_IN
 
 
 @pytest.mark.gpu

@@ -1,12 +1,15 @@
 """What the host's Python takes of a step, action by action, beside the GPU's time and the plan's.
 
-    python benchmarks/h200_host_time.py OUT.json [CASE ...]
+    python -m benchmarks.host_time OUT.json [CASE ...]
+    python -m benchmarks.peers.ranks 2 host_time OUT.json CASE ...     on two GPUs: cases of RANKS
 
 Each case is a model, a training and pinned decisions (CASES); its plan runs for a few steps on the
 runtime's worker. Per action are kept: seconds of its lane's thread on a core (`cpu`, waits apart),
 seconds on the host's clock from its begin to its end (`host`), and seconds on the device.
 BIGPLAN_CLUSTER is a cluster file in place of h200-1x; what its host takes of layers is measured
-once more just before a case is planned, as a host's speed changes from minute to minute.
+once more just before a case is planned, as a host's speed changes from minute to minute; but not
+with several ranks, which must have one plan. The first rank tells. With HOST_TIME_APART in the
+environment every lane has a thread of its own, as before 2026-11-25.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+RANK, WORLD = (
+    int(os.environ.get(name, ones)) for name, ones in (("RANK", "0"), ("WORLD_SIZE", "1"))
+)
 STEPS = int(os.environ.get("HOST_TIME_STEPS", "8"))
 
 
@@ -87,6 +93,9 @@ WHOLE = {"sequence_length": 2048, "global_batch": 8}
 TORCH = {"kernels": "torch"}
 LONG = {"sequence_length": 4096, "global_batch": 16}
 OPT_13B = {"sequence_length": 2048, "global_batch": 16}
+SHORT = {"sequence_length": 512, "global_batch": 32}
+RANKS = ("0.6b-zero3", "0.6b-zero3-graphs", "0.6b-z1", "tiny-zero3")
+TINY = {"sequence_length": 64, "global_batch": 8}
 NARROW = small("narrow-48", layers=48, hidden=2048, heads=16, ffn=5632)
 Case = tuple[Any, dict[str, Any], dict[str, Any], dict[str, str]]
 CASES: dict[str, Case] = {  # model, training, decisions, caps
@@ -121,6 +130,13 @@ CASES: dict[str, Case] = {  # model, training, decisions, caps
     "llama-mb1": (small("tiny-16"), SMALL, {**ALONE, "block.recompute": "none"}, {}),
     "llama-mb1-full": (small("tiny-16"), SMALL, {**ALONE, "block.recompute": "full"}, {}),
     "llama-mb1-host": (small("tiny-16"), SMALL, AWAY, {}),
+    # Of two ranks: 0.209 s a step on two H200s on 2026-11-25, with threads apart.
+    "0.6b-zero3": ("qwen3-0.6b", SHORT, {"zero": 3, "captured": 0}, {}),
+    "0.6b-zero3-graphs": ("qwen3-0.6b", SHORT, {"zero": 3}, {}),
+    "0.6b-z1": ("qwen3-0.6b", SHORT, {"zero": 1, "captured": 0}, {}),
+    # To see that it runs, on any machine.
+    "tiny": ("tiny-llama-test", TINY, {}, {}),
+    "tiny-zero3": ("tiny-llama-test", TINY, {"zero": 3}, {}),
     "mistral-12gib": (
         "mistral-7b",
         {"sequence_length": 4096, "global_batch": 16, "gradient_precision": "bf16"},
@@ -139,6 +155,8 @@ def cluster_now() -> Any:
         return "h200-1x"
     import torch
 
+    if WORLD > 1 or not torch.cuda.is_available():
+        return given
     from bigplan.profile.bench import Bench
     from bigplan.profile.narrow import measure_narrow
     from bigplan.profile.stream import measure_launch
@@ -225,6 +243,21 @@ def medians(log: list[tuple[Any, float]], kinds: Sequence[str]) -> dict[str, lis
     }
 
 
+def by_lane(log: list[tuple[Any, float]]) -> dict[str, float]:
+    """Milliseconds of a step in which the actions of each lane were on a core."""
+    found: dict[str, float] = defaultdict(float)
+    for done, seconds in log:
+        found[done.action.lane.value] += 1e3 * seconds
+    return dict(found)
+
+
+def keep_lanes_apart() -> None:
+    """A thread for every lane, but for streamed state."""
+    from bigplan.runtime import lanes
+
+    lanes.thread_of = lambda found: {lane: lanes.SHARED.get(lane, lane) for lane in found}
+
+
 def run(name: str) -> dict[str, Any]:
     """Plan the case, run it, and tell."""
     import torch
@@ -235,21 +268,25 @@ def run(name: str) -> dict[str, Any]:
 
     module.first_values = alike  # type: ignore[attr-defined]
     plan = plan_of(name)
-    torch.cuda.reset_peak_memory_stats()
-    worker = NativeWorker(plan, 0, Path(mkdtemp()))
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    worker = NativeWorker(plan, RANK, Path(mkdtemp()))
     steps = []
     with logged() as log:
         try:
             worker.preflight()
-            worker.start("")
+            worker.start(Path(os.environ.get("PEERS_MEETING", "") + f".{name}"))
             for _ in range(STEPS):
                 log.clear()
                 steps.append(step_of(worker))
-            free, total = torch.cuda.mem_get_info()
+            free, total = torch.cuda.mem_get_info() if cuda else (0, 0)
             actions = medians(log, plan.model.layer_sequence())
+            lanes = by_lane(log)
         finally:
             worker.close()
-            torch.cuda.empty_cache()
+            if cuda:
+                torch.cuda.empty_cache()
     record = {
         "strategy": plan.strategy.model_dump(exclude_defaults=True),
         "placement": plan.placement.model_dump(exclude_defaults=True, mode="json"),
@@ -257,13 +294,15 @@ def run(name: str) -> dict[str, Any]:
         "measured": statistics.median(step["seconds"] for step in steps[1:]),
         "steps": steps,
         "actions_us": actions,
+        "lanes_ms": lanes,
         "promised_memory": {str(u.tier): u.used_bytes for u in plan.predicted.memory},
         "gpu_cap": plan.cluster.group.gpu.memory,
-        "peak_allocated": torch.cuda.max_memory_allocated(),
-        "peak_reserved": torch.cuda.max_memory_reserved(),
+        "peak_allocated": torch.cuda.max_memory_allocated() if cuda else 0,
+        "peak_reserved": torch.cuda.max_memory_reserved() if cuda else 0,
         "device_used": total - free,
     }
-    tell(name, record)
+    if RANK == 0:
+        tell(name, record)
     return record
 
 
@@ -281,20 +320,26 @@ def tell(name: str, record: dict[str, Any]) -> None:
         f"{record['gpu_cap'] / 2**30:.3f}",
         flush=True,
     )
+    told = ", ".join(f"{lane} {spent:.1f}" for lane, spent in record["lanes_ms"].items())
+    print(f"    ms on a core: {told}")
     for key, (count, cpu_us, host, device) in record["actions_us"].items():
         print(f"    {key}: {count} x cpu {cpu_us:.0f} host {host:.0f} device {device:.0f} us")
 
 
 def main() -> None:
     """Read the command line."""
-    out = Path(sys.argv[1])
+    out, alone = Path(sys.argv[1]), WORLD == 1
+    if os.environ.get("HOST_TIME_APART"):
+        keep_lanes_apart()
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    for name in sys.argv[2:] or CASES:
+    for name in sys.argv[2:] or [name for name in CASES if (name in RANKS) != alone]:
         try:
             found[name] = run(name)
         except Exception as error:  # noqa: BLE001 - the next case may run
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
             found[name] = {"error": str(error)}
+        if RANK:
+            continue
         out.write_text(json.dumps(found, indent=1))
 
 
