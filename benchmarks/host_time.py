@@ -130,6 +130,13 @@ CASES: dict[str, Case] = {  # model, training, decisions, caps
     "llama-mb1": (small("tiny-16"), SMALL, {**ALONE, "block.recompute": "none"}, {}),
     "llama-mb1-full": (small("tiny-16"), SMALL, {**ALONE, "block.recompute": "full"}, {}),
     "llama-mb1-host": (small("tiny-16"), SMALL, AWAY, {}),
+    # What each of two ranks has of the next, alone.
+    "0.6b-launched": (
+        "qwen3-0.6b",
+        SHORT | {"global_batch": 16},
+        {"micro_batch": 16, "captured": 0},
+        {},
+    ),
     # Of two ranks: 0.209 s a step on two H200s on 2026-11-25, with threads apart.
     "0.6b-zero3": ("qwen3-0.6b", SHORT, {"zero": 3, "captured": 0}, {}),
     "0.6b-zero3-graphs": ("qwen3-0.6b", SHORT, {"zero": 3}, {}),

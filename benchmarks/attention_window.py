@@ -1,6 +1,6 @@
 """Attention within a sliding window, beside whole triangles and beside what the cost model says.
 
-Usage: h200_window.py [LENGTH:WINDOW ...]. Milliseconds of a forward and of a backward of one
+Usage: attention_window.py [LENGTH:WINDOW ...]. Milliseconds of a forward and of a backward of one
 sequence in bf16, 32 heads of 128 and 8 of keys and values, and TFLOP/s of the pairs of tokens that
 see each other; predictions for an H200 in brackets. A window of 0 is none: torch's own choice of a
 kernel. Without a GPU: small ones, no times.

@@ -1,9 +1,11 @@
 """Which operators of a step give other bits when they run again, and what the same bits would cost.
 
-    python benchmarks/h200_same_bits.py operators     each operator again and again beside copies
-    python benchmarks/h200_same_bits.py run MODEL     the same few steps twice: losses and norms
+    python benchmarks/same_bits.py operators     each operator again and again beside copies
+    python benchmarks/same_bits.py run MODEL     the same few steps twice: losses and norms
 
-`run` takes decisions as KEY=VALUE after the model, as `bigplan plan --set` does, and SEQ=, BATCH=.
+`run` takes decisions as KEY=VALUE after the model, as `bigplan plan --set` does, and SEQ=, BATCH=,
+CAP= (of the GPU), and SAME=1 for a deterministic run. BIGPLAN_CLUSTER is a cluster in place of
+h200-1x.
 """
 
 from __future__ import annotations
@@ -171,13 +173,12 @@ def run(model: str, *settings: str) -> None:
     training = {
         "sequence_length": int(pairs.pop("SEQ", 1024)),
         "global_batch": int(pairs.pop("BATCH", 16)),
+        "deterministic": bool(pairs.pop("SAME", "")),
     }
-    if pairs.pop("SAME", ""):
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+    cluster = os.environ.get("BIGPLAN_CLUSTER", "h200-1x")
     caps = {"gpu": pairs.pop("CAP")} if "CAP" in pairs else {}
     experiment = Experiment.model_validate(
-        {"model": model, "cluster": "h200-1x", "training": training, "set": pairs, "caps": caps}
+        {"model": model, "cluster": cluster, "training": training, "set": pairs, "caps": caps}
     )
     plan = make_plan(
         Request(

@@ -1,7 +1,7 @@
 """Attention with linear biases (ALiBi): by wider heads, by a mask of scores, by flex attention.
 
-Usage: h200_alibi.py [LENGTH ...]. Milliseconds of a forward, and of a backward, of 32 heads of 128
-in bf16, 8,192 tokens in sequences of each length (default: 2048 8192), beside causal attention
+Usage: attention_alibi.py [LENGTH ...]. Milliseconds of a forward, and of a backward, of 32 heads of
+128 in bf16, 8,192 tokens in sequences of each length (default: 2048 8192), beside causal attention
 without biases and beside what the cost model gives wider heads with an H200's rates. Each way is
 compared with the first. Where torch refuses one, it says why. Without a GPU: small ones, no times.
 """

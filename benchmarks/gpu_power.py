@@ -1,6 +1,6 @@
 """Watts, clock and rate of a GPU: idle, copying, and in products of data with more or fewer zeros.
 
-    python benchmarks/h200_power.py
+    python benchmarks/gpu_power.py
 
 How fast a GPU is whose power limit is lower: its clock falls until it takes no more. Each load runs
 for some seconds; printed are medians of the second half, by nvidia-smi ten times a second.
