@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil, gcd, inf
 
 from bigplan.graph.operators import Attention, Gemm, Operator, Stream, doubled_reach
-from bigplan.spec.gpu import FlashKernel, Gpu
+from bigplan.spec.gpu import Divisor, FlashKernel, Gpu
 
 # Tiles that GEMM libraries choose from, [rows, columns], and the rate each reaches beside the
 # largest: a tile of m x n loads m + n per m n products, so smaller ones wait for loads.
@@ -22,6 +22,7 @@ ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels 
 # Rates of a single product by the divisor of its rows' lengths. Measured on an H200, torch 2.11:
 # 4096 cubed with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
 MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
+DIVISORS: dict[int, Divisor] = {4: "by_4", 2: "by_2", 1: "by_1"}
 ATTENTION_TILE = 128  # rows and columns of a flash attention tile, which is computed in whole
 # Columns of a head that cost as much as the softmax of its scores. With FlashAttention-2 and 3 on
 # an H100 at 16k tokens heads of 64 reach 0.77 to 0.90 of the rate of heads of 128 (arXiv
@@ -135,14 +136,17 @@ def alignment(gemm: Gemm, gpu: Gpu, precision: str) -> float:
     """Rate beside that of rows whose lengths are multiples of 8.
 
     Loads of single products are as wide as their rows' lengths divide: a layer's tokens may be any
-    number (0.97 to 1.00 of the rate on an H100, benchmarks/results/2026-11-25-h100-x2). Libraries
-    run batched products without tensor cores then, at the peak of fp32.
+    number (0.97 to 1.00 of the rate on an H100, benchmarks/results/2026-11-25-h100-x2). Batched
+    products lose less on an H100. On GPUs without such a figure they run at the peak of fp32, as
+    heads of 108 and 150 columns did on A100s in 2022 (the bloom tables of validate/measured.csv).
     """
     width = min(gcd(length, ALIGNED) for length in gemm.row_lengths)
     if width == ALIGNED:
         return 1.0
     if gemm.batch == 1:
         return MISALIGNED_ALONE[width]
+    if gpu.misaligned_batches and precision != "fp32":
+        return gpu.misaligned_batches[DIVISORS[width]]
     aligned = gpu.peak(precision) * gpu.gemm_share(precision)
     return min(1.0, gpu.peak_flops.get("fp32", aligned) / aligned)
 

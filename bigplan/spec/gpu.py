@@ -17,6 +17,7 @@ from bigplan.units import Bandwidth, Bytes, PositiveFlops, RankRate, Seconds
 # torch's scaled_dot_product_attention where it is none of these.
 FlashKernel = Literal["flash1", "flash2", "flash3", "cudnn", "sdpa"]
 Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
+Divisor = Literal["by_4", "by_2", "by_1"]
 PartReached = Annotated[float, Field(gt=0)]  # share of a nominal peak; CPU devices exceed theirs
 HalfLength = Annotated[float, Field(ge=0)]  # tokens
 GPUS = shipped.PACKAGE / "hardware"
@@ -43,6 +44,9 @@ class Gpu(MachinePart):
     """inner dimension K0 in the factor K / (K + K0) of a GEMM's efficiency"""
     gemm_efficiencies: dict[Peaked, PartReached] | None = None
     """where a precision reaches another fraction of its peak; absent: gemm_efficiency for all"""
+    misaligned_batches: dict[Divisor, PartReached] | None = Field(default=None, min_length=3)
+    """the part of its rate that a batched product in 16 bits keeps where its rows' lengths are no
+    multiples of 8, but of 4, 2 or 1; absent: it runs at the peak of fp32"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
     attention_forward_efficiency: dict[FlashKernel, PartReached] = Field(min_length=1)

@@ -97,7 +97,8 @@ def _objects(schema: Schema, defs: Schema) -> st.SearchStrategy[Any]:
     if properties is None:
         keys = values_of(schema["propertyNames"], defs) if "propertyNames" in schema else TEXT
         values = values_of(schema["additionalProperties"], defs)
-        return st.dictionaries(keys, values, min_size=schema.get("minProperties", 0), max_size=2)
+        least = schema.get("minProperties", 0)
+        return st.dictionaries(keys, values, min_size=least, max_size=max(least, 2))
     each = {key: values_of(value, defs) for key, value in properties.items()}
     required = {key: each.pop(key) for key in schema.get("required", ())}
     return st.fixed_dictionaries(required, optional=each)
