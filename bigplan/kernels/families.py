@@ -33,6 +33,7 @@ def block_graph(model: ModelSpec, batch: int, length: int, dtype: str) -> Kernel
 class _BlockGraph:
     def __init__(self, model: ModelSpec, batch: int, length: int, dtype: str) -> None:
         self.model, self.batch, self.length, self.dtype = model, batch, length, dtype
+        self.window = model.window_within(length)  # of attention, beyond torch's own arguments
         self.nodes: list[KernelNode] = []
         self.values: dict[str, KernelValue] = {}
         self.inputs: list[KernelValue] = []
@@ -285,7 +286,7 @@ class _BlockGraph:
         sums = dense("1", self.shape(query)[:-1], "fp32")
         out, lse = self.node(
             "scaled_dot_product_attention", [made, sums],
-            query=Arg(query), key=Arg(key), value=Arg(value), is_causal=True,
+            query=Arg(query), key=Arg(key), value=Arg(value), is_causal=True, window=self.window,
         )  # fmt: skip
         mixed = self.turned(out, (0, 2, 1, 3))
         self.where[step.gives[0].name] = self.view(mixed, (*self.rows, step.gives[0].columns()))
@@ -306,7 +307,7 @@ class _BlockGraph:
         made = self.node(
             "scaled_dot_product_attention_backward", outputs, grad_out=Arg(gradient),
             query=Arg(query), key=Arg(key), value=Arg(value), out=Arg(out), logsumexp=Arg(lse),
-            is_causal=True,
+            is_causal=True, window=self.window,
         )  # fmt: skip
         for read, name in zip(step.reads, made, strict=True):
             self._gives(read, self.turned(name, (0, 2, 1, 3)))

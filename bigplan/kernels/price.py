@@ -17,7 +17,7 @@ from bigplan.cost.kernel import (
     kernel_seconds,
     resident,
 )
-from bigplan.graph.operators import Attention, Gemm
+from bigplan.graph.operators import Attention, Gemm, doubled_reach
 from bigplan.kernels.body import Body
 from bigplan.kernels.expansion import mask_of
 from bigplan.kernels.fuse import (
@@ -179,14 +179,17 @@ def product(graph: KernelGraph, node: KernelNode) -> Gemm:
 
 
 def attention(graph: KernelGraph, node: KernelNode) -> Attention:
-    """Fused attention of queries [..., heads, s, d] and keys."""
+    """Fused attention of queries [..., heads, s, d] and keys, of blocks within their window."""
     names = [node.arguments.get(name) for name in ("query", "key")]
     query, key = (graph.values[ref.name].shape for ref in names if isinstance(ref, Arg))
     length, columns = key[-2], query[-1]
+    window = node.arguments.get("window")
+    assert window is None or isinstance(window, int)
     causal = bool(node.arguments.get("is_causal"))
-    flops = 4.0 * prod(query) * length * (0.5 if causal else 1.0)
+    flops = 2.0 * prod(query) * (doubled_reach(length, window) if causal else 2.0 * length)
     back = "backward" in node.op
     moved = sum(value.nbytes for value in node.outputs) + sum(
         graph.values[ref].nbytes for ref in dict.fromkeys(node.refs())
     )
-    return Attention(node.name, flops * (2.5 if back else 1.0), moved, back, columns, length)
+    flops *= 2.5 if back else 1.0
+    return Attention(node.name, flops, moved, back, columns, length, window=window)

@@ -11,12 +11,17 @@ pytest.importorskip("torch")
 
 import torch
 
+from bigplan.cost.compute import attention_seconds
+from bigplan.graph.build import build_graph
+from bigplan.graph.operators import Attention
+from bigplan.graph.strategy import Strategy
 from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.families import block_graph
 from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.optimised import Optimiser, optimise
 from bigplan.spec.catalog import find_model
 from bigplan.spec.model import ModelSpec
+from bigplan.spec.training import Training
 from tests.kernels.fused_rms_norm import fused_rms_norm
 from tests.kernels.generated import DEVICE
 from tests.kernels.plain import PlainBlock
@@ -72,3 +77,18 @@ def test_a_familys_graph_has_the_kernels_of_a_captured_one(name: str) -> None:
         assert ours == theirs
     # Attention's statistics are larger on a CPU; all else is kept alike.
     assert written.kept_bytes == pytest.approx(captured.kept_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "length"), [("mistral-7b", 16_384), ("phi-3-mini", 4096)])
+def test_attention_within_a_window_is_priced_as_in_a_plan(name: str, length: int) -> None:
+    """By the same operators, forward and backward; bytes are no matter beside so much arithmetic."""
+    model, pricer = find_model(name), Optimiser("h200-sxm", 0.0).pricer
+    training = Training(sequence_length=length, global_batch=1)
+    kind = build_graph(model, training, Strategy(dp=1), fused=True).kinds["block"]
+    planned = [op for op in (*kind.forward, *kind.backward) if isinstance(op, Attention)]
+    graph = block_graph(model, 1, length, "bf16")
+    nodes = [node for node in graph.nodes if "scaled_dot_product" in node.op]
+    assert model.window_within(length)
+    for node, operator in zip(nodes, planned, strict=True):
+        seconds = pricer.torch(graph, node) - pricer.sm.kernel_start
+        assert seconds == pytest.approx(attention_seconds(operator, pricer.device))
