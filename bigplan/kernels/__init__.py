@@ -9,7 +9,9 @@ cover.py, keep.py       which operators are one kernel; what the backward comput
 price.py                seconds of a group, and of torch's own operators
 fuse.py, body.py, operators.py   a group as arithmetic on rows and columns
 source.py, launch.py    its Triton source; compiled and launched
-single.py, library.py   a block's operators one by one, for the runtime; loss.py, update.py
+single.py, library.py   a block's operators one by one, for the runtime; update.py
+loss.py                 linear + cross-entropy in chunks, also where captured code has them apart
+here.py                 the GPU of this machine
 tuned.py                tiles that were timed once
 """
 

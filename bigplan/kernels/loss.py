@@ -7,19 +7,32 @@ the tokens of a chunk: fewer tokens make narrower products, which are slower.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
 
 from bigplan.errors import InputError
-from bigplan.kernels.library import Library
-from bigplan.kernels.optimised import Optimiser
+from bigplan.kernels.here import gpu_here, pricer_for, runs_kernels
+from bigplan.kernels.rewritten import LIBRARY, OPERATORS
+
+if TYPE_CHECKING:
+    from bigplan.kernels.library import Library
 
 ROWS = 128  # of a tile of products: chunks are whole multiples
 MEMORY = 2**30  # bytes of a chunk's logits, where nobody says
+LIBRARY.define(
+    "linear_cross_entropy(Tensor x, Tensor weight, Tensor target, int chunk, bool mean,"
+    " bool wanted) -> (Tensor, Tensor, Tensor)"
+)
+LIBRARY.define(
+    "linear_cross_entropy_backward(Tensor gradient, Tensor by_x, Tensor by_weight)"
+    " -> (Tensor, Tensor)"
+)
 
 
 def chunk_for(tokens: int, words: int, element: int, memory: int) -> int:
@@ -39,34 +52,76 @@ def chunk_for(tokens: int, words: int, element: int, memory: int) -> int:
     return min(most, -(-tokens // chunks // ROWS) * ROWS)
 
 
-class _LinearCrossEntropy(Function):
-    """The loss with its gradients, which the backward multiplies by what it is given, if not 1."""
+def _ahead(
+    x: Tensor, weight: Tensor, targets: Tensor, chunk: int, mean: bool, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, and if `wanted` its gradients, else two tensors without elements."""
+    share = (targets >= 0).sum().clamp_min(1).reciprocal() if mean else x.new_ones(())
+    scale = share.float().view(1)
+    total = scale.new_zeros(())
+    by_x = torch.empty_like(x) if wanted else x.new_empty(0)
+    by_weight = torch.zeros_like(weight) if wanted else x.new_empty(0)
+    for first in range(0, len(x), chunk):
+        part = slice(first, first + chunk)
+        logits = x[part] @ weight.T
+        total += _losses(logits, targets[part], scale).sum()
+        if wanted:
+            torch.mm(logits, weight, out=by_x[part])
+            by_weight.addmm_(logits.T, x[part])
+        del logits  # before the next chunk's exist
+    return total * scale[0], by_x, by_weight
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, chunk: int, mean: bool
-    ) -> Tensor:
-        library = _library()
-        share = (targets >= 0).sum().clamp_min(1).reciprocal() if mean else x.new_ones(())
-        scale, wanted = share.float().view(1), any(ctx.needs_input_grad[:2])
-        by_x, by_weight = (torch.empty_like(x), torch.zeros_like(weight)) if wanted else (x, weight)
-        losses = []
-        for first in range(0, len(x), chunk):
-            part = slice(first, first + chunk)
-            logits = x[part] @ weight.T
-            losses.append(library.cross_entropy_(logits, targets[part], scale).sum())
-            if wanted:
-                torch.mm(logits, weight, out=by_x[part])
-                by_weight.addmm_(logits.T, x[part])
-        ctx.save_for_backward(*((by_x, by_weight) if wanted else ()))
-        return torch.stack(losses).sum() * scale[0]
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        by_x, by_weight = ctx.saved_tensors
-        if float(gradients[0]) != 1.0:
-            by_x, by_weight = by_x * gradients[0], by_weight * gradients[0]
-        return by_x, by_weight, None, None, None
+def _losses(logits: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
+    """Losses of logits, which their gradient times `scale` replaces."""
+    if runs_kernels({logits.device.type}):
+        return _library().cross_entropy_(logits, targets, scale)
+    target = targets.clamp_min(-1).unsqueeze(1)
+    rows: tuple[Tensor, Tensor] = OPERATORS.cross_entropy_rows(logits, target, -1)
+    losses, lse = rows
+    given = scale.expand_as(losses)
+    logits.copy_(OPERATORS.cross_entropy_rows_backward(given, logits, target, lse, -1))
+    return losses.squeeze(1)
+
+
+def _ahead_meta(
+    x: Tensor, weight: Tensor, targets: Tensor, chunk: int, mean: bool, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    loss, nothing = x.new_empty((), dtype=torch.float32), x.new_empty(0)
+    if not wanted:
+        return loss, nothing, torch.empty_like(nothing)
+    return loss, torch.empty_like(x), torch.empty_like(weight)
+
+
+def _back(gradient: Tensor, by_x: Tensor, by_weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients times what the backward is given, if that is not 1."""
+    if float(gradient) != 1.0:
+        return by_x * gradient, by_weight * gradient
+    return by_x, by_weight
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _gradient(ctx: Any, by_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    back = OPERATORS.linear_cross_entropy_backward
+    return (*back(by_loss, *ctx.saved_tensors), None, None, None, None)
+
+
+LIBRARY.impl("linear_cross_entropy", _ahead, "CompositeExplicitAutograd")
+LIBRARY.impl("linear_cross_entropy", _ahead_meta, "Meta")
+LIBRARY.impl("linear_cross_entropy_backward", _back, "CompositeExplicitAutograd")
+LIBRARY.impl(
+    "linear_cross_entropy_backward",
+    lambda gradient, by_x, by_weight: (torch.empty_like(by_x), torch.empty_like(by_weight)),
+    "Meta",
+)
+torch.library.register_autograd(
+    "bigplan_kernels::linear_cross_entropy", _gradient, setup_context=_save, lib=LIBRARY
+)
 
 
 def linear_cross_entropy(
@@ -80,16 +135,92 @@ def linear_cross_entropy(
     """Cross-entropy, fp32, of the logits x [n, h] @ weight [V, h]^T by targets int64 [n].
 
     A negative target counts nothing. `memory`: bytes that logits may take at once. `reduction`:
-    mean over the targets that count, or sum. The weight's gradient is added up over chunks in its
-    own dtype. Raises InputError.
+    mean over the targets that count (0 if none does), or sum. The weight's gradient is added up
+    over chunks in its own dtype. Raises InputError.
     """
     if reduction not in ("mean", "sum"):
         raise InputError(f"reduction is {reduction!r}; use 'mean' or 'sum'")
     chunk = chunk_for(len(x), len(weight), x.element_size(), memory)
-    mean = reduction == "mean"
-    return _LinearCrossEntropy.apply(x, weight, targets, chunk, mean)  # type: ignore[no-any-return, no-untyped-call]
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    loss, *_ = OPERATORS.linear_cross_entropy(
+        x, weight, targets, chunk, reduction == "mean", wanted
+    )
+    return loss  # type: ignore[no-any-return]
 
 
 @cache
 def _library() -> Library:
-    return Library(Optimiser(None, 0.0).pricer)
+    from bigplan.kernels.library import Library
+
+    return Library(pricer_for(gpu_here()))
+
+
+# --- In captured functions.
+
+PRODUCTS = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
+SAME = (Tensor.float, Tensor.to, Tensor.view, Tensor.reshape, Tensor.contiguous, Tensor.flatten)
+
+
+class _InChunks(TorchFunctionMode):
+    """Takes F.cross_entropy of a linear's result, maybe cast or viewed, from the linear's inputs.
+
+    Logits that something else reads, too, are computed there once more.
+    """
+
+    def __init__(self, memory: int) -> None:
+        super().__init__()
+        self.memory = memory
+        # By the identity of logits: themselves, so that it stays theirs, and what they come from.
+        self.made: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        if func is F.cross_entropy and (found := self._loss(*args, **named)) is not None:
+            return found
+        result = func(*args, **named)
+        if isinstance(result, Tensor) and result.is_floating_point():
+            self._remember(func, args, named, result)
+        return result
+
+    def _remember(self, func: Any, args: Any, named: Any, result: Tensor) -> None:
+        source = None
+        if func is F.linear and len(args) == 2 and named.get("bias") is None:
+            source = args
+        elif func in PRODUCTS and len(args) == 2 and args[1].dim() == 2 and not named:
+            source = args[0], args[1].T
+        elif func in SAME and id(args[0]) in self.made:
+            logits, *source = self.made[id(args[0])]
+            if (result.numel(), result.shape[-1]) != (logits.numel(), logits.shape[-1]):
+                source = None
+        # Under autocast a product's result has another dtype than its inputs.
+        if source is not None and (func in SAME or {t.dtype for t in source} == {result.dtype}):
+            self.made[id(result)] = result, *source
+
+    def _loss(self, logits: Tensor, target: Tensor, *more: Any, **named: Any) -> Tensor | None:
+        source = self.made.get(id(logits))
+        given = {name for name, value in named.items() if value is not None}
+        named = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0, **named}
+        reduction, ignored = named["reduction"], named["ignore_index"]
+        plain = not more and not given - {"ignore_index", "reduction", "label_smoothing"}
+        if source is None or not plain or named["label_smoothing"] or ignored >= 0:
+            return None
+        if reduction not in ("mean", "sum"):
+            return None
+        if logits.dim() != 2 or target.dtype != torch.int64 or target.dim() != 1 or not len(target):
+            return None
+        _, x, weight = source
+        loss = linear_cross_entropy(
+            x.reshape(-1, x.shape[-1]), weight, target, memory=self.memory, reduction=reduction
+        )
+        return loss.to(logits.dtype)
+
+
+def in_chunks(function: Callable[..., Any], memory: int) -> Callable[..., Any]:
+    """The function with linear + cross-entropy in chunks, whose logits take `memory` bytes."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _InChunks(memory):
+            return function(*args, **kwargs)
+
+    return run

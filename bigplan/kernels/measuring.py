@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bigplan.kernels.optimised import Optimiser, runs_kernels
+from bigplan.kernels.here import runs_kernels
+from bigplan.kernels.optimised import Optimiser
 
 CALLS, WARM = 15, 3
 GRAPH_CALLS = 5

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -19,24 +17,24 @@ from bigplan.errors import InputError
 from bigplan.kernels.capture import MakeKernel, captured, halves
 from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.decomposed import DECOMPOSED
+from bigplan.kernels.here import gpu_here, pricer_for, runs_kernels
 from bigplan.kernels.keep import KeepPlan, best_plan
-from bigplan.kernels.price import Pricer
+from bigplan.kernels.loss import in_chunks
 from bigplan.kernels.rewritten import rewritten
 from bigplan.kernels.tuned import PickFile, Tuner, default_file
-from bigplan.spec.gpu import find_gpu
-from bigplan.spec.multiprocessor import closest_to, find_multiprocessor, named_as
 
-PLANNED_FOR = "h200-sxm"  # where there is no GPU to ask
 Example = Tensor | tuple[Sequence[int], torch.dtype]
 
 
 class Optimiser:
     """Compiles a function for each kind of inputs, and keeps what was decided."""
 
-    def __init__(self, gpu: str | None, price: float, tune: int = 0) -> None:
+    def __init__(
+        self, gpu: str | None, price: float, tune: int = 0, memory: int | None = None
+    ) -> None:
         self.gpu = gpu or gpu_here()
-        self.pricer = Pricer(find_gpu(self.gpu), find_multiprocessor(self.gpu))
-        self.price = price
+        self.pricer = pricer_for(self.gpu)
+        self.price, self.memory = price, memory
         store, multiprocessors = PickFile(default_file()), self.pricer.gpu.multiprocessors
         self.tuner = Tuner(tune, self.gpu, multiprocessors, store) if tune else None
         self.plans: list[KeepPlan] = []
@@ -98,16 +96,6 @@ class Optimiser:
         return run
 
 
-def runs_kernels(devices: set[str]) -> bool:
-    """Whether generated kernels run on tensors there: on CUDA, or in Triton's interpreter.
-
-    Elsewhere the same groups run torch's operators one after another.
-    """
-    if find_spec("triton") is None:
-        return False
-    return devices == {"cuda"} or os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def optimise(
     target: nn.Module | Callable[..., Any],
     examples: Sequence[Example] = (),
@@ -115,6 +103,7 @@ def optimise(
     gpu: str | None = None,
     price: float = 0.0,
     tune: int = 0,
+    memory: int | None = None,
 ) -> Any:
     """A module (or function) that computes the same with fused kernels.
 
@@ -124,9 +113,12 @@ def optimise(
     running anything; the first pair wants a gradient. `gpu` is a shipped GPU type, by default the
     one of this machine, or an H200 if there is none. `price` is the cost of keeping a byte for the
     backward, in seconds. `tune`: on a GPU, time this many of the model's best tiles when a kernel
-    first runs, and keep the fastest in a file (see `tuned.py`). Raises InputError.
+    first runs, and keep the fastest in a file (see `tuned.py`). `memory`: bytes that the logits of
+    a linear and `F.cross_entropy` may take. Both then run in chunks of tokens (see `loss.py`), with
+    0 for the mean of no target, where torch has nan. Logits that something else reads are computed
+    once more. Raises InputError.
     """
-    optimiser = Optimiser(gpu, price, tune if torch.cuda.is_available() else 0)
+    optimiser = Optimiser(gpu, price, tune if torch.cuda.is_available() else 0, memory)
     module = target if isinstance(target, nn.Module) else None
     runner = _Runner(target, optimiser)
     if examples:
@@ -198,14 +190,18 @@ class _Runner:
     def _function(self) -> Callable[..., Any]:
         target = self.target
         if not isinstance(target, nn.Module):
-            return rewritten(lambda state, *args, **kwargs: target(*args, **kwargs))
+            return self._rewritten(lambda state, *args, **kwargs: target(*args, **kwargs))
         if self.owner is not None and self.owner.training != target.training:
             target.training = self.owner.training  # flags of submodules are shared, its own is not
 
         def run(state: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
             return torch.func.functional_call(target, state, args, kwargs)
 
-        return rewritten(run)
+        return self._rewritten(run)
+
+    def _rewritten(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        memory = self.optimiser.memory
+        return rewritten(function if memory is None else in_chunks(function, memory))
 
     def _key(self, given: Any) -> Any:
         leaves, spec = tree_flatten(given)
@@ -258,14 +254,3 @@ def _of_metadata(module: fx.GraphModule) -> Callable[..., Any]:
         ]
 
     return run
-
-
-def gpu_here() -> str:
-    """The described GPU type that kernels are sized for on this machine.
-
-    That of its GPU, else the one of the closest compute capability; PLANNED_FOR without a GPU.
-    """
-    if not torch.cuda.is_available():
-        return PLANNED_FOR
-    named = named_as(torch.cuda.get_device_name())
-    return named or closest_to(*torch.cuda.get_device_capability())

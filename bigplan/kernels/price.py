@@ -121,9 +121,30 @@ class Pricer:
             return gemm_seconds(product(graph, node), self.device) + self.sm.kernel_start
         if "scaled_dot_product" in node.op:
             return attention_seconds(attention(graph, node), self.device) + self.sm.kernel_start
+        if node.op == "linear_cross_entropy":
+            return self._in_chunks(graph, node)
         memory = max(moved / self.device.stream_rate, LOADED * self.sm.memory_latency)
         tiled = (self._norm_back if node.op in NORMS_BACK else self._as_torch_tiles)(graph, node)
         return max(memory + self.sm.kernel_start, tiled)
+
+    def _in_chunks(self, graph: KernelGraph, node: KernelNode) -> float:
+        """Seconds of a loss in chunks (`loss.py`): a product for logits, two for their gradients.
+
+        In between a kernel reads the logits twice, and writes their gradient.
+        """
+        x, weight, _ = (graph.values[ref] for ref in node.refs())
+        (tokens, width), words, chunk = x.shape, weight.shape[0], node.arguments["chunk"]
+        assert isinstance(chunk, int)
+        products = [Gemm(node.name, chunk, words, width)]
+        if node.arguments["wanted"]:
+            products += [
+                Gemm(node.name, chunk, width, words),
+                Gemm(node.name, words, width, chunk),
+            ]
+        kernel = 3 * chunk * words * x.nbytes / x.elements / self.device.stream_rate
+        each = kernel + self.sm.kernel_start
+        each += sum(gemm_seconds(one, self.device) + self.sm.kernel_start for one in products)
+        return ceil(tokens / chunk) * each
 
     def _norm_back(self, graph: KernelGraph, node: KernelNode) -> float:
         """Seconds of torch's two kernels of a norm's backward; 0 where we have no such kernel."""

@@ -17,7 +17,8 @@ import bigplan.kernels
 from bigplan.errors import InputError
 from bigplan.kernels import optimised as optimising
 from bigplan.kernels.cases import GptBlock
-from bigplan.kernels.optimised import optimise, runs_kernels
+from bigplan.kernels.here import runs_kernels
+from bigplan.kernels.optimised import optimise
 from tests.kernels.generated import (
     DEVICE,
     LlamaBlock,
