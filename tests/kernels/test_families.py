@@ -81,7 +81,7 @@ def test_a_familys_graph_has_the_kernels_of_a_captured_one(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "length"), [("mistral-7b", 16_384), ("phi-3-mini", 4096)])
 def test_attention_within_a_window_is_priced_as_in_a_plan(name: str, length: int) -> None:
-    """By the same operators, forward and backward; bytes are no matter beside so much arithmetic."""
+    """As the plan's operators are, forward and backward; bytes do not matter beside arithmetic."""
     model, pricer = find_model(name), Optimiser("h200-sxm", 0.0).pricer
     training = Training(sequence_length=length, global_batch=1)
     kind = build_graph(model, training, Strategy(dp=1), fused=True).kinds["block"]
