@@ -33,6 +33,16 @@ NARROW_AS_FAST: tuple[FlashKernel, ...] = ("flash1",)
 # torch's scaled_dot_product_attention takes no window. Through torch's other functions a window is
 # FlashAttention-2's (runtime/window.py).
 WITHOUT_WINDOWS: FlashKernel = "sdpa"
+# FlashAttention-2's seconds forward in a window over those without one, beyond what the window
+# leaves: its mask is applied to every tile in place of those at the edges (Need_masking in mask.h).
+# Its backward masks at the edges alone. Measured on an H100, torch 2.11, with a window that hides
+# one token of 32,768, which took 1.12 of the price forward and 0.99 backward; windows of 1,024 to
+# 4,096 tokens took 1.13 to 1.18 forward (benchmarks/results/2026-11-25-h100-x2/window.txt).
+MASKED_TILES = 1.12
+# FlashAttention-2's rate over that of the kernel that a GPU has a figure of, where it has none of
+# FlashAttention-2: an estimate from that run, where it had 0.56 of the rate of torch's own forward,
+# masks aside, and 0.62 of the backward.
+FLASH2_OF_STAND_IN = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +175,10 @@ def attention_seconds(attention: Attention, device: Device) -> float:
         bound = "flash2"
     edges = 1 + ATTENTION_TILE / reach
     kernel = device.flash_kernel(backward=attention.backward, only=bound)
+    if gpu.runs_kernels and "flash2" in (bound, kernel):
+        masked = reach < length and not attention.backward
+        edges *= MASKED_TILES if masked else 1.0
+        edges /= FLASH2_OF_STAND_IN if kernel != "flash2" else 1.0
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
     row = doubled_reach(length, attention.window)

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from bigplan.cost.compute import (
     ATTENTION_TILE,
+    FLASH2_OF_STAND_IN,
     HEAD_OVERHEAD,
+    MASKED_TILES,
     MISALIGNED_ALONE,
     TILES,
+    WITHOUT_WINDOWS,
     Device,
     alignment,
     attention_seconds,
@@ -302,7 +305,7 @@ def test_within_a_window_a_kernel_is_as_slow_as_with_rows_and_edges_of_its_lengt
         return
     # A long sequence has rows of twice the window: two edges of half a tile each.
     row = 2 * window - window**2 / length
-    by_hand = (1 + ATTENTION_TILE / window) * (row + half) / row
+    by_hand = MASKED_TILES * (1 + ATTENTION_TILE / window) * (row + half) / row
     assert found / whole == pytest.approx(
         by_hand / ((1 + ATTENTION_TILE / length) * (length + half) / length)
     )
@@ -327,6 +330,57 @@ def test_a_window_has_a_kernel_that_knows_windows(
     assert attention_seconds(whole, Device(H200, "bf16", flash)) == attention_seconds(
         whole, Device(H200, "bf16", (flash[0],))
     )
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("known", ["sdpa", "cudnn"])
+def test_where_flash2_has_no_figure_a_window_is_slower_than_by_the_kernel_that_has_one(
+    known: FlashKernel, backward: bool
+) -> None:
+    tables = {
+        f"attention_{way}_{what}": {known: getattr(H200, f"attention_{way}_{what}")[known]}
+        for way in ("forward", "backward")
+        for what in ("efficiency", "half_length")
+    }
+    gpu = H200.replaced(tables, dict.fromkeys(tables, "measured"))
+    kernel = Attention("attention", 1e12, backward=backward, length=8192, window=4096)
+    found = attention_seconds(kernel, Device(gpu, "bf16", NATIVE.attention))
+    masks = 1.0 if backward else MASKED_TILES
+    by_other = attention_seconds(kernel, Device(gpu, "bf16", (known,)))
+    if known != WITHOUT_WINDOWS:  # which has itself no other kernel
+        assert found == pytest.approx(by_other * masks / FLASH2_OF_STAND_IN)
+    # The H200's own figures of flash2 say about the same; their half lengths are shorter.
+    own = attention_seconds(kernel, Device(H200, "bf16", NATIVE.attention))
+    assert found == pytest.approx(own, rel=0.15)
+    # Parts of a CPU have one kernel, which its profile measured.
+    cpu = gpu.model_copy(update={"device": "cpu"})
+    assert attention_seconds(kernel, Device(cpu, "bf16", NATIVE.attention)) < found
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "forward", "backward"),
+    [
+        (8192, 4096, 1.504, 3.644),
+        (16384, 4096, 3.403, 8.073),
+        (32768, 4096, 7.362, 18.943),
+        (32768, 1024, 2.266, 5.864),
+        (65536, 4096, 14.915, 36.995),
+        (16384, 2047, 1.963, 4.627),
+    ],
+)
+def test_an_h100_takes_in_a_window_what_is_priced(
+    length: int, window: int, forward: float, backward: float
+) -> None:
+    """Milliseconds of 32 heads of 128 in benchmarks/results/2026-11-25-h100-x2/window.txt.
+
+    None of these rows is in a constant. One of 4,096 tokens took 0.45 ms, a fifth more than priced.
+    """
+    flops = 2.0 * length * doubled_reach(length, window) * 32 * 128
+    h100 = Device(find_gpu("h100-sxm-80gb"), "bf16", NATIVE.attention)
+    kernel = Attention("attention", flops, length=length, window=window)
+    again = replace(kernel, flops=2.5 * flops, backward=True)
+    assert attention_seconds(kernel, h100) == pytest.approx(forward / 1e3, rel=0.06)
+    assert attention_seconds(again, h100) == pytest.approx(backward / 1e3, rel=0.12)
 
 
 @given(st.integers(1024, 8192), st.integers(2, 64), st.booleans())
