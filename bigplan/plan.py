@@ -163,9 +163,11 @@ def digest(spec: Spec) -> str:
 
 def graph_of(plan: Plan) -> Graph:
     """The graph of the plan's model, training and strategy."""
-    fused = plan.cluster.group.gpu.runs_kernels
-    chunk = plan.placement.loss_chunk
-    return build_graph(plan.model, plan.training, plan.strategy, chunk, fused=fused)
+    gpu, chunk = plan.cluster.group.gpu, plan.placement.loss_chunk
+    return build_graph(
+        plan.model, plan.training, plan.strategy, chunk,
+        fused=gpu.runs_kernels, multiprocessors=gpu.multiprocessors,
+    )  # fmt: skip
 
 
 def mfu(model: ModelSpec, training: Training, nodes: NodeGroup, seconds: float) -> float:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from bigplan.cost.framework import Framework
 from bigplan.cost.price import Costs, price
 from bigplan.cost.step import Execution, framework_step
-from bigplan.graph.build import build_graph
+from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
+from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
@@ -45,14 +46,9 @@ def graph_of(run: PricedRun) -> Graph:
     # own.
     apart = {"tied_embeddings": False} if run.strategy.pp > 1 else {}
     model = run.model.model_copy(update=apart)
-    graph = build_graph(
-        model,
-        run.training,
-        run.strategy,
-        chunk,
-        run.context_parallel,
-        fused=run.framework.in_place,
-    )
+    fused = run.framework.in_place
+    shape = RankShape(model, run.training, run.strategy, run.context_parallel, fused)
+    graph = graph_of_shape(shape, chunk)
     if run.context_parallel > 1:
         ranks = {"dp": run.strategy.dp * run.context_parallel, "zero": run.zero}
         graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))

@@ -264,9 +264,10 @@ def _flash_gradients(shape: RankShape) -> int:
     """Bytes that flash attention's backward takes beyond what its forward saved.
 
     These are the gradients of its result and by queries, keys and values. In 16 bits FlashAttention
-    also adds up those by queries in fp32, with a number for each row of scores. For grouped heads
-    it writes those by keys and values for every head of queries, before it adds them up (mha_bwd
-    in flash_api.cpp of FlashAttention-2 and of torch 2.11).
+    also adds up those by queries in fp32, with a number for each row of scores. If it must give the
+    same bits every time, it has several such sums: as many as fill the GPU with sequences' heads.
+    For grouped heads it writes those by keys and values for every head of queries, before it adds
+    them up (mha_bwd in flash_api.cpp of FlashAttention-2 and of torch 2.11).
     """
     model, element = shape.model, shape.element
     if shape.training.attention != "flash":
@@ -277,7 +278,9 @@ def _flash_gradients(shape: RankShape) -> int:
     token = 2 * (heads + key_values) * model.head_dim * element
     if element < 4:
         columns = -(-model.head_dim // FLASH_COLUMNS) * FLASH_COLUMNS
-        token += 4 * heads * (columns + 1)
+        fill = -(-shape.multiprocessors // (heads * shape.strategy.micro_batch))
+        sums = fill if shape.training.deterministic else 1
+        token += 4 * heads * (sums * columns + 1)
         token += 2 * heads * model.head_dim * element * (key_values < heads)
     return token * shape.tokens
 

@@ -21,16 +21,25 @@ def build_graph(
     training: Training,
     strategy: Strategy,
     loss_chunk: int | None = LOSS_CHUNK_TOKENS,
-    context_parallel: int = 1,
     fused: bool = False,
+    multiprocessors: int = 1,
 ) -> Graph:
     """The graph of one optimizer step of `training` under `strategy`.
 
-    The loss takes `loss_chunk` tokens at a time; None: a whole micro-batch. With context
-    parallelism a rank has its part of every sequence, which is priced for published runs and not
-    planned. `fused` means the native runtime on CUDA, whose products add to sums of gradients.
+    The loss takes `loss_chunk` tokens at a time; None: a whole micro-batch. `fused` means the
+    native runtime on CUDA, whose products add to sums of gradients. `multiprocessors` of a GPU
+    decide how many sums a deterministic attention has.
     """
-    shape = RankShape(model, training, strategy, context_parallel, fused)
+    shape = RankShape(model, training, strategy, fused=fused, multiprocessors=multiprocessors)
+    return graph_of_shape(shape, loss_chunk)
+
+
+def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
+    """As build_graph, also with context parallelism: a rank has its part of every sequence.
+
+    That is priced for published runs and not planned.
+    """
+    model, training, strategy = shape.model, shape.training, shape.strategy
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
     kinds = {
         "embedding": _embedding(shape),

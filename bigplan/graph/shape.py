@@ -23,6 +23,7 @@ class RankShape:
     strategy: Strategy
     context_parallel: int = 1
     fused: bool = False  # native runtime on CUDA: products add to sums, rows are looked up
+    multiprocessors: int = 1  # of a GPU
 
     @property
     def tokens(self) -> int:

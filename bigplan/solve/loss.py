@@ -53,9 +53,11 @@ class LossLayer:
 
     def relaxed_graph(self) -> Graph:
         """The strategy's graph with the fastest loss layer and the least workspace."""
-        fused = self.nodes.gpu.runs_kernels
-        chunk = self.chunks[-1]
-        graph = build_graph(self.model, self.training, self.strategy, chunk, fused=fused)
+        gpu, chunk = self.nodes.gpu, self.chunks[-1]
+        graph = build_graph(
+            self.model, self.training, self.strategy, chunk,
+            fused=gpu.runs_kernels, multiprocessors=gpu.multiprocessors,
+        )  # fmt: skip
         fastest, least = graph.kinds[graph.layers[-1]], self.kind(self.chunks[0])
         workspace, largest = least.backward_workspace, least.largest
         return _with_last(graph, replace(fastest, backward_workspace=workspace, largest=largest))

@@ -282,6 +282,26 @@ def test_heads_that_share_keys_and_values_take_more(fewer: int) -> None:
     assert more == 4 * 4 * width
 
 
+@pytest.mark.parametrize(("micro_batch", "sums"), [(1, 5), (2, 3), (4, 2), (5, 1)])
+def test_deterministic_attention_adds_up_in_as_many_sums_as_fill_the_gpu(
+    micro_batch: int, sums: int
+) -> None:
+    """Of 132 multiprocessors; a block of 32 heads a sequence has one each."""
+    narrow = LLAMA.model_copy(update={"ffn": 64})
+    same, any_ = (
+        block(
+            replace(
+                _shape(narrow, micro_batch=micro_batch, deterministic=wanted),
+                fused=True,
+                multiprocessors=132,
+            )
+        ).backward_workspace
+        for wanted in (True, False)
+    )
+    elements = micro_batch * LENGTH * LLAMA.heads * LLAMA.head_dim
+    assert same - any_ == (sums - 1) * 4 * elements
+
+
 @pytest.mark.parametrize("window", [LENGTH, 2 * LENGTH])
 def test_a_window_that_hides_nothing_changes_nothing(window: int) -> None:
     windowed = LLAMA.model_copy(update={"sliding_window": window})

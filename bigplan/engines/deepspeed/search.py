@@ -263,8 +263,10 @@ class DeepSpeedSearch:
         key = strategy, chunk
         if key not in self._graphs:
             model, training = self.request.model, self.request.training
-            graph = build_graph(model, training, strategy, chunk)
-            costs = price(graph, training, self.request.cluster.group, BEHAVIOUR)
+            nodes = self.request.cluster.group
+            many = nodes.gpu.multiprocessors
+            graph = build_graph(model, training, strategy, chunk, multiprocessors=many)
+            costs = price(graph, training, nodes, BEHAVIOUR)
             self._graphs[key] = graph, costs
         return self._graphs[key]
 
