@@ -10,9 +10,10 @@ from bigplan.cost import Costs, price
 from bigplan.graph.graph import Graph
 from bigplan.graph.strategy import Ends, Strategy
 from bigplan.lower import lower, lower_steady
-from bigplan.placement import Placement, Tier, may_capture
+from bigplan.placement import Placement, Rings, Tier, may_capture
 from bigplan.program import Program
 from bigplan.simulate import Totals, steps_seconds, total_seconds
+from bigplan.solve.linear import Problem
 from bigplan.solve.loss import LossLayer, idle
 from bigplan.solve.pins import CAPTURED, Pin
 from bigplan.spec.cluster import NodeGroup
@@ -53,6 +54,15 @@ class Candidate:
     costs: Costs
     loss: LossLayer | None = field(default=None, compare=False)
     captured: bool | None = None  # whether plans have CUDA graphs; None: where they are faster
+    # What `try_out` found: trials, and of slow placements the seconds alone; infinite: do not fit.
+    # Integer programs and neighbours come to the same placement again and again.
+    tried: dict[Placement, Trial | float] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+    # What `problem_of` made: a program is solved at several surcharges and cutoffs.
+    problems: dict[tuple[tuple[Pin, ...], Rings], Problem] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
     def hindered(self, reached: float) -> Candidate:
         """The same if the CPU's updates, and the copies beside them, reach this share of rates."""
@@ -238,19 +248,27 @@ def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> T
     A placement may fill a tier to the last bytes. Rounding to whole rows, pages and rings can then
     exceed the tier. The loss takes as many tokens at a time as the GPU's free memory allows.
     """
+    found = candidate.tried.get(placement)
+    if found is None or (isinstance(found, float) and found < below):
+        found = candidate.tried[placement] = _simulated(candidate, placement, below)
+    return found if isinstance(found, Trial) and found.seconds < below else None
+
+
+def _simulated(candidate: Candidate, placement: Placement, below: float) -> Trial | float:
+    """The trial; where it is not below `below`, its seconds alone, infinite if it does not fit."""
     costs = candidate.costs
     if placement.captured:
         placement = placement.model_copy(update={"captured": False})
     programs = lower_steady(candidate.graph, placement)
     if not _fit(programs, costs):
-        return None
+        return inf
     if candidate.capturing(placement):
         captured = placement.model_copy(update={"captured": True})
         others = lower_steady(candidate.graph, captured)
         if _fit(others, costs):
             placement, programs = captured, others
     if candidate.captured and not placement.captured:
-        return None
+        return inf
     capacity = capacity_beside(programs, costs)
     if candidate.loss is not None:
         free = capacity[Tier.GPU] - rank_bytes(programs[-1:], Tier.GPU)
@@ -262,7 +280,7 @@ def try_out(candidate: Candidate, placement: Placement, below: float = inf) -> T
     each = steps_seconds(programs, settled.graph, prices)
     seconds = next(each)
     if seconds >= below:
-        return None
+        return seconds
     totals = total_seconds(programs, settled.graph, settled.costs)
     shares = (share for _, share in reached)
     expected = sum(share * took for share, took in zip(shares, (seconds, *each), strict=True))

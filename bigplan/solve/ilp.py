@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
@@ -10,6 +10,7 @@ from math import inf
 from bigplan.importing import environment
 from bigplan.placement import Tier
 from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem
+from bigplan.solve.linear_program import LinearProgram
 from bigplan.solve.rows import Row, rows, scaled, time_unit, timed_rows
 from bigplan.solve.thresholds import NOISE, WITHIN
 
@@ -67,14 +68,30 @@ def _solvers(*, relaxed: bool, gap: float) -> Iterator[pulp.LpSolver]:
         yield cbc(**common, presolve=not changed)
 
 
-def _solved(model: pulp.LpProblem, *, relaxed: bool, gap: float = NOISE, sure: bool = True) -> bool:
-    """Whether there is an optimum; `sure`: two solvers agree if there is none."""
+def _solved(
+    model: pulp.LpProblem,
+    *,
+    relaxed: bool,
+    gap: float = NOISE,
+    doubtful: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Whether there is an optimum; if there is none and that is `doubtful`, two solvers agree."""
     available = (s for s in _solvers(relaxed=relaxed, gap=gap) if s.available())
-    for solver in islice(available, 2 if sure else 1):
+    for asked, solver in enumerate(islice(available, 2)):
+        if asked and not doubtful():
+            break
         model.solve(solver)
         if model.status == pulp.LpStatusOptimal:
             return True
     return False
+
+
+def _contradictory(problem: Problem) -> bool:
+    """Whether it is proven that nothing fits, even without integrality."""
+    if not highs_available():
+        return False
+    program = LinearProgram(problem)
+    return program.step_seconds(0.0) == inf and program.contradictory()
 
 
 def solve(
@@ -90,7 +107,8 @@ def solve(
 
     `relaxed` drops integrality; otherwise the objective is within `gap` of the best. `margin` keeps
     a fraction of every capacity free. If nothing fits then, the margin is dropped, because pinned
-    decisions may need the last bytes. The answer None needs two solvers that agree.
+    decisions may need the last bytes. The answer None needs a proof (proof.py), or two solvers
+    that agree.
     """
     excluded = problem.excluded
     problem = problem.without(excluded)
@@ -99,7 +117,12 @@ def solve(
         if below < inf:
             variables["step"].upBound = below / time_unit(problem)
         model.setObjective(_objective(problem, variables, rho))
-        if _solved(model, relaxed=relaxed, gap=gap, sure=not spare and below == inf):
+        final = not spare and below == inf
+
+        def doubtful(final: bool = final) -> bool:
+            return final and not _contradictory(problem)
+
+        if _solved(model, relaxed=relaxed, gap=gap, doubtful=doubtful):
             return _solution(problem, model, variables, excluded)
     return None
 

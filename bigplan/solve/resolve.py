@@ -58,7 +58,10 @@ def optimum(problem: Problem) -> float:
 
 def problem_of(candidate: Candidate, pins: tuple[Pin, ...], rings: Rings = ROOMY) -> Problem:
     """The candidate's integer program for plans with these rings."""
-    return formulate(candidate.graph, candidate.costs, pins, rings)
+    known, key = candidate.problems, (pins, rings)
+    if key not in known:
+        known[key] = formulate(candidate.graph, candidate.costs, pins, rings)
+    return known[key]
 
 
 def bounding_problem(candidate: Candidate, pins: tuple[Pin, ...]) -> Problem:
