@@ -72,12 +72,15 @@ class EntryPlaces:
     def uses(self, action: Action) -> Uses:
         """What an action uses; `Uses.at` gives the places for a micro-batch."""
         reads, moving_reads = self._of(action.reads)
-        changes, moving_changes = self._of(action.writes + action.frees)
+        changed = action.writes + action.frees if action.frees else action.writes
+        changes, moving_changes = self._of(changed)
         paced, sets_pace = action.lane in PACED, action.op in SETS_PACE
         return Uses(reads, changes, moving_reads, moving_changes, paced, sets_pace)
 
     def _of(self, refs: tuple[Ref, ...]) -> tuple[tuple[int, ...], tuple[Moving, ...]]:
         """The places of fixed refs, and the rings of refs whose entry the micro-batch selects."""
+        if not refs:
+            return (), ()
         fixed: list[int] = []
         moving: list[Moving] = []
         for name, _, entry, moves, rows in refs:
@@ -91,13 +94,14 @@ class EntryPlaces:
                 first += entry % count * len(shares)
                 own = (shares.index(rows),) if rows else range(len(shares))
                 fixed += [first + share for share in own]
-            fixed += within
+            if within:
+                fixed += within
         return tuple(fixed), tuple(moving)
 
 
 @dataclass(slots=True)
 class Waits(Generic[End]):
-    """The rules of waiting. An End is an action number or a time: anything that `join` can compare.
+    """The rules of waiting. An End is an action number or a time: what `latest` can compare.
 
     An action that reads a place waits for the last action that changed it. An action that changes a
     place waits for the last change and for all reads since. Actions of PACED lanes also wait for
@@ -106,7 +110,7 @@ class Waits(Generic[End]):
 
     count: int  # number of places
     nothing: End  # the end of an action that never ran
-    join: Callable[[End, End], End]  # the later of both; the first where they are equal
+    latest: Callable[[Iterable[End]], End]  # of some; the first of those that are equal
     changed: list[End] = field(init=False)  # by place: end of the last change
     used: list[End] = field(init=False)  # by place: end of the last change or read
     pace: End = field(init=False)
@@ -119,22 +123,20 @@ class Waits(Generic[End]):
         self, uses: Uses, reads: tuple[int, ...], changes: tuple[int, ...], ready: End
     ) -> End:
         """When an action may begin; `ready` is when it could begin by all other rules."""
-        join, changed, used = self.join, self.changed, self.used
+        changed, used = self.changed, self.used
+        read = [changed[place] for place in reads]
+        ends = [ready, *read, *[used[place] for place in changes]]
         if uses.paced:
-            ready = join(ready, self.pace)
+            ends.insert(1, self.pace)
         if uses.sets_pace:
-            self.pace = reduce(join, (changed[place] for place in reads), self.nothing)
-        for place in reads:
-            ready = join(ready, changed[place])
-        for place in changes:
-            ready = join(ready, used[place])
-        return ready
+            self.pace = self.latest([self.nothing, *read])
+        return self.latest(ends)
 
     def end(self, reads: tuple[int, ...], changes: tuple[int, ...], end: End) -> None:
         """Record that an action with these reads and changes ends at `end`."""
-        join, changed, used = self.join, self.changed, self.used
+        latest, changed, used = self.latest, self.changed, self.used
         for place in reads:
-            used[place] = join(used[place], end)
+            used[place] = latest((used[place], end))
         for place in changes:
             changed[place] = used[place] = end
 
@@ -148,7 +150,7 @@ Order = tuple[tuple[Action, tuple[int, ...]], ...]
 def order_of(buffers: Mapping[str, Buffer], actions: Iterable[Action]) -> Order:
     """The actions that every action waits for on other lanes: at most the last of each lane."""
     places = EntryPlaces(buffers)
-    waits = Waits[Last](places.count, {}, _later)
+    waits = Waits[Last](places.count, {}, lambda ends: reduce(_later, ends))
     found: list[tuple[Action, tuple[int, ...]]] = []
     for number, action in enumerate(actions):
         uses = places.uses(action)

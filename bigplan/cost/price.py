@@ -224,27 +224,28 @@ def _kind_cost(
     graph: Graph, kind: LayerKind, training: Training, nodes: NodeGroup, framework: Framework
 ) -> KindCost:
     strategy, sizes = graph.strategy, graph.sizes
-    group = tensor_group(strategy, nodes)
-    device = device_of(nodes, training, framework)
-    hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
     replicas = data_group(strategy, nodes)
     scatters = strategy.zero == 3 or (strategy.zero and framework.reduce_scatters)
     reduce = reduce_scatter if scatters else all_reduce
     reduced = DTYPE_BYTES[training.reduce_precision or training.gradient_precision]
     reducing = beside_compute(reduce(kind.parameters * reduced, replicas), replicas)
     gathering = beside_compute(all_gather(kind.parameters * sizes.parameter, replicas), replicas)
+    slowed = taken_from_compute(reducing, replicas) / graph.micro_batches
+    exchanges = KindCost(0.0, 0.0, reduce=reducing, gather=gathering, slowed=slowed)
+    if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
+        return exchanges
+    group, device = tensor_group(strategy, nodes), device_of(nodes, training, framework)
+    hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
 
     def cost(framework: Framework) -> KindCost:
         timed = partial(pass_cost, device=device, group=group, framework=framework, hooks=hooks)
         forward, backward, again = _passes(kind, framework, timed)
-        return KindCost(
+        return replace(
+            exchanges,
             forward=forward.seconds,
             backward=backward.seconds,
-            reduce=reducing,
             tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, group),
             update_launch=update_launch(kind, nodes.gpu, framework),
-            gather=gathering,
-            slowed=taken_from_compute(reducing, replicas) / graph.micro_batches,
             reruns={recompute: one.seconds for recompute, one in again.items()},
             forward_waits=forward.waits,
             backward_waits=backward.waits,

@@ -40,6 +40,7 @@ class StageLayout:
     chunk: int  # bytes of NVMe optimizer state updated at a time, see Placement
     counts: Mapping[str, int]  # layers of each kind
     captured: bool  # see Placement
+    rows: frozenset[int] = field(init=False)  # layers of which only rows leave host memory
     visiting: list[int] = field(init=False)  # layers whose parameters pass through a GPU slot
     turns: dict[str, dict[int, int]] = field(init=False)  # by ring: a layer's place among its users
     users: Counter[tuple[str, str]] = field(init=False)  # layers that use a ring of activations
@@ -50,6 +51,12 @@ class StageLayout:
     first_chunks: dict[tuple[int, Share], int] = field(init=False)
 
     def __post_init__(self) -> None:
+        rows = (
+            layer
+            for layer, at in self.table.items()
+            if at.parameters is at.gradients is Tier.HOST and self.kind(layer).looked_up
+        )
+        object.__setattr__(self, "rows", frozenset(rows))
         object.__setattr__(self, "pieces", self._pieces())
         object.__setattr__(self, "first_chunks", self._first_chunks())
         visiting = [layer for layer in self.table if self.visits(layer)]
@@ -123,8 +130,7 @@ class StageLayout:
 
     def looked_up(self, layer: int) -> bool:
         """Whether the layer's tables and gradients stay in host memory, and only rows move."""
-        at = self.table[layer]
-        return self.kind(layer).looked_up > 0 and at.parameters is at.gradients is Tier.HOST
+        return layer in self.rows
 
     def visits(self, layer: int) -> bool:
         """Whether the layer's parameters pass through a GPU slot."""
@@ -207,8 +213,9 @@ class StageLayout:
 
         Tensors that another layer reads too stay whole; only their optimizer state is split.
         """
-        whole = self.kind(layer).pinned and from_zero > 1
-        return self.graph.strategy.zero >= from_zero and not whole
+        if self.graph.strategy.zero < from_zero:
+            return False
+        return from_zero == 1 or not self.kind(layer).pinned
 
     def ranks(self, layer: int, *, from_zero: int) -> int:
         """Ranks that share the layer where ZeRO shards from that stage on."""

@@ -151,15 +151,16 @@ class Emitter:
     def _bring(self, layer: int, unit: AccumulationGroup) -> Iterator[Instruction]:
         """Fill the layer's slot, unless it still holds the layer."""
         layout, slot = self.layout, self.refs.weights(layer)
-        name = layout.graph.layers[layer]
-        yield from self._update_until(layer)
+        if self.pending or self.begun:
+            yield from self._update_until(layer)
         occupant = self.held.get((slot.buffer, slot.entry))
         if occupant == layer:
             return
         if occupant is not None:
             yield from self._release(occupant)
         self.held[slot.buffer, slot.entry] = layer
-        at, source = layout.table[layer].parameters, parameter_home(layer)
+        name, source = layout.graph.layers[layer], parameter_home(layer)
+        at = layout.table[layer].parameters
         nbytes, sharded = parameter_bytes(layout, layer), layout.shards(layer, from_zero=3)
         if at is Tier.NVME:
             staged = Ref(f"stage.w.{name}", source.content, layout.turns["stage.w"][layer])

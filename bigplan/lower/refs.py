@@ -6,7 +6,7 @@ References that do not depend on the layout are cached, because a search lowers 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from bigplan.content import Content, Holds
@@ -23,9 +23,16 @@ class Refs:
     """Buffer entries of one stage's layers."""
 
     layout: StageLayout
+    _weights: dict[int, Ref] = field(default_factory=dict)  # what was asked before
+    _sums: dict[int, Ref] = field(default_factory=dict)
 
     def weights(self, layer: int) -> Ref:
         """The layer's parameters: at home, or in the slot they visit."""
+        if layer not in self._weights:
+            self._weights[layer] = self._weights_of(layer)
+        return self._weights[layer]
+
+    def _weights_of(self, layer: int) -> Ref:
         if not self.layout.visits(layer):
             return parameter_home(layer)
         name, turn = self.layout.graph.layers[layer], self.layout.turns["slot"][layer]
@@ -47,6 +54,11 @@ class Refs:
 
     def gradient_sum(self, layer: int) -> Ref:
         """Where the unit's gradients of the layer are summed."""
+        if layer not in self._sums:
+            self._sums[layer] = self._sum_of(layer)
+        return self._sums[layer]
+
+    def _sum_of(self, layer: int) -> Ref:
         if not self.layout.sums_apart(layer):
             return gradient_home(layer)
         name, turn = self.layout.graph.layers[layer], self.layout.turns["sum"][layer]

@@ -34,11 +34,18 @@ def step_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> flo
 def steps_seconds(
     programs: Sequence[Program], graph: Graph, prices: Iterable[Costs]
 ) -> Iterator[float]:
-    """Seconds at each of several prices; ranks and segments are made once for all."""
+    """Seconds at each of several prices; ranks and segments are made once for all.
+
+    Prices may differ in what no action does; then nothing is played again.
+    """
     ranks: list[Rank] = []
+    seconds = 0.0
     for costs in prices:
+        before = [rank.segments for rank in ranks]
         ranks = priced_anew(ranks, graph, costs) if ranks else ranks_of(programs, graph, costs)
-        yield last_end(ranks)
+        if before != [rank.segments for rank in ranks]:
+            seconds = last_end(ranks)
+        yield seconds
 
 
 def last_end(ranks: list[Rank]) -> float:

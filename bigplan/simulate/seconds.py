@@ -128,15 +128,15 @@ class Totals:
 def total_seconds(programs: Sequence[Program], graph: Graph, costs: Costs) -> Totals:
     """What `simulate`'s events add up to, without them."""
     worst: dict[str, float] = {}
-    ops: dict[str, float] = defaultdict(float)
+    ops: dict[Op, float] = defaultdict(float)
     serial = 0.0
     for program in programs:
-        lanes: dict[str, float] = defaultdict(float)
+        lanes: dict[Lane, float] = defaultdict(float)
         for action, times in counted(program.step):
             if action.op is not Op.FREE:
                 seconds = times * action_seconds(action, graph, costs)
-                lanes[resource(action.lane).value] += seconds
-                ops[action.op.value] += seconds
-        worst.update({k: v for k, v in lanes.items() if v > worst.get(k, -1.0)})
+                lanes[resource(action.lane)] += seconds
+                ops[action.op] += seconds
+        worst.update({k.value: v for k, v in lanes.items() if v > worst.get(k, -1.0)})
         serial = max(serial, sum(lanes.values()))
-    return Totals(worst, dict(ops), serial)
+    return Totals(worst, {op.value: seconds for op, seconds in ops.items()}, serial)

@@ -100,12 +100,12 @@ def _hop(times: StageTimes) -> float:
     """Seconds from a unit's first micro-batch into a stage to it leaving, forward and backward."""
     if times.stage.interleaved:
         return sum(opening_seconds(times))
-    backward, others = times.plain_backward(), times.other_micro_batches(times.stage.counts[-1][0])
+    backward, others = times.plain_backward, times.other_micro_batches(times.stage.counts[-1][0])
     return times.forward_hop() + max(backward - others, backward / times.group)
 
 
 def _compute(times: StageTimes) -> float:
-    return times.forward_compute + times.plain_backward()
+    return times.forward_compute + times.plain_backward
 
 
 @dataclass(frozen=True, slots=True)

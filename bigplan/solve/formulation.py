@@ -110,7 +110,7 @@ def _waited_for(times: StageTimes) -> Linear:
     """
     if not times.stage.interleaved:
         return Linear()
-    return times.units * (times.backward_compute - times.plain_backward())
+    return times.units * (times.backward_compute - times.plain_backward)
 
 
 def _times(every: list[StageTimes], costs: Costs) -> Iterator[AtLeast]:

@@ -59,6 +59,7 @@ class StageTimes:
         cost = self.costs.kinds[kind.name]
         return self.group * (cost.forward + (cost.backward if self.stage.is_loss(kind) else 0.0))
 
+    @cached_property
     def plain_backward(self) -> float:
         """Seconds of a unit's backward pass without recomputation."""
         prices = self.costs.kinds
@@ -73,7 +74,7 @@ class StageTimes:
             for k, _ in self.inner
             for recompute in RERUN
         ]
-        return self.plain_backward() + self.group * total(again)
+        return self.plain_backward + self.group * total(again)
 
     def forward_hop(self) -> float:
         """Seconds until the unit's first micro-batch leaves the stage."""
