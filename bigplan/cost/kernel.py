@@ -267,9 +267,17 @@ def _closing(work: KernelWork, tile: Tile, sm: Multiprocessor) -> float:
 def best_tiles(
     work: KernelWork, tiles: list[Tile], gpu: Gpu, sm: Multiprocessor
 ) -> list[tuple[Tile, KernelTime]]:
-    """The tiles that fit, fastest first; among equally fast ones the smaller."""
+    """The tiles that fit, fastest first; among equally fast ones the smaller.
+
+    Strips that read each row twice come after all that read it once. A few registers more than
+    counted leave half as many of them resident: layer norm's backward of 5,120 columns took 440 us
+    on an H100 where 293 were predicted, and 303 by a strip that reads once.
+    """
     timed = [(tile, kernel_seconds(work, tile, gpu, sm)) for tile in tiles]
     fitting = [(tile, time) for tile, time in timed if time is not None]
-    return sorted(
-        fitting, key=lambda pair: (pair[1].seconds, pair[0].rows * pair[0].columns, pair[0].warps)
-    )
+    return sorted(fitting, key=_rank)
+
+
+def _rank(pair: tuple[Tile, KernelTime]) -> tuple[bool, float, int, int]:
+    tile, time = pair
+    return tile.shape is Shape.TWICE, time.seconds, tile.rows * tile.columns, tile.warps

@@ -188,3 +188,15 @@ def test_it_meets_rows_of_16384_columns_on_an_h100(back: bool, tile: Tile, measu
     )
     assert time is not None
     assert time.seconds == pytest.approx(measured, rel=0.06)
+
+
+def test_strips_read_rows_twice_only_where_no_row_can_be_held() -> None:
+    tiles = [
+        Tile(shape, 1, columns, 8, 132, 2)
+        for shape in (Shape.TWICE, Shape.STRIP)
+        for columns in (8192, 16384)
+    ]
+    work = replace(_norm(8192, 8192, back=True), steady=1.5, read_each_pass=8192 * 8192 * 4.0)
+    first, *others = (tile for tile, _ in best_tiles(work, tiles, GPU, SM))
+    assert first.shape is Shape.STRIP
+    assert {tile.shape for tile in others} == {Shape.TWICE}
