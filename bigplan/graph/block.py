@@ -43,6 +43,8 @@ EAGER_SOFTMAX = (4 / 1.5, 5 / 2)
 # head sizes up). So heads of 128, with eight more columns for linear biases, cost as much as heads
 # of 160.
 FLASH_COLUMNS = 32
+FLASH_ROWS = 128  # its sums have whole groups of so many rows
+EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
 
 
 def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
@@ -263,11 +265,13 @@ def _widened(shape: RankShape) -> int:
 def _flash_gradients(shape: RankShape) -> int:
     """Bytes that flash attention's backward takes beyond what its forward saved.
 
-    These are the gradients of its result and by queries, keys and values. In 16 bits FlashAttention
-    also adds up those by queries in fp32, with a number for each row of scores. If it must give the
-    same bits every time, it has several such sums: as many as fill the GPU with sequences' heads.
-    For grouped heads it writes those by keys and values for every head of queries, before it adds
-    them up (mha_bwd in flash_api.cpp of FlashAttention-2 and of torch 2.11).
+    These are the gradients of its result and by queries, keys and values, and fp32 sums. In 16 bits
+    the sums are those of gradients by queries, and a number for each row of scores. If attention
+    must give the same bits every time, it has several of the former: as many as fill the GPU with
+    sequences' heads. For grouped heads it writes gradients by keys and values for every head of
+    queries, before it adds them up (mha_bwd in flash_api.cpp of FlashAttention-2 and of torch 2.11;
+    cuDNN takes as much or less). In fp32 torch's memory-efficient kernel has sums as large as the
+    queries. Measured on an H100 (benchmarks/results/2026-11-25-h100-memory).
     """
     model, element = shape.model, shape.element
     if shape.training.attention != "flash":
@@ -275,14 +279,18 @@ def _flash_gradients(shape: RankShape) -> int:
     heads, key_values = model.heads // shape.tp, -(-model.kv_heads // shape.tp)
     if shape.activation_shape.expanded_kv:
         key_values = heads
-    token = 2 * (heads + key_values) * model.head_dim * element
-    if element < 4:
-        columns = -(-model.head_dim // FLASH_COLUMNS) * FLASH_COLUMNS
-        fill = -(-shape.multiprocessors // (heads * shape.strategy.micro_batch))
-        sums = fill if shape.training.deterministic else 1
-        token += 4 * heads * (sums * columns + 1)
-        token += 2 * heads * model.head_dim * element * (key_values < heads)
-    return token * shape.tokens
+    gradients = 2 * (heads + key_values) * model.head_dim * element
+    if element == 4:
+        columns = -(-model.head_dim // EFFICIENT_COLUMNS) * EFFICIENT_COLUMNS
+        return shape.tokens * (gradients + 4 * heads * (columns + 2))
+    if key_values < heads:
+        gradients += 2 * heads * model.head_dim * element
+    columns = -(-model.head_dim // FLASH_COLUMNS) * FLASH_COLUMNS
+    fill = -(-shape.multiprocessors // (heads * shape.strategy.micro_batch))
+    sums = fill if shape.training.deterministic else 1
+    length = shape.activation_shape.sequence_length
+    rows = shape.tokens // length * -(-length // FLASH_ROWS) * FLASH_ROWS
+    return shape.tokens * gradients + rows * 4 * heads * (sums * columns + 1)
 
 
 def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:

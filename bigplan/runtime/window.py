@@ -104,6 +104,8 @@ def _repeated(heads: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _summed(x: Tensor, heads: int) -> Tensor:
     """Gradients by repeated heads [b, s, repeated, d] as those by the heads."""
+    if x.shape[2] == heads:
+        return x
     b, length, repeated, width = x.shape
     return x.view(b, length, heads, repeated // heads, width).sum(3)
 
