@@ -121,6 +121,7 @@ class Builder:
         self.graph, self.domain = graph, domain
         self.rows, self.width, self.flat = domain.rows, domain.width, domain.flat
         self.inside = {value.name for node in members for value in node.outputs}
+        self.whole = {ref for node in members for ref in node.refs()}  # what members read as it is
         self.values: dict[str, Val] = {}
         self.micros: list[Micro] = []
         self.inputs: dict[str, KernelValue] = {}
@@ -225,7 +226,22 @@ class Builder:
             raise Unfusable("an argument is neither a tensor nor a number")
         if self.graph.base[argument.name] in self.inside:
             return self._computed(argument.name)
-        return self._load(self.graph.values[argument.name], like)
+        part = self._part_of_whole(argument.name)
+        return self._load(self.graph.values[argument.name], like) if part is None else part
+
+    def _part_of_whole(self, name: str) -> Val | None:
+        """A part of a tensor that a member reads whole, so that nothing is loaded twice."""
+        node = self.graph.producer.get(name)
+        if node is None or node.op not in PARTS or not node.layout:
+            return None
+        source = next(node.refs())
+        if source not in self.whole:
+            return None
+        try:
+            value = self.graph.values[source]
+            return self._viewed(node, name, self._load(value, self.seen(value).shape))
+        except Unfusable:  # a part of its rows, say
+            return None
 
     def _computed(self, name: str) -> Val:
         """A member's result, or a view of the result that only changes its shape."""

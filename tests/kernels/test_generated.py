@@ -117,6 +117,20 @@ def test_rotary_is_one_kernel_over_two_halves_and_any_strides() -> None:
     (kernel,) = turned.kernels.kernels
     assert kernel.body.width == 8
     assert sum(m.op == "load" and m.source == "arg1_1" for m in kernel.body.micros) == 2
+    assert len(kernel.body.inputs) == 3  # its halves are read with it, not once more
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * x[:1],  # a part of the rows
+        lambda x: x * 2 + torch.cat((x[:, 8:], x[:, :8]), -1),
+        lambda x: x.exp() + torch.cat((x[:, 5:], x[:, :5]), -1),  # no halves
+    ],
+)
+def test_parts_of_what_is_read_whole(function: Callable[[Tensor], Tensor]) -> None:
+    for ours, expected in both_ways(function, random(0, 5, 16)):
+        assert error(ours, expected) < FP32
 
 
 def test_a_norm_of_heads_turned_in_the_same_kernel() -> None:
