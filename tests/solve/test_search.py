@@ -12,10 +12,13 @@ import pytest
 from bigplan.errors import InputError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import StrategyFamily
+from bigplan.lower import lower_steady
 from bigplan.placement import Rings, Tier
-from bigplan.solve.candidate import Candidate, Workload
+from bigplan.program import Program
+from bigplan.solve import candidate as solve_candidate
+from bigplan.solve.candidate import Candidate, Workload, try_out
 from bigplan.solve.pins import parse_pins
-from bigplan.solve.search import Choice, Found, Scope, search
+from bigplan.solve.search import Choice, Found, Scope, _State, search
 from bigplan.solve.stage import stage_classes
 from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
@@ -48,6 +51,44 @@ def test_pricing_in_common_gives_the_prices_of_each() -> None:
         alone = Candidate.of(workload, candidate.strategy)
         assert candidate.graph == alone.graph
         assert candidate.costs == alone.costs
+
+
+def test_the_bound_that_is_told_is_the_least_of_what_is_left() -> None:
+    told = list[tuple[float, float]]()
+
+    def watch(best: float | None, bound: float, left: int) -> bool:
+        told.append((bound, min(entry.bound for entry in state._entries)))
+        return True
+
+    state = _State(Choice.of(_workload(), Scope()), watch)
+    assert state.explore()
+    assert state.certify()
+    assert all(bound == least for bound, least in told)
+    bounds = [bound for bound, _ in told]
+    assert bounds == sorted(bounds)
+    assert len(set(bounds)) > 10
+
+
+def test_a_placement_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is asked for, unless it was too slow to be played to its end."""
+    best = _found({}).best
+    candidate, placement = Candidate.of(_workload(), best.candidate.strategy), best.placement
+    lowered = list[int]()
+
+    def counting(*given: object) -> tuple[Program, ...]:
+        lowered.append(1)
+        return lower_steady(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(solve_candidate, "lower_steady", counting)
+    assert try_out(candidate, placement, below=1e-9) is None
+    once = len(lowered)
+    trial = try_out(candidate, placement)
+    assert trial is not None
+    assert len(lowered) == 2 * once
+    assert try_out(candidate, placement) is trial
+    assert try_out(candidate, placement, below=trial.seconds) is None
+    assert try_out(candidate, placement, below=2 * trial.seconds) is trial
+    assert len(lowered) == 2 * once
 
 
 def test_families_cover_the_space() -> None:
