@@ -19,9 +19,11 @@ TILES = (
     (64, 64, 0.65),
 )
 ALIGNED = 8  # elements of 16 bits in a 16-byte load, which tensor-core kernels want
-# Rates of a single product by the divisor of its rows' lengths. Measured on an H200, torch 2.11:
-# 4096 cubed with one dimension 4100, 4090 and 4097 (benchmarks/results/2026-11-21-h200-operators).
-MISALIGNED_ALONE = {4: 0.23, 2: 0.21, 1: 0.12}
+# Rates of a single product by the divisor of its rows' lengths. Measured on an H100, torch 2.11: a
+# layer's three products of 4096 cubed with inputs or outputs less by 4, 2 and 1
+# (benchmarks/results/2026-11-25-h100-x2/alignment.txt). On an H200 products of 32,768 x 50,257 x
+# 1,600 reach 0.17 (a head of gpt2-xl, benchmarks/results/2026-11-24-h200-sharded/host_time.txt).
+MISALIGNED_ALONE = {4: 0.37, 2: 0.37, 1: 0.19}
 DIVISORS: dict[int, Divisor] = {4: "by_4", 2: "by_2", 1: "by_1"}
 ATTENTION_TILE = 128  # rows and columns of a flash attention tile, which is computed in whole
 # Columns of a head that cost as much as the softmax of its scores. With FlashAttention-2 and 3 on
