@@ -3,7 +3,8 @@
     python benchmarks/gpu_power.py
 
 How fast a GPU is whose power limit is lower: its clock falls until it takes no more. Each load runs
-for some seconds; printed are medians of the second half, by nvidia-smi ten times a second.
+for some seconds; printed are medians of the second half, by nvidia-smi ten times a second. The GPU
+is the first that nvidia-smi lists.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from statistics import median
 
 import torch
 
-QUERY = "nvidia-smi --query-gpu=power.draw.instant,clocks.sm --format=csv,noheader,nounits -lms 100"
+READ = "power.draw.instant,clocks.sm"
+QUERY = f"nvidia-smi -i 0 --query-gpu={READ} --format=csv,noheader,nounits -lms 100"
 SIZE, SECONDS = 8192, 4.0
 FLOPS = 2.0 * SIZE**3
 Sample = tuple[float, float, float]  # time, watts, MHz

@@ -7,7 +7,8 @@ CPU, clipping. Page-locked memory unless --pageable. --resident leaves a step's 
 fp32 sums of gradients on the GPU between its micro-batches (6 bytes a parameter there): weights are
 fetched and gradients brought home once a step instead of once a micro-batch. --state gpu leaves
 everything on the GPUs. --meta makes first weights of parts, rank by rank: for models that one GPU
-does not hold.
+does not hold. With --exact such weights are page-locked in their own size and gradients stay
+pageable: torch's allocator rounds each page-locked buffer up to a power of two.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.peers import frame
 
+LOCKED = 1 << 20  # bytes of a tensor that has pages of its own
+
 
 def shard(model: LlamaForCausalLM, args: argparse.Namespace) -> FSDPModule:
     """Each block a group of its own, the embedding, last norm and head another."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     offload = OffloadPolicy()
     if args.state == "cpu":
-        offload = CPUOffloadPolicy(pin_memory=not args.pageable)
+        offload = CPUOffloadPolicy(pin_memory=not (args.pageable or args.exact))
     for layer in model.model.layers:
         fully_shard(
             layer,
@@ -48,6 +51,16 @@ def shard(model: LlamaForCausalLM, args: argparse.Namespace) -> FSDPModule:
     return sharded
 
 
+def page_lock(part: Tensor) -> None:
+    """Where it is; small tensors share pages with others and stay pageable."""
+    if part.nbytes >= LOCKED:
+        code = torch.cuda.cudart().cudaHostRegister(part.data_ptr(), part.nbytes, 0)
+        if int(code):
+            raise RuntimeError(
+                f"{part.nbytes} bytes cannot be page-locked: CUDA's error {int(code)}"
+            )
+
+
 def fill(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
     """First weights for a sharded model without any: matrices drawn, vectors of norms one."""
     model.to_empty(device="cpu" if args.state == "cpu" else args.device)
@@ -55,6 +68,8 @@ def fill(model: LlamaForCausalLM, args: argparse.Namespace) -> None:
     with torch.no_grad():
         for weight in model.parameters():
             part = weight.to_local() if isinstance(weight, DTensor) else weight
+            if args.exact:
+                page_lock(part)
             if weight.dim() > 1:  # drawn on the GPU: a core of the host takes 4 s for 1e9 of them
                 part.copy_(torch.empty(part.shape, device=args.device).normal_(std=0.02))
             else:
@@ -117,11 +132,14 @@ def main() -> None:
     """Read the command line and measure."""
     parser = frame.parser(__doc__)
     parser.add_argument("--pageable", action="store_true", help="host memory is not page-locked")
+    parser.add_argument("--exact", action="store_true", help="see above")
     parser.add_argument("--resident", action="store_true", help="see above")
     parser.add_argument("--state", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--meta", action="store_true", help="see above")
     parser.add_argument("--compile", choices=["none", "layers"], default="none")
     args = frame.parse(parser)
+    if args.exact and not args.meta:
+        parser.error("--exact page-locks what --meta makes; use both")
     frame.measure("fsdp2", args, lambda: prepare(args))
 
 
