@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import torch
 
-from bigplan.cost.kernel import KernelTime, KernelWork, Shape, Tile, kernel_seconds
+from bigplan.cost.kernel import KernelWork, Shape, Tile, best_tiles
 from bigplan.kernels import cases
 from bigplan.kernels.fuse import work_of
 from bigplan.kernels.optimised import optimise
@@ -76,13 +76,9 @@ def main() -> None:
             continue
         left.remove(same[0])
         times = {tile_of(text): seconds for text, seconds in record["times"].items()}
-        fitting: dict[Tile, KernelTime] = {}
-        for tile in times:
-            if time := kernel_seconds(same[0], tile, gpu, sm):
-                fitting[tile] = time
-        pick = min(fitting, key=lambda t: (fitting[t].seconds, t.rows * t.columns, t.warps))
+        pick, time = best_tiles(same[0], list(times), gpu, sm)[0]
         # Each sum of columns is added up by a kernel of its own, which was measured with it.
-        predicted = fitting[pick].seconds + same[0].column_sums * sm.kernel_start
+        predicted = time.seconds + same[0].column_sums * sm.kernel_start
         best, usual = min(times.values()), median(times.values())
         error = abs(predicted / times[pick] - 1)
         scores[record["aside"]].append((best / times[pick], best / usual, error, times[pick]))
