@@ -15,10 +15,10 @@ take more of the interpreter or of an engine than it needs:
    (benchmarks/results/2026-11-22-h200-one-at-a-time).
 3. One thread hands a chunk on from lane to lane.
 4. Where nothing leaves the GPU, one thread queues passes, gathers, reductions and norms in the
-   program's order. Torch lets go of the interpreter in every operator, and may have to wait for
-   each other thread that wants it: with a thread for each lane, Qwen3 0.6B by ZeRO on two H200s
-   took 0.209 s a step where 0.116 were promised
-   (benchmarks/results/2026-11-25-h200-x2-one-machine).
+   program's order. Torch lets go of the interpreter in every operator, and then waits for each
+   other thread that took it. Qwen3 0.6B by ZeRO-3 over two H100s, repeated from CUDA graphs, took
+   0.121 s a step with a thread for each lane and takes 0.092 with one: a gather took 485 us of a
+   core and takes 264 (benchmarks/results/2026-11-25-h100-x2-offload).
 """
 
 from __future__ import annotations
