@@ -23,6 +23,7 @@ End = TypeVar("End")
 PACED = (Lane.STATE_IN,)
 SETS_PACE = (Op.SAVE,)  # the copy of a forward's activations from the GPU
 
+Places = tuple[int, ...]
 # A ring's first place, its entry for micro-batch 0, and its number of entries.
 Moving = tuple[int, int, int]
 
@@ -30,15 +31,18 @@ Moving = tuple[int, int, int]
 class Uses(NamedTuple):
     """The places that an action uses, and whether it waits for the pace or sets the pace."""
 
-    reads: tuple[int, ...]
-    changes: tuple[int, ...]
+    reads: Places
+    changes: Places
     moving_reads: tuple[Moving, ...]  # rings whose entry depends on the micro-batch
     moving_changes: tuple[Moving, ...]
     paced: bool  # it waits for the pace
     sets_pace: bool
+    always: tuple[Places, Places] | None  # reads and changes, where they follow no micro-batch
 
-    def at(self, micro_batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def at(self, micro_batch: int) -> tuple[Places, Places]:
         """The places read and changed for a micro-batch."""
+        if self.always is not None:
+            return self.always
         reads, changes = self.reads, self.changes
         if self.moving_reads:
             moved = [first + (i + micro_batch) % n for first, i, n in self.moving_reads]
@@ -75,9 +79,10 @@ class EntryPlaces:
         changed = action.writes + action.frees if action.frees else action.writes
         changes, moving_changes = self._of(changed)
         paced, sets_pace = action.lane in PACED, action.op in SETS_PACE
-        return Uses(reads, changes, moving_reads, moving_changes, paced, sets_pace)
+        always = None if moving_reads or moving_changes else (reads, changes)
+        return Uses(reads, changes, moving_reads, moving_changes, paced, sets_pace, always)
 
-    def _of(self, refs: tuple[Ref, ...]) -> tuple[tuple[int, ...], tuple[Moving, ...]]:
+    def _of(self, refs: tuple[Ref, ...]) -> tuple[Places, tuple[Moving, ...]]:
         """The places of fixed refs, and the rings of refs whose entry the micro-batch selects."""
         if not refs:
             return (), ()
@@ -119,9 +124,7 @@ class Waits(Generic[End]):
         self.changed, self.used = [self.nothing] * self.count, [self.nothing] * self.count
         self.pace = self.nothing
 
-    def begin(
-        self, uses: Uses, reads: tuple[int, ...], changes: tuple[int, ...], ready: End
-    ) -> End:
+    def begin(self, uses: Uses, reads: Places, changes: Places, ready: End) -> End:
         """When an action may begin; `ready` is when it could begin by all other rules."""
         changed, used = self.changed, self.used
         read = [changed[place] for place in reads]
@@ -132,7 +135,7 @@ class Waits(Generic[End]):
             self.pace = self.latest([self.nothing, *read])
         return self.latest(ends)
 
-    def end(self, reads: tuple[int, ...], changes: tuple[int, ...], end: End) -> None:
+    def end(self, reads: Places, changes: Places, end: End) -> None:
         """Record that an action with these reads and changes ends at `end`."""
         latest, changed, used = self.latest, self.changed, self.used
         for place in reads:

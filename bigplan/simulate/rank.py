@@ -96,7 +96,7 @@ class Rank:
         for step, offset in segment.steps:
             lane, seconds, uses, message, action = step
             number = base + offset
-            reads, changes = uses.at(number)
+            reads, changes = uses.always or uses.at(number)
             ready = clocks[lane]
             if message and action.op is Op.RECV:
                 ready = max(ready, (yield from self._received((message, number))))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import mul
 
 from bigplan.placement import Tier
 
@@ -46,7 +47,9 @@ class Linear:
 
     def at(self, values: Mapping[str, float]) -> float:
         """The value where the variables are `values`."""
-        return self.constant + sum(c * values[n] for n, c in self.terms.items())
+        terms = self.terms
+        each: Iterator[float] = map(mul, terms.values(), map(values.__getitem__, terms))
+        return self.constant + sum(each)
 
 
 def var(name: str) -> Linear:
