@@ -68,7 +68,7 @@ def test_no_kernel_is_faster_than_its_bytes(name: str) -> None:
     assert best
     limit = (work.read + work.written) / gpu.memory_bandwidth
     assert all(time.seconds > limit for _, time in best)
-    assert [t.seconds for _, t in best] == sorted(t.seconds for _, t in best)
+    assert best[0][1].seconds < 1.1 * min(time.seconds for _, time in best)
 
 
 def test_more_of_anything_is_never_slower() -> None:
@@ -200,3 +200,14 @@ def test_strips_read_rows_twice_only_where_no_row_can_be_held() -> None:
     first, *others = (tile for tile, _ in best_tiles(work, tiles, GPU, SM))
     assert first.shape is Shape.STRIP
     assert {tile.shape for tile in others} == {Shape.TWICE}
+
+
+def test_of_equally_fast_tiles_that_with_the_shorter_last_wave_runs() -> None:
+    """Two tiles of an H200's SwiGLU, whose memory hides all else: 188 and 190 us were measured."""
+    count = 23831 * 5632
+    work = KernelWork(1, count, 4.0 * count, 2.0 * count, 9, 2, 4, 1.0)
+    few, many = Tile(Shape.FLAT, 1, 1024, 4), Tile(Shape.FLAT, 1, 4096, 4)
+    (first, time), (second, later) = best_tiles(work, [many, few], GPU, SM)
+    assert (first, second) == (few, many)
+    assert time.seconds == pytest.approx(later.seconds, rel=0.01)
+    assert time.waves > later.waves
