@@ -29,6 +29,7 @@ from bigplan.solve.stage import (
     placement_rules,
     stage_classes,
     switch_rules,
+    unused_rules,
     variables,
 )
 from bigplan.solve.stage_times import StageTimes
@@ -72,6 +73,7 @@ def formulate(
             for rule in (
                 *placement_rules(s),
                 *switch_rules(s),
+                *unused_rules(s),
                 *size_rules(s),
                 *pin_rules(s, pins),
             )

@@ -14,8 +14,13 @@ from bigplan.lower import lower
 from bigplan.placement import Rings, Tier
 from bigplan.simulate import simulate
 from bigplan.solve.bounds import cheap_bound
+from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.formulation import formulate
+from bigplan.solve.formulation import formulate, placement_of
+from bigplan.solve.ilp import solve
+from bigplan.solve.resolve import problem_of
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
 from bigplan.units import PerRank
 from tests.examples import examples
 from tests.toys import COSTS, Case, cases, kind_placement, placed, toy_graph, values_of
@@ -76,3 +81,33 @@ def test_a_surcharge_pays_for_no_empty_slots() -> None:
     graph = toy_graph(blocks=5, units=4)
     serial = formulate(graph, COSTS).serial
     assert all(factor >= 0 for name, factor in serial.terms.items() if ".has." in name)
+
+
+@settings(max_examples=examples(200))
+@given(cases())
+def test_every_placement_keeps_the_rules(case: Case) -> None:
+    """The rules that rings exist where layers use them, and only there, among them."""
+    values = values_of(case)
+    for rule in formulate(case.graph, case.costs, (), Rings.of(case.placement)).rules:
+        missed = rule.expression.at(values)
+        assert missed <= 1e-9, rule.name
+        assert not rule.equal or missed >= -1e-9, rule.name
+
+
+@pytest.mark.parametrize(("micro_batch", "group"), [(4, 4), (1, 16), (2, 2)])
+def test_an_optimum_gains_nothing_from_what_no_placement_has(micro_batch: int, group: int) -> None:
+    """Rings without a layer once took a sixth off the bound where drives bind."""
+    workload = Workload(
+        find_model("llama-3-8b"),
+        Training(sequence_length=4096, global_batch=16),
+        find_cluster("rtx-4090-workstation").group,
+    )
+    strategy = Strategy(dp=1, micro_batch=micro_batch, accumulation_group=group)
+    candidate = Candidate.of(workload, strategy)
+    problem = problem_of(candidate, ())
+    found = solve(problem)
+    assert found is not None
+    placement = placement_of(candidate.graph, found.values)
+    assert Tier.NVME in placement.stages[0].kinds["block"].optimizer
+    again = problem.step_seconds(decisions_of(candidate.graph, placement))
+    assert again == pytest.approx(found.step_seconds, rel=1e-4)
