@@ -35,11 +35,16 @@ from bigplan.spec.multiprocessor import Multiprocessor
 
 # Time of torch's operator over the time of moving its tensors once. Norms have medians of torch
 # 2.11 on an H200 over six widths from 768 to 8,192 (benchmarks/results/2026-11-24-h200-generated,
-# but for the shapes set aside). Cross-entropy's operators consist of several of torch's
-# (`rewritten.py`): their factors count what those move, for fp32 logits.
+# but for the shapes set aside). Softmax has the median of seven widths from 512 to 32,768 on an
+# H100 (2026-11-25-h100-kernels-again; 1.2 to 2.9). Its backward multiplies gradient and output in a
+# kernel before (aten/src/ATen/native/cuda/SoftMax.cu), and took 1.96 to 2.26. Cross-entropy's
+# operators consist of several of torch's (`rewritten.py`): their factors count what those move, for
+# fp32 logits.
 TORCH_PASSES = {
     "native_layer_norm": 1.78,
     "_fused_rms_norm": 1.3,
+    "_softmax": 1.44,
+    "_softmax_backward_data": 2,
     "cross_entropy_rows": 6,
     "cross_entropy_rows_backward": 3,
 }
