@@ -39,7 +39,7 @@ from bigplan.solve.resolve import (
 )
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.simplicity import complexity, simplest
-from bigplan.solve.thresholds import EXPOSED, NOISE, WITHIN, patience
+from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, WITHIN, patience
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
@@ -189,11 +189,13 @@ class _State:
             if self._stopped():
                 return False
             (expected, index), before = heapq.heappop(self._queue), self.best
-            if idle >= patience(expected, before):
-                break
-            if self._entries[index].bound >= before:
-                continue
             entry = self._entries[index]
+            # What is expected without linear programs may be a tenth too much.
+            rough = entry.rung < _Rung.MODEL and expected < before * (1 + NEAR)
+            if idle >= patience(expected, before) and not rough:
+                break
+            if entry.bound >= before:
+                continue
             if entry.rung is _Rung.MODEL:
                 self._resolve(entry)
                 progress = self.best < before * (1 - NOISE)
