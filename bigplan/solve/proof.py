@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from math import inf
+from math import inf, isfinite
 
 from bigplan.solve.rows import Row
 
@@ -28,7 +28,8 @@ def contradict(rows: Sequence[Row], factors: Iterable[float], upper: Mapping[str
     """
     sums, missed = dict[str, Fraction](), Fraction(0)
     for row, factor in zip(rows, factors, strict=True):
-        if y := Fraction(factor if row.equal else max(factor, 0.0)):
+        y = Fraction(factor if row.equal else max(factor, 0.0))
+        if y and isfinite(row.limit):  # a limit that dwarfs its row's factors limits nothing
             missed -= y * Fraction(row.limit) + abs(y) * TOLERANCE
             for name, coefficient in row.terms.items():
                 sums[name] = sums.get(name, Fraction(0)) + y * Fraction(coefficient)

@@ -32,9 +32,8 @@ def met(draw: st.DrawFn) -> Met:
     """A problem, and decisions that meet it; coefficients have up to 25 orders of magnitude."""
     uppers = {name: float(draw(st.integers(1, 100))) for name in COLUMNS}
     values = {name: draw(st.floats(0.0, uppers[name])) for name in COLUMNS}
-    sizes = st.floats(-1.0, 1.0).flatmap(
-        lambda mantissa: st.integers(-12, 13).map(lambda power: mantissa * 10.0**power)
-    )
+    signs, mantissas, powers = st.sampled_from((-1, 1)), st.floats(0.1, 1.0), st.integers(-12, 13)
+    sizes = st.builds(lambda sign, number, n: sign * number * 10.0**n, signs, mantissas, powers)
     rules = []
     for number in range(draw(st.integers(1, 8))):
         terms = {name: draw(sizes) for name in COLUMNS if draw(st.booleans())}
