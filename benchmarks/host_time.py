@@ -1,15 +1,15 @@
 """What the host's Python takes of a step, action by action, beside the GPU's time and the plan's.
 
     python -m benchmarks.host_time OUT.json [CASE ...]
-    python -m benchmarks.peers.ranks 2 host_time OUT.json CASE ...     on two GPUs: cases of RANKS
+    python -m benchmarks.peers.ranks 2 host_time OUT.json CASE     on two GPUs: a case of RANKS
 
 Each case is a model, a training and pinned decisions (CASES); its plan runs for a few steps on the
 runtime's worker. Per action are kept: seconds of its lane's thread on a core (`cpu`, waits apart),
 seconds on the host's clock from its begin to its end (`host`), and seconds on the device.
 BIGPLAN_CLUSTER is a cluster file in place of h200-1x; what its host takes of layers is measured
 once more just before a case is planned, as a host's speed changes from minute to minute; but not
-with several ranks, which must have one plan. The first rank tells. With HOST_TIME_APART in the
-environment every lane has a thread of its own, as before 2026-11-25.
+with several ranks, which must have one plan. The first rank tells. HOST_TIME_THREADS in
+the environment: "one" for what stays on the GPU, or one for each of the "lanes", whatever the plan.
 """
 
 from __future__ import annotations
@@ -258,11 +258,12 @@ def by_lane(log: list[tuple[Any, float]]) -> dict[str, float]:
     return dict(found)
 
 
-def keep_lanes_apart() -> None:
-    """A thread for every lane, but for streamed state."""
+def set_threads(which: str) -> None:
+    """Let captured and launched passes share their thread alike: "one", or "lanes"."""
     from bigplan.runtime import lanes
 
-    lanes.thread_of = lambda found: {lane: lanes.SHARED.get(lane, lane) for lane in found}
+    chosen = lanes.thread_of
+    lanes.thread_of = lambda found, captured: chosen(found, captured=which == "one")
 
 
 def run(name: str) -> dict[str, Any]:
@@ -275,6 +276,11 @@ def run(name: str) -> dict[str, Any]:
 
     module.first_values = alike  # type: ignore[attr-defined]
     plan = plan_of(name)
+    if plan.strategy.ranks != WORLD:
+        raise ValueError(
+            f"the plan has {plan.strategy.ranks} ranks, and {WORLD} run; use a cluster of one GPU, "
+            "or start as many by benchmarks.peers.ranks"
+        )
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -283,7 +289,7 @@ def run(name: str) -> dict[str, Any]:
     with logged() as log:
         try:
             worker.preflight()
-            worker.start(Path(os.environ.get("PEERS_MEETING", "") + f".{name}"))
+            worker.start(Path(os.environ["PEERS_MEETING"]) if WORLD > 1 else Path())
             for _ in range(STEPS):
                 log.clear()
                 steps.append(step_of(worker))
@@ -335,19 +341,18 @@ def tell(name: str, record: dict[str, Any]) -> None:
 
 def main() -> None:
     """Read the command line."""
-    out, alone = Path(sys.argv[1]), WORLD == 1
-    if os.environ.get("HOST_TIME_APART"):
-        keep_lanes_apart()
+    out = Path(sys.argv[1])
+    if which := os.environ.get("HOST_TIME_THREADS"):
+        set_threads(which)
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    for name in sys.argv[2:] or [name for name in CASES if (name in RANKS) != alone]:
+    for name in sys.argv[2:] or [name for name in CASES if name not in RANKS]:
         try:
             found[name] = run(name)
         except Exception as error:  # noqa: BLE001 - the next case may run
             print(f"{name}: {type(error).__name__}: {error}", flush=True)
             found[name] = {"error": str(error)}
-        if RANK:
-            continue
-        out.write_text(json.dumps(found, indent=1))
+        if RANK == 0:
+            out.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -190,6 +190,8 @@ def run(model: str, *settings: str) -> None:
         )
     )
     print(model, settings, plan.strategy.model_dump(exclude_defaults=True))
+    if plan.strategy.ranks > 1:
+        sys.exit(f"the plan has {plan.strategy.ranks} ranks; use a cluster of one GPU")
     runs = []
     for _ in range(2):
         worker = NativeWorker(plan, 0, Path(mkdtemp()))

@@ -14,11 +14,12 @@ take more of the interpreter or of an engine than it needs:
    streams wait until all are done. So CHUNKS_AHEAD chunks are queued at a time
    (benchmarks/results/2026-11-22-h200-one-at-a-time).
 3. One thread hands a chunk on from lane to lane.
-4. Where nothing leaves the GPU, one thread queues passes, gathers, reductions and norms in the
-   program's order. Torch lets go of the interpreter in every operator, and then waits for each
-   other thread that took it. Qwen3 0.6B by ZeRO-3 over two H100s, repeated from CUDA graphs, took
-   0.121 s a step with a thread for each lane and takes 0.092 with one: a gather took 485 us of a
-   core and takes 264 (benchmarks/results/2026-11-25-h100-x2-offload).
+4. Where passes are repeated from CUDA graphs and nothing leaves the GPU, one thread queues passes,
+   gathers, reductions and norms in the program's order: a pass takes 0.1 ms then, no longer than a
+   gather, and every operator that lets go of the interpreter may wait for the other threads. Qwen3
+   0.6B by ZeRO-3 took 0.121 s a step on two H100s with a thread for each lane and 0.092 with one;
+   on two others 0.089 either way. Launched by Python, 0.25 to 0.28 s became 0.29 to 0.32: threads
+   do launch beside each other (benchmarks/results/2026-11-25-h100-x2-offload).
 """
 
 from __future__ import annotations
@@ -57,10 +58,13 @@ SHARED = {Lane.GPU_UPDATE: Lane.STATE_IN, Lane.STATE_OUT: Lane.STATE_IN}  # the 
 ALONE = {Lane.GPU_UPDATE: Lane.COMPUTE, Lane.COMM: Lane.COMPUTE}
 
 
-def thread_of(lanes: AbstractSet[Lane]) -> Mapping[Lane, Lane]:
-    """On a GPU, by lane of a program with these lanes: the lane in whose thread it runs."""
+def thread_of(lanes: AbstractSet[Lane], *, captured: bool) -> Mapping[Lane, Lane]:
+    """On a GPU, by lane of a program with these lanes: the lane in whose thread it runs.
+
+    `captured`: passes are repeated from CUDA graphs.
+    """
     on_device = lanes & set(ON_STREAMS)
-    shared = ALONE if on_device <= {Lane.COMPUTE, *ALONE} else SHARED
+    shared = ALONE if captured and on_device <= {Lane.COMPUTE, *ALONE} else SHARED
     return {lane: shared.get(lane, lane) for lane in lanes}
 
 
@@ -168,6 +172,7 @@ class Lanes:
 
     device: torch.device
     run: Callable[[Action], None]
+    captured: bool = False  # passes are repeated from CUDA graphs
     pools: dict[Lane, ThreadPoolExecutor] = field(default_factory=dict)
     streams: dict[Lane, torch.cuda.Stream] = field(default_factory=dict)
     failed: BaseException | None = None  # the first error; nothing runs after it
@@ -183,7 +188,7 @@ class Lanes:
         lanes = {done.action.lane for done in actions}
         threads: Mapping[Lane, Lane] = {}
         if self.device.type == "cuda":
-            threads = thread_of(lanes)
+            threads = thread_of(lanes, captured=self.captured)
             for lane in sorted(lanes & set(ON_STREAMS) - self.streams.keys()):
                 self.streams[lane] = _stream(self.device, lane)
         for done in actions:

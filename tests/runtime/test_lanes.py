@@ -170,11 +170,13 @@ def test_chunks_are_queued_one_at_a_time_by_one_thread(monkeypatch: pytest.Monke
     assert most == dict.fromkeys((*passing, Lane.COMPUTE), ACTIONS_AHEAD - 1) | {Lane.STATE_IN: 0}
 
 
-def test_one_thread_queues_what_stays_on_the_gpu() -> None:
+def test_one_thread_queues_captured_passes_and_what_stays_on_the_gpu() -> None:
     beside = {Lane.DATA, Lane.CPU, Lane.CHECKPOINT, Lane.NVME_READ}
     staying = {Lane.COMPUTE, Lane.COMM, Lane.GPU_UPDATE}
     expected = dict.fromkeys(staying, Lane.COMPUTE) | {lane: lane for lane in beside}
-    assert thread_of(staying | beside) == expected
+    assert thread_of(staying | beside, captured=True) == expected
+    apart = thread_of(staying | beside, captured=False)
+    assert apart == {lane: lane for lane in staying | beside} | {Lane.GPU_UPDATE: Lane.STATE_IN}
 
 
 @pytest.mark.parametrize("leaves", [Lane.H2D, Lane.D2H, Lane.STATE_OUT, Lane.SEND, Lane.RECV])
@@ -182,7 +184,7 @@ def test_where_something_leaves_the_gpu_collectives_have_a_thread_of_their_own(
     leaves: Lane,
 ) -> None:
     """It may wait on the host for what leaves, while passes go on."""
-    threads = thread_of({Lane.COMPUTE, Lane.COMM, Lane.GPU_UPDATE, leaves})
+    threads = thread_of({Lane.COMPUTE, Lane.COMM, Lane.GPU_UPDATE, leaves}, captured=True)
     assert threads[Lane.COMPUTE] is Lane.COMPUTE
     assert threads[Lane.COMM] is Lane.COMM
     assert threads[Lane.GPU_UPDATE] is Lane.STATE_IN
