@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 from bigplan.placement import Rings
@@ -47,6 +48,22 @@ def resolve(
         trial = try_out(candidate, placement_of(candidate.graph, solution.values, rings))
         if trial is not None:
             return trial
+    return None
+
+
+def planned(
+    candidate: Candidate, tried: Iterable[Rings], pins: tuple[Pin, ...], best: float = inf
+) -> Trial | None:
+    """The plan with the first of these rings with which any fits; None where none does.
+
+    If drives or links bind, a plan that moves more may be faster than the one that the usual
+    surcharge finds. So such a plan is tried, too, where the model sees it below `best` seconds.
+    """
+    for rings in tried:
+        if (trial := resolve(candidate, rings, pins)) is not None:
+            below = min(best, trial.seconds)
+            hopeful = resolve(candidate, rings, pins, below, EXPOSED / 4)
+            return min((hopeful or trial, trial), key=lambda t: t.expected)
     return None
 
 

@@ -34,8 +34,8 @@ from bigplan.solve.resolve import (
     bounding_problem,
     model_outlook,
     optimum,
+    planned,
     problem_of,
-    resolve,
 )
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.simplicity import complexity, simplest
@@ -215,7 +215,7 @@ class _State:
             self._replace(trial)
         self.trials.sort(key=_preference)
         if self.trials:
-            simple, pins = simplest(self.trials, pins)
+            simple, pins = simplest(self.trials, pins, self._budget)
             self.chosen = further(simple, pins, self._budget)
         return True
 
@@ -285,19 +285,12 @@ class _State:
         return entry.estimate
 
     def _resolve(self, entry: _Entry) -> None:
-        """Simulate the strategy's plans, with fewer rings if none fits.
-
-        If drives bind, a plan that moves more may be faster, so such a plan is tried, too.
-        """
+        """Simulate the strategy's plans, with fewer rings if none fits."""
         self.programs += 1
         assert isinstance(entry.of, Candidate)
-        pins = self.choice.scope.pins
-        for rings in self._rings:
-            if (trial := resolve(entry.of, rings, pins)) is not None:
-                below = min(self.best, trial.seconds)
-                hopeful = resolve(entry.of, rings, pins, below, EXPOSED / 4)
-                self.trials.append(min((hopeful or trial, trial), key=lambda t: t.expected))
-                return
+        trial = planned(entry.of, self._rings, self.choice.scope.pins, self.best)
+        if trial is not None:
+            self.trials.append(trial)
 
     def _solve(self, index: int) -> None:
         """Raise a strategy's bound to its integer optimum."""

@@ -12,30 +12,55 @@ from bigplan.graph.graph import Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, Tier
 from bigplan.program import Lane
 from bigplan.solve.candidate import Trial
-from bigplan.solve.pins import STREAMED, Pin
+from bigplan.solve.improve import Budget, improved
+from bigplan.solve.pins import STREAMED, Pin, rings_tried
 from bigplan.solve.relaxation import relaxed_steps
-from bigplan.solve.resolve import problem_of, resolve
-from bigplan.solve.thresholds import WITHIN
+from bigplan.solve.resolve import bounding_problem, planned, problem_of, resolve
+from bigplan.solve.thresholds import NEAR, WITHIN
 
 MOVED = ("parameters", "gradients", "optimizer", "activations")
 DRIVE, RECOMPUTE = "drive", "recompute"
 
 
-def simplest(trials: Sequence[Trial], pins: tuple[Pin, ...]) -> tuple[Trial, tuple[Pin, ...]]:
+def simplest(
+    trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget
+) -> tuple[Trial, tuple[Pin, ...]]:
     """The simplest plan about as fast as the first, with the pins that keep it as simple.
 
-    It is of the first plan's strategy, or a trial that moves nothing. Mechanisms are forbidden one
-    after the other, all moves first, if that costs next to nothing.
+    It is of the first plan's strategy, or a trial that moves nothing, or one that spares the
+    drives. Drives wear out, so a plan without them is looked for among all trials' strategies, and
+    improved before it is judged. Then mechanisms are forbidden one after the other, all moves
+    first, if that costs next to nothing.
     """
-    chosen, forbidden = trials[0], pins
-    most = chosen.expected * (1 + WITHIN)
+    most = trials[0].expected * (1 + WITHIN)
+    if DRIVE in mechanisms(trials[0].placement):
+        sparing = (*pins, *_no_drives(trials[0]))
+        spared = improved(list(_spared(trials, sparing, most)), sparing, budget)
+        for trial in sorted(spared, key=lambda t: t.expected)[:1]:
+            chosen, forbidden = _simpler(trial, sparing, most)
+            if chosen.expected <= most:
+                return chosen, forbidden
+    chosen, forbidden = _simpler(trials[0], pins, most)
+    still = (trial for trial in trials if not trial.moves and trial.expected <= most)
+    return (next(still, chosen) if chosen.moves else chosen), forbidden
+
+
+def _simpler(
+    chosen: Trial, forbidden: tuple[Pin, ...], most: float
+) -> tuple[Trial, tuple[Pin, ...]]:
+    """A plan of the same strategy with fewer mechanisms, in `most` s, and pins that forbid these.
+
+    A plan without drives has pins that keep it so.
+    """
     for used, without in _ways(chosen):
         if used & mechanisms(chosen.placement):
             simpler = _resolved(chosen, (*forbidden, *without), most)
-            if simpler is not None and _does(simpler) < _does(chosen):
+            late = chosen.expected > most
+            if simpler is not None and (late or _does(simpler) < _does(chosen)):
                 chosen, forbidden = simpler, (*forbidden, *without)
-    still = (trial for trial in trials if not trial.moves and trial.expected <= most)
-    return (next(still, chosen) if chosen.moves else chosen), forbidden
+    if DRIVE not in mechanisms(chosen.placement):
+        forbidden = (*forbidden, *_no_drives(chosen))
+    return chosen, forbidden
 
 
 def complexity(trial: Trial) -> tuple[bool, int, float, float]:
@@ -73,13 +98,34 @@ def _mechanisms(kind: KindPlacement) -> Iterator[str]:
 def _ways(trial: Trial) -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
     """Mechanisms, and the pins that forbid them."""
     still = {name: Pin(None, name, Tier.GPU, None) for name in MOVED}
-    kinds = trial.candidate.graph.kinds
     yield frozenset(MOVED), tuple(still.values())
-    yield frozenset({DRIVE}), tuple(Pin(k, n, Tier.NVME, 0.0) for k in kinds for n in MOVED)
     for name, pin in still.items():
         yield frozenset({name}), (pin,)
     yield frozenset({STREAMED}), (Pin(None, STREAMED, "", 0.0),)
     yield frozenset({RECOMPUTE}), (Pin(None, RECOMPUTE, Recompute.NONE, None),)
+
+
+def _no_drives(trial: Trial) -> tuple[Pin, ...]:
+    kinds = trial.candidate.graph.kinds
+    return tuple(Pin(kind, name, Tier.NVME, 0.0) for kind in kinds for name in MOVED)
+
+
+def _spared(trials: Sequence[Trial], pins: tuple[Pin, ...], most: float) -> Iterator[Trial]:
+    """Plans without drives: trials, and what trials are with pins that forbid drives.
+
+    Only of trials that are about as fast, and where the model sees such a plan below `most`
+    seconds.
+    """
+    for trial in trials:
+        if trial.expected > most * (1 + NEAR):
+            continue
+        if DRIVE not in mechanisms(trial.placement):
+            yield trial
+        elif next(relaxed_steps(bounding_problem(trial.candidate, pins), (0.0,))) < most:
+            tried = dict.fromkeys((Rings.of(trial.placement), *rings_tried(pins)))
+            found = planned(trial.candidate, tried, pins)
+            if found is not None:
+                yield found
 
 
 def _resolved(trial: Trial, pins: tuple[Pin, ...], most: float) -> Trial | None:

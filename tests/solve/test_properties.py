@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from bigplan.errors import InfeasibleError
 from bigplan.solve.candidate import Workload
 from bigplan.solve.pins import parse_pins
 from bigplan.solve.search import Found, Scope, search
+from bigplan.solve.simplicity import DRIVE, mechanisms
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.examples import examples
@@ -67,6 +69,18 @@ def test_no_pin_beats_the_free_plan(
         assert free is not None
         assert free.best.expected <= PREFERRED * NOISE * held.best.expected
         assert free.bound <= held.best.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=examples(4))
+@given(workloads())
+def test_a_drive_is_written_for_more_than_a_hundredth_of_a_step_alone(workload: Workload) -> None:
+    spared = _found(replace(workload, nodes=workload.nodes.model_copy(update={"nvme": None})), {})
+    free = _found(workload, {})
+    if spared is not None:
+        assert free is not None
+        assert free.best.expected <= PREFERRED * NOISE * spared.best.expected
+        if DRIVE in mechanisms(free.best.placement):
+            assert free.best.expected * PREFERRED <= NOISE * spared.best.expected
 
 
 @settings(max_examples=examples(4))

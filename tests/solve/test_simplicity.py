@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from bigplan.effort import Effort
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.solve.candidate import Candidate, Trial, Workload, try_out
-from bigplan.solve.pins import parse_pins
+from bigplan.solve.improve import BUDGETS
+from bigplan.solve.pins import Pin, parse_pins
 from bigplan.solve.search import Scope, search
 from bigplan.solve.simplicity import complexity, mechanisms, simplest
 from bigplan.solve.thresholds import WITHIN
@@ -48,6 +50,10 @@ def _trial(candidate: Candidate, home: Tier) -> Trial:
     return trial
 
 
+def _simplest(trials: list[Trial], pins: tuple[Pin, ...] = ()) -> Trial:
+    return simplest(trials, pins, BUDGETS[Effort.USUAL])[0]
+
+
 @pytest.mark.parametrize("home", [Tier.HOST, Tier.NVME])
 @pytest.mark.parametrize(("gain", "moves"), [(0.005, False), (0.02, True)])
 def test_state_moves_only_for_more_than_a_hundredth_of_a_step(
@@ -56,7 +62,7 @@ def test_state_moves_only_for_more_than_a_hundredth_of_a_step(
     candidate = _candidate(gain)
     away, still = (_trial(candidate, tier) for tier in (home, Tier.GPU))
     assert still.seconds / away.seconds - 1 == pytest.approx(gain, rel=0.1)
-    chosen = simplest([away], ())[0]
+    chosen = _simplest([away])
     assert chosen.moves is moves
     assert chosen.seconds <= away.expected * (1 + WITHIN)
 
@@ -64,15 +70,13 @@ def test_state_moves_only_for_more_than_a_hundredth_of_a_step(
 def test_no_drive_is_written_where_host_memory_will_do() -> None:
     away = _trial(_candidate(0.02), Tier.NVME)
     assert mechanisms(away.placement) == {"optimizer", "drive"}
-    assert mechanisms(simplest([away], ())[0].placement) <= {"optimizer", "streamed"}
+    assert mechanisms(_simplest([away]).placement) <= {"optimizer", "streamed"}
 
 
 def test_what_the_user_decided_stays() -> None:
     away = _trial(_candidate(0.005), Tier.HOST)
     _, pins = parse_pins({"optimizer": "host"})
-    assert simplest([away], pins)[0].placement.stages[0].kinds["block"].optimizer == {
-        Tier.HOST: 4.0
-    }
+    assert _simplest([away], pins).placement.stages[0].kinds["block"].optimizer == {Tier.HOST: 4.0}
 
 
 def test_a_plan_of_another_strategy_that_moves_nothing_is_simpler() -> None:
@@ -81,9 +85,9 @@ def test_a_plan_of_another_strategy_that_moves_nothing_is_simpler() -> None:
     quicker = replace(_candidate(0.005), strategy=Strategy(dp=1, micro_batch=2))
     still = _trial(quicker, Tier.GPU)
     assert away.seconds < still.seconds < away.seconds * (1 + WITHIN)
-    assert simplest([away, still], ())[0] is still
+    assert _simplest([away, still]) is still
     slower = replace(still, expected=2 * still.seconds)
-    assert simplest([away, slower], ())[0].moves
+    assert _simplest([away, slower]).moves
 
 
 def test_simpler_is_what_moves_nothing_then_what_does_fewer_things_then_what_writes_less() -> None:
