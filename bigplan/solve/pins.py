@@ -47,7 +47,14 @@ POSITIVE = (
     LOSS_CHUNK,
 )
 SWITCHES = ("sequence_parallel", "shared_ends", CAPTURED)
-TRIED = (ROOMY, Rings(slots=2), Rings(slots=2, shared_ends=True), LEAN)  # the roomiest first
+# The roomiest first.
+TRIED = (
+    ROOMY,
+    Rings(slots=2),
+    Rings(slots=2, sums=1),
+    Rings(slots=2, shared_ends=True),
+    LEAN,
+)
 STAGES = ("all", "first", "middle", "late", "last")
 STREAMED = "streamed"
 TENSORS = ("parameters", "gradients", "optimizer", "activations", "recompute", STREAMED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from math import inf
 
 from bigplan.placement import Rings
@@ -14,7 +14,7 @@ from bigplan.solve.ilp import BOUND_GAP, solve
 from bigplan.solve.linear import Problem
 from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.relaxation import relaxed_steps
-from bigplan.solve.thresholds import EXPOSED, NOISE, WITHIN
+from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, WITHIN
 
 MARGINS = (NOISE, WITHIN)  # of each tier, kept free; the second where the first is not enough
 
@@ -52,19 +52,50 @@ def resolve(
 
 
 def planned(
-    candidate: Candidate, tried: Iterable[Rings], pins: tuple[Pin, ...], best: float = inf
+    candidate: Candidate,
+    tried: Sequence[Rings],
+    pins: tuple[Pin, ...],
+    best: float = inf,
+    estimate: float = 0.0,
 ) -> Trial | None:
-    """The plan with the first of these rings with which any fits; None where none does.
+    """The best plan of a few; None where nothing fits.
 
-    If drives or links bind, a plan that moves more may be faster than the one that the usual
-    surcharge finds. So such a plan is tried, too, where the model sees it below `best` seconds.
+    Its rings are the first with which anything fits. If drives or links bind, a plan that moves
+    more may be faster than the one that the usual surcharge finds. So such a plan is tried, too,
+    where the model sees it below `best` seconds. Shorter rings leave more memory to tensors. The
+    most promising of them are tried where linear programs see a much faster step in them, and one
+    below `best`; `estimate` is the programs' for the memory of the shortest rings and the time of
+    the longest.
     """
-    for rings in tried:
-        if (trial := resolve(candidate, rings, pins)) is not None:
-            below = min(best, trial.seconds)
-            hopeful = resolve(candidate, rings, pins, below, EXPOSED / 4)
-            return min((hopeful or trial, trial), key=lambda t: t.expected)
-    return None
+    fitting = ((rings, resolve(candidate, rings, pins)) for rings in tried)
+    rings, found = next(((r, trial) for r, trial in fitting if trial), (None, None))
+    if rings is None or found is None:
+        return None
+    hopeful = resolve(candidate, rings, pins, min(best, found.seconds), EXPOSED / 4)
+    found = min((hopeful or found, found), key=lambda t: t.expected)
+    shorter = _shorter(candidate, tried[tried.index(rings) :], pins, estimate, best)
+    trial = resolve(candidate, shorter, pins, below=found.expected) if shorter else None
+    return min((trial or found, found), key=lambda t: t.expected)
+
+
+def _shorter(
+    candidate: Candidate,
+    tried: Sequence[Rings],
+    pins: tuple[Pin, ...],
+    estimate: float,
+    best: float,
+) -> Rings | None:
+    """The rings that promise much more than the first, and a step below `best` seconds."""
+
+    def promise(rings: Rings) -> float:
+        return next(relaxed_steps(problem_of(candidate, pins, rings), (EXPOSED,)))
+
+    present, least = promise(tried[0]), estimate * (1 + NEAR)
+    if len(tried) == 1 or estimate >= best or present <= least:
+        return None
+    promises = {rings: promise(rings) for rings in tried[1:]}
+    shorter = min(promises, key=promises.__getitem__)
+    return shorter if promises[shorter] < min(best, present / (1 + NEAR)) else None
 
 
 def optimum(problem: Problem) -> float:

@@ -285,10 +285,10 @@ class _State:
         return entry.estimate
 
     def _resolve(self, entry: _Entry) -> None:
-        """Simulate the strategy's plans, with fewer rings if none fits."""
+        """Simulate the strategy's plans."""
         self.programs += 1
         assert isinstance(entry.of, Candidate)
-        trial = planned(entry.of, self._rings, self.choice.scope.pins, self.best)
+        trial = planned(entry.of, self._rings, self.choice.scope.pins, self.best, entry.estimate)
         if trial is not None:
             self.trials.append(trial)
 

@@ -15,7 +15,7 @@ from bigplan.solve.candidate import Trial
 from bigplan.solve.improve import Budget, improved
 from bigplan.solve.pins import STREAMED, Pin, rings_tried
 from bigplan.solve.relaxation import relaxed_steps
-from bigplan.solve.resolve import bounding_problem, planned, problem_of, resolve
+from bigplan.solve.resolve import bounding_problem, model_outlook, planned, problem_of, resolve
 from bigplan.solve.thresholds import NEAR, WITHIN
 
 MOVED = ("parameters", "gradients", "optimizer", "activations")
@@ -121,9 +121,10 @@ def _spared(trials: Sequence[Trial], pins: tuple[Pin, ...], most: float) -> Iter
             continue
         if DRIVE not in mechanisms(trial.placement):
             yield trial
-        elif next(relaxed_steps(bounding_problem(trial.candidate, pins), (0.0,))) < most:
-            tried = dict.fromkeys((Rings.of(trial.placement), *rings_tried(pins)))
-            found = planned(trial.candidate, tried, pins)
+            continue
+        outlook = model_outlook(bounding_problem(trial.candidate, pins), most)
+        if outlook.estimate < most:
+            found = planned(trial.candidate, rings_tried(pins), pins, estimate=outlook.estimate)
             if found is not None:
                 yield found
 
