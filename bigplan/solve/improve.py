@@ -19,9 +19,10 @@ from itertools import product
 
 from bigplan.effort import Effort
 from bigplan.placement import Rings, Tier
+from bigplan.program import Lane
 from bigplan.solve.candidate import Trial, try_out
 from bigplan.solve.moves import Moves, Neighbour
-from bigplan.solve.pins import Pin, rings_tried
+from bigplan.solve.pins import Pin, rings_tried, without_drives
 from bigplan.solve.resolve import resolve
 from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 
@@ -51,9 +52,14 @@ BUDGETS = {
 
 
 class Climb:
-    """A strategy's plan on its way to a better one."""
+    """A strategy's plan on its way to a better one.
+
+    A plan without drives stays so: they wear out, and the integer program has judged them before.
+    """
 
     def __init__(self, trial: Trial, pins: tuple[Pin, ...], seed: int = 0) -> None:
+        if not trial.busy.get(Lane.NVME_WRITE, 0.0):
+            pins = (*pins, *without_drives(trial.candidate.graph.kinds))
         rings = dict.fromkeys((Rings.of(trial.placement), *rings_tried(pins)))
         self.best = trial
         self._pins, self._rings = pins, list(rings)[1:]

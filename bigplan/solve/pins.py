@@ -17,7 +17,7 @@ a kind, a pin speaks of all kinds (a count: of the repeated layers).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bigplan.errors import InputError, quoted, shortened
@@ -47,14 +47,7 @@ POSITIVE = (
     LOSS_CHUNK,
 )
 SWITCHES = ("sequence_parallel", "shared_ends", CAPTURED)
-# The roomiest first.
-TRIED = (
-    ROOMY,
-    Rings(slots=2),
-    Rings(slots=2, sums=1),
-    Rings(slots=2, shared_ends=True),
-    LEAN,
-)
+TRIED = (ROOMY, Rings(slots=2), Rings(slots=2, shared_ends=True), LEAN)  # the roomiest first
 STAGES = ("all", "first", "middle", "late", "last")
 STREAMED = "streamed"
 TENSORS = ("parameters", "gradients", "optimizer", "activations", "recompute", STREAMED)
@@ -194,6 +187,12 @@ def rings_tried(pins: tuple[Pin, ...]) -> tuple[Rings, ...]:
         for rings in TRIED
     )
     return tuple(dict.fromkeys(every))
+
+
+def without_drives(kinds: Iterable[str]) -> tuple[Pin, ...]:
+    """Pins that leave nothing of these kinds of layers on drives."""
+    tensors = ("parameters", "gradients", "optimizer", "activations")
+    return tuple(Pin(kind, tensor, Tier.NVME, 0.0) for kind in kinds for tensor in tensors)
 
 
 def _main(stage: StageClass) -> str:

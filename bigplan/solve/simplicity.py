@@ -13,7 +13,7 @@ from bigplan.placement import KindPlacement, Placement, Rings, Tier
 from bigplan.program import Lane
 from bigplan.solve.candidate import Trial
 from bigplan.solve.improve import Budget, improved
-from bigplan.solve.pins import STREAMED, Pin, rings_tried
+from bigplan.solve.pins import STREAMED, Pin, rings_tried, without_drives
 from bigplan.solve.relaxation import relaxed_steps
 from bigplan.solve.resolve import bounding_problem, model_outlook, planned, problem_of, resolve
 from bigplan.solve.thresholds import NEAR, WITHIN
@@ -34,7 +34,7 @@ def simplest(
     """
     most = trials[0].expected * (1 + WITHIN)
     if DRIVE in mechanisms(trials[0].placement):
-        sparing = (*pins, *_no_drives(trials[0]))
+        sparing = (*pins, *without_drives(trials[0].candidate.graph.kinds))
         spared = improved(list(_spared(trials, sparing, most)), sparing, budget)
         for trial in sorted(spared, key=lambda t: t.expected)[:1]:
             chosen, forbidden = _simpler(trial, sparing, most)
@@ -48,18 +48,13 @@ def simplest(
 def _simpler(
     chosen: Trial, forbidden: tuple[Pin, ...], most: float
 ) -> tuple[Trial, tuple[Pin, ...]]:
-    """A plan of the same strategy with fewer mechanisms, in `most` s, and pins that forbid these.
-
-    A plan without drives has pins that keep it so.
-    """
+    """A plan with fewer mechanisms that takes `most` s at most, and pins that forbid these."""
     for used, without in _ways(chosen):
         if used & mechanisms(chosen.placement):
             simpler = _resolved(chosen, (*forbidden, *without), most)
             late = chosen.expected > most
             if simpler is not None and (late or _does(simpler) < _does(chosen)):
                 chosen, forbidden = simpler, (*forbidden, *without)
-    if DRIVE not in mechanisms(chosen.placement):
-        forbidden = (*forbidden, *_no_drives(chosen))
     return chosen, forbidden
 
 
@@ -103,11 +98,6 @@ def _ways(trial: Trial) -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
         yield frozenset({name}), (pin,)
     yield frozenset({STREAMED}), (Pin(None, STREAMED, "", 0.0),)
     yield frozenset({RECOMPUTE}), (Pin(None, RECOMPUTE, Recompute.NONE, None),)
-
-
-def _no_drives(trial: Trial) -> tuple[Pin, ...]:
-    kinds = trial.candidate.graph.kinds
-    return tuple(Pin(kind, name, Tier.NVME, 0.0) for kind in kinds for name in MOVED)
 
 
 def _spared(trials: Sequence[Trial], pins: tuple[Pin, ...], most: float) -> Iterator[Trial]:
