@@ -39,7 +39,7 @@ from bigplan.solve.resolve import (
 )
 from bigplan.solve.shortage import infeasible
 from bigplan.solve.simplicity import complexity, simplest
-from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, WITHIN, patience
+from bigplan.solve.thresholds import NEAR, NOISE, WITHIN, patience
 
 __all__ = ["Choice", "Found", "Scope", "Watch", "search", "unwatched"]
 
