@@ -28,7 +28,7 @@ from bigplan.profile.sensors import uuid_of
 from bigplan.profile.stream import measure_launch, measure_stream
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.detect.cluster import OVERHEADS, detect
-from bigplan.spec.detect.machine import FoundGpu, available_cores, find_gpus
+from bigplan.spec.detect.machine import FoundGpu, available_cores, find_gpus, visible_gpus
 from bigplan.units import format_bytes
 
 QUICK_SECONDS = 45.0  # of measuring; starting torch and CUDA takes the rest of a minute
@@ -275,8 +275,8 @@ def _described(wish: Wish, devices: tuple[torch.device, ...]) -> Cluster:
     """What is known without measuring: datasheets, shipped descriptions, system reports."""
     gpus = None
     if devices[0].type == "cuda":
-        gpus = find_gpus()
-        if len(gpus) != len(devices):  # CUDA_VISIBLE_DEVICES is set, or there is no nvidia-smi
+        gpus = visible_gpus()
+        if len(gpus) != len(devices):  # there is no nvidia-smi, or these are parts of GPUs
             properties = [torch.cuda.get_device_properties(device) for device in devices]
             gpus = tuple(FoundGpu(p.name, p.total_memory, 0, 0) for p in properties)
     cpus = wish.cpu_devices if gpus is not None else wish.cpu_devices or 1

@@ -21,7 +21,7 @@ from bigplan.spec.detect.machine import (
     available_cores,
     available_memory,
     cpu_name,
-    find_gpus,
+    visible_gpus,
 )
 from bigplan.spec.detect.probes import probe_copy, probe_disk, probe_gemm
 from bigplan.spec.files.document import Spec, load_document
@@ -67,7 +67,8 @@ def detect(
     `cpu_devices` makes this many devices of cores and memory, even where there are GPUs. None takes
     the GPUs, or one such device where there are none. `folder` is where tensors may go on disk
     (default: the working directory); without `drive` they may not, and no disk is measured. `gpus`
-    are the ones to describe (default: nvidia-smi's). Raises InputError.
+    are the ones to describe (default: nvidia-smi's, as
+    far as CUDA_VISIBLE_DEVICES leaves them). Raises InputError.
     """
     if cpu_devices is not None and cpu_devices < 1:
         raise InputError(f"cpu_devices is {cpu_devices}; use at least 1")
@@ -81,7 +82,7 @@ def detect(
     if cpu_devices is not None:
         gpus = ()
     elif gpus is None:
-        gpus = find_gpus()
+        gpus = visible_gpus()
     kept_free = memory * (_KEPT_FREE if gpus else 50) // 100
     host = _host(_whole_mib(memory - kept_free), cores, copy, today)
     nvme = _nvme(folder, today) if drive else None

@@ -70,24 +70,52 @@ def cache_folder() -> Path:
 
 def find_gpus() -> tuple[FoundGpu, ...]:
     """GPUs that nvidia-smi lists; none where it is absent or fails."""
-    query = "name,memory.total,pcie.link.gen.max,pcie.link.width.max"
+    return parse_gpus(_listed())
+
+
+def visible_gpus() -> tuple[FoundGpu, ...]:
+    """GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves to this process."""
+    return parse_gpus(_listed(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _listed() -> str:
+    query = "index,uuid,name,memory.total,pcie.link.gen.max,pcie.link.width.max"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
-        return ()
-    return parse_gpus(done.stdout)
+        return ""
 
 
-def parse_gpus(listing: str) -> tuple[FoundGpu, ...]:
-    """GPUs in nvidia-smi's CSV; lines without a memory size are skipped (MIG parents)."""
-    found = []
+def parse_gpus(listing: str, visible: str | None = None) -> tuple[FoundGpu, ...]:
+    """GPUs in nvidia-smi's CSV; lines without a memory size are skipped (MIG parents).
+
+    `visible` has the form of CUDA_VISIBLE_DEVICES: numbers, or beginnings of UUIDs, up to the first
+    that names no GPU (CUDA C++ Programming Guide, "CUDA Environment Variables"). Parts of a GPU
+    (MIG) are not listed here, so with these every GPU counts.
+    """
+    found = dict[tuple[str, str], FoundGpu]()
     for line in listing.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) == 4 and cells[1].isdigit():
-            generation, width = (int(cell) if cell.isdigit() else 0 for cell in cells[2:])
-            found.append(FoundGpu(cells[0], int(cells[1]) * 2**20, generation, width))
-    return tuple(found)
+        if len(cells) == 6 and cells[3].isdigit():
+            generation, width = (int(cell) if cell.isdigit() else 0 for cell in cells[4:])
+            gpu = FoundGpu(cells[2], int(cells[3]) * 2**20, generation, width)
+            found[cells[0], cells[1]] = gpu
+    if visible is None or "MIG-" in visible:
+        return tuple(found.values())
+    chosen = list[FoundGpu]()
+    for name in (part.strip() for part in visible.split(",")):
+        named = [gpu for (index, uuid), gpu in found.items() if _names(name, index, uuid)]
+        if not named:
+            break
+        chosen += named[:1]
+    return tuple(chosen)
+
+
+def _names(name: str, index: str, uuid: str) -> bool:
+    return name == index or (name.startswith("GPU-") and uuid.startswith(name))
 
 
 def _own_cgroups(proc: Path, cgroups: Path) -> list[Path]:

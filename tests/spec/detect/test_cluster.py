@@ -20,12 +20,12 @@ GiB = 2**30
 
 @pytest.fixture
 def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_gpus", tuple)
+    monkeypatch.setattr(module, "visible_gpus", tuple)
 
 
 def with_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: FoundGpu) -> None:
     """A machine with these GPUs, whose probes answer at once."""
-    monkeypatch.setattr(module, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(module, "probe_copy", lambda threads: 1e11)
     monkeypatch.setattr(module, "probe_disk", lambda folder: None)
 

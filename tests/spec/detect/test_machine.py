@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from bigplan.spec.detect.machine import (
     FoundGpu,
     available_cores,
@@ -54,9 +56,29 @@ def test_cpu_name(tmp_path: Path) -> None:
     assert cpu_name(tmp_path / "nowhere") == "CPU"
 
 
+LISTING = """\
+0, GPU-ab12, NVIDIA H200, 143771, 5, 16
+1, GPU-cd34, MIG parent, [N/A], 5, 16
+2, GPU-ef56, Old, 1024, [N/A], [N/A]
+"""
+H200, OLD = FoundGpu("NVIDIA H200", 143771 * MiB, 5, 16), FoundGpu("Old", 1024 * MiB, 0, 0)
+
+
 def test_nvidia_smi_listing() -> None:
-    listing = "NVIDIA H200, 143771, 5, 16\nMIG parent, [N/A], 5, 16\nOld, 1024, [N/A], [N/A]\n"
-    assert parse_gpus(listing) == (
-        FoundGpu("NVIDIA H200", 143771 * MiB, 5, 16),
-        FoundGpu("Old", 1024 * MiB, 0, 0),
-    )
+    assert parse_gpus(LISTING) == (H200, OLD)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        ("0", (H200,)),
+        ("2, 0", (OLD, H200)),
+        ("GPU-ef", (OLD,)),
+        ("2,7,0", (OLD,)),  # nothing counts after a number that no GPU has
+        ("", ()),
+        ("-1", ()),
+        ("MIG-ab12", (H200, OLD)),
+    ],
+)
+def test_only_visible_gpus_count(visible: str, gpus: tuple[FoundGpu, ...]) -> None:
+    assert parse_gpus(LISTING, visible) == gpus
