@@ -15,17 +15,19 @@ from tests.slow import SLOW
 
 # Neighbours on a shared machine stretch single examples several times: no deadline per example.
 # The profile of `make test` tries a third of a test's own number: tests/examples.py says why.
-for name, number in (
+for name, most in (
     ("quick", USUAL // 5),
     ("bigplan", USUAL * 35 // 100),
     ("thorough", 10 * USUAL),
 ):
-    settings.register_profile(name, deadline=None, max_examples=number)
+    settings.register_profile(name, deadline=None, max_examples=most)
 settings.load_profile("bigplan")
 
-# A shell's background job ignores SIGINT, and so would the processes that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background job ignores SIGINT, one under nohup SIGHUP, and so would the processes that
+# tests interrupt.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 @pytest.fixture(scope="session", autouse=True)
