@@ -7,7 +7,7 @@ the tokens of a chunk: fewer tokens make narrower products, which are slower.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -183,9 +183,10 @@ class _InChunks(TorchFunctionMode):
         return result
 
     def _remember(self, func: Any, args: Any, named: Any, result: Tensor) -> None:
-        source = None
-        if func is F.linear and len(args) == 2 and named.get("bias") is None:
-            source = args
+        source: Sequence[Any] | None = None
+        if func is F.linear and len(args) > 1:
+            *source, bias = (*args, named.get("bias"))[:3]  # nn.Linear gives three arguments
+            source = source if bias is None else None
         elif func in PRODUCTS and len(args) == 2 and args[1].dim() == 2 and not named:
             source = args[0], args[1].T
         elif func in SAME and id(args[0]) in self.made:

@@ -45,7 +45,9 @@ def _targets() -> Tensor:
     return targets
 
 
-def _operators(function: Loss, *given: Tensor, memory: int | None = MEMORY) -> list[str]:
+def _operators(
+    function: Loss | nn.Module, *given: Tensor, memory: int | None = MEMORY
+) -> list[str]:
     ours = optimise(function, memory=memory)
     ours(*given)
     (plan,) = ours.kernels.plans
@@ -127,6 +129,7 @@ def test_a_model_with_a_head() -> None:
     right = F.cross_entropy(logits, targets.view(-1))
     (expected,) = torch.autograd.grad(right, wide.lm_head.weight)
     assert loss.dtype == torch.float32
+    assert "linear_cross_entropy" in _operators(model, x, targets)
     assert error(loss.detach(), right.detach()) < 2**-9  # of logits rounded to 2^-9 each
     assert error(gradient, expected) < 2**-6
 
