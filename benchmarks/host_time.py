@@ -24,7 +24,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bigplan.plan import Plan
 
 RANK, WORLD = (
     int(os.environ.get(name, ones)) for name, ones in (("RANK", "0"), ("WORLD_SIZE", "1"))
@@ -177,7 +180,7 @@ def cluster_now() -> Any:
     return cluster.model_copy(update={"node_groups": (group,)})
 
 
-def plan_of(name: str) -> Any:
+def plan_of(name: str) -> Plan:
     """The case's plan. Raises BigplanError."""
     from bigplan.planner import Request, make_plan
     from bigplan.spec.experiment import Experiment
@@ -192,15 +195,7 @@ def plan_of(name: str) -> Any:
             "caps": caps,
         }
     )
-    return make_plan(
-        Request(
-            experiment.model_spec(),
-            experiment.resolved_training(),
-            experiment.cluster_spec(),
-            experiment.set,
-            experiment.engine,
-        )
-    )
+    return make_plan(Request.of(experiment))
 
 
 @contextmanager
@@ -268,6 +263,26 @@ def set_threads(which: str) -> None:
 
 def run(name: str) -> dict[str, Any]:
     """Plan the case, run it, and tell."""
+    plan = plan_of(name)
+    if plan.strategy.ranks != WORLD:
+        raise ValueError(
+            f"the plan has {plan.strategy.ranks} ranks, and {WORLD} run; use a cluster of one GPU, "
+            "or start as many by benchmarks.peers.ranks"
+        )
+    record = {
+        "strategy": plan.strategy.model_dump(exclude_defaults=True),
+        "placement": plan.placement.model_dump(exclude_defaults=True, mode="json"),
+        "predicted": plan.predicted.step_seconds,
+        "promised_memory": {str(u.tier): u.used_bytes for u in plan.predicted.memory},
+        "gpu_cap": plan.cluster.group.gpu.memory,
+    } | measured(plan)
+    if RANK == 0:
+        tell(name, record)
+    return record
+
+
+def measured(plan: Plan) -> dict[str, Any]:
+    """Seconds, actions and GPU memory of a few steps of the plan."""
     import torch
 
     from benchmarks.limit_run import alike
@@ -275,12 +290,6 @@ def run(name: str) -> dict[str, Any]:
     from bigplan.runtime.worker import NativeWorker
 
     module.first_values = alike  # type: ignore[attr-defined]
-    plan = plan_of(name)
-    if plan.strategy.ranks != WORLD:
-        raise ValueError(
-            f"the plan has {plan.strategy.ranks} ranks, and {WORLD} run; use a cluster of one GPU, "
-            "or start as many by benchmarks.peers.ranks"
-        )
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -300,23 +309,15 @@ def run(name: str) -> dict[str, Any]:
             worker.close()
             if cuda:
                 torch.cuda.empty_cache()
-    record = {
-        "strategy": plan.strategy.model_dump(exclude_defaults=True),
-        "placement": plan.placement.model_dump(exclude_defaults=True, mode="json"),
-        "predicted": plan.predicted.step_seconds,
+    return {
         "measured": statistics.median(step["seconds"] for step in steps[1:]),
         "steps": steps,
         "actions_us": actions,
         "lanes_ms": lanes,
-        "promised_memory": {str(u.tier): u.used_bytes for u in plan.predicted.memory},
-        "gpu_cap": plan.cluster.group.gpu.memory,
         "peak_allocated": torch.cuda.max_memory_allocated() if cuda else 0,
         "peak_reserved": torch.cuda.max_memory_reserved() if cuda else 0,
         "device_used": total - free,
     }
-    if RANK == 0:
-        tell(name, record)
-    return record
 
 
 def tell(name: str, record: dict[str, Any]) -> None:

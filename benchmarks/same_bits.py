@@ -180,15 +180,7 @@ def run(model: str, *settings: str) -> None:
     experiment = Experiment.model_validate(
         {"model": model, "cluster": cluster, "training": training, "set": pairs, "caps": caps}
     )
-    plan = make_plan(
-        Request(
-            experiment.model_spec(),
-            experiment.resolved_training(),
-            experiment.cluster_spec(),
-            experiment.set,
-            experiment.engine,
-        )
-    )
+    plan = make_plan(Request.of(experiment))
     print(model, settings, plan.strategy.model_dump(exclude_defaults=True))
     if plan.strategy.ranks > 1:
         sys.exit(f"the plan has {plan.strategy.ranks} ranks; use a cluster of one GPU")

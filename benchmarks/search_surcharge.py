@@ -16,20 +16,14 @@ import time
 from itertools import product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from bigplan.solve import thresholds
 
 MODELS = (
     *("llama-3-8b", "qwen2.5-7b", "qwen3-4b", "qwen3-14b", "llama-2-13b", "phi-4", "opt-30b"),
-    *(
-        "qwen3-32b",
-        "llama-3-70b",
-        "mistral-7b",
-        "opt-13b",
-        "opt-66b",
-        "starcoder2-7b",
-        "qwen2.5-72b",
-    ),
+    *("qwen3-32b", "llama-3-70b", "mistral-7b", "opt-13b", "opt-66b", "starcoder2-7b"),
+    "qwen2.5-72b",
 )
 CLUSTERS = (
     *("rtx-4090-workstation", "rtx-4090x2-workstation", "rtx-3090x4-workstation"),
@@ -39,33 +33,46 @@ CLUSTERS = (
 STEPS = ((64, 4096), (512, 2048), (16, 8192), (128, 2048), (256, 4096))  # sequences, their tokens
 
 
-def main() -> None:
-    """Write a line per case until time ends."""
-    share, out = float(sys.argv[1]), Path(sys.argv[2])
-    thresholds.EXPOSED = share
-    import bigplan  # reads the share
+Case = tuple[str, str, tuple[int, int]]  # model, cluster, a step
+
+
+def cases() -> list[Case]:
+    """All cases, in an order drawn with a fixed seed."""
+    found = list(product(MODELS, CLUSTERS, STEPS))
+    Random(7).shuffle(found)
+    return found
+
+
+def searched(case: Case, **more: Any) -> tuple[float | None, bool]:
+    """Seconds of the case's step, None where nothing fits, and whether drives are written."""
+    import bigplan  # not before a share is set
     from bigplan.wear import wear_of
 
+    model, cluster, (batch, length) = case
+    training = {"sequence_length": length, "global_batch": batch}
+    try:
+        plan = bigplan.plan(
+            model=model, cluster=cluster, training=training, engine="native", **more
+        )
+    except (bigplan.errors.InfeasibleError, bigplan.errors.InputError):
+        return None, False
+    return plan.predicted.step_seconds, wear_of(plan) is not None
+
+
+def main() -> None:
+    """Write a line per case until time ends."""
+    thresholds.EXPOSED = float(sys.argv[1])
     began = time.monotonic()
     seconds = float(sys.argv[3]) if len(sys.argv) > 3 else float("inf")
-    cases = list(product(MODELS, CLUSTERS, STEPS))
-    Random(7).shuffle(cases)
-    with out.open("w") as lines:
-        for model, cluster, (batch, length) in cases:
+    with Path(sys.argv[2]).open("w") as lines:
+        for case in cases():
             if time.monotonic() - began > seconds:
                 break
             start = time.process_time()
-            training = {"sequence_length": length, "global_batch": batch}
-            try:
-                plan = bigplan.plan(
-                    model=model, cluster=cluster, training=training, engine="native"
-                )
-                told = plan.predicted.step_seconds, wear_of(plan) is not None
-            except (bigplan.errors.InfeasibleError, bigplan.errors.InputError):
-                told = None, False
-            case = f"{model} {cluster} {batch} x {length}"
-            row = [case, *told, round(time.process_time() - start, 2)]
-            print(json.dumps(row), file=lines, flush=True)
+            step, drives = searched(case)
+            model, cluster, (batch, length) = case
+            row = [f"{model} {cluster} {batch} x {length}", step, drives]
+            print(json.dumps([*row, round(time.process_time() - start, 2)]), file=lines, flush=True)
 
 
 if __name__ == "__main__":

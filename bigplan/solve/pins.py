@@ -50,7 +50,8 @@ SWITCHES = ("sequence_parallel", "shared_ends", CAPTURED)
 TRIED = (ROOMY, Rings(slots=2), Rings(slots=2, shared_ends=True), LEAN)  # the roomiest first
 STAGES = ("all", "first", "middle", "late", "last")
 STREAMED = "streamed"
-TENSORS = ("parameters", "gradients", "optimizer", "activations", "recompute", STREAMED)
+MOVED = ("parameters", "gradients", "optimizer", "activations")
+TENSORS = (*MOVED, "recompute", STREAMED)
 FRACTIONS = ("optimizer", STREAMED)  # of the state; other pins count layers
 
 
@@ -191,8 +192,7 @@ def rings_tried(pins: tuple[Pin, ...]) -> tuple[Rings, ...]:
 
 def without_drives(kinds: Iterable[str]) -> tuple[Pin, ...]:
     """Pins that leave nothing of these kinds of layers on drives."""
-    tensors = ("parameters", "gradients", "optimizer", "activations")
-    return tuple(Pin(kind, tensor, Tier.NVME, 0.0) for kind in kinds for tensor in tensors)
+    return tuple(Pin(kind, tensor, Tier.NVME, 0.0) for kind in kinds for tensor in MOVED)
 
 
 def _main(stage: StageClass) -> str:

@@ -60,12 +60,12 @@ def planned(
 ) -> Trial | None:
     """The best plan of a few; None where nothing fits.
 
-    Its rings are the first with which anything fits. If drives or links bind, a plan that moves
-    more may be faster than the one that the usual surcharge finds. So such a plan is tried, too,
-    where the model sees it below `best` seconds. Shorter rings leave more memory to tensors. The
-    most promising of them are tried where linear programs see a much faster step in them, and one
-    below `best`; `estimate` is the programs' for the memory of the shortest rings and the time of
-    the longest.
+    The first plan has the first rings with which anything fits. If drives or links bind, a plan
+    that moves more may be faster than the one that the usual surcharge finds, so a second plan
+    has a smaller surcharge. Shorter rings leave more memory to tensors, so a third plan has those
+    that promise most, if linear programs see a much faster step in them. The second and the third
+    are only tried where the model sees them below `best` seconds. `estimate` is what linear
+    programs promise with the memory of the shortest rings and the time of the longest.
     """
     fitting = ((rings, resolve(candidate, rings, pins)) for rings in tried)
     rings, found = next(((r, trial) for r, trial in fitting if trial), (None, None))
@@ -90,8 +90,10 @@ def _shorter(
     def promise(rings: Rings) -> float:
         return next(relaxed_steps(problem_of(candidate, pins, rings), (EXPOSED,)))
 
-    present, least = promise(tried[0]), estimate * (1 + NEAR)
-    if len(tried) == 1 or estimate >= best or present <= least:
+    if len(tried) == 1 or estimate >= best:
+        return None
+    present = promise(tried[0])
+    if present <= estimate * (1 + NEAR):
         return None
     promises = {rings: promise(rings) for rings in tried[1:]}
     shorter = min(promises, key=promises.__getitem__)

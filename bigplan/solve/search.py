@@ -154,8 +154,8 @@ class _State:
         self.strategies = self.relaxations = self.programs = 0
         self._entries: list[_Entry] = []  # an opened family's place is taken by its members
         self._rings = rings_tried(choice.scope.pins)
-        self._left = self._current = 0  # how many wait, and steps until they are counted again
-        self._least: list[tuple[float, int]] = []  # bounds, some of them raised since, and entries
+        self._waiting, self._steps_to_count = 0, 0  # how many wait, as last counted
+        self._bounds: list[tuple[float, int]] = []  # of entries; some were raised since
         self._queue: list[tuple[float, int]] = []  # seconds to hope for or to expect, and entry
         for nodes in (choice, *choice.fewer()):
             for family in nodes.families():
@@ -165,11 +165,11 @@ class _State:
     def bound(self) -> float:
         """No plan of any strategy is faster."""
         while True:
-            known, index = self._least[0]
+            known, index = self._bounds[0]
             raised = self._entries[index].bound
             if raised == known:
                 return known
-            heapq.heapreplace(self._least, (raised, index))
+            heapq.heapreplace(self._bounds, (raised, index))
 
     @property
     def waiting(self) -> list[_Entry]:
@@ -247,15 +247,15 @@ class _State:
         return True
 
     def _stopped(self) -> bool:
-        if not self._current:
-            self._left = len(self.waiting)
-            self._current = max(COUNTED, len(self._entries) // COUNTED)
-        self._current -= 1
+        if not self._steps_to_count:
+            self._waiting = len(self.waiting)
+            self._steps_to_count = max(COUNTED, len(self._entries) // COUNTED)
+        self._steps_to_count -= 1
         best = self.best
-        return not self._watch(best if best < inf else None, self.bound, self._left)
+        return not self._watch(best if best < inf else None, self.bound, self._waiting)
 
     def _add(self, entry: _Entry) -> None:
-        for heap in (self._queue, self._least):
+        for heap in (self._queue, self._bounds):
             heapq.heappush(heap, (entry.bound, len(self._entries)))
         self._entries.append(entry)
 

@@ -13,12 +13,11 @@ from bigplan.placement import KindPlacement, Placement, Rings, Tier
 from bigplan.program import Lane
 from bigplan.solve.candidate import Trial
 from bigplan.solve.improve import Budget, improved
-from bigplan.solve.pins import STREAMED, Pin, rings_tried, without_drives
+from bigplan.solve.pins import MOVED, STREAMED, Pin, rings_tried, without_drives
 from bigplan.solve.relaxation import relaxed_steps
 from bigplan.solve.resolve import bounding_problem, model_outlook, planned, problem_of, resolve
 from bigplan.solve.thresholds import NEAR, WITHIN
 
-MOVED = ("parameters", "gradients", "optimizer", "activations")
 DRIVE, RECOMPUTE = "drive", "recompute"
 
 
@@ -27,10 +26,10 @@ def simplest(
 ) -> tuple[Trial, tuple[Pin, ...]]:
     """The simplest plan about as fast as the first, with the pins that keep it as simple.
 
-    It is of the first plan's strategy, or a trial that moves nothing, or one that spares the
-    drives. Drives wear out, so a plan without them is looked for among all trials' strategies, and
-    improved before it is judged. Then mechanisms are forbidden one after the other, all moves
-    first, if that costs next to nothing.
+    Mechanisms are forbidden one after the other, all moves first, if that costs next to nothing.
+    That is tried for the first plan's strategy. A trial of another strategy is taken if it moves
+    nothing. Drives wear out, so plans without them are looked for among all trials' strategies,
+    and improved before they are judged.
     """
     most = trials[0].expected * (1 + WITHIN)
     if DRIVE in mechanisms(trials[0].placement):
@@ -101,10 +100,10 @@ def _ways(trial: Trial) -> Iterator[tuple[frozenset[str], tuple[Pin, ...]]]:
 
 
 def _spared(trials: Sequence[Trial], pins: tuple[Pin, ...], most: float) -> Iterator[Trial]:
-    """Plans without drives: trials, and what trials are with pins that forbid drives.
+    """Plans without drives, of the strategies of trials that are about as fast.
 
-    Only of trials that are about as fast, and where the model sees such a plan below `most`
-    seconds.
+    A trial with drives is solved again with `pins`, which forbid them, if the model sees a plan
+    below `most` seconds then.
     """
     for trial in trials:
         if trial.expected > most * (1 + NEAR):
