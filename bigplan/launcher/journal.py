@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from bigplan.installed import version_of
 from bigplan.launcher.checkpoints import newest_step
+from bigplan.launcher.metrics_file import MetricsFile
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import (
     MEASURED,
@@ -24,8 +26,6 @@ from bigplan.launcher.record import (
     Restart,
     Status,
     Summary,
-    append_metric,
-    rewind_metrics,
     write_summary,
     write_timeline,
 )
@@ -61,6 +61,7 @@ class Journal:
     restarts: tuple[Restart, ...] = ()
     plans: tuple[PlanRun, ...] = ()
     finished: list[Finished] = field(default_factory=list)
+    metrics: MetricsFile = field(init=False)
     _seconds: list[float] = field(default_factory=list)  # of this plan's steps, lost ones included
     _progress: dict[int, float] = field(default_factory=dict)  # seconds by step, without lost ones
     _before: float = 0.0  # of the steps before it
@@ -73,9 +74,12 @@ class Journal:
     _stepped: bool = False
     _reason: str = ""  # why the plan is another one than before
 
+    def __post_init__(self) -> None:
+        self.metrics = MetricsFile(self.folder)
+
     def start(self, done: int) -> None:
         """Go on after `done` steps; what was recorded of later ones is forgotten."""
-        kept = rewind_metrics(self.folder, done)
+        kept = self.metrics.rewind(done)
         self._started = time.perf_counter()
         if self._loss is not None:
             when, reason = self._loss
@@ -95,7 +99,7 @@ class Journal:
             self._events = EventFile(self.folder, done)
         if self.wandb is not None and self._sent is None:
             self._sent = WandbRun(self.wandb, self.folder, self.plan)
-        self.write("running")
+        self.note()
 
     def follow(self, before: Summary) -> None:
         """Go on with what is known of the launches before."""
@@ -142,7 +146,7 @@ class Journal:
         self.done += 1
         self.furthest = max(self.furthest, self.done)
         metric = self._metric(results, validation, checkpoint)
-        append_metric(self.folder, metric)
+        self.metrics.add(metric)
         self.idle = self.idle + 1 if idle(metric) else 0
         if self._events is not None:
             self._events.add(metric)
@@ -198,9 +202,10 @@ class Journal:
         most = max((rank.get(str(use.tier), 0) for rank in stage), default=0)
         return self.plan.cluster.group.shared_by(strategy.ranks).counted(most, use.scope)
 
-    def write(self, status: Status) -> None:
-        """The totals so far."""
-        write_summary(self.folder, self._summary(status))
+    def note(self) -> None:
+        """The totals so far; without room they stay as they were, and come with the next ones."""
+        with suppress(OSError):
+            write_summary(self.folder, self._summary("running"))
 
     def close(self, status: Status) -> None:
         """Write all that is known."""
@@ -210,7 +215,7 @@ class Journal:
         if self._steady:
             ordered = sorted(self._steady, key=lambda item: item[0])
             write_timeline(self.folder / MEASURED, ordered[(len(ordered) - 1) // 2][1])
-        self.write(status)
+        write_summary(self.folder, self._summary(status))
 
     def _summary(self, status: Status) -> Summary:
         steady = self._seconds[1:] or self._seconds

@@ -191,22 +191,10 @@ def write_start(
     folder: Path, plan: Plan, how: LaunchSpec, asked: Asked, predicted: Timeline
 ) -> None:
     """The plan, its predicted step, and how the run is launched, for a resumption."""
-    _write_whole(folder / PLAN, plan_text(plan))
-    _write_whole(folder / REQUEST, asked.model_dump_json(indent=2) + "\n")
-    _write_whole(folder / LAUNCH, how.model_dump_json(indent=2) + "\n")
+    write_whole(folder / PLAN, plan_text(plan))
+    write_whole(folder / REQUEST, asked.model_dump_json(indent=2) + "\n")
+    write_whole(folder / LAUNCH, how.model_dump_json(indent=2) + "\n")
     write_timeline(folder / PREDICTED, predicted)
-
-
-def append_metric(folder: Path, metric: Metric) -> None:
-    """One more step."""
-    with (folder / METRICS).open("a") as file:
-        file.write(metric.model_dump_json(exclude_none=True) + "\n")
-
-
-def settle_metrics(folder: Path) -> None:
-    """Flush the steps so far to disk: no checkpoint may outlive the record of its step."""
-    with (folder / METRICS).open("a") as file:
-        os.fsync(file.fileno())
 
 
 def read_launch(folder: Path) -> LaunchSpec:
@@ -230,15 +218,7 @@ def keep_plan(folder: Path, step: int) -> None:
     shutil.copyfile(folder / PLAN, path)
 
 
-def rewind_metrics(folder: Path, done: int) -> tuple[Metric, ...]:
-    """Keep the steps up to `done`; what a run recorded after its checkpoint happens again."""
-    kept = tuple(metric for metric in read_metrics(folder) if metric.step <= done)
-    text = "".join(metric.model_dump_json(exclude_none=True) + "\n" for metric in kept)
-    _write_whole(folder / METRICS, text)
-    return kept
-
-
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write the whole text or nothing, whenever the process is killed."""
     beside = path.with_name(f"{path.name}.partial")
     with beside.open("w") as file:
@@ -251,12 +231,12 @@ def _write_whole(path: Path, text: str) -> None:
 def write_timeline(path: Path, timeline: Timeline) -> None:
     """A timeline as JSON, every event with its fields by name."""
     events = [event._asdict() for event in timeline.events]
-    _write_whole(path, json.dumps({"events": events, "seconds": timeline.seconds}))
+    write_whole(path, json.dumps({"events": events, "seconds": timeline.seconds}))
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
     """The totals."""
-    _write_whole(folder / SUMMARY, summary.model_dump_json(indent=2) + "\n")
+    write_whole(folder / SUMMARY, summary.model_dump_json(indent=2) + "\n")
 
 
 def read_record(folder: Path) -> Record:

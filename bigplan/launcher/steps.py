@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,12 +21,16 @@ from bigplan.launcher.checkpoints import (
 )
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.progress import Show
-from bigplan.launcher.record import Metric, settle_metrics
+from bigplan.launcher.record import Metric
 from bigplan.launcher.skipped import told
 from bigplan.plan import graph_of
 
 if TYPE_CHECKING:
     from bigplan.runtime.result import StepResult
+
+
+PATIENCE = 600.0  # seconds for a drive to get room for the last checkpoint
+PAUSE = 5.0  # seconds between two tries
 
 
 class Ranks(Protocol):
@@ -50,9 +56,10 @@ class Steps:
         """Train until the target, or until somebody asks to stop or to leave, and write a last
         checkpoint.
 
-        Raises DivergedError, CheckpointError and what else a rank raises.
+        Raises DivergedError, CheckpointError, what else a rank raises, and OSError where steps
+        are not on record at the end.
         """
-        journal = self.journal
+        journal, told = self.journal, ""
         while journal.done < journal.target and not self.stopping():
             results = self._ask_step()
             saved = [saved for result in results for saved in result.saved]
@@ -60,15 +67,20 @@ class Steps:
             step = journal.done + 1
             metric = journal.record(results, self._validation(step), max(written, default=None))
             show.step(metric)
+            if journal.metrics.trouble and not told:
+                show.say(_of_record(journal.metrics.trouble))
+            told = journal.metrics.trouble
             for failed in (each for each in saved if each.error):
                 show.say(f"At step {step} {failed.message}")
             self._check(metric)
             self._tidy(metric)
             if written:
-                journal.write("running")
+                journal.note()
                 if self.leaving():
                     break
         self._save(show)
+        if journal.metrics.trouble:
+            journal.metrics.settle()
 
     def _ask_step(self) -> list[StepResult]:
         """One step on all ranks, with a checkpoint beside it where one is due.
@@ -85,7 +97,8 @@ class Steps:
         return self.ranks.ask("step", folder, doing=f"running step {step}")
 
     def _folder(self) -> Path:
-        settle_metrics(self.journal.folder)
+        with suppress(OSError):  # a checkpoint has no room there either, and tells it
+            self.journal.metrics.settle()
         self.pace.taken()
         return self.journal.folder / FOLDER
 
@@ -133,7 +146,7 @@ class Steps:
         journal = self.journal
         if self.keep == 0 or journal.done in (0, newest_step(journal.folder)):
             return
-        path = self.ranks.ask("save", self._folder(), doing="writing the last checkpoint")[0]
+        path = self._last(show)
         if newest_step(journal.folder) != journal.done:
             raise CheckpointError(
                 f"the workers wrote the checkpoint {path}, and it is not there as seen from here: "
@@ -141,3 +154,31 @@ class Steps:
             )
         prune(journal.folder, self.keep)
         show.say(f"Checkpoint of step {journal.done} written")
+
+    def _last(self, show: Show) -> Path:
+        """The last checkpoint, tried again for a while where it cannot be written.
+
+        With the ranks would go all that they learnt since the checkpoint before. A further Ctrl-C
+        gives up. Raises CheckpointError.
+        """
+        asked, told = self.stopping(), False
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                paths = self.ranks.ask("save", self._folder(), doing="writing the last checkpoint")
+            except CheckpointError as error:
+                if time.monotonic() >= end or (self.stopping() and not asked):
+                    raise
+                if not told:
+                    show.say(f"{error}. Trying again for {PATIENCE / 60:.0f} minutes")
+                told = True
+                time.sleep(PAUSE)
+            else:
+                return Path(paths[0])
+
+
+def _of_record(trouble: str) -> str:
+    return (
+        f"The run's record cannot be written ({trouble}). Training goes on, and the steps are "
+        "written down once there is room: free space there"
+    )

@@ -1,6 +1,7 @@
 """Workers and a crew for tests of the launcher: no Ray, no torch, milliseconds."""
 
 import os
+import resource
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -139,6 +140,17 @@ class LocalCrew:
 
     def dismiss(self, *, head: bool = True) -> None:
         self.workers = []
+
+
+@contextmanager
+def full_at(size: int) -> Iterator[None]:
+    """Files of this process take no byte beyond `size`, as on a full disk."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
 
 @contextmanager

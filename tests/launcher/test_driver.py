@@ -2,9 +2,10 @@
 
 import math
 import os
+import resource
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from bigplan.errors import (
     RefusedError,
     WorkerError,
 )
-from bigplan.launcher.checkpoints import checkpoints, step_of
+from bigplan.launcher.checkpoints import checkpoints, newest_step, step_of
 from bigplan.launcher.driver import LaunchOptions, launch
 from bigplan.launcher.lock import only_launch
 from bigplan.launcher.record import Record, read_launch, read_record
@@ -441,10 +442,67 @@ def test_too_little_disk_for_checkpoints(tmp_path: Path, monkeypatch: pytest.Mon
     launch(tiny_plan(), told(tmp_path, steps=9, checkpoint_every=0), quiet(), Fake)  # one fits
 
 
-def test_a_record_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(folder: Path, metric: object) -> None:
-        raise OSError(28, "No space left on device")
+class Filling(Fake):
+    """The drive is full from the second step on, until `room` steps are done."""
 
-    monkeypatch.setattr("bigplan.launcher.journal.append_metric", full)
-    with pytest.raises(WorkerError, match=r"record cannot be written.*No space left"):
-        launch(tiny_plan(), told(tmp_path), quiet(), Fake)
+    room = 5
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        full = 2 <= self.steps + 1 < self.room
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300 if full else most, most))
+        return super().step(checkpoint)
+
+
+@pytest.fixture
+def unlimited() -> Iterator[None]:
+    """No limit of files' sizes is left behind."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_a_full_drive_ends_no_training_and_loses_no_record(tmp_path: Path) -> None:
+    out = StringIO()
+    folder = launch(
+        tiny_plan(), told(tmp_path, steps=7, checkpoint_every=2), Console(file=out), Filling
+    )
+    assert tells(out.getvalue(), "record cannot be written", "File too large", "Training goes on")
+    record = read_record(folder)
+    assert [metric.step for metric in record.metrics] == list(range(1, 8))
+    assert record.summary.status == "finished"
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_a_record_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Filling, "room", 9)
+    with pytest.raises(WorkerError, match=r"record cannot be written.*File too large"):
+        launch(tiny_plan(), told(tmp_path, steps=4, checkpoint_keep=0), quiet(), Filling)
+
+
+class Crowded(Fake):
+    """The last checkpoint has room at the third try."""
+
+    tries = 0
+
+    def save(self, folder: Path) -> Path:
+        Crowded.tries += 1
+        if Crowded.tries < 3:
+            raise CheckpointError("the checkpoint could not be written (No space left on device)")
+        return super().save(folder)
+
+
+def test_the_last_checkpoint_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bigplan.launcher.steps.PAUSE", 0.0)
+    monkeypatch.setattr(Crowded, "tries", 0)
+    out = StringIO()
+    folder = launch(tiny_plan(), told(tmp_path, steps=3), Console(file=out), Crowded)
+    assert out.getvalue().count("Trying again for 10 minutes") == 1
+    assert newest_step(folder) == 3
+    monkeypatch.setattr(Crowded, "tries", -99)
+    monkeypatch.setattr("bigplan.launcher.steps.PATIENCE", 0.0)
+    with pytest.raises(CheckpointError, match="No space left"):
+        launch(tiny_plan(), told(tmp_path, steps=3), quiet(), Crowded)

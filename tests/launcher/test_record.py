@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.errors import InputError
+from bigplan.launcher.metrics_file import MetricsFile
 from bigplan.launcher.record import (
     MEASURED,
     METRICS,
@@ -14,11 +15,9 @@ from bigplan.launcher.record import (
     Asked,
     Metric,
     Summary,
-    append_metric,
     new_folder,
     read_metrics,
     read_record,
-    rewind_metrics,
     write_start,
     write_summary,
     write_timeline,
@@ -26,6 +25,7 @@ from bigplan.launcher.record import (
 from bigplan.planner import simulate_plan
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.timeline import Timeline
+from tests.launcher.fakes import full_at
 from tests.tiny import tiny_plan
 
 SUMMARY = Summary(
@@ -51,7 +51,7 @@ def written(parent: Path) -> tuple[Path, Timeline]:
     folder = new_folder(parent, "my model")
     timeline = simulate_plan(tiny_plan())
     write_start(folder, tiny_plan(), LaunchSpec(steps=1), Asked(nodes=1), timeline)
-    append_metric(folder, METRIC)
+    MetricsFile(folder).add(METRIC)
     write_timeline(folder / MEASURED, timeline)
     write_summary(folder, SUMMARY)
     return folder, timeline
@@ -124,7 +124,7 @@ def test_whatever_is_killed_and_resumed_every_step_is_on_record_once(
 
         def append(steps: range) -> None:
             for step in steps:
-                append_metric(folder, METRIC.model_copy(update={"step": step, "seconds": life}))
+                MetricsFile(folder).add(METRIC.model_copy(update={"step": step, "seconds": life}))
 
         append(range(1, first + 1))
         for back, more, cut in resumptions:
@@ -133,12 +133,32 @@ def test_whatever_is_killed_and_resumed_every_step_is_on_record_once(
             life += 1
             whole = len(read_metrics(folder))
             done = max(0, whole - back)
-            kept = rewind_metrics(folder, done)
+            kept = MetricsFile(folder).rewind(done)
             assert [metric.step for metric in kept] == list(range(1, done + 1))
             append(range(done + 1, done + more + 1))
             steps = read_metrics(folder)
             assert [metric.step for metric in steps] == list(range(1, done + more + 1))
             assert {metric.seconds for metric in steps[done:]} == {life}
+
+
+def test_steps_wait_for_room_and_none_is_cut_or_lost(tmp_path: Path) -> None:
+    """The limit of a file's size is an honest full disk: it takes a part of what is written."""
+    file = MetricsFile(tmp_path)
+    lines = [METRIC.model_copy(update={"step": step}) for step in range(1, 6)]
+    file.add(lines[0])
+    with full_at(len(METRIC_TEXT) + 10):
+        file.add(lines[1])
+        assert "File too large" in file.trouble
+        assert (tmp_path / METRICS).read_text() == METRIC_TEXT
+        with pytest.raises(OSError, match="File too large"):
+            file.settle()
+        file.add(lines[2])
+    file.add(lines[3])
+    assert not file.trouble
+    assert read_metrics(tmp_path) == tuple(lines[:4])
+    with full_at(10):
+        file.add(lines[4])
+    assert file.rewind(5) == read_metrics(tmp_path) == tuple(lines)
 
 
 def test_a_run_that_was_killed_reads_back(tmp_path: Path) -> None:
@@ -160,5 +180,5 @@ def test_a_record_of_before_there_were_checkpoints(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_reads_back(tmp_path: Path) -> None:
-    append_metric(tmp_path, METRIC.model_copy(update={"loss": None}))
+    MetricsFile(tmp_path).add(METRIC.model_copy(update={"loss": None}))
     assert read_metrics(tmp_path)[0].loss is None
