@@ -151,16 +151,29 @@ Order = tuple[tuple[Action, tuple[int, ...]], ...]
 
 
 def order_of(buffers: Mapping[str, Buffer], actions: Iterable[Action]) -> Order:
-    """The actions that every action waits for on other lanes: at most the last of each lane."""
+    """The actions that every action waits for on other lanes: at most the last of each lane.
+
+    What an action comes after anyway, behind its lane or behind another that it waits for, is left
+    out: a third of the waits of two programs by ZeRO-3 and with drives.
+    """
     places = EntryPlaces(buffers)
     waits = Waits[Last](places.count, {}, lambda ends: reduce(_later, ends))
     found: list[tuple[Action, tuple[int, ...]]] = []
+    after: list[Last] = []  # by action, itself and all that ends before it starts
+    lanes: dict[Lane, Last] = {}  # that of each lane's last action
     for number, action in enumerate(actions):
         uses = places.uses(action)
         reads, changes = uses.at(action.micro_batch)
         last = waits.begin(uses, reads, changes, {})
         waits.end(reads, changes, {action.lane: number})
-        found.append((action, tuple(n for lane, n in last.items() if lane is not action.lane)))
+        known, needed = lanes.get(action.lane, {}), list[int]()
+        for other, lane in sorted(((n, lane) for lane, n in last.items()), reverse=True):
+            if lane is not action.lane and known.get(lane, -1) < other:
+                needed.append(other)
+                known = _later(known, after[other])
+        lanes[action.lane] = {**known, action.lane: number}
+        after.append(lanes[action.lane])
+        found.append((action, tuple(needed)))
     return tuple(found)
 
 
