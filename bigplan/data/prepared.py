@@ -28,6 +28,7 @@ DOCUMENTS, TOKENIZER = "documents.bin", "tokenizer.json"
 FILES = (INDEX, TOKENS, MASK, DOCUMENTS, TOKENIZER)
 BYTE_VOCABULARY = 256
 PARTS = ("train", "validation")  # folders of a prepared split
+ENDS = 1 << 20  # bytes of a plain file's beginning and end that are in its fingerprint
 UNPREPARED = (".jsonl", ".ndjson", ".parquet")
 
 Dtype = Literal["uint8", "uint16", "uint32"]
@@ -93,6 +94,21 @@ class Tokens:
         """Number of tokens."""
         return len(self.ids)
 
+    def fingerprint(self) -> str:
+        """A short digest of what training reads: of a prepared folder the checksums in its index.
+
+        Of other files their length and their first and last MiB, as some take minutes to read.
+        Raises InputError.
+        """
+        found = hashlib.sha256(f"{len(self)}".encode())
+        if self.path.is_dir():
+            sums = read_index(self.path).checksums
+            found.update(f"{sums.get(TOKENS)} {sums.get(MASK)}".encode())
+        else:
+            found.update(self.ids[:ENDS].tobytes())
+            found.update(self.ids[-ENDS:].tobytes())
+        return found.hexdigest()[:16]
+
     def counted(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Whether the loss counts each of the tokens start, ..., stop - 1."""
         if self.bits is None:
@@ -125,8 +141,9 @@ def _mapped(path: Path, dtype: Dtype) -> NDArray[Any]:
         return np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
     except (OSError, ValueError) as error:  # numpy: "cannot mmap an empty file"
         why = error.strerror if isinstance(error, OSError) else error
+        here = "" if path.is_absolute() else f"; looked for in {Path.cwd()}"
         raise InputError(
-            f"training data {path} cannot be read ({why}): "
+            f"training data {path} cannot be read ({why}{here}): "
             "name a prepared folder or a text file that is not empty, or `bundled`"
         ) from error
 

@@ -45,6 +45,7 @@ from bigplan.launcher.patience import Patience
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
+    PLAN,
     SUMMARY,
     Asked,
     keep_plan,
@@ -63,7 +64,7 @@ from bigplan.launcher.resume import (
 from bigplan.launcher.session import Session, ray_session
 from bigplan.launcher.steps import Steps
 from bigplan.launcher.weights_and_biases import require_wandb
-from bigplan.plan import Plan
+from bigplan.plan import Plan, load_plan
 from bigplan.spec.experiment import LaunchSpec
 from bigplan.units import be, counted
 
@@ -122,7 +123,8 @@ def launch(
     ):
         if options.resume is not None:
             _prepare(launched, options.resume.plan)
-        write_start(folder, plan, how, asked, engine.timeline(plan))
+        else:
+            _write_down(launched)
         require_space(folder, plan, launched.folders.scratch, more_at_once(folder, plan, how))
         _announce(launched)
         _prepare_engine(launched, engine)
@@ -151,8 +153,22 @@ def _prepare(launched: Launched, before: Plan) -> None:
     if (folders.run / SUMMARY).exists():
         launched.journal.follow(read_summary(folders.run))
     if before != launched.plan:
-        keep_plan(folders.run, newest_step(folders.run) or 0)
         launched.journal.replan(launched.plan, "the run was resumed with it")
+
+
+def _write_down(launched: Launched) -> None:
+    """Have the plan, and how it is launched, on record for a resumption; keep the plan before.
+
+    A run that goes on does so once its ranks have their state. A plan that cannot go on, as it
+    does not fit or the checkpoint is not its own, must not take the place of one that can.
+    """
+    folder, plan = launched.journal.folder, launched.plan
+    if launched.written == plan:
+        return
+    if (folder / PLAN).exists() and load_plan(folder / PLAN) != plan:
+        keep_plan(folder, launched.journal.done)
+    write_start(folder, plan, launched.how, launched.asked, engine_of(plan).timeline(plan))
+    launched.written = plan
 
 
 def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
@@ -300,6 +316,7 @@ def _start(launched: Launched, crew: Crew, checkpoint: Path | None) -> int:
 def _train(launched: Launched, crew: Crew, done: int) -> None:
     journal, how = launched.journal, launched.how
     journal.start(done)
+    _write_down(launched)
     (journal.folder / FOLDER).mkdir(exist_ok=True)
     launched.stop.patient = True
     promise = Promise.of(launched.plan)

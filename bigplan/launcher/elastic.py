@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from bigplan.engines import engine_of, make_plan
+from bigplan.engines import make_plan
 from bigplan.errors import BigplanError, LostError
-from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.journal import Journal
 from bigplan.launcher.nodes import Node, fitting
 from bigplan.launcher.placing import Layout, whole_node
-from bigplan.launcher.record import Asked, keep_plan, write_start
+from bigplan.launcher.record import Asked
 from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.spec.experiment import LaunchSpec
@@ -131,12 +130,8 @@ def _adapted(run: LaunchInProgress, lost: BigplanError | None) -> bool:
 
 def _switch(run: LaunchInProgress, plan: Plan, why: str) -> None:
     """Let the ranks that start next have another plan."""
-    folder = run.journal.folder
-    keep_plan(folder, newest_step(folder) or 0)
     run.plan = plan
     run.journal.replan(plan, why)
-    timeline = engine_of(plan).timeline(plan)
-    write_start(folder, plan, run.how, run.asked, timeline)
 
 
 def may_grow(run: LaunchInProgress) -> bool:

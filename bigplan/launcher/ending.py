@@ -61,7 +61,9 @@ def _close(journal: Journal, status: Status, *, resumes: bool) -> None:
 def _hinted(launched: Launched, error: BigplanError, *, resumes: bool) -> BigplanError:
     """The error, with the way to go on where there is something to go on with."""
     if launched.journal.begun or resumes:
-        error.args = (f"{str(error).rstrip('.')}. {resume_hint(launched.journal.folder)}",)
+        as_before = "" if launched.journal.begun else "The run is as it was before. "
+        hint = f"{as_before}{resume_hint(launched.journal.folder)}"
+        error.args = (f"{str(error).rstrip('.')}. {hint}",)
     return error
 
 

@@ -32,6 +32,8 @@ class Launched:
     told: bool = False
     session: Session | None = None
     listed: Listed | None = None
+    written: Plan | None = None
+    """the plan on record, as far as this launch has put it there"""
     said: set[str] = field(default_factory=set)
 
     @property

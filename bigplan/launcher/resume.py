@@ -13,10 +13,8 @@ from bigplan.launcher.checkpoints import newest_step
 from bigplan.launcher.record import LAUNCH, PLAN, Asked, read_asked, read_launch
 from bigplan.plan import Plan, digest, load_plan
 from bigplan.spec.experiment import LaunchSpec
+from bigplan.spec.training import FREE_IN_A_RUN
 from bigplan.units import be, counted
-
-# Keys of a training that may change in a run: none of them enters the arithmetic of a step.
-_FREE = ("tokens", "validation")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,9 @@ def read_resumable(folder: Path) -> Resumable:
 
 def refuse_other_training(before: Plan, now: Plan) -> None:
     """Raise RefusedError where `now` trains another model, or otherwise, than `before`."""
-    free = _FREE if _steps_matter(before) or _steps_matter(now) else (*_FREE, "steps")
+    free = set(FREE_IN_A_RUN)
+    if not (_steps_matter(before) or _steps_matter(now)):
+        free.add("steps")
     for what in ("model", "training"):
         old, new = (getattr(plan, what).model_dump(mode="json") for plan in (before, now))
         changes = [text for key, text in _changes(old, new) if key not in free]

@@ -85,6 +85,8 @@ class Manifest(Spec):
     training: Training
     plan: str
     """SHA-256 of the plan that wrote it"""
+    data: str = ""
+    """fingerprint of the training's data; empty in checkpoints that are older"""
     state: Mapping[str, float]
     """the loss scale and what else is no tensor"""
     files: tuple[StoredFile, ...]

@@ -89,6 +89,7 @@ class NativeWorker:
         self._backend = backend or ("nccl" if gpu.device == "cuda" else "gloo")
         self._host = HostMemory()
         self._steps = 0
+        self._data = ""  # fingerprint, once it is open
         self._pending = False  # updates that wait for the next step
         self._parts: _RunningParts | None = None
 
@@ -138,11 +139,12 @@ class NativeWorker:
         `apart`: where the ranks' machines share no folder.
         """
         plan, source = self._plan, self._source()  # a text too short fails before memory is taken
+        self._data = source.data.fingerprint()
         if resume is None:
             values = first_values(plan.model, plan.training)  # and so do weights of another model
         else:
             found = latest(resume, place=apart.place if apart else None)
-            check_same(found, plan)
+            check_same(found, plan, self._data)
             self._steps = found.manifest.step
         sys.setswitchinterval(SWITCH_SECONDS)
         self._set_device()
@@ -261,6 +263,7 @@ class NativeWorker:
             model=plan.model,
             training=plan.training,
             plan=digest(plan),
+            data=self._data,
             state=parts.update.scaling.state(),
             files=(),
         )

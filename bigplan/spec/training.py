@@ -191,6 +191,11 @@ class TrainingRequest(Spec):
     """Hugging Face folder to start from; default: seeded random weights"""
 
 
+# Keys that may change while a run goes on: none of them enters the arithmetic of a step. Of `data`
+# the place may change: a checkpoint knows the content (Manifest.data).
+FREE_IN_A_RUN = frozenset({"tokens", "validation", "data"})
+
+
 def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
     """The request with its defaults filled in for this model.
 

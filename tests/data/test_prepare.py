@@ -234,3 +234,16 @@ def test_a_folder_of_parts_says_which_to_name(folder: Path) -> None:
     with pytest.raises(InputError, match=r"name .*out/train or .*out/validation"):
         open_tokens(folder / "out")
     assert isinstance(open_tokens(folder / "out" / "train"), Tokens)
+
+
+def test_a_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path: Path) -> None:
+    source, other = tmp_path / "a.txt", tmp_path / "b.txt"
+    source.write_text("text " * 100)
+    other.write_text("text " * 99 + "tell ")
+    prints = []
+    for number, path in enumerate((source, source, other)):
+        out = tmp_path / str(number)
+        prepare(Preparation((path,)), out)
+        prints.append(open_tokens(out).fingerprint())
+    assert prints[0] == prints[1] != prints[2]
+    assert open_tokens(source).fingerprint() != open_tokens(other).fingerprint()

@@ -418,6 +418,22 @@ def test_another_plan_of_the_same_training_goes_on_in_the_run(tmp_path: Path) ->
     assert (folder / "plan-until-step-000004.yaml").exists()
 
 
+class TooSmall(Fake):
+    """A machine that has less than the plan promises."""
+
+    def preflight(self) -> None:
+        raise PreflightError("the plan needs more than there is")
+
+
+def test_a_plan_that_cannot_go_on_takes_no_place(tmp_path: Path) -> None:
+    folder = died(tmp_path)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(PreflightError, match=r"as it was before.* step 4. Go on with"):
+        launch(tiny_plan(1), again(folder, steps=12), quiet(), TooSmall)
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert steps(read_record(launch(tiny_plan(), again(folder), quiet(), Fake)))[-1] == 10
+
+
 def test_another_training_is_refused(tmp_path: Path) -> None:
     folder = died(tmp_path)
     with pytest.raises(RefusedError, match="with that training: seed was 0 and is 7"):

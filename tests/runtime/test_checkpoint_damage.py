@@ -24,7 +24,7 @@ from bigplan.plan import Plan
 from bigplan.program import Action
 from bigplan.runtime.checkpoint import latest
 from bigplan.runtime.checkpoint.saver import Saver
-from bigplan.runtime.manifest import NAME, _digest, read_manifest
+from bigplan.runtime.manifest import NAME, _digest, read_manifest, write_manifest
 from bigplan.spec.optimizer import Optimizer
 from tests.runtime.checkpoints import away, course, passing, resident, running
 from tests.runtime.plans import tiny_model
@@ -216,6 +216,30 @@ def test_another_training_is_told(folder: Path, plan: Plan, told: str) -> None:
 
 def test_more_steps_are_the_same_training(folder: Path) -> None:
     assert course(_other(resident(), steps=50), 3, folder).first == 2
+
+
+def _on(data: Path) -> Plan:
+    return _other(resident(), data=str(data))
+
+
+def test_data_that_moved_is_the_same_and_data_that_changed_is_not(tmp_path: Path) -> None:
+    text, moved, folder = tmp_path / "text.txt", tmp_path / "moved.txt", tmp_path / "checkpoints"
+    text.write_text("a text to train on, long enough for a few windows. " * 40)
+    course(_on(text), 3, at=3, folder=folder)
+    moved.write_bytes(text.read_bytes())
+    assert course(_on(moved), 3, folder).losses == course(_on(text), 3).losses[2:]
+    text.write_text(moved.read_text().replace("to train", "to learn"))
+    with pytest.raises(InputError, match=r"step-000002 was trained on other data.*--data"):
+        _resume(_on(text), folder)
+
+
+def test_a_checkpoint_without_a_fingerprint_goes_on(folder: Path) -> None:
+    """Those of before they had one."""
+    path = sorted(folder.iterdir())[-1]
+    manifest = read_manifest(path)
+    assert manifest.data
+    write_manifest(path, manifest.model_copy(update={"data": ""}))
+    assert course(_other(resident(), data="bundled"), 3, folder).first == 2
 
 
 def _full_disk(call: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:

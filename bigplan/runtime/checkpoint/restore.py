@@ -12,14 +12,17 @@ from bigplan.runtime.checkpoint.reading import Reader
 from bigplan.runtime.context import Context
 from bigplan.runtime.homes import passage
 from bigplan.runtime.manifest import Kind
+from bigplan.spec.training import FREE_IN_A_RUN
 
 NAMED = {"name", "source"}  # of a model: what describes it and decides nothing
 # Of a training: what the user may change on the way. Files move, runs grow longer.
-FREE = {"steps", "data", "weights", "validation"}
+FREE = {*FREE_IN_A_RUN, "steps", "weights"}
 
 
-def check_same(found: FoundCheckpoint, plan: Plan) -> None:
-    """Raise InputError where the checkpoint is another model's or another training's."""
+def check_same(found: FoundCheckpoint, plan: Plan, data: str) -> None:
+    """Raise InputError where the checkpoint is another model's, another training's or of other
+    data; `data`: its fingerprint now (Tokens.fingerprint).
+    """
     stored = found.manifest
     for what, theirs, ours, free in (
         ("model", stored.model, plan.model, NAMED),
@@ -36,6 +39,13 @@ def check_same(found: FoundCheckpoint, plan: Plan) -> None:
                 f"the checkpoint {found.path} is of another {what}: {'; '.join(differing)}; resume "
                 "with the same, or export its weights and start anew from them"
             )
+    if stored.data and stored.data != data:
+        raise InputError(
+            f"the checkpoint {found.path} was trained on other data than {plan.training.data} now "
+            f"is (fingerprint {stored.data} then, {data} now), and its next steps would not follow "
+            "from it; put the data back, name its new place with --data, or export the weights and "
+            "start anew from them"
+        )
 
 
 def restore(context: Context, found: FoundCheckpoint) -> None:

@@ -85,6 +85,7 @@ class DeepSpeedWorker:
         self._device = torch.device(gpu.device, 0) if gpu.device == "cuda" else torch.device("cpu")
         self._host = HostMemory()
         self._steps = 0
+        self._data = ""  # fingerprint, once it is open
         self._saved: list[Saved] = []
         self._parts: _EngineParts | None = None
         self._clock: PassClock | None = None  # of the step that runs
@@ -112,10 +113,11 @@ class DeepSpeedWorker:
 
         Returns the steps done. As the native worker's.
         """
-        plan, found = self._plan, None
+        plan, found, source = self._plan, None, self._source()
+        self._data = source.data.fingerprint()
         if resume is not None:
             found = latest(resume, place=apart.place if apart else None)
-            check_same(found, plan)
+            check_same(found, plan, self._data)
             self._steps = found.manifest.step
         values = values_of(plan, found, apart)
         if self._device.type == "cuda":
@@ -126,7 +128,7 @@ class DeepSpeedWorker:
             torch.cuda.set_per_process_memory_fraction(min(1.0, allowed), self._device)
         groups = replace(self._join(meeting), apart=apart)
         engine, model, passes = self._made(values("master"))
-        batches = Prefetcher(self._source(), self._steps)
+        batches = Prefetcher(source, self._steps)
         self._parts = _EngineParts(engine, model, passes, groups, batches)
         if found is not None:
             self._take_empty_step()
@@ -311,6 +313,7 @@ class DeepSpeedWorker:
             model=plan.model,
             training=plan.training,
             plan=digest(plan),
+            data=self._data,
             state={"scale": 1.0, "good": 0, "applied": self._steps},
             files=(),
         )
