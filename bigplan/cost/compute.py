@@ -144,6 +144,18 @@ def _tile_waste(gemm: Gemm, gpu: Gpu, rows: int, columns: int, relative: float) 
     return run * rows * columns / (gemm.m * gemm.n * gemm.batch * relative)
 
 
+def load_width(gemm: Gemm) -> int:
+    """Elements that a load takes at once, at most 8: as many as all rows' lengths divide by."""
+    return min(gcd(length, ALIGNED) for length in gemm.row_lengths)
+
+
+def on_tensor_cores(gemm: Gemm, gpu: Gpu, precision: str) -> bool:
+    """Whether the product is priced on tensor cores, be it with narrow loads."""
+    if precision == "fp32" or not gpu.runs_kernels:
+        return False
+    return load_width(gemm) == ALIGNED or gemm.batch == 1 or gpu.misaligned_batches is not None
+
+
 def alignment(gemm: Gemm, gpu: Gpu, precision: str) -> float:
     """Rate beside that of rows whose lengths are multiples of 8.
 
@@ -151,13 +163,15 @@ def alignment(gemm: Gemm, gpu: Gpu, precision: str) -> float:
     number (0.97 to 1.00 of the rate on an H100, benchmarks/results/2026-11-25-h100-x2). Batched
     products lose less on an H100. On GPUs without such a figure they run at the peak of fp32, as
     heads of 108 and 150 columns did on A100s in 2022 (the bloom tables of validate/measured.csv).
+    Only tensor cores want wide loads, and fp32 has none: on a CPU, products of odd lengths had 0.91
+    to 1.00 of the rate in fp32 and 0.99 to 1.01 in bf16 (benchmarks/LOG.md, 11-25).
     """
-    width = min(gcd(length, ALIGNED) for length in gemm.row_lengths)
-    if width == ALIGNED:
+    width = load_width(gemm)
+    if width == ALIGNED or precision == "fp32" or not gpu.runs_kernels:
         return 1.0
     if gemm.batch == 1:
         return MISALIGNED_ALONE[width]
-    if gpu.misaligned_batches and precision != "fp32":
+    if gpu.misaligned_batches:
         return gpu.misaligned_batches[DIVISORS[width]]
     aligned = gpu.peak(precision) * gpu.gemm_share(precision)
     return min(1.0, gpu.peak_flops.get("fp32", aligned) / aligned)

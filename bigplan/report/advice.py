@@ -24,9 +24,9 @@ DRIVES = {Lane.NVME_READ: "read", Lane.NVME_WRITE: "write"}
 FLASH_HEADS = (32, 64, 96, 128, 192, 256)
 SPLIT = ("vocab", "ffn")  # dimensions that tensor parallelism splits
 WHY = {
-    "vocab": "as it is, the LM head's products waste tiles or do without tensor cores",
-    "ffn": "as it is, the MLP's products waste tiles or do without tensor cores",
-    "hidden": "as it is, every product of a block wastes tiles or does without tensor cores",
+    "vocab": "as it is, the LM head's products waste tiles or load narrowly",
+    "ffn": "as it is, the MLP's products waste tiles or load narrowly",
+    "hidden": "as it is, every product of a block wastes tiles or loads narrowly",
     "head_dim": "as it is, attention is slower than its arithmetic asks",
 }
 
@@ -162,18 +162,22 @@ def in_one_unit(plan: Plan) -> Plan:
 def hiding_tokens(plan: Plan, rows: Sequence[OperatorRow]) -> tuple[str, float] | None:
     """The lane that needs most tokens a step to hide behind compute, and that number of tokens.
 
+    The network between data-parallel ranks is one of them.
+
     `rows` are those of the plan in one unit. There, a lane takes F seconds a step whatever the
     batch, and s seconds a token for activations. Compute takes c seconds a token. So the lane hides
-    from t tokens on, where c t = F + s t. None where nothing moves, or where no number suffices.
+    from t tokens on, where c t = F + s t. None where nothing moves, where no number suffices, or
+    for a pipeline, whose tokens never pass a layer together.
     """
+    if plan.strategy.pp > 1:
+        return None
     now = plan.training.tokens_per_step
-    stages = plan.strategy.pp
-    compute = sum(row.seconds for row in rows if row.of_layers) / stages / now
+    compute = sum(row.seconds for row in rows if row.of_layers) / now
     worst: tuple[str, float] | None = None
-    for lane in (Lane.H2D, Lane.D2H, Lane.NVME_READ, Lane.NVME_WRITE, Lane.CPU):
+    for lane in (Lane.H2D, Lane.D2H, Lane.NVME_READ, Lane.NVME_WRITE, Lane.CPU, Lane.COMM):
         moves = [row for row in rows if row.where == lane]
-        per_token = sum(row.seconds for row in moves if row.phase == PER_MICRO_BATCH) / stages / now
-        fixed = sum(row.seconds for row in moves) / stages - per_token * now
+        per_token = sum(row.seconds for row in moves if row.phase == PER_MICRO_BATCH) / now
+        fixed = sum(row.seconds for row in moves) - per_token * now
         if fixed > 0 and compute > per_token:
             tokens = fixed / (compute - per_token)
             if worst is None or tokens > worst[1]:

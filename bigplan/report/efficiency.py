@@ -24,8 +24,9 @@ class Efficiency:
     `utilisation` is what nvidia-smi shows: the share of time in which at least one kernel runs.
     `mfu` and `hfu` are shares of the peak FLOP/s, without and with recomputation. `memory_share` is
     `memory_bandwidth` (bytes/s while kernels run) over the nominal bandwidth.
-    `without_tensor_cores` is the share of the products' time. `by_bound` splits the time of forward
-    and backward.
+    `without_tensor_cores` and `narrow_loads` are shares of the time of products and attention: off
+    tensor cores, and on them but slowed by rows whose lengths are no multiples of 8. `by_bound`
+    splits the time of forward and backward.
     """
 
     utilisation: float
@@ -34,6 +35,7 @@ class Efficiency:
     memory_bandwidth: float
     memory_share: float
     without_tensor_cores: float
+    narrow_loads: float
     by_bound: Mapping[str, float]
 
 
@@ -45,7 +47,9 @@ def efficiency_of(plan: Plan, timeline: Timeline, rows: Sequence[OperatorRow]) -
     on_gpu = [row for row in rows if row.of_layers or row.where in ON_GPU]
     busy = sum(row.seconds for row in on_gpu) or 1.0
     products = [row for row in layers if row.tensor_cores is not None]
-    slow = sum(row.seconds for row in products if not row.tensor_cores)
+    whole = sum(row.seconds for row in products) or 1.0
+    without = sum(row.seconds for row in products if not row.tensor_cores)
+    narrow = sum(r.seconds for r in products if r.tensor_cores and (r.alignment or 1.0) < 1.0)
     bandwidth = sum(row.nbytes for row in on_gpu if row.bound != "communication") / busy
     return Efficiency(
         utilisation=_running(timeline, stages),
@@ -53,7 +57,8 @@ def efficiency_of(plan: Plan, timeline: Timeline, rows: Sequence[OperatorRow]) -
         hfu=sum(row.flops for row in layers) / stages / step / gpu.peak(plan.training.precision),
         memory_bandwidth=bandwidth,
         memory_share=bandwidth / gpu.memory_bandwidth,
-        without_tensor_cores=slow / (sum(row.seconds for row in products) or 1.0),
+        without_tensor_cores=without / whole,
+        narrow_loads=narrow / whole,
         by_bound=_by_bound(layers),
     )
 

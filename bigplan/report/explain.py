@@ -28,9 +28,10 @@ from bigplan.units import format_bandwidth, format_count, format_flops
 class OperatorExplanation:
     """Everything that `bigplan explain` shows.
 
-    `hidden_from` is the resource of the slowest transfer, and the tokens a step from which compute
-    takes longer than it. This assumes that all tokens pass each layer together. It is None where
-    nothing moves or no number of tokens suffices. `monitor` is the program that shows utilisation.
+    `hidden_from` is the resource whose updates or moves take longest, and the tokens a step from
+    which compute takes longer than it. This assumes that all tokens pass each layer together. It is
+    None where nothing moves, no number of tokens suffices, or stages take turns. `monitor` is the
+    program that shows utilisation.
     """
 
     headline: str
@@ -81,7 +82,8 @@ def explain_json(explanation: OperatorExplanation) -> dict[str, Any]:
 HARDLY = 1e-4  # of all rows' seconds: shorter waiting for launches gets no row
 SHORT = {"communication": "network"}
 LEGEND = (
-    "of peak: of the FLOP/s where compute binds, of memory bandwidth elsewhere. TC: tensor cores. "
+    "of peak: of the FLOP/s where compute binds, of memory bandwidth elsewhere. TC: tensor cores; "
+    "slow: on them, with narrow loads, for rows' lengths are no multiples of 8. "
     "tile, wave: lost to partial tiles of 128 x 256 and to the last wave of them; lost: of the "
     "time, with the best tile. hidden: at the same time as a product."
 )
@@ -126,6 +128,12 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
+def _cores(row: OperatorRow) -> str:
+    if row.tensor_cores and (row.alignment or 1.0) < 1.0:
+        return "slow"
+    return {True: "yes", False: "no", None: "-"}[row.tensor_cores]
+
+
 COLUMNS: dict[str, Callable[[OperatorRow], str]] = {
     "operator": lambda row: f" {row.name}",
     "time": lambda row: seconds_text(row.seconds) if row.seconds else "hidden",
@@ -136,7 +144,7 @@ COLUMNS: dict[str, Callable[[OperatorRow], str]] = {
     "bytes": lambda row: bytes_text(row.nbytes) if row.nbytes else "-",
     "FLOP/B": lambda row: "-" if row.intensity is None else f"{_short(row.intensity):g}",
     "of peak": lambda row: _share(row.of_peak),
-    "TC": lambda row: {True: "yes", False: "no", None: "-"}[row.tensor_cores],
+    "TC": _cores,
     "tile": lambda row: _share(row.tile_lost),
     "wave": lambda row: _share(row.wave_lost),
     "lost": lambda row: _share(row.lost),
@@ -183,6 +191,11 @@ def efficiency_lines(found: Efficiency, monitor: str) -> Iterator[str]:
         f"  {format_bandwidth(_short(found.memory_bandwidth))} of device memory on average while "
         f"kernels run, {found.memory_share:.0%} of nominal"
     )
+    if found.narrow_loads:
+        yield (
+            f"  {found.narrow_loads:.1%} of the products' time is on tensor cores that wait for "
+            "narrow loads: rows' lengths are no multiples of 8"
+        )
     if found.without_tensor_cores:
         yield f"  {found.without_tensor_cores:.1%} of the products' time is without tensor cores"
     if found.by_bound:
@@ -199,8 +212,8 @@ def advice_lines(explanation: OperatorExplanation) -> Iterator[str]:
     if explanation.hidden_from is not None:
         lane, tokens = explanation.hidden_from
         yield (
-            f"Compute can take longer than every transfer from {_tokens(tokens)} tokens a step on, "
-            f"if all pass a layer together ({lane} is the slowest); the plan has "
+            f"Compute can take longer than every update and move from {_tokens(tokens)} tokens a "
+            f"step on, if all pass a layer together ({lane} takes longest); the plan has "
             f"{_tokens(explanation.tokens_per_step)}."
         )
     if not explanation.advice:

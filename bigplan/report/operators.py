@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from bigplan.cost.collective import tensor_group
-from bigplan.cost.compute import Device
+from bigplan.cost.compute import Device, alignment, on_tensor_cores
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.operators import Bound, OperatorCost, operator_costs
 from bigplan.cost.price import device_of, pass_cost
@@ -25,7 +25,6 @@ from bigplan.solve.candidate import Candidate
 from bigplan.spec.gpu import Gpu
 
 LAUNCHES = "waiting for launches"  # the time of a pass beyond that of its operators
-ALIGNED = 8  # elements that tensor-core kernels load at once (NVIDIA, mixed-precision guide)
 PASSES = ("forward", "backward", "recompute")
 PER_MICRO_BATCH, PER_STEP = "micro-batch", "step"
 MOVES: dict[str, str] = {
@@ -45,7 +44,9 @@ class OperatorRow:
 
     `where` is the layer kind, or the resource of a move. `phase` is forward, backward or recompute.
     For a move, `phase` says whether it happens for every micro-batch, or less often in a step.
-    `tensor_cores` is None for operators that cannot use them. `tile_lost` is the share of the work
+    `tensor_cores` is None for operators that cannot use them. `alignment` is the part of a
+    product's rate that is left where rows' lengths are no multiples of 8, so that loads are narrow;
+    1 where they are. `tile_lost` is the share of the work
     of 128 x 256 tiles that lies outside the matrix. `wave_lost` is the share of the
     multiprocessors' time in which the last wave leaves them idle. `lost` is the share of the priced
     time that both cost with the best tile. `of_peak` is the rate reached. It is a share of the
@@ -61,6 +62,7 @@ class OperatorRow:
     nbytes: float
     bound: str
     tensor_cores: bool | None = None
+    alignment: float | None = None
     tile_lost: float | None = None
     wave_lost: float | None = None
     lost: float | None = None
@@ -141,6 +143,7 @@ def _row(
         nbytes=cost.nbytes * times,
         bound=str(cost.bound),
         tensor_cores=uses_tensor_cores(operator, device.gpu, device.precision),
+        alignment=alignment(gemm, device.gpu, device.precision) if gemm else None,
         tile_lost=tile_lost(gemm) if gemm else None,
         wave_lost=wave_lost(gemm, device.gpu.multiprocessors) if gemm else None,
         lost=1 - 1 / cost.tile_waste if gemm else None,
@@ -157,11 +160,12 @@ def _of_peak(cost: OperatorCost, device: Device) -> float | None:
 
 
 def uses_tensor_cores(operator: Operator, gpu: Gpu, precision: str) -> bool | None:
-    """Whether dtype and rows suit tensor cores: not fp32, all lengths multiples of 8."""
+    """Whether the price has it on tensor cores; fused attention pads its heads to suit them."""
     if not (isinstance(operator, Gemm | Attention) and gpu.runs_kernels):
         return None
-    sizes = operator.row_lengths if isinstance(operator, Gemm) else (operator.head_dim,)
-    return precision != "fp32" and all(size % ALIGNED == 0 for size in sizes)
+    if isinstance(operator, Gemm):
+        return on_tensor_cores(operator, gpu, precision)
+    return precision != "fp32"
 
 
 def _action_rows(candidate: Candidate, programs: tuple[Program, ...]) -> Iterator[OperatorRow]:

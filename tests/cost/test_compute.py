@@ -152,6 +152,16 @@ def test_loads_that_are_not_16_bytes_wide_are_slow(odd: int) -> None:
         assert gemm_seconds(narrow, device) > slower * gemm_seconds(wide, device)
 
 
+@pytest.mark.parametrize("length", [2044, 2046, 2047])
+def test_only_tensor_cores_want_wide_loads(length: int) -> None:
+    """As measured on a CPU; a GPU's fp32 is computed by other cores."""
+    cpu = H200.model_copy(update={"device": "cpu"})
+    for gemm in (Gemm("alone", 64, length, length), Gemm("batch", 64, length, length, batch=8)):
+        assert alignment(gemm, H200, "bf16") < 0.5
+        assert alignment(gemm, H200, "fp32") == 1.0
+        assert alignment(gemm, cpu, "bf16") == 1.0
+
+
 @pytest.mark.parametrize(
     ("length", "width", "rates"),
     [

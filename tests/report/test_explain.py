@@ -1,6 +1,12 @@
 import json
 
-from bigplan.report.explain import explain, explain_json, explain_report
+import pytest
+
+from bigplan.cost.compute import MISALIGNED_ALONE
+from bigplan.planner import Request, make_plan
+from bigplan.report.explain import advice_lines, explain, explain_json, explain_report
+from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.training import Training
 from tests.report.shown import shown
 from tests.report.test_operators import planned
 
@@ -24,9 +30,24 @@ def test_the_terminal_and_the_json_say_the_same() -> None:
 
 
 def test_a_plan_that_moves_nothing_says_nothing_of_transfers() -> None:
-    found = explain(planned("resident"))
+    training = Training(sequence_length=256, global_batch=16)
+    request = Request(find_model("tiny-llama-demo"), training, find_cluster("h200-1x"))
+    found = explain(make_plan(request))
     assert explain_json(found)["hidden_from"] is None
-    assert "than every transfer" not in shown(explain_report(found))
+    assert "than every update and move" not in shown(explain_report(found))
+
+
+def test_the_network_is_one_of_the_moves_that_compute_hides() -> None:
+    """Gathered parameters and reduced gradients, whatever the batch; a pipeline is told nothing."""
+    found = explain(planned("sharded"))
+    assert found.hidden_from is not None
+    lane, tokens = found.hidden_from
+    assert lane == "data-parallel network"
+    network = sum(row.seconds for row in found.rows if row.where == lane)
+    compute = sum(row.seconds for row in found.rows if row.of_layers)
+    assert tokens == pytest.approx(found.tokens_per_step * network / compute)
+    assert "(data-parallel network takes longest)" in " ".join(advice_lines(found))
+    assert explain(planned("pipeline")).hidden_from is None
 
 
 def test_matrix_products_show_tensor_cores_and_waste() -> None:
@@ -34,6 +55,23 @@ def test_matrix_products_show_tensor_cores_and_waste() -> None:
     line = next(line for line in text.splitlines() if "mlp down by weight" in line)
     assert " yes " in line
     assert line.count("%") == 4  # of peak, tile, wave, lost
+
+
+def test_a_vocabulary_that_loads_narrowly_is_slow_on_tensor_cores_not_without_them() -> None:
+    """Its price is a part of the tensor cores' rate (`MISALIGNED_ALONE`)."""
+    model = find_model("llama-like-3.3b").model_copy(update={"vocab": 50257})
+    cluster = find_cluster("h200-1x")
+    training = Training(sequence_length=1024, global_batch=16)
+    found = explain(make_plan(Request(model, training, cluster)))
+    heads = [row for row in found.rows if row.where == "head" and row.flops]
+    assert {(row.tensor_cores, row.alignment) for row in heads} == {(True, MISALIGNED_ALONE[1])}
+    text = " ".join(shown(explain_report(found)).split())
+    assert "lm head by input" in text
+    assert " slow " in text
+    assert "without tensor cores" not in text
+    share = sum(row.seconds for row in heads)
+    every = sum(row.seconds for row in found.rows if row.tensor_cores is not None)
+    assert f"{share / every:.1%} of the products' time is on tensor cores that wait" in text
 
 
 def test_a_narrow_terminal_gets_fewer_columns_and_whole_words() -> None:

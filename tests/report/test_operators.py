@@ -116,19 +116,20 @@ def test_every_number_is_possible() -> None:
     ("operator", "precision", "expected"),
     [
         (Gemm("x", 128, 64, 8), "bf16", True),
-        (Gemm("x", 128, 64, 9), "bf16", False),
-        (Gemm("x", 64, 50257, 64), "fp16", False),
-        (Gemm("x", 2047, 64, 64), "bf16", True),  # tokens
+        (Gemm("x", 128, 64, 9), "bf16", True),  # with narrow loads
+        (Gemm("x", 64, 50257, 64), "fp16", True),
+        (Gemm("x", 128, 64, 9, batch=4), "bf16", False),  # without a figure of an A100
         (Gemm("x", 128, 64, 8), "fp32", False),
         (Attention("x", 1.0, head_dim=80), "bf16", True),
-        (Attention("x", 1.0, head_dim=100), "bf16", False),
+        (Attention("x", 1.0, head_dim=100), "bf16", True),  # padded
+        (Attention("x", 1.0, head_dim=80), "fp32", False),
         (Stream("x", 1.0), "bf16", None),
     ],
 )
-def test_tensor_cores_need_multiples_of_8_and_16_bits(
+def test_tensor_cores_are_told_as_the_price_has_them(
     operator: Gemm | Attention | Stream, precision: str, expected: bool | None
 ) -> None:
-    gpu = find_cluster("dgx-h100").group.gpu
+    gpu = find_cluster("dgx-a100-80g").group.gpu
     assert uses_tensor_cores(operator, gpu, precision) is expected
 
 
