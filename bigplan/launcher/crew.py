@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,6 @@ from bigplan.launcher.preflight import (
 from bigplan.plan import Plan
 
 LOOK_SECONDS = 0.2  # how soon Ctrl-C is answered
-MEETING = ".bigplan-meeting-"  # start of the name of a folder where ranks meet
 GRACE_SECONDS = 3.0  # a dead rank's peers often fail before it is found
 QUIET_SECONDS = 5.0  # without an answer from a rank, after which its node is asked
 
@@ -161,7 +161,9 @@ class Crew:
     def meeting_point(self) -> Any:
         """Where the ranks meet: of one node at a file in a folder that only this user may enter.
 
-        Those of several nodes do at an actor on this node, with which the launch would end anyway.
+        It is among the files of Ray's session, so that a launch that is killed leaves none of its
+        own. Ranks of several nodes meet at an actor on this node, with which the launch would end
+        anyway.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -169,7 +171,9 @@ class Crew:
         first, here = self._nodes.get(0), ray.get_runtime_context().get_node_id()
         if all(node == first for node in self._nodes.values()):
             if first is None or first.key == here:
-                self._meeting = Path(mkdtemp(prefix=MEETING))
+                session = ray._private.worker._global_node.get_session_dir_path()
+                ours = session if os.access(session, os.W_OK) else None
+                self._meeting = Path(mkdtemp(prefix="bigplan-meeting-", dir=ours))
                 return self._meeting / "addresses"
             return self._one(0, "meeting_point", doing="starting")
         from bigplan.launcher.meeting import Board

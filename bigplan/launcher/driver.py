@@ -34,7 +34,7 @@ from bigplan.launcher.checkpoints import (
     step_of,
     sweep,
 )
-from bigplan.launcher.crew import MEETING, Crew
+from bigplan.launcher.crew import Crew
 from bigplan.launcher.elastic import find_nodes, may_grow
 from bigplan.launcher.ending import ending
 from bigplan.launcher.journal import Journal
@@ -179,8 +179,6 @@ def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
     forget(folders.run, lost)
     wait_for_workers(folders.run)
     sweep(folders.run)
-    for left in folders.run.glob(f"{MEETING}*"):
-        shutil.rmtree(left, ignore_errors=True)
     for name in (preflight.MARK, places.MARK):
         for mark in folders.run.glob(f"{name}*"):
             mark.unlink(missing_ok=True)
@@ -209,12 +207,15 @@ def _prepare_engine(launched: Launched, engine: Engine) -> None:
 
 def _with_ray(launched: Launched) -> None:
     layout = Layout.of(launched.plan)
-    with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda) as session:
-        _take(launched, session)
-        try:
-            _until_done(launched)
-        finally:
-            shutil.rmtree(launched.folders.scratch, ignore_errors=True)
+    try:
+        with ray_session(launched.address, layout.cores * layout.ranks, layout.cuda) as session:
+            _take(launched, session)
+            try:
+                _until_done(launched)
+            finally:
+                shutil.rmtree(launched.folders.scratch, ignore_errors=True)
+    finally:
+        sweep(launched.folders.run)  # a checkpoint on its way when the ranks were ended
 
 
 def _until_done(launched: Launched) -> None:

@@ -298,15 +298,33 @@ def test_a_step_that_ended_its_checkpoint_but_not_its_record_is_run_again(tmp_pa
     assert (steps(record), record.summary.resumed) == (list(range(1, 11)), (2,))
 
 
+class Halfway(Fake):
+    """Fails with a checkpoint on its way."""
+
+    run = Path()
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        if self.steps == 2:
+            (self.run / "checkpoints" / "step-000002.partial").mkdir()
+            raise WorkerError("a bug")
+        return super().step(checkpoint)
+
+
+def test_half_a_checkpoint_does_not_outlast_its_launch(tmp_path: Path) -> None:
+    Halfway.run = tmp_path / "tiny-llama-test-1"
+    with pytest.raises(WorkerError):
+        launch(tiny_plan(), told(tmp_path, steps=4), quiet(), Halfway)
+    assert (Halfway.run / "checkpoints").exists()
+    assert not list(Halfway.run.glob("**/*.partial"))
+
+
 def test_what_a_kill_left_is_cleared_away(tmp_path: Path) -> None:
     folder = died(tmp_path)
     (folder / "checkpoints" / "step-000005.partial").mkdir()
     (folder / "scratch" / "rank-0").mkdir(parents=True)
     (folder / "scratch" / "rank-0" / "huge.bin").write_text("x")
-    (folder / ".bigplan-meeting-abc").mkdir()
     launch(tiny_plan(), again(folder), quiet(), Fake)
     assert not list(folder.glob("**/*.partial"))
-    assert not (folder / ".bigplan-meeting-abc").exists()
     assert not (folder / "scratch").exists()
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import read_record
 from bigplan.launcher.session import Session, ray_session
 from bigplan.runtime.apart import Apart
-from bigplan.runtime.result import StepResult
+from bigplan.runtime.result import Finished, StepResult
 from bigplan.spec.catalog import find_cluster
 from tests.launcher import fakes
 from tests.launcher.fakes import Fake, plan_with, quiet, told
@@ -122,6 +123,29 @@ def test_a_refused_preflight_reaches_the_user_and_leaves_nothing(tmp_path: Path)
         launch(tiny_plan(), told(tmp_path), quiet(), Short)
     assert not list(tmp_path.iterdir())
     assert not ray.is_initialized()
+
+
+class Meets(Fake):
+    """Says where its ranks met."""
+
+    met = ""
+
+    def start(self, meeting: Any, resume: Path | None = None, apart: Apart | None = None) -> int:
+        self.met = str(meeting)
+        return super().start(meeting, resume, apart)
+
+    def finish(self) -> Finished:
+        return replace(super().finish(), notes=(self.met,))
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_ranks_meet_among_the_files_of_their_ray(tmp_path: Path, running: Session) -> None:
+    """So a launch that is killed leaves no folder of its own."""
+    record = read_record(launch(tiny_plan(), told(tmp_path, steps=1), quiet(), Meets))
+    (met,) = {Path(note) for note in record.summary.notes if note.startswith("/")}
+    assert running.folder is not None
+    assert met.is_relative_to(running.folder)
+    assert not met.parent.exists()
 
 
 @pytest.mark.usefixtures("one_ray")
