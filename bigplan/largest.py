@@ -26,6 +26,9 @@ class Largest:
     """The plan has `now`, `value` also fits, and `next` does not fit (None: not tried).
 
     `subject`: sequence_length, layers, or micro_batch (sequences that a GPU computes at once).
+    `step_seconds` are those of some plan with `value`, not the fastest, whose step has
+    `tokens_per_step`: longer sequences are as many, and of micro-batches each GPU has one. Both are
+    None where `value` is `now`.
     """
 
     subject: str
@@ -33,7 +36,8 @@ class Largest:
     value: int
     next: int | None
     parameters: int  # of the model with `value`
-    step_seconds: float | None  # of some plan with `value`, not the fastest; None: `value` is `now`
+    step_seconds: float | None
+    tokens_per_step: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ def largest_that_fit(
             None if top > high else top * question.grain,
             (plan if found is None else found).model.parameter_count,
             None if found is None else found.predicted.step_seconds,
+            None if found is None else found.training.tokens_per_step,
         )
 
 

@@ -19,7 +19,7 @@ from bigplan.plan import Plan
 from bigplan.planner import Request
 from bigplan.program import Lane
 from bigplan.solve.search import Watch, unwatched
-from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.cluster import MOST_NODES, Cluster, NodeGroup
 from bigplan.spec.part import MachinePart
 
 B = TypeVar("B", bound=MachinePart)
@@ -162,9 +162,10 @@ def _more_gpus(cluster: Cluster) -> Iterator[Change]:
     """One more node, and twice the nodes; without a network the same with GPUs of the node."""
     group = cluster.group
     if group.inter_node is not None:
-        more = cluster.with_nodes(group.nodes + 1)
-        yield Change(f"one more node ({more.gpus} GPUs)", more)
-        if group.nodes > 1:
+        if group.nodes < MOST_NODES:
+            more = cluster.with_nodes(group.nodes + 1)
+            yield Change(f"one more node ({more.gpus} GPUs)", more)
+        if 1 < group.nodes <= MOST_NODES // 2:
             twice = cluster.with_nodes(2 * group.nodes)
             yield Change(f"twice the nodes ({twice.gpus} GPUs)", twice)
     else:
@@ -179,8 +180,11 @@ def _many_nodes(cluster: Cluster) -> Iterator[Change]:
     if cluster.group.inter_node is None:
         yield from _more_gpus(cluster)
         return
-    for doubling in range(1, DOUBLINGS + 1):
-        more = cluster.with_nodes(cluster.group.nodes * 2**doubling)
+    doubled = (cluster.group.nodes * 2**doubling for doubling in range(1, DOUBLINGS + 1))
+    for nodes in doubled:
+        if nodes > MOST_NODES:
+            return
+        more = cluster.with_nodes(nodes)
         yield Change(f"{more.nodes} nodes ({more.gpus} GPUs)", more)
 
 

@@ -60,6 +60,12 @@ def test_of_equal_bills_the_faster() -> None:
     assert nodes_of(solved(lambda n: 1024.0 * n, 4)) == 4
 
 
+def test_of_bills_less_than_a_hundredth_apart_the_faster() -> None:
+    """Simulations tell plans apart to a hundredth: fewer dollars are no reason to wait."""
+    assert nodes_of(solved(lambda n: 1000.0 * n * 0.997 ** (n - 1), 4)) == 4
+    assert nodes_of(solved(lambda n: 1000.0 * n * 0.994 ** (n - 1), 4)) == 2
+
+
 def test_in_time_comes_before_cheap() -> None:
     day = 86400.0
     speed: Speed = lambda n: 1000.0 * n**0.9  # noqa: E731

@@ -56,7 +56,11 @@ def test_what_fits_can_be_planned_and_what_is_beyond_cannot(request_: Request) -
     assert longest.value % 256 == 0
     longer = request_.training.model_copy(update={"sequence_length": longest.value})
     assert make_plan(replace(request_, training=longer)).training == longer
-    assert found["micro_batch"].value >= plan.strategy.micro_batch
+    assert longest.tokens_per_step == longer.tokens_per_step
+    assert layers.tokens_per_step == request_.training.tokens_per_step
+    widest = found["micro_batch"]
+    assert widest.value > widest.now == plan.strategy.micro_batch
+    assert widest.tokens_per_step == widest.value * 256  # on one GPU
 
 
 def test_once_stopped_nothing_more_is_told(request_: Request) -> None:

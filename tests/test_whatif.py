@@ -11,7 +11,7 @@ from bigplan.planner import Request, make_plan
 from bigplan.program import Lane
 from bigplan.solve.search import Watch
 from bigplan.spec.catalog import find_cluster, find_model
-from bigplan.spec.cluster import Cluster
+from bigplan.spec.cluster import MOST_NODES, Cluster
 from bigplan.spec.training import Training
 from bigplan.whatif import FULL, Outcome, helps, what_would_help
 
@@ -121,6 +121,13 @@ def test_without_a_network_it_is_another_gpu(solved: list[Cluster]) -> None:
     changes = asked(plan_with({}, {}), find_cluster("rtx-4090-workstation"))
     assert changes == ["one more GPU in the node"]
     assert solved[0].group.gpus_per_node == 2
+
+
+def test_no_more_nodes_are_asked_for_than_a_cluster_may_have(solved: list[Cluster]) -> None:
+    plan, dgx = plan_with({}, {}), find_cluster("dgx-h100")
+    assert asked(plan, dgx.with_nodes(MOST_NODES)) == []
+    assert asked(plan, dgx.with_nodes(MOST_NODES - 1)) == [f"one more node ({8 * MOST_NODES} GPUs)"]
+    assert [cluster.nodes for cluster in solved] == [MOST_NODES]
 
 
 def test_there_may_be_no_time(solved: list[Cluster]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,9 @@ from bigplan.cli.as_json import AsJson, print_json
 
 if TYPE_CHECKING:
     from bigplan.spec.cluster import Cluster, NodeGroup, Nvme
+    from bigplan.spec.part import MachinePart
+
+    Finder = Callable[[str], MachinePart]
 
 
 def clusters(
@@ -33,12 +37,43 @@ def clusters(
 
 def _show(cluster: Cluster, as_json: bool) -> None:
     """Shipped GPU types and links are written out: the document stands alone."""
-    from bigplan.spec.files.dump import to_yaml
-
     if as_json:
         print_json({"cluster": cluster.model_dump()})
     else:
-        print(to_yaml(cluster), end="")
+        print("\n".join(_commented(cluster)))
+
+
+def _commented(cluster: Cluster) -> Iterator[str]:
+    """The lines of its YAML; a comment says where a shipped name may stand for a whole section."""
+    from bigplan.spec.files.dump import to_yaml
+
+    groups = iter(cluster.node_groups)
+    names: dict[str, str] = {}
+    for line in to_yaml(cluster).splitlines():
+        if line.startswith("- "):
+            names = dict(_shipped_parts(next(groups)))
+        key = line.strip().removesuffix(":")
+        if line == f"  {key}:" and key in names:
+            told = f"`{key}: NAME` in place of this section takes another"
+            yield f"{line} # {names[key]}, as shipped; {told}"
+        else:
+            yield line
+
+
+def _shipped_parts(group: NodeGroup) -> Iterator[tuple[str, str]]:
+    """The keys of its parts that ship, with their names."""
+    from bigplan.spec.gpu import find_gpu, list_gpus
+    from bigplan.spec.link import find_link, find_network, list_links, list_networks
+
+    shipped: tuple[tuple[str, MachinePart | None, Finder, tuple[str, ...]], ...] = (
+        ("gpu", group.gpu, find_gpu, list_gpus()),
+        ("intra_node", group.intra_node, find_link, list_links()),
+        ("inter_node", group.inter_node, find_network, list_networks()),
+    )
+    for key, part, find, names in shipped:
+        name = next((name for name in names if find(name) == part), None)
+        if name is not None:
+            yield key, name
 
 
 def _rows(cluster: Cluster) -> list[dict[str, Any]]:

@@ -96,9 +96,12 @@ def _lost(plan: Plan) -> Iterator[str]:
     if strategy.zero == 1:
         yield "ZeRO 1: plain data parallelism is written"
     again = plan.model.layers - blocks.recomputed(Recompute.NONE)
+    in_part = again - blocks.recomputed(Recompute.FULL)
     if again and _replicates(plan):
         yield f"recomputation of {again} blocks: DistributedDataParallel has no key for it"
-    elif again and blocks.recomputed(Recompute.FULL) < plan.model.layers:
+    elif in_part:
+        yield f"recomputation of {in_part} blocks in part: whole blocks run again, all or none"
+    elif 0 < again < plan.model.layers:
         yield f"recomputation of {again} of {plan.model.layers} blocks: of all or none"
     if blocks.state_away and not blocks.away("parameters"):
         yield "optimizer state off the GPU with parameters on it: FSDP moves both or neither"

@@ -107,8 +107,9 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield f"tensor parallelism of {plan.strategy.tp}"
     if plan.strategy.pp > 1:
         yield _stages(plan)
-    if 0 < blocks.state_away < 1:
-        yield f"{blocks.state_away:.0%} of the state off the GPU, but for the ratio of ZeRO-3"
+    away = round(blocks.state_away, 2)  # as the ratio is written
+    if 0 < away < 1 and decisions_near(plan).on_cpu == 1:
+        yield f"{away:.0%} of the state off the GPU: all is (only ZeRO-3 has a ratio, on the host)"
     if plan.training.optimizer.name != "adamw":
         yield f"{plan.training.optimizer.name}: AdamW is written"
     if len({*(k for k, n in blocks.placed.parameters.items() if n)}) > 1:

@@ -28,6 +28,7 @@ from bigplan.report.tables import (
     bound_text,
     busy_table,
     homes_table,
+    kept_back,
     memory_table,
     parts_table,
 )
@@ -129,6 +130,7 @@ def memory_section(plan: Plan, step: Played) -> PageSection:
     """Memory in use over the step by tier, and the tier of every kind of tensor."""
     return PageSection(
         "Memory",
+        (kept_back(plan.predicted.memory, plan.cluster.group.gpu),),
         charts=tuple(memory_charts(plan, step)),
         grids=(
             grid(memory_table(plan.predicted.memory), without=("",)),

@@ -28,6 +28,7 @@ from bigplan.report.text import (
     seconds_text,
     table,
 )
+from bigplan.spec.gpu import Gpu
 from bigplan.units import counted, format_bytes, format_count, parse_bytes
 from bigplan.whatif import Answer, Outcome, helps
 
@@ -143,6 +144,17 @@ def memory_table(memory: Sequence[MemoryUse]) -> Table:
                 *_amounts(use),
             )
     return rows
+
+
+def kept_back(memory: Sequence[MemoryUse], gpu: Gpu) -> str:
+    """Why less of a GPU's memory is for tensors than it has; stages differ by their page tables."""
+    rest = [gpu.memory - use.capacity_bytes for use in memory if use.tier is Tier.GPU]
+    least, most = bytes_text(min(rest)), bytes_text(max(rest))
+    told = least if least == most else f"{least} to {most}"
+    return (
+        f"Of a GPU's {bytes_text(gpu.memory)} its context, communicators, page tables and the "
+        f"allocator, which needs room for the largest tensor in one piece, have {told}."
+    )
 
 
 def _merged(uses: Sequence[MemoryUse]) -> Iterator[TableRow]:
@@ -344,9 +356,16 @@ def largest_table(found: Sequence[Largest]) -> Table:
         grown = one.subject == "layers" and one.value != one.now
         size = f" ({format_count(one.parameters)} parameters)" if grown else ""
         beyond = "-" if one.next is None else f"{one.next:,}"
-        step = "-" if one.step_seconds is None else seconds_text(one.step_seconds)
+        step = _untuned(one.step_seconds, one.tokens_per_step)
         rows.add_row(SUBJECTS[one.subject], f"{one.now:,}", f"{one.value:,}{size}", beyond, step)
     return rows
+
+
+def _untuned(seconds: float | None, tokens: int | None) -> str:
+    """A step's time beside its tokens, which differ from row to row."""
+    if seconds is None or tokens is None:
+        return "-"
+    return f"{seconds_text(seconds)} for {format_count(float(f'{tokens:.3g}'))} tokens"
 
 
 def unasked_text(changes: Sequence[str]) -> str:

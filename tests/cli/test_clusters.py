@@ -7,6 +7,7 @@ from bigplan.spec.catalog import find_cluster, list_clusters
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.document import parse_document
 from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.gpu import find_gpu
 from tests.cli.conftest import Run
 
 
@@ -47,7 +48,27 @@ def test_one_cluster_as_json(bigplan: Run) -> None:
 def test_a_file_is_shown_as_well(bigplan: Run, tmp_path: Path) -> None:
     text = to_yaml(find_cluster("l4-cloud")).replace("name: l4-cloud", "name: mine", 1)
     (tmp_path / "mine.yaml").write_text(text)
-    assert bigplan("clusters", tmp_path / "mine.yaml")[1] == text
+    shown = bigplan("clusters", tmp_path / "mine.yaml")[1]
+    assert [line.partition(" #")[0] for line in shown.splitlines()] == text.splitlines()
+
+
+def test_a_copy_says_where_a_name_can_stand(bigplan: Run, tmp_path: Path) -> None:
+    """`gpu: NAME` of the shipped file is written out, so that nothing else would tell of it."""
+    copy = bigplan("clusters", "dgx-h100")[1]
+    for key, name in (
+        ("gpu", "h100-sxm-80gb"),
+        ("intra_node", "nvlink4"),
+        ("inter_node", "infiniband-ndr-8x400"),
+    ):
+        section = f"  {key}: # {name}, as shipped; `{key}: NAME` in place of this section"
+        assert section in copy
+    before, _, after = copy.partition("  gpu: #")
+    after = after[after.index("  host:") :]
+    (tmp_path / "mine.yaml").write_text(f"{before}  gpu: rtx-4090\n{after}")
+    assert find_cluster(str(tmp_path / "mine.yaml")).group.gpu == find_gpu("rtx-4090")
+    own = copy.replace("NVIDIA H100 80GB HBM3", "another")
+    (tmp_path / "mine.yaml").write_text(own)
+    assert "  gpu:\n" in bigplan("clusters", tmp_path / "mine.yaml")[1]
 
 
 def test_an_unknown_cluster(bigplan: Run) -> None:

@@ -16,6 +16,9 @@ from bigplan.engines import make_plan
 from bigplan.errors import InputError
 from bigplan.export import TOOLS, WrittenConfig
 from bigplan.export.deepspeed import NAME as DEEPSPEED
+from bigplan.export.written import Blocks
+from bigplan.graph.graph import Recompute
+from bigplan.placement import Tier
 from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
 from bigplan.spec.catalog import find_cluster, find_model
@@ -206,6 +209,35 @@ def test_what_a_tool_lacks_is_listed(plans: dict[str, Plan]) -> None:
     assert "off the GPU" in lost
     assert "2 pipeline stages" in " ".join(TOOLS["deepspeed"](plans["pipeline"]).lost)
     assert not any("tensor" in each for each in TOOLS["megatron"](plans["pipeline"]).lost)
+
+
+def test_what_is_said_to_be_lost_is() -> None:
+    """All blocks recomputed in part are no part of the blocks; a ratio that is written says all."""
+    sharded: Settings = {"zero": 3, "tp": 1, "pp": 1, "optimizer": "host", "streamed": 0}
+    part = made("native", None, {**sharded, "recompute": "selective"})
+    blocks = Blocks.of(part)
+    assert blocks.recomputed(Recompute.SELECTIVE) == part.model.layers
+    assert 0 < blocks.state_away <= 1
+    lost = TOOLS["accelerate"](part).lost
+    assert "recomputation of 24 blocks in part: whole blocks run again, all or none" in lost
+    whole = made("native", None, {**sharded, "recompute": "full"})
+    assert not any("recomputation" in each for each in TOOLS["accelerate"](whole).lost)
+
+    block = Blocks.of(part).placed.model_copy(
+        update={"optimizer": {Tier.GPU: 12.0, Tier.HOST: 12.0}}
+    )
+    stage = part.placement.stages[0]
+    stage = stage.model_copy(update={"kinds": {**stage.kinds, "block": block}})
+    placement = part.placement.model_copy(update={"stages": (stage,)})
+    halved = part.model_copy(update={"placement": placement})
+    assert Blocks.of(halved).state_away == 0.5
+    written = TOOLS["deepspeed"](halved)
+    assert '"ratio": 0.5' in written.files["ds_config.json"]
+    assert not any("of the state" in each for each in written.lost)
+    replicated = halved.model_copy(
+        update={"strategy": halved.strategy.model_copy(update={"zero": 2})}
+    )
+    assert any("50% of the state off the GPU" in e for e in TOOLS["deepspeed"](replicated).lost)
 
 
 def _windowed(engine: str, length: int) -> Plan:

@@ -42,10 +42,10 @@ def test_a_larger_batch_is_told_with_what_it_brings() -> None:
 
 
 def test_what_fits_stands_beside_what_does_not() -> None:
-    deeper = Largest("layers", 32, 400, 416, 88 * 10**9, 12.5)
-    as_it_is = Largest("micro_batch", 2, 2, None, 8 * 10**9, None)
+    deeper = Largest("layers", 32, 400, 416, 88 * 10**9, 12.5, 65536)
+    as_it_is = Largest("micro_batch", 2, 2, None, 8 * 10**9, None, None)
     lines = [
         " ".join(line.split()) for line in shown(largest_table([deeper, as_it_is])).split("\n")
     ]
-    assert "layers of this kind 32 400 (88 B parameters) 416 12.5 s" in lines
+    assert "layers of this kind 32 400 (88 B parameters) 416 12.5 s for 65.5 k tokens" in lines
     assert "sequences that a GPU computes at once 2 2 - -" in lines

@@ -1,7 +1,12 @@
+from rich.console import Group
+
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse
-from bigplan.report.tables import ROWS_SHOWN, memory_table
+from bigplan.report.plan_report import plan_tables
+from bigplan.report.tables import ROWS_SHOWN, kept_back, memory_table
+from bigplan.spec.gpu import find_gpu
 from tests.report.shown import shown
+from tests.tiny import tiny_plan
 
 GIB = 2**30
 
@@ -52,3 +57,19 @@ def test_large_parts_are_written_without_an_exponent() -> None:
         text = shown(memory_table([use(0, Tier.GPU, activations=size * GIB // 1024)]))
         assert told in text
         assert "e+" not in text
+
+
+def test_what_a_gpu_keeps_back_is_told() -> None:
+    """The capacity leaves out the context, page tables and the allocator; stages may differ."""
+    gpu = find_gpu("rtx-3090")
+    room = gpu.memory - 2 * GIB
+    one = use(0, Tier.GPU, parameters=GIB).model_copy(update={"capacity_bytes": room})
+    text = kept_back([one, use(0, Tier.HOST, parameters=GIB)], gpu)
+    assert text.startswith("Of a GPU's 23.5 GiB ")
+    assert text.endswith(" have 2 GiB.")
+    less = one.model_copy(update={"capacity_bytes": room - GIB})
+    assert kept_back([one, less], gpu).endswith(" have 2 GiB to 3 GiB.")
+    plan = tiny_plan()
+    assert kept_back(plan.predicted.memory, plan.cluster.group.gpu) in " ".join(
+        shown(Group(*plan_tables(plan))).split()
+    )
