@@ -57,7 +57,8 @@ OPERATIONS_A_BYTE = 14_000
 # Entries begin at multiples of so many bytes: no load of a GPU is wider, and cuBLAS needs no more.
 ALIGNMENT = 256
 # Bytes of one CUDA graph: 384 graphs of blocks' passes took 72 MB on an H200
-# (benchmarks/results/2026-11-24-h200-graphs).
+# (benchmarks/results/2026-11-24-h200-graphs). Those of updates are not counted: 30 took 4 MB on an
+# H100 (2026-11-25-h100-launched), of what torch's allocator has in reserve.
 GRAPH_BYTES = 200_000
 MOST_GRAPHS = 4096  # of a step: 0.8 GB, and 10 s to capture, as 384 took 0.9 s
 # Looked-up rows whose gradients are added at a time: a matrix of ones and zeros, with as many rows

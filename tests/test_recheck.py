@@ -39,7 +39,7 @@ def made(name: str) -> Plan:
     pins = {
         "zero 3": {"zero": 3, "tp": 2},
         "pipeline": {"pp": 4, "tp": 1, "zero": 0},
-        "interleaved": {"pp": 2, "vpp": 2, "tp": 2},
+        "interleaved": {"pp": 2, "vpp": 2, "tp": 2, "zero": 1},
     }[name]
     return make_plan(Request(model, training, find_cluster("dgx-h100"), pins))
 

@@ -9,6 +9,7 @@ from bigplan.cost.framework import Framework
 from bigplan.graph.graph import LayerKind
 from bigplan.graph.operators import Collective, Operator, Stream
 from bigplan.spec.gpu import Gpu
+from bigplan.spec.training import Training
 
 FUSED = 1.5  # times the bytes of a fused kernel: torch's own norms move 1.3 times as many
 
@@ -56,16 +57,19 @@ class UpdateLaunch(NamedTuple):
         return self.start + self.element * elements
 
 
-def update_launch(kind: LayerKind, gpu: Gpu, framework: Framework) -> UpdateLaunch:
-    """The native runtime's; a captured update is one graph. Other frameworks launch it at once.
+def update_launch(
+    kind: LayerKind, gpu: Gpu, framework: Framework, training: Training
+) -> UpdateLaunch:
+    """The native runtime's: of generated kernels a CUDA graph. Other frameworks launch it at once.
 
-    A tensor is priced as an operator of a pass: 0.5 ms for half a block of Qwen3 0.6B on two H200s,
-    where 0.8 to 1.2 were measured (benchmarks/results/2026-11-25-h200-x2-one-machine), and 0.75 on
-    two H100s, where 1.45 were (2026-11-25-h100-x2-offload).
+    Launched by Python, a tensor is priced as an operator of a pass: 0.5 ms for half a block of
+    Qwen3 0.6B on two H200s, where 0.8 to 1.2 were measured
+    (benchmarks/results/2026-11-25-h200-x2-one-machine), and 0.75 on two H100s, where 1.45 were
+    (2026-11-25-h100-x2-offload).
     """
     if framework.host is not None or not gpu.runs_kernels:
         return UpdateLaunch()
-    if framework.captured:
+    if training.kernels == "generated" and training.optimizer.name == "adamw":
         return UpdateLaunch(gpu.action_overhead + gpu.launch_overhead)
     each = len(kind.tensors) * gpu.operator_overhead
     return UpdateLaunch(gpu.action_overhead, each / kind.parameters)

@@ -245,7 +245,7 @@ def _kind_cost(
             forward=forward.seconds,
             backward=backward.seconds,
             tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, group),
-            update_launch=update_launch(kind, nodes.gpu, framework),
+            update_launch=update_launch(kind, nodes.gpu, framework, training),
             reruns={recompute: one.seconds for recompute, one in again.items()},
             forward_waits=forward.waits,
             backward_waits=backward.waits,

@@ -40,7 +40,8 @@ class Executor:
         self.saver: Saver | None = None  # the checkpoint that CKPT actions write
         self._graphs = Graphs(context, compute)
         self._does = self._table()
-        self._lanes = Lanes(context.device, self._run, context.program.captured)
+        idle = frozenset[Op]() if poison else frozenset((Op.FREE,))  # else it fills what it frees
+        self._lanes = Lanes(context.device, self._run, context.program.captured, idle)
         self._unfinished: list[Done] = []  # a checkpoint's actions that outlast their step
         self._playing: list[Done] = []
         self._played = 0  # actions of the programs before

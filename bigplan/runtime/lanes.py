@@ -20,6 +20,9 @@ take more of the interpreter or of an engine than it needs:
    0.6B by ZeRO-3 took 0.121 s a step on two H100s with a thread for each lane and 0.092 with one;
    on two others 0.089 either way. Launched by Python, 0.25 to 0.28 s became 0.29 to 0.32: threads
    do launch beside each other (benchmarks/results/2026-11-25-h100-x2-offload).
+5. An action that queues nothing, and waits for no other lane, ends with the action before it, so it
+   records no event: 0.015 ms of the interpreter in place of 0.05 to 0.07
+   (benchmarks/results/2026-11-25-h100-launched).
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from dataclasses import dataclass, field
 import torch
 
 from bigplan.mechanics import ACTIONS_AHEAD, CHUNKS_AHEAD
-from bigplan.program import Action, Lane
+from bigplan.program import Action, Lane, Op
 from bigplan.timeline import Event, Timeline
 
 # Lanes whose work is queued on the device; the others' is done when their thread returns.
@@ -173,6 +176,7 @@ class Lanes:
     device: torch.device
     run: Callable[[Action], None]
     captured: bool = False  # passes are repeated from CUDA graphs
+    idle: AbstractSet[Op] = frozenset()  # what queues nothing
     pools: dict[Lane, ThreadPoolExecutor] = field(default_factory=dict)
     streams: dict[Lane, torch.cuda.Stream] = field(default_factory=dict)
     failed: BaseException | None = None  # the first error; nothing runs after it
@@ -206,8 +210,10 @@ class Lanes:
             ahead = CHUNKS_AHEAD if lane is Lane.STATE_IN else ACTIONS_AHEAD
             before = recent.setdefault(lane, deque(maxlen=ahead))
             earlier = before[0] if len(before) == before.maxlen else None
+            if before and done.action.op in self.idle and not done.waits:
+                done.start = done.end = before[-1].end
             before.append(done)
-            self._execute(done, self.streams.get(lane), earlier)
+            self._execute(done, None if done.end else self.streams.get(lane), earlier)
 
     def _execute(self, done: Done, stream: torch.cuda.Stream | None, earlier: Done | None) -> None:
         """Run an action, or queue it once the device has done `earlier`, if any."""

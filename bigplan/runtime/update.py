@@ -49,7 +49,7 @@ class Update:
         self._cores = Cores(CORES_BESIDE_COPIES) if context.device.type == "cuda" else Cores()
         self._adamw = adamw_for(context.training, context.device)
         self._repeated: RepeatedUpdates | None = None
-        if self._adamw is not None and context.program.captured:
+        if self._adamw is not None:
             self._repeated = RepeatedUpdates(self._factors)
         native()  # compiled here, not in the first step
         self.scaling = Scaling(context.training)

@@ -12,6 +12,7 @@ from bigplan.graph.build import build_graph
 from bigplan.graph.operators import Collective, Gemm, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import Training
 
 NODES = find_cluster("h200-1x").group
@@ -108,15 +109,20 @@ def test_blocks_are_captured_where_launching_takes_longer(batch: int, captures: 
     assert not costs.launched().captures
 
 
-def test_an_update_has_a_kernel_for_each_tensor_of_its_part() -> None:
-    graph = build_graph(
-        find_model("gpt2-xl"), Training(sequence_length=256, global_batch=1), Strategy(dp=1)
-    )
-    kind, gpu = graph.kinds["block"], find_cluster("h200-1x").group.gpu
-    whole = update_launch(kind, gpu, NATIVE).seconds(kind.parameters)
-    half = update_launch(kind, gpu, NATIVE).seconds(kind.parameters // 2)
-    assert whole == pytest.approx(gpu.action_overhead + 16 * gpu.operator_overhead)
-    assert half == pytest.approx(gpu.action_overhead + 8 * gpu.operator_overhead)
-    captured = update_launch(kind, gpu, replace(NATIVE, captured=True))
-    assert captured == UpdateLaunch(gpu.action_overhead + gpu.launch_overhead)
-    assert update_launch(kind, gpu, FSDP) == UpdateLaunch()
+@pytest.mark.parametrize("changes", [{"kernels": "torch"}, {"optimizer": Optimizer(name="sgd")}])
+def test_an_update_by_torch_has_a_kernel_for_each_tensor_of_its_part(
+    changes: dict[str, object],
+) -> None:
+    training = TRAINING.model_copy(update=changes)
+    kind = build_graph(find_model("gpt2-xl"), training, Strategy(dp=1)).kinds["block"]
+    launch = update_launch(kind, GPU, NATIVE, training)
+    each, parameters = GPU.operator_overhead, kind.parameters
+    assert launch.seconds(parameters) == pytest.approx(GPU.action_overhead + 16 * each)
+    assert launch.seconds(parameters // 2) == pytest.approx(GPU.action_overhead + 8 * each)
+
+
+def test_an_update_by_generated_kernels_is_one_graph() -> None:
+    kind = build_graph(find_model("gpt2-xl"), TRAINING, Strategy(dp=1)).kinds["block"]
+    expected = UpdateLaunch(GPU.action_overhead + GPU.launch_overhead)
+    assert update_launch(kind, GPU, NATIVE, TRAINING) == expected
+    assert update_launch(kind, GPU, FSDP, TRAINING) == UpdateLaunch()

@@ -15,6 +15,7 @@ from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.plan import Plan
+from bigplan.runtime.repeated import RepeatedUpdates
 from bigplan.spec.optimizer import Optimizer
 from bigplan.spec.training import ValidationSpec
 from tests.runtime.checkpoints import running
@@ -86,6 +87,25 @@ def test_repeated_steps_have_the_same_bits(name: str) -> None:
     plain, repeated = _run(plan), _run(_captured(plan))
     assert plain[2] == 0
     assert repeated[2] == 2 * 4 * BLOCKS
+    assert plain[0] == repeated[0]
+    same("the last step", plain[1], repeated[1])
+
+
+@pytest.mark.parametrize("name", ["bf16", "gpt", "narrow", "fp16", "unclipped", "away"])
+def test_updates_alone_have_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python launches the passes, beside copies of other lanes or without."""
+    plan, replays = _plan(name), list[int]()
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        replays.append(1)
+        replay(graph)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", counted)
+    repeated = _run(plan)
+    assert replays
+    monkeypatch.setattr(RepeatedUpdates, "run", lambda self, action, verdict, apply: apply(None))
+    plain = _run(plan)
     assert plain[0] == repeated[0]
     same("the last step", plain[1], repeated[1])
 

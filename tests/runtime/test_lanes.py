@@ -170,6 +170,30 @@ def test_chunks_are_queued_one_at_a_time_by_one_thread(monkeypatch: pytest.Monke
     assert most == dict.fromkeys((*passing, Lane.COMPUTE), ACTIONS_AHEAD - 1) | {Lane.STATE_IN: 0}
 
 
+def test_what_queues_nothing_ends_with_the_action_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has no event of its own, unless it is the first of its lane or waits for another lane."""
+    monkeypatch.setattr(lanes_module, "_stream", lambda *_: _Stream())
+    monkeypatch.setattr(lanes_module, "_mark", _End)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    first, load = Done(_action(Lane.COMPUTE)), Done(Action(Op.LOAD, Lane.H2D, 0))
+    passing = Done(Action(Op.FORWARD, Lane.COMPUTE, 0))
+    free, again = (Done(_action(Lane.COMPUTE, number)) for number in (1, 2))
+    behind = Done(_action(Lane.COMPUTE, 3), [load])
+    waiting = Done(Action(Op.LOAD, Lane.H2D, 1), [again])
+    done = [first, load, passing, free, again, behind, waiting]
+    lanes = Lanes(torch.device("cuda"), lambda _: None, idle={Op.FREE})
+    lanes.start(done)
+    for action in done:
+        action.check()
+    lanes.close()
+    assert free.start is free.end is again.start is again.end is passing.end
+    own = [end for one in (first, load, passing, behind, waiting) for end in (one.start, one.end)]
+    assert None not in own
+    assert len(set(map(id, own))) == 2 * 5
+
+
 def test_one_thread_queues_captured_passes_and_what_stays_on_the_gpu() -> None:
     beside = {Lane.DATA, Lane.CPU, Lane.CHECKPOINT, Lane.NVME_READ}
     staying = {Lane.COMPUTE, Lane.COMM, Lane.GPU_UPDATE}
