@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from bigplan.errors import InputError
 from bigplan.kernels.capture import MakeKernel, captured, halves
+from bigplan.kernels.chunked_loss import in_chunks
 from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.decomposed import DECOMPOSED
 from bigplan.kernels.here import gpu_here, pricer_for, runs_kernels
 from bigplan.kernels.keep import KeepPlan, best_plan
-from bigplan.kernels.loss import in_chunks
 from bigplan.kernels.rewritten import rewritten
 from bigplan.kernels.tuned import PickFile, Tuner, default_file
 
@@ -114,9 +114,9 @@ def optimise(
     one of this machine, or an H200 if there is none. `price` is the cost of keeping a byte for the
     backward, in seconds. `tune`: on a GPU, time this many of the model's best tiles when a kernel
     first runs, and keep the fastest in a file (see `tuned.py`). `memory`: bytes that the logits of
-    a linear and `F.cross_entropy` may take. Both then run in chunks of tokens (see `loss.py`), with
-    0 for the mean of no target, where torch has nan. Logits that something else reads are computed
-    once more. Raises InputError.
+    a linear and `F.cross_entropy` may take. Both then run in chunks of tokens (`chunked_loss.py`),
+    with 0 for the mean of no target, where torch has nan. Logits that something else reads are
+    computed once more. Raises InputError.
     """
     optimiser = Optimiser(gpu, price, tune if torch.cuda.is_available() else 0, memory)
     module = target if isinstance(target, nn.Module) else None

@@ -17,14 +17,18 @@ from functools import cached_property
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bigplan.data.prepared import Tokens, check_length, open_tokens
+from bigplan.data.prepared import Tokens, check_length, check_vocabulary, open_tokens
 from bigplan.data.shuffle import shuffled
 from bigplan.mechanics import MOST_READ_AHEAD, READ_AHEAD_BYTES
+
+if TYPE_CHECKING:
+    from bigplan.plan import Plan
 
 IGNORED = -100  # a target that the loss does not count, as torch's cross_entropy has it
 
@@ -78,6 +82,28 @@ class BatchSource:
         assert 0 <= self.replica < self.replicas and self.micro_batch > 0, self
         assert self.samples % (self.micro_batch * self.replicas) == 0, self
         check_length(self.data, self.sequence_length)
+
+    @classmethod
+    def of(
+        cls, plan: Plan, replica: int, data: str = "", batches: int | None = None
+    ) -> BatchSource:
+        """A plan's training data for one of its replicas, or other data, so many global batches.
+
+        Raises InputError, also where a token is not in the model's vocabulary.
+        """
+        training, strategy, model = plan.training, plan.strategy, plan.model
+        source = cls(
+            data_path(data or training.data),
+            training.sequence_length,
+            strategy.micro_batch,
+            replica,
+            strategy.dp,
+            training.seed,
+            training.global_batch,
+            batches,
+        )
+        check_vocabulary(source.data, model.vocab, model.name)
+        return source
 
     @cached_property
     def data(self) -> Tokens:

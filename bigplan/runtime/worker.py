@@ -15,7 +15,6 @@ from torch._C._distributed_c10d import Store
 
 from bigplan.cost.price import memory_of_torch
 from bigplan.cost.process import locked_bytes, process_bytes
-from bigplan.data.prepared import check_vocabulary
 from bigplan.errors import CheckpointError, PreflightError
 from bigplan.lower import lower_stage
 from bigplan.mechanics import SWITCH_SECONDS
@@ -28,7 +27,7 @@ from bigplan.runtime.background import Background
 from bigplan.runtime.checkpoint import Manifest, check_same, checkpoint_path, latest, restore
 from bigplan.runtime.compute import Compute
 from bigplan.runtime.context import Context, layer_rows
-from bigplan.runtime.data import BatchSource, Prefetcher, data_path
+from bigplan.runtime.data import BatchSource, Prefetcher
 from bigplan.runtime.executor import Executor
 from bigplan.runtime.first_values import first_values
 from bigplan.runtime.generated import sized_as
@@ -98,9 +97,9 @@ class NativeWorker:
 
         InputError where the data is not there, or not for this model.
         """
-        self._source()
+        BatchSource.of(self._plan, self._at.data)
         if (validation := self._plan.training.validation) is not None:
-            self._source(validation.data, validation.batches)
+            BatchSource.of(self._plan, self._at.data, validation.data, validation.batches)
         generated = self._plan.training.kernels == "generated"
         if self._device.type == "cuda" and generated and not has_triton():
             raise PreflightError(
@@ -138,7 +137,10 @@ class NativeWorker:
         is none or it is of another training, CheckpointError where it is damaged.
         `apart`: where the ranks' machines share no folder.
         """
-        plan, source = self._plan, self._source()  # a text too short fails before memory is taken
+        plan = self._plan
+        source = BatchSource.of(
+            plan, self._at.data
+        )  # too short a text fails before memory is taken
         self._data = source.data.fingerprint()
         if resume is None:
             values = first_values(plan.model, plan.training)  # and so do weights of another model
@@ -193,22 +195,6 @@ class NativeWorker:
         )
         groups.warm(self._device)
         return groups
-
-    def _source(self, data: str = "", batches: int | None = None) -> BatchSource:
-        """The training's data, or another's so many global batches. Raises InputError."""
-        training, strategy, model = self._plan.training, self._plan.strategy, self._plan.model
-        source = BatchSource(
-            data_path(data or training.data),
-            training.sequence_length,
-            strategy.micro_batch,
-            self._at.data,
-            strategy.dp,
-            training.seed,
-            training.global_batch,
-            batches,
-        )
-        check_vocabulary(source.data, model.vocab, model.name)
-        return source
 
     def step(self, checkpoint: Path | None = None) -> StepResult:
         """One optimizer step, and beside it a checkpoint into the folder `checkpoint`.
@@ -297,7 +283,7 @@ class NativeWorker:
         wanted, parts = self._plan.training.validation, self._running()
         assert wanted is not None, "the plan has no validation"
         self._flush()
-        source = self._source(wanted.data, wanted.batches)
+        source = BatchSource.of(self._plan, self._at.data, wanted.data, wanted.batches)
         batches = Prefetcher(source)
         try:
             with parts.compute.evaluating(batches):

@@ -18,7 +18,6 @@ from torch import nn
 from torch._C._distributed_c10d import Store
 
 from bigplan.cost.price import memory_of_torch
-from bigplan.data.prepared import check_vocabulary
 from bigplan.errors import CheckpointError, PreflightError
 from bigplan.graph.graph import Recompute
 from bigplan.installed import missing
@@ -29,7 +28,7 @@ from bigplan.ranks import Coordinates
 from bigplan.runtime import operators
 from bigplan.runtime.apart import Apart
 from bigplan.runtime.checkpoint import Manifest, check_same, latest
-from bigplan.runtime.data import Batch, BatchSource, Prefetcher, data_path
+from bigplan.runtime.data import Batch, BatchSource, Prefetcher
 from bigplan.runtime.deepspeed import ops, state
 from bigplan.runtime.deepspeed.clock import PassClock
 from bigplan.runtime.deepspeed.config import (
@@ -96,9 +95,9 @@ class DeepSpeedWorker:
 
         InputError where the data is not there, or not for this model.
         """
-        self._source()
+        BatchSource.of(self._plan, self._at.data)
         if (validation := self._plan.training.validation) is not None:
-            self._source(validation.data, validation.batches)
+            BatchSource.of(self._plan, self._at.data, validation.data, validation.batches)
         if why := missing(("deepspeed",), "launch,deepspeed"):
             raise PreflightError(f"the plan is for DeepSpeed: {why}")
         operators.leave_triton_out()
@@ -113,7 +112,7 @@ class DeepSpeedWorker:
 
         Returns the steps done. As the native worker's.
         """
-        plan, found, source = self._plan, None, self._source()
+        plan, found, source = self._plan, None, BatchSource.of(self._plan, self._at.data)
         self._data = source.data.fingerprint()
         if resume is not None:
             found = latest(resume, place=apart.place if apart else None)
@@ -226,27 +225,11 @@ class DeepSpeedWorker:
 
     def _take_empty_step(self) -> None:
         """An update at a rate of 0, which moves nothing: DeepSpeed makes moments in its first."""
-        parts, source = self._running(), self._source()
+        parts, source = self._running(), BatchSource.of(self._plan, self._at.data)
         state.set_rates(parts.engine, 0.0)
         clock = PassClock(self._device, self._at.stage)
         parts.passes.train(partial(source.batch, 0), parts.passes.at_least, 0.0, clock)
         state.link_moments(parts.engine)
-
-    def _source(self, data: str = "", batches: int | None = None) -> BatchSource:
-        """The training's data, or another's so many global batches. Raises InputError."""
-        training, strategy, model = self._plan.training, self._plan.strategy, self._plan.model
-        source = BatchSource(
-            data_path(data or training.data),
-            training.sequence_length,
-            strategy.micro_batch,
-            self._at.data,
-            strategy.dp,
-            training.seed,
-            training.global_batch,
-            batches,
-        )
-        check_vocabulary(source.data, model.vocab, model.name)
-        return source
 
     def step(self, checkpoint: Path | None = None) -> StepResult:
         """One optimizer step; a checkpoint is written whole before it, or after it.
@@ -325,7 +308,7 @@ class DeepSpeedWorker:
         """The mean loss over the validation's batches."""
         wanted, parts = self._plan.training.validation, self._running()
         assert wanted is not None, "the plan has no validation"
-        source = self._source(wanted.data, wanted.batches)
+        source = BatchSource.of(self._plan, self._at.data, wanted.data, wanted.batches)
         total = torch.zeros(())
         for step in range(source.steps or 0):
             batches = [source.batch(step, index) for index in range(source.micro_batches)]
