@@ -228,8 +228,9 @@ def graphs(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Graph:
     """Toy graphs: tied or not, updates deferred or not, with or without master weights."""
     strategy = draw(strategies(stages))
     blocks, units = draw(st.integers(4, 9)), draw(st.sampled_from((1, 2, 3, 5, 8)))
-    if strategy.vpp > 1:  # micro-batches fill the stages evenly, chunks are alike
-        blocks = strategy.pp * strategy.vpp * draw(st.integers(1, 2))
+    if strategy.vpp > 1:  # micro-batches fill the stages evenly, chunks differ by one block
+        chunks = strategy.pp * strategy.vpp
+        blocks = draw(st.integers(chunks, 2 * chunks))
         units = strategy.pp * draw(st.sampled_from((1, 2, 3, 5)))
     tied = draw(st.booleans())
     alone = strategy.ranks == 1 and not tied

@@ -51,9 +51,11 @@ def run(
     gives the same results.csv, byte by byte. Exit codes: 0, also where points failed, 2 bad input,
     130 interrupted.
     """
+    from bigplan.cli.inputs import refuse_plan
     from bigplan.experiment.workers import usable_cores
     from bigplan.spec.sweep import load_study
 
+    refuse_plan(file)
     studied = load_study(file)
     folder = out or Path(studied.study.launch.run_dir).expanduser() / file.stem
     try:

@@ -42,6 +42,16 @@ def is_plan(path: Path) -> bool:
     return re.search("^placement:", read_text(path), re.MULTILINE) is not None
 
 
+def refuse_plan(path: Path) -> None:
+    """Raise InputError where a plan is given in place of an experiment."""
+    if is_plan(path):
+        raise InputError(
+            f"{path} is a plan already, not an experiment: `bigplan launch` runs it, "
+            "`bigplan explain` and `bigplan simulate` show it; to plan anew, name the experiment "
+            "or the options that it was made from"
+        )
+
+
 def checked_plan(path: Path, plan: Plan | None = None) -> Plan:
     """The plan in the file, or `plan`, which was read from it, with promises made anew.
 

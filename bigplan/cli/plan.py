@@ -12,12 +12,12 @@ from rich.console import Console
 
 from bigplan.cli.as_json import AsJson, print_json
 from bigplan.cli.given import experiment_of
-from bigplan.cli.inputs import checked_plan, files_read, is_plan, warnings
+from bigplan.cli.inputs import checked_plan, files_read, refuse_plan, warnings
 from bigplan.cli.options import ExperimentOptions
 from bigplan.cli.spread import takes
 from bigplan.cli.targets import PLAN, TRACE, require_target
 from bigplan.effort import Effort
-from bigplan.errors import InfeasibleError, InputError
+from bigplan.errors import InfeasibleError
 from bigplan.plan import Plan
 from bigplan.spec.experiment import Experiment
 
@@ -115,12 +115,8 @@ def _print_json(planned: PlanAnswer, options: PlanCommandOptions) -> None:
 
 def _wanted(path: Path | None, options: PlanCommandOptions) -> Experiment:
     """The experiment to plan, after checking that --out can be written. Raises InputError."""
-    if path is not None and is_plan(path):
-        raise InputError(
-            f"{path} is a plan already, not an experiment: `bigplan launch` runs it, "
-            "`bigplan explain` and `bigplan simulate` show it; to plan anew, name the experiment "
-            "or the options that it was made from"
-        )
+    if path is not None:
+        refuse_plan(path)
     wanted = experiment_of(path, options)
     if options.out is not None:
         require_target("--out", options.out, PLAN, files_read(wanted, path))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
+from bigplan.graph.strategy import chunk_blocks
 from bigplan.plan import Plan
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -129,6 +130,13 @@ def _memory(plan: Plan) -> Iterator[str]:
 def _lost(plan: Plan) -> Iterator[str]:
     blocks, model = Blocks.of(plan), plan.model
     yield from lost_by_all(plan)
+    chunks = chunk_blocks(model.layers, plan.strategy)
+    between = chunks[plan.strategy.first_blocks > 0 : -1 if plan.strategy.last_blocks else None]
+    if len(set(between)) > 1:
+        yield (
+            f"chunks of {max(between)} and {min(between)} blocks: Megatron-LM has equally many in "
+            "all but the first and the last"
+        )
     full, selective = (blocks.recomputed(p) for p in (Recompute.FULL, Recompute.SELECTIVE))
     if selective and (full or selective < blocks.placed.layers):
         yield f"selective recomputation of {selective} of {blocks.placed.layers} blocks of a stage"

@@ -215,11 +215,17 @@ class Space:
         return (m for m in divisors(sequences) if m == 1 or m * length <= MAX_MICRO_BATCH_TOKENS)
 
     def _virtual_stages(self, pp: int, micro_batches: int) -> Iterator[int]:
-        """One, and divisors of a stage's blocks where micro-batches fill the pipeline evenly."""
+        """One, and where micro-batches fill the pipeline evenly those that no stage grows by.
+
+        The fullest stage has as many blocks as without: where stages are alike, their divisors.
+        """
         yield 1
-        if pp > 1 and self.model.layers % pp == 0 and micro_batches % pp == 0:
-            each = self.model.layers // pp
-            yield from (v for v in divisors(each) if 1 < v <= MAX_VIRTUAL_STAGES)
+        if pp > 1 and micro_batches % pp == 0:
+            blocks = self.model.layers
+            fullest = ceil(blocks / pp)
+            for v in range(2, min(MAX_VIRTUAL_STAGES, blocks // pp) + 1):
+                if v * ceil(blocks / (pp * v)) == fullest:
+                    yield v
 
     def _splits(self, chunks: int, ends: Ends | None) -> Iterator[tuple[int, int]]:
         """Blocks of the first and last chunk: even, and balanced with embedding and head."""

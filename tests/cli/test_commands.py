@@ -210,9 +210,12 @@ def test_a_broken_plan_is_bad_input(bigplan: Run, command: str) -> None:
         assert "plan.yaml" in err
 
 
-def test_a_plan_is_no_experiment(bigplan: Run) -> None:
+@pytest.mark.parametrize(
+    "command", [("plan", "plan.yaml", "--seq-len", "64"), ("experiment", "run", "plan.yaml")]
+)
+def test_a_plan_is_no_experiment(bigplan: Run, command: tuple[str, ...]) -> None:
     save_plan(tiny_plan(), Path("plan.yaml"))
-    code, out, err = bigplan("plan", "plan.yaml", "--seq-len", "64")
+    code, out, err = bigplan(*command)
     assert (code, out) == (2, "")
     assert "plan.yaml is a plan already" in err
     assert "bigplan launch" in err

@@ -22,6 +22,7 @@ from bigplan.placement import Tier
 from bigplan.plan import Plan, save_plan
 from bigplan.planner import Request
 from bigplan.spec.catalog import find_cluster, find_model
+from bigplan.spec.hardware import with_hardware
 from bigplan.spec.training import Training
 from tests.engines.deepspeed.test_search import Settings
 
@@ -238,6 +239,15 @@ def test_what_is_said_to_be_lost_is() -> None:
         update={"strategy": halved.strategy.model_copy(update={"zero": 2})}
     )
     assert any("50% of the state off the GPU" in e for e in TOOLS["deepspeed"](replicated).lost)
+
+
+def test_megatron_has_no_virtual_stages_of_different_sizes() -> None:
+    """24 blocks over 5 stages of 3 chunks: nine of two blocks, six of one."""
+    settings: Settings = {"pp": 5, "vpp": 3, "tp": 1, "zero": 0, "micro_batch": 1}
+    model, training = find_model("llama-like-5.5b"), Training(sequence_length=4096, global_batch=20)
+    five = with_hardware(EIGHT, {"gpus_per_node": 5})
+    uneven = make_plan(Request(model, training, five, settings, engine="native"))
+    assert any("chunks of 2 and 1 blocks" in each for each in TOOLS["megatron"](uneven).lost)
 
 
 def _windowed(engine: str, length: int) -> Plan:

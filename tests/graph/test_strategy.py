@@ -115,15 +115,26 @@ def test_no_split_is_better_balanced(blocks: int, chunks: int, first: float, las
     assert slowest(found) == min(slowest(split) for split in legal)
 
 
-def test_virtual_stages_need_alike_chunks_and_full_rounds() -> None:
+def test_virtual_stages_need_full_rounds() -> None:
     training = Training(sequence_length=8192, global_batch=24)
     legal = [s for s in Space(MODEL, training, 8, 8).strategies() if s.vpp > 1]
     assert legal
     for s in legal:
         assert (s.accumulation_group, s.first_blocks, s.last_blocks) == (1, 0, 0)
         assert s.zero <= 1
-        assert MODEL.layers % (s.pp * s.vpp) == 0
+        assert MODEL.layers % (s.pp * s.vpp) == 0  # as many as divide, where stages are alike
         assert s.micro_batches(training) % s.pp == 0
+
+
+def test_virtual_stages_where_stages_are_not_alike_make_none_larger() -> None:
+    """126 blocks over 16 stages: chunks of 4 and 3, or of 2 and 1, at most 8 blocks a stage."""
+    model = MODEL.model_copy(update={"layers": 126})
+    training = Training(sequence_length=8192, global_batch=32)
+    space = Space(model, training, 16, 16, {"pp": 16})
+    assert {s.vpp for s in space.strategies()} == {1, 2, 4}
+    for s in space.strategies():
+        chunks = chunk_blocks(126, s)
+        assert max(sum(chunks[stage :: s.pp]) for stage in range(16)) == 8
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def sharded_plans(draw: st.DrawFn, ranks: int, precisions: tuple[str, ...], devi
     model, layout = draw(models()), draw(st.sampled_from(layouts(ranks)))
     chunks = layout.pp * layout.vpp
     if layout.pp > 1:
-        more = layout.first_blocks or draw(st.integers(0, 1)) * (layout.vpp == 1)
+        more = layout.first_blocks or draw(st.integers(0, 1))
         model = model.model_copy(update={"layers": chunks + more})
     changes = {"micro_batch": draw(st.integers(1, 2))}
     if layout.vpp == 1:

@@ -28,7 +28,7 @@ def _cases(draw: st.DrawFn) -> Case:
     zero = draw(st.integers(0, 1)) if dp > 1 else 0
     graph = toy_graph(
         Strategy(dp=dp, pp=pp, vpp=vpp, zero=zero),
-        blocks=pp * vpp * draw(st.integers(1, 2)),
+        blocks=draw(st.integers(pp * vpp, 2 * pp * vpp)),
         units=pp * draw(st.sampled_from((1, 2, 3, 5))),
         deferred=draw(st.booleans()),
         tied=draw(st.booleans()),

@@ -61,7 +61,7 @@ def test_a_path_is_read() -> None:
             "lama3-8b",
             "no model is called 'lama3-8b'; did you mean 'llama-3-8b'? (shipped: bloom-176b",
         ),
-        ("zzz", "no model is called 'zzz'; (shipped: "),
+        ("zzz", "no model is called 'zzz' (shipped: "),
         ("", "no model is called ''"),
         ("models/x.yaml", "model 'models/x.yaml': no such file; check the path (seen from "),
     ],

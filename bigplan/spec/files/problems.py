@@ -142,7 +142,7 @@ def _text(details: ErrorDetails, path: KeyPath, value: Any, schema: type[BaseMod
         known = _expected(details) if bad_dictionary_key else _fields_at(schema, path[:-1])
         allowed = list(known)
         hint = did_you_mean(str(path[-1]), allowed)
-        unknown = f"unknown key {quoted(path[-1])}{_inside(path)}{hint or ';'}"
+        unknown = f"unknown key {quoted(path[-1])}{_inside(path)}{hint}"
         return f"{unknown} (allowed: {', '.join(allowed)})"
     if kind == "missing":
         return f"missing key {path[-1]!r}{_inside(path)}; add `{path[-1]}: ...`" + _about(

@@ -41,7 +41,7 @@ def unknown(noun: str, name: str, known: tuple[str, ...], otherwise: str) -> Inp
     # most: "h200" means h200-sxm, though "b200" is more alike.
     begun = [one for one in known if one.startswith(f"{name.lower()}-")]
     close = difflib.get_close_matches(name.lower(), begun or known, n=1, cutoff=0.4)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    hint = f"; did you mean {close[0]!r}?" if close else ""
     return InputError(
         f"no {noun} is called {quoted(name)}{hint} (shipped: {', '.join(known)}; {otherwise})"
     )

@@ -60,7 +60,7 @@ def test_unknown_key_gives_line_place_suggestion_and_what_is_allowed() -> None:
 
 def test_unknown_key_far_from_all_others_has_no_suggestion() -> None:
     (line,) = problems("name: x\nzzz: 1\n")
-    assert line.startswith("f.yaml:2: unknown key 'zzz'; (allowed: name, rate,")
+    assert line.startswith("f.yaml:2: unknown key 'zzz' (allowed: name, rate,")
 
 
 def test_missing_key() -> None:
