@@ -46,7 +46,7 @@ def recheck(plan: Plan, path: Path) -> Rechecked:
     """
     try:
         _require_legal(plan)
-        again = _promised_again(plan)
+        again = promised_again(plan)
     except InputError as error:
         raise InputError(
             f"{path}: {error}; undo what was edited, or run `bigplan plan` again"
@@ -71,8 +71,11 @@ def _require_legal(plan: Plan) -> None:
     require_legal_placement(workload, graph, plan.placement)
 
 
-def _promised_again(plan: Plan) -> Plan:
-    """The plan lowered, verified and simulated, with every prediction from its decisions alone."""
+def promised_again(plan: Plan) -> Plan:
+    """The plan lowered, verified and simulated, with every prediction from its decisions alone.
+
+    Raises InputError where a memory of its cluster is too small.
+    """
     workload = workload_of(plan)
     candidate, programs = programs_of(plan)
     graph, costs = candidate.graph, candidate.costs

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from bigplan.batch import LargerBatch, larger_batch
+from bigplan.cost.framework import NATIVE
 from bigplan.engines import make_plan
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.placement import Tier
-from bigplan.plan import Plan
+from bigplan.plan import Plan, Predicted
 from bigplan.planner import Request
 from bigplan.program import Lane
+from bigplan.recheck import promised_again
 from bigplan.solve.search import Watch, unwatched
 from bigplan.spec.cluster import MOST_NODES, Cluster, NodeGroup
 from bigplan.spec.part import MachinePart
@@ -111,6 +113,7 @@ def _solved(request: Request, plan: Plan | None, change: Change, watch: Watch) -
     """The outcome of a change; None where `watch` stopped its search."""
     before = None if plan is None else plan.predicted.step_seconds
     stopped = False
+    kept = None if plan is None else _kept(plan, change.cluster)
 
     def watched(best: float | None, bound: float, left: int) -> bool:
         nonlocal stopped
@@ -121,7 +124,20 @@ def _solved(request: Request, plan: Plan | None, change: Change, watch: Watch) -
         found = make_plan(replace(request, cluster=change.cluster), watched).predicted
     except (InfeasibleError, InputError) as error:
         return None if stopped else Outcome(change.name, before, None, reason=str(error))
+    if kept is not None and kept.step_seconds < found.step_seconds:
+        found = kept
     return None if stopped else Outcome(change.name, before, found.step_seconds, found.bottleneck)
+
+
+def _kept(plan: Plan, cluster: Cluster) -> Predicted | None:
+    """What the plan as it is promises on a better cluster with as many GPUs.
+
+    Searches of two clusters may end at strategies of which one is slower, so that a second drive
+    seemed to slow Llama 3 8B on an RTX 4090 by 4%. Played again, the plan is 4% faster with it.
+    """
+    if plan.engine != NATIVE.name or cluster.gpus != plan.cluster.gpus:
+        return None
+    return promised_again(plan.model_copy(update={"cluster": cluster})).predicted
 
 
 def _worth_asking(cluster: Cluster, plan: Plan | None) -> Iterator[Iterable[Change]]:

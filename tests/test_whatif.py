@@ -123,6 +123,20 @@ def test_without_a_network_it_is_another_gpu(solved: list[Cluster]) -> None:
     assert solved[0].group.gpus_per_node == 2
 
 
+def test_a_better_machine_never_slows_the_plan_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the search of the better machine ends at a slower plan, the known one counts."""
+    real = PLAN.predicted
+    bound_by_pcie = real.model_copy(update={"critical_path": {Lane.H2D: real.step_seconds}})
+    plan = PLAN.model_copy(update={"predicted": bound_by_pcie})
+    monkeypatch.setattr(whatif, "make_plan", lambda _request, _watch: plan_with({}, {}))
+    pcie, *gpus = what_would_help(request_on(PLAN.cluster), plan).outcomes
+    assert pcie.change == "twice the PCIe bandwidth"
+    assert real.step_seconds < 1.0  # of the plan that the search gives here
+    assert pcie.step_seconds is not None
+    assert pcie.step_seconds <= real.step_seconds
+    assert [outcome.step_seconds for outcome in gpus] == [1.0]  # the plan uses none of them
+
+
 def test_no_more_nodes_are_asked_for_than_a_cluster_may_have(solved: list[Cluster]) -> None:
     plan, dgx = plan_with({}, {}), find_cluster("dgx-h100")
     assert asked(plan, dgx.with_nodes(MOST_NODES)) == []
