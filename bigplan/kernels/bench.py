@@ -154,7 +154,7 @@ class _PartBench(KernelBench):
 
     def _workloads(self) -> None:
         table = Table(title="workloads: milliseconds forward and backward, MiB kept between them")
-        for column in ("workload", "way", "forward", "both", "kept"):
+        for column in ("workload", "way", "forward", "both", "in a graph", "kept"):
             table.add_column(column, justify="left" if column in ("workload", "way") else "right")
         for name, module, shape in cases.workloads(small=self.small):
             built = module.to(self.device, self.dtype)
@@ -165,8 +165,9 @@ class _PartBench(KernelBench):
                     row = self._workload(ours.train(training), shape, training=training)
                     self.record("workload", name=name, way=way, training=training, **row)
                     mode = "" if training else " (inference)"
-                    table.add_row(name + mode, way, *(_ms(row.get(k)) for k in ("ahead", "both")),
-                                  str(row.get("kept", row.get("failed"))))  # fmt: skip
+                    shown = (_ms(row.get(key)) for key in ("ahead", "both", "graph"))
+                    kept = str(row.get("kept", row.get("failed", "")))
+                    table.add_row(name + mode, way, *shown, kept)
         self.console.print(table)
 
     def _ways(self, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -193,15 +194,13 @@ class _PartBench(KernelBench):
             with torch.set_grad_enabled(training):
                 return module(x)
 
-        def both() -> None:
-            ahead().backward(gradient)
-            x.grad = None
-            module.zero_grad()
+        def both() -> Any:
+            return torch.autograd.grad(ahead(), [x, *module.parameters()], gradient)
 
         try:
             row: KernelRecord = {"ahead": self.seconds(ahead)}
             if training:
-                row["both"] = self.seconds(both)
+                row |= {"both": self.seconds(both), "graph": self.in_graph(both)}
                 row["kept"] = self._kept(ahead)
             return row
         except Exception as problem:  # noqa: BLE001 -- what fails is a result

@@ -12,17 +12,20 @@ pytest.importorskip("torch")
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bigplan.kernels
 from bigplan.errors import InputError
 from bigplan.kernels import optimised as optimising
 from bigplan.kernels.cases import GptBlock
+from bigplan.kernels.graph import LAYOUT
 from bigplan.kernels.here import runs_kernels
 from bigplan.kernels.optimised import optimise
 from tests.kernels.generated import (
     DEVICE,
     LlamaBlock,
     ResidualBlock,
+    both_ways,
     error,
     every_operator_generated,
     random,
@@ -92,6 +95,52 @@ def test_buffers_change_as_they_would(way: str) -> None:
     twin.eval()
     with torch.no_grad():
         assert error(fused(x), twin(x).double()) < FP32
+
+
+class _Views(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the views that are made."""
+
+    made = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.made += func.overloadpacket.__name__ in LAYOUT
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not runs_kernels({DEVICE}), reason="needs Triton")
+def test_kernels_take_tensors_without_views_of_them() -> None:
+    block = ResidualBlock().to(DEVICE)
+    with every_operator_generated():
+        fused = optimise(block)
+        with torch.no_grad():
+            fused(random(0, 3, 4, 5, 5))
+    with torch.no_grad(), _Views() as views:  # type: ignore[no-untyped-call]
+        fused(random(0, 3, 4, 5, 5))
+    assert views.made == 4, "the new means and variances of two norms, which the module gets"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_kernels_begin_where_a_part_of_a_tensor_does(first: int) -> None:
+    def parts(x: Tensor) -> Tensor:
+        early, late = x.chunk(2, -1)
+        return F.gelu(early) * late.sigmoid() + x[:, 2:6].expand(2, -1, -1)
+
+    for ours, expected in both_ways(parts, random(0, 4, 8)[first:]):
+        assert error(ours, expected) < FP32
+
+
+def test_a_parameter_that_is_another_one_later() -> None:
+    block = GptBlock(32, 4).to(DEVICE)
+    fused, x = optimise(block), random(0, 1, 3, 32)
+    fused(x)
+    name, layer = next((n, m) for n, m in block.named_modules() if isinstance(m, nn.Linear))
+    layer.weight = nn.Parameter(layer.weight.detach() * 2)
+    assert error(fused(x).detach(), block(x).detach().double()) < FP32, name
+    layer.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
+    result = fused(x)
+    assert error(result.detach(), block(x).detach().double()) < FP32
+    result.sum().backward()
+    assert layer.weight.grad is None
 
 
 def test_it_is_a_module_like_the_one_before() -> None:
