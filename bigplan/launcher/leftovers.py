@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -125,7 +126,7 @@ def leftovers() -> tuple[Leftover, ...]:
     for path, entry in dead.items():
         scratch = 0 if entry.scratch in used else _bytes(Path(entry.scratch))
         used.add(entry.scratch)  # the first that names it has it
-        left = Leftover(path, entry, scratch, tuple(_having_open(entry.session)))
+        left = Leftover(path, entry, scratch, tuple(_writing_to(entry.session)))
         if left.scratch or left.processes:
             found.append(left)
         else:
@@ -139,17 +140,23 @@ def clean(left: Leftover) -> None:
     Raises RefusedError where another launch has the run meanwhile, or the scratch cannot be
     removed; the launch stays on the list.
     """
-    for process in left.processes:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    end = time.monotonic() + _SECONDS
-    while any(_having_open(left.entry.session)) and time.monotonic() < end:
-        time.sleep(0.05)
+    if left.processes and left.entry.session is not None:
+        end_processes(left.entry.session)
     if left.scratch:  # else there is none, or it is a running launch's
         run = Path(left.entry.run)
         with only_launch(run) if run.is_dir() else nullcontext():
             _remove(Path(left.entry.scratch))
     left.listed.unlink(missing_ok=True)
+
+
+def end_processes(session: str) -> None:
+    """End all processes of a Ray with that folder but this one, and wait until they have ended."""
+    for process in _writing_to(session):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    end = time.monotonic() + _SECONDS
+    while any(_writing_to(session)) and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 def _remove(scratch: Path) -> None:
@@ -210,15 +217,18 @@ def _bytes(folder: Path) -> int:
     return total
 
 
-def _having_open(folder: str | None) -> Iterator[int]:
-    """Processes of this user with a file open below the folder."""
+def _writing_to(folder: str | None) -> Iterator[int]:
+    """Other processes of this user with a file below the folder open for writing, as its logs."""
     if folder is None:
         return
     for links in Path("/proc").glob("[0-9]*/fd"):
         try:
-            if links.stat().st_uid != os.geteuid():
+            if links.stat().st_uid != os.geteuid() or links.parent.name == str(os.getpid()):
                 continue
-            held = any(link.readlink().is_relative_to(folder) for link in links.iterdir())
+            held = any(
+                link.readlink().is_relative_to(folder) and link.lstat().st_mode & stat.S_IWUSR
+                for link in links.iterdir()
+            )
         except OSError:  # ended, or not ours to look at
             continue
         if held:

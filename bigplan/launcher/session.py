@@ -17,6 +17,7 @@ from typing import Any
 from bigplan.errors import InputError, RefusedError, WorkerError
 from bigplan.installed import LAUNCH, missing
 from bigplan.launcher.head import RayHead, require_ray
+from bigplan.launcher.leftovers import end_processes
 
 OBJECT_STORE = 128 << 20  # bytes: plans and timelines only, no tensors
 LOOPBACK = "127.0.0.1"
@@ -57,12 +58,10 @@ class Session:
 
         Raises WorkerError.
         """
-        import ray
-
         if self.address is not None:
             self.head.wait()
         elif self.head.dead():
-            ray.shutdown()
+            _stop(self)
             _start(self)
 
     @property
@@ -81,15 +80,28 @@ def ray_session(address: str | None, cpus: int, cuda: bool) -> Iterator[Session]
 
     Raises InputError where no cluster answers at `address`, WorkerError where no local Ray starts.
     """
-    import ray
-
     session = Session(address, cpus, cuda, RayHead(address))
     with _quiet(), _without_signals(), _variables(_of_local() if address is None else {}):
-        _start(session)
         try:
+            _start(session)
             yield session
         finally:
-            ray.shutdown()
+            _stop(session)
+
+
+def _stop(session: Session) -> None:
+    """Leave Ray; end a local one, also where it was still starting.
+
+    ray.shutdown() gives the raylet a second and kills it then. The raylet's agents, which it would
+    have ended, live on for a minute.
+    """
+    import ray
+
+    ray.shutdown()
+    if session.address is None:
+        temporary = Path(ray._common.utils.get_default_ray_temp_dir())
+        for folder in temporary.glob(f"session_*_{os.getpid()}"):
+            end_processes(str(folder))
 
 
 def _start(session: Session) -> None:
@@ -104,13 +116,9 @@ def _start(session: Session) -> None:
             require_ray(session.address)
             ray.init(address=session.address, log_to_driver=False, logging_level="ERROR")
             session.head = RayHead(ray.get_runtime_context().gcs_address)  # of `auto`, too
-    except KeyboardInterrupt:
-        ray.shutdown()
-        raise
     except InputError:
         raise
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        ray.shutdown()
+    except Exception as error:  # Ray raises plain ones where a process does not start in time
         raise _unreachable(session.address, error) from error
 
 
@@ -230,7 +238,8 @@ def _write_token(path: Path) -> None:
 def _unreachable(address: str | None, error: Exception) -> InputError | WorkerError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if address is None:
-        return WorkerError(f"no local Ray could be started: {reason}")
+        shorter = "; set RAY_TMPDIR to a shorter path, such as /tmp" if "AF_UNIX" in reason else ""
+        return WorkerError(f"no local Ray could be started: {reason}{shorter}")
     return InputError(
         f"no Ray cluster can be used at {address}: {reason}. Check the address, that "
         "`ray status` works there, and that both sides have RAY_AUTH_MODE=token and the same "

@@ -83,9 +83,21 @@ def agent(session: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
+@contextmanager
+def reader(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody who looks at a log of a Ray."""
+    with log.open() as file:
+        process = subprocess.Popen(["sleep", "600"], stdin=file)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_what_a_killed_launch_left_is_named_and_removed(run: Path, tmp_path: Path) -> None:
     session = tmp_path / "session"
-    with agent(session) as left_behind:
+    with agent(session) as left_behind, reader(session / "agent.log") as reads:
         with launched(run, session) as process:
             assert not leftovers()  # it runs
             process.kill()
@@ -98,6 +110,7 @@ def test_what_a_killed_launch_left_is_named_and_removed(run: Path, tmp_path: Pat
         assert "1 process of its Ray" in str(left)
         clean(left)
         assert left_behind.wait(10) == -9
+        assert reads.poll() is None
     assert run.is_dir()
     assert not (run / "scratch").exists()
     assert not leftovers()

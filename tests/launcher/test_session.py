@@ -3,13 +3,16 @@
 import os
 import signal
 import stat
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from bigplan.errors import WorkerError
 from bigplan.launcher import session
 from bigplan.launcher.driver import launch
 from bigplan.launcher.head import RayHead
+from bigplan.launcher.leftovers import _writing_to
 from bigplan.launcher.record import read_metrics, read_record
 from bigplan.launcher.session import ONE_MACHINE, ray_session
 from tests.launcher import fakes
@@ -46,6 +49,29 @@ def test_a_local_ray_listens_on_loopback_alone_and_a_lost_one_is_replaced(
     assert "gcs_server on this machine has ended" in lost.reason
     assert record.summary.status == "finished"
     assert ONE_MACHINE not in os.environ
+
+
+def test_no_process_outlasts_a_ray_whose_raylet_takes_its_time(
+    warm: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray kills a raylet after a second, and the raylet's agents would stay for a minute."""
+    with ray_session(None, 1, cuda=False) as started:
+        folder = str(started.folder)
+        node = ray._private.worker._global_node
+        at_once = partial(node.kill_all_processes, check_alive=False, allow_graceful=False)
+        monkeypatch.setattr(node, "kill_all_processes", lambda **_: at_once())
+        raylet = node.all_processes["raylet"][0].process.pid
+        assert set(_writing_to(folder)) > {raylet}
+    assert not list(_writing_to(folder))
+
+
+def test_a_ray_that_cannot_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object) -> None:
+        raise Exception("The current node timed out during startup")
+
+    monkeypatch.setattr(session, "_start_local", late)
+    with pytest.raises(WorkerError, match="no local Ray could be started: The current node timed"):
+        session.ray_session(None, 1, cuda=False).__enter__()
 
 
 def test_lines_of_rays_own_processes_are_not_the_users(
