@@ -1,15 +1,17 @@
-"""Attention with linear biases (ALiBi): by wider heads, by a mask of scores, by flex attention.
+"""Attention with linear biases (ALiBi): by a kernel, wider heads, a mask of scores, flex attention.
 
 Usage: attention_alibi.py [LENGTH ...]. Milliseconds of a forward, and of a backward, of 32 heads of
 128 in bf16, 8,192 tokens in sequences of each length (default: 2048 8192), beside causal attention
-without biases and beside what the cost model gives wider heads with an H200's rates. Each way is
-compared with the first. Where torch refuses one, it says why. Without a GPU: small ones, no times.
+without biases and beside what the cost model gives kernel and wider heads with an H200's rates.
+Each way is compared with the first. Where torch refuses one, it says why. Without a GPU: small
+ones, no kernel, no times.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +40,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def ways(length: int) -> dict[str, Way]:
     """Each way to add the biases."""
-    tables = alibi.factors(HEADS, WIDTH, length, DEVICE, torch.bfloat16)
+    biases = alibi.biases(HEADS, WIDTH, length, DEVICE, torch.bfloat16)
     slopes, place = alibi.slopes(HEADS).to(DEVICE, torch.float32), torch.arange(length).to(DEVICE)
     distance = place[None, :] - place[:, None]
     mask = (slopes[:, None, None] * distance).masked_fill(distance > 0, -torch.inf)
@@ -55,8 +57,11 @@ def ways(length: int) -> dict[str, Way]:
         found = compiled(q, k, v, lambda s, _, h, i, j: s + slopes[h] * (j - i), causal)
         return found.transpose(1, 2)
 
-    return {
-        "wider heads": lambda *heads: alibi.attention(*heads, *tables),
+    kernel: dict[str, Way] = {
+        "kernel": lambda *heads: alibi.attention(*heads, biases, generated=True)
+    }
+    return (kernel if CUDA else {}) | {
+        "wider heads": lambda *heads: alibi.attention(*heads, biases),
         "mask": masked,
         "flex": flex,
     }
@@ -90,12 +95,12 @@ def measure(name: str, way: Way, length: int, expected: Tensor | None) -> Tensor
     return found
 
 
-def priced(length: int) -> None:
-    """What the cost model gives the same heads."""
+def priced(length: int, kernels: Literal["generated", "torch"]) -> None:
+    """What the cost model gives the same heads: by the kernel, or wider ones."""
     changes = {"positions": "alibi", "kv_heads": 32}
     model = find_model("llama-3-8b").model_copy(update=changes)
     batch = TOKENS // length
-    training = Training(sequence_length=length, global_batch=batch)
+    training = Training(sequence_length=length, global_batch=batch, kernels=kernels)
     kind = block(RankShape(model, training, Strategy(dp=1, micro_batch=batch), fused=True))
     device = Device(find_cluster("h200-1x").group.gpu, "bf16")
     times = [
@@ -107,7 +112,8 @@ def priced(length: int) -> None:
         )
         for operators in (kind.forward, kind.backward)
     ]
-    print(f"{length:6d}  {'priced':12s} {times[0]:8.3f} {times[1]:8.3f}")
+    way = {"generated": "kernel", "torch": "wider heads"}[kernels]
+    print(f"{length:6d}  {times[0]:8.3f} {times[1]:8.3f}  priced: {way}")
 
 
 def main() -> None:
@@ -120,7 +126,8 @@ def main() -> None:
             found = measure(name, way, length, expected)
             expected = found if expected is None else expected
         if CUDA:
-            priced(length)
+            priced(length, "generated")
+            priced(length, "torch")
 
 
 if __name__ == "__main__":

@@ -89,9 +89,19 @@ def repeats_heads(element_bytes: int, heads: int, kv_heads: int) -> bool:
     return element_bytes == 4 and heads != kv_heads
 
 
-# Columns that attention with linear biases appends to its heads (runtime/alibi.py). It uses six;
-# with eight, rows of 16-bit numbers stay multiples of 16 bytes.
+# Columns that attention with linear biases appends to its heads (runtime/alibi.py), where it has no
+# kernel of its own. It uses six; with eight, rows of 16-bit numbers stay multiples of 16 bytes.
 ALIBI_COLUMNS = 8
+BIASED_COLUMNS = 128  # of the widest heads of its own kernel, whose tiles fill the registers
+
+
+def biases_in_kernel(element_bytes: int, head_dim: int) -> bool:
+    """Whether a generated kernel adds linear biases to scores (bigplan/kernels/alibi.py).
+
+    Its products are those of 16-bit formats.
+    """
+    return element_bytes == 2 and head_dim <= BIASED_COLUMNS
+
 
 # --- The CPU's cores (runtime/cores.py).
 

@@ -45,6 +45,9 @@ MASKED_TILES = 1.12
 # FlashAttention-2: an estimate from that run, where it had 0.56 of the rate of torch's own forward,
 # masks aside, and 0.62 of the backward.
 FLASH2_OF_STAND_IN = 0.6
+# The kernel that adds linear biases is FlashAttention-2's algorithm, and priced as that where a GPU
+# has no figure of it. Its backward has seven products for five (bigplan/kernels/alibi.py).
+PRODUCTS_AGAIN = 7 / 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +190,15 @@ def attention_seconds(attention: Attention, device: Device) -> float:
     """
     gpu, length, bound = device.gpu, attention.length, attention.kernel
     reach = min(length, attention.window or length)
-    if reach < length and WITHOUT_WINDOWS in device.flash:
+    edges, biased = 1 + ATTENTION_TILE / reach, bound == "alibi"
+    if biased and bound != device.flash_kernel(backward=attention.backward, only=bound):
         bound = "flash2"
-    edges = 1 + ATTENTION_TILE / reach
+        edges *= PRODUCTS_AGAIN if attention.backward else 1.0
+    if not biased and reach < length and WITHOUT_WINDOWS in device.flash:
+        bound = "flash2"
     kernel = device.flash_kernel(backward=attention.backward, only=bound)
     if gpu.runs_kernels and "flash2" in (bound, kernel):
-        masked = reach < length and not attention.backward
+        masked = reach < length and not (attention.backward or biased)
         edges *= MASKED_TILES if masked else 1.0
         edges /= FLASH2_OF_STAND_IN if kernel != "flash2" else 1.0
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD

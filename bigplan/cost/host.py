@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bigplan.cost.compute import Device, launches
 from bigplan.cost.framework import Framework
 from bigplan.graph.graph import LayerKind
-from bigplan.graph.operators import Collective, Operator, Stream
+from bigplan.graph.operators import Attention, Collective, Operator, Stream
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.training import Training
 
@@ -77,6 +77,8 @@ def update_launch(
 
 def is_kernel(operator: Operator) -> bool:
     """Whether the operator is a fused kernel; as chains plain torch moves far more bytes."""
+    if isinstance(operator, Attention):
+        return operator.kernel == "alibi"
     if not isinstance(operator, Stream) or not operator.launches:
         return False
     return operator.generated or operator.eager > FUSED

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
+from bigplan.graph.attention import attention, flash_gradients, widened_bytes
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
-from bigplan.graph.operators import (
-    Attention,
-    Collective,
-    Gemm,
-    Operator,
-    Stream,
-    doubled_reach,
-)
+from bigplan.graph.operators import Collective, Gemm, Operator, Stream, by_input_and_weight
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
-from bigplan.mechanics import ALIBI_COLUMNS
-from bigplan.spec.gpu import FlashKernel
 from bigplan.spec.step import LayerStep, StepOp
 
 # Bytes that plain torch kernels move, as a multiple of a fused kernel's, counted on the native
@@ -34,29 +25,6 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
-# A softmax of scores as a chain of kernels, in passes over the square of scores. Forward, the mask
-# is filled in and the softmax runs: four passes, each a read or a write. Backward, the softmax
-# reads two squares and writes one, and the mask's backward reads and writes: five. A fused causal
-# kernel makes one and a half, and two.
-EAGER_SOFTMAX = (4 / 1.5, 5 / 2)
-# FlashAttention-2 computes whole groups of this many columns of a head (its flash_api.cpp rounds
-# head sizes up). So heads of 128, with eight more columns for linear biases, cost as much as heads
-# of 160.
-FLASH_COLUMNS = 32
-FLASH_ROWS = 128  # its sums have whole groups of so many rows
-EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
-
-
-def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
-    """The two products of a linear layer's backward: by the input and by the weight."""
-    by_input = (
-        Gemm(f"{g.name} by input", g.m, g.k, g.n, g.batch, g.count, fp8=g.fp8) for g in gemms
-    )
-    by_weight = (
-        Gemm(f"{g.name} by weight", g.n, g.k, g.m, g.batch, g.count, g.fp8, of_rows=True)
-        for g in gemms
-    )
-    return (*by_input, *by_weight)
 
 
 def block(shape: RankShape) -> LayerKind:
@@ -64,7 +32,7 @@ def block(shape: RankShape) -> LayerKind:
     tensors = local_tensors(shape, "block")
     activation_shape = shape.activation_shape
     saved = block_saved_bytes(shape.model, activation_shape)
-    inner, inner_backward = _attention(shape)
+    inner, inner_backward = attention(shape)
     streams = _streams(shape)
     forward = [pair[0] for pair in streams]
     linear, linear_backward = _linear(shape)
@@ -98,7 +66,7 @@ def block(shape: RankShape) -> LayerKind:
         saved=saved,
         boundary=shape.hidden,
         reruns=_reruns(shape, saved, linear, inner, forward),
-        forward_workspace=2 * shape.whole_hidden + _widened(shape) // 2,
+        forward_workspace=2 * shape.whole_hidden + widened_bytes(shape) // 2,
         backward_workspace=_backward_workspace(shape, tensors, saved),
         largest=max(
             shape.whole_hidden, shape.tokens * (shape.model.ffn // shape.tp) * shape.element
@@ -201,98 +169,6 @@ def _quantisation(gemms: tuple[Gemm, ...]) -> tuple[tuple[Stream, ...], tuple[St
     return tuple(forward), tuple(backward)
 
 
-def _attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """Scores, softmax and weighted values: one flash kernel, or products and a softmax kernel."""
-    model, training, tokens = shape.model, shape.training, shape.tokens
-    heads, length, width = model.heads // shape.tp, training.sequence_length, model.head_dim
-    window = model.window_within(length)
-    if training.attention == "flash":
-        # Query x key and probability x value take two FLOPs an element over the lower triangle, or
-        # what a window leaves of it. The backward recomputes the scores: five products for the
-        # forward's two.
-        widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
-        bound: FlashKernel | None = None
-        if widened:
-            width, bound = -(-(width + ALIBI_COLUMNS) // FLASH_COLUMNS) * FLASH_COLUMNS, "flash2"
-        flops = 2.0 * tokens * doubled_reach(length, window) * heads * width
-        key_values = -(-model.kv_heads // shape.tp)
-        moved = 2.0 * tokens * (heads + key_values) * width * shape.element
-        kernel = Attention("attention", flops, moved, False, width, length, bound, window)
-        again = replace(kernel, flops=2.5 * flops, nbytes=2 * moved, backward=True)
-        return (kernel, *widened), (again, *widened_back)
-    batch = shape.strategy.micro_batch * heads
-    scores = batch * length * length * shape.element
-    score = Gemm("scores", length, length, width, batch)
-    weighted = Gemm("weighted values", length, width, length, batch)
-    dropped: tuple[Stream, ...] = ()
-    if training.dropout:
-        dropped = (Stream("scores dropout", batch * length * length * (2 * shape.element + 1)),)
-    # A fused causal softmax reads the lower triangle and writes the whole square.
-    forward, backward = EAGER_SOFTMAX
-    return (
-        (score, Stream("softmax", 1.5 * scores, 1, forward), *dropped, weighted),
-        (
-            *by_input_and_weight((score, weighted)),
-            Stream("softmax", 2 * scores, 1, backward),
-            *dropped,
-        ),
-    )
-
-
-def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-    """Copies of heads with more columns (runtime/alibi.py), read and written, and back.
-
-    The forward copies queries, keys, values and the result. The backward copies these and their
-    gradients.
-    """
-    moved = 2 * _widened(shape)
-    if not moved:
-        return (), ()
-    name = "linear biases"
-    return (Stream(name, moved / 2, launches=4),), (Stream(name, moved, launches=8),)
-
-
-def _widened(shape: RankShape) -> int:
-    """Bytes of these copies in a backward; a forward has half of them."""
-    model = shape.model
-    if model.positions != "alibi" or shape.training.attention != "flash":
-        return 0
-    heads = model.heads if shape.activation_shape.expanded_kv else model.kv_heads
-    each = -(-model.heads // shape.tp) + -(-heads // shape.tp)
-    return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.tokens * shape.element
-
-
-def _flash_gradients(shape: RankShape) -> int:
-    """Bytes that flash attention's backward takes beyond what its forward saved.
-
-    These are the gradients of its result and by queries, keys and values, and fp32 sums. In 16 bits
-    the sums are those of gradients by queries, and a number for each row of scores. If attention
-    must give the same bits every time, it has several of the former: as many as fill the GPU with
-    sequences' heads. For grouped heads it writes gradients by keys and values for every head of
-    queries, before it adds them up (mha_bwd in flash_api.cpp of FlashAttention-2 and of torch 2.11;
-    cuDNN takes as much or less). In fp32 torch's memory-efficient kernel has sums as large as the
-    queries. Measured on an H100 (benchmarks/results/2026-11-25-h100-memory).
-    """
-    model, element = shape.model, shape.element
-    if shape.training.attention != "flash":
-        return 0
-    heads, key_values = model.heads // shape.tp, -(-model.kv_heads // shape.tp)
-    if shape.activation_shape.expanded_kv:
-        key_values = heads
-    gradients = 2 * (heads + key_values) * model.head_dim * element
-    if element == 4:
-        columns = -(-model.head_dim // EFFICIENT_COLUMNS) * EFFICIENT_COLUMNS
-        return shape.tokens * (gradients + 4 * heads * (columns + 2))
-    if key_values < heads:
-        gradients += 2 * heads * model.head_dim * element
-    columns = -(-model.head_dim // FLASH_COLUMNS) * FLASH_COLUMNS
-    fill = -(-shape.multiprocessors // (heads * shape.strategy.micro_batch))
-    sums = fill if shape.training.deterministic else 1
-    length = shape.activation_shape.sequence_length
-    rows = shape.tokens // length * -(-length // FLASH_ROWS) * FLASH_ROWS
-    return shape.tokens * gradients + rows * 4 * heads * (sums * columns + 1)
-
-
 def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
     """Memory-bound operators, forward and backward."""
     found = []
@@ -385,9 +261,9 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     # runtime's rings keep what they hold.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
     gone = 0 if shape.fused else 2 * shape.tokens * ffn * shape.element
-    attention = scores + _flash_gradients(shape) + _widened(shape) - gone
+    within = scores + flash_gradients(shape) + widened_bytes(shape) - gone
     # Sums of gradients of heads that some ranks share need room beside the gradients of other
     # heads.
     few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]
     every = sum(tensor.elements * shape.tp // tensor.holders for tensor in few)
-    return max(inside, again, at_end, attention + gathered, every * shape.training.gradient_bytes)
+    return max(inside, again, at_end, within + gathered, every * shape.training.gradient_bytes)

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bigplan.graph.activations import saved_values
-from bigplan.graph.block import block, by_input_and_weight, norm
+from bigplan.graph.block import block, norm
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, ElementSizes, Graph, LayerKind, Tensor
-from bigplan.graph.operators import Collective, Gemm, Operator, Stream, doubled_reach
+from bigplan.graph.operators import (
+    Collective,
+    Gemm,
+    Operator,
+    Stream,
+    by_input_and_weight,
+    doubled_reach,
+)
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import LOOKED_UP_ROWS

@@ -49,6 +49,18 @@ class Gemm:
         return each * self.batch * self.count
 
 
+def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
+    """The two products of a linear layer's backward: by the input and by the weight."""
+    by_input = (
+        Gemm(f"{g.name} by input", g.m, g.k, g.n, g.batch, g.count, fp8=g.fp8) for g in gemms
+    )
+    by_weight = (
+        Gemm(f"{g.name} by weight", g.n, g.k, g.m, g.batch, g.count, g.fp8, of_rows=True)
+        for g in gemms
+    )
+    return (*by_input, *by_weight)
+
+
 def doubled_reach(length: int, window: int | None) -> float:
     """Twice the tokens that a token of a sequence attends to, on average over the sequence.
 

@@ -8,7 +8,7 @@ from bigplan.graph.activations import BlockShape, boundary_bytes
 from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Collective, Pattern, Stream
 from bigplan.graph.strategy import Strategy
-from bigplan.mechanics import repeats_heads, sums_in_products
+from bigplan.mechanics import biases_in_kernel, repeats_heads, sums_in_products
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
@@ -40,6 +40,17 @@ class RankShape:
     def generated(self) -> bool:
         """Whether norms, activation and loss are kernels without temporaries of their own."""
         return self.fused and self.training.kernels == "generated"
+
+    @property
+    def linear_biases(self) -> bool:
+        """Whether fused attention adds linear biases (ALiBi) to its scores."""
+        return self.model.positions == "alibi" and self.training.attention == "flash"
+
+    @property
+    def biases_in_kernel(self) -> bool:
+        """Whether a generated kernel does, in place of wider heads."""
+        ours = self.generated and self.linear_biases
+        return ours and biases_in_kernel(self.element, self.model.head_dim)
 
     @property
     def loss_in_place(self) -> bool:

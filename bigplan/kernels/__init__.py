@@ -11,6 +11,7 @@ fuse.py, body.py, operators.py   a group as arithmetic on rows and columns
 source.py, launch.py    its Triton source; compiled and launched
 single.py, library.py   a block's operators one by one, for the runtime; update.py
 loss.py                 linear + cross-entropy in chunks, also where captured code has them apart
+alibi.py                attention with linear biases, written by hand
 here.py                 the GPU of this machine
 tuned.py                tiles that were timed once
 """

@@ -1,30 +1,45 @@
 """Attention with linear biases (ALiBi: Press, Smith and Lewis 2022, "Train short, test long").
 
-Head h adds slope(h) * (j - i) to the score of query i and key j. Softmax ignores a term that all
-keys share, so slope(h) * j has the same effect. This bias is a product of a factor of the head and
-a factor of the key. So heads get COLUMNS more columns: queries have the slope there, and keys have
-their place. Then any fused causal kernel adds the bias. No [s, s] mask is ever in memory. Saved
-tensors are not wider either, because the backward widens them again.
+Head h adds slope(h) * (j - i) to the score of query i and key j. No [s, s] mask is ever in memory.
+
+On CUDA a kernel of 16-bit heads adds the biases (bigplan/kernels/alibi.py). Elsewhere any fused
+causal kernel does. Softmax ignores a term that all keys share, so slope(h) * j has the same effect,
+and this bias is a product of a factor of the head and a factor of the key. So heads get
+ALIBI_COLUMNS more columns: queries have the slope there, and keys have their place. Saved tensors
+are not wider, because the backward widens them again.
 
 Both factors are sums of numbers that 16-bit formats hold: slopes of two parts (16 bits in bf16, 22
-in fp16), places of three digits. A slope is then off by 2^-17 of itself at most.
+in fp16), places of three digits. A slope is then off by 2^-17 of itself at most. The kernel has
+slopes in fp32.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from bigplan.mechanics import ALIBI_COLUMNS
+from bigplan.mechanics import ALIBI_COLUMNS, biases_in_kernel
 from bigplan.runtime import attention as fused
 
 DIGIT = 256  # places are written in digits that bf16, of 8 bits, holds
 DIGITS, PARTS = 3, 2  # of a place, for up to 2^24 tokens; of a slope
+
+
+class Biases(NamedTuple):
+    """What attention knows positions by."""
+
+    by_place: Tensor  # columns appended to keys, [s, ALIBI_COLUMNS]
+    by_head: Tensor  # and to queries, [heads, ALIBI_COLUMNS]
+    slopes: Tensor  # of heads, fp32 [heads]
+
+    def of_rank(self, rank: int, ranks: int) -> Biases:
+        """Those of the heads of one of several tensor-parallel ranks."""
+        return Biases(self.by_place, *(each.chunk(ranks)[rank] for each in self[1:]))
 
 
 def slopes(heads: int) -> Tensor:
@@ -38,13 +53,13 @@ def slopes(heads: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def factors(
+def biases(
     heads: int, head_dim: int, length: int, device: torch.device | str, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Columns appended to keys, [s, COLUMNS], and to queries, [heads, COLUMNS], in `dtype`.
+) -> Biases:
+    """The biases of sequences of a length, with columns in `dtype`.
 
-    Scores are divided by sqrt(head_dim), so slopes are multiplied by it. A digit's weight is
-    shared out to both sides, which keeps 16-bit floats in range.
+    Scores are divided by sqrt(head_dim), so slopes are multiplied by it in columns. A digit's
+    weight is shared out to both sides, which keeps 16-bit floats in range.
     """
     assert length <= DIGIT**DIGITS, length
     left, parts = slopes(heads) * math.sqrt(head_dim), list[Tensor]()
@@ -57,26 +72,55 @@ def factors(
         for i, part in enumerate(parts):
             by_head[:, n * PARTS + i] = part * root**n
             by_place[:, n * PARTS + i] = (place // DIGIT**n % DIGIT) * root**n
-    return by_place.to(device, dtype), by_head.to(device, dtype)
+    columns = by_place.to(device, dtype), by_head.to(device, dtype)
+    return Biases(*columns, slopes(heads).to(device, torch.float32))
 
 
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    by_place: Tensor,
-    by_head: Tensor,
+    biases: Biases,
     window: int | None = None,
+    *,
+    generated: bool = False,
 ) -> Tensor:
     """Causal attention of q [b, s, heads, d], k and v [b, s, kv heads, d]: [b, s, heads, d].
 
-    `by_place` and `by_head` are `factors` of these heads; `window` as in attention.attention. Saves
-    q, k, v, the result and the sums of softmax.
+    `biases` are those of these heads; `window` as in attention.attention. `generated`: by the
+    kernel, where it takes such heads. Saves q, k, v, the result and the sums of softmax.
     """
-    return _AlibiAttention.apply(q, k, v, by_place, by_head, window)  # type: ignore[no-any-return, no-untyped-call]
+    if generated and biases_in_kernel(q.element_size(), q.shape[-1]):
+        return _InKernel.apply(q, k, v, biases.slopes, window)  # type: ignore[no-any-return, no-untyped-call]
+    return _ByWiderHeads.apply(q, k, v, *biases[:2], window)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _AlibiAttention(Function):
+class _InKernel(Function):
+    """The kernel that adds biases to scores."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        from bigplan.kernels import alibi as kernel
+
+        *heads, slopes, window = arguments
+        q, k, v = (each.contiguous() for each in heads)
+        ctx.window = fused.narrower(window, q.shape[1])
+        output, sums = kernel.forward(q, k, v, slopes, ctx.window)
+        ctx.save_for_backward(q, k, v, slopes, output, sums)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        from bigplan.kernels import alibi as kernel
+
+        q, k, v, slopes, *results = ctx.saved_tensors  # each may be asked for once
+        found = kernel.backward(
+            gradients[0].contiguous(), (q, k, v), slopes, (results[0], results[1]), ctx.window
+        )
+        return *found, None, None
+
+
+class _ByWiderHeads(Function):
     """The fused kernel on widened heads."""
 
     @staticmethod

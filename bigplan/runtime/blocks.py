@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bigplan.kernels.library import Library
 
 Parameters = Mapping[str, Tensor]
-Tables = tuple[Tensor, Tensor]  # of position_tables; the first has a row for each position
+Tables = tuple[Tensor, ...]  # of position_tables; the first has a row for each position
 Forget = Callable[..., None]  # told a result, and the function and inputs that give it again
 # Runs products of one tensor as plain_linears does.
 Linears = Callable[[Parameters, tuple[str, ...], Tensor], tuple[Tensor, ...]]
@@ -170,15 +170,15 @@ def position_tables(
     dtype: torch.dtype,
     ranks: TensorParallel = ONE,
 ) -> Tables:
-    """What attention knows positions by: rope_table's pair, or factors of linear biases (ALiBi).
+    """What attention knows positions by: rope_table's pair, or linear biases (ALiBi).
 
-    ALiBi's factors are those of this rank's heads among `ranks`. If positions are learned, a table
-    only tells how many there are.
+    Biases are those of this rank's heads among `ranks`. If positions are learned, a table only
+    tells how many there are.
     """
     if model.positions != "alibi":
         return rope_table(model, sequence_length, device, dtype)
-    by_place, by_head = alibi.factors(model.heads, model.head_dim, sequence_length, device, dtype)
-    return by_place, by_head.chunk(ranks.group.size)[ranks.group.place]
+    found = alibi.biases(model.heads, model.head_dim, sequence_length, device, dtype)
+    return found.of_rank(ranks.group.place, ranks.group.size)
 
 
 def rope_table(
@@ -230,7 +230,8 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways:
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     window = model.sliding_window
     if model.positions == "alibi":
-        return alibi.attention(q, k, v, *tables, window).flatten(2)
+        by_kernel, biases = ways.kernels is not None, alibi.Biases(*tables)
+        return alibi.attention(q, k, v, biases, window, generated=by_kernel).flatten(2)
     return attention(q, k, v, window).flatten(2)
 
 

@@ -15,7 +15,7 @@ from bigplan.units import Bandwidth, Bytes, PositiveFlops, RankRate, Seconds
 
 # Attention kernels: FlashAttention's three versions, cuDNN's (which Transformer Engine uses), and
 # torch's scaled_dot_product_attention where it is none of these.
-FlashKernel = Literal["flash1", "flash2", "flash3", "cudnn", "sdpa"]
+FlashKernel = Literal["flash1", "flash2", "flash3", "cudnn", "sdpa", "alibi"]
 Peaked = Literal["bf16", "fp16", "fp32", "tf32", "fp8"]
 Divisor = Literal["by_4", "by_2", "by_1"]
 PartReached = Annotated[float, Field(gt=0)]  # share of a nominal peak; CPU devices exceed theirs

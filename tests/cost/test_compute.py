@@ -27,8 +27,7 @@ from bigplan.cost.compute import (
 )
 from bigplan.cost.framework import FSDP, MEGATRON_CORE, NATIVE
 from bigplan.errors import InputError
-from bigplan.graph.block import by_input_and_weight
-from bigplan.graph.operators import Attention, Gemm, Stream, doubled_reach
+from bigplan.graph.operators import Attention, Gemm, Stream, by_input_and_weight, doubled_reach
 from bigplan.spec.gpu import FlashKernel, find_gpu, list_gpus
 
 H200 = find_gpu("h200-sxm")
@@ -365,6 +364,45 @@ def test_where_flash2_has_no_figure_a_window_is_slower_than_by_the_kernel_that_h
     # Parts of a CPU have one kernel, which its profile measured.
     cpu = gpu.model_copy(update={"device": "cpu"})
     assert attention_seconds(kernel, Device(cpu, "bf16", NATIVE.attention)) < found
+
+
+@pytest.mark.parametrize("window", [None, 1024])
+@pytest.mark.parametrize("name", ["a100-sxm4-80gb", "rtx-4090"])
+def test_linear_biases_without_a_figure_are_as_fast_as_flash2_but_for_products_again(
+    name: str, window: int | None
+) -> None:
+    """Seven products for five backward. It masks tiles at a window's edges alone."""
+    device = Device(find_gpu(name), "bf16", NATIVE.attention)
+    for backward, more in ((False, 1.0), (True, 7 / 5)):
+        kernel = Attention("attention", 1e12, length=8192, window=window, backward=backward)
+        plain = replace(kernel, kernel="flash2")
+        masks = MASKED_TILES if window and not backward else 1.0
+        found = attention_seconds(replace(kernel, kernel="alibi"), device)
+        assert found == pytest.approx(attention_seconds(plain, device) * more / masks)
+
+
+@pytest.mark.parametrize(
+    ("length", "heads", "width", "window", "forward", "backward"),
+    [
+        (2048, 32, 128, None, 0.412, 1.281),  # one of three that the figures are from
+        (2048, 64, 64, None, 0.432, 1.344),
+        (8192, 32, 128, 1024, 0.424, 1.396),
+        (2048, 32, 128, 512, 0.256, 0.863),
+    ],
+)
+def test_an_h100_takes_for_linear_biases_what_is_priced(
+    length: int, heads: int, width: int, window: int | None, forward: float, backward: float
+) -> None:
+    """Milliseconds of 8,192 tokens in benchmarks/results/2026-11-25-h100-alibi/times.txt.
+
+    Narrow heads are priced 9% too slow, backwards in windows up to 10% too fast.
+    """
+    device = Device(find_gpu("h100-sxm-80gb"), "bf16", NATIVE.attention)
+    flops = 2.0 * 8192 * doubled_reach(length, window) * heads * width
+    kernel = Attention("attention", flops, 0.0, False, width, length, "alibi", window)
+    again = replace(kernel, flops=2.5 * flops, backward=True)
+    assert 1e3 * attention_seconds(kernel, device) == pytest.approx(forward, rel=0.1)
+    assert 1e3 * attention_seconds(again, device) == pytest.approx(backward, rel=0.11)
 
 
 @pytest.mark.parametrize(

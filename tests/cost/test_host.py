@@ -9,7 +9,7 @@ from bigplan.cost.framework import FSDP, NATIVE
 from bigplan.cost.host import UpdateLaunch, host_seconds, update_launch
 from bigplan.cost.price import device_of, pass_cost, price
 from bigplan.graph.build import build_graph
-from bigplan.graph.operators import Collective, Gemm, Stream
+from bigplan.graph.operators import Attention, Collective, Gemm, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.optimizer import Optimizer
@@ -37,6 +37,12 @@ def test_kernels_beyond_an_operators_first_are_launches() -> None:
 def test_fused_kernels_are_launched_from_python() -> None:
     fused, own = (Stream("norm", 1.0, eager=eager) for eager in (10.0, 1.3))
     more = host_seconds((fused,), DEVICE, NATIVE) - host_seconds((own,), DEVICE, NATIVE)
+    assert more == pytest.approx(GPU.kernel_overhead)
+
+
+def test_the_kernel_of_linear_biases_is_launched_from_python() -> None:
+    torch, ours = (Attention("attention", 1.0, kernel=kernel) for kernel in (None, "alibi"))
+    more = host_seconds((ours,), DEVICE, NATIVE) - host_seconds((torch,), DEVICE, NATIVE)
     assert more == pytest.approx(GPU.kernel_overhead)
 
 

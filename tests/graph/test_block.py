@@ -8,9 +8,16 @@ from itertools import pairwise
 import pytest
 
 from bigplan.graph.activations import boundary_bytes, score_bytes
-from bigplan.graph.block import block, by_input_and_weight
+from bigplan.graph.block import block
 from bigplan.graph.graph import LayerKind, Recompute
-from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.operators import (
+    Attention,
+    Collective,
+    Gemm,
+    Operator,
+    Stream,
+    by_input_and_weight,
+)
 from bigplan.graph.shape import RankShape, local_tensor
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model, list_models
@@ -357,21 +364,51 @@ def test_dropout_writes_masks() -> None:
         )
 
 
-def test_linear_biases_take_wider_heads() -> None:
-    """Natively: of 128 columns and eight more, in whole groups of 32, and copies of all heads."""
-    model = LLAMA.model_copy(update={"positions": "alibi", "kv_heads": 32})
-    plain, wide = block(_shape(model)), block(replace(_shape(model), fused=True))
+ALIBI = LLAMA.model_copy(update={"positions": "alibi", "kv_heads": 32})
+
+
+def _by_torch(shape: RankShape) -> RankShape:
+    return replace(shape, training=shape.training.model_copy(update={"kernels": "torch"}))
+
+
+@pytest.mark.parametrize("changes", [{"kernels": "torch"}, {"precision": "fp32"}])
+def test_linear_biases_take_wider_heads_where_they_have_no_kernel(
+    changes: dict[str, object],
+) -> None:
+    """Natively: of 128 columns and eight more, in whole groups of 64, and copies of all heads."""
+    shape = _shape(ALIBI)
+    shape = replace(shape, training=shape.training.model_copy(update=changes))
+    plain, wide = block(shape), block(replace(shape, fused=True))
     for one, other in ((plain.forward, wide.forward), (plain.backward, wide.backward)):
         kernel, slower = _named(one, "attention"), _named(other, "attention")
         assert isinstance(kernel, Attention)
         assert isinstance(slower, Attention)
-        assert slower.flops == kernel.flops * 160 / 128
+        assert slower.flops == kernel.flops * 192 / 128
         assert (kernel.kernel, slower.kernel) == (None, "flash2")
-    tensor = LENGTH * 32 * (128 + 8) * 2
-    assert _stream(wide.forward, "linear biases").nbytes == 2 * 4 * tensor
-    assert _stream(wide.backward, "linear biases").nbytes == 2 * 8 * tensor
+    tensor = LENGTH * 32 * (128 + 8) * shape.element
+    assert _stream(wide.forward, "linear biases").nbytes == 3 * 2 * 4 * tensor
+    assert _stream(wide.backward, "linear biases").nbytes == 3 * 2 * 8 * tensor
     # What is saved is no wider.
-    assert wide.saved == block(replace(_shape(model), fused=False)).saved
+    assert wide.saved == plain.saved
+
+
+@pytest.mark.parametrize(("width", "columns"), [(128, 128), (80, 128), (64, 64), (8, 16)])
+def test_a_kernel_of_linear_biases_has_heads_as_they_are(width: int, columns: int) -> None:
+    """In tiles of a power of two; nothing is copied, and its backward has a number a row."""
+    model = ALIBI.model_copy(update={"head_dim": width})
+    shape = _shape(model)
+    plain, ours = block(shape), block(replace(shape, fused=True))
+    for one, other in ((plain.forward, ours.forward), (plain.backward, ours.backward)):
+        kernel, biased = _named(one, "attention"), _named(other, "attention")
+        assert isinstance(kernel, Attention)
+        assert isinstance(biased, Attention)
+        assert biased.flops == kernel.flops * columns / width
+        assert (biased.kernel, biased.nbytes, biased.head_dim) == ("alibi", kernel.nbytes, columns)
+        assert not [op for op in other if op.name == "linear biases"]
+    assert ours.saved == plain.saved
+    torch = block(_by_torch(replace(shape, fused=True)))
+    assert ours.forward_workspace < torch.forward_workspace
+    assert ours.backward_workspace <= torch.backward_workspace
 
 
 @pytest.mark.parametrize("parallel", [False, True])

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.cost.compute import Device, gemm_seconds
-from bigplan.graph.block import by_input_and_weight
-from bigplan.graph.operators import Gemm
+from bigplan.graph.operators import Gemm, by_input_and_weight
 from bigplan.profile.fit import fit_gemm, with_gemm_rate
 from bigplan.profile.gemm import GPU_LAYERS, Timed, _timings, _with_rates, by_way, products
 from bigplan.spec.detect.cluster import Fallback

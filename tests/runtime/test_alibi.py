@@ -1,4 +1,4 @@
-"""Linear biases by wider heads, against scores with the biases added."""
+"""Linear biases by wider heads and by the kernel, against scores with the biases added."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from bigplan.runtime import alibi
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Unit roundoffs of the format and of fp32, in which kernels add: of a result, relative to its norm.
 ROUNDING = {torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
@@ -35,12 +34,24 @@ def test_slopes_are_those_of_transformers(heads: int) -> None:
 def test_factors_multiply_to_slopes_and_places(dtype: torch.dtype) -> None:
     """As far as sequences of 65,793 tokens reach, the last of which has a third digit."""
     length, heads, width = 65_793, 12, 128
-    by_place, by_head = alibi.factors(heads, width, length, "cpu", dtype)
+    by_place, by_head, slopes = alibi.biases(heads, width, length, "cpu", dtype)
     assert by_place.dtype == by_head.dtype == dtype
     assert by_place.isfinite().all()
     products = by_place.double() @ by_head.double().T / math.sqrt(width)
     expected = torch.arange(length)[:, None] * alibi.slopes(heads)
     assert torch.allclose(products, expected, rtol=2.0**-16, atol=0)
+    assert torch.equal(slopes, alibi.slopes(heads).float())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_each_rank_has_the_biases_of_its_heads(ranks: int) -> None:
+    whole = alibi.biases(6, 16, 9, "cpu", torch.float32)
+    parts = [whole.of_rank(rank, ranks) for rank in range(ranks)]
+    for part in parts:
+        assert torch.equal(part.by_place, whole.by_place)
+    for together, one in zip(zip(*parts, strict=True), whole, strict=True):
+        if one is not whole.by_place:
+            assert torch.equal(torch.cat(together), one)
 
 
 def _heads(heads: int, dtype: torch.dtype, device: str) -> Tensor:
@@ -60,19 +71,26 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
     return (weights @ v).transpose(1, 2)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+WAYS = [
+    ("cpu", "wider heads"),
+    pytest.param("cuda", "wider heads", marks=pytest.mark.gpu),
+    pytest.param("cuda", "kernel", marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.parametrize(("device", "way"), WAYS)
 @pytest.mark.parametrize("dtype", list(ROUNDING), ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 6), (4, 2)])
 @pytest.mark.parametrize("window", [None, 11, 50])
 def test_attention_and_its_gradients(
-    window: int | None, heads: int, kv_heads: int, dtype: torch.dtype, device: str
+    window: int | None, heads: int, kv_heads: int, dtype: torch.dtype, device: str, way: str
 ) -> None:
     if dtype == torch.float32:  # the runtime repeats keys and values before
         kv_heads = heads
     q, k, v = inputs = [_heads(n, dtype, device) for n in (heads, kv_heads, kv_heads)]
     gradient = torch.randn(2, 50, heads, 16, device=device, dtype=dtype)
-    tables = alibi.factors(heads, 16, 50, device, dtype)
-    found = alibi.attention(q, k, v, *tables, window)
+    biases = alibi.biases(heads, 16, 50, device, dtype)
+    found = alibi.attention(q, k, v, biases, window, generated=way == "kernel")
     expected = _plain(q, k, v, window)
     ours = found, *torch.autograd.grad(found, inputs, gradient)
     theirs = expected, *torch.autograd.grad(expected, inputs, gradient.double())

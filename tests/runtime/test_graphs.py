@@ -38,9 +38,11 @@ GPT: dict[str, object] = {
     "attention_output_bias": True,
     "mlp_bias": True,
 }
+ALIBI: dict[str, object] = {**GPT, "positions": "alibi", "sliding_window": 5}
 CASES: dict[str, tuple[dict[str, object], dict[str, object], Recompute, Tier, Tier]] = {
     "bf16": (LLAMA, {}, Recompute.NONE, Tier.GPU, Tier.GPU),
     "gpt": (GPT, {}, Recompute.NONE, Tier.GPU, Tier.GPU),
+    "alibi": (ALIBI, {}, Recompute.NONE, Tier.GPU, Tier.GPU),
     "full": (LLAMA, {}, Recompute.FULL, Tier.GPU, Tier.GPU),
     "selective": (LLAMA, {}, Recompute.SELECTIVE, Tier.GPU, Tier.GPU),
     "mlp": (GPT, {}, Recompute.MLP, Tier.GPU, Tier.GPU),

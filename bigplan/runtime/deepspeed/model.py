@@ -65,9 +65,9 @@ class EmbeddingModule(LayerModule):
 class BlockModule(LayerModule):
     """Attention and MLP: [b, s, h] to the same."""
 
-    def forward(self, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        """`one` and `other`: position_tables."""
-        return blocks.block(self.named(), x, self._model, (one, other))
+    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
+        """`tables`: position_tables."""
+        return blocks.block(self.named(), x, self._model, tables)
 
 
 class HeadModule(LayerModule):

@@ -1,0 +1,137 @@
+"""The core of attention on one rank: its operators forward and backward, and what they take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bigplan.graph.operators import (
+    Attention,
+    Gemm,
+    Operator,
+    Stream,
+    by_input_and_weight,
+    doubled_reach,
+)
+from bigplan.graph.shape import RankShape
+from bigplan.mechanics import ALIBI_COLUMNS
+from bigplan.spec.gpu import FlashKernel
+
+# A softmax of scores as a chain of kernels, in passes over the square of scores. Forward, the mask
+# is filled in and the softmax runs: four passes, each a read or a write. Backward, the softmax
+# reads two squares and writes one, and the mask's backward reads and writes: five. A fused causal
+# kernel makes one and a half, and two.
+EAGER_SOFTMAX = (4 / 1.5, 5 / 2)
+# FlashAttention-2 computes whole groups of 32 columns of a head up to 128, and of 64 beyond (its
+# flash_api.cpp rounds head sizes up). So heads of 128, with eight more columns for linear biases,
+# cost as much as heads of 192, and torch 2.11 takes the kernel of 192 for them
+# (benchmarks/results/2026-11-25-h100-alibi).
+FLASH_COLUMNS, FLASH_NARROW, FLASH_WIDE_COLUMNS = 32, 128, 64
+# Times the bytes that copies to heads with more columns take: rows of 272 bytes are copied at a
+# third of the usual rate, 1.66 GB in 1.64 ms on an H100 in the same run.
+WIDENED_COPIES = 3.0
+FLASH_ROWS = 128  # its sums have whole groups of so many rows
+LEAST_COLUMNS = 16  # those of Triton's products are powers of two, 16 at least
+EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so many columns
+
+
+def attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """Scores, softmax and weighted values: one flash kernel, or products and a softmax kernel."""
+    model, training, tokens = shape.model, shape.training, shape.tokens
+    heads, length, width = model.heads // shape.tp, training.sequence_length, model.head_dim
+    window = model.window_within(length)
+    if training.attention == "flash":
+        # Query x key and probability x value take two FLOPs an element over the lower triangle, or
+        # what a window leaves of it. The backward recomputes the scores: five products for the
+        # forward's two.
+        widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
+        key_values = -(-model.kv_heads // shape.tp)
+        moved = 2.0 * tokens * (heads + key_values) * width * shape.element
+        bound: FlashKernel | None = None
+        if widened:
+            width, bound = _flash_columns(width + ALIBI_COLUMNS), "flash2"
+        elif shape.biases_in_kernel:
+            width, bound = max(LEAST_COLUMNS, 1 << (width - 1).bit_length()), "alibi"
+        flops = 2.0 * tokens * doubled_reach(length, window) * heads * width
+        kernel = Attention("attention", flops, moved, False, width, length, bound, window)
+        again = replace(kernel, flops=2.5 * flops, nbytes=2 * moved, backward=True)
+        return (kernel, *widened), (again, *widened_back)
+    batch = shape.strategy.micro_batch * heads
+    scores = batch * length * length * shape.element
+    score = Gemm("scores", length, length, width, batch)
+    weighted = Gemm("weighted values", length, width, length, batch)
+    dropped: tuple[Stream, ...] = ()
+    if training.dropout:
+        dropped = (Stream("scores dropout", batch * length * length * (2 * shape.element + 1)),)
+    # A fused causal softmax reads the lower triangle and writes the whole square.
+    forward, backward = EAGER_SOFTMAX
+    return (
+        (score, Stream("softmax", 1.5 * scores, 1, forward), *dropped, weighted),
+        (
+            *by_input_and_weight((score, weighted)),
+            Stream("softmax", 2 * scores, 1, backward),
+            *dropped,
+        ),
+    )
+
+
+def _flash_columns(width: int) -> int:
+    """Columns that FlashAttention-2 computes for heads of `width`."""
+    group = FLASH_COLUMNS if width <= FLASH_NARROW else FLASH_WIDE_COLUMNS
+    return -(-width // group) * group
+
+
+def _linear_biases(shape: RankShape) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
+    """Copies of heads with more columns (runtime/alibi.py), read and written, and back.
+
+    The forward copies queries, keys, values and the result. The backward copies these and their
+    gradients.
+    """
+    moved = WIDENED_COPIES * 2 * widened_bytes(shape)
+    if not moved:
+        return (), ()
+    name = "linear biases"
+    return (Stream(name, moved / 2, launches=4),), (Stream(name, moved, launches=8),)
+
+
+def widened_bytes(shape: RankShape) -> int:
+    """Bytes of these copies in a backward; a forward has half of them."""
+    model = shape.model
+    if not shape.linear_biases or shape.biases_in_kernel:
+        return 0
+    heads = model.heads if shape.activation_shape.expanded_kv else model.kv_heads
+    each = -(-model.heads // shape.tp) + -(-heads // shape.tp)
+    return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.tokens * shape.element
+
+
+def flash_gradients(shape: RankShape) -> int:
+    """Bytes that flash attention's backward takes beyond what its forward saved.
+
+    These are the gradients of its result and by queries, keys and values, and fp32 sums. In 16 bits
+    the sums are those of gradients by queries, and a number for each row of scores. If attention
+    must give the same bits every time, it has several of the former: as many as fill the GPU with
+    sequences' heads. For grouped heads it writes gradients by keys and values for every head of
+    queries, before it adds them up (mha_bwd in flash_api.cpp of FlashAttention-2 and of torch 2.11;
+    cuDNN takes as much or less). The kernel of linear biases has none of this but the number for
+    each row. In fp32 torch's memory-efficient kernel has sums as large as the
+    queries. Measured on an H100 (benchmarks/results/2026-11-25-h100-memory).
+    """
+    model, element = shape.model, shape.element
+    if shape.training.attention != "flash":
+        return 0
+    heads, key_values = model.heads // shape.tp, -(-model.kv_heads // shape.tp)
+    if shape.activation_shape.expanded_kv:
+        key_values = heads
+    gradients = 2 * (heads + key_values) * model.head_dim * element
+    if shape.biases_in_kernel:
+        return shape.tokens * (gradients + 4 * heads)
+    if element == 4:
+        columns = -(-model.head_dim // EFFICIENT_COLUMNS) * EFFICIENT_COLUMNS
+        return shape.tokens * (gradients + 4 * heads * (columns + 2))
+    if key_values < heads:
+        gradients += 2 * heads * model.head_dim * element
+    columns = _flash_columns(model.head_dim)
+    fill = -(-shape.multiprocessors // (heads * shape.strategy.micro_batch))
+    sums = fill if shape.training.deterministic else 1
+    length = shape.activation_shape.sequence_length
+    rows = shape.tokens // length * -(-length // FLASH_ROWS) * FLASH_ROWS
+    return shape.tokens * gradients + rows * 4 * heads * (sums * columns + 1)

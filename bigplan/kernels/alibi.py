@@ -1,0 +1,396 @@
+"""Causal attention with linear biases (ALiBi), forward and backward, by kernels of its own.
+
+torch's fused kernels take no bias but a matrix of scores. Heads with eight more columns carry the
+biases through them (runtime/alibi.py), but for 136 columns torch takes FlashAttention-2's kernel of
+192, and heads are copied: 1.50 and 3.32 ms for 32 heads of 128 and four sequences of 2,048 tokens
+on an H100, where these kernels take 0.41 and 1.28 and compiled flex attention 0.46 and 1.25
+(benchmarks/results/2026-11-25-h100-alibi). Here a bias is a multiplication and an addition a score.
+
+The forward is FlashAttention-2's (Dao 2023, arXiv 2307.08691, algorithm 1). Its backward adds
+gradients by queries with atomics. Here they have a kernel of their own, which computes scores and
+probabilities once more. So the same inputs give the same bits.
+
+Tensors are contiguous [b, s, heads, d]; keys and values may have fewer heads. Scores are fp32, in
+powers of two, and no tensor of s x s is in memory. With a window of w, a token sees itself and the
+w - 1 tokens before it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = tl.constexpr(1.4426950408889634)  # scores are exponents of 2
+LEAST = tl.constexpr(-1e30)  # a hidden score; -inf minus itself would be no number
+
+
+class Tile(NamedTuple):
+    """Queries and keys whose scores a program has at a time, and how it is compiled."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Tiles(NamedTuple):
+    """Those of the result, of gradients by queries, and of gradients by keys and values."""
+
+    result: Tile
+    by_queries: Tile
+    by_keys: Tile
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, window: int | None = None) -> Tensor:
+    """The same in plain torch, in the dtype of q: a score for each pair of tokens in memory."""
+    length, heads, width = q.shape[1:]
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    k, v = (each.repeat_interleave(heads // each.shape[1], dim=1) for each in (k, v))
+    place = torch.arange(length, device=q.device)
+    distance = place[None, :] - place[:, None]
+    scores = q @ k.mT / math.sqrt(width) + slopes.to(q)[:, None, None] * distance
+    hidden = (distance > 0) | (distance <= -(window or length))
+    weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+    return (weights @ v).transpose(1, 2)
+
+
+@triton.jit
+def _rows(tensor, first, stride, length, ROWS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr):
+    """Tokens `first` and after of one head, [ROWS, D]; zeros beyond the sequence and the width."""
+    row, column = tl.arange(0, ROWS), tl.arange(0, D)
+    inside = (first + row < length)[:, None]
+    if WIDTH < D:
+        inside = inside & (column < WIDTH)[None, :]
+    at = tensor + tl.cast(first, tl.int64) * stride + row[:, None] * stride + column[None, :]
+    return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _put(
+    tensor, value, first, stride, length, ROWS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr
+):
+    """Store what _rows loads."""
+    row, column = tl.arange(0, ROWS), tl.arange(0, D)
+    inside = (first + row < length)[:, None]
+    if WIDTH < D:
+        inside = inside & (column < WIDTH)[None, :]
+    at = tensor + tl.cast(first, tl.int64) * stride + row[:, None] * stride + column[None, :]
+    tl.store(at, value.to(tensor.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _hides(i, j, window, WINDOWED: tl.constexpr):
+    """Where query i does not see key j."""
+    hidden = j > i
+    if WINDOWED:
+        hidden = hidden | (j + window <= i)
+    return hidden
+
+
+@triton.jit
+def _seen(first, window, length, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr):
+    """Keys of a tile of queries: from `start`; `whole` ... `edge` are seen by all; up to `end`."""
+    end = tl.minimum(first + QUERIES, length)
+    edge = (first + 1) // KEYS * KEYS
+    start, whole = 0, 0
+    if WINDOWED:
+        start = tl.maximum(first - window + 1, 0) // KEYS * KEYS
+        whole = tl.minimum(tl.cdiv(tl.maximum(first + QUERIES - window, 0), KEYS) * KEYS, edge)
+    return start, whole, edge, end
+
+
+@triton.jit
+def _seeing(
+    first, window, length, QUERIES: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr
+):
+    """Queries of a tile of keys, likewise."""
+    start = first // QUERIES * QUERIES
+    end, edge = length, length
+    if WINDOWED:
+        end = tl.minimum(first + KEYS + window - 1, length)
+        edge = tl.minimum((first + window) // QUERIES * QUERIES, end)
+    whole = tl.minimum(tl.cdiv(first + KEYS - 1, QUERIES) * QUERIES, end)
+    return start, whole, tl.maximum(edge, whole), end
+
+
+@triton.jit
+def _add_values(
+    total, highest, weight, query, k, v, first, start, end, factor, slope, window, stride, length,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Values of keys start ... end by their probabilities, as online softmax adds them."""
+    i = first + tl.arange(0, QUERIES)
+    for at in tl.range(start, end, KEYS):
+        j = at + tl.arange(0, KEYS)
+        key = _rows(k, at, stride, length, KEYS, WIDTH, D)
+        score = tl.dot(query, tl.trans(key)) * factor + (slope * (j - first))[None, :]
+        if MASKED:
+            score = tl.where(_hides(i[:, None], j[None, :], window, WINDOWED), LEAST, score)
+        new = tl.maximum(highest, tl.max(score, 1))
+        share = tl.exp2(score - new[:, None])
+        before = tl.exp2(highest - new)
+        weight = weight * before + tl.sum(share, 1)
+        value = _rows(v, at, stride, length, KEYS, WIDTH, D)
+        total = tl.dot(share.to(value.dtype), value, total * before[:, None])
+        highest = new
+    return total, highest, weight
+
+
+@triton.jit
+def _result(
+    q, k, v, slopes, out, lse, factor, window, length, heads, groups,
+    WINDOWED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    # The last queries see most keys. They go first, so that no long program begins late.
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    wide, narrow = heads * WIDTH, heads // groups * WIDTH
+    own = batch * length * wide + head * WIDTH
+    others = batch * length * narrow + head // groups * WIDTH
+    slope = tl.load(slopes + head) * LOG2E
+    query = _rows(q + own, first, wide, length, QUERIES, WIDTH, D)
+    total = tl.zeros((QUERIES, D), tl.float32)
+    highest = tl.full((QUERIES,), LEAST, tl.float32)
+    weight = tl.zeros((QUERIES,), tl.float32)
+    start, whole, edge, end = _seen(first, window, length, QUERIES, KEYS, WINDOWED)
+    if WINDOWED:
+        total, highest, weight = _add_values(
+            total, highest, weight, query, k + others, v + others, first, start, whole, factor,
+            slope, window, narrow, length, True, WINDOWED, QUERIES, KEYS, WIDTH, D,
+        )  # fmt: skip
+    total, highest, weight = _add_values(
+        total, highest, weight, query, k + others, v + others, first, whole, edge, factor,
+        slope, window, narrow, length, False, WINDOWED, QUERIES, KEYS, WIDTH, D,
+    )  # fmt: skip
+    total, highest, weight = _add_values(
+        total, highest, weight, query, k + others, v + others, first, edge, end, factor,
+        slope, window, narrow, length, True, WINDOWED, QUERIES, KEYS, WIDTH, D,
+    )  # fmt: skip
+    _put(out + own, total / weight[:, None], first, wide, length, QUERIES, WIDTH, D)
+    i = first + tl.arange(0, QUERIES)
+    # Biases counted from the tile's first query; in memory they count from each query.
+    sums = highest + tl.log2(weight) - slope * tl.arange(0, QUERIES)
+    tl.store(lse + (batch * heads + head) * length + i, sums, mask=i < length)
+
+
+@triton.jit
+def _add_keys(
+    total, query, gradient, sums, delta, k, v, first, start, end, factor, slope, window, stride,
+    length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Keys start ... end by the gradients of their scores."""
+    i = first + tl.arange(0, QUERIES)
+    for at in tl.range(start, end, KEYS):
+        j = at + tl.arange(0, KEYS)
+        key = _rows(k, at, stride, length, KEYS, WIDTH, D)
+        value = _rows(v, at, stride, length, KEYS, WIDTH, D)
+        score = tl.dot(query, tl.trans(key)) * factor + (slope * (j - first))[None, :]
+        share = tl.exp2(score - sums[:, None])
+        if MASKED:
+            share = tl.where(_hides(i[:, None], j[None, :], window, WINDOWED), 0.0, share)
+        by_share = tl.dot(gradient, tl.trans(value))
+        by_score = share * (by_share - delta[:, None])
+        total = tl.dot(by_score.to(key.dtype), key, total)
+    return total
+
+
+@triton.jit
+def _by_queries(
+    q, k, v, slopes, out, lse, gradient, deltas, by_q, factor, scale, window, length, heads, groups,
+    WINDOWED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Gradients by queries, and `deltas`: of each query the result times its gradient, fp32."""
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * QUERIES
+    head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    wide, narrow = heads * WIDTH, heads // groups * WIDTH
+    own = batch * length * wide + head * WIDTH
+    others = batch * length * narrow + head // groups * WIDTH
+    slope = tl.load(slopes + head) * LOG2E
+    i = first + tl.arange(0, QUERIES)
+    row = (batch * heads + head) * length + i
+    query = _rows(q + own, first, wide, length, QUERIES, WIDTH, D)
+    by_out = _rows(gradient + own, first, wide, length, QUERIES, WIDTH, D)
+    found = _rows(out + own, first, wide, length, QUERIES, WIDTH, D)
+    delta = tl.sum(found.to(tl.float32) * by_out.to(tl.float32), 1)
+    tl.store(deltas + row, delta, mask=i < length)
+    sums = tl.load(lse + row, mask=i < length, other=0.0) + slope * tl.arange(0, QUERIES)
+    total = tl.zeros((QUERIES, D), tl.float32)
+    start, whole, edge, end = _seen(first, window, length, QUERIES, KEYS, WINDOWED)
+    if WINDOWED:
+        total = _add_keys(
+            total, query, by_out, sums, delta, k + others, v + others, first, start, whole, factor,
+            slope, window, narrow, length, True, WINDOWED, QUERIES, KEYS, WIDTH, D,
+        )  # fmt: skip
+    total = _add_keys(
+        total, query, by_out, sums, delta, k + others, v + others, first, whole, edge, factor,
+        slope, window, narrow, length, False, WINDOWED, QUERIES, KEYS, WIDTH, D,
+    )  # fmt: skip
+    total = _add_keys(
+        total, query, by_out, sums, delta, k + others, v + others, first, edge, end, factor,
+        slope, window, narrow, length, True, WINDOWED, QUERIES, KEYS, WIDTH, D,
+    )  # fmt: skip
+    _put(by_q + own, total * scale, first, wide, length, QUERIES, WIDTH, D)
+
+
+@triton.jit
+def _add_queries(
+    by_key, by_value, key, value, q, gradient, lse, deltas, first, start, end, factor, slope,
+    window, stride, length, MASKED: tl.constexpr, WINDOWED: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """What queries start ... end add to the gradients. Scores are [keys, queries]."""
+    j = first + tl.arange(0, KEYS)
+    bias = slope * tl.arange(0, KEYS)
+    for at in tl.range(start, end, QUERIES):
+        i = at + tl.arange(0, QUERIES)
+        query = _rows(q, at, stride, length, QUERIES, WIDTH, D)
+        sums = tl.load(lse + i, mask=i < length, other=0.0) + slope * (i - first)
+        score = tl.dot(key, tl.trans(query)) * factor + bias[:, None]
+        share = tl.exp2(score - sums[None, :])
+        if MASKED:
+            share = tl.where(_hides(i[None, :], j[:, None], window, WINDOWED), 0.0, share)
+        by_out = _rows(gradient, at, stride, length, QUERIES, WIDTH, D)
+        by_value = tl.dot(share.to(query.dtype), by_out, by_value)
+        delta = tl.load(deltas + i, mask=i < length, other=0.0)
+        by_share = tl.dot(value, tl.trans(by_out))
+        by_score = share * (by_share - delta[None, :])
+        by_key = tl.dot(by_score.to(query.dtype), query, by_key)
+    return by_key, by_value
+
+
+@triton.jit
+def _by_keys(
+    q, k, v, slopes, lse, gradient, deltas, by_k, by_v, factor, scale, window, length, heads,
+    GROUPS: tl.constexpr, WINDOWED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * KEYS
+    key_head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    wide, narrow = heads * WIDTH, heads // GROUPS * WIDTH
+    others = batch * length * narrow + key_head * WIDTH
+    key = _rows(k + others, first, narrow, length, KEYS, WIDTH, D)
+    value = _rows(v + others, first, narrow, length, KEYS, WIDTH, D)
+    by_key = tl.zeros((KEYS, D), tl.float32)
+    by_value = tl.zeros((KEYS, D), tl.float32)
+    start, whole, edge, end = _seeing(first, window, length, QUERIES, KEYS, WINDOWED)
+    for group in range(GROUPS):
+        head = key_head * GROUPS + group
+        own, row = batch * length * wide + head * WIDTH, (batch * heads + head) * length
+        slope = tl.load(slopes + head) * LOG2E
+        by_key, by_value = _add_queries(
+            by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row, first,
+            start, whole, factor, slope, window, wide, length, True, WINDOWED, QUERIES, KEYS,
+            WIDTH, D,
+        )  # fmt: skip
+        by_key, by_value = _add_queries(
+            by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row, first,
+            whole, edge, factor, slope, window, wide, length, False, WINDOWED, QUERIES, KEYS,
+            WIDTH, D,
+        )  # fmt: skip
+        if WINDOWED:
+            by_key, by_value = _add_queries(
+                by_key, by_value, key, value, q + own, gradient + own, lse + row, deltas + row,
+                first, edge, end, factor, slope, window, wide, length, True, WINDOWED, QUERIES,
+                KEYS, WIDTH, D,
+            )  # fmt: skip
+    _put(by_k + others, by_key * scale, first, narrow, length, KEYS, WIDTH, D)
+    _put(by_v + others, by_value, first, narrow, length, KEYS, WIDTH, D)
+
+
+# The fastest of 10 to 12 tiles for each kernel on an H100, 32 heads of 128 and 64 heads of 64, four
+# sequences of 2,048 tokens (benchmarks/results/2026-11-25-h100-alibi).
+HOPPER = {
+    128: Tiles(Tile(64, 64, 4, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
+    64: Tiles(Tile(64, 64, 4, 3), Tile(64, 64, 4, 3), Tile(64, 128, 4, 3)),
+}
+LARGE = 200 << 10  # bytes of shared memory that these tiles want: Hopper's 228 KiB, or Blackwell's
+# What compiles for less without spilled registers, and what fits the 64 KiB of Turing. Neither has
+# been measured.
+SMALL, LEAST_SHARED = Tiles(*[Tile(64, 32, 4, 2)] * 3), 96 << 10
+SMALLEST = Tiles(*[Tile(32, 32, 4, 1)] * 3)
+
+
+def tiles_for(columns: int, shared: int) -> Tiles:
+    """Tiles for heads of `columns`, on a GPU of so many bytes of shared memory."""
+    if shared >= LARGE:
+        return HOPPER[128 if columns > 64 else 64]
+    return SMALL if shared >= LEAST_SHARED else SMALLEST
+
+
+@cache
+def _tiles_on(device: torch.device, columns: int) -> Tiles:
+    if device.type != "cuda":
+        return tiles_for(columns, LARGE)
+    return tiles_for(
+        columns, torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    )
+
+
+def _columns(width: int) -> int:
+    """Of a tile: products have a power of two, 16 at least."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slopes: Tensor,
+    window: int | None = None,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The result, as q, and each query's logarithm of its sum, to base 2, fp32 [b, heads, s].
+
+    `slopes`: fp32 [heads], by which a key's score falls with each token between it and the query.
+    """
+    batch, length, heads, width = q.shape
+    groups, columns = heads // k.shape[2], _columns(width)
+    tile, _, _ = tiles or _tiles_on(q.device, columns)
+    out = torch.empty_like(q)
+    lse = torch.empty(batch, heads, length, dtype=torch.float32, device=q.device)
+    _result[triton.cdiv(length, tile.queries), heads, batch](
+        q, k, v, slopes, out, lse, width**-0.5 * LOG2E.value, window or length, length, heads,
+        groups, WINDOWED=window is not None, QUERIES=tile.queries, KEYS=tile.keys, WIDTH=width,
+        D=columns, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out, lse
+
+
+def backward(
+    gradient: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
+    slopes: Tensor,
+    results: tuple[Tensor, Tensor],
+    window: int | None = None,
+    tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by q, k and v, the `inputs`, of forward's `results`."""
+    (q, k, v), (out, lse) = inputs, results
+    batch, length, heads, width = q.shape
+    groups, columns = heads // k.shape[2], _columns(width)
+    _, tile, other = tiles or _tiles_on(q.device, columns)
+    by_q, by_k, by_v = (torch.empty_like(each) for each in inputs)
+    deltas, scale = torch.empty_like(lse), width**-0.5
+    factor = scale * LOG2E.value
+    _by_queries[triton.cdiv(length, tile.queries), heads, batch](
+        q, k, v, slopes, out, lse, gradient, deltas, by_q, factor, scale, window or length,
+        length, heads, groups, WINDOWED=window is not None, QUERIES=tile.queries, KEYS=tile.keys,
+        WIDTH=width, D=columns, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    _by_keys[triton.cdiv(length, other.keys), k.shape[2], batch](
+        q, k, v, slopes, lse, gradient, deltas, by_k, by_v, factor, scale, window or length,
+        length, heads, GROUPS=groups, WINDOWED=window is not None, QUERIES=other.queries,
+        KEYS=other.keys, WIDTH=width, D=columns, num_warps=other.warps,
+        num_stages=other.stages,
+    )  # fmt: skip
+    return by_q, by_k, by_v
