@@ -77,7 +77,7 @@ def number_range(numbers: Sequence[int]) -> str:
 
 def percent(share: float) -> str:
     """A share in percent. A part is never shown as 0% or 100%, but as <1% or >99%."""
-    return "<1%" if share < 0.005 else ">99%" if share > 0.995 else f"{share:.0%}"
+    return "<1%" if share < 0.005 else ">99%" if 0.995 < share < 1.0 else f"{share:.0%}"
 
 
 def table(title: str, *columns: str, right: Sequence[str] = (), whole: Sequence[str] = ()) -> Table:

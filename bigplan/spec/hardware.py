@@ -53,11 +53,19 @@ def _keys(model: type[BaseModel], before: str = "") -> Iterator[str]:
 def with_hardware(cluster: Cluster, changes: Mapping[str, NewValue]) -> Cluster:
     """This cluster with figures or whole parts of every node replaced.
 
-    `changes` has dotted keys of a node group: {"nvme.drives": 4, "gpu": "h200-sxm"}. The source of
-    a changed figure says so. Raises InputError, RefusedError.
+    `changes` has dotted keys of a node group: {"nvme.drives": 4, "gpu": "h200-sxm"}. Parts come
+    first, so that "gpu.memory" is the new GPU's in whatever order they are. The source of a changed
+    figure says so. Raises InputError, RefusedError.
     """
-    if not changes:
-        return cluster
+    parts = {key: value for key, value in changes.items() if "." not in key}
+    figures = {key: value for key, value in changes.items() if "." in key}
+    for some in (parts, figures):
+        if some:
+            cluster = _changed(cluster, some)
+    return cluster
+
+
+def _changed(cluster: Cluster, changes: Mapping[str, NewValue]) -> Cluster:
     data = cluster.model_dump(mode="json", exclude_none=True)
     for group, raw in zip(cluster.node_groups, data["node_groups"], strict=True):
         for key, value in changes.items():

@@ -34,6 +34,8 @@ def test_words() -> None:
     ]
     assert [number_range(n) for n in ([3], [3, 4, 5])] == ["3", "3-5"]
     assert [percent(s) for s in (0.001, 0.5, 0.9999)] == ["<1%", "50%", ">99%"]
+    # More than all: a training that takes the rated writes of four drives.
+    assert [percent(s) for s in (1.0, 1.004, 3.97)] == ["100%", "100%", "397%"]
     assert [bytes_text(n) for n in (1015 * 2**20, 2.428 * 2**40, 0)] == [
         "1020 MiB",
         "2.43 TiB",

@@ -30,6 +30,17 @@ def test_sizes_have_units_and_parts_names() -> None:
     assert gpu.peak("fp32") == find_cluster("dgx-h100").group.gpu.peak("fp32")
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_figure_of_a_new_part(order: int) -> None:
+    """Whatever the order, the figure is the new part's, and the part is not the old one's."""
+    changes = {"gpu": "rtx-3090", "gpu.memory": "11.6 GiB"}
+    changed = dict(list(changes.items())[::order])
+    gpu = with_hardware(find_cluster("rtx-4090-workstation"), changed).group.gpu
+    assert gpu.memory == int(11.6 * 2**30)
+    assert gpu.name == find_gpu("rtx-3090").name
+    assert gpu.sources["memory"].endswith(find_gpu("rtx-3090").sources["memory"])
+
+
 def test_caps_and_nodes_apply_to_the_changed_cluster() -> None:
     experiment = make_experiment(
         {**PLAIN, "cluster": "dgx-h100", "nodes": 2, "hardware.nvme.drives": 2, "caps.nvme": "1 TB"}

@@ -31,7 +31,7 @@ def find(folder: Path, name: str, schema: type[S], noun: str) -> S:
     """The description of that name. Raises InputError where there is none."""
     known = names(folder)
     if name not in known:
-        raise unknown(noun, name, known, "or write it out as keys and values")
+        raise unknown(noun, name, known, "or write it out as `bigplan clusters NAME` writes one")
     return load(folder, name, schema)
 
 

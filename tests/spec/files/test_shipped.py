@@ -31,7 +31,10 @@ def test_only_by_its_own_name(folder: Path, name: str) -> None:
     with pytest.raises(InputError) as caught:
         shipped.find(folder, name, Thing, "thing")
     assert f"no thing is called {name!r}" in str(caught.value)
-    assert "(shipped: large-9, small-1; or write it out as keys and values)" in str(caught.value)
+    assert (
+        "(shipped: large-9, small-1; or write it out as `bigplan clusters NAME` writes one)"
+        in str(caught.value)
+    )
 
 
 def test_the_closest_name_is_offered(folder: Path) -> None:
