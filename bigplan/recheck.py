@@ -54,13 +54,14 @@ def recheck(plan: Plan, path: Path) -> Rechecked:
     stale = list(_differing(_promises(plan), _promises(again)))
     if not stale:
         return Rechecked(plan)
-    before, after = plan.predicted.step_seconds, again.predicted.step_seconds
+    before, after = (format_seconds(one.predicted.step_seconds) for one in (plan, again))
+    written = f"; {before} was written" if before != after else ", as was written, to these digits"
     more = f" and {len(stale) - NAMED} more" if len(stale) > NAMED else ""
     return Rechecked(
         again,
         f"{path}: its decisions do not give the {', '.join(stale[:NAMED])}{more} that it states "
         "(it was edited, or written by another version of bigplan), so its predictions are "
-        f"recomputed: a step of {format_seconds(after)}; {format_seconds(before)} was written",
+        f"recomputed: a step of {after}{written}",
     )
 
 

@@ -19,6 +19,7 @@ from bigplan.recheck import Rechecked, recheck
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.files.document import dump_document
 from bigplan.spec.training import Training
+from bigplan.units import format_seconds
 from tests.examples import examples
 from tests.tiny import capped_plan, tiny_plan
 
@@ -245,6 +246,10 @@ def test_what_a_plan_says_of_itself_is_not_believed(folder: Path) -> None:
     told = "the predicted.step_seconds, predicted.memory.0.used_bytes, executable.deepspeed that"
     assert told in found.note
     assert "1 us was written" in found.note
+    step = plan.predicted.step_seconds
+    _set(data, ("predicted", "step_seconds"), step * (1 + 1e-7))
+    note = reread(data, folder).note
+    assert note.endswith(f"a step of {format_seconds(step)}, as was written, to these digits")
 
 
 def test_moved_layers_get_their_own_promises(folder: Path) -> None:
