@@ -16,6 +16,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.units import be, counted, format_bandwidth, format_count
 
 MUCH = 0.05  # of the step: smaller costs get no advice
+ALONE = 0.9  # of a resource's work: with more of it on the critical path, compute hides none
 ON_GPU = (Lane.COMPUTE, Lane.GPU_UPDATE, COLLECTIVES, LAUNCHING)  # other functions advise on these
 DRIVES = {Lane.NVME_READ: "read", Lane.NVME_WRITE: "write"}
 
@@ -212,12 +213,17 @@ def _waiting(plan: Plan) -> Iterator[Advice]:
     share = others.get(name, 0.0) / step
     if share > MUCH and name != predicted.bottleneck:
         busy = predicted.busy_seconds[name] / step
+        why = (
+            f"nearly all the time that {name} works: next to nothing is computed beside it"
+            if share > ALONE * busy
+            else f"although {name} works for only {busy:.0%} of it: transfers come at the wrong "
+            "time or in too large pieces"
+        )
         yield Advice(
             "waiting",
             share,
-            f"The GPU waits for {name} for {share:.0%} of the step, although {name} works for only "
-            f"{busy:.0%} of it: transfers come at the wrong time or in too large pieces. "
-            "`bigplan plan --what-if` solves for what makes them fewer.",
+            f"The GPU waits for {name} for {share:.0%} of the step, {why}. "
+            "`bigplan plan --what-if` solves for what makes such moves fewer.",
         )
 
 
