@@ -170,8 +170,9 @@ def test_waiting_beside_an_idle_resource_is_told() -> None:
     text = {a.about: a.text for a in advice_of(slow, [])}["waiting"]
     assert tells(text, "cpu", "20% of the step", "although", "40%")
     alone = slow.predicted.model_copy(update={"busy_seconds": {"cpu": 2.1}})
-    text = {a.about: a.text for a in advice_of(slow.model_copy(update={"predicted": alone}), [])}
-    assert tells(text["waiting"], "20% of the step", "nearly all the time that cpu works")
+    held = slow.model_copy(update={"predicted": alone})
+    text = {a.about: a.text for a in advice_of(held, [])}["waiting"]
+    assert tells(text, "20% of the step", "nearly all the time that cpu works")
     assert "waiting" not in advised(plan)
 
 
