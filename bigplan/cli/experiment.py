@@ -52,17 +52,23 @@ def run(
     130 interrupted.
     """
     from bigplan.cli.inputs import refuse_plan
+    from bigplan.experiment.folder import make_folder
+    from bigplan.experiment.running import check
     from bigplan.experiment.workers import usable_cores
+    from bigplan.launcher.lock import only_experiment
     from bigplan.spec.sweep import load_study
 
     refuse_plan(file)
     studied = load_study(file)
     folder = out or Path(studied.study.launch.run_dir).expanduser() / file.stem
+    check(studied)
+    make_folder(folder)
     try:
-        outcome = _planned(studied, folder, jobs or usable_cores())
-        measure = studied.study.measure if launch is None else ("all" if launch else "none")
-        if measure != "none":
-            outcome = _launched(studied, outcome, measure)
+        with only_experiment(folder):
+            outcome = _planned(studied, folder, jobs or usable_cores())
+            measure = studied.study.measure if launch is None else ("all" if launch else "none")
+            if measure != "none":
+                outcome = _launched(studied, outcome, measure)
     except KeyboardInterrupt:
         told = f"Stopped; what is done is kept in {folder}. Run the same again to go on."
         Console(stderr=True).print(told, highlight=False, markup=False, soft_wrap=True)

@@ -21,10 +21,32 @@ _PAUSE = 0.05
 @contextmanager
 def only_launch(run: Path) -> Iterator[None]:
     """Hold the run's folder. Raises RefusedError where another launch does."""
-    file = _locked(run / ".lock", 0.0)
+    with _only(run, "a launch"):
+        yield
+
+
+@contextmanager
+def only_experiment(folder: Path) -> Iterator[None]:
+    """Hold an experiment's folder. Raises RefusedError where another process does.
+
+    Each of two would take the runs that the other has just begun for failed ones, and remove them.
+    """
+    with _only(folder, "an experiment"):
+        yield
+
+
+@contextmanager
+def _only(folder: Path, what: str) -> Iterator[None]:
+    try:
+        file = _locked(folder / ".lock", 0.0)
+    except OSError as error:
+        raise RefusedError(
+            f"{folder} cannot be written to: {error.strerror}; make it writable, or copy it to a "
+            "place that is"
+        ) from None
     if file is None:
         raise RefusedError(
-            f"{run} is in use by a launch that is still running; wait until it ends, or stop it "
+            f"{folder} is in use by {what} that is still running; wait until it ends, or stop it "
             "with Ctrl-C"
         )
     with file:

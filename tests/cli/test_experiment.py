@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bigplan.launcher.lock import only_experiment
 from tests.experiment.studies import BASE, SWEEP, study
 from tests.wording import tells
 
@@ -35,6 +36,17 @@ def test_run_and_compare(bigplan: Run, tmp_path: Path) -> None:
     assert (data["best"], len(data["points"])) == (1, 3)
     assert data["points"][0]["sweep"] == {"training.global_batch": 2}
     assert set(data["pareto"]) <= {0, 1}
+
+
+def test_one_process_at_a_time_has_an_experiment(bigplan: Run, tmp_path: Path) -> None:
+    path = study(tmp_path).path
+    out = tmp_path / "out"
+    out.mkdir()
+    with only_experiment(out):
+        code, _, err = bigplan("experiment", "run", path, "--out", out)
+    assert code == 2
+    assert tells(err, str(out), "in use by an experiment", "wait until it ends")
+    assert not (out / "experiment.json").exists()
 
 
 def test_bad_input(bigplan: Run, tmp_path: Path) -> None:

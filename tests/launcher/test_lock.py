@@ -44,3 +44,9 @@ def test_a_worker_is_waited_for_until_its_process_ends(
             worker.kill()
         monkeypatch.setattr(lock, "PATIENCE", 60.0)
         wait_for_workers(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(RefusedError, match="cannot be written to"), only_launch(tmp_path):
+        pass
