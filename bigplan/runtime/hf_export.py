@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def _write_shards(
     shards: Sequence[Sequence[HfTensor]], values: Values, folder: Path, dtype: torch.dtype
 ) -> None:
     weight_map: dict[str, str] = {}
-    total = 0
+    total, readable = 0, stat.S_IMODE((folder / CONFIG).stat().st_mode)
     for number, shard in enumerate(shards, start=1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors = {
@@ -152,6 +153,7 @@ def _write_shards(
         total += sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
         weight_map |= dict.fromkeys(tensors, file)
         save_file(tensors, folder / file, metadata={"format": "pt"})  # transformers asks for it
+        (folder / file).chmod(readable)  # safetensors leaves it to its owner alone
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         _write_json(folder / INDEX, index)

@@ -39,7 +39,9 @@ def test_the_newest_checkpoint_of_a_run(bigplan: Run, run: Path, tmp_path: Path)
     assert "in bf16" in out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["torch_dtype"]) == ("llama", "bfloat16")
-    assert "model.layers.1.mlp.up_proj.weight" in load_file(tmp_path / "out" / "model.safetensors")
+    weights = tmp_path / "out" / "model.safetensors"
+    assert "model.layers.1.mlp.up_proj.weight" in load_file(weights)
+    assert weights.stat().st_mode == (tmp_path / "out" / "config.json").stat().st_mode
 
 
 def test_one_checkpoint_in_another_dtype(bigplan: Run, run: Path, tmp_path: Path) -> None:
