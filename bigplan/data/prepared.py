@@ -127,7 +127,7 @@ def open_tokens(path: Path) -> Tokens:
         return _open_folder(path)
     if path.suffix.lower() in UNPREPARED:
         raise InputError(
-            f"training data {path} is {path.suffix[1:].upper()}, not text or a prepared folder: "
+            f"data {path} is {path.suffix[1:].upper()}, not text or a prepared folder: "
             f"run `bigplan data prepare {path} --out FOLDER` and name that folder"
         )
     if path.exists():
@@ -143,7 +143,7 @@ def _mapped(path: Path, dtype: Dtype) -> NDArray[Any]:
         why = error.strerror if isinstance(error, OSError) else error
         here = "" if path.is_absolute() else f"; looked for in {Path.cwd()}"
         raise InputError(
-            f"training data {path} cannot be read ({why}{here}): "
+            f"data {path} cannot be read ({why}{here}): "
             "name a prepared folder or a text file that is not empty, or `bundled`"
         ) from error
 
@@ -184,7 +184,7 @@ def check_vocabulary(tokens: Tokens, vocabulary: int, model: str) -> None:
     """Raise InputError where the data has ids that the model has no embedding for."""
     if tokens.largest >= vocabulary:
         raise InputError(
-            f"training data {tokens.path} has token {tokens.largest}, and {model} has a "
+            f"data {tokens.path} has token {tokens.largest}, and {model} has a "
             f"vocabulary of {vocabulary} (0 to {vocabulary - 1}): use a model with a vocabulary "
             f"of at least {tokens.largest + 1}, or prepare the data with this model's tokenizer"
         )
@@ -194,7 +194,7 @@ def check_length(tokens: Tokens, sequence_length: int) -> None:
     """Raise InputError where the data is shorter than one window and its last target."""
     if len(tokens) < sequence_length + 1:
         raise InputError(
-            f"training data {tokens.path} has {len(tokens)} tokens, sequence_length "
+            f"data {tokens.path} has {len(tokens)} tokens, sequence_length "
             f"{sequence_length} needs at least {sequence_length + 1} (a window and "
             "the target of its last token): use more text or a shorter sequence_length"
         )

@@ -12,8 +12,10 @@ from bigplan.spec.training import Training
 
 def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError]:
     """Data of training and validation that is not on this machine, or not for this model."""
-    named = [training.data, *([training.validation.data] if training.validation else [])]
-    for data in named:
+    named = {"training.data": training.data}
+    if training.validation is not None:
+        named["training.validation"] = training.validation.data
+    for key, data in named.items():
         if data != "bundled":
             from bigplan.data.prepared import check_length, check_vocabulary, open_tokens
 
@@ -22,7 +24,7 @@ def unreadable_data(model: ModelSpec, training: Training) -> Iterator[InputError
                 check_length(tokens, training.sequence_length)
                 check_vocabulary(tokens, model.vocab, model.name)
             except InputError as error:
-                yield error
+                yield InputError(f"{key}: {error}")
 
 
 def require_inputs(model: ModelSpec, training: Training, *, weights: bool) -> None:

@@ -19,9 +19,9 @@ __all__ = ["without_ray"]
 pytestmark = pytest.mark.usefixtures("without_ray")
 
 MISSING = [
-    ({"data": "corpus"}, "training data .*corpus cannot be read .* name a prepared folder"),
+    ({"data": "corpus"}, "training.data: data .*corpus cannot be read .* name a prepared folder"),
     ({"data": "rows.jsonl"}, "run `bigplan data prepare .*rows.jsonl"),
-    ({"validation": {"data": "held-out", "every": 2}}, "held-out cannot be read"),
+    ({"validation": {"data": "held-out", "every": 2}}, "training.validation: data .*held-out"),
     ({"weights": "tiny-hf"}, "tiny-hf is no folder"),
 ]
 
