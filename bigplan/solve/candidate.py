@@ -60,7 +60,7 @@ class Candidate:
         init=False, default_factory=dict, compare=False, repr=False
     )
     # What `problem_of` made: a program is solved at several surcharges and cutoffs.
-    problems: dict[tuple[tuple[Pin, ...], Rings], Problem] = field(
+    problems: dict[tuple[tuple[Pin, ...], Rings, int | None, Rings | None], Problem] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
 
@@ -271,8 +271,7 @@ def _simulated(candidate: Candidate, placement: Placement, below: float) -> Tria
         return inf
     capacity = capacity_beside(programs, costs)
     if candidate.loss is not None:
-        free = capacity[Tier.GPU] - rank_bytes(programs[-1:], Tier.GPU)
-        chunk = candidate.loss.fitting(programs[-1], free, costs.reserve)
+        chunk = candidate.loss.fitting(programs, capacity[Tier.GPU], costs.reserve)
         placement = placement.model_copy(update={"loss_chunk": chunk})
     settled = candidate.settled(placement)
     reached = REACHED if moves(placement) else FULLY

@@ -14,6 +14,7 @@ the strategy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from bigplan.cost import Costs
 from bigplan.graph.graph import Graph, LayerKind, Recompute
@@ -65,7 +66,7 @@ def formulate(
     """
     stages = stage_classes(graph, most, least)
     every = [StageTimes(stage, costs) for stage in stages]
-    return Problem(
+    problem = Problem(
         variables=tuple(v for s in stages for v in (*variables(s), *size_variables(s))),
         rules=tuple(
             rule
@@ -75,10 +76,8 @@ def formulate(
                 *switch_rules(s),
                 *unused_rules(s),
                 *size_rules(s),
-                *pin_rules(s, pins),
             )
-        )
-        + tuple(rule for times in every for rule in wear_rules(times, pins)),
+        ),
         capacities=tuple(row for s in stages for row in capacities(s, costs)),
         times=(
             *_times(every, costs),
@@ -86,16 +85,25 @@ def formulate(
         ),
         serial=total([_surcharged(lane_seconds(times)) + _waited_for(times) for times in every]),
     )
+    return pinned(problem, graph, costs, pins)
+
+
+def pinned(problem: Problem, graph: Graph, costs: Costs, pins: tuple[Pin, ...]) -> Problem:
+    """The problem of the graph at these costs with pins, whatever its rings."""
+    stages = stage_classes(graph)
+    rules = [rule for stage in stages for rule in pin_rules(stage, pins)]
+    rules += [r for stage in stages for r in wear_rules(StageTimes(stage, costs), pins)]
+    return replace(problem, rules=(*problem.rules, *rules)) if rules else problem
 
 
 def wear_rules(times: StageTimes, pins: tuple[Pin, ...]) -> Iterator[Rule]:
     """A limit on the bytes that a stage's ranks write to their node's drives in a step, if set."""
-    written = (times.costs.sharing.rate_of_node(times.costs.rates.nvme_write) / GIB) * lane_seconds(
-        times
-    )["write"]
     for pin in pins:
-        if pin.tensor == WRITTEN and pin.amount is not None and written.terms:
-            yield Rule(f"{times.stage.name}{WEAR}", written - pin.amount / GIB)
+        if pin.tensor == WRITTEN and pin.amount is not None:
+            rate = times.costs.sharing.rate_of_node(times.costs.rates.nvme_write) / GIB
+            written = rate * lane_seconds(times)["write"]
+            if written.terms:
+                yield Rule(f"{times.stage.name}{WEAR}", written - pin.amount / GIB)
 
 
 def _surcharged(lanes: Mapping[str, Linear]) -> Linear:

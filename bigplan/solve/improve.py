@@ -14,7 +14,7 @@ among them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from bigplan.effort import Effort
@@ -23,17 +23,23 @@ from bigplan.program import Lane
 from bigplan.solve.candidate import Trial, try_out
 from bigplan.solve.moves import Moves, Neighbour
 from bigplan.solve.pins import Pin, rings_tried, without_drives
-from bigplan.solve.resolve import resolve
+from bigplan.solve.resolve import promise, resolve
 from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 
 GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
 DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
+VARIED = 2  # other rings and chunks of the loss that are solved for
+VARIED = 2  # other rings, each with its most promising chunk of the loss, that are solved for
+SMALL = 500  # instructions of a program, simulated in as much time as its neighbour is drawn
 SEVERAL = 6  # neighbours of which the most promising is simulated
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Plans simulated to improve the best strategies' plans, at most."""
+    """Plans simulated to improve the best strategies' plans, at most.
+
+    Programs of fewer than SMALL instructions count by their time, as a part of one of so many.
+    """
 
     simulations: int
     instructions: int  # of all simulated programs: larger models take longer
@@ -42,7 +48,17 @@ class Budget:
 
     def of(self, trial: Trial) -> int:
         """Simulations of plans like the trial."""
-        return min(self.simulations, self.instructions // max(1, trial.instructions))
+        most = self.instructions // max(1, trial.instructions)
+        return min(_as_long(self.simulations, trial), most)
+
+    def patience_with(self, trial: Trial) -> int:
+        """Simulations of plans like the trial, without progress, after which a climb ends."""
+        return _as_long(self.patience, trial)
+
+
+def _as_long(simulations: int, trial: Trial) -> int:
+    """Simulations of plans like the trial that take as long as so many of SMALL instructions."""
+    return max(simulations, simulations * SMALL // max(1, trial.instructions))
 
 
 BUDGETS = {
@@ -60,23 +76,13 @@ class Climb:
     def __init__(self, trial: Trial, pins: tuple[Pin, ...], seed: int = 0) -> None:
         if not trial.busy.get(Lane.NVME_WRITE, 0.0):
             pins = (*pins, *without_drives(trial.candidate.graph.kinds))
-        rings = dict.fromkeys((Rings.of(trial.placement), *rings_tried(pins)))
         self.best = trial
-        self._pins, self._rings = pins, list(rings)[1:]
-        self._moves = Moves(trial.candidate, pins, tuple(rings), seed)
+        self._moves = Moves(trial.candidate, pins, rings_tried(pins), seed)
         self._tried = set[tuple[object, ...]]()
         self._several = False
 
     def go(self, simulations: int, patience: int) -> None:
-        """Simulate so many neighbours, fewer where there are none, or without progress.
-
-        Other rings leave other room, so the integer program is solved again for the first of them.
-        """
-        if self._rings:
-            worth = self.best.expected * (1 - GAIN)
-            found = resolve(self.best.candidate, self._rings.pop(0), self._pins, worth)
-            if found is not None and found.expected < worth:
-                self.best = found
+        """Simulate so many neighbours, fewer where there are none, or without progress."""
         self.stream_less()
         idle = 0
         for _ in range(simulations):
@@ -125,24 +131,30 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     """The best trials, improved by half of the simulations.
 
     If the best plan moves nothing, none is improved: others would have to gain more by their moves
-    than moves are worth.
+    than moves are worth. If one gains much, others may gain as much, so those that are as far
+    behind the best are improved, too.
     """
-    ranked = sorted(trials, key=_expected)
-    near = [trial for trial in ranked if trial.expected < (1 + NEAR) * ranked[0].expected]
-    moving = near[: budget.strategies] if ranked and ranked[0].moves else []
-    climbs = [Climb(trial, pins) for trial in moving if trial.moves]
-    for climb in climbs:
-        climb.go(budget.of(climb.best) // (2 * len(climbs)), budget.patience)
-    return [climb.best for climb in climbs]
+    ranked = sorted(trials, key=_expected)[: budget.strategies]
+    moving = [trial for trial in ranked if trial.moves] if ranked and ranked[0].moves else []
+    found, near = list[Trial](), 1 + NEAR
+    for trial in moving:
+        most = near * moving[0].expected
+        if trial.expected < most:
+            climb = Climb(_varied(trial, pins), pins)
+            sharing = sum(other.expected < most for other in moving)
+            climb.go(budget.of(climb.best) // (2 * sharing), budget.patience_with(climb.best))
+            found.append(climb.best)
+            near = max(near, trial.expected / climb.best.expected)
+    return found
 
 
 def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
     """A plan of the same strategy and pins, improved by the other half."""
     if not trial.moves:
         return trial
-    trial = _with_larger_chunks(trial, pins)
+    trial = _varied(trial, pins)
     climb = min((Climb(start, pins, seed=1) for start in _starts(trial, pins)), key=_streamed_less)
-    climb.go(budget.of(trial) // 2, budget.patience)
+    climb.go(budget.of(climb.best) // 2, budget.patience_with(climb.best))
     return climb.best
 
 
@@ -167,20 +179,25 @@ def _streamed_less(climb: Climb) -> float:
     return climb.best.expected
 
 
-def _with_larger_chunks(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
-    """The trial, or a plan that leaves room for more of the loss at a time.
+def _varied(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
+    """The trial, or a plan with other rings and the chunk of the loss that promise more.
 
-    The integer program counts the time of the largest chunk and the memory of the smallest. So it
-    may fill memory that is worth more to a larger chunk; moves seldom free as much at once.
+    The trial's integer program had the first rings that fit, the time of the largest chunk and the
+    memory of the smallest. Linear programs are a good judge of chunks, and a poor one of rings.
     """
-    loss, rings = trial.candidate.loss, Rings.of(trial.placement)
-    for chunk in loss.chunks if loss else ():
-        if chunk > trial.placement.loss_chunk:
-            placement = trial.placement.model_copy(update={"loss_chunk": chunk})
-            larger = trial.candidate.settled(placement)
-            solved = resolve(larger, rings, pins, below=trial.expected)
-            if solved and solved.expected < trial.expected:
-                trial = replace(solved, candidate=trial.candidate)
+    candidate, ways = trial.candidate, list[tuple[float, int, Rings, int | None]]()
+    chunks = candidate.loss.chunks if candidate.loss else (None,)
+    for rings in rings_tried(pins):
+        hopes = {c: promise(candidate, rings, pins, c) / trial.expected for c in chunks}
+        chunk = min(chunks, key=lambda c: round(hopes[c], 3))
+        present = rings == Rings.of(trial.placement) and chunk == trial.placement.loss_chunk
+        if hopes[chunk] < 1 - GAIN and not present:
+            ways.append((round(hopes[chunk], 3), len(ways), rings, chunk))
+    for _, _, rings, chunk in sorted(ways)[:VARIED]:
+        below = trial.expected * (1 - GAIN)
+        solved = resolve(candidate, rings, pins, below=below, chunk=chunk)
+        if solved is not None and solved.expected < below:
+            trial = solved
     return trial
 
 

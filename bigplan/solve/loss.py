@@ -9,6 +9,7 @@ largest chunk whose workspace fits into the GPU's free memory, or into its block
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bigplan.cost import Costs, price
@@ -21,6 +22,7 @@ from bigplan.solve.pins import LOSS_CHUNK, Pin
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
+from bigplan.verify import rank_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +72,18 @@ class LossLayer:
             self._kinds[chunk] = made
         return self._kinds[chunk]
 
-    def fitting(self, program: Program, free: int, reserve: int) -> int:
-        """The largest chunk whose workspace fits, `program` being the last stage's.
+    def fitting(self, programs: Sequence[Program], capacity: int, reserve: int) -> int:
+        """The largest chunk that the GPUs have room for beside the stages' programs.
 
-        Its workspace is that of the smallest chunk or of another layer; `free` bytes of GPU memory
-        can be added to it. Logits lie in one piece, for which the allocator has its `reserve`.
+        The last stage's workspace is that of the smallest chunk or of another layer. Logits lie in
+        one piece: where it exceeds the allocator's `reserve`, all of them keep more free.
         """
-        room = program.buffers["workspace"].nbytes + free
+        *_, free = left = [capacity - rank_bytes([program], Tier.GPU) for program in programs]
+        workspace = programs[-1].buffers["workspace"].nbytes
         for chunk in reversed(self.chunks[1:]):
             kind = self.kind(chunk)
-            if kind.backward_workspace <= room and kind.largest <= reserve:
+            kept = max(0, kind.largest - reserve)
+            if kept <= min(left) and kept + max(0, kind.backward_workspace - workspace) <= free:
                 return chunk
         return self.chunks[0]
 

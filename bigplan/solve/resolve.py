@@ -9,7 +9,7 @@ from bigplan.placement import Rings
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.bounds import Outlook
 from bigplan.solve.candidate import Candidate, Trial, try_out
-from bigplan.solve.formulation import formulate, placement_of
+from bigplan.solve.formulation import formulate, pinned, placement_of
 from bigplan.solve.ilp import BOUND_GAP, solve
 from bigplan.solve.linear import Problem
 from bigplan.solve.pins import Pin, rings_tried
@@ -35,12 +35,16 @@ def resolve(
     pins: tuple[Pin, ...],
     below: float = inf,
     exposed: float = EXPOSED,
+    chunk: int | None = None,
 ) -> Trial | None:
     """The plan with these rings; None if none fits, or none with a step below `below` seconds.
 
-    `exposed`: the share of moves' seconds that the objective adds to the step.
+    `exposed`: the share of moves' seconds that the objective adds to the step. `chunk`: tokens for
+    which the loss has room; None: for the fewest, at the speed of the most.
     """
-    problem = problem_of(candidate, pins, rings)
+    problem = problem_of(candidate, pins, rings, chunk)
+    if below < inf and next(relaxed_steps(problem, (0.0,))) >= below:
+        return None
     for margin in MARGINS:
         solution = solve(problem, exposed, margin=margin, below=below)
         if solution is None:
@@ -87,15 +91,12 @@ def _shorter(
 ) -> Rings | None:
     """The rings that promise much more than the first, and a step below `best` seconds."""
 
-    def promise(rings: Rings) -> float:
-        return next(relaxed_steps(problem_of(candidate, pins, rings), (EXPOSED,)))
-
     if len(tried) == 1 or estimate >= best:
         return None
-    present = promise(tried[0])
+    present = promise(candidate, tried[0], pins)
     if present <= estimate * (1 + NEAR):
         return None
-    promises = {rings: promise(rings) for rings in tried[1:]}
+    promises = {rings: promise(candidate, rings, pins) for rings in tried[1:]}
     shorter = min(promises, key=promises.__getitem__)
     return shorter if promises[shorter] < min(best, present / (1 + NEAR)) else None
 
@@ -106,15 +107,37 @@ def optimum(problem: Problem) -> float:
     return inf if solution is None else solution.step_seconds * (1 - BOUND_GAP)
 
 
-def problem_of(candidate: Candidate, pins: tuple[Pin, ...], rings: Rings = ROOMY) -> Problem:
-    """The candidate's integer program for plans with these rings."""
-    known, key = candidate.problems, (pins, rings)
+def problem_of(
+    candidate: Candidate,
+    pins: tuple[Pin, ...],
+    rings: Rings = ROOMY,
+    chunk: int | None = None,
+    least: Rings | None = None,
+) -> Problem:
+    """The candidate's integer program for plans with these rings, and room for this chunk.
+
+    `least`: the fewest rings, for a bound over all that lie between.
+    """
+    known, key = candidate.problems, (pins, rings, chunk, least)
     if key not in known:
-        known[key] = formulate(candidate.graph, candidate.costs, pins, rings)
+        graph, costs = candidate.graph, candidate.costs
+        if chunk is not None and candidate.loss is not None:
+            graph, costs = candidate.loss.settled(graph, costs, chunk)
+        if pins:
+            known[key] = pinned(problem_of(candidate, (), *key[1:]), graph, costs, pins)
+        else:
+            known[key] = formulate(graph, costs, (), rings, least)
     return known[key]
 
 
 def bounding_problem(candidate: Candidate, pins: tuple[Pin, ...]) -> Problem:
     """The integer program whose optimum is below every plan, whatever its rings."""
     tried = rings_tried(pins)
-    return formulate(candidate.graph, candidate.costs, pins, tried[0], tried[-1])
+    return problem_of(candidate, pins, tried[0], least=tried[-1])
+
+
+def promise(
+    candidate: Candidate, rings: Rings, pins: tuple[Pin, ...], chunk: int | None = None
+) -> float:
+    """The step that a linear program sees in these rings, infinite where nothing fits."""
+    return next(relaxed_steps(problem_of(candidate, pins, rings, chunk), (EXPOSED,)))

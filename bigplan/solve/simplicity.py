@@ -14,8 +14,7 @@ from bigplan.program import Lane
 from bigplan.solve.candidate import Trial
 from bigplan.solve.improve import Budget, improved
 from bigplan.solve.pins import MOVED, STREAMED, Pin, rings_tried, without_drives
-from bigplan.solve.relaxation import relaxed_steps
-from bigplan.solve.resolve import bounding_problem, model_outlook, planned, problem_of, resolve
+from bigplan.solve.resolve import bounding_problem, model_outlook, planned, resolve
 from bigplan.solve.thresholds import NEAR, WITHIN
 
 DRIVE, RECOMPUTE = "drive", "recompute"
@@ -120,8 +119,5 @@ def _spared(trials: Sequence[Trial], pins: tuple[Pin, ...], most: float) -> Iter
 
 def _resolved(trial: Trial, pins: tuple[Pin, ...], most: float) -> Trial | None:
     """A plan of the trial's strategy that keeps the pins and usually takes at most `most` s."""
-    candidate, rings = trial.candidate, Rings.of(trial.placement)
-    if next(relaxed_steps(problem_of(candidate, pins, rings), (0.0,))) >= most:
-        return None
-    found = resolve(candidate, rings, pins, below=most)
+    found = resolve(trial.candidate, Rings.of(trial.placement), pins, below=most)
     return found if found is not None and found.expected <= most else None

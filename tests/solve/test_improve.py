@@ -14,7 +14,7 @@ from bigplan.placement import Placement, Rings
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.candidate import REACHED, Candidate, Trial, Workload, try_out
 from bigplan.solve.decisions import decisions_of
-from bigplan.solve.improve import BUDGETS, GAIN, Climb, further, improved
+from bigplan.solve.improve import BUDGETS, GAIN, SMALL, Climb, further, improved
 from bigplan.solve.moves import Moves
 from bigplan.solve.pins import parse_pins, rings_tried
 from bigplan.solve.resolve import problem_of, resolve
@@ -110,6 +110,14 @@ def test_what_is_expected_is_the_mean_over_what_the_cpu_may_reach() -> None:
 
 def test_more_effort_is_more_simulations_and_less_for_larger_programs() -> None:
     usual, high = BUDGETS[Effort.USUAL], BUDGETS[Effort.HIGH]
-    assert usual.of(_trial()) < high.of(_trial()) <= high.simulations
+    small = replace(_trial(), instructions=SMALL)
+    assert usual.of(small) < high.of(small) <= high.simulations
     larger = replace(_trial(), instructions=10 * usual.instructions)
     assert usual.of(larger) == 0 < high.of(replace(_trial(), instructions=usual.instructions))
+
+
+def test_small_programs_are_simulated_as_long_as_larger_ones() -> None:
+    usual = BUDGETS[Effort.USUAL]
+    tiny, small, larger = (replace(_trial(), instructions=n) for n in (50, SMALL, 2 * SMALL))
+    assert usual.of(tiny) == 10 * usual.of(small) == 10 * usual.of(larger)
+    assert usual.patience_with(tiny) == 10 * usual.patience_with(small) == 10 * usual.patience

@@ -10,13 +10,15 @@ from bigplan.cost import price
 from bigplan.errors import InputError
 from bigplan.graph.build import build_graph, loss_chunks
 from bigplan.graph.strategy import Strategy
-from bigplan.lower import lower
-from bigplan.placement import Tier
+from bigplan.lower import lower, lower_steady
+from bigplan.placement import Placement, Tier
 from bigplan.plan import Plan, graph_of
 from bigplan.planner import Request, make_plan, programs_of
+from bigplan.solve.alike import ROOMY
 from bigplan.solve.candidate import Candidate, Pricing, Workload, try_out
 from bigplan.solve.loss import LossLayer
 from bigplan.solve.pins import Pin, parse_pins
+from bigplan.solve.resolve import resolve
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from bigplan.verify import rank_bytes, verify
@@ -101,11 +103,36 @@ def test_the_largest_chunk_that_fits_is_taken() -> None:
     for size in needed.values():
         for capacity in (size, size - 1):
             expected = max((c for c, need in needed.items() if need <= capacity), default=None)
-            tiers = {**candidate.costs.capacity, Tier.GPU: capacity}
-            costs = replace(candidate.costs, capacity=tiers, page_tables=0.0)
-            capped = replace(candidate, costs=costs)
-            trial = try_out(capped, placement)
-            assert (None if trial is None else trial.placement.loss_chunk) == expected
+            assert _chunk(candidate, placement, capacity, candidate.costs.reserve) == expected
+    for chunk in candidate.loss.chunks[1:]:
+        # Where nothing is reserved for logits, as much as they are is kept free.
+        capacity = needed[chunk] + candidate.loss.kind(chunk).largest
+        assert _chunk(candidate, placement, capacity, 0) == chunk
+        assert _chunk(candidate, placement, capacity - 1, 0) == chunk // 2
+
+
+def _chunk(candidate: Candidate, placement: Placement, capacity: int, reserve: int) -> int | None:
+    """The chunk that a placement has on GPUs of so many bytes beside a reserve; None: none fits."""
+    tiers = {**candidate.costs.capacity, Tier.GPU: capacity}
+    costs = replace(candidate.costs, capacity=tiers, reserve=reserve, page_tables=0.0)
+    trial = try_out(replace(candidate, costs=costs), placement)
+    return None if trial is None else trial.placement.loss_chunk
+
+
+def test_logits_above_the_reserve_are_kept_free_on_all_stages() -> None:
+    nodes = find_cluster("dgx-h100").group
+    candidate = Candidate.of(Workload(MODEL, TRAINING, nodes), Strategy(pp=2, dp=4))
+    found = resolve(candidate, ROOMY, ())
+    assert candidate.loss is not None
+    assert found is not None
+    programs = lower_steady(candidate.graph, found.placement)
+    first, last = (rank_bytes([program], Tier.GPU) for program in programs)
+    kind = candidate.loss.kind(candidate.loss.chunks[-1])
+    more = kind.backward_workspace - programs[-1].buffers["workspace"].nbytes
+    assert first - last > more > 0  # so the last stage has room for it
+    for free, whole in ((kind.largest, True), (kind.largest - 1, False)):
+        chunk = candidate.loss.fitting(programs, first + free, 0)
+        assert (chunk == candidate.loss.chunks[-1]) == whole
 
 
 def test_a_chunk_can_be_set() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +23,10 @@ PREFERRED, NOISE = 1.01, 1.005  # what simplicity may cost, and what is no diffe
 CLUSTERS = {"rtx-4090-workstation": (6, 24), "h200-1x": (12, 40), "t4-cloud": (6, 14)}
 
 
+def _training(length: int, batch: int, precision: Literal["fp16", "bf16"] = "bf16") -> Training:
+    return Training(sequence_length=length, global_batch=batch, precision=precision)
+
+
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
     """A few layers of a model on a machine whose GPUs, hosts and drives are small beside it."""
@@ -31,12 +37,8 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
     model = find_model(draw(st.sampled_from(("llama-3-8b", "llama-2-13b"))))
     model = model.model_copy(update={"layers": draw(st.integers(4, 8))})
-    precision = "fp16" if name == "t4-cloud" else "bf16"
-    training = Training(
-        sequence_length=draw(st.sampled_from((1024, 4096))),
-        global_batch=draw(st.sampled_from((4, 8, 16))),
-        precision=precision,
-    )
+    length, batch = draw(st.sampled_from((1024, 4096))), draw(st.sampled_from((4, 8, 16)))
+    training = _training(length, batch, "fp16" if name == "t4-cloud" else "bf16")
     return Workload(model, training, cluster.group)
 
 
@@ -69,6 +71,28 @@ def test_no_pin_beats_the_free_plan(
         assert free is not None
         assert free.best.expected <= PREFERRED * NOISE * held.best.expected
         assert free.bound <= held.best.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gpu", "host", "training", "pinned"),
+    [
+        # A loss by larger chunks in other rings than the first program's: 4.7% faster.
+        ("t4-cloud", 14, 43, _training(4096, 16, "fp16"), {"slots": 2}),
+        # A strategy that is 9% slower until both are improved: 8.5% faster.
+        ("h200-1x", 18, 36, _training(1024, 8), {"accumulation_group": 1}),
+    ],
+    ids=["chunk", "strategy"],
+)
+def test_pins_that_beat_the_free_plan_once(
+    cluster: str, gpu: int, host: int, training: Training, pinned: dict[str, int]
+) -> None:
+    capped = find_cluster(cluster).with_caps(gpu=gpu << 30, host=host << 30)
+    model = find_model("llama-3-8b").model_copy(update={"layers": 4})
+    workload = Workload(model, training, capped.group)
+    free, held = _found(workload, {}), _found(workload, pinned)
+    assert free is not None
+    assert held is not None
+    assert free.best.expected <= PREFERRED * NOISE * held.best.expected
 
 
 @settings(max_examples=examples(4))
