@@ -29,7 +29,6 @@ from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
 DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
 VARIED = 2  # other rings and chunks of the loss that are solved for
-VARIED = 2  # other rings, each with its most promising chunk of the loss, that are solved for
 SMALL = 500  # instructions of a program, simulated in as much time as its neighbour is drawn
 SEVERAL = 6  # neighbours of which the most promising is simulated
 
@@ -183,17 +182,20 @@ def _varied(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     """The trial, or a plan with other rings and the chunk of the loss that promise more.
 
     The trial's integer program had the first rings that fit, the time of the largest chunk and the
-    memory of the smallest. Linear programs are a good judge of chunks, and a poor one of rings.
+    memory of the smallest. Linear programs judge chunks well and rings poorly, so small programs
+    have all rings tried.
     """
-    candidate, ways = trial.candidate, list[tuple[float, int, Rings, int | None]]()
-    chunks = candidate.loss.chunks if candidate.loss else (None,)
-    for rings in rings_tried(pins):
-        hopes = {c: promise(candidate, rings, pins, c) / trial.expected for c in chunks}
-        chunk = min(chunks, key=lambda c: round(hopes[c], 3))
-        present = rings == Rings.of(trial.placement) and chunk == trial.placement.loss_chunk
-        if hopes[chunk] < 1 - GAIN and not present:
-            ways.append((round(hopes[chunk], 3), len(ways), rings, chunk))
-    for _, _, rings, chunk in sorted(ways)[:VARIED]:
+    candidate, tried, loss = trial.candidate, rings_tried(pins), trial.candidate.loss
+
+    def hope(rings: Rings, chunk: int | None) -> float:
+        return round(promise(candidate, rings, pins, chunk) / trial.expected, 3)
+
+    chunks = loss.chunks if loss else (None,)
+    chunk = min(chunks, key=lambda c: hope(tried[-1], c))  # these leave the most room
+    hopes = {rings: hope(rings, chunk) for rings in tried}
+    if chunk == trial.placement.loss_chunk:
+        hopes.pop(Rings.of(trial.placement), None)
+    for rings in sorted(hopes, key=hopes.__getitem__)[: _as_long(1, trial)]:
         below = trial.expected * (1 - GAIN)
         solved = resolve(candidate, rings, pins, below=below, chunk=chunk)
         if solved is not None and solved.expected < below:

@@ -2,8 +2,8 @@
 
 Other constants of the search decide nothing about a plan's merit. Budgets bound its time
 (`search.CERTIFIED`, `improve.BUDGETS`, `improve.SMALL`, `improve.DRAWN`, `improve.SEVERAL`,
-`improve.VARIED`, `shortage.TRIED`).
-Shares say how moves are drawn (`moves`). Tolerances are for rounding, in layers (`moves.EXACT`,
+`shortage.TRIED`).
+Shares say how moves are drawn (`moves`). Tolerances are for rounding, in layers (`linear.EXACT`,
 `legality.EXACT`). `candidate.REACHED` is measured, `formulation.DRIVES` seen in simulations.
 """
 
