@@ -19,20 +19,22 @@ def decisions_of(graph: Graph, placement: Placement) -> Values:
     return Consequences.of(stage_classes(graph, Rings.of(placement))).decisions(placement)
 
 
-def _counts(
+def decided(
     stage: StageClass, kind: LayerKind, placed: KindPlacement
-) -> Iterator[tuple[str, float]]:
-    yield from _valued(stage.streamed(kind), placed.streamed)
+) -> Iterator[tuple[str, Linear, float]]:
+    """Every count by its key in a plan, with the expression that stands for it."""
     for tier in Tier:
-        for tensor, number in (
-            ("parameters", placed.parameters.get(tier, 0)),
-            ("gradients", placed.gradients.get(tier, 0)),
-            ("optimizer", placed.optimizer.get(tier, 0.0)),
+        for tensor, counts in (
+            ("parameters", placed.parameters),
+            ("gradients", placed.gradients),
+            ("optimizer", placed.optimizer),
         ):
-            yield from _valued(stage.tensor(kind, tensor, tier), number)
+            yield f"{tensor}.{tier}", stage.tensor(kind, tensor, tier), counts.get(tier, 0)
         for recompute in Recompute:
-            number = placed.activations.get(recompute, {}).get(tier, 0)
-            yield from _valued(stage.policy(kind, recompute, tier), number)
+            layers = placed.activations.get(recompute, {}).get(tier, 0)
+            key = f"activations.{recompute}.{tier}"
+            yield key, stage.policy(kind, recompute, tier), layers
+    yield "streamed", stage.streamed(kind), placed.streamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Consequences:
         for stage in self.stages:
             kinds = placement.stages[stage.stages[0]].kinds
             for kind, _ in stage.kinds:
-                values.update(_counts(stage, kind, kinds[kind.name]))
+                for _, decision, layers in decided(stage, kind, kinds[kind.name]):
+                    values.update(_valued(decision, layers))
         self.complete(values)
         return values
 

@@ -8,7 +8,7 @@ on that grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import comb, prod
@@ -20,7 +20,7 @@ from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, T
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, try_out, verified
 from bigplan.solve.decisions import Consequences
 from bigplan.solve.formulation import WEAR
-from bigplan.solve.linear import Linear, Rule
+from bigplan.solve.linear import Linear
 from bigplan.solve.pins import Pin, pin_rules, rings_tried
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Choice, Found, Scope, Watch, unwatched
@@ -134,8 +134,8 @@ class _Choices:
         def kept(decisions: list[Linear], every: Iterable[Counts]) -> list[Counts]:
             names = {name for decision in decisions for name in decision.terms}
             own = [r for r in rules if r.expression.terms and set(r.expression.terms) <= names]
-            found = [c for c in every if _are(decisions, c)]
-            return [c for c in found if _keeps(own, dict(_values(decisions, c)))]
+            found = ((c, dict(_values(decisions, c))) for c in every if _are(decisions, c))
+            return [c for c, values in found if all(rule.holds(values) for rule in own)]
 
         def tensor(name: str, every: Iterable[Counts]) -> list[Counts]:
             return kept([stage.tensor(kind, name, tier) for tier in Tier], every)
@@ -201,14 +201,6 @@ def _are(decisions: Iterable[Linear], counts: Counts) -> bool:
 def _values(decisions: Iterable[Linear], counts: Counts) -> Iterator[tuple[str, float]]:
     both = zip(decisions, counts, strict=True)
     return ((name, count) for decision, count in both for name in decision.terms)
-
-
-def _keeps(rules: Iterable[Rule], values: Mapping[str, float]) -> bool:
-    for rule in rules:
-        value = rule.expression.at(values)
-        if value > 1e-6 or (rule.equal and value < -1e-6):
-            return False
-    return True
 
 
 def _shares(layers: int, on_gpu: int) -> Iterator[Counts]:

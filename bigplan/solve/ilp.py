@@ -175,6 +175,18 @@ def _constrain(model: pulp.LpProblem, variables: Mapping[str, pulp.LpVariable], 
     model += pulp.LpConstraint(terms, sense, row.name, row.limit)
 
 
+def relaxed_steps(problem: Problem, surcharges: Iterable[float]) -> Iterator[float]:
+    """The step of the best decisions at each surcharge, without integrality; infinite: none fit."""
+    highs = LinearProgram(problem.without(problem.excluded)) if highs_available() else None
+    for rho in surcharges:
+        step = highs.step_seconds(rho) if highs else inf
+        if step == inf and not (highs and highs.contradictory()):
+            # That nothing fits is proven, or two solvers say so.
+            solution = solve(problem, rho, relaxed=True)
+            step = inf if solution is None else solution.step_seconds
+        yield step
+
+
 @dataclass(frozen=True, slots=True)
 class Shortage:
     """How far a strategy is from fitting, if only this tier could grow."""
@@ -185,13 +197,14 @@ class Shortage:
 
 
 def shortages(
-    problem: Problem, tiers: Iterable[Tier] = Tier, *, relaxed: bool = True, margin: float = 0.0
+    problem: Problem, tiers: Iterable[Tier] = Tier, *, relaxed: bool = True
 ) -> list[Shortage]:
     """For every tier alone: the fewest bytes more (per GPU, per node) with which a plan fits.
 
     `relaxed` allows parts of layers, so that the true shortage may be larger.
     """
     timeless = replace(problem, times=(AtLeast("step", Linear()),))
+    whole = 1.0 if relaxed else 1.0 - NOISE
     found = []
     for tier in tiers:
         model, variables = _build(timeless, timed_rows(timeless), relaxed=relaxed)
@@ -199,9 +212,9 @@ def shortages(
         extra = variables["extra"] = model.add_variable("extra", 0)
         unit = max(worst, 1e9)
         for row in problem.capacities:
-            used = row.used - row.limit * (1.0 - margin)
+            used = row.used - row.limit * whole
             if row.tier is tier:
-                used += Linear({"extra": -unit * (1.0 - margin)})
+                used += Linear({"extra": -unit * whole})
             for constraint in scaled(used, f"{row.stage} {row.tier}"):
                 _constrain(model, variables, constraint)
         model.setObjective(extra * 1.0)

@@ -8,11 +8,10 @@ values by themselves; these checks are not repeated here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 from bigplan.errors import InputError
 from bigplan.graph.build import loss_chunks
-from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind, Recompute
+from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph, LayerKind
 from bigplan.graph.strategy import Space, Strategy
 from bigplan.mechanics import MOST_GRAPHS
 from bigplan.placement import (
@@ -20,11 +19,10 @@ from bigplan.placement import (
     KindPlacement,
     Placement,
     StagePlacement,
-    Tier,
     may_capture,
 )
 from bigplan.solve.candidate import Workload
-from bigplan.solve.linear import Linear
+from bigplan.solve.decisions import decided
 from bigplan.solve.stage import StageClass, stage_classes
 from bigplan.units import counted
 
@@ -101,28 +99,10 @@ def _require_layers(graph: Graph, number: int, stage: StagePlacement) -> None:
 def _require_choices(stage: StageClass, kind: LayerKind, placed: KindPlacement) -> None:
     """Raise InputError for a decision that differs from its constant in the integer program."""
     where = f"placement.stages.{stage.stages[0]}.kinds.{kind.name}"
-    for key, decision, layers in _choices(stage, kind, placed):
+    for key, decision, layers in decided(stage, kind, placed):
         if not decision.terms and abs(layers - decision.constant) > EXACT:
             strategy = stage.graph.strategy
             raise InputError(
                 f"{where}.{key}: {layers:g} layers; with zero {strategy.zero} and vpp "
                 f"{strategy.vpp} it is {decision.constant:g} of {placed.layers}"
             )
-
-
-def _choices(
-    stage: StageClass, kind: LayerKind, placed: KindPlacement
-) -> Iterator[tuple[str, Linear, float]]:
-    """Every count by its key, with the expression that stands for it."""
-    for tier in Tier:
-        for tensor, counts in (
-            ("parameters", placed.parameters),
-            ("gradients", placed.gradients),
-            ("optimizer", placed.optimizer),
-        ):
-            yield f"{tensor}.{tier}", stage.tensor(kind, tensor, tier), counts.get(tier, 0)
-        for recompute in Recompute:
-            layers = placed.activations.get(recompute, {}).get(tier, 0)
-            key = f"activations.{recompute}.{tier}"
-            yield key, stage.policy(kind, recompute, tier), layers
-    yield "streamed", stage.streamed(kind), placed.streamed

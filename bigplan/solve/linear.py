@@ -8,6 +8,8 @@ from operator import mul
 
 from bigplan.placement import Tier
 
+EXACT = 1e-6  # layers by which a rule may be missed
+
 
 @dataclass(slots=True)  # not frozen: a problem makes thousands, and freezing takes a fifth of that
 class Linear:
@@ -82,6 +84,11 @@ class Rule:
     name: str
     expression: Linear
     equal: bool = False
+
+    def holds(self, values: Mapping[str, float]) -> bool:
+        """Whether decisions keep it, but for rounding."""
+        off = self.expression.at(values)
+        return off <= EXACT and not (self.equal and off < -EXACT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from bigplan.placement import Placement, Rings, Tier
 from bigplan.solve.candidate import Candidate
 from bigplan.solve.decisions import Consequences, Values, decisions_of
 from bigplan.solve.formulation import placement_of
-from bigplan.solve.linear import Linear, Problem
+from bigplan.solve.linear import EXACT, Linear, Problem
 from bigplan.solve.pins import Pin
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.stage import StageClass, placement_rules, stage_classes
@@ -28,19 +28,10 @@ from bigplan.solve.thresholds import NOISE
 # copies wait for each other on the link. The rows do not know this, so the integer program streams
 # too much.
 LESS = 0.85
-EXACT = 1e-6  # layers by which a rule may be missed
 # How many changes a move makes, and how many layers (or which part of their state) each one moves.
 CHANGES, LAYERS, PARTS = (1, 1, 1, 2, 2, 3), (1, 1, 1, 2, 4, 999), (0.1, 0.25, 0.5, 1.0)
-ADDED = (
-    -1.0,
-    -0.3,
-    -0.1,
-    -0.05,
-    0.05,
-    0.1,
-    0.3,
-    1.0,
-)  # of the state in host memory, streamed besides
+# Of the state in host memory, streamed besides.
+ADDED = (-1.0, -0.3, -0.1, -0.05, 0.05, 0.1, 0.3, 1.0)
 OF_RINGS, OF_STREAMED, REFILLED, RAISED = 0.06, 0.3, 0.8, 0.3  # shares of moves that do it
 BELOW = {Tier.GPU: Tier.HOST, Tier.HOST: Tier.NVME}
 
@@ -94,10 +85,8 @@ class _Ground:
         problem = self.problem
         if any(values.get(name, 0.0) > EXACT for name in self.excluded):
             return False
-        for rule in problem.rules:
-            off = rule.expression.at(values)
-            if off > EXACT or (rule.equal and off < -EXACT):
-                return False
+        if not all(rule.holds(values) for rule in problem.rules):
+            return False
         return all(row.used.at(values) <= row.limit for row in problem.capacities)
 
 

@@ -36,15 +36,8 @@ CAPTURED = "captured"
 OF_PLAN = (*RING_KEYS, LOSS_CHUNK, CAPTURED)  # of a placement as a whole
 WRITTEN = "written"  # bytes a step to a node's drives, at most; no key of --set
 POSITIVE = (
-    "dp",
-    "tp",
-    "pp",
-    "vpp",
-    "micro_batch",
-    "accumulation_group",
-    "slots",
-    "sums",
-    LOSS_CHUNK,
+    *("dp", "tp", "pp", "vpp", "micro_batch", "accumulation_group"),
+    *("slots", "sums", LOSS_CHUNK),
 )
 SWITCHES = ("sequence_parallel", "shared_ends", CAPTURED)
 TRIED = (ROOMY, Rings(slots=2), Rings(slots=2, shared_ends=True), LEAN)  # the roomiest first

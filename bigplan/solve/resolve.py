@@ -10,10 +10,9 @@ from bigplan.solve.alike import ROOMY
 from bigplan.solve.bounds import Outlook
 from bigplan.solve.candidate import Candidate, Trial, try_out
 from bigplan.solve.formulation import formulate, pinned, placement_of
-from bigplan.solve.ilp import BOUND_GAP, solve
+from bigplan.solve.ilp import BOUND_GAP, relaxed_steps, solve
 from bigplan.solve.linear import Problem
 from bigplan.solve.pins import Pin, rings_tried
-from bigplan.solve.relaxation import relaxed_steps
 from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, WITHIN
 
 MARGINS = (NOISE, WITHIN)  # of each tier, kept free; the second where the first is not enough

@@ -16,7 +16,6 @@ from bigplan.solve.linear import Capacity, Problem
 from bigplan.solve.memory import GIB
 from bigplan.solve.pins import WRITTEN, Pin, rings_tried
 from bigplan.solve.resolve import problem_of
-from bigplan.solve.thresholds import NOISE
 from bigplan.units import format_bytes
 
 TRIED = 24  # strategies asked; the most frugal come first
@@ -83,7 +82,7 @@ def _whole_layers(tier: Tier, estimates: Iterable[tuple[Shortage, Problem]]) -> 
     best: Shortage | None = None
     for estimate, problem in closest[:CLOSEST]:
         if best is None or estimate.nbytes < best.nbytes:
-            found = shortages(problem, (tier,), relaxed=False, margin=NOISE)
+            found = shortages(problem, (tier,), relaxed=False)
             best = min([*found, *([best] if best else [])], key=_missing, default=None)
     return None if best is None else Shortage(best.stage, tier, _installed(tier, best.nbytes))
 
@@ -101,7 +100,7 @@ def _in_turn(problem: Problem) -> tuple[Shortage, ...]:
     for tier in Tier:
         own = tuple(row for row in problem.capacities if row.tier is tier)
         asked = replace(problem, capacities=rows + own)
-        short = shortages(asked, (tier,), relaxed=False, margin=NOISE)
+        short = shortages(asked, (tier,), relaxed=False)
         if not short:
             return ()
         rows += tuple(replace(row, limit=row.limit + short[0].nbytes) for row in own)

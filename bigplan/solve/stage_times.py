@@ -14,6 +14,7 @@ from bigplan.solve.memory import gradient_bytes, ring_bytes, weight_bytes
 from bigplan.solve.stage import AWAY, RERUN, StageClass
 
 NOTHING = Linear()
+Kinds = list[tuple[LayerKind, int]]  # with their number of layers
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class StageTimes:
         return self.stage.graph.units
 
     @cached_property
-    def inner(self) -> list[tuple[LayerKind, int]]:
+    def inner(self) -> Kinds:
         """Kinds whose backward is in the backward pass: all but the loss."""
         return [(k, n) for k, n in self.stage.kinds if not self.stage.is_loss(k)]
 
@@ -89,7 +90,7 @@ class StageTimes:
 
     # Bytes of one pass by lane, and the part of them that may be in slots when the pass starts.
 
-    def loads(self, kinds: list[tuple[LayerKind, int]]) -> tuple[Linear, Linear]:
+    def loads(self, kinds: Kinds) -> tuple[Linear, Linear]:
         """Parameters to the GPU."""
         moved = [(k, n, self.stage.passing(k, "parameters"), "slots") for k, n in kinds]
         return self._moved(moved, 0)
@@ -101,9 +102,7 @@ class StageTimes:
         nbytes = self.group * looked_up_bytes(self.stage.graph)
         return total([nbytes * self.stage.looked_up(k) for k in kinds])
 
-    def weight_reads(
-        self, kinds: list[tuple[LayerKind, int]], *, staged: int = 0
-    ) -> tuple[Linear, Linear]:
+    def weight_reads(self, kinds: Kinds, *, staged: int = 0) -> tuple[Linear, Linear]:
         """Parameters from NVMe; `staged` of them wait in host staging before the pass starts."""
         on_disk = self.stage.tensor
         moved = [(k, n, on_disk(k, "parameters", Tier.NVME), "staged_weights") for k, n in kinds]

@@ -34,7 +34,7 @@ from bigplan.solve.ends import leading_seconds, trailing_seconds
 from bigplan.solve.linear import AtLeast, Linear, total, var
 from bigplan.solve.memory import gradient_bytes, owned
 from bigplan.solve.stage import AWAY
-from bigplan.solve.stage_times import NOTHING, StageTimes
+from bigplan.solve.stage_times import NOTHING, Kinds, StageTimes
 from bigplan.solve.update_times import early_reads, gpu_seconds, late_seconds, update_seconds
 
 BEFORE_FORWARD = ("cpu", "h2d", "read")  # lanes that do all of an update before its layer's forward
@@ -61,7 +61,7 @@ def pass_rows(times: StageTimes) -> Iterator[AtLeast]:
     reads, held = times.weight_reads(times.inner, staged=STAGING)
     yield AtLeast(backward, (1 / rates.nvme_read) * (reads + on_disk - held - waiting))
     for label, of in ((forward, kinds), (backward, times.inner)):
-        yield AtLeast(label, Linear(constant=_gathers(times, of, in_slots=True)))
+        yield AtLeast(label, Linear(constant=_gathers(times, of)))
 
 
 def pair_rows(times: StageTimes) -> Iterator[AtLeast]:
@@ -102,11 +102,11 @@ def hop_rows(times: StageTimes) -> Iterator[AtLeast]:
         yield AtLeast(name, alone)
 
 
-def _gathers(times: StageTimes, kinds: list[tuple[LayerKind, int]], *, in_slots: bool) -> float:
+def _gathers(times: StageTimes, kinds: Kinds) -> float:
     """Seconds of ZeRO-3 gathers in a pass, less those that the slots may hold already."""
     stage = times.stage
     return sum(
-        max(0, n - (stage.ring(n) if in_slots else 0)) * times.costs.kinds[k.name].gather
+        max(0, n - stage.ring(n)) * times.costs.kinds[k.name].gather
         for k, n in kinds
         if stage.sharded(k, 3) > 1
     )
@@ -295,7 +295,7 @@ def _passes_by_lane(times: StageTimes, *, held: bool = True) -> dict[str, Linear
 
 def _weights_in_step(
     times: StageTimes,
-    of_pass: Callable[[list[tuple[LayerKind, int]]], tuple[Linear, Linear]],
+    of_pass: Callable[[Kinds], tuple[Linear, Linear]],
     *,
     held: bool,
 ) -> Linear:
@@ -307,7 +307,7 @@ def _weights_in_step(
     return moved - (units - 1) * in_slots - units * inner_in_slots if held else moved
 
 
-def _collectives(times: StageTimes, kinds: list[tuple[LayerKind, int]]) -> Linear:
+def _collectives(times: StageTimes, kinds: Kinds) -> Linear:
     """Reductions, and gathers under ZeRO."""
     stage, prices = times.stage, times.costs.kinds
     parts = []
@@ -321,5 +321,5 @@ def _collectives(times: StageTimes, kinds: list[tuple[LayerKind, int]]) -> Linea
             parts.append(often * reduce * away + n * reduce)
         if stage.sharded(k, 1) > 1 and stage.sharded(k, 3) == 1:
             parts.append(Linear(constant=n * prices[k.name].gather))
-    slots = _gathers(times, kinds, in_slots=True) + _gathers(times, times.inner, in_slots=True)
+    slots = _gathers(times, kinds) + _gathers(times, times.inner)
     return total(parts) + times.units * slots

@@ -8,7 +8,7 @@ there. Both are below what the program moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bigplan.graph.graph import LayerKind
 from bigplan.lower.entries import staged_chunk_bytes, streaming_bytes, streaming_entries
@@ -17,17 +17,15 @@ from bigplan.placement import CHUNK, Tier
 from bigplan.solve.linear import Linear, total
 from bigplan.solve.memory import gradient_bytes, owned, weight_bytes
 from bigplan.solve.stage import AWAY
-from bigplan.solve.stage_times import NOTHING, StageTimes
-
-Kinds = list[tuple[LayerKind, int]]
+from bigplan.solve.stage_times import NOTHING, Kinds, StageTimes
 
 
 def update_seconds(
     times: StageTimes, kinds: Kinds, *, least: bool = False
 ) -> Iterator[tuple[str, Linear]]:
     """Lower bounds of seconds by lane; copies have two unless `least` asks for one."""
-    rates, sizes = times.costs.rates, times.stage.graph.sizes
-    streamed = _streamed(times, kinds)
+    stage, rates, sizes = times.stage, times.costs.rates, times.stage.graph.sizes
+    streamed = _elements(times, kinds, stage.streamed)
     back, out = (_cpu_rows_on_gpu(times, kinds, side) for side in ("parameters", "gradients"))
     old = 0 if sizes.master else sizes.parameter
     into = (sizes.parameter / rates.h2d) * back + (sizes.state / rates.state_in) * streamed
@@ -38,63 +36,39 @@ def update_seconds(
     yield "h2d", into
     yield "d2h", off
     if streamed.terms and not least:
-        gradients, parameters = (
-            _streamed_from_host(times, kinds, side) for side in ("gradients", "parameters")
-        )
-        brought = sizes.gradient * gradients + old * parameters
+        # What is streamed, less what it can be on the GPU: in host memory, at least.
+        brought = -1.0 * (sizes.gradient * out + old * back)
         yield "h2d", into + (1 / rates.state_in) * brought
-        yield "d2h", off + (sizes.parameter / rates.state_out) * parameters
-    on_disk = total(
-        [
-            weight_bytes(times.stage, k) * times.stage.tensor(k, "parameters", Tier.NVME)
-            for k, _ in kinds
-        ]
+        yield "d2h", off + -(sizes.parameter / rates.state_out) * back
+    weights, gradients_on_disk = (
+        total([nbytes(stage, k) * stage.tensor(k, tensor, Tier.NVME) for k, _ in kinds])
+        for nbytes, tensor in ((weight_bytes, "parameters"), (gradient_bytes, "gradients"))
     )
     chunks = sizes.state * _rows(times, kinds, (Tier.NVME,))
-    gradients_on_disk = total(
-        [
-            gradient_bytes(times.stage, k) * times.stage.tensor(k, "gradients", Tier.NVME)
-            for k, _ in kinds
-        ]
-    )
-    old_on_disk = NOTHING if sizes.master else on_disk
+    old_on_disk = NOTHING if sizes.master else weights
     yield "read", (1 / rates.nvme_read) * (chunks + gradients_on_disk + old_on_disk)
-    yield "write", (1 / rates.nvme_write) * (chunks + on_disk)
+    yield "write", (1 / rates.nvme_write) * (chunks + weights)
 
 
 def _rows(times: StageTimes, kinds: Kinds, tiers: tuple[Tier, ...]) -> Linear:
     """Elements updated from state on `tiers`."""
-    stage = times.stage
-    return total(
-        [
-            owned(stage, k) * total([stage.tensor(k, "optimizer", t) for t in tiers])
-            for k, _ in kinds
-        ]
-    )
-
-
-def _streamed(times: StageTimes, kinds: Kinds) -> Linear:
-    """Elements whose state passes through the GPU."""
-    return total([owned(times.stage, k) * times.stage.streamed(k) for k, _ in kinds])
+    tensor = times.stage.tensor
+    return _elements(times, kinds, lambda k: total([tensor(k, "optimizer", t) for t in tiers]))
 
 
 def _cpu_rows_on_gpu(times: StageTimes, kinds: Kinds, side: str) -> Linear:
     """Elements that the CPU updates though their parameters, or gradients, live on the GPU.
 
-    A lower bound, because the streamed elements may be others.
+    A lower bound, because the streamed elements may be others. Below zero, it is so many streamed
+    elements, at least, that live in host memory.
     """
     stage = times.stage
-    return total(
-        [owned(stage, k) * (stage.others_on_gpu(k, side) - stage.streamed(k)) for k, _ in kinds]
-    )
+    return _elements(times, kinds, lambda k: stage.others_on_gpu(k, side) - stage.streamed(k))
 
 
-def _streamed_from_host(times: StageTimes, kinds: Kinds, side: str) -> Linear:
-    """Streamed elements whose parameters, or gradients, live in host memory, at least."""
-    stage = times.stage
-    return total(
-        [owned(stage, k) * (stage.streamed(k) - stage.others_on_gpu(k, side)) for k, _ in kinds]
-    )
+def _elements(times: StageTimes, kinds: Kinds, layers: Callable[[LayerKind], Linear]) -> Linear:
+    """Elements that a rank updates of so many layers of each kind."""
+    return total([owned(times.stage, k) * layers(k) for k, _ in kinds])
 
 
 def gpu_seconds(times: StageTimes) -> Linear:

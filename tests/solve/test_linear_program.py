@@ -4,11 +4,10 @@ from math import inf
 
 import pytest
 
-from bigplan.solve import relaxation
+from bigplan.solve import ilp
 from bigplan.solve.formulation import formulate
-from bigplan.solve.ilp import solve
+from bigplan.solve.ilp import relaxed_steps, solve
 from bigplan.solve.linear_program import LinearProgram
-from bigplan.solve.relaxation import relaxed_steps
 from tests.toys import COSTS, toy_graph, with_capacity
 
 ROOMS = [5000, 3000, 2000, 1000]  # bytes of the GPU: for all of the model, part of it, nothing
@@ -39,7 +38,7 @@ def test_the_order_of_surcharges_does_not_matter_for_the_bound() -> None:
 def test_without_highs_another_solver_answers_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = formulate(toy_graph(), with_capacity(COSTS, gpu=3000))
     ours = list(relaxed_steps(problem, [0.0]))
-    monkeypatch.setattr(relaxation, "highs_available", lambda: False)
+    monkeypatch.setattr(ilp, "highs_available", lambda: False)
     assert list(relaxed_steps(problem, [0.0])) == pytest.approx(ours)
 
 
