@@ -29,7 +29,7 @@ from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
 DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
 VARIED = 2  # other rings and chunks of the loss that are solved for
-SMALL = 500  # instructions of a program, simulated in as much time as its neighbour is drawn
+SMALL = 400  # instructions of a program, simulated in as much time as its neighbour is drawn
 SEVERAL = 6  # neighbours of which the most promising is simulated
 
 
@@ -139,7 +139,7 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     for trial in moving:
         most = near * moving[0].expected
         if trial.expected < most:
-            climb = Climb(_varied(trial, pins), pins)
+            climb = Climb(_varied(trial, pins, 1 if found else 2), pins)
             sharing = sum(other.expected < most for other in moving)
             climb.go(budget.of(climb.best) // (2 * sharing), budget.patience_with(climb.best))
             found.append(climb.best)
@@ -151,7 +151,6 @@ def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
     """A plan of the same strategy and pins, improved by the other half."""
     if not trial.moves:
         return trial
-    trial = _varied(trial, pins)
     climb = min((Climb(start, pins, seed=1) for start in _starts(trial, pins)), key=_streamed_less)
     climb.go(budget.of(climb.best) // 2, budget.patience_with(climb.best))
     return climb.best
@@ -178,24 +177,25 @@ def _streamed_less(climb: Climb) -> float:
     return climb.best.expected
 
 
-def _varied(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
+def _varied(trial: Trial, pins: tuple[Pin, ...], ways: int) -> Trial:
     """The trial, or a plan with other rings and the chunk of the loss that promise more.
 
     The trial's integer program had the first rings that fit, the time of the largest chunk and the
-    memory of the smallest. Linear programs judge chunks well and rings poorly, so small programs
-    have all rings tried.
+    memory of the smallest. Linear programs judge chunks well and rings poorly, so several `ways`
+    are solved for, of small programs more.
     """
     candidate, tried, loss = trial.candidate, rings_tried(pins), trial.candidate.loss
 
     def hope(rings: Rings, chunk: int | None) -> float:
         return round(promise(candidate, rings, pins, chunk) / trial.expected, 3)
 
-    chunks = loss.chunks if loss else (None,)
+    present = trial.placement.loss_chunk
+    chunks = [c for c in loss.chunks if c >= present] if loss else [None]
     chunk = min(chunks, key=lambda c: hope(tried[-1], c))  # these leave the most room
     hopes = {rings: hope(rings, chunk) for rings in tried}
-    if chunk == trial.placement.loss_chunk:
+    if chunk == present:
         hopes.pop(Rings.of(trial.placement), None)
-    for rings in sorted(hopes, key=hopes.__getitem__)[: _as_long(1, trial)]:
+    for rings in sorted(hopes, key=hopes.__getitem__)[: _as_long(ways, trial)]:
         below = trial.expected * (1 - GAIN)
         solved = resolve(candidate, rings, pins, below=below, chunk=chunk)
         if solved is not None and solved.expected < below:
