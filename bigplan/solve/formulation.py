@@ -22,7 +22,7 @@ from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, T
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.ends import last_reduction, leading_seconds, trailing_seconds
 from bigplan.solve.interleaved import interleaved_rows
-from bigplan.solve.linear import AtLeast, Linear, Problem, Rule, total, var
+from bigplan.solve.linear import EXACT, AtLeast, Linear, Problem, Rule, total, var
 from bigplan.solve.memory import GIB, capacities, size_rules, size_variables
 from bigplan.solve.pins import WRITTEN, Pin, pin_rules
 from bigplan.solve.stage import (
@@ -49,7 +49,6 @@ from bigplan.solve.times import (
 # drives, because these wait for two rings and for each other.
 DRIVES = 5.0
 WEAR = ": written to drives"  # how the rule is called that limits it
-NOISE = 1e-6  # layers' worth that a solver returns for zero
 
 
 def formulate(
@@ -206,7 +205,7 @@ def _streamed(
 ) -> float:
     """Layers' worth, solver noise removed and within what is there."""
     found = stage.streamed(kind).at(values)
-    return max(0.0, min(round(found, 6), round(share[Tier.HOST], 6))) if found > NOISE else 0.0
+    return max(0.0, min(round(found, 6), round(share[Tier.HOST], 6))) if found > EXACT else 0.0
 
 
 def _nonzero(counts: dict[Tier, int]) -> dict[Tier, int]:

@@ -5,7 +5,8 @@ differ by up to a quarter in simulations. Neighbours are drawn with a fixed seed
 time rows show to be slower are dropped. Then one neighbour is simulated: the first that is drawn,
 or the one among several that the model promises most. The search stays with one of these two ways
 while it finds faster plans, then takes the other: the model knows best where drives bind, and leads
-nowhere elsewhere. The plan with the least expected step wins.
+nowhere elsewhere. The plan with the least expected step wins. Other rings, and more room for the
+loss, are too far for a climb, so integer programs are solved for them before.
 
 The best strategies share half of the simulations. The other half improves the plan that was chosen
 among them.
@@ -28,8 +29,7 @@ from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 
 GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
 DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
-VARIED = 2  # other rings and chunks of the loss that are solved for
-SMALL = 400  # instructions of a program, simulated in as much time as its neighbour is drawn
+SMALL = 400  # instructions of a program: simulated in 8 ms, as long as it takes to draw one
 SEVERAL = 6  # neighbours of which the most promising is simulated
 
 

@@ -309,6 +309,6 @@ def _family_bound(choice: Choice, family: StrategyFamily) -> float:
     return family_bound(graph, costs, number, stages=family.pp)
 
 
-def _preference(trial: Trial) -> tuple[float, tuple[bool, int, float, float], str]:
+def _preference(trial: Trial) -> tuple[float, tuple[bool, int, bool], str]:
     """Fastest first; among equals the simplest, then by name."""
     return round(trial.expected, 9), complexity(trial), str(trial.candidate.strategy)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 from bigplan.graph.graph import Recompute
 from bigplan.placement import KindPlacement, Placement, Rings, Tier
-from bigplan.program import Lane
 from bigplan.solve.candidate import Trial
 from bigplan.solve.improve import Budget, improved
 from bigplan.solve.pins import MOVED, STREAMED, Pin, rings_tried, without_drives
@@ -51,21 +50,15 @@ def _simpler(
         if used & mechanisms(chosen.placement):
             simpler = _resolved(chosen, (*forbidden, *without), most)
             late = chosen.expected > most
-            if simpler is not None and (late or _does(simpler) < _does(chosen)):
+            if simpler is not None and (late or complexity(simpler) < complexity(chosen)):
                 chosen, forbidden = simpler, (*forbidden, *without)
     return chosen, forbidden
 
 
-def complexity(trial: Trial) -> tuple[bool, int, float, float]:
-    """Whether a plan moves, its mechanisms, seconds of writing to drives and of all moves."""
-    moving = sum(seconds for lane, seconds in trial.busy.items() if lane != Lane.COMPUTE)
-    written = trial.busy.get(Lane.NVME_WRITE, 0.0)
-    return trial.moves, len(mechanisms(trial.placement)), written, moving
-
-
-def _does(trial: Trial) -> tuple[bool, int, bool]:
+def complexity(trial: Trial) -> tuple[bool, int, bool]:
     """Whether a plan moves, its mechanisms, and whether drives are one of them."""
-    return *complexity(trial)[:2], DRIVE in mechanisms(trial.placement)
+    used = mechanisms(trial.placement)
+    return trial.moves, len(used), DRIVE in used
 
 
 def mechanisms(placement: Placement) -> frozenset[str]:

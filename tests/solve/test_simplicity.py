@@ -90,7 +90,9 @@ def test_a_plan_of_another_strategy_that_moves_nothing_is_simpler() -> None:
     assert _simplest([away, slower]).moves
 
 
-def test_simpler_is_what_moves_nothing_then_what_does_fewer_things_then_what_writes_less() -> None:
+def test_simpler_is_what_moves_nothing_then_what_does_fewer_things_then_what_spares_drives() -> (
+    None
+):
     candidate = _candidate(0.02)
     still, host, drive = (_trial(candidate, tier) for tier in (Tier.GPU, Tier.HOST, Tier.NVME))
     block = kind_placement(BLOCKS, activations=(Recompute.FULL, Tier.GPU))
