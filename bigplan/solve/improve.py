@@ -29,6 +29,7 @@ from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 
 GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
 DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
+VARIED = 2  # other rings that a plan is solved again with
 SMALL = 400  # instructions of a program: simulated in 8 ms, as long as it takes to draw one
 SEVERAL = 6  # neighbours of which the most promising is simulated
 
@@ -139,7 +140,7 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     for trial in moving:
         most = near * moving[0].expected
         if trial.expected < most:
-            climb = Climb(_varied(trial, pins, 1 if found else 2), pins)
+            climb = Climb(_varied(trial, pins), pins)
             sharing = sum(other.expected < most for other in moving)
             climb.go(budget.of(climb.best) // (2 * sharing), budget.patience_with(climb.best))
             found.append(climb.best)
@@ -177,12 +178,12 @@ def _streamed_less(climb: Climb) -> float:
     return climb.best.expected
 
 
-def _varied(trial: Trial, pins: tuple[Pin, ...], ways: int) -> Trial:
+def _varied(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
     """The trial, or a plan with other rings and the chunk of the loss that promise more.
 
     The trial's integer program had the first rings that fit, the time of the largest chunk and the
-    memory of the smallest. Linear programs judge chunks well and rings poorly, so several `ways`
-    are solved for, of small programs more.
+    memory of the smallest. Linear programs judge chunks well and rings poorly, so several rings are
+    tried, of small programs more.
     """
     candidate, tried, loss = trial.candidate, rings_tried(pins), trial.candidate.loss
 
@@ -195,7 +196,7 @@ def _varied(trial: Trial, pins: tuple[Pin, ...], ways: int) -> Trial:
     hopes = {rings: hope(rings, chunk) for rings in tried}
     if chunk == present:
         hopes.pop(Rings.of(trial.placement), None)
-    for rings in sorted(hopes, key=hopes.__getitem__)[: _as_long(ways, trial)]:
+    for rings in sorted(hopes, key=hopes.__getitem__)[: _as_long(VARIED, trial)]:
         below = trial.expected * (1 - GAIN)
         solved = resolve(candidate, rings, pins, below=below, chunk=chunk)
         if solved is not None and solved.expected < below:

@@ -65,20 +65,17 @@ def planned(
 
     The first plan has the first rings with which anything fits. If drives or links bind, a plan
     that moves more may be faster than the one that the usual surcharge finds, so a second plan
-    has a smaller surcharge, if linear programs gain by that. Shorter rings leave more memory to
-    tensors, so a third plan has those that promise most, if linear programs see a much faster step
-    in them. The second and the third are only tried where the model sees them below `best` seconds.
-    `estimate` is what linear programs promise with the memory of the shortest rings and the time of
-    the longest.
+    has a smaller surcharge. Shorter rings leave more memory to tensors, so a third plan has those
+    that promise most, if linear programs see a much faster step in them. The second and the third
+    are only tried where the model sees them below `best` seconds. `estimate` is what linear
+    programs promise with the memory of the shortest rings and the time of the longest.
     """
     fitting = ((rings, resolve(candidate, rings, pins)) for rings in tried)
     rings, found = next(((r, trial) for r, trial in fitting if trial), (None, None))
     if rings is None or found is None:
         return None
-    usual, bold = relaxed_steps(problem_of(candidate, pins, rings), (EXPOSED, EXPOSED / 4))
-    if bold < usual * (1 - NOISE):
-        hopeful = resolve(candidate, rings, pins, min(best, found.seconds), EXPOSED / 4)
-        found = min((hopeful or found, found), key=lambda t: t.expected)
+    hopeful = resolve(candidate, rings, pins, min(best, found.seconds), EXPOSED / 4)
+    found = min((hopeful or found, found), key=lambda t: t.expected)
     shorter = _shorter(candidate, tried[tried.index(rings) :], pins, estimate, best)
     trial = resolve(candidate, shorter, pins, below=found.expected) if shorter else None
     return min((trial or found, found), key=lambda t: t.expected)

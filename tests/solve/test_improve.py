@@ -118,6 +118,8 @@ def test_more_effort_is_more_simulations_and_less_for_larger_programs() -> None:
 
 def test_small_programs_are_simulated_as_long_as_larger_ones() -> None:
     usual = BUDGETS[Effort.USUAL]
-    tiny, small, larger = (replace(_trial(), instructions=n) for n in (50, SMALL, 2 * SMALL))
+    tiny, small, larger = (
+        replace(_trial(), instructions=n) for n in (SMALL // 10, SMALL, 2 * SMALL)
+    )
     assert usual.of(tiny) == 10 * usual.of(small) == 10 * usual.of(larger)
     assert usual.patience_with(tiny) == 10 * usual.patience_with(small) == 10 * usual.patience
