@@ -158,16 +158,15 @@ class Steps:
     def _last(self, show: Show) -> Path:
         """The last checkpoint, tried again for a while where it cannot be written.
 
-        With the ranks would go all that they learnt since the checkpoint before. A further Ctrl-C
-        gives up. Raises CheckpointError.
+        With the ranks would go all that they learnt since the checkpoint before. Only a second
+        Ctrl-C gives up earlier. Raises CheckpointError.
         """
-        asked, told = self.stopping(), False
-        end = time.monotonic() + PATIENCE
+        end, told = time.monotonic() + PATIENCE, False
         while True:
             try:
                 paths = self.ranks.ask("save", self._folder(), doing="writing the last checkpoint")
             except CheckpointError as error:
-                if time.monotonic() >= end or (self.stopping() and not asked):
+                if time.monotonic() >= end:
                     raise
                 if not told:
                     show.say(f"{error}. Trying again for {PATIENCE / 60:.0f} minutes")

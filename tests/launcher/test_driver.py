@@ -516,12 +516,14 @@ def test_a_record_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class Crowded(Fake):
-    """The last checkpoint has room at the third try."""
+    """The last checkpoint has room at the third try; Ctrl-C at the first."""
 
     tries = 0
 
     def save(self, folder: Path) -> Path:
         Crowded.tries += 1
+        if Crowded.tries == 1:
+            os.kill(os.getpid(), signal.SIGINT)
         if Crowded.tries < 3:
             raise CheckpointError("the checkpoint could not be written (No space left on device)")
         return super().save(folder)
