@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 from bigplan.errors import NoRoomError
@@ -12,6 +13,7 @@ from bigplan.plan import Plan
 from bigplan.units import counted
 
 PLACEMENT_SECONDS = 60.0  # a cluster that is up answers in seconds; autoscaling is asked for first
+REMOVE_SECONDS = 5.0  # a Ray that is up takes milliseconds
 BUSY_SECONDS = 5.0  # where other nodes would do as well
 _A_TRACE = 0.001  # Ray's smallest amount: every node has 1 of the resource that names its address
 
@@ -92,7 +94,13 @@ def _group(layout: Layout, on: Sequence[Node] = ()) -> Any:
 
 
 def remove(group: Any) -> None:
-    """Give its room back."""
+    """Give its room back, if Ray takes it in time.
+
+    Where a node's raylet has just ended, as by a SIGTERM to all processes of the launch, Ray waits
+    for it for ever.
+    """
     import ray
 
-    ray.util.remove_placement_group(group)
+    taken = Thread(target=ray.util.remove_placement_group, args=(group,), daemon=True)
+    taken.start()
+    taken.join(REMOVE_SECONDS)

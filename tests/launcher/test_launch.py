@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from bigplan.errors import PreflightError, RefusedError, WorkerError
-from bigplan.launcher import driver, heartbeat
+from bigplan.launcher import driver, heartbeat, placing
 from bigplan.launcher.driver import launch
 from bigplan.launcher.placing import Layout
 from bigplan.launcher.record import read_record
@@ -234,3 +235,16 @@ def test_layout_of_several_nodes() -> None:
     layout = Layout.of(wide)
     assert (layout.per_node, layout.nodes) == (8, 2)
     assert layout.bundle() == {"CPU": float(layout.cores * 8), "GPU": 8.0}
+
+
+def test_room_that_ray_does_not_take_back_holds_no_launch_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where SIGTERM has ended the raylet with the launch."""
+    late = threading.Event()
+    monkeypatch.setattr(placing, "REMOVE_SECONDS", 0.01)
+    monkeypatch.setattr(ray.util, "remove_placement_group", lambda group: late.wait(60))
+    begun = time.monotonic()
+    placing.remove(None)
+    assert time.monotonic() - begun < 30
+    late.set()
