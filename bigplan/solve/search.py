@@ -193,7 +193,9 @@ class _State:
             # What is expected without linear programs may be a tenth too much.
             rough = entry.rung < _Rung.MODEL and expected < before * (1 + NEAR)
             if idle >= patience(expected, before) and not rough:
-                break
+                if expected >= before * (1 + NEAR):
+                    break
+                continue  # a rough one may wait behind it
             if entry.bound >= before:
                 continue
             if entry.rung is _Rung.MODEL:

@@ -69,10 +69,13 @@ def test_the_bound_that_is_told_is_the_least_of_what_is_left() -> None:
     assert len(set(bounds)) > 10
 
 
-def test_no_strategy_is_passed_over_for_a_rough_estimate() -> None:
-    """8B's fastest strategy on an RTX 4090 once was: its estimate was 0.2% above a worse plan."""
+@pytest.mark.parametrize("model", ["llama-3-8b", "qwen2.5-7b"])
+def test_no_strategy_is_passed_over_for_a_rough_estimate(model: str) -> None:
+    """The fastest strategies on an RTX 4090 once were: 8B's estimate was 0.2% above a worse plan,
+    and between that of 7B and a worse plan was a strategy that was known to be slower.
+    """
     workload = Workload(
-        find_model("llama-3-8b"),
+        find_model(model),
         Training(sequence_length=8192, global_batch=512),
         find_cluster("rtx-4090-workstation").group,
     )
