@@ -158,7 +158,7 @@ def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
 
 
 def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
-    """The trial, and plans that keep activations of all blocks in one way.
+    """The trial, and plans that keep activations of all blocks, or all gradients, in one way.
 
     A climb cannot go from one such plan to another: it takes many moves, and each alone makes the
     plan slower.
@@ -166,11 +166,21 @@ def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
     yield trial
     graph, rings = trial.candidate.graph, Rings.of(trial.placement)
     most = (1 + NEAR) * trial.expected
-    for recompute, tier in product(graph.recomputes, (Tier.GPU, Tier.HOST)):
-        alike = Pin(graph.layers[1], "activations", f"{recompute}.{tier}", None)
-        found = resolve(trial.candidate, rings, (*pins, alike), below=most)
+    ways = product(graph.recomputes, (Tier.GPU, Tier.HOST))
+    alike = [Pin(graph.layers[1], "activations", f"{how}.{tier}", None) for how, tier in ways]
+    if len({tier for tier, part in _gradients(trial) if part}) > 1:
+        alike.append(Pin(None, "gradients", Tier.HOST, None))
+    for pin in alike:
+        found = resolve(trial.candidate, rings, (*pins, pin), below=most)
         if found is not None and found.expected < most:
             yield found
+
+
+def _gradients(trial: Trial) -> Iterator[tuple[Tier, int]]:
+    """Tiers of gradients, with the number of layers there."""
+    for stage in trial.placement.stages:
+        for kind in stage.kinds.values():
+            yield from kind.gradients.items()
 
 
 def _streamed_less(climb: Climb) -> float:
