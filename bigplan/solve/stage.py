@@ -133,7 +133,7 @@ def _alike(
 ) -> tuple[tuple[str, range, Counts, Counts], ...]:
     """Each class by name: its stages, and its layers of each kind, of all chunks and the first."""
     chunks = chunk_layers(len(layers), cut)
-    between = [len(chunk) for chunk in chunks[1 : pp - 1]]  # alike in all turns
+    between = [tuple(map(len, chunks[stage::pp])) for stage in range(1, pp - 1)]
     later = next((i for i, n in enumerate(between, 1) if n != between[0]), pp - 1)
     ranges = {"first": range(1), "middle": range(1, later), "late": range(later, pp - 1)}
     ranges["last"] = range(pp - 1, pp)
