@@ -190,7 +190,7 @@ class _State:
                 return False
             (expected, index), before = heapq.heappop(self._queue), self.best
             entry = self._entries[index]
-            # What is expected without linear programs may be a tenth too much.
+            # Without linear programs up to a sixth too much is expected.
             rough = entry.rung < _Rung.MODEL and expected < before * (1 + NEAR)
             if idle >= patience(expected, before) and not rough:
                 if expected >= before * (1 + NEAR):
