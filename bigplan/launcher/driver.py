@@ -42,7 +42,7 @@ from bigplan.launcher.launched import Launched
 from bigplan.launcher.leftovers import listed
 from bigplan.launcher.lock import forget, only_launch, wait_for_workers
 from bigplan.launcher.patience import Patience
-from bigplan.launcher.placing import Layout
+from bigplan.launcher.placing import Layout, require_gpus
 from bigplan.launcher.progress import Promise, progress
 from bigplan.launcher.record import (
     PLAN,
@@ -125,11 +125,19 @@ def launch(
             _prepare(launched, options.resume.plan)
         else:
             _write_down(launched)
-        require_space(folder, plan, launched.folders.scratch, more_at_once(folder, plan, how))
+        _require_machine(launched)
         _announce(launched)
         _prepare_engine(launched, engine)
         _with_ray(launched)
     return folder
+
+
+def _require_machine(launched: Launched) -> None:
+    """Raise PreflightError where GPUs are missing, or space for checkpoints; what matters first."""
+    plan, run = launched.plan, launched.folders.run
+    if launched.address is None:
+        require_gpus(Layout.of(plan))
+    require_space(run, plan, launched.folders.scratch, more_at_once(run, plan, launched.how))
 
 
 def _refuse_done(folder: Path, target: int) -> None:
@@ -169,6 +177,13 @@ def _write_down(launched: Launched) -> None:
         keep_plan(folder, launched.journal.done)
     write_start(folder, plan, launched.how, launched.asked, engine_of(plan).timeline(plan))
     launched.written = plan
+
+
+def _write_anew(launched: Launched) -> None:
+    """Make the folder of a run again where somebody removed it: its next checkpoint can go on."""
+    launched.journal.folder.mkdir(parents=True)
+    launched.written = None
+    _write_down(launched)
 
 
 def _clear(folders: Folders, lost: Sequence[int] = ()) -> None:
@@ -323,10 +338,10 @@ def _train(launched: Launched, crew: Crew, done: int) -> None:
     promise = Promise.of(launched.plan)
     with progress(launched.console, done, journal.target, promise) as show:
         pace = Pace(how.checkpoint_every)
-        leaving = partial(may_grow, launched)
+        leaving, anew = partial(may_grow, launched), partial(_write_anew, launched)
         keep, most = how.checkpoint_keep, how.max_skipped
         stopping = lambda: launched.stop.asked  # noqa: E731 -- beside the other
-        Steps(crew, journal, keep, pace, stopping, most, leaving).run(show)
+        Steps(crew, journal, keep, pace, stopping, most, leaving, anew).run(show)
     if launched.stop.asked or journal.done == journal.target:
         journal.finished += crew.ask("finish", doing="finishing")
     crew.ask("close", doing="closing")

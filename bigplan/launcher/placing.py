@@ -53,6 +53,27 @@ def whole_node(plan: Plan) -> Layout:
     return Layout(group.gpus_per_node, group.gpus_per_node, cores, group.gpu.device == "cuda")
 
 
+def require_gpus(layout: Layout) -> None:
+    """Raise NoRoomError where a local Ray would find fewer GPUs than the plan needs.
+
+    `place` would tell the same after Ray's start, and after complaints that matter less.
+    """
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    if not layout.cuda:
+        return
+    manager = get_accelerator_manager_for_resource("GPU")
+    visible = manager.get_current_process_visible_accelerator_ids()
+    found = manager.get_current_node_num_accelerators()
+    found = found if visible is None else min(found, len(visible))
+    if found < layout.ranks:
+        raise NoRoomError(
+            f"the plan needs {counted(layout.ranks, 'GPU')}, and this machine has {found or 'none'}"
+            " that can be seen (`bigplan doctor` says why). Launch where the GPUs are, or on a Ray "
+            "cluster with --address; or plan for this machine: bigplan detect --out here.yaml"
+        )
+
+
 def place(layout: Layout) -> Any:
     """A placement group with one bundle per node: a node's ranks stay together.
 

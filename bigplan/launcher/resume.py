@@ -97,6 +97,8 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[s
 
 def resume_hint(folder: Path) -> str:
     """What to do to go on with a run."""
+    if not folder.is_dir():
+        return "Nothing of the run is left: launch it again"
     newest = newest_step(folder)
     command = f"bigplan launch --resume {shlex.quote(shown(folder))}"
     if newest is None:

@@ -51,6 +51,7 @@ class Steps:
     stopping: Callable[[], bool]  # asked after every step
     most_skipped: int = 0  # in a row, with no loss scale left to lower; 0: any number
     leaving: Callable[[], bool] = lambda: False  # and whenever a checkpoint was written
+    anew: Callable[[], None] = lambda: None  # makes the run's folder again where it is gone
 
     def run(self, show: Show) -> None:
         """Train until the target, or until somebody asks to stop or to leave, and write a last
@@ -98,6 +99,8 @@ class Steps:
 
     def _folder(self) -> Path:
         with suppress(OSError):  # a checkpoint has no room there either, and tells it
+            if not self.journal.folder.is_dir():
+                self.anew()
             self.journal.metrics.settle()
         self.pace.taken()
         return self.journal.folder / FOLDER
@@ -159,13 +162,19 @@ class Steps:
         """The last checkpoint, tried again for a while where it cannot be written.
 
         With the ranks would go all that they learnt since the checkpoint before. Only a second
-        Ctrl-C gives up earlier. Raises CheckpointError.
+        Ctrl-C gives up earlier, or a run folder that is gone and cannot be made again, as no
+        waiting brings it back. Raises CheckpointError.
         """
         end, told = time.monotonic() + PATIENCE, False
         while True:
             try:
                 paths = self.ranks.ask("save", self._folder(), doing="writing the last checkpoint")
             except CheckpointError as error:
+                if not self.journal.folder.is_dir():
+                    raise CheckpointError(
+                        f"the run folder {self.journal.folder} is gone, so the state of step "
+                        f"{self.journal.done} is lost: {error}"
+                    ) from error
                 if time.monotonic() >= end:
                     raise
                 if not told:
@@ -179,5 +188,5 @@ class Steps:
 def _of_record(trouble: str) -> str:
     return (
         f"The run's record cannot be written ({trouble}). Training goes on, and the steps are "
-        "written down once there is room: free space there"
+        "written down once there is room: free space there, or put the folder back"
     )

@@ -542,3 +542,66 @@ def test_the_last_checkpoint_waits_for_room(
     monkeypatch.setattr("bigplan.launcher.steps.PATIENCE", 0.0)
     with pytest.raises(CheckpointError, match="No space left"):
         launch(tiny_plan(), told(tmp_path, steps=3), quiet(), Crowded)
+
+
+class Homeless(Fake):
+    """In step 2 somebody removes the run's folder."""
+
+    parent: Path
+    writable = True
+
+    def step(self, checkpoint: Path | None = None) -> StepResult:
+        if self.steps == 1 and self.rank == 0:
+            shutil.rmtree(self.parent)
+            if not self.writable:
+                self.parent.touch()  # no folder can be made where a file is
+        return super().step(checkpoint)
+
+    def write(self, folder: Path) -> Saved:
+        try:
+            return super().write(folder)
+        except OSError as error:
+            raise CheckpointError(f"the checkpoint could not be written ({error})") from error
+
+
+def test_a_run_whose_folder_was_removed_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Homeless, "parent", tmp_path / "runs", raising=False)
+    out = StringIO()
+    options = told(tmp_path / "runs", steps=4)
+    folder = launch(tiny_plan(), options, Console(file=out), Homeless)
+    assert tells(out.getvalue(), "record cannot be written", "Training goes on")
+    assert newest_step(folder) == 4
+    assert [metric.step for metric in read_record(folder).metrics] == [2, 3, 4]
+    record = read_record(launch(tiny_plan(), again(folder, steps=6), quiet(), Fake))
+    assert record.summary.resumed == (4,)
+
+
+def test_a_folder_that_is_gone_for_good_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Homeless, "parent", tmp_path / "runs", raising=False)
+    monkeypatch.setattr(Homeless, "writable", False)
+    with pytest.raises(CheckpointError, match=r"is gone, so the state of step 4.*launch it again"):
+        launch(tiny_plan(), told(tmp_path / "runs", steps=4), quiet(), Homeless)
+
+
+def test_a_missing_gpu_is_told_before_a_full_drive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    nothing = shutil.disk_usage("/")._replace(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: nothing)
+    plan = tiny_plan()
+    with pytest.raises(PreflightError, match="is free; free some"):
+        launch(plan, told(tmp_path), quiet(), Fake)
+    group = plan.cluster.group
+    gpu = group.gpu.model_copy(update={"device": "cuda"})
+    cluster = plan.cluster.model_copy(
+        update={"node_groups": (group.model_copy(update={"gpu": gpu}),)}
+    )
+    with pytest.raises(PreflightError, match=r"needs 2 GPU.*has none"):
+        launch(plan.model_copy(update={"cluster": cluster}), told(tmp_path), quiet(), Fake)
+    assert not list(tmp_path.iterdir())
