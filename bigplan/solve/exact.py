@@ -8,19 +8,17 @@ on that grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, product
 from math import comb, prod
-from typing import TypeVar
 
 from bigplan.errors import InputError
-from bigplan.graph.graph import Graph, LayerKind, Recompute
-from bigplan.placement import KindPlacement, Placement, Rings, StagePlacement, Tier
+from bigplan.graph.graph import LayerKind
+from bigplan.placement import Rings, Tier
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, try_out, verified
-from bigplan.solve.decisions import Consequences
-from bigplan.solve.formulation import WEAR
-from bigplan.solve.linear import Linear
+from bigplan.solve.decisions import Consequences, Values
+from bigplan.solve.formulation import WEAR, placement_of
+from bigplan.solve.linear import Linear, Rule
 from bigplan.solve.pins import Pin, pin_rules, rings_tried
 from bigplan.solve.resolve import problem_of
 from bigplan.solve.search import Choice, Found, Scope, Watch, unwatched
@@ -70,145 +68,106 @@ def exact_placement(candidate: Candidate, pins: tuple[Pin, ...] = ()) -> Placed 
 def _exact_placement(candidate: Candidate, pins: tuple[Pin, ...], rings: Rings) -> Placed | None:
     problem = problem_of(candidate, pins, rings)
     limits = [rule for rule in problem.rules if rule.name.endswith(WEAR)]
-    follows = Consequences.of(stage_classes(candidate.graph, rings))
-    bounded: list[tuple[float, int, Placement]] = []
-    for every in placements(candidate.graph, pins):
-        placement = every.model_copy(update=rings._asdict())
-        values = follows.decisions(placement)
+    stages = stage_classes(candidate.graph, rings)
+    follows = Consequences.of(stages)
+    bounded: list[tuple[float, int, Sequence[Values]]] = []
+    for number, chosen in enumerate(decisions(stages, pins)):
+        values = _all(chosen)
+        follows.complete(values)
         if all(rule.expression.at(values) <= 0 for rule in limits):
-            bounded.append((problem.step_seconds(values), len(bounded), placement))
+            bounded.append((problem.step_seconds(values), number, chosen))
     best: Trial | None = None
-    for bound, _, placement in sorted(bounded, key=lambda item: item[:2]):
+    for bound, _, chosen in sorted(bounded, key=lambda item: item[:2]):
         if best is not None and bound >= best.seconds:
             break
-        trial = try_out(candidate, placement)
+        trial = try_out(candidate, placement_of(candidate.graph, _all(chosen), rings))
         if trial is not None and (best is None or trial.seconds < best.seconds):
             best = trial
     return None if best is None else verified(best)
 
 
-def placements(graph: Graph, pins: tuple[Pin, ...] = ()) -> Iterator[Placement]:
-    """Every placement by counts that keeps the pins, optimizer state on a grid.
+def _all(chosen: Sequence[Values]) -> Values:
+    return dict(chain.from_iterable(values.items() for values in chosen))
+
+
+def decisions(
+    stages: Iterable[StageClass], pins: tuple[Pin, ...] = ()
+) -> Iterator[Sequence[Values]]:
+    """Every placement that keeps the pins, optimizer state on a grid, as parts of its decisions.
 
     Raises InputError where there are too many.
     """
-    stages = stage_classes(graph)
-    choices = [_Choices.of(stage, kind, n, pins) for stage in stages for kind, n in stage.kinds]
-    number = prod(each.number for each in choices)
+    parts: list[list[Values]] = []
+    for stage in stages:
+        rules = [*placement_rules(stage), *pin_rules(stage, pins)]
+        for kind, count in stage.kinds:
+            parts += [_tensors(stage, kind, count, rules), _policies(stage, kind, count, rules)]
+    number = prod(len(part) for part in parts)
     if number > MOST_PLACEMENTS:
         raise InputError(
             f"--exact would try {number} placements per strategy; it is for small problems of at "
             f"most {MOST_PLACEMENTS}: pin more decisions with --set, or leave it out"
         )
-    for chosen in product(*(list(each.placements()) for each in choices)):
-        yield _placement(stages, iter(chosen))
-
-
-def _placement(stages: tuple[StageClass, ...], chosen: Iterator[KindPlacement]) -> Placement:
-    every: list[StagePlacement] = []
-    for stage in stages:
-        kinds = {kind.name: next(chosen) for kind, _ in stage.kinds}
-        every += [StagePlacement(kinds=kinds)] * len(stage.stages)
-    return Placement(stages=tuple(every))
+    return product(*parts)
 
 
 Counts = tuple[float, ...]  # layers, by tier or by policy
 
 
-@dataclass(frozen=True, slots=True)
-class _Choices:
-    """What the rules leave to choose for the layers of a kind in a class of stages."""
-
-    layers: int
-    parameters: list[Counts]
-    gradients: list[Counts]
-    policies: list[Counts]
-    optimizer: list[list[Counts]]  # by the number of layers that the GPU may update
-    streamed: Callable[[float], bool]  # whether so many layers' state may pass through the GPU
-
-    @classmethod
-    def of(cls, stage: StageClass, kind: LayerKind, count: int, pins: tuple[Pin, ...]) -> _Choices:
-        """The counts of each tensor that keep the rules about it alone."""
-        rules = (*placement_rules(stage), *pin_rules(stage, pins))
-
-        def kept(decisions: list[Linear], every: Iterable[Counts]) -> list[Counts]:
-            names = {name for decision in decisions for name in decision.terms}
-            own = [r for r in rules if r.expression.terms and set(r.expression.terms) <= names]
-            found = ((c, dict(_values(decisions, c))) for c in every if _are(decisions, c))
-            return [c for c, values in found if all(rule.holds(values) for rule in own)]
-
-        def tensor(name: str, every: Iterable[Counts]) -> list[Counts]:
-            return kept([stage.tensor(kind, name, tier) for tier in Tier], every)
-
-        policies = [stage.policy(kind, recompute, tier) for recompute in Recompute for tier in Tier]
-        return cls(
-            layers=count,
-            parameters=tensor("parameters", _compositions(count, len(Tier))),
-            gradients=tensor("gradients", _compositions(count, len(Tier))),
-            policies=kept(policies, _compositions(count, len(policies))),
-            optimizer=[tensor("optimizer", _shares(count, most)) for most in range(count + 1)],
-            streamed=lambda layers: bool(kept([stage.streamed(kind)], [(layers,)])),
-        )
-
-    @property
-    def number(self) -> int:
-        """How many placements these are."""
-        tiers = product(self.parameters, self.gradients)
-        return len(self.policies) * sum(len(list(self._state(p, g))) for p, g in tiers)
-
-    def placements(self) -> Iterator[KindPlacement]:
-        """Each of them."""
-        for parameters, gradients, policy in product(
-            self.parameters, self.gradients, self.policies
-        ):
-            for optimizer, streamed in self._state(parameters, gradients):
-                yield KindPlacement(
-                    layers=self.layers,
-                    parameters=_by_tier(parameters, int),
-                    gradients=_by_tier(gradients, int),
-                    activations={
-                        recompute: _by_tier(policy[i * len(Tier) : (i + 1) * len(Tier)], int)
-                        for i, recompute in enumerate(Recompute)
-                    },
-                    optimizer=_by_tier(optimizer, float),
-                    streamed=streamed,
-                )
-
-    def _state(self, parameters: Counts, gradients: Counts) -> Iterator[tuple[Counts, float]]:
-        """Where the optimizer state may be, and how much of it is streamed."""
-        in_memory = self.layers - max(parameters[-1], gradients[-1])
-        for optimizer in self.optimizer[int(min(parameters[0], gradients[0]))]:
-            on_gpu, on_host, _ = optimizer
-            most = max(0.0, min(on_host, in_memory - on_gpu))
-            for streamed in sorted({half * most for half in HALVES}):
-                if self.streamed(streamed):
-                    yield optimizer, streamed
+def _policies(stage: StageClass, kind: LayerKind, count: int, rules: list[Rule]) -> list[Values]:
+    """Every way to keep the activations of a kind's layers."""
+    policies = [stage.policy(kind, *policy) for policy in stage.policies(kind)]
+    return _extended([{}], policies, lambda _: _compositions(count, len(policies)), rules)
 
 
-Number = TypeVar("Number", int, float)
+def _tensors(stage: StageClass, kind: LayerKind, count: int, rules: list[Rule]) -> list[Values]:
+    """Every way to place a kind's parameters and gradients, and on a grid its optimizer state."""
+    parameters, gradients, optimizer = (
+        [stage.tensor(kind, tensor, tier) for tier in Tier]
+        for tensor in ("parameters", "gradients", "optimizer")
+    )
+
+    def shares(way: Values) -> Iterator[Counts]:
+        on_gpu = min(parameters[0].at(way), gradients[0].at(way))
+        for gpu, host in product(sorted({q * on_gpu for q in QUARTERS}), QUARTERS):
+            rest = count - gpu
+            if rest or host == QUARTERS[0]:
+                yield gpu, rest * host, rest * (1.0 - host)
+
+    def streamed(way: Values) -> Iterator[Counts]:
+        in_memory = count - max(parameters[-1].at(way), gradients[-1].at(way))
+        on_gpu, on_host, _ = (share.at(way) for share in optimizer)
+        most = max(0.0, min(on_host, in_memory - on_gpu))
+        return ((layers,) for layers in sorted({half * most for half in HALVES}))
+
+    ways: list[Values] = [{}]
+    for tensor in (parameters, gradients):
+        ways = _extended(ways, tensor, lambda _: _compositions(count, len(Tier)), rules)
+    ways = _extended(ways, optimizer, shares, rules)
+    return _extended(ways, [stage.streamed(kind)], streamed, rules)
 
 
-def _by_tier(counts: Counts, number: Callable[[float], Number]) -> dict[Tier, Number]:
-    return {tier: number(count) for tier, count in zip(Tier, counts, strict=True)}
-
-
-def _are(decisions: Iterable[Linear], counts: Counts) -> bool:
-    """Whether what leaves no choice has the value it must have."""
-    both = zip(decisions, counts, strict=True)
-    return all(decision.terms or decision.constant == count for decision, count in both)
-
-
-def _values(decisions: Iterable[Linear], counts: Counts) -> Iterator[tuple[str, float]]:
-    both = zip(decisions, counts, strict=True)
-    return ((name, count) for decision, count in both for name in decision.terms)
-
-
-def _shares(layers: int, on_gpu: int) -> Iterator[Counts]:
-    """Layers of optimizer state by tier, the GPU's at most `on_gpu`."""
-    for gpu, host in product(sorted({q * on_gpu for q in QUARTERS}), QUARTERS):
-        rest = layers - gpu
-        if rest or host == QUARTERS[0]:
-            yield gpu, rest * host, rest * (1.0 - host)
+def _extended(
+    ways: list[Values],
+    decisions: list[Linear],
+    choices: Callable[[Values], Iterable[Counts]],
+    rules: list[Rule],
+) -> list[Values]:
+    """Each way with each of its choices that keeps the rules about what is decided by then."""
+    new = {name for decision in decisions for name in decision.terms}
+    known = new.union(*ways[:1])
+    judging = [
+        r for r in rules if r.expression.terms.keys() & new and known.issuperset(r.expression.terms)
+    ]
+    found = []
+    for way in ways:
+        for counts in choices(way):
+            both = list(zip(decisions, counts, strict=True))
+            values = way | {name: count for decision, count in both for name in decision.terms}
+            possible = all(decision.at(values) == count for decision, count in both)
+            if possible and all(rule.holds(values) for rule in judging):
+                found.append(values)
+    return found
 
 
 def _compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

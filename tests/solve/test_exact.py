@@ -18,8 +18,9 @@ from bigplan.placement import KindPlacement, Placement, StagePlacement, Tier
 from bigplan.program import Program
 from bigplan.simulate import simulate
 from bigplan.solve.candidate import Candidate
-from bigplan.solve.exact import exact_placement, placements
+from bigplan.solve.exact import decisions, exact_placement
 from bigplan.solve.pins import Pin
+from bigplan.solve.stage import stage_classes
 from bigplan.spec.sharing import NodeSharing
 from bigplan.units import PerRank
 from bigplan.verify import used_bytes, verify
@@ -216,4 +217,4 @@ def _equal(
 
 def test_too_many_placements_are_refused() -> None:
     with pytest.raises(InputError, match="it is for small problems of at most 200000"):
-        next(placements(toy_graph(blocks=8)))
+        decisions(stage_classes(toy_graph(blocks=8)))
