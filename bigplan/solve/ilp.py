@@ -9,9 +9,9 @@ from math import inf
 
 from bigplan.importing import environment
 from bigplan.placement import Tier
-from bigplan.solve.linear import AtLeast, Capacity, Linear, Problem
+from bigplan.solve.linear import AtLeast, Problem, Variable, var
 from bigplan.solve.linear_program import LinearProgram
-from bigplan.solve.rows import Row, rows, scaled, time_unit, timed_rows
+from bigplan.solve.rows import Row, rows, time_unit
 from bigplan.solve.thresholds import NOISE, WITHIN
 
 # HiGHS's package imports numpy, whose OpenBLAS starts threads. Nothing here uses them, and they
@@ -21,6 +21,7 @@ with environment(OPENBLAS_NUM_THREADS="1"):
 
 _Built = tuple[pulp.LpProblem, dict[str, pulp.LpVariable]]
 
+EXTRA = var("extra")  # what there is besides: a share of memory, or of what a rule allows
 BOUND_GAP = WITHIN / 2  # relative gap at which an optimum is known well enough for a bound
 
 # These problems have less than a hundred variables. HiGHS presolves them again in every search for
@@ -69,11 +70,7 @@ def _solvers(*, relaxed: bool, gap: float) -> Iterator[pulp.LpSolver]:
 
 
 def _solved(
-    model: pulp.LpProblem,
-    *,
-    relaxed: bool,
-    gap: float = NOISE,
-    doubtful: Callable[[], bool] = lambda: True,
+    model: pulp.LpProblem, *, relaxed: bool, gap: float, doubtful: Callable[[], bool]
 ) -> bool:
     """Whether there is an optimum; if there is none and that is `doubtful`, two solvers agree."""
     available = (s for s in _solvers(relaxed=relaxed, gap=gap) if s.available())
@@ -157,7 +154,10 @@ def _build(problem: Problem, wanted: Iterable[Row], *, relaxed: bool) -> _Built:
     model = pulp.LpProblem("placement", pulp.LpMinimize)
     variables = {
         v.name: model.add_variable(
-            v.name, 0, v.upper, pulp.LpInteger if v.integer and not relaxed else pulp.LpContinuous
+            v.name,
+            0,
+            v.upper if v.upper < inf else None,
+            pulp.LpInteger if v.integer and not relaxed else pulp.LpContinuous,
         )
         for v in problem.variables
     }
@@ -203,49 +203,42 @@ def shortages(
 
     `relaxed` allows parts of layers, so that the true shortage may be larger.
     """
-    timeless = replace(problem, times=(AtLeast("step", Linear()),))
-    whole = 1.0 if relaxed else 1.0 - NOISE
-    found = []
+    margin, found = 0.0 if relaxed else NOISE, []
     for tier in tiers:
-        model, variables = _build(timeless, timed_rows(timeless), relaxed=relaxed)
-        worst = max((row.limit for row in problem.capacities if row.tier is tier), default=0.0)
-        extra = variables["extra"] = model.add_variable("extra", 0)
-        unit = max(worst, 1e9)
-        for row in problem.capacities:
-            used = row.used - row.limit * whole
-            if row.tier is tier:
-                used += Linear({"extra": -unit * whole})
-            for constraint in scaled(used, f"{row.stage} {row.tier}"):
-                _constrain(model, variables, constraint)
-        model.setObjective(extra * 1.0)
-        if _solved(model, relaxed=relaxed):
-            stage = _fullest(problem.capacities, tier, variables)
-            found.append(Shortage(stage, tier, float(extra.value()) * unit))
+        limits = {row.stage: row for row in problem.capacities if row.tier is tier}
+        unit = max([1e9, *(row.limit for row in limits.values())])
+        more = (unit * (1.0 - margin)) * EXTRA
+        grown = (
+            replace(row, used=row.used - more) if row.tier is tier else row
+            for row in problem.capacities
+        )
+        least = _least(replace(problem, capacities=tuple(grown)), relaxed, margin)
+        if least is not None:
+            over = {s: row.used.at(least.values) - row.limit for s, row in limits.items()}
+            stage = max(over, key=over.__getitem__)
+            found.append(Shortage(stage, tier, least.step_seconds * unit))
     return found
 
 
 def excess(problem: Problem, named: str, *, relaxed: bool = True) -> float | None:
-    """The least by which rules whose names end so must be broken for a plan to fit.
+    """The least by which limits whose names end so must be broken for a plan to fit.
 
     In the unit of these rules; None: nothing fits, however much they are broken. `relaxed` as in
     `shortages`.
     """
-    broken = [rule for rule in problem.rules if rule.name.endswith(named)]
-    kept = tuple(rule for rule in problem.rules if rule not in broken)
-    timeless = replace(problem, rules=kept, times=(AtLeast("step", Linear()),))
-    model, variables = _build(timeless, rows(timeless, 0.0 if relaxed else NOISE), relaxed=relaxed)
-    extra = variables["extra"] = model.add_variable("extra", 0)
-    for i, rule in enumerate(broken):
-        loose = rule.expression + Linear({"extra": -1.0})
-        for constraint in scaled(loose, f"{rule.name} {i}", equal=rule.equal):
-            _constrain(model, variables, constraint)
-    model.setObjective(extra * 1.0)
-    return float(extra.value()) if _solved(model, relaxed=relaxed) else None
+    loose = (
+        replace(rule, expression=rule.expression - EXTRA) if rule.name.endswith(named) else rule
+        for rule in problem.rules
+    )
+    margin = 0.0 if relaxed else NOISE
+    least = _least(replace(problem, rules=tuple(loose)), relaxed, margin)
+    return None if least is None else least.step_seconds
 
 
-def _fullest(
-    capacities: tuple[Capacity, ...], tier: Tier, variables: Mapping[str, pulp.LpVariable]
-) -> str:
-    values = {name: float(v.value() or 0.0) for name, v in variables.items()}
-    rows = [row for row in capacities if row.tier is tier]
-    return max(rows, key=lambda row: row.used.at(values) - row.limit).stage
+def _least(problem: Problem, relaxed: bool, margin: float) -> Solution | None:
+    """Decisions that need the least of what is extra, in place of a step's seconds."""
+    extra = (Variable(name, inf, False) for name in EXTRA.terms)
+    asked = replace(
+        problem, variables=(*problem.variables, *extra), times=(AtLeast("step", EXTRA),)
+    )
+    return solve(asked, relaxed=relaxed, margin=margin)

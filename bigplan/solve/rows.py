@@ -24,7 +24,7 @@ class Row:
 
 def time_unit(problem: Problem) -> float:
     """Seconds that count as one in the rows."""
-    return max(1e-9, *(row.expression.constant for row in problem.times))
+    return max(row.expression.constant for row in problem.times) or 1.0
 
 
 def rows(problem: Problem, margin: float = 0.0) -> Iterator[Row]:
