@@ -27,7 +27,7 @@ from bigplan.placement import Rings, Tier
 from bigplan.solve.alike import LEAN, ROOMY
 from bigplan.solve.linear import Linear, Rule, total
 from bigplan.solve.stage import StageClass
-from bigplan.spec.files.problems import did_you_mean
+from bigplan.spec.files.words import did_you_mean
 
 STRATEGY_KEYS = tuple(Strategy.model_fields)
 RING_KEYS = Rings._fields

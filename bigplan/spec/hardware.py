@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.document import validate
-from bigplan.spec.files.problems import did_you_mean, models_in
+from bigplan.spec.files.problems import models_in
+from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.part import MachinePart
 
 NewValue = str | int | float

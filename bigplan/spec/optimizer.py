@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
-from bigplan.spec.files.problems import did_you_mean
+from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import Parameter
 

@@ -9,7 +9,8 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import Spec
-from bigplan.spec.files.problems import KeyPath, did_you_mean
+from bigplan.spec.files.problems import KeyPath
+from bigplan.spec.files.words import did_you_mean
 from bigplan.units import BANDWIDTH, BYTES, FLOPS, RATE, SECONDS, Quantity, exact_text, format_bytes
 
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files import shipped
-from bigplan.spec.files.problems import did_you_mean
 from bigplan.spec.files.reading import read_text
+from bigplan.spec.files.words import did_you_mean
 
 # Zero says as little as a blank. The limit keeps a typing error from running for hours.
 Count = Annotated[int, Field(ge=0, le=10**8)]

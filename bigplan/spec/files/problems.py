@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,14 +15,13 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from bigplan.errors import quoted
+from bigplan.spec.files.words import LONGEST_WORD, did_you_mean
 from bigplan.spec.unplanned import unplanned
 
 KeyPath = tuple[str | int, ...]
 
 MOST_PROBLEMS = 20
 """told of one document; nobody reads more at once"""
-# Characters up to which similar words are searched, in time that grows with their square.
-_LONGEST_WORD = 100
 
 
 @dataclass(frozen=True)
@@ -41,14 +39,6 @@ class DocumentProblem:
         return f": {self.text}" if self.line is None else f":{self.line}: {self.text}"
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The text "; did you mean 'nodes'?", or an empty one."""
-    if len(word) > _LONGEST_WORD:
-        return ""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
 def problem_at(path: KeyPath, text: str, root: yaml.Node | None) -> DocumentProblem:
     """A problem with the value at `path`, with its line where `root` is given."""
     return DocumentProblem(_line(root, path), f"{_name(path)} {text}", path)
@@ -62,6 +52,7 @@ def describe(
 ) -> list[DocumentProblem]:
     """The problems in `error`, with lines where `root` (the YAML nodes of `data`) is given."""
     found: dict[KeyPath, list[str]] = {}
+    listed: dict[KeyPath, KeyPath] = {}  # mappings, each with the key whose problem tells all keys
     # A union's alternatives may report the same value, so more errors are read than are told.
     for details in error.errors(include_url=False)[: 5 * MOST_PROBLEMS]:
         if details["type"] == "default_factory_not_called":
@@ -70,6 +61,8 @@ def describe(
         if details["type"] == "too_short" and len(value) >= details["ctx"]["min_length"]:
             continue  # pydantic counts only the valid items; other errors report the invalid ones
         text = _text(details, path, value, schema)
+        if text.startswith(_UNKNOWN) and listed.setdefault(path[:-1], path) == path:
+            text += f" (allowed: {', '.join(_allowed(details, path, schema))})"
         texts = found.setdefault(path, [])
         if text not in texts:
             texts.append(text)
@@ -82,6 +75,7 @@ def describe(
     ]
 
 
+_UNKNOWN = "unknown key"
 _TYPE_CLASH = "which must be"
 
 
@@ -133,17 +127,26 @@ def _line(root: yaml.Node | None, path: KeyPath) -> int | None:
     return line + 1
 
 
+def _is_unknown(details: ErrorDetails) -> bool:
+    """Whether a key is the problem, of a mapping or of a dictionary with keys of a Literal."""
+    bad_key = details["loc"][-1:] == ("[key]",) and details["type"] == "literal_error"
+    return bad_key or details["type"] == "extra_forbidden"
+
+
+def _allowed(details: ErrorDetails, path: KeyPath, schema: type[BaseModel]) -> list[str]:
+    """The keys that may stand beside an unknown one."""
+    extra = details["type"] == "extra_forbidden"
+    return _fields_at(schema, path[:-1]) if extra else _expected(details)
+
+
 def _text(details: ErrorDetails, path: KeyPath, value: Any, schema: type[BaseModel]) -> str:
     kind = details["type"]
-    bad_dictionary_key = details["loc"][-1:] == ("[key]",) and kind == "literal_error"
-    if kind == "extra_forbidden" and (refusal := unplanned(str(path[-1]))):
-        return f"{_name(path)}: {refusal}"
-    if kind == "extra_forbidden" or bad_dictionary_key:
-        known = _expected(details) if bad_dictionary_key else _fields_at(schema, path[:-1])
-        allowed = list(known)
-        hint = did_you_mean(str(path[-1]), allowed)
-        unknown = f"unknown key {quoted(path[-1])}{_inside(path)}{hint}"
-        return f"{unknown} (allowed: {', '.join(allowed)})"
+    if _is_unknown(details):
+        if kind == "extra_forbidden" and (refusal := unplanned(str(path[-1]))):
+            return f"{_name(path)}: {refusal}"
+        below = _below(schema, path[:-1]) if kind == "extra_forbidden" else ()
+        hint = did_you_mean(str(path[-1]), _allowed(details, path, schema), below)
+        return f"{_UNKNOWN} {quoted(path[-1])}{_inside(path)}{hint}"
     if kind == "missing":
         return f"missing key {path[-1]!r}{_inside(path)}; add `{path[-1]}: ...`" + _about(
             schema, path
@@ -160,7 +163,7 @@ def _name(path: KeyPath) -> str:
     if not path:
         return "the document"
     name = ".".join(map(str, path))
-    return f"`{name}`" if len(name) <= _LONGEST_WORD else quoted(name)
+    return f"`{name}`" if len(name) <= LONGEST_WORD else quoted(name)
 
 
 def _inside(path: KeyPath) -> str:
@@ -216,6 +219,19 @@ def _fields_at(schema: type[BaseModel], path: KeyPath) -> list[str]:
     """The fields that a mapping at `path` may have (of every model that may stand there)."""
     models = _models_at(schema, path)
     return list(dict.fromkeys(name for model in models for name in model.model_fields))
+
+
+def _below(schema: type[BaseModel], path: KeyPath) -> Iterator[str]:
+    """Keys of the mappings in a mapping at `path`, and those of the mappings in these."""
+    inside = [(name, (*path, name)) for name in _fields_at(schema, path)]
+    for _ in range(2):
+        deeper = [
+            (f"{dotted}.{name}", (*at, name))
+            for dotted, at in inside
+            for name in _fields_at(schema, at)
+        ]
+        yield from (dotted for dotted, _ in deeper)
+        inside = deeper
 
 
 def _models_at(schema: type[BaseModel], path: KeyPath) -> list[type[BaseModel]]:

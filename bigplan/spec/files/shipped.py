@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bigplan.errors import InputError, quoted
 from bigplan.spec.files.document import S, load_document
+from bigplan.spec.files.words import CLOSE
 
 PACKAGE = Path(__file__).resolve().parents[2]
 
@@ -37,11 +38,19 @@ def find(folder: Path, name: str, schema: type[S], noun: str) -> S:
 
 def unknown(noun: str, name: str, known: tuple[str, ...], otherwise: str) -> InputError:
     """The error for an unknown name: the closest one, all known ones, and another way."""
-    # Names differ in a few characters, so the cutoff is lower than for keys. A beginning counts
-    # most: "h200" means h200-sxm, though "b200" is more alike.
+    # A beginning counts most, then a part: "h200" means h200-sxm, though "b200" is more alike, and
+    # "rtx4090" the workstation with it.
+    plain = _plain(name)
     begun = [one for one in known if one.startswith(f"{name.lower()}-")]
-    close = difflib.get_close_matches(name.lower(), begun or known, n=1, cutoff=0.4)
+    parts = [one for one in known if plain and plain in _plain(one)]
+    pool, cutoff = (begun or parts, 0.0) if begun or parts else (known, CLOSE)
+    close = difflib.get_close_matches(name.lower(), pool, n=1, cutoff=cutoff)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     return InputError(
         f"no {noun} is called {quoted(name)}{hint} (shipped: {', '.join(known)}; {otherwise})"
     )
+
+
+def _plain(name: str) -> str:
+    """A name's letters and digits."""
+    return "".join(filter(str.isalnum, name.lower()))

@@ -15,8 +15,9 @@ from typing import Any
 
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.files.document import ProblemsError, validate
-from bigplan.spec.files.problems import DocumentProblem, KeyPath, did_you_mean
+from bigplan.spec.files.problems import DocumentProblem, KeyPath
 from bigplan.spec.files.reading import read_json
+from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.reader import Config, ConfigReader
 from bigplan.spec.hf.refusals import refuse_adapter, refuse_experts, refuse_foreign, refuse_type

@@ -40,3 +40,14 @@ def test_only_by_its_own_name(folder: Path, name: str) -> None:
 def test_the_closest_name_is_offered(folder: Path) -> None:
     with pytest.raises(InputError, match="did you mean 'small-1'"):
         shipped.find(folder, "smal-1", Thing, "thing")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("mall", "small-1"), ("large9", "large-9")])
+def test_a_part_of_a_name_is_enough(folder: Path, name: str, hint: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean {hint!r}"):
+        shipped.find(folder, name, Thing, "thing")
+
+
+def test_a_name_that_is_a_little_alike_is_not_meant(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"no thing is called 'malt' \(shipped"):
+        shipped.find(folder, "malt", Thing, "thing")

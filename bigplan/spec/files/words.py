@@ -1,0 +1,98 @@
+"""What other tools call the keys of descriptions: for hints where one of their words is used."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+# Characters up to which similar words are searched, in time that grows with their square.
+LONGEST_WORD = 100
+
+# Similarity (2 x equal characters / all) of a word that is meant: 'gpo' and 'gpu' have 0.67, and
+# 'mamba' and 'llama', which are not, 0.6.
+CLOSE = 0.65
+
+# By our key: words of Hugging Face's config.json and TrainingArguments, of Megatron-LM, DeepSpeed
+# and papers.
+_OF_OTHERS: Mapping[str, str] = {
+    # a model
+    "name": "_name_or_path model_name name_or_path",
+    "layers": "num_hidden_layers num_layers n_layers n_layer depth",
+    "hidden": "hidden_size d_model n_embd n_embed dim embed_dim",
+    "ffn": "intermediate_size intermediate n_inner ffn_dim d_ff ffn_hidden_size ffn_hidden "
+    "mlp_hidden_size",
+    "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
+    "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads",
+    "head_dim": "kv_channels head_size d_head d_kv",
+    "vocab": "vocab_size padded_vocab_size vocabulary_size",
+    "max_sequence_length": "max_position_embeddings n_positions n_ctx max_seq_len context_length "
+    "max_length",
+    "norm_epsilon": "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps",
+    "mlp": "hidden_act hidden_activation activation_function activation",
+    "positions": "position_embedding_type",
+    "rope_theta": "rotary_base rotary_emb_base",
+    "rope_scaling": "rope_parameters",
+    "rotary_fraction": "partial_rotary_factor rotary_pct rotary_percent",
+    "parallel_residual": "use_parallel_residual parallel_attn",
+    "tied_embeddings": "tie_word_embeddings tie_embeddings",
+    "qkv_bias": "attention_bias use_bias use_qkv_bias add_qkv_bias",
+    "qk_norm": "use_qk_norm qk_layernorm",
+    # a training
+    "sequence_length": "seq_len seq_length max_seq_length max_seq_len block_size context_length "
+    "max_length",
+    "global_batch": "batch_size global_batch_size train_batch_size",
+    "tokens_per_step": "batch_tokens tokens_per_batch",
+    "precision": "dtype torch_dtype mixed_precision params_dtype",
+    "clip_norm": "max_grad_norm gradient_clipping clip_grad grad_clip gradient_clip_val",
+    "learning_rate": "lr max_lr",
+    "epsilon": "eps adam_epsilon adam_eps",
+    "beta1": "adam_beta1 betas",
+    "beta2": "adam_beta2",
+    "weight_decay": "wd",
+    "schedule": "scheduler lr_scheduler lr_scheduler_type lr_decay_style",
+    "warmup_steps": "warmup num_warmup_steps warmup_num_steps lr_warmup_iters",
+    "final_fraction": "min_lr min_lr_ratio",
+    "steps": "max_steps train_iters num_steps iterations",
+    "data": "dataset data_path dataset_name train_data",
+    "validation": "eval evaluation",
+    "weights": "checkpoint pretrained init_from",
+    # decisions
+    "micro_batch": "micro_batch_size train_micro_batch_size_per_gpu per_device_train_batch_size "
+    "local_batch_size",
+    "recompute": "recomputation activation_checkpointing gradient_checkpointing",
+    "tp": "tensor_parallel tensor_parallel_size tensor_model_parallel_size",
+    "pp": "pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size",
+    "dp": "data_parallel data_parallel_size",
+    "zero": "zero_stage stage fsdp",
+    "optimizer": "optimizer_state optimizer_states offload_optimizer",
+    "parameters": "params offload_param",
+    "gradients": "grads",
+    # an experiment
+    "nodes": "num_nodes nnodes n_nodes",
+    "caps": "limits memory_limits",
+}
+
+
+def meant(word: str, known: Iterable[str], below: Iterable[str] = ()) -> str | None:
+    """The key that a word stands for: the same in another tool's words, or else the closest one.
+
+    `known` are the keys that may stand where the word does, `below` those deeper down, with dots:
+    they are meant only by their own name, or another tool's word for it.
+    """
+    if len(word) > LONGEST_WORD:
+        return None
+    names = list(known)
+    same = (name for name in (*names, *below) if _stands_for(word.lower(), name))
+    close = difflib.get_close_matches(word, names, n=1, cutoff=CLOSE)
+    return next(same, close[0] if close else None)
+
+
+def _stands_for(word: str, name: str) -> bool:
+    key = name.rpartition(".")[2]
+    return word == key or word in _OF_OTHERS.get(key, "").split()
+
+
+def did_you_mean(word: str, known: Iterable[str], below: Iterable[str] = ()) -> str:
+    """The text "; did you mean 'nodes'?", or an empty one."""
+    found = meant(word, known, below)
+    return f"; did you mean {found!r}?" if found else ""
