@@ -39,6 +39,8 @@ class Framework:
     regather_exposed: float = 0.0  # ZeRO-3 gathers before the backward
     reduce_exposed: float = 1.0  # gradient reductions
     reduce_scatters: bool = True  # ZeRO 1 and 2 scatter the sums; else every rank gets all of them
+    # Gathers of parameters that ZeRO 1 and 2 updated; None: as much as of gradient reductions.
+    owned_exposed: float | None = None
     send_exposed: float = 1.0  # messages between pipeline stages
     gather_launches: float = 0.0  # host work per tensor that ZeRO-3 gathers, in launches
     bucket_elements: int = 0  # elements in a bucket of a collective
@@ -98,6 +100,12 @@ FSDP = Framework(
     tensor_exposed_async=0.68,
     summed_on_cpu=SUMMED_ON_CPU,
 )
+
+# Plain PyTorch loops, whatever their name: gradients are reduced during the backward, as by
+# DistributedDataParallel, and what ZeRO 1 or 2 updated is gathered before the next step begins, the
+# default of DeepSpeed, of Megatron-LM (`overlap_param_gather`) and of InternEvo
+# (`overlap_sync_param`).
+PYTORCH = replace(FSDP, name="PyTorch", owned_exposed=1.0)
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on
 # the communicator that then reduces them. So most of its collectives are not hidden. Its runs are

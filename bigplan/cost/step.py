@@ -107,7 +107,8 @@ class _Stage:
         if strategy.dp > 1 and strategy.zero < 2:
             after += hidden_by(reduces, last_backward, framework.reduce_exposed)
         if strategy.zero in (1, 2):
-            after += framework.reduce_exposed * gathers
+            exposed = framework.owned_exposed
+            after += gathers * (framework.reduce_exposed if exposed is None else exposed)
         owned = -(-parameters // (strategy.dp if strategy.zero else 1))
         return cls(compute, compute + communication, after, parameters, owned)
 

@@ -20,8 +20,13 @@ What a row leaves blank is chosen by one rule for all rows:
                 fp32 master and moments, in 16 bits where the notes say "bf16 master+states"
     recompute   none; where it is selective and model and hardware FLOPs are printed: in full, by
                 as many layers as these say
-    attention   what the framework had at the time: materialised before 2023, flash since
+    attention   what the framework had at the time: materialised before 2023, flash since; gated
+                models and GPUs of Hopper's time or later are since
     dropout     GPT-2's where the framework trained with it, which was before 2023
+    framework   one that is unknown runs plain PyTorch; Megatron-LM on a GPU of Hopper's time or
+                later is Megatron Core
+    compile     no, but where the framework does by default (fms-fsdp, JAX) or products are in fp8;
+                Liger's and Unsloth's kernels fuse as much
 """
 
 from __future__ import annotations
@@ -89,7 +94,7 @@ def completed(rows: list[PublishedRow]) -> list[PublishedRow]:
 def run_of(row: PublishedRow) -> PricedRun:
     """The row's configuration. Raises SkippedError."""
     _scored(row)
-    rule = framework_of(row.framework)
+    rule = framework_of(row.framework, row.gpu)
     model = _model(row, rule)
     nodes = machine_of(row)
     strategy, micro_batches = _strategy(row, rule)
@@ -214,7 +219,7 @@ def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
         gradient_precision=gradients,
         fp8_gemms=low,
         attention="materialised" if rule.materialised(row) else "flash",
-        dropout=DROPOUT if rule.dropout and NO_DROPOUT not in row.notes else 0.0,
+        dropout=DROPOUT if rule.drops_out(row) and NO_DROPOUT not in row.notes else 0.0,
         clip_norm=1.0,
     )
 

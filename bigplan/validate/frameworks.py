@@ -13,6 +13,7 @@ from bigplan.cost.framework import (
     MEGATRON,
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
+    PYTORCH,
     Framework,
 )
 from bigplan.spec.gpu import FlashKernel
@@ -24,6 +25,10 @@ KERNELS: tuple[tuple[str, FlashKernel], ...] = (
     (r"FA2|flash v2", "flash2"),
     (r"cuDNN|^TE\b", "cudnn"),
 )
+# GPUs that came out in late 2022 or later.
+SINCE_HOPPER = re.compile(r"^(H\d|GH|GB|B\d|MI3|L4|L40|(RTX.?)?[45]0[6-9]0|RTX.?PRO|.*Ada)")
+# Names of kernels that take the place of a model's norms, activations and rotary positions.
+FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,37 @@ class FrameworkRule:
     before_flash: bool = False  # scores were materialised
     dropout: bool = False
     micro_batch_per_stage: bool = False  # as many micro-batches as pipeline stages, by default
+    # Whether a compiler fuses chains of kernels, where the row does not say; None: the behaviour
+    # says what is fused. torch.compile is off unless asked for.
+    compiles: bool | None = None
     zero_sums_in_fp32: bool = True  # gradients of bf16 runs under ZeRO; without ZeRO always
 
     def materialised(self, row: PublishedRow) -> bool:
         """Whether attention scores go to memory: what the row says, else what was usual."""
         if row.attention_kernel:
             return "unfused" in row.attention_kernel
-        return self.before_flash
+        return self.before_flash and not self._recent(row)
+
+    def drops_out(self, row: PublishedRow) -> bool:
+        """Whether the model trained with dropout, as GPT-2 did; models of LLaMA's time do not."""
+        return self.dropout and not self._recent(row)
+
+    def _recent(self, row: PublishedRow) -> bool:
+        """Whether the run is of 2023 or later: models with a gated MLP, as LLaMA, or a new GPU.
+
+        Megatron-DeepSpeed forked before, and stayed as it was.
+        """
+        if self.behaviour is MEGATRON_DEEPSPEED:
+            return False
+        return bool(row.gated_mlp) or SINCE_HOPPER.match(row.gpu) is not None
+
+    def _compiled(self, row: PublishedRow) -> bool | None:
+        """Whether chains of kernels are fused by a compiler; None: the behaviour has its own."""
+        if row.compile is not None:
+            return bool(row.compile)
+        if self.compiles is None:
+            return None
+        return self.compiles or row.precision == "fp8"  # torch's fp8 pays where it is compiled
 
     def gradient_precision(self, row: PublishedRow, precision: str) -> str:
         """Precision of summed and reduced gradients; Composer's modes PURE and DEFAULT state it.
@@ -70,11 +99,15 @@ class FrameworkRule:
         behaviour = self.behaviour
         if behaviour is MEGATRON and row.sequence_parallel is not None:
             behaviour = replace(behaviour, beside_weights=True)
-        if row.compile is not None:
-            compiled = bool(row.compile)
+        compiled = self._compiled(row)
+        if compiled is not None:
             behaviour = replace(behaviour, eager=float(not compiled), compiled_loss=compiled)
-        if behaviour is MEGATRON_DEEPSPEED and row.precision == "fp32":
+        if self.behaviour is MEGATRON_DEEPSPEED and row.precision == "fp32":
             behaviour = replace(behaviour, eager=1.0)  # its fused softmax takes 16 bits alone
+        if self.behaviour in (MEGATRON, MEGATRON_DEEPSPEED) and row.gated_mlp:
+            behaviour = replace(behaviour, eager=1.0)  # its fused kernels are GPT's
+        if FUSING.search(row.framework):
+            behaviour = replace(behaviour, eager=0.0)
         if self.async_tensor if row.async_tp is None else row.async_tp:
             behaviour = replace(behaviour, tensor_exposed=behaviour.tensor_exposed_async)
         if "no overlap" in row.notes:
@@ -85,7 +118,7 @@ class FrameworkRule:
 
 RULES = (
     FrameworkRule(
-        r"Megatron-Bridge|NeMo|Megatron-Core",
+        r"Megatron-Bridge|NeMo|Megatron-?Core|Megatron(?!.*DeepSpeed).*(mcore|\b20(2[4-9]|3\d))",
         MEGATRON_CORE,
         pads_vocabulary=True,
         zero=1,
@@ -93,10 +126,17 @@ RULES = (
         sequence_parallel=True,
         async_tensor=True,
     ),
-    FrameworkRule(r"llm\.q", LLMQ),
-    FrameworkRule(r"Composer", COMPOSER),
+    FrameworkRule(r"llm\.[qc]\b", LLMQ),
+    FrameworkRule(r"Composer", COMPOSER, zero=3),
+    FrameworkRule(r"JAX|MaxText|Alpa|Levanter|XLA", FSDP, compiles=True),
+    FrameworkRule(r"fms-fsdp", FSDP, zero=3, sequence_parallel=True, compiles=True),
     FrameworkRule(
-        r"torchtitan|fms-fsdp|FSDP", FSDP, sequence_parallel=True, micro_batch_per_stage=True
+        r"torchtitan|FSDP",
+        FSDP,
+        zero=3,
+        sequence_parallel=True,
+        micro_batch_per_stage=True,
+        compiles=False,
     ),
     FrameworkRule(
         r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True, zero_sums_in_fp32=False
@@ -125,9 +165,17 @@ RULES = (
     ),
     FrameworkRule(r"DeepSpeed|Colossal", DEEPSPEED, zero_sums_in_fp32=False),
 )
-UNKNOWN = FrameworkRule(r"", FSDP)
+# An unknown framework runs plain PyTorch: flash attention, other operators as chains of kernels,
+# gradients reduced during the backward, updated parameters gathered after the update.
+UNKNOWN = FrameworkRule(r"", PYTORCH, compiles=False)
 
 
-def framework_of(name: str) -> FrameworkRule:
-    """The first rule whose pattern the name contains; frameworks unknown here run like FSDP."""
-    return next((rule for rule in RULES if re.search(rule.pattern, name)), UNKNOWN)
+def framework_of(name: str, gpu: str = "") -> FrameworkRule:
+    """The first rule whose pattern the name contains; frameworks unknown here run plain PyTorch.
+
+    Megatron-LM on GPUs of Hopper or later is Megatron Core, which it had become by then.
+    """
+    found = next((rule for rule in RULES if re.search(rule.pattern, name)), UNKNOWN)
+    if found.behaviour is MEGATRON and SINCE_HOPPER.match(gpu):
+        return RULES[0]
+    return found

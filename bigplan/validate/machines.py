@@ -24,6 +24,7 @@ class Machine:
     cluster: str
     gpu: str
     gpus_per_node: int = 8
+    link: str = ""  # inside a node, where it is not the cluster's
 
 
 MACHINES = (
@@ -32,7 +33,10 @@ MACHINES = (
     Machine(r"^(RTX.?)?5090", "rtx-5090-workstation", "rtx-5090"),
     Machine(r"^L40S", "l40s-8x", "l40s"),
     Machine(r"^(RTX.?)?A6000(?!.*Ada)", "rtx-a6000x4-workstation", "rtx-a6000", 4),
-    Machine(r"^A100.*PCIe.*40", "dgx-a100-40g", "a100-pcie-40gb"),
+    Machine(r"^A40\b", "rtx-a6000x4-workstation", "a40", 4),
+    Machine(r"^A800", "dgx-a100-80g", "a100-sxm4-80gb", link="nvlink3-8-links"),
+    Machine(r"^H800", "dgx-h100", "h100-sxm-80gb", link="nvlink4-8-links"),
+    Machine(r"^A100.*PCIe.*40", "dgx-a100-40g", "a100-pcie-40gb", link="pcie4-through-host"),
     Machine(r"^A100.*40", "dgx-a100-40g", "a100-sxm4-40gb"),
     Machine(r"^A100", "dgx-a100-80g", "a100-sxm4-80gb"),
     Machine(r"^H100.*(95|96)", "dgx-h100", "h100-sxm-96gb-hbm2e"),
@@ -74,12 +78,13 @@ def machine_of(row: PublishedRow) -> NodeGroup:
         )
     per_node = min(row.gpus_per_node or found.gpus_per_node, row.n_gpus)
     inter = group.inter_node or find_network("infiniband-hdr-8x200")
+    link = find_link(found.link) if found.link else group.intra_node
     return group.model_copy(
         update={
             "gpu": gpu,
             "gpus_per_node": per_node,
             "nodes": -(-row.n_gpus // per_node),
-            "intra_node": _intra(group.intra_node, row.intra_node or ""),
+            "intra_node": _intra(link, row.intra_node or ""),
             "inter_node": _inter(inter, row.inter_node or "", per_node),
         }
     )

@@ -12,17 +12,18 @@ from bigplan.cost.framework import (
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
     NATIVE,
+    PYTORCH,
     Framework,
 )
 
-NAMED = (NATIVE, MEGATRON, MEGATRON_DEEPSPEED, MEGATRON_CORE, FSDP, COMPOSER, DEEPSPEED)
+NAMED = (NATIVE, MEGATRON, MEGATRON_DEEPSPEED, MEGATRON_CORE, FSDP, PYTORCH, COMPOSER, DEEPSPEED)
 
 
 def _shares(framework: Framework) -> dict[str, float]:
     return {
         field.name: getattr(framework, field.name)
         for field in fields(framework)
-        if "exposed" in field.name
+        if "exposed" in field.name and getattr(framework, field.name) is not None
     }
 
 

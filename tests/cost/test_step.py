@@ -51,6 +51,14 @@ AGAIN = {Recompute.FULL: 1.0}  # all of the forward
 UNIT = _costs(KindCost(1.0, 2.0))
 
 
+def test_updated_parameters_are_gathered_as_gradients_are_or_as_the_framework_does() -> None:
+    graph = toy_graph(Strategy(dp=2, zero=1), blocks=4)
+    costs = _costs(KindCost(1.0, 2.0, gather=0.5))
+    waiting = replace(HIDDEN, owned_exposed=1.0)
+    assert _step(graph, costs, HIDDEN)["reduce"] == 0.0
+    assert _step(graph, costs, waiting)["reduce"] == pytest.approx(4 * 0.5)
+
+
 # --- pipelines
 
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bigplan.validate.frameworks import RULES, framework_of
 from bigplan.validate.rows import read_rows
 from tests.validate.rows import row
+
+UNSEEN = Path("benchmarks/results/2026-11-25-unseen-runs/rows.csv")
 
 
 @pytest.mark.parametrize(
@@ -23,15 +27,21 @@ from tests.validate.rows import row
         ("HF Trainer + DeepSpeed", "DeepSpeed"),
         ("DeepSpeed 0.6.2 ZeRO-3 + Megatron", "DeepSpeed"),
         ("DeepSpeed ZeRO-3 Offload", "DeepSpeed"),
-        ("something new", "FSDP"),
+        ("llm.c (CUDA/C)", "llm.q"),
+        ("MaxText (JAX)", "FSDP"),
+        ("Megatron-LM 2024-01 (--use-mcore-models)", "Megatron Core"),
+        ("Megatron-LM 2022-03", "Megatron-LM"),
+        ("Megatron-DeepSpeed 2024", "Megatron-DeepSpeed"),
+        ("something new", "PyTorch"),
     ],
 )
 def test_names_and_what_they_run_like(name: str, behaviour: str) -> None:
     assert framework_of(name).behaviour.name == behaviour
 
 
-def test_every_rule_is_reached_by_a_shipped_row() -> None:
-    reached = {framework_of(one.framework).pattern for one in read_rows()}
+def test_every_rule_is_reached_by_a_published_row() -> None:
+    rows = (*read_rows(), *read_rows(UNSEEN))
+    reached = {framework_of(one.framework).pattern for one in rows}
     assert {rule.pattern for rule in RULES} <= reached
 
 
@@ -40,6 +50,55 @@ def test_a_compiled_run_is_fused_whatever_its_framework() -> None:
     assert rule.behaviour_of(row()).eager == 1.0
     assert rule.behaviour_of(row(compile=1)).eager == 0.0
     assert framework_of("torchtitan").behaviour_of(row(compile=0)).eager == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "eager"),
+    [
+        ("torchtitan", {}, 1.0),  # its default
+        ("torchtitan", {"precision": "fp8"}, 0.0),
+        ("PyTorch FSDP (fms-fsdp)", {}, 0.0),  # its default
+        ("something new", {}, 1.0),
+        ("something new", {"compile": 1}, 0.0),
+        ("MaxText (JAX)", {}, 0.0),
+        ("DeepSpeed + HF + Liger", {"compile": 0}, 0.0),
+        ("Unsloth", {}, 0.0),
+        ("Megatron-LM", {}, 0.0),
+        ("Megatron-LM", {"gated_mlp": 1}, 1.0),  # its fused kernels were GPT's
+        ("Megatron-Core", {"gated_mlp": 1}, 0.0),
+    ],
+)
+def test_what_is_not_said_to_be_compiled_runs_as_its_framework_does(
+    name: str, columns: dict[str, object], eager: float
+) -> None:
+    found = framework_of(name).behaviour_of(row(framework=name, **columns))
+    assert found.eager == eager
+
+
+@pytest.mark.parametrize(
+    ("gpu", "behaviour"), [("A100-80GB", "Megatron-LM"), ("H100", "Megatron Core")]
+)
+def test_megatron_on_hopper_is_megatron_core(gpu: str, behaviour: str) -> None:
+    assert framework_of("Megatron-LM", gpu).behaviour.name == behaviour
+    assert framework_of("Megatron-DeepSpeed", gpu).behaviour.name == "Megatron-DeepSpeed"
+
+
+@pytest.mark.parametrize(
+    ("columns", "early"), [({}, True), ({"gated_mlp": 1}, False), ({"gpu": "H100-80GB"}, False)]
+)
+def test_gated_models_and_new_gpus_are_of_flash_attentions_time(
+    columns: dict[str, object], early: bool
+) -> None:
+    rule, old = framework_of("HF Trainer"), framework_of("Megatron-DeepSpeed")
+    one = row(**columns)
+    assert rule.materialised(one) == rule.drops_out(one) == early
+    assert old.materialised(one)
+    assert old.drops_out(one)
+
+
+def test_an_unknown_framework_waits_for_updated_parameters() -> None:
+    assert framework_of("something new").behaviour.owned_exposed == 1.0
+    assert framework_of("torchtitan").behaviour.owned_exposed is None
 
 
 def test_chains_of_fp32_have_no_fused_softmax_in_megatron() -> None:

@@ -23,6 +23,9 @@ from tests.validate.rows import row
         ("A100-PCIe-40GB", "a100-pcie-40gb", 8),
         ("H100-80GB", "h100-sxm-80gb", 8),
         ("H100-96GB-HBM2e(500W)", "h100-sxm-96gb-hbm2e", 8),
+        ("A40-48GB", "a40", 4),
+        ("A800-80GB", "a100-sxm4-80gb", 8),
+        ("H800", "h100-sxm-80gb", 8),
         ("H200", "h200-sxm", 8),
         ("B200", "b200", 8),
         ("GB200", "gb200", 16),  # 64, one NVLink domain, but no more than the run has
@@ -101,6 +104,8 @@ def test_links_that_are_described_are_taken() -> None:
     assert nodes.inter_node == find_network("omni-path-4x100")
     for text in ("InfiniBand", "0 Gb/s", "0 x 100 Gb/s"):
         assert machine_of(row(inter_node=text)).inter_node == find_network("infiniband-hdr-8x200")
+    assert machine_of(row(gpu="A800")).intra_node == find_link("nvlink3-8-links")
+    assert machine_of(row(gpu="H800")).intra_node == find_link("nvlink4-8-links")
     usual = machine_of(row())
     assert usual.inter_node == find_network("infiniband-hdr-8x200")
     assert usual.intra_node == find_link("nvlink3")
