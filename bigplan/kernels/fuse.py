@@ -49,6 +49,7 @@ LEAST_TILE, LARGEST_TILE = 256, 32768
 STAGES = (1, 3)  # of a strip: loads when they are needed, or two turns ahead
 STAGES_TWICE = (1, 2)  # one turn ahead, as a row of each pass takes shared memory
 STRIPS = (1, 2, 3, 4, 6, 8)
+LINE = 128  # bytes of the caches: what a tile has at least of a tensor whose rows lie side by side
 # Of a thread. More warps with fewer elements each leave the compiler free to issue all loads before
 # their first use.
 MOST_ELEMENTS = 32
@@ -302,11 +303,24 @@ def _tiles(body: Body, whole: int, *, whole_rows: bool) -> Iterator[tuple[int, i
     if whole_rows and not adds and whole > 1024:
         widths |= {1024, 2048, 4096, 8192}
     tallest = power_of_two(body.rows)
+    least = min(tallest, max((LINE // size for size in _sizes_down(body)), default=1))
     for columns in sorted(width for width in widths if width <= LARGEST_TILE):
         for rows in (2**k for k in range(9)):
             small = columns * rows < LEAST_TILE and rows < tallest and columns < whole
-            if rows <= tallest and columns * rows <= LARGEST_TILE and not small:
+            if least <= rows <= tallest and columns * rows <= LARGEST_TILE and not small:
                 yield columns, rows
+
+
+def _sizes_down(body: Body) -> Iterator[int]:
+    """Bytes of an element of each tensor whose neighbours in memory are of the next row.
+
+    Images that are read in one order and written in the other are such.
+    """
+    values = {value.name: value for value in (*body.inputs, *body.outputs)}
+    read = ((m.source, m.place) for m in body.micros if m.varies is Varies.FULL and m.place)
+    for name, place in (*read, *((s.value.name, s.place) for s in body.stores)):
+        if place.step > 1 and place.strides and place.strides[-1] == 1:
+            yield SIZES[values[name].dtype]
 
 
 def power_of_two(number: int) -> int:

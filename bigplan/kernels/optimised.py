@@ -19,6 +19,7 @@ from bigplan.kernels.chunked_loss import in_chunks
 from bigplan.kernels.cover import CoverUnit
 from bigplan.kernels.decomposed import DECOMPOSED
 from bigplan.kernels.here import gpu_here, pricer_for, runs_kernels
+from bigplan.kernels.images import read_as_turned
 from bigplan.kernels.keep import KeepPlan, best_plan
 from bigplan.kernels.rewritten import rewritten
 from bigplan.kernels.tuned import PickFile, Tuner, default_file
@@ -54,6 +55,7 @@ class Optimiser:
     def _partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        read_as_turned(joint.graph)
         joint.graph.eliminate_dead_code()
         source = captured(joint, num_fwd_outputs)
         plan = best_plan(source.graph, self.pricer, self.price)

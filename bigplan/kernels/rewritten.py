@@ -3,7 +3,8 @@
 Batch norm is the operator that every device has. Cross-entropy is two operators that are a kernel
 each: a loss a row, with the logarithm of the row's sum of exponentials, and the gradient by the
 logits, which follows from the logits and that logarithm. Torch's own keep the logarithm of every
-probability, often in fp32, from the forward to the backward.
+probability, often in fp32, from the forward to the backward. Convolutions have their images in the
+order of tensor cores (`images.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from bigplan.kernels.images import ImageOrder
 
 ATEN = torch.ops.aten
 _library: Any = torch.library.Library
@@ -118,16 +122,24 @@ REWRITTEN: dict[Any, Callable[..., Tensor]] = {
 
 
 class _Rewritten(TorchFunctionMode):
+    def __init__(self, images: ImageOrder) -> None:
+        super().__init__()
+        here = {torch.conv2d: images.conv2d, Tensor.view: images.view}
+        self.functions: dict[Any, Callable[..., Any]] = {**REWRITTEN, **here}
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return REWRITTEN.get(func, func)(*args, **(kwargs or {}))
+        return self.functions.get(func, func)(*args, **(kwargs or {}))
 
 
 def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with those of REWRITTEN."""
+    """The function with those of REWRITTEN, and its images as `images.py` has them."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _Rewritten():
-            return function(*args, **kwargs)
+        images = ImageOrder()
+        tree_map(images.given, (args, kwargs))
+        with _Rewritten(images):
+            result = function(*args, **kwargs)
+        return tree_map(images.as_given, result)
 
     return run

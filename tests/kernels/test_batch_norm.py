@@ -26,7 +26,7 @@ orders = pytest.mark.parametrize("order", MEMORY)
 @pytest.fixture(autouse=True)
 def _no_tf32() -> Iterator[None]:
     """A GPU's convolutions round fp32 to 10 bits otherwise."""
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         yield
 
 
@@ -79,8 +79,9 @@ def test_a_large_mean_loses_no_digits(order: str) -> None:
 
 
 def _planned(price: float) -> KeepPlan:
-    block = ResidualBlock(64).to(DEVICE, torch.bfloat16)
-    x = torch.zeros(8, 64, 28, 28, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
+    block = ResidualBlock(64).to(DEVICE, torch.bfloat16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.zeros(8, 64, 28, 28, dtype=torch.bfloat16, device=DEVICE)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
     plan: KeepPlan = optimise(block, [x], gpu="h200-sxm", price=price).kernels.plans[0]
     return plan
 
