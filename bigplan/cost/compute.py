@@ -186,7 +186,8 @@ def attention_seconds(attention: Attention, device: Device) -> float:
 
     A sequence has one edge, which adds half a tile to a query's s / 2 keys on average. Beyond the
     first w tokens, a window has two, which add a tile to w keys: 1 + tile / w either way. A query's
-    row of tiles is as long as in a whole sequence of twice the keys that it attends to.
+    row of tiles is as long as in a whole sequence of twice the keys that it attends to, and of one
+    tile at least: within it fewer keys save nothing of a row's filling and draining.
     """
     gpu, length, bound = device.gpu, attention.length, attention.kernel
     reach = min(length, attention.window or length)
@@ -203,7 +204,8 @@ def attention_seconds(attention: Attention, device: Device) -> float:
         edges /= FLASH2_OF_STAND_IN if kernel != "flash2" else 1.0
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
-    row = doubled_reach(length, attention.window)
+    window = attention.window and max(attention.window, ATTENTION_TILE)
+    row = doubled_reach(length, window)
     efficiency = device.flash_efficiency(row, backward=attention.backward, only=bound)
     rate = gpu.peak(device.precision) * efficiency / device.slowest
     return max(attention.flops * edges * narrow / rate, attention.nbytes / device.stream_rate)

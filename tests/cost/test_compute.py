@@ -464,6 +464,24 @@ def test_narrow_heads_wait_for_the_softmax() -> None:
     assert by_width[64] / by_width[128] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", list_gpus())
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_window_is_slower_than_a_wider_one(name: str, backward: bool) -> None:
+    """A window leaves w - w^2 / 2 s of a token's keys on average, which decides the FLOPs."""
+    device, length = Device(find_gpu(name), "fp16", NATIVE.attention), 8192
+    seconds = [
+        attention_seconds(
+            Attention(
+                "attention", 1e8 * doubled_reach(length, window), backward=backward, length=length,
+                window=window,
+            ),
+            device,
+        )
+        for window in (1, 2, 16, 32, 48, 64, 96, 127, 128, 192, 256, 1024, 4096)
+    ]  # fmt: skip
+    assert seconds == sorted(seconds)
+
+
 def test_attention_of_few_tokens_is_bound_by_memory() -> None:
     assert attention_seconds(Attention("attention", 1.0, 1e9), DEVICE) == pytest.approx(
         1e9 / DEVICE.stream_rate
