@@ -17,7 +17,6 @@ from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.files.document import ProblemsError, validate
 from bigplan.spec.files.problems import DocumentProblem, KeyPath
 from bigplan.spec.files.reading import read_json
-from bigplan.spec.files.words import did_you_mean
 from bigplan.spec.hf.families import FAMILIES
 from bigplan.spec.hf.reader import Config, ConfigReader
 from bigplan.spec.hf.refusals import refuse_adapter, refuse_experts, refuse_foreign, refuse_type
@@ -52,8 +51,8 @@ def from_hf_config(
     refuse_type(model_type, where)
     if model_type not in FAMILIES:
         raise RefusedError(
-            f"{where}: model_type {quoted(model_type)} is not supported"
-            f"{did_you_mean(model_type, FAMILIES)} (supported: {', '.join(FAMILIES)}); "
+            f"{where}: model_type {quoted(model_type)} is not supported "
+            f"(supported: {', '.join(FAMILIES)}); "
             "a model of the same shape can be written as a model YAML"
         )
     refuse_foreign(config, where)

@@ -244,7 +244,7 @@ def test_published_counts(name: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("mistrall", {}, "model_type 'mistrall' is not supported; did you mean 'mistral'"),
+        ("llava", {}, "model_type 'llava' is not supported (supported: "),
         ("bert", {}, f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"),
         ("mixtral", {}, "`model_type` is 'mixtral': mixture-of-experts models are not planned"),
         ("qwen2_moe", {}, "`model_type` is 'qwen2_moe': mixture-of-experts"),
