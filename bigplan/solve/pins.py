@@ -39,6 +39,7 @@ POSITIVE = (
     *("dp", "tp", "pp", "vpp", "micro_batch", "accumulation_group"),
     *("slots", "sums", LOSS_CHUNK),
 )
+ZERO = 3  # the highest of its stages
 SWITCHES = ("sequence_parallel", "shared_ends", CAPTURED)
 TRIED = (ROOMY, Rings(slots=2), Rings(slots=2, shared_ends=True), LEAN)  # the roomiest first
 STAGES = ("all", "first", "middle", "late", "last")
@@ -124,6 +125,8 @@ def _whole(key: str, value: str | int | float) -> int:
         raise InputError(f"--set {_shown(key, value)}: write a whole number, such as {key}=4")
     if number == 0 and key in POSITIVE:
         raise InputError(f"--set {key}=0: write a whole number of at least 1")
+    if key == "zero" and number > ZERO:
+        raise InputError(f"--set {_shown(key, value)}: ZeRO has stages up to {ZERO}")
     return int(number)
 
 
