@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bigplan.engines.frameworks.tool import unlike_torchtitan
 from bigplan.export.written import Blocks, WrittenConfig, heading, lost_by_all
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
@@ -15,7 +16,7 @@ def written(plan: Plan) -> WrittenConfig:
     """A file for `--job.config_file`; the model's flavor has to be registered under its name."""
     lost = tuple(_lost(plan))
     sections: dict[str, dict[str, object]] = {
-        "model": {"name": "llama3", "flavor": plan.model.name},
+        "model": {"name": "qwen3" if plan.model.qk_norm else "llama3", "flavor": plan.model.name},
         "training": _training(plan),
         "optimizer": _optimizer(plan),
         "lr_scheduler": _schedule(plan),
@@ -137,6 +138,8 @@ def _lost(plan: Plan) -> Iterator[str]:
 
 def _lost_arithmetic(plan: Plan) -> Iterator[str]:
     training = plan.training
+    if unlike := unlike_torchtitan(plan.model):
+        yield f"{plan.model.name}'s {unlike}: its blocks are those of Llama and Qwen3"
     if window := plan.model.window_within(training.sequence_length):
         yield f"the sliding window of {window} tokens: its Llama attends to all before a token"
     if training.optimizer.name != "adamw":

@@ -6,6 +6,7 @@ import ast
 import json
 import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -299,3 +300,24 @@ def test_the_command_prints_or_writes(plans: dict[str, Plan], tmp_path: Path) ->
         "ds_env.sh",
     }
     assert run(app, asked).exit_code != 0  # there is something in it
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("gpt2-xl", "norm layernorm, mlp gelu_tanh"), ("bloom-7b1", "alibi")]
+)
+def test_torchtitan_has_blocks_of_llama_and_qwen3_alone(name: str, told: str) -> None:
+    training = Training(sequence_length=1024, global_batch=8)
+    request = Request(find_model(name), training, find_cluster("dgx-h100"), engine="torchtitan")
+    with pytest.raises(InputError, match=f"Llama and Qwen3, and {name} has .*{told}"):
+        make_plan(request)
+    pins = {"dp": 8, "zero": 3, "micro_batch": 1}
+    plan = make_plan(replace(request, engine="native", settings=pins))
+    assert any(told in each for each in TOOLS["torchtitan"](plan).lost)
+
+
+def test_torchtitan_has_a_model_for_normed_heads(plans: dict[str, Plan]) -> None:
+    plan = plans["offload"]
+    for normed, name in ((False, "llama3"), (True, "qwen3")):
+        model = plan.model.model_copy(update={"qk_norm": normed})
+        text = one_file(TOOLS["torchtitan"](plan.model_copy(update={"model": model})))
+        assert tomllib.loads(text)["model"]["name"] == name

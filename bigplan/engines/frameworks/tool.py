@@ -6,7 +6,7 @@ which its published runs are priced (cost/framework.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from bigplan.cost.framework import FSDP, MEGATRON_CORE, Framework
@@ -192,7 +192,28 @@ def _torchtitan_trains(model: ModelSpec, training: Training) -> str | None:
             f"torchtitan's Llama attends to all {training.sequence_length} tokens of a sequence, "
             f"{model.name} to {window}: use a sequence_length of at most {window}"
         )
+    if unlike := unlike_torchtitan(model):
+        return f"torchtitan has the blocks of Llama and Qwen3, and {model.name} has {unlike}"
     return _no_groups("torchtitan", training)
+
+
+# What torchtitan's models of dense decoders (llama3 and qwen3 of 0.2) have, as fields of a model.
+TORCHTITAN_BLOCKS: Mapping[str, object] = {
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "positions": "rope",
+    "rotary_fraction": 1.0,
+    "parallel_residual": False,
+    "qkv_bias": False,
+    "attention_output_bias": False,
+    "mlp_bias": False,
+}
+
+
+def unlike_torchtitan(model: ModelSpec) -> str:
+    """What of the model's blocks torchtitan has not, as keys with their values; empty: nothing."""
+    other = (key for key, usual in TORCHTITAN_BLOCKS.items() if getattr(model, key) != usual)
+    return ", ".join(f"{key} {getattr(model, key)}" for key in other)
 
 
 # Compiled as by torchtitan's `compile.enable` for model and loss, which its published runs use.
