@@ -25,6 +25,9 @@ What a row leaves blank is chosen by one rule for all rows:
     dropout     GPT-2's where the framework trained with it, which was before 2023
     framework   one that is unknown runs plain PyTorch; Megatron-LM on a GPU of Hopper's time or
                 later is Megatron Core
+    memory      if the choices above need 1.2 times what the GPU has, the first that need less: more
+                state sharded, smaller micro-batches, full recomputation (not in Megatron Core,
+                which has finer ways)
     compile     no, but where the framework does by default (fms-fsdp, JAX) or products are in fp8;
                 Liger's and Unsloth's kernels fuse as much
 """
@@ -32,11 +35,15 @@ What a row leaves blank is chosen by one rule for all rows:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from bigplan.cost.run import PricedRun
+from bigplan.cost.framework import MEGATRON_CORE
+from bigplan.cost.memory import framework_memory
+from bigplan.cost.run import PricedRun, graph_of
 from bigplan.cost.step import Execution
+from bigplan.errors import quoted
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
@@ -49,6 +56,7 @@ PADDED_GPT2_VOCABULARY = 50304
 ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings")
 NO_DROPOUT = "WITHOUT attention dropout"  # in a row's notes
 LOW_STATES = "bf16 master+states"  # in a row's notes: master and moments in 16 bits
+OVERESTIMATED = 1.2  # memory has been predicted up to a fifth too high
 DROPOUT = 0.1  # GPT-2's, where the framework trains with it
 
 
@@ -95,6 +103,40 @@ def run_of(row: PublishedRow) -> PricedRun:
     """The row's configuration. Raises SkippedError."""
     _scored(row)
     rule = framework_of(row.framework, row.gpu)
+    usual = _run(row, rule)
+    if row.recompute and row.micro_batch and row.zero_stage is not None:
+        return usual
+    return next((run for run in _open(row, rule, usual) if _fits(run)), usual)
+
+
+def _open(row: PublishedRow, rule: FrameworkRule, usual: PricedRun) -> Iterator[PricedRun]:
+    """The usual run, then those that the row's blanks leave open and that take less memory.
+
+    More of the state is sharded, then micro-batches are halved, then layers run again. Megatron
+    shards optimizer state alone, and Megatron Core has finer ways to save activations.
+    """
+    yield usual
+    megatron, pipelined = "Megatron" in usual.framework.name, usual.strategy.pp > 1
+    stages = [usual.zero] if usual.strategy.dp == 1 else range(usual.zero, 2 if megatron else 4)
+    sizes = [usual.strategy.micro_batch >> n for n in range(1 if pipelined else 5)]
+    again = ["none"] if usual.framework.name == MEGATRON_CORE.name else ["none", "full"]
+    for recompute, micro_batch, stage in product(
+        [row.recompute] if row.recompute else again,
+        [row.micro_batch] if row.micro_batch else [size for size in sizes if size],
+        stages if row.zero_stage is None else [row.zero_stage],
+    ):
+        chosen = {"recompute": recompute, "micro_batch": micro_batch, "zero_stage": stage}
+        yield _run(row.model_copy(update=chosen), rule)
+
+
+def _fits(run: PricedRun) -> bool:
+    """Whether its tensors take no more than the GPU has, as far as predictions can tell."""
+    graph = graph_of(run)
+    parts = framework_memory(graph, run.execution, run.framework, "allocated")
+    return sum(parts.values()) < OVERESTIMATED * run.nodes.gpu.memory
+
+
+def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
     model = _model(row, rule)
     nodes = machine_of(row)
     strategy, micro_batches = _strategy(row, rule)
@@ -203,8 +245,9 @@ def _power(sequences: int) -> int:
 
 def _training(row: PublishedRow, rule: FrameworkRule, batch: int) -> Training:
     assert row.seq_len
-    early = rule.before_flash or row.gpu.startswith(("V100", "T4"))
+    early = (rule.before_flash and not rule.recent(row)) or row.gpu.startswith(("V100", "T4"))
     stated = row.precision or ("fp16" if early else "bf16")
+    stated = "fp32" if stated == "tf32" else stated
     low = stated in ("fp8", "fp4")
     precision = "bf16" if low else stated
     if precision not in ("bf16", "fp16", "fp32"):
@@ -233,7 +276,7 @@ def _virtual_stages(row: PublishedRow, rule: FrameworkRule) -> int:
 
 def _execution(row: PublishedRow, rule: FrameworkRule) -> Execution:
     virtual = row.vpp or _virtual_stages(row, rule)
-    recompute = Recompute(row.recompute) if row.recompute in tuple(Recompute) else Recompute.NONE
+    recompute = _recompute(row)
     share = 1.0
     if "--recompute-ffn" in row.notes:
         recompute = Recompute.MLP
@@ -253,6 +296,13 @@ def _execution(row: PublishedRow, rule: FrameworkRule) -> Execution:
         parameters_on_host=(row.offload_param or "none") != "none",
         boundaries_on_host=(row.offload_activation or "none") != "none",
     )
+
+
+def _recompute(row: PublishedRow) -> Recompute:
+    if row.recompute and row.recompute not in tuple(Recompute):
+        told = f"recompute {quoted(row.recompute)} is not known"
+        raise SkippedError(f"{told}; write full, selective or none, or leave it blank")
+    return Recompute(row.recompute or Recompute.NONE)
 
 
 def _state_bytes(where: str, row: PublishedRow) -> int:

@@ -26,7 +26,7 @@ KERNELS: tuple[tuple[str, FlashKernel], ...] = (
     (r"cuDNN|^TE\b", "cudnn"),
 )
 # GPUs that came out in late 2022 or later.
-SINCE_HOPPER = re.compile(r"^(H\d|GH|GB|B\d|MI3|L4|L40|(RTX.?)?[45]0[6-9]0|RTX.?PRO|.*Ada)")
+SINCE_HOPPER = re.compile(r"H\d|GH|GB|B\d|MI3|L4|(RTX.?)?[45]0[6-9]0|RTX.?PRO|.*Ada", re.IGNORECASE)
 # Names of kernels that take the place of a model's norms, activations and rotary positions.
 FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
 
@@ -54,13 +54,13 @@ class FrameworkRule:
         """Whether attention scores go to memory: what the row says, else what was usual."""
         if row.attention_kernel:
             return "unfused" in row.attention_kernel
-        return self.before_flash and not self._recent(row)
+        return self.before_flash and not self.recent(row)
 
     def drops_out(self, row: PublishedRow) -> bool:
         """Whether the model trained with dropout, as GPT-2 did; models of LLaMA's time do not."""
-        return self.dropout and not self._recent(row)
+        return self.dropout and not self.recent(row)
 
-    def _recent(self, row: PublishedRow) -> bool:
+    def recent(self, row: PublishedRow) -> bool:
         """Whether the run is of 2023 or later: models with a gated MLP, as LLaMA, or a new GPU.
 
         Megatron-DeepSpeed forked before, and stayed as it was.

@@ -37,10 +37,11 @@ MACHINES = (
     Machine(r"^A800", "dgx-a100-80g", "a100-sxm4-80gb", link="nvlink3-8-links"),
     Machine(r"^H800", "dgx-h100", "h100-sxm-80gb", link="nvlink4-8-links"),
     Machine(r"^A100.*PCIe.*40", "dgx-a100-40g", "a100-pcie-40gb", link="pcie4-through-host"),
+    Machine(r"^A100.*PCIe", "dgx-a100-80g", "a100-pcie-80gb", link="pcie4-through-host"),
     Machine(r"^A100.*40", "dgx-a100-40g", "a100-sxm4-40gb"),
     Machine(r"^A100", "dgx-a100-80g", "a100-sxm4-80gb"),
     Machine(r"^H100.*(95|96)", "dgx-h100", "h100-sxm-96gb-hbm2e"),
-    Machine(r"^H100", "dgx-h100", "h100-sxm-80gb"),
+    Machine(r"^H100(?!.*(PCIe|NVL))", "dgx-h100", "h100-sxm-80gb"),
     Machine(r"^H200", "hgx-h200", "h200-sxm"),
     Machine(r"^GB200", "hgx-b200", "gb200", 64),
     Machine(r"^GB300", "hgx-b200", "gb300", 64),
@@ -50,7 +51,7 @@ MACHINES = (
     Machine(r"^V100.*16", "v100-4x", "v100-sxm2-16gb", 4),
     Machine(r"^V100", "v100-4x", "v100-sxm2-32gb", 4),
     Machine(r"^(RTX.?)?4090", "rtx-4090-workstation", "rtx-4090"),
-    Machine(r"^(RTX.?)?3090", "rtx-3090x4-workstation", "rtx-3090", 4),
+    Machine(r"^(RTX.?)?3090(?!.?Ti)", "rtx-3090x4-workstation", "rtx-3090", 4),
     Machine(r"^(RTX.?)?A5000", "rtx-3090x4-workstation", "rtx-a5000", 4),
     Machine(r"^(RTX.?)?A?6000.*Ada", "rtx-4090x2-workstation", "rtx-6000-ada", 2),
     Machine(r"^MI300X", "mi300x-8x", "mi300x"),
@@ -67,12 +68,14 @@ class UnknownMachineError(Exception):
 def machine_of(row: PublishedRow) -> NodeGroup:
     """Nodes for all of the row's GPUs. Raises UnknownMachineError."""
     model = f"{row.gpu} SXM3" if row.gpu.startswith("V100") and row.gpus_per_node == 16 else row.gpu
-    found = next((m for m in MACHINES if re.search(m.pattern, model)), None)
+    found = next((m for m in MACHINES if re.search(m.pattern, model, re.IGNORECASE)), None)
     if found is None:
-        raise UnknownMachineError(f"no description of a {row.gpu} is shipped")
+        raise UnknownMachineError(
+            f"no description of a {row.gpu} is shipped; docs/extending.md says how to add one"
+        )
     assert row.n_gpus
     group, gpu = find_cluster(found.cluster).group, find_gpu(found.gpu)
-    if "TF32" in row.notes and "tf32" in gpu.peak_flops:
+    if ("TF32" in row.notes or row.precision == "tf32") and "tf32" in gpu.peak_flops:
         gpu = gpu.model_copy(
             update={"peak_flops": gpu.peak_flops | {"fp32": gpu.peak_flops["tf32"]}}
         )

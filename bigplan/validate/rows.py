@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +14,21 @@ from bigplan.errors import InputError, quoted
 from bigplan.spec.files import shipped
 from bigplan.spec.files.reading import read_text
 from bigplan.spec.files.words import did_you_mean
+from bigplan.validate import cells
+
+
+def _rewritten(rewrite: Callable[[str], str | None]) -> BeforeValidator:
+    """Rewrites a cell's text in the words that the rules know."""
+    return BeforeValidator(lambda value: rewrite(value) if isinstance(value, str) else value)
+
 
 # Zero says as little as a blank. The limit keeps a typing error from running for hours.
-Count = Annotated[int, Field(ge=0, le=10**8)]
+Count = Annotated[int, Field(ge=0, le=10**8), _rewritten(cells.count)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Flag = Annotated[int, Field(ge=0, le=1)]
-ZeroStage = Annotated[int, Field(ge=0, le=3)]
+Flag = Annotated[int, Field(ge=0, le=1), _rewritten(cells.flag)]
+ZeroStage = Annotated[int, Field(ge=0, le=3), _rewritten(cells.stage)]
+Place = Annotated[str, _rewritten(cells.place)]
+Kind = Annotated[str | None, _rewritten(cells.kind)]
 Text = Annotated[str, BeforeValidator(lambda value: value or "")]  # blank is empty, not None
 
 COLUMNS_NEEDED = ("gpu", "n_gpus", "layers", "hidden", "seq_len")
@@ -33,7 +42,7 @@ class PublishedRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
-    trust: Text = "A"
+    trust: Annotated[str, Field(pattern="^[ABC]$")] = "A"
     source: Text = ""
     model_name: Text = ""
     layers: Count | None = None
@@ -46,8 +55,8 @@ class PublishedRow(BaseModel):
     seq_len: Count | None = None
     gated_mlp: Flag | None = None
     tied_embeddings: Flag | None = None
-    moe: str | None = None
-    gpu: str
+    moe: Kind = None
+    gpu: Annotated[str, _rewritten(cells.gpu)]
     gpu_mem_gb: Amount | None = None
     n_gpus: Count | None = None
     gpus_per_node: Count | None = None
@@ -64,13 +73,13 @@ class PublishedRow(BaseModel):
     micro_batch: Count | None = None
     grad_accum: Count | None = None
     global_batch: Count | None = None
-    precision: str | None = None
-    recompute: str | None = None
+    precision: Annotated[str, _rewritten(cells.precision)] | None = None
+    recompute: Annotated[str, _rewritten(cells.recompute)] | None = None
     attention_kernel: str | None = None
     compile: Flag | None = None
-    offload_optimizer: str | None = None
-    offload_param: str | None = None
-    offload_activation: str | None = None
+    offload_optimizer: Place | None = None
+    offload_param: Place | None = None
+    offload_activation: Place | None = None
     framework: Text = ""
     tokens_per_s_per_gpu: Amount | None = None
     mfu_pct: Amount | None = None
@@ -79,7 +88,7 @@ class PublishedRow(BaseModel):
     peak_mem_gb: Amount | None = None
     schedule: str | None = None
     async_tp: Flag | None = None
-    adapter: str | None = None
+    adapter: Kind = None
     mem_unit: str | None = None
     mem_kind: str | None = None
     notes: Text = ""

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pydantic import ValidationError
+
 from bigplan.cost.memory import GIB, framework_memory
 from bigplan.cost.run import PricedRun, graph_of, parts_of
+from bigplan.errors import quoted
 from bigplan.graph.graph import Graph
 from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.machines import UnknownMachineError
@@ -47,7 +50,12 @@ def _scored(row: PublishedRow) -> Scored:
         parts = parts_of(run, graph, run.nodes)
     except (SkippedError, UnknownMachineError) as skipped:
         return Scored(row.id, row.group, row.trust, "skipped", str(skipped))
-    except ValueError as refused:  # bigplan's own errors about input, and pydantic's
+    except ValidationError as refused:
+        first = refused.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        told = f"{where} {quoted(first['input'])}: {first['msg']}" if where else first["msg"]
+        return Scored(row.id, row.group, row.trust, "skipped", f"not priced: {told}")
+    except ValueError as refused:  # bigplan's own errors about input
         told = " ".join(str(refused).split())
         return Scored(row.id, row.group, row.trust, "skipped", f"not priced: {told}")
     seconds, measured = sum(parts.values()), measured_seconds(row, run, graph)

@@ -221,7 +221,6 @@ def test_gpt_was_trained_with_dropout() -> None:
     ("columns", "recompute", "share"),
     [
         ({}, Recompute.NONE, 1.0),
-        ({"recompute": "sometimes"}, Recompute.NONE, 1.0),
         ({"recompute": "full"}, Recompute.FULL, 1.0),
         ({"recompute": "selective"}, Recompute.SELECTIVE, 1.0),
         # A tenth more FLOPs than useful: three tenths of the layers ran their forward again.
@@ -318,3 +317,47 @@ def test_what_a_row_states_is_never_replaced() -> None:
 def test_rows_that_are_skipped_say_why(columns: dict[str, object], reason: str) -> None:
     with pytest.raises(SkippedError, match=reason):
         run_of(row(**columns))
+
+
+LARGE: dict[str, object] = {"layers": 32, "hidden": 4096, "seq_len": 4096, "gated_mlp": 1}
+
+
+@pytest.mark.parametrize(
+    ("columns", "recompute"),
+    [
+        ({"micro_batch": 8}, Recompute.FULL),  # more than twice what an A100 has
+        ({"micro_batch": 8, "recompute": "none"}, Recompute.NONE),  # as it says
+        ({"micro_batch": 1}, Recompute.NONE),
+        ({"micro_batch": 8, "framework": CORE}, Recompute.NONE),
+    ],
+)
+def test_layers_run_again_where_a_blank_leaves_it_open_and_they_would_not_fit(
+    columns: dict[str, object], recompute: Recompute
+) -> None:
+    run = run_of(
+        row(**{"framework": TITAN, "zero_stage": 3, "global_batch": 128, **LARGE} | columns)
+    )
+    assert run.execution.recompute is recompute
+
+
+def test_states_are_sharded_where_a_blank_leaves_it_open_and_they_would_not_fit() -> None:
+    found = [
+        run_of(row(framework="DeepSpeed", micro_batch=1, layers=layers, hidden=5120)).strategy.zero
+        for layers in (8, 40)
+    ]
+    assert found[0] == 0 < found[1]
+
+
+def test_a_micro_batch_that_nobody_tells_fits() -> None:
+    short, long = (
+        run_of(row(**LARGE | {"framework": TITAN, "global_batch": 256, "seq_len": s}))
+        for s in (1024, 16384)
+    )
+    assert short.strategy.micro_batch == 16
+    assert long.strategy.micro_batch == 1
+    assert long.training.global_batch == short.training.global_batch == 256
+
+
+def test_early_frameworks_ran_in_fp16_and_recent_models_in_bf16() -> None:
+    old, new = (run_of(row(framework="HF Trainer", gated_mlp=g)).training for g in (0, 1))
+    assert (old.precision, new.precision) == ("fp16", "bf16")
