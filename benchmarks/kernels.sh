@@ -8,6 +8,7 @@
 #   pointwise-back  their backwards
 #   sweep-norms     every tile of the norms' kernels beside the model's first pick
 #   sweep-pointwise the same of the others
+#   boundaries      kernels as one and as two, in blocks of five families and with convolutions
 #   workloads       a GPT-2 block and a convolutional block: time forward and backward, memory kept
 #   loss            linear + cross-entropy in chunks, generated and by hand, beside its products
 #   adamw           AdamW on resident state beside torch's fused one
@@ -16,7 +17,7 @@
 # as printed, OUT/PART.jsonl with every measurement, OUT/environment.txt. KERNELS_REHEARSE=1 runs
 # the same on tiny sizes, anywhere: its times mean nothing.
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,18s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1" || exit
 out=$(realpath "$1")
 shift
@@ -29,7 +30,7 @@ if [ -n "${KERNELS_REHEARSE:-}" ]; then
 fi
 export COLUMNS=180 PYTHONUNBUFFERED=1
 [ $# -ge 1 ] || set -- tests norms norms-back pointwise pointwise-back sweep-norms sweep-pointwise \
-  workloads loss adamw
+  boundaries workloads loss adamw
 expected() {
   cat <<'TEXT'
 Expected, written before anything ran:
@@ -40,6 +41,7 @@ pointwise   >= 90% of the copy's rate, both ways; none more than 3% slower than 
 sweeps      the first pick reaches >= 95% of the best tile (geometric mean), >= 85% at worst
 predicted   median error <= 10%; not known before: the model's two constants come from nine
             kernels written by hand
+boundaries  >= 90% of the choices to fuse or not are the faster way
 workloads   >= 1.2x eager, no slower than torch.compile, less memory kept than either for GPT-2;
             the convolutional block keeps convolutions in the layout that it is given
 loss        <= 1.08 times its products alone, <= 1.5 GiB beside the sum, the same bits twice; the

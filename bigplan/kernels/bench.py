@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bigplan.errors import InputError, quoted
 from bigplan.kernels import beside, cases, sweep
 from bigplan.kernels.body import Body
+from bigplan.kernels.boundaries import boundaries
 from bigplan.kernels.cases import Case
 from bigplan.kernels.fuse import work_of
 from bigplan.kernels.measuring import KernelBench, KernelRecord, in_us
@@ -30,8 +31,10 @@ PARTS = {
     "sweep-pointwise": "every tile of the others",
     "loss": "linear + cross-entropy in chunks, generated and by hand, beside its products alone",
     "adamw": "AdamW on resident state beside torch's fused one",
+    "boundaries": "kernels as one and as two, in blocks of five families and with convolutions",
     "workloads": "a GPT-2 block and a convolutional block, time and memory kept",
 }
+ALONE = {"loss": beside.losses, "adamw": beside.updates, "boundaries": boundaries}
 
 
 def run(
@@ -65,8 +68,8 @@ class _PartBench(KernelBench):
         source = cases.norms if "norms" in name else cases.pointwise
         if name == "workloads":
             self._workloads()
-        elif name in ("loss", "adamw"):
-            (beside.losses if name == "loss" else beside.updates)(self)
+        elif name in ALONE:
+            ALONE[name](self)
         elif name.startswith("sweep"):
             sweep.sweeps(self, name, list(source(small=self.small)))
         else:

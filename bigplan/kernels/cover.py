@@ -232,6 +232,12 @@ class CoverSearch:
         groups = [g for g in dict.fromkeys(self.owner.values()) if g not in (source, target)]
         return saved > 1e-9 and self.ordered([*groups, rest, grown]) is not None
 
+    def settle(self) -> None:
+        """Grow and move until nothing saves any more."""
+        self.grow()
+        while self.move():
+            self.grow()
+
     def cover(self) -> Cover:
         """The groups as they are."""
         order = self.ordered(self.owner.values())
@@ -243,9 +249,7 @@ class CoverSearch:
 def best_cover(graph: KernelGraph, pricer: Pricer) -> Cover:
     """The cover that growing and then moving nodes finds."""
     search = CoverSearch(graph, pricer)
-    search.grow()
-    while search.move():
-        search.grow()
+    search.settle()
     return search.cover()
 
 

@@ -79,11 +79,11 @@ def _swept(bench: KernelBench, found: Sequence[Case], pool: ProcessPoolExecutor)
             step = max(1, len(tiles) // (FEW_TILES if bench.small else MOST_TILES))
             chosen = list(dict.fromkeys([kernel.tile, *tiles[::step]]))
             parts = [chosen[i : i + AT_ONCE] for i in range(0, len(chosen), AT_ONCE)]
-            compiled = [pool.submit(_compile, kernel.body, p) for p in parts if bench.cuda]
+            compiled = [pool.submit(compile_tiles, kernel.body, p) for p in parts if bench.cuda]
             yield Swept(case, kernel, chosen, compiled)
 
 
-def _compile(body: Body, tiles: Sequence[Tile]) -> None:
+def compile_tiles(body: Body, tiles: Sequence[Tile]) -> None:
     """In a process of its own: what it leaves in Triton's cache is what counts."""
     for tile in tiles:
         warmed(body, tile)

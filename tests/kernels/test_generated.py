@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bigplan.cost.kernel import Shape, Tile
-from bigplan.kernels.body import Varies
+from bigplan.kernels.body import Body, Varies
 from bigplan.kernels.fuse import body_of, levels, tiles_of
 from bigplan.kernels.graph import Arg, KernelGraph, KernelNode, KernelValue, dense, frozen
 from bigplan.kernels.launch import LaunchedKernel
@@ -256,6 +256,37 @@ def test_a_sum_over_rows_alone_cuts_its_columns() -> None:
     (result, by_x) = both_ways(function, random(0, 3, 5, 200))
     assert error(*result) < FP32
     assert torch.equal(by_x[0].double(), by_x[1])
+
+
+def _sigmoids_beside() -> Body:
+    """x [10, 70] times the sigmoid of w [70], and the sigmoids."""
+    x, w = dense("x", (10, 70), "fp32"), dense("w", (70,), "fp32")
+    nodes = [
+        KernelNode("s", "sigmoid", frozen({"self": Arg("w")}), (dense("s", (70,), "fp32"),)),
+        KernelNode("y", "mul", frozen({"self": Arg("x"), "other": Arg("s")}),
+                   (dense("y", (10, 70), "fp32"),)),
+    ]  # fmt: skip
+    return body_of(KernelGraph((x, w), tuple(nodes), ("y", "s"), 2), nodes, {"y", "s"})
+
+
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tile(Shape.FLAT, 1, 128, 1),
+        Tile(Shape.FLAT, 4, 64, 1),
+        Tile(Shape.STRIP, 2, 128, 1, 1),
+        Tile(Shape.STRIP, 2, 128, 1, 3),
+    ],
+)
+def test_a_value_of_a_column_is_written_by_one_program(tile: Tile) -> None:
+    body = _sigmoids_beside()
+    x, w = random(0, 10, 70), random(1, 70)
+    s, y = LaunchedKernel(body, [(tile, None)])(w, x)  # type: ignore[list-item]
+    expected = torch.sigmoid(w.double())
+    assert error(s, expected) < FP32
+    assert error(y, x.double() * expected) < FP32
+    stored = next(line for line in source(body, tile).splitlines() if "store(out0" in line)
+    assert "(down == 0)" in stored or "(down + turn == 0)" in stored
 
 
 def test_offsets_are_64_bits_wide_where_a_tensor_is_that_large() -> None:

@@ -88,9 +88,9 @@ def test_only_the_copy_of_images_is_read_and_kept() -> None:
 
 def test_two_convolutions_of_the_same_images_turn_them_once() -> None:
     def both(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        return F.conv2d(x, one, padding=1) * F.conv2d(x, other)
+        return F.conv2d(x, one) * F.conv2d(x, other)
 
-    assert _turns(_same(both, _images(), _images(4, 4, 3, 3), _images(4, 4, 1, 1))) == 3
+    assert _turns(_same(both, _images(), _images(4, 4, 3, 3), _images(4, 4, 3, 3))) == 4
 
 
 def test_images_that_change_between_convolutions_are_turned_again() -> None:
