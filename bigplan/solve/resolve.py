@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from bigplan.placement import Rings
 from bigplan.solve.alike import ROOMY
-from bigplan.solve.bounds import Outlook
 from bigplan.solve.candidate import Candidate, Trial, try_out
 from bigplan.solve.formulation import formulate, pinned, placement_of
 from bigplan.solve.ilp import BOUND_GAP, relaxed_steps, solve
@@ -16,6 +16,14 @@ from bigplan.solve.pins import Pin, rings_tried
 from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, WITHIN
 
 MARGINS = (NOISE, WITHIN)  # of each tier, kept free; the second where the first is not enough
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a strategy's step takes: at least, and as simulations will have it."""
+
+    bound: float
+    estimate: float
 
 
 def model_outlook(problem: Problem, below: float) -> Outlook:

@@ -1,11 +1,11 @@
 """Search over strategies: bounds first, then models, then simulations.
 
 Strategies that compute the same form a family. A family has one bound, and is opened when that
-bound is the least. Then every strategy climbs four rungs, each at a higher cost than the one
-before: a bound from arithmetic, a bound that knows the GPU's memory, its linear programs, and at
-last simulations of its plans. A queue refines the strategy that looks fastest: by its bound, or by
-the linear programs' estimate of the simulated step. The search ends when no bound is below the best
-simulated plan, or when several strategies in a row gained next to nothing.
+bound is the least. Then every strategy climbs three rungs, each at a higher cost than the one
+before: arithmetic, its linear programs, and at last simulations of its plans. A queue refines the
+strategy that looks fastest: arithmetic and the linear programs each estimate the simulated step.
+The search ends when no bound is below the best simulated plan, or when several strategies in a row
+gained next to nothing.
 
 An estimate is not a bound, so each strategy also keeps its highest bound. Integer programs raise
 the least of these bounds if that is worth it. The least bound says how far from the optimum the
@@ -17,14 +17,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum
 from math import inf
 
 from bigplan.effort import Effort
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.strategy import StrategyFamily
 from bigplan.placement import Rings
-from bigplan.solve.bounds import cheap_bound, family_bound, memory_outlook
+from bigplan.solve.bounds import cheap_bound, family_bound, memory_estimate
 from bigplan.solve.candidate import Candidate, Placed, Trial, Workload, verified
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.decisions import decisions_of
@@ -123,24 +122,14 @@ def search(
     )
 
 
-class _Rung(IntEnum):
-    """What the queue knows of an entry."""
-
-    FAMILY = 0
-    ARITHMETIC = 1
-    MEMORY = 2
-    MODEL = 3
-
-
 @dataclass(slots=True)
 class _Entry:
     """A family, or one of its strategies, with its highest bound; infinite: nothing fits."""
 
     choice: Choice  # of all nodes, or some of them
     of: StrategyFamily | Candidate
-    rung: _Rung
     bound: float
-    estimate: float = 0.0  # of the simulated step, once its linear programs are solved
+    estimate: float | None = None  # of the simulated step, once its linear programs are solved
 
 
 class _State:
@@ -159,7 +148,7 @@ class _State:
         self._queue: list[tuple[float, int]] = []  # seconds to hope for or to expect, and entry
         for nodes in (choice, *choice.fewer()):
             for family in nodes.families():
-                self._add(_Entry(nodes, family, _Rung.FAMILY, _family_bound(nodes, family)))
+                self._add(_Entry(nodes, family, _family_bound(nodes, family)), 0.0)
 
     @property
     def bound(self) -> float:
@@ -191,21 +180,21 @@ class _State:
             (expected, index), before = heapq.heappop(self._queue), self.best
             entry = self._entries[index]
             # Without linear programs up to a sixth too much is expected.
-            rough = entry.rung < _Rung.MODEL and expected < before * (1 + NEAR)
+            rough = entry.estimate is None and expected < before * (1 + NEAR)
             if idle >= patience(expected, before) and not rough:
                 if expected >= before * (1 + NEAR):
                     break
                 continue  # a rough one may wait behind it
             if entry.bound >= before:
                 continue
-            if entry.rung is _Rung.MODEL:
-                self._resolve(entry)
+            if isinstance(entry.of, StrategyFamily):
+                self._open(entry, entry.of)
+            elif entry.estimate is None:
+                heapq.heappush(self._queue, (self._refine(entry, entry.of), index))
+            else:
+                self._resolve(entry.of, entry.estimate)
                 progress = self.best < before * (1 - NOISE)
                 idle = 0 if progress else idle + bool(self.trials)
-            elif entry.rung is _Rung.FAMILY:
-                self._open(entry)
-            else:
-                heapq.heappush(self._queue, (self._refine(entry), index))
         return True
 
     def improve(self) -> bool:
@@ -238,13 +227,13 @@ class _State:
             entry = self._entries[index]
             if index in self.optima or len(self.optima) == CERTIFIED or self.relaxations >= last:
                 return True
-            if entry.rung is _Rung.FAMILY:
-                self._open(entry)
+            if isinstance(entry.of, StrategyFamily):
+                self._open(entry, entry.of)
                 continue
-            if entry.rung is _Rung.MODEL:
-                self._solve(index)
+            if entry.estimate is None:
+                self._refine(entry, entry.of)
             else:
-                self._refine(entry)
+                self._solve(index, entry.of)
             heapq.heappush(self._queue, (entry.bound, index))
         return True
 
@@ -256,51 +245,43 @@ class _State:
         best = self.best
         return not self._watch(best if best < inf else None, self.bound, self._waiting)
 
-    def _add(self, entry: _Entry) -> None:
-        for heap in (self._queue, self._bounds):
-            heapq.heappush(heap, (entry.bound, len(self._entries)))
+    def _add(self, entry: _Entry, expected: float) -> None:
+        heapq.heappush(self._queue, (max(entry.bound, expected), len(self._entries)))
+        heapq.heappush(self._bounds, (entry.bound, len(self._entries)))
         self._entries.append(entry)
 
-    def _open(self, entry: _Entry) -> None:
+    def _open(self, entry: _Entry, family: StrategyFamily) -> None:
         """Let the family's strategies take its place."""
-        assert isinstance(entry.of, StrategyFamily)
-        for strategy in entry.choice.members(entry.of):
+        for strategy in entry.choice.members(family):
             candidate = entry.choice.pricing.candidate(strategy)
             bound = max(entry.bound, cheap_bound(candidate.graph, candidate.costs))
-            self._add(_Entry(entry.choice, candidate, _Rung.ARITHMETIC, bound))
+            expected = bound
+            if bound < self.best:
+                expected = memory_estimate(candidate.graph, candidate.costs, self._rings[-1])
+            self._add(_Entry(entry.choice, candidate, bound if expected < inf else inf), expected)
             self.strategies += 1
         entry.bound = inf
 
-    def _refine(self, entry: _Entry) -> float:
-        """Raise a strategy's bound by one rung; return the seconds to expect of it now."""
-        candidate, pins = entry.of, self.choice.scope.pins
-        assert isinstance(candidate, Candidate)
-        if entry.rung is _Rung.ARITHMETIC:
-            found = memory_outlook(candidate.graph, candidate.costs, self._rings, pins)
-        else:
-            self.relaxations += 1
-            problem = bounding_problem(candidate, pins)
-            found = model_outlook(problem, self.best)
-        entry.rung = _Rung(entry.rung + 1)
+    def _refine(self, entry: _Entry, candidate: Candidate) -> float:
+        """Solve a strategy's linear programs; return the seconds to expect of it now."""
+        self.relaxations += 1
+        found = model_outlook(bounding_problem(candidate, self.choice.scope.pins), self.best)
         entry.bound = max(entry.bound, found.bound)
         entry.estimate = max(entry.bound, found.estimate)
         return entry.estimate
 
-    def _resolve(self, entry: _Entry) -> None:
+    def _resolve(self, candidate: Candidate, estimate: float) -> None:
         """Simulate the strategy's plans."""
         self.programs += 1
-        assert isinstance(entry.of, Candidate)
-        trial = planned(entry.of, self._rings, self.choice.scope.pins, self.best, entry.estimate)
+        trial = planned(candidate, self._rings, self.choice.scope.pins, self.best, estimate)
         if trial is not None:
             self.trials.append(trial)
 
-    def _solve(self, index: int) -> None:
+    def _solve(self, index: int, candidate: Candidate) -> None:
         """Raise a strategy's bound to its integer optimum."""
-        entry = self._entries[index]
         self.programs += 1
-        assert isinstance(entry.of, Candidate)
-        self.optima[index] = found = optimum(bounding_problem(entry.of, self.choice.scope.pins))
-        entry.bound = max(entry.bound, found)
+        self.optima[index] = found = optimum(bounding_problem(candidate, self.choice.scope.pins))
+        self._entries[index].bound = max(self._entries[index].bound, found)
 
 
 def _family_bound(choice: Choice, family: StrategyFamily) -> float:
