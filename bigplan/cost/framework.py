@@ -113,6 +113,7 @@ PYTORCH = replace(FSDP, name="PyTorch", owned_exposed=1.0)
 # activations are one kernel each.
 COMPOSER = Framework(
     "Composer",
+    compiled_loss=True,  # `loss_fn: fused_crossentropy`, the default of its MPT
     attention=("flash1", "flash2"),
     gemm_share=0.97,
     eager=0.23,

@@ -87,7 +87,9 @@ def stage_memory(
     return {
         "parameters": 0.0 if run.parameters_on_host else parameters * sizes.parameter / split(3),
         "gradients": 0.0 if leaves else parameters * sizes.gradient / split(2),
-        "optimizer": (1.0 - run.on_cpu * run.cpu_update) * owned * sizes.state,
+        "optimizer": (1.0 - run.on_cpu * run.cpu_update)
+        * owned
+        * (sizes.state - run.passing_bytes),
         **max(backward, update, key=lambda parts: sum(parts.values())),
     }
 

@@ -16,6 +16,7 @@ from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
 
 LOW_STATE_BYTES = 6  # a parameter: master and two moments in 16 bits
+PURE_STATE_BYTES = 4  # two moments in 16 bits; the parameters have no master copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class PricedRun:
     context_parallel: int = 1
     zero: int = 0  # its stage where context-parallel ranks share states, too
     chunked_loss: bool = False  # the logits of a micro-batch never live at once
-    low_states: bool = False  # master and moments in 16 bits
+    state_bytes: int = 0  # a parameter; 0: master and moments in fp32
 
 
 def graph_of(run: PricedRun) -> Graph:
@@ -52,8 +53,10 @@ def graph_of(run: PricedRun) -> Graph:
     if run.context_parallel > 1:
         ranks = {"dp": run.strategy.dp * run.context_parallel, "zero": run.zero}
         graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))
-    if run.low_states:
-        graph = replace(graph, sizes=replace(graph.sizes, state=LOW_STATE_BYTES))
+    if run.state_bytes:
+        master = run.state_bytes > PURE_STATE_BYTES
+        sizes = replace(graph.sizes, state=run.state_bytes, master=master)
+        graph = replace(graph, sizes=sizes)
     return graph
 
 

@@ -17,7 +17,9 @@ What a row leaves blank is chosen by one rule for all rows:
                 without a pipeline the largest power of two up to 16 that divides a rank's sequences
     precision   fp16 before 2023 and on V100 and T4, else bf16; gradients are summed in fp32, in
                 fp16 runs, Composer's PURE mode and under DeepSpeed's ZeRO in the run's precision;
-                fp32 master and moments, in 16 bits where the notes say "bf16 master+states"
+                fp32 master and moments, in 16 bits where the notes say "bf16 master+states"; no
+                master where parameters train in bf16 (torchtune, and notes of "pure bf16" or
+                "bf16-true")
     recompute   none; where it is selective and model and hardware FLOPs are printed: in full, by
                 as many layers as these say
     attention   what the framework had at the time: materialised before 2023, flash since; gated
@@ -41,7 +43,7 @@ from itertools import product
 
 from bigplan.cost.framework import MEGATRON_CORE
 from bigplan.cost.memory import framework_memory
-from bigplan.cost.run import PricedRun, graph_of
+from bigplan.cost.run import LOW_STATE_BYTES, PURE_STATE_BYTES, PricedRun, graph_of
 from bigplan.cost.step import Execution
 from bigplan.errors import quoted
 from bigplan.graph.graph import Recompute
@@ -56,6 +58,7 @@ PADDED_GPT2_VOCABULARY = 50304
 ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings")
 NO_DROPOUT = "WITHOUT attention dropout"  # in a row's notes
 LOW_STATES = "bf16 master+states"  # in a row's notes: master and moments in 16 bits
+CHUNKED_LOSS = re.compile(r"chunked (cross-entropy|loss)", re.IGNORECASE)  # in a row's notes
 OVERESTIMATED = 1.2  # memory has been predicted up to a fifth too high
 DROPOUT = 0.1  # GPT-2's, where the framework trains with it
 
@@ -143,11 +146,12 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
     batch = micro_batches * strategy.dp * strategy.micro_batch
     training = _training(row, rule, batch)
     framework = rule.behaviour_of(row)
-    chunked = "Liger" in row.framework
+    chunked = "Liger" in row.framework or CHUNKED_LOSS.search(row.notes) is not None
     execution = _execution(row, rule)
-    low = LOW_STATES in row.notes
+    state = PURE_STATE_BYTES if rule.trains_purely(row) else 0
+    state = LOW_STATE_BYTES if LOW_STATES in row.notes else state
     run = PricedRun(model, training, strategy, nodes, framework, execution, row.cp or 1)
-    return replace(run, zero=_zero(row, rule), chunked_loss=chunked, low_states=low)
+    return replace(run, zero=_zero(row, rule), chunked_loss=chunked, state_bytes=state)
 
 
 def _scored(row: PublishedRow) -> None:

@@ -27,6 +27,7 @@ KERNELS: tuple[tuple[str, FlashKernel], ...] = (
 )
 # GPUs that came out in late 2022 or later.
 SINCE_HOPPER = re.compile(r"H\d|GH|GB|B\d|MI3|L4|(RTX.?)?[45]0[6-9]0|RTX.?PRO|.*Ada", re.IGNORECASE)
+PURE = re.compile(r"pure bf16|bf16-true", re.IGNORECASE)  # in a row's notes
 # Names of kernels that take the place of a model's norms, activations and rotary positions.
 FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
 
@@ -48,6 +49,7 @@ class FrameworkRule:
     # Whether a compiler fuses chains of kernels, where the row does not say; None: the behaviour
     # says what is fused. torch.compile is off unless asked for.
     compiles: bool | None = None
+    pure: bool = False  # trains in 16 bits alone
     zero_sums_in_fp32: bool = True  # gradients of bf16 runs under ZeRO; without ZeRO always
 
     def materialised(self, row: PublishedRow) -> bool:
@@ -69,6 +71,10 @@ class FrameworkRule:
             return False
         return bool(row.gated_mlp) or SINCE_HOPPER.match(row.gpu) is not None
 
+    def trains_purely(self, row: PublishedRow) -> bool:
+        """Whether parameters, gradients and moments are all in 16 bits, without a master copy."""
+        return self.pure or PURE.search(row.notes) is not None
+
     def _compiled(self, row: PublishedRow) -> bool | None:
         """Whether chains of kernels are fused by a compiler; None: the behaviour has its own."""
         if row.compile is not None:
@@ -83,6 +89,8 @@ class FrameworkRule:
         DeepSpeed's `grad_accum_dtype` is by default the model's precision under ZeRO, else fp32
         for bf16.
         """
+        if self.trains_purely(row) or "bf16 gradients" in row.notes:
+            return precision
         mode = re.search(r"mp mode (PURE|DEFAULT)", row.notes)
         if mode:
             return precision if mode[1] == "PURE" else "fp32"
@@ -129,6 +137,7 @@ RULES = (
     FrameworkRule(r"llm\.[qc]\b", LLMQ),
     FrameworkRule(r"Composer", COMPOSER, zero=3),
     FrameworkRule(r"JAX|MaxText|Alpa|Levanter|XLA", FSDP, compiles=True),
+    FrameworkRule(r"torchtune", FSDP, zero=3, compiles=False, pure=True),
     FrameworkRule(r"fms-fsdp", FSDP, zero=3, sequence_parallel=True, compiles=True),
     FrameworkRule(
         r"torchtitan|FSDP",

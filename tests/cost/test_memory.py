@@ -75,6 +75,11 @@ def test_an_update_on_the_cpu_takes_gradients_and_state_away() -> None:
     assert (found["gradients"], found["optimizer"]) == (0, 0)
 
 
+def test_state_that_comes_for_its_update_is_not_kept_on_the_gpu() -> None:
+    kept, streamed = (_memory(toy_graph(), Execution(passing_bytes=n)) for n in (0, 8))
+    assert streamed["optimizer"] == pytest.approx(kept["optimizer"] * (12 - 8) / 12)
+
+
 def test_a_part_of_the_state_leaves_and_gradients_may_stay() -> None:
     whole = _memory(toy_graph())
     part = Execution(cpu_update=True, on_cpu=0.25)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from bigplan.cost.memory import framework_memory
 from bigplan.cost.run import graph_of
 from bigplan.graph.graph import Recompute
 from bigplan.validate.configure import SkippedError, completed, run_of
+from bigplan.validate.rows import read_rows
 from tests.validate.rows import row
 
 TITAN, CORE, FSDP = "torchtitan", "Megatron-Bridge 26.04", "PyTorch FSDP (fms-fsdp)"
@@ -189,8 +191,22 @@ def test_precision(columns: dict[str, object], precision: str, gradients: str) -
 
 
 def test_masters_and_moments_are_in_16_bits_where_the_notes_say_so() -> None:
-    assert run_of(row(notes="bf16 master+states; allocated 16.17 GB")).low_states
-    assert not run_of(row(notes="baseline fp32 master")).low_states
+    assert run_of(row(notes="bf16 master+states; allocated 16.17 GB")).state_bytes == 6
+    assert run_of(row(notes="baseline fp32 master")).state_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "columns", [{"framework": "torchtune"}, {"framework": TITAN, "notes": "precision bf16-true"}]
+)
+def test_parameters_that_train_in_16_bits_have_no_master(columns: dict[str, object]) -> None:
+    run = run_of(row(**columns))
+    assert (run.state_bytes, run.training.gradient_precision) == (4, "bf16")
+
+
+def test_a_loss_in_chunks_is_told_in_the_notes_or_by_liger() -> None:
+    assert run_of(row(notes="+ chunked cross-entropy")).chunked_loss
+    assert run_of(row(framework="DeepSpeed + HF + Liger")).chunked_loss
+    assert not run_of(row()).chunked_loss
 
 
 def test_fp8_rows_compute_products_in_fp8() -> None:
@@ -361,3 +377,12 @@ def test_a_micro_batch_that_nobody_tells_fits() -> None:
 def test_early_frameworks_ran_in_fp16_and_recent_models_in_bf16() -> None:
     old, new = (run_of(row(framework="HF Trainer", gated_mlp=g)).training for g in (0, 1))
     assert (old.precision, new.precision) == ("fp16", "bf16")
+
+
+def test_no_run_of_composer_is_taken_to_need_more_than_its_gpu() -> None:
+    """Its loss holds logits and their gradient in 16 bits: `fused_crossentropy`."""
+    for one in completed(read_rows()):
+        if one.group == "mosaic":
+            run = run_of(one)
+            parts = framework_memory(graph_of(run), run.execution, run.framework, "allocated")
+            assert sum(parts.values()) < run.nodes.gpu.memory

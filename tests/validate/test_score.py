@@ -66,8 +66,10 @@ def test_peaks_are_predicted_where_they_were_measured(kind: str | None) -> None:
 
 
 def test_16_bit_states_take_half_the_memory() -> None:
-    full, low = (graph_of(run_of(row(notes=notes))).sizes for notes in ("", "bf16 master+states"))
-    assert (full.state, low.state) == (12, 6)
+    told = ("", "bf16 master+states", "pure bf16")
+    full, low, pure = (graph_of(run_of(row(notes=notes))).sizes for notes in told)
+    assert (full.state, low.state, pure.state) == (12, 6, 4)
+    assert (full.master, low.master, pure.master) == (True, True, False)
 
 
 def test_no_peak_is_more_than_the_gpu_has() -> None:
