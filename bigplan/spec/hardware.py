@@ -28,10 +28,9 @@ def refuse_unknown(changes: Mapping[str, NewValue]) -> None:
             raise InputError(f"{key}: write `{_ELSEWHERE[first]}` beside `hardware`")
         known = changeable()
         if key not in known:
-            hint = did_you_mean(key, known) or ";"
             raise InputError(
-                f"{quoted(key)} is no key of a node{hint} such are gpu, gpus_per_node, nvme.drives "
-                "and host.memory"
+                f"{quoted(key)} is no key of a node{did_you_mean(key, known)} (such are gpu, "
+                "gpus_per_node, nvme.drives and host.memory)"
             )
 
 

@@ -70,6 +70,14 @@ _OF_OTHERS: Mapping[str, str] = {
     # an experiment
     "nodes": "num_nodes nnodes n_nodes",
     "caps": "limits memory_limits",
+    # a cluster, and its memories
+    "gpus_per_node": "gpus num_gpus n_gpus gpus_per_machine nproc_per_node num_processes",
+    "memory": "ram mem vram memory_size",
+    "cores": "cpus threads num_cpus cpu_cores",
+    "drives": "disks ssds num_drives",
+    "gpu": "vram device cuda",
+    "host": "ram cpu dram",
+    "nvme": "ssd disk drive drives",
 }
 
 
@@ -88,8 +96,8 @@ def meant(word: str, known: Iterable[str], below: Iterable[str] = ()) -> str | N
 
 
 def _stands_for(word: str, name: str) -> bool:
-    key = name.rpartition(".")[2]
-    return word == key or word in _OF_OTHERS.get(key, "").split()
+    (above, _, last), (where, _, key) = word.rpartition("."), name.rpartition(".")
+    return above in ("", where) and (last == key or last in _OF_OTHERS.get(key, "").split())
 
 
 def did_you_mean(word: str, known: Iterable[str], below: Iterable[str] = ()) -> str:

@@ -51,12 +51,21 @@ def test_keys_of_every_family_of_hugging_face_are_known() -> None:
         ("training: {batch_size: 8}", "global_batch"),
         ("training: {optimizer: {lr: 1}}", "learning_rate"),
         ("num_nodes: 2", "nodes"),
+        ("caps: {ram: 8 GiB}", "host"),
     ],
 )
 def test_a_key_is_found_where_it_belongs(text: str, hint: str) -> None:
     with pytest.raises(InputError, match=f"did you mean '{hint}'") as caught:
         parse_document(f"model: a\ncluster: b\n{text}", Experiment, "e.yaml")
     assert str(caught.value).count("(allowed: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "key"), [("host.ram", "host.memory"), ("nvme.disks", "nvme.drives"), ("ram", "memory")]
+)
+def test_a_word_with_dots_keeps_what_is_before_it(word: str, key: str) -> None:
+    known = ["gpu.memory", "host.cores", "host.memory", "nvme.drives", "memory"]
+    assert meant(word, known if "." in word else known[-1:]) == key
 
 
 @pytest.mark.parametrize(
