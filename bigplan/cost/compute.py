@@ -45,6 +45,11 @@ MASKED_TILES = 1.12
 # FlashAttention-2: an estimate from that run, where it had 0.56 of the rate of torch's own forward,
 # masks aside, and 0.62 of the backward.
 FLASH2_OF_STAND_IN = 0.6
+# No flash kernel takes heads of more columns in 16 bits. torch's memory-efficient kernel does, in
+# so many times the price of FlashAttention-2, forward and backward. Measured on an H100, torch
+# 2.11, 16 heads of 264 columns: 3.0 and 8.9 for four sequences of 2,048 tokens, 3.2 and 9.8 for one
+# of 8,192 (benchmarks/results/2026-11-25-h100-alibi/wide.txt).
+WIDEST_FLASH, EFFICIENT_FORWARD, EFFICIENT_BACKWARD = 256, 3.1, 9.3
 # The kernel that adds linear biases is FlashAttention-2's algorithm, and priced as that where a GPU
 # has no figure of it. Its backward has seven products for five (bigplan/kernels/alibi.py).
 PRODUCTS_AGAIN = 7 / 5
@@ -197,11 +202,16 @@ def attention_seconds(attention: Attention, device: Device) -> float:
         edges *= PRODUCTS_AGAIN if attention.backward else 1.0
     if not biased and reach < length and WITHOUT_WINDOWS in device.flash:
         bound = "flash2"
+    wide = gpu.runs_kernels and attention.head_dim > WIDEST_FLASH and device.precision != "fp32"
+    if wide:
+        bound = "flash2"
     kernel = device.flash_kernel(backward=attention.backward, only=bound)
     if gpu.runs_kernels and "flash2" in (bound, kernel):
         masked = reach < length and not (attention.backward or biased)
         edges *= MASKED_TILES if masked else 1.0
         edges /= FLASH2_OF_STAND_IN if kernel != "flash2" else 1.0
+    if wide:
+        edges *= EFFICIENT_BACKWARD if attention.backward else EFFICIENT_FORWARD
     columns = 0.0 if kernel in NARROW_AS_FAST else HEAD_OVERHEAD
     narrow = (1 + columns / attention.head_dim) / (1 + columns / 128)
     window = attention.window and max(attention.window, ATTENTION_TILE)

@@ -66,7 +66,8 @@ class _Windowed(Function):
 
 def forward(heads: Sequence[Tensor], scale: float, window: int | None) -> Any:
     """The result of queries, keys and values, and what the backward wants besides."""
-    if (within := narrower(window, heads[0].shape[2])) is not None:
+    within = narrower(window, heads[0].shape[2])
+    if within is not None or _without_flash(heads[0]):
         return windowed.forward(heads, scale, within)
     if not heads[0].is_cuda:
         return aten._scaled_dot_product_flash_attention_for_cpu(*heads, 0.0, True, scale=scale)
@@ -77,6 +78,15 @@ def forward(heads: Sequence[Tensor], scale: float, window: int | None) -> Any:
     return aten._scaled_dot_product_flash_attention(*heads, 0.0, True, scale=scale)[:-1]
 
 
+def _without_flash(q: Tensor) -> bool:
+    """Whether a CUDA device has no FlashAttention-2 for these heads of 16 bits.
+
+    They are wider than 256 columns, or the GPU is older than Ampere. The memory-efficient kernel
+    takes them, with a window or without.
+    """
+    return q.is_cuda and q.element_size() == 2 and not windowed.has_flash(q)
+
+
 def backward(
     gradient: Tensor,
     heads: Sequence[Tensor],
@@ -85,7 +95,8 @@ def backward(
     window: int | None,
 ) -> Any:
     """Gradients by queries, keys and values, first, of forward's results."""
-    if (within := narrower(window, heads[0].shape[2])) is not None:
+    within = narrower(window, heads[0].shape[2])
+    if within is not None or _without_flash(heads[0]):
         return windowed.backward(gradient, heads, results, scale, within)
     if not gradient.is_cuda:
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -32,12 +32,17 @@ FLASH_COLUMNS = 256  # of its widest heads
 CAUSAL = 1  # custom_mask_type of the memory-efficient kernel: the diagonal begins at the top left
 
 
-def forward(heads: Sequence[Tensor], scale: float, window: int) -> Sequence[Tensor]:
-    """The result of queries, keys and values, and what the backward wants besides."""
+def forward(heads: Sequence[Tensor], scale: float, window: int | None) -> Sequence[Tensor]:
+    """The result of queries, keys and values, and what the backward wants besides.
+
+    None is no window: only for heads of a CUDA device that has no FlashAttention-2 for them.
+    """
     if not heads[0].is_cuda:
+        assert window is not None
         return _in_blocks(heads, scale, window)
     width, length, wide = heads[0].shape[-1], heads[0].shape[2], [_laid_out(x) for x in heads]
-    if _has_flash(heads[0]):
+    if has_flash(heads[0]):
+        assert window is not None
         out, *others, _ = aten._flash_attention_forward(
             *wide, None, None, length, length, 0.0, True, False, **_flash(scale, window)
         )
@@ -49,15 +54,21 @@ def forward(heads: Sequence[Tensor], scale: float, window: int) -> Sequence[Tens
 
 
 def backward(
-    gradient: Tensor, heads: Sequence[Tensor], results: Sequence[Any], scale: float, window: int
+    gradient: Tensor,
+    heads: Sequence[Tensor],
+    results: Sequence[Any],
+    scale: float,
+    window: int | None,
 ) -> Sequence[Tensor]:
     """Gradients by queries, keys and values, of forward's results."""
     if not gradient.is_cuda:
+        assert window is not None
         return _in_blocks_backward(gradient, heads, results, scale, window)
     width, length, kv_heads = gradient.shape[-1], gradient.shape[2], heads[1].shape[1]
     out, lse, *random = results
     gradient, out, *wide = (_laid_out(x) for x in (gradient, out, *heads))
-    if _has_flash(heads[0]):
+    if has_flash(heads[0]):
+        assert window is not None
         found = aten._flash_attention_backward(
             gradient, *wide, out, lse, None, None, length, length, 0.0, True, *random,
             **_flash(scale, window),
@@ -71,7 +82,7 @@ def backward(
     return [_narrowed(x, width) for x in found]
 
 
-def _has_flash(q: Tensor) -> bool:
+def has_flash(q: Tensor) -> bool:
     """Whether FlashAttention-2 takes these queries of a CUDA device."""
     return (
         q.dtype in (torch.bfloat16, torch.float16)

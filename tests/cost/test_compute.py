@@ -406,6 +406,26 @@ def test_an_h100_takes_for_linear_biases_what_is_priced(
 
 
 @pytest.mark.parametrize(
+    ("sequences", "length", "forward", "backward"),
+    [(4, 2048, 1.57, 12.75), (1, 8192, 6.10, 49.6)],
+)
+@pytest.mark.parametrize("bound", [None, "flash2"])
+def test_heads_wider_than_flash_attention_takes_are_slow(
+    sequences: int, length: int, forward: float, backward: float, bound: FlashKernel | None
+) -> None:
+    """Milliseconds of 16 heads of 264 columns, computed as 320, less the copies' price.
+
+    benchmarks/results/2026-11-25-h100-alibi/wide.txt; the constants are from these rows.
+    """
+    device = Device(find_gpu("h100-sxm-80gb"), "bf16", NATIVE.attention)
+    flops = 2.0 * sequences * length * length * 16 * 320
+    kernel = Attention("attention", flops, 0.0, False, 320, length, bound)
+    again = replace(kernel, flops=2.5 * flops, backward=True)
+    assert 1e3 * attention_seconds(kernel, device) == pytest.approx(forward, rel=0.06)
+    assert 1e3 * attention_seconds(again, device) == pytest.approx(backward, rel=0.06)
+
+
+@pytest.mark.parametrize(
     ("length", "window", "forward", "backward"),
     [
         (8192, 4096, 1.504, 3.644),

@@ -97,3 +97,24 @@ def test_attention_and_its_gradients(
     for one, other in zip(ours, theirs, strict=True):
         assert one.dtype == dtype
         assert (one.double() - other).norm() < ROUNDING[dtype] * other.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize(("width", "window"), [(248, None), (256, None), (256, 11), (320, None)])
+def test_heads_wider_than_flash_attention_takes(
+    width: int, window: int | None, kv_heads: int, dtype: torch.dtype
+) -> None:
+    """Eight columns more than 248 are more than the 256 of FlashAttention-2."""
+    q, k, v = inputs = [
+        torch.randn(2, 50, n, width, device="cuda", dtype=dtype, requires_grad=True)
+        for n in (4, kv_heads, kv_heads)
+    ]
+    found = alibi.attention(q, k, v, alibi.biases(4, width, 50, "cuda", dtype), window)
+    expected = _plain(q, k, v, window)
+    gradient = torch.randn_like(q)
+    ours = found, *torch.autograd.grad(found, inputs, gradient)
+    theirs = expected, *torch.autograd.grad(expected, inputs, gradient.double())
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.double() - other).norm() < ROUNDING[dtype] * other.norm()
