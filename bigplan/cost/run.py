@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from bigplan.cost.collective import Group, all_reduce, data_group
 from bigplan.cost.framework import Framework
 from bigplan.cost.price import Costs, price
 from bigplan.cost.step import Execution, framework_step
@@ -33,6 +34,7 @@ class PricedRun:
     zero: int = 0  # its stage where context-parallel ranks share states, too
     chunked_loss: bool = False  # the logits of a micro-batch never live at once
     state_bytes: int = 0  # a parameter; 0: master and moments in fp32
+    within_nodes: bool = False  # ZeRO shards over a node's ranks, and nodes hold the same
 
 
 def graph_of(run: PricedRun) -> Graph:
@@ -53,6 +55,9 @@ def graph_of(run: PricedRun) -> Graph:
     if run.context_parallel > 1:
         ranks = {"dp": run.strategy.dp * run.context_parallel, "zero": run.zero}
         graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))
+    if run.within_nodes:
+        inside = data_group(graph.strategy, run.nodes).per_node
+        graph = replace(graph, strategy=graph.strategy.model_copy(update={"dp": inside}))
     if run.state_bytes:
         master = run.state_bytes > PURE_STATE_BYTES
         sizes = replace(graph.sizes, state=run.state_bytes, master=master)
@@ -61,8 +66,23 @@ def graph_of(run: PricedRun) -> Graph:
 
 
 def costs_of(run: PricedRun, graph: Graph, nodes: NodeGroup) -> Costs:
-    """What its layers and moves take on these nodes. Raises InputError as `price`."""
-    return price(graph, run.training, nodes, run.framework)
+    """What its layers and moves take on these nodes. Raises InputError as `price`.
+
+    Where states are sharded within nodes, each rank also sums its part of the gradients over the
+    nodes, which takes turns with the scatter inside them (PyTorch's HYBRID_SHARD).
+    """
+    costs = price(graph, run.training, nodes, run.framework)
+    if not run.within_nodes:
+        return costs
+    inside = graph.strategy.dp
+    copies = run.strategy.dp * run.context_parallel // inside
+    group = Group(copies, 1, nodes.intra_node, nodes.inter_node, 1 / nodes.gpus_per_node)
+
+    def summed(name: str) -> float:
+        return all_reduce(graph.kinds[name].parameters * graph.sizes.gradient // inside, group)
+
+    kinds = {n: replace(k, reduce=k.reduce + summed(n)) for n, k in costs.kinds.items()}
+    return replace(costs, kinds=kinds)
 
 
 def parts_of(run: PricedRun, graph: Graph, nodes: NodeGroup) -> dict[str, float]:

@@ -8,7 +8,8 @@ What a row leaves blank is chosen by one rule for all rows:
                 biases
     machine     gpus_per_node: 8 (GB200, GB300: 64, one NVLink domain), at most n_gpus; links and
                 host: those of the shipped cluster with that GPU
-    split       dp: what tp, pp and cp leave; zero: the framework's default; sequence parallelism:
+    split       dp: what tp, pp and cp leave; states over all of dp, within nodes where the notes
+                begin with "HSDP" or say so; zero: the framework's default; sequence parallelism:
                 where the framework has it; virtual stages: of one layer where the framework
                 interleaves by default, 2 where the schedule is said to be interleaved, else 1
     batch       global_batch: as many tokens as the source's other runs of the model, else 4
@@ -58,6 +59,7 @@ PADDED_GPT2_VOCABULARY = 50304
 ARCHITECTURE = ("ffn", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp", "tied_embeddings")
 NO_DROPOUT = "WITHOUT attention dropout"  # in a row's notes
 LOW_STATES = "bf16 master+states"  # in a row's notes: master and moments in 16 bits
+WITHIN_NODES = re.compile(r"^HSDP|HYBRID_SHARD|over \d+ ranks of a node")  # in a row's notes
 CHUNKED_LOSS = re.compile(r"chunked (cross-entropy|loss)", re.IGNORECASE)  # in a row's notes
 OVERESTIMATED = 1.2  # memory has been predicted up to a fifth too high
 DROPOUT = 0.1  # GPT-2's, where the framework trains with it
@@ -146,12 +148,15 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
     batch = micro_batches * strategy.dp * strategy.micro_batch
     training = _training(row, rule, batch)
     framework = rule.behaviour_of(row)
+    within = WITHIN_NODES.search(row.notes) is not None
     chunked = "Liger" in row.framework or CHUNKED_LOSS.search(row.notes) is not None
     execution = _execution(row, rule)
     state = PURE_STATE_BYTES if rule.trains_purely(row) else 0
     state = LOW_STATE_BYTES if LOW_STATES in row.notes else state
     run = PricedRun(model, training, strategy, nodes, framework, execution, row.cp or 1)
-    return replace(run, zero=_zero(row, rule), chunked_loss=chunked, state_bytes=state)
+    return replace(
+        run, zero=_zero(row, rule), chunked_loss=chunked, state_bytes=state, within_nodes=within
+    )
 
 
 def _scored(row: PublishedRow) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bigplan.cost.memory import framework_memory
-from bigplan.cost.run import graph_of
+from bigplan.cost.run import costs_of, graph_of
 from bigplan.graph.graph import Recompute
 from bigplan.validate.configure import SkippedError, completed, run_of
 from bigplan.validate.rows import read_rows
@@ -222,6 +224,7 @@ def test_fp8_rows_compute_products_in_fp8() -> None:
         ({"framework": FSDP}, "flash"),
         ({"attention_kernel": "FA2"}, "flash"),
         ({"framework": FSDP, "attention_kernel": "unfused (pre-flash)"}, "materialised"),
+        ({"framework": FSDP, "attention_kernel": "eager"}, "materialised"),
     ],
 )
 def test_attention_is_what_the_framework_had(columns: dict[str, object], kernel: str) -> None:
@@ -386,3 +389,30 @@ def test_no_run_of_composer_is_taken_to_need_more_than_its_gpu() -> None:
             run = run_of(one)
             parts = framework_memory(graph_of(run), run.execution, run.framework, "allocated")
             assert sum(parts.values()) < run.nodes.gpu.memory
+
+
+@pytest.mark.parametrize(
+    ("notes", "within"),
+    [
+        ("HSDP (HSDP = shard in node, replicate across)", True),
+        ("FSDP (HSDP = shard in node, replicate across)", False),
+        ("sharding_strategy HYBRID_SHARD", True),
+        ("optimizer states over 8 ranks of a node", True),
+        ("", False),
+    ],
+)
+def test_states_that_are_sharded_within_nodes(notes: str, within: bool) -> None:
+    run = run_of(row(framework=TITAN, notes=notes))
+    assert run.within_nodes == within
+    assert run.strategy.dp == 16
+    assert graph_of(run).strategy.dp == (8 if within else 16)
+
+
+def test_shards_within_nodes_are_gathered_there_and_summed_over_nodes() -> None:
+    whole, within = (run_of(row(framework=TITAN, notes=notes)) for notes in ("", "HSDP"))
+    inside = replace(within, within_nodes=False, strategy=graph_of(within).strategy)
+    far, near, alone = (
+        costs_of(run, graph_of(run), run.nodes).kinds["block"] for run in (whole, within, inside)
+    )
+    assert near.gather == alone.gather < far.gather
+    assert alone.reduce < near.reduce

@@ -112,6 +112,9 @@ def test_chains_of_fp32_have_no_fused_softmax_in_megatron() -> None:
     [
         ("FA3", "flash3"),
         ("FA2", "flash2"),
+        ("FlashAttention-2 2.5.8", "flash2"),
+        ("flash attention 3", "flash3"),
+        ("FA4", "cudnn"),
         ("SDPA flash v2", "flash2"),
         ("cuDNN fused", "cudnn"),
         ("TE 2.11 fused/flash (--use-flash-attn)", "cudnn"),
