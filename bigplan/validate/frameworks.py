@@ -131,7 +131,7 @@ class FrameworkRule:
 
 RULES = (
     FrameworkRule(
-        r"Megatron-Bridge|NeMo|Megatron-?Core|Megatron(?!.*DeepSpeed).*(mcore|\b20(2[4-9]|3\d))",
+        r"Megatron-Bridge|NeMo(?!.*Automodel)|Megatron-?Core|Megatron(?!.*DeepSpeed).*(mcore|\b20(2[4-9]|3\d))",
         MEGATRON_CORE,
         pads_vocabulary=True,
         zero=1,
@@ -141,11 +141,11 @@ RULES = (
     ),
     FrameworkRule(r"llm\.[qc]\b", LLMQ),
     FrameworkRule(r"Composer", COMPOSER, zero=3),
-    FrameworkRule(r"JAX|MaxText|Alpa|Levanter|XLA", FSDP, compiles=True),
+    FrameworkRule(r"JAX|MaxText|Alpa\b|Levanter|Pax|XLA", FSDP, compiles=True),
     FrameworkRule(r"torchtune", FSDP, zero=3, compiles=False, pure=True),
     FrameworkRule(r"fms-fsdp", FSDP, zero=3, sequence_parallel=True, compiles=True),
     FrameworkRule(
-        r"torchtitan|FSDP",
+        r"torchtitan|Automodel|FSDP",
         FSDP,
         zero=3,
         sequence_parallel=True,

@@ -29,6 +29,8 @@ UNSEEN = Path("benchmarks/results/2026-11-25-unseen-runs/rows.csv")
         ("DeepSpeed ZeRO-3 Offload", "DeepSpeed"),
         ("llm.c (CUDA/C)", "llm.q"),
         ("MaxText (JAX)", "FSDP"),
+        ("stanford_alpaca", "PyTorch"),
+        ("NeMo Automodel 26.02", "FSDP"),
         ("Megatron-LM 2024-01 (--use-mcore-models)", "Megatron Core"),
         ("Megatron-LM 2022-03", "Megatron-LM"),
         ("Megatron-DeepSpeed 2024", "Megatron-DeepSpeed"),
