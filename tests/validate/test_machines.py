@@ -23,6 +23,8 @@ from tests.validate.rows import row
         ("A100-PCIe-40GB", "a100-pcie-40gb", 8),
         ("H100-80GB", "h100-sxm-80gb", 8),
         ("H100-96GB-HBM2e(500W)", "h100-sxm-96gb-hbm2e", 8),
+        ("H100-PCIe-80GB", "h100-pcie-80gb", 8),
+        ("H100-NVL-94GB", "h100-nvl-94gb", 8),
         ("A40-48GB", "a40", 4),
         ("A800-80GB", "a100-sxm4-80gb", 8),
         ("H800", "h100-sxm-80gb", 8),
@@ -34,7 +36,12 @@ from tests.validate.rows import row
         ("V100-16GB", "v100-sxm2-16gb", 4),
         ("V100-SXM3-32GB", "v100-sxm3-32gb", 16),
         ("RTX3090", "rtx-3090", 4),
+        ("RTX 3090 Ti", "rtx-3090-ti", 4),
+        ("RTX3080-10GB", "rtx-3080", 4),
+        ("RTX 2080 Ti", "rtx-2080-ti", 4),
         ("RTX4090", "rtx-4090", 8),
+        ("RTX 4080", "rtx-4080", 8),
+        ("RTX 5080", "rtx-5080", 8),
         ("A5000", "rtx-a5000", 4),
         ("A6000-Ada", "rtx-6000-ada", 2),
         ("RTX-6000-Ada", "rtx-6000-ada", 2),
@@ -42,6 +49,8 @@ from tests.validate.rows import row
         ("RTX-PRO-6000-Blackwell", "rtx-pro-6000", 8),
         ("RTX 5090", "rtx-5090", 8),
         ("L40S", "l40s", 8),
+        ("L40", "l40", 8),
+        ("A10", "a10", 8),
         ("GH200-96GB", "gh200-96gb", 4),
         ("L4", "l4", 8),
         ("T4", "t4", 8),
@@ -63,7 +72,18 @@ def test_every_shipped_row_has_a_machine() -> None:
     assert {machine.gpu for machine in MACHINES} >= {"a100-sxm4-80gb", "h100-sxm-80gb"}
 
 
-@pytest.mark.parametrize("gpu", ["MI250X", "RTX 6000", "GTX 4090", "XH100", "6000"])
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        "MI250X",
+        "RTX 6000",
+        "GTX 4090",
+        "XH100",
+        "6000",
+        "RTX 4080 SUPER",
+        "RTX 3080 Ti",
+    ],
+)
 def test_a_gpu_without_a_description_is_named_and_never_taken_for_another(gpu: str) -> None:
     with pytest.raises(UnknownMachineError, match=f"no description of a {gpu}"):
         machine_of(row(gpu=gpu))
