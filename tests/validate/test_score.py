@@ -85,7 +85,7 @@ def test_no_peak_is_more_than_the_gpu_has() -> None:
         ({"precision": "fp8"}, "not priced: NVIDIA A100"),  # it has no fp8
         ({"heads": 3, "kv_heads": 2}, "not priced: Value error, `heads` 3 is not a multiple"),
         ({"recompute": "sometimes"}, "recompute 'sometimes' is not known; write full"),
-        ({"gpu": "RTX 3080 Ti"}, "no description of a H100 PCIe"),
+        ({"gpu": "RTX 3080 Ti"}, "no description of a RTX 3080 Ti"),
     ],
 )
 def test_what_cannot_be_priced_is_skipped_with_its_reason(
