@@ -36,12 +36,15 @@ def process_bytes(nodes: NodeGroup, ranks: int) -> int:
 
 def locked_bytes(nodes: NodeGroup, placed: int) -> int:
     """Bytes that page-locking takes besides the `placed` bytes themselves."""
-    return round(LOCKED * placed) if nodes.gpu.runs_kernels else 0
+    return round(LOCKED * max(0, placed)) if nodes.gpu.runs_kernels else 0
 
 
 def room(nodes: NodeGroup, ranks: int) -> int:
-    """Bytes of a node's host memory that are left for a plan's tensors; 0 if none is."""
-    free = max(0, nodes.host.memory - process_bytes(nodes, ranks))
+    """Bytes of a node's host memory that are left for a plan's tensors.
+
+    Negative where processes alone need more than there is, by what they need more.
+    """
+    free = nodes.host.memory - process_bytes(nodes, ranks)
     left = free - locked_bytes(nodes, free)
     return min(left, nodes.host.tensor_memory or left)
 

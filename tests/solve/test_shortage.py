@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from bigplan.graph.strategy import Strategy
 from bigplan.solve.candidate import Candidate, Workload
 from bigplan.solve.pins import parse_pins, rings_tried
@@ -9,6 +11,7 @@ from bigplan.solve.resolve import resolve
 from bigplan.solve.shortage import infeasible
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.cluster import Cluster
+from bigplan.spec.hardware import with_hardware
 from bigplan.spec.training import Training
 
 MIB = 2**20
@@ -70,3 +73,16 @@ def test_pins_that_contradict_each_other_are_short_of_nothing() -> None:
     assert error.tier == ""
     assert "no memory, however large: decisions contradict each other" in str(error)
     assert "free a decision pinned with --set" in str(error)
+
+
+def test_what_processes_alone_are_short_of_counts() -> None:
+    """With so much more host memory, and no less, the plan fits."""
+    small, short = find_cluster("h200-1x"), list[int]()
+    for memory in (1000 * MIB, 2000 * MIB):
+        nodes = with_hardware(small, {"host.memory": memory})
+        short.append(infeasible(*_workload(nodes), ()).bytes_short + memory)
+    assert short[0] == pytest.approx(short[1], abs=2 * MIB)
+    for memory, fits in ((short[0] + MIB, True), (short[0] - 2 * MIB, False)):
+        _, candidates = _workload(with_hardware(small, {"host.memory": memory}))
+        found = [resolve(c, ring, ()) for c in candidates for ring in rings_tried(())]
+        assert any(trial is not None for trial in found) == fits
