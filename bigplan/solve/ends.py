@@ -12,7 +12,7 @@ for every layer j of a stage's first chunk. Whoever waits for the stage waits fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from bigplan.cost.price import KindCost
 from bigplan.graph.graph import LayerKind
@@ -21,15 +21,12 @@ from bigplan.solve.stage_times import StageTimes
 
 def leading_seconds(times: StageTimes) -> float:
     """Seconds by which gathers hold up a stage's first forward at least."""
-    exposed = gathered = passed = 0.0
-    for kind, cost, count in _opening(times):
-        gather = cost.gather if _gathers_first(times, kind) else 0.0
-        forward = times.group * cost.forward
-        for _ in range(count):
-            gathered += gather
-            exposed = max(exposed, gathered - passed)
-            passed += forward
-    return exposed
+    graph, sharded = times.stage.graph, times.stage.sharded
+    return _exposed(
+        # Into a slot, or after an update.
+        (cost.gather * (sharded(kind, 1 if graph.deferred else 3) > 1), times.group * cost.forward)
+        for kind, cost in _opening(times)
+    )
 
 
 def trailing_seconds(times: StageTimes) -> float:
@@ -37,46 +34,35 @@ def trailing_seconds(times: StageTimes) -> float:
 
     However it recomputes: a backward that takes longer hides no more than it could at the longest.
     """
-    graph, exposed, reduced, gathered, passed = times.stage.graph, 0.0, 0.0, 0.0, 0.0
-    layers = [
-        (times.reduce(kind), cost.gather if _gathers_last(times, kind) else 0.0, cost, count)
-        for kind, cost, count in _opening(times)
+    graph, sharded = times.stage.graph, times.stage.sharded
+    return _exposed(
+        (
+            times.reduce(kind)
+            + cost.gather * (not graph.deferred and sharded(kind, 1) > 1 == sharded(kind, 3)),
+            times.group * (cost.backward + max(map(cost.again, graph.recomputes))),
+        )
+        for kind, cost in _opening(times)
         if not times.stage.is_loss(kind)
-    ]
-    every = sum(count * gather for _, gather, _, count in layers)
-    for reduce, gather, cost, count in layers:
-        backward = times.group * (cost.backward + max(map(cost.again, graph.recomputes)))
-        for _ in range(count):
-            reduced += reduce
-            gathered += gather
-            # In a pipeline all gathers come after all reductions.
-            after = every if graph.strategy.pp > 1 else gathered
-            exposed = max(exposed, reduced + after - passed)
-            passed += backward
-    return exposed
+    )
 
 
 def last_reduction(times: StageTimes) -> float:
     """Seconds of the stage's very last reduction, which follows all of its compute and moves."""
-    kind, _, _ = next(_opening(times))
+    kind, _ = next(_opening(times))
     return 0.0 if times.stage.is_loss(kind) else times.reduce(kind)
 
 
-def _opening(times: StageTimes) -> Iterator[tuple[LayerKind, KindCost, int]]:
-    """Kinds of the first chunk in order, with the number of layers."""
+def _opening(times: StageTimes) -> Iterator[tuple[LayerKind, KindCost]]:
+    """The layers of the first chunk in order."""
     for name, count in times.stage.opening:
-        yield times.stage.graph.kinds[name], times.costs.kinds[name], count
+        yield from [(times.stage.graph.kinds[name], times.costs.kinds[name])] * count
 
 
-def _gathers_first(times: StageTimes, kind: LayerKind) -> bool:
-    """Whether parameters are gathered for the first forward: into a slot, or after an update."""
-    stage = times.stage
-    updated = stage.graph.deferred and stage.sharded(kind, 1) > 1
-    return updated or stage.sharded(kind, 3) > 1
-
-
-def _gathers_last(times: StageTimes, kind: LayerKind) -> bool:
-    """Whether parameters are gathered after an update at the end of the step."""
-    stage = times.stage
-    whole = stage.sharded(kind, 3) == 1
-    return whole and not stage.graph.deferred and stage.sharded(kind, 1) > 1
+def _exposed(layers: Iterable[tuple[float, float]]) -> float:
+    """Seconds of exchanges beyond compute that may hide them: of each layer, first to last."""
+    exposed = exchanged = passed = 0.0
+    for exchange, compute in layers:
+        exchanged += exchange
+        exposed = max(exposed, exchanged - passed)
+        passed += compute
+    return exposed
