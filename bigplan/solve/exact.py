@@ -101,14 +101,18 @@ def decisions(
     for stage in stages:
         rules = [*placement_rules(stage), *pin_rules(stage, pins)]
         for kind, count in stage.kinds:
-            parts += [_tensors(stage, kind, count, rules), _policies(stage, kind, count, rules)]
-    number = prod(len(part) for part in parts)
+            parts += [_policies(stage, kind, count, rules), _tensors(stage, kind, count, rules)]
+    _check(prod(len(part) for part in parts))
+    return product(*parts)
+
+
+def _check(number: int) -> None:
+    """Raises InputError where there are too many placements."""
     if number > MOST_PLACEMENTS:
         raise InputError(
-            f"--exact would try {number} placements per strategy; it is for small problems of at "
-            f"most {MOST_PLACEMENTS}: pin more decisions with --set, or leave it out"
+            f"--exact would try {number} placements per strategy or more; it is for small problems "
+            f"of at most {MOST_PLACEMENTS}: pin more decisions with --set, or leave it out"
         )
-    return product(*parts)
 
 
 Counts = tuple[float, ...]  # layers, by tier or by policy
@@ -167,6 +171,7 @@ def _extended(
             possible = all(decision.at(values) == count for decision, count in both)
             if possible and all(rule.holds(values) for rule in judging):
                 found.append(values)
+        _check(len(found))
     return found
 
 
