@@ -63,9 +63,22 @@ def formulate(
     If memory holds fewer rings (`least`) than times count on (`most`), the relaxation is below
     plans with any number of rings between the two.
     """
+    every = [StageTimes(stage, costs) for stage in stage_classes(graph, most, least)]
+    problem = replace(
+        untimed(graph, costs, most, least),
+        times=(
+            *_times(every, costs),
+            *(row for times in every for row in lane_rows(times)),
+        ),
+        serial=total([_surcharged(lane_seconds(times)) + _waited_for(times) for times in every]),
+    )
+    return pinned(problem, graph, costs, pins)
+
+
+def untimed(graph: Graph, costs: Costs, most: Rings = ROOMY, least: Rings | None = None) -> Problem:
+    """The same with steps of no time, which says what fits, in half of the time or less."""
     stages = stage_classes(graph, most, least)
-    every = [StageTimes(stage, costs) for stage in stages]
-    problem = Problem(
+    return Problem(
         variables=tuple(v for s in stages for v in (*variables(s), *size_variables(s))),
         rules=tuple(
             rule
@@ -78,13 +91,9 @@ def formulate(
             )
         ),
         capacities=tuple(row for s in stages for row in capacities(s, costs)),
-        times=(
-            *_times(every, costs),
-            *(row for times in every for row in lane_rows(times)),
-        ),
-        serial=total([_surcharged(lane_seconds(times)) + _waited_for(times) for times in every]),
+        times=(AtLeast("step", Linear()),),
+        serial=Linear(),
     )
-    return pinned(problem, graph, costs, pins)
 
 
 def pinned(problem: Problem, graph: Graph, costs: Costs, pins: tuple[Pin, ...]) -> Problem:

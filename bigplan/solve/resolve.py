@@ -9,7 +9,7 @@ from math import inf
 from bigplan.placement import Rings
 from bigplan.solve.alike import ROOMY
 from bigplan.solve.candidate import Candidate, Trial, try_out
-from bigplan.solve.formulation import formulate, pinned, placement_of
+from bigplan.solve.formulation import formulate, pinned, placement_of, untimed
 from bigplan.solve.ilp import BOUND_GAP, relaxed_steps, solve
 from bigplan.solve.linear import Problem
 from bigplan.solve.pins import Pin, rings_tried
@@ -141,6 +141,13 @@ def bounding_problem(candidate: Candidate, pins: tuple[Pin, ...]) -> Problem:
     """The integer program whose optimum is below every plan, whatever its rings."""
     tried = rings_tried(pins)
     return problem_of(candidate, pins, tried[0], least=tried[-1])
+
+
+def fits(candidate: Candidate, pins: tuple[Pin, ...]) -> bool:
+    """Whether some plan with these pins has room, whatever its rings, parts of layers allowed."""
+    tried, graph, costs = rings_tried(pins), candidate.graph, candidate.costs
+    problem = pinned(untimed(graph, costs, tried[0], tried[-1]), graph, costs, pins)
+    return next(relaxed_steps(problem, (0.0,))) < inf
 
 
 def promise(

@@ -31,6 +31,7 @@ from bigplan.solve.improve import BUDGETS, further, improved
 from bigplan.solve.pins import rings_tried
 from bigplan.solve.resolve import (
     bounding_problem,
+    fits,
     model_outlook,
     optimum,
     planned,
@@ -265,7 +266,11 @@ class _State:
     def _refine(self, entry: _Entry, candidate: Candidate) -> float:
         """Solve a strategy's linear programs; return the seconds to expect of it now."""
         self.relaxations += 1
-        found = model_outlook(bounding_problem(candidate, self.choice.scope.pins), self.best)
+        pins = self.choice.scope.pins
+        if pins and not fits(candidate, pins):  # of which the estimate of memory knows nothing
+            entry.bound = entry.estimate = inf
+            return inf
+        found = model_outlook(bounding_problem(candidate, pins), self.best)
         entry.bound = max(entry.bound, found.bound)
         entry.estimate = max(entry.bound, found.estimate)
         return entry.estimate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import inf
 
 import pytest
@@ -17,8 +18,8 @@ from bigplan.solve.candidate import Workload
 from bigplan.solve.choice import Choice, Scope
 from bigplan.solve.formulation import formulate
 from bigplan.solve.ilp import shortages, solve
-from bigplan.solve.pins import rings_tried
-from bigplan.solve.resolve import bounding_problem, problem_of
+from bigplan.solve.pins import parse_pins, rings_tried
+from bigplan.solve.resolve import bounding_problem, fits, problem_of
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.examples import examples
@@ -54,6 +55,19 @@ def test_cheaper_bounds_are_below_dearer_ones() -> None:
             if placed is not None:
                 assert relaxed is not None
                 assert relaxed.step_seconds <= placed.step_seconds * SOLVER
+
+
+def test_what_fits_is_what_a_linear_program_with_times_places() -> None:
+    found = set()
+    for mib, gradients in product((10, 100, 1000), ("gpu", "host")):
+        workload = _workload(mib)
+        choice = Choice.of(workload, Scope())
+        for candidate in choice.candidates()[::41]:
+            _, pins = parse_pins({"gradients": gradients})
+            placed = solve(bounding_problem(candidate, pins), relaxed=True)
+            assert fits(candidate, pins) == (placed is not None)
+            found.add(placed is not None)
+    assert found == {True, False}
 
 
 @settings(max_examples=examples(150))
