@@ -101,9 +101,9 @@ FSDP = Framework(
     summed_on_cpu=SUMMED_ON_CPU,
 )
 
-# Plain PyTorch loops, whatever their name: gradients are reduced during the backward, as by
-# DistributedDataParallel, and what ZeRO 1 or 2 updated is gathered before the next step begins, the
-# default of DeepSpeed, of Megatron-LM (`overlap_param_gather`) and of InternEvo
+# Plain PyTorch loops, whatever their name. Gradients are reduced during the backward, as by
+# DistributedDataParallel. What ZeRO 1 or 2 updated is gathered before the next step begins: that is
+# the default of DeepSpeed, Megatron-LM (`overlap_param_gather`) and InternEvo
 # (`overlap_sync_param`).
 PYTORCH = replace(FSDP, name="PyTorch", owned_exposed=1.0)
 

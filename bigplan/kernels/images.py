@@ -43,12 +43,11 @@ class ImageOrder:
         self.turned = False  # whether some images were
         self._known: dict[int, tuple[Tensor, int, Tensor]] = {}
 
-    def given(self, argument: Any) -> Any:
-        """An argument of the function, whose gradient will lie as it does."""
+    def keep_order(self, argument: Any) -> None:
+        """Let the gradient of one of the function's arguments lie as the argument does."""
         plain = isinstance(argument, Tensor) and argument.dim() == 4 and argument.is_contiguous()
         if plain and argument.requires_grad:
             argument.register_hook(lambda by: by.contiguous() if self.turned else by)
-        return argument
 
     def conv2d(self, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """torch.conv2d, with both turned where they lie row by row."""

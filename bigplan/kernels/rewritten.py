@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bigplan.kernels.images import ImageOrder
 
@@ -137,7 +137,8 @@ def rewritten(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         images = ImageOrder()
-        tree_map(images.given, (args, kwargs))
+        for argument in tree_leaves((args, kwargs)):
+            images.keep_order(argument)
         with _Rewritten(images):
             result = function(*args, **kwargs)
         return tree_map(images.as_given, result)

@@ -221,7 +221,7 @@ class _Writer:
         if store.varies is Varies.COLUMN and self.body.rows > self.tile.rows:
             # The first rows' program alone: all 3,136 at once took 30 of 139 us on an H100.
             first = "(down + turn == 0)" if self.tile.strip else "(down == 0)"
-            mask = f"{mask} & {first}" if mask else f"{first} & (c >= 0)"
+            mask = f"{mask or '(c >= 0)'} & {first}"  # a mask has the columns' shape
         masked = f", mask={mask}" if mask else ""
         pointer = self.targets[store.value.name]
         value = f"v{store.micro}"
