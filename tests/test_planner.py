@@ -14,7 +14,7 @@ import pytest
 
 from bigplan.errors import InfeasibleError, InputError
 from bigplan.graph.graph import Recompute
-from bigplan.placement import Tier
+from bigplan.placement import Rings, Tier
 from bigplan.plan import Plan, plan_text
 from bigplan.planner import Request, make_plan, programs_of, simulate_plan
 from bigplan.simulate import LAUNCHING
@@ -223,6 +223,7 @@ def test_pinning_every_decision_of_a_plan_gives_the_plan(caps: tuple[int | None,
 def _pins_of(plan: Plan) -> dict[str, str | int | float]:
     """Every decision, in the words of `--set`; one stage, all activations of a policy together."""
     settings: dict[str, str | int | float] = dict(plan.strategy.model_dump())
+    settings |= Rings.of(plan.placement)._asdict()
     (stage,) = plan.placement.stages
     for kind, rows in stage.kinds.items():
         for tier in Tier:

@@ -5,8 +5,8 @@ differ by up to a quarter in simulations. Neighbours are drawn with a fixed seed
 time rows show to be slower are dropped. Then one neighbour is simulated: the first that is drawn,
 or the one among several that the model promises most. The search stays with one of these two ways
 while it finds faster plans, then takes the other: the model knows best where drives bind, and leads
-nowhere elsewhere. The plan with the least expected step wins. Other rings, and more room for the
-loss, are too far for a climb, so integer programs are solved for them before.
+nowhere elsewhere. The plan with the least expected step wins. Other rings, more room for the loss,
+and layers that all do alike are too far for a climb: integer programs are solved for them before.
 
 The best strategies share half of the simulations. The other half improves the plan that was chosen
 among them.
@@ -14,22 +14,23 @@ among them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from bigplan.effort import Effort
 from bigplan.placement import Rings, Tier
 from bigplan.program import Lane
 from bigplan.solve.candidate import Trial, try_out
+from bigplan.solve.ilp import relaxed_steps
 from bigplan.solve.moves import Moves, Neighbour
 from bigplan.solve.pins import Pin, rings_tried, without_drives
-from bigplan.solve.resolve import promise, resolve
+from bigplan.solve.resolve import HOPEFUL, problem_of, resolve
 from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, PATIENCE
 
 GAIN = NOISE / 3  # share of a step; a smaller gain is worth no simulation
 DRAWN = 100  # neighbours in a row that cannot be faster, after which a climb ends
-VARIED = 2  # other rings that a plan is solved again with
+VARIED = 2  # rings that a plan is solved again with, in each way
 SMALL = 400  # instructions of a program: simulated in 8 ms, as long as it takes to draw one
 SEVERAL = 6  # neighbours of which the most promising is simulated
 
@@ -77,19 +78,21 @@ class Climb:
         if not trial.busy.get(Lane.NVME_WRITE, 0.0):
             pins = (*pins, *without_drives(trial.candidate.graph.kinds))
         self.best = trial
-        self._moves = Moves(trial.candidate, pins, rings_tried(pins), seed)
+        self._moves = Moves(trial.candidate, pins, Rings.of(trial.placement), seed)
         self._tried = set[tuple[object, ...]]()
         self._several = False
 
-    def go(self, simulations: int, patience: int) -> None:
-        """Simulate so many neighbours, fewer where there are none, or without progress."""
-        self.stream_less()
+    def go(self, budget: Budget, sharing: int = 1) -> Trial:
+        """The best plan after one of so many parts of the simulations, fewer without progress."""
+        simulations, patience = budget.of(self.best) // sharing, budget.patience_with(self.best)
+        self._stream_less()
         idle = 0
         for _ in range(simulations):
             neighbour = self._promising(SEVERAL if self._several else 1)
             if neighbour is None or idle == patience:
                 break
             idle = 0 if self._try(neighbour) else idle + 1
+        return self.best
 
     def _try(self, neighbour: Neighbour) -> bool:
         """Whether it is better, and the best from now on."""
@@ -102,7 +105,7 @@ class Climb:
         self.best = found
         return True
 
-    def stream_less(self) -> None:
+    def _stream_less(self) -> None:
         """Stream less and less of the state, as long as that is faster."""
         while neighbour := self._moves.streaming_less(
             self.best.placement, self.best.expected * (1 - GAIN)
@@ -128,7 +131,7 @@ class Climb:
 
 
 def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> list[Trial]:
-    """The best trials, improved by half of the simulations.
+    """The best trials, solved again in other ways and improved by half of the simulations.
 
     If the best plan moves nothing, none is improved: others would have to gain more by their moves
     than moves are worth. If one gains much, others may gain as much, so those that are as far
@@ -140,78 +143,57 @@ def improved(trials: Sequence[Trial], pins: tuple[Pin, ...], budget: Budget) -> 
     for trial in moving:
         most = near * moving[0].expected
         if trial.expected < most:
-            climb = Climb(_varied(trial, pins), pins)
             sharing = sum(other.expected < most for other in moving)
-            climb.go(budget.of(climb.best) // (2 * sharing), budget.patience_with(climb.best))
-            found.append(climb.best)
-            near = max(near, trial.expected / climb.best.expected)
+            found.append(Climb(_started(trial, pins), pins).go(budget, 2 * sharing))
+            near = max(near, trial.expected / found[-1].expected)
     return found
 
 
 def further(trial: Trial, pins: tuple[Pin, ...], budget: Budget) -> Trial:
     """A plan of the same strategy and pins, improved by the other half."""
-    if not trial.moves:
-        return trial
-    climb = min((Climb(start, pins, seed=1) for start in _starts(trial, pins)), key=_streamed_less)
-    climb.go(budget.of(climb.best) // 2, budget.patience_with(climb.best))
-    return climb.best
+    return Climb(trial, pins, seed=1).go(budget, 2) if trial.moves else trial
 
 
-def _starts(trial: Trial, pins: tuple[Pin, ...]) -> Iterator[Trial]:
-    """The trial, and plans that keep activations of all blocks, or all gradients, in one way.
+def _started(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
+    """The trial, or a faster plan of its strategy that no climb gets to.
 
-    A climb cannot go from one such plan to another: it takes many moves, and each alone makes the
-    plan slower.
-    """
-    yield trial
-    graph, rings = trial.candidate.graph, Rings.of(trial.placement)
-    most = (1 + NEAR) * trial.expected
-    ways = product(graph.recomputes, (Tier.GPU, Tier.HOST))
-    alike = [Pin(graph.layers[1], "activations", f"{how}.{tier}", None) for how, tier in ways]
-    if len({tier for tier, part in _gradients(trial) if part}) > 1:
-        alike.append(Pin(None, "gradients", Tier.HOST, None))
-    for pin in alike:
-        found = resolve(trial.candidate, rings, (*pins, pin), below=most)
-        if found is not None and found.expected < most:
-            yield found
-
-
-def _gradients(trial: Trial) -> Iterator[tuple[Tier, int]]:
-    """Tiers of gradients, with the number of layers there."""
-    for stage in trial.placement.stages:
-        for kind in stage.kinds.values():
-            yield from kind.gradients.items()
-
-
-def _streamed_less(climb: Climb) -> float:
-    climb.stream_less()
-    return climb.best.expected
-
-
-def _varied(trial: Trial, pins: tuple[Pin, ...]) -> Trial:
-    """The trial, or a plan with other rings and the chunk of the loss that promise more.
-
-    The trial's integer program had the first rings that fit, the time of the largest chunk and the
-    memory of the smallest. Linear programs judge chunks well and rings poorly, so several rings are
-    tried, of small programs more.
+    The trial's integer program had the first rings that fit, the time of the largest chunk of the
+    loss and the memory of the smallest. Linear programs judge chunks well and rings poorly, so
+    several rings are tried, of small programs more. From some layers' gradients in host memory to
+    all of them takes many moves, and each alone is slower. Moves of layers that do alike overlap
+    better than the surcharge has it, so there it is small.
     """
     candidate, tried, loss = trial.candidate, rings_tried(pins), trial.candidate.loss
 
-    def hope(rings: Rings, chunk: int | None) -> float:
-        return round(promise(candidate, rings, pins, chunk) / trial.expected, 3)
+    def hope(rings: Rings, alike: tuple[Pin, ...], chunk: int | None) -> float:
+        problem = problem_of(candidate, (*pins, *alike), rings, chunk)
+        return round(next(relaxed_steps(problem, (EXPOSED,))) / trial.expected, 3)
 
-    present = trial.placement.loss_chunk
+    present, before = trial.placement.loss_chunk, Rings.of(trial.placement)
     chunks = [c for c in loss.chunks if c >= present] if loss else [None]
-    chunk = min(chunks, key=lambda c: hope(tried[-1], c))  # these leave the most room
-    hopes = {rings: hope(rings, chunk) for rings in tried}
-    if chunk == present:
-        hopes.pop(Rings.of(trial.placement), None)
-    for rings in sorted(hopes, key=hopes.__getitem__)[: _as_long(VARIED, trial)]:
-        below = trial.expected * (1 - GAIN)
-        solved = resolve(candidate, rings, pins, below=below, chunk=chunk)
-        if solved is not None and solved.expected < below:
-            trial = solved
+    chunk = min(chunks, key=lambda c: hope(tried[-1], (), c))  # these leave the most room
+    for alike in _alike(trial):
+        exposed = HOPEFUL if alike else EXPOSED
+        hopes = {rings: hope(rings, alike, chunk) for rings in tried}
+        if chunk == present and not alike:
+            hopes.pop(before, None)
+        for rings in sorted(hopes, key=hopes.__getitem__)[: _as_long(VARIED, trial)]:
+            below = trial.expected * (1 - GAIN)
+            found = resolve(candidate, rings, (*pins, *alike), below, exposed, chunk)
+            if found is not None and found.expected < below:
+                trial = found
     return trial
+
+
+def _alike(trial: Trial) -> tuple[tuple[Pin, ...], ...]:
+    """Pins by which layers do alike: none, gradients in host memory, activations as most are."""
+    kept, block = Counter[str](), trial.candidate.graph.layers[1]
+    for stage in trial.placement.stages:
+        for how, tiers in stage.kinds[block].activations.items():
+            kept.update({f"{how}.{tier}": layers for tier, layers in tiers.items()})
+    most = max(kept, key=kept.__getitem__)
+    gradients = Pin(None, "gradients", Tier.HOST, None)
+    return (), (gradients,), (Pin(block, "activations", most, None),)
 
 
 def _expected(trial: Trial) -> float:

@@ -32,7 +32,7 @@ LESS = 0.85
 CHANGES, LAYERS, PARTS = (1, 1, 1, 2, 2, 3), (1, 1, 1, 2, 4, 999), (0.1, 0.25, 0.5, 1.0)
 # Of the state in host memory, streamed besides.
 ADDED = (-1.0, -0.3, -0.1, -0.05, 0.05, 0.1, 0.3, 1.0)
-OF_RINGS, OF_STREAMED, REFILLED, RAISED = 0.06, 0.3, 0.8, 0.3  # shares of moves that do it
+OF_STREAMED, REFILLED, RAISED = 0.3, 0.8, 0.3  # shares of moves that do it
 BELOW = {Tier.GPU: Tier.HOST, Tier.HOST: Tier.NVME}
 
 
@@ -40,7 +40,6 @@ BELOW = {Tier.GPU: Tier.HOST, Tier.HOST: Tier.NVME}
 class Neighbour:
     """A plan beside another by its decisions, with what the model says of it."""
 
-    rings: Rings
     values: Mapping[str, float]
     seconds: float  # no plan with these decisions is faster
     serial: float  # seconds of moves
@@ -48,12 +47,12 @@ class Neighbour:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for equal plans."""
-        return self.rings, *(round(value, 5) for value in self.values.values())
+        return tuple(round(value, 5) for value in self.values.values())
 
 
 @dataclass(frozen=True)
 class _Ground:
-    """What can be changed of plans with the same rings."""
+    """What can be changed of plans."""
 
     problem: Problem
     stages: tuple[StageClass, ...]
@@ -134,76 +133,58 @@ class _State:
 
 
 class Moves:
-    """Draws neighbours of a strategy's plans, with a fixed seed."""
+    """Draws neighbours of a strategy's plans with the same rings, with a fixed seed."""
 
-    def __init__(
-        self, candidate: Candidate, pins: tuple[Pin, ...], rings: tuple[Rings, ...], seed: int
-    ):
-        self._candidate, self._pins = candidate, pins
-        fields = ({getattr(ring, name) for ring in rings} for name in Rings._fields)
-        self._choices = dict(zip(Rings._fields, map(sorted, fields), strict=True))
-        self._grounds: dict[Rings, _Ground] = {}
+    def __init__(self, candidate: Candidate, pins: tuple[Pin, ...], rings: Rings, seed: int):
+        problem = problem_of(candidate, pins, rings)
+        self._ground = _Ground(problem, stage_classes(candidate.graph, rings))
+        self._graph, self._rings = candidate.graph, rings
         self._random = Random(seed)
         self._of: Placement | None = None
-        self._known: dict[Rings, Values] = {}
+        self._values: Values = {}
 
     def placement(self, neighbour: Neighbour) -> Placement:
         """The placement that a neighbour's decisions describe."""
-        return placement_of(self._candidate.graph, neighbour.values, neighbour.rings)
+        return placement_of(self._graph, neighbour.values, self._rings)
 
     def draw(self, placement: Placement, below: float) -> Neighbour | None:
         """A random neighbour; None if it is illegal or cannot be faster than `below` seconds."""
-        draw, rings = self._random, Rings.of(placement)
-        if draw.random() < OF_RINGS:
-            name = draw.choice(Rings._fields)
-            rings = rings._replace(**{name: draw.choice(self._choices[name])})
-        ground = self._ground(rings)
-        values = self._values(placement, rings)
-        self._change(ground, values)
-        if draw.random() < REFILLED:
-            ground.consequences.complete(values)
-            self._refill(ground, values)
-        return self._neighbour(ground, rings, values, below)
+        values = self._values_of(placement)
+        self._change(values)
+        if self._random.random() < REFILLED:
+            self._ground.consequences.complete(values)
+            self._refill(values)
+        return self._neighbour(values, below)
 
     def streaming_less(self, placement: Placement, below: float) -> Neighbour | None:
         """The placement with a part less streamed; None if it cannot be faster."""
-        rings = Rings.of(placement)
-        ground, values = self._ground(rings), self._values(placement, rings)
-        names = [s.streamed for s in ground.states if s.streamed is not None]
+        values = self._values_of(placement)
+        names = [s.streamed for s in self._ground.states if s.streamed is not None]
         for name in names:
             values[name] *= LESS
         if not any(values[name] > EXACT for name in names):
             return None
-        return self._neighbour(ground, rings, values, below)
+        return self._neighbour(values, below)
 
-    def _neighbour(
-        self, ground: _Ground, rings: Rings, values: Values, below: float
-    ) -> Neighbour | None:
-        ground.consequences.complete(values)
-        if not ground.allows(values):
+    def _neighbour(self, values: Values, below: float) -> Neighbour | None:
+        self._ground.consequences.complete(values)
+        if not self._ground.allows(values):
             return None
-        seconds = ground.problem.step_seconds(values)
+        problem = self._ground.problem
+        seconds = problem.step_seconds(values)
         if seconds >= below:
             return None
-        return Neighbour(rings, values, seconds, ground.problem.serial.at(values))
+        return Neighbour(values, seconds, problem.serial.at(values))
 
-    def _values(self, placement: Placement, rings: Rings) -> Values:
-        """The placement's decisions with these rings; those of the last placement are kept."""
+    def _values_of(self, placement: Placement) -> Values:
+        """The placement's decisions; those of the last placement are kept."""
         if placement is not self._of:
-            self._of, self._known = placement, {}
-        if rings not in self._known:
-            wanted = placement.model_copy(update=rings._asdict())
-            self._known[rings] = decisions_of(self._candidate.graph, wanted)
-        return dict(self._known[rings])
+            self._of, self._values = placement, decisions_of(self._graph, placement)
+        return dict(self._values)
 
-    def _ground(self, rings: Rings) -> _Ground:
-        if rings not in self._grounds:
-            problem = problem_of(self._candidate, self._pins, rings)
-            self._grounds[rings] = _Ground(problem, stage_classes(self._candidate.graph, rings))
-        return self._grounds[rings]
-
-    def _change(self, ground: _Ground, values: Values) -> None:
-        draw, states = self._random, [s for s in ground.states if s.streamed is not None]
+    def _change(self, values: Values) -> None:
+        draw, ground = self._random, self._ground
+        states = [s for s in ground.states if s.streamed is not None]
         # Most streamed state is of the kind that has the most state in host memory.
         streaming = [s for s in states for _ in range(ceil(s.host.at(values)))]
         for _ in range(draw.choice(CHANGES)):
@@ -223,8 +204,9 @@ class Moves:
         for state in ground.states:
             state.restrain(values)
 
-    def _refill(self, ground: _Ground, values: Values) -> None:
+    def _refill(self, values: Values) -> None:
         """Share memory out again: layers that do not fit go one tier down, others go up."""
+        ground = self._ground
         for row in ground.problem.capacities:
             if row.tier not in BELOW:
                 continue

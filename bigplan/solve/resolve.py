@@ -13,9 +13,10 @@ from bigplan.solve.formulation import formulate, pinned, placement_of, untimed
 from bigplan.solve.ilp import BOUND_GAP, relaxed_steps, solve
 from bigplan.solve.linear import Problem
 from bigplan.solve.pins import Pin, rings_tried
-from bigplan.solve.thresholds import EXPOSED, NEAR, NOISE, WITHIN
+from bigplan.solve.thresholds import EXPOSED, NOISE, WITHIN
 
 MARGINS = (NOISE, WITHIN)  # of each tier, kept free; the second where the first is not enough
+HOPEFUL = EXPOSED / 4  # the surcharge of plans that may move more
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,49 +64,20 @@ def resolve(
 
 
 def planned(
-    candidate: Candidate,
-    tried: Sequence[Rings],
-    pins: tuple[Pin, ...],
-    best: float = inf,
-    estimate: float = 0.0,
+    candidate: Candidate, tried: Sequence[Rings], pins: tuple[Pin, ...], best: float = inf
 ) -> Trial | None:
-    """The best plan of a few; None where nothing fits.
+    """The better of two plans; None where nothing fits.
 
-    The first plan has the first rings with which anything fits. If drives or links bind, a plan
-    that moves more may be faster than the one that the usual surcharge finds, so a second plan
-    has a smaller surcharge. Shorter rings leave more memory to tensors, so a third plan has those
-    that promise most, if linear programs see a much faster step in them. The second and the third
-    are only tried where the model sees them below `best` seconds. `estimate` is what linear
-    programs promise with the memory of the shortest rings and the time of the longest.
+    Both plans have the first rings with which anything fits. If drives or links bind, a plan that
+    moves more may be faster than the one that the usual surcharge finds, so the second plan has a
+    smaller surcharge. It is only tried where the model sees it below `best` seconds.
     """
     fitting = ((rings, resolve(candidate, rings, pins)) for rings in tried)
     rings, found = next(((r, trial) for r, trial in fitting if trial), (None, None))
     if rings is None or found is None:
         return None
-    hopeful = resolve(candidate, rings, pins, min(best, found.seconds), EXPOSED / 4)
-    found = min((hopeful or found, found), key=lambda t: t.expected)
-    shorter = _shorter(candidate, tried[tried.index(rings) :], pins, estimate, best)
-    trial = resolve(candidate, shorter, pins, below=found.expected) if shorter else None
-    return min((trial or found, found), key=lambda t: t.expected)
-
-
-def _shorter(
-    candidate: Candidate,
-    tried: Sequence[Rings],
-    pins: tuple[Pin, ...],
-    estimate: float,
-    best: float,
-) -> Rings | None:
-    """The rings that promise much more than the first, and a step below `best` seconds."""
-
-    if len(tried) == 1 or estimate >= best:
-        return None
-    present = promise(candidate, tried[0], pins)
-    if present <= estimate * (1 + NEAR):
-        return None
-    promises = {rings: promise(candidate, rings, pins) for rings in tried[1:]}
-    shorter = min(promises, key=promises.__getitem__)
-    return shorter if promises[shorter] < min(best, present / (1 + NEAR)) else None
+    hopeful = resolve(candidate, rings, pins, min(best, found.seconds), HOPEFUL)
+    return min((hopeful or found, found), key=lambda t: t.expected)
 
 
 def optimum(problem: Problem) -> float:
@@ -148,10 +120,3 @@ def fits(candidate: Candidate, pins: tuple[Pin, ...]) -> bool:
     tried, graph, costs = rings_tried(pins), candidate.graph, candidate.costs
     problem = pinned(untimed(graph, costs, tried[0], tried[-1]), graph, costs, pins)
     return next(relaxed_steps(problem, (0.0,))) < inf
-
-
-def promise(
-    candidate: Candidate, rings: Rings, pins: tuple[Pin, ...], chunk: int | None = None
-) -> float:
-    """The step that a linear program sees in these rings, infinite where nothing fits."""
-    return next(relaxed_steps(problem_of(candidate, pins, rings, chunk), (EXPOSED,)))

@@ -193,7 +193,7 @@ class _State:
             elif entry.estimate is None:
                 heapq.heappush(self._queue, (self._refine(entry, entry.of), index))
             else:
-                self._resolve(entry.of, entry.estimate)
+                self._resolve(entry.of)
                 progress = self.best < before * (1 - NOISE)
                 idle = 0 if progress else idle + bool(self.trials)
         return True
@@ -275,10 +275,10 @@ class _State:
         entry.estimate = max(entry.bound, found.estimate)
         return entry.estimate
 
-    def _resolve(self, candidate: Candidate, estimate: float) -> None:
+    def _resolve(self, candidate: Candidate) -> None:
         """Simulate the strategy's plans."""
         self.programs += 1
-        trial = planned(candidate, self._rings, self.choice.scope.pins, self.best, estimate)
+        trial = planned(candidate, self._rings, self.choice.scope.pins, self.best)
         if trial is not None:
             self.trials.append(trial)
 

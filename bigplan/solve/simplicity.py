@@ -105,12 +105,18 @@ def _spared(trials: Sequence[Trial], pins: tuple[Pin, ...], most: float) -> Iter
             continue
         outlook = model_outlook(bounding_problem(trial.candidate, pins), most)
         if outlook.estimate < most:
-            found = planned(trial.candidate, rings_tried(pins), pins, estimate=outlook.estimate)
+            found = planned(trial.candidate, rings_tried(pins), pins)
             if found is not None:
                 yield found
 
 
 def _resolved(trial: Trial, pins: tuple[Pin, ...], most: float) -> Trial | None:
-    """A plan of the trial's strategy that keeps the pins and usually takes at most `most` s."""
-    found = resolve(trial.candidate, Rings.of(trial.placement), pins, below=most)
-    return found if found is not None and found.expected <= most else None
+    """A plan of the trial's strategy that keeps the pins and usually takes at most `most` s.
+
+    What moves less may have room for longer rings than the trial.
+    """
+    for rings in dict.fromkeys((Rings.of(trial.placement), rings_tried(pins)[0])):
+        found = resolve(trial.candidate, rings, pins, below=most)
+        if found is not None and found.expected <= most:
+            return found
+    return None

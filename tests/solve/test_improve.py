@@ -16,7 +16,7 @@ from bigplan.solve.candidate import REACHED, Candidate, Trial, Workload, try_out
 from bigplan.solve.decisions import decisions_of
 from bigplan.solve.improve import BUDGETS, GAIN, SMALL, Climb, further, improved
 from bigplan.solve.moves import Moves
-from bigplan.solve.pins import parse_pins, rings_tried
+from bigplan.solve.pins import parse_pins
 from bigplan.solve.resolve import problem_of, resolve
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
@@ -38,7 +38,7 @@ def _trial() -> Trial:
 
 def test_neighbours_are_legal_plans_that_their_decisions_describe() -> None:
     trial, seen = _trial(), set[object]()
-    moves = Moves(trial.candidate, (), rings_tried(()), seed=0)
+    moves = Moves(trial.candidate, (), Rings.of(trial.placement), seed=0)
     for _ in range(150):
         neighbour = moves.draw(trial.placement, 2 * trial.seconds)
         if neighbour is None:
@@ -59,7 +59,7 @@ def test_neighbours_are_legal_plans_that_their_decisions_describe() -> None:
 def test_a_climb_finds_a_faster_plan_and_is_the_same_every_time() -> None:
     one, other = (Climb(_trial(), ()) for _ in range(2))
     for climb in (one, other):
-        climb.go(16, 16)
+        climb.go(BUDGETS[Effort.USUAL])
     assert one.best.expected < _trial().expected * (1 - 10 * GAIN)
     assert one.best.placement == other.best.placement
     assert one.best.candidate is _trial().candidate
