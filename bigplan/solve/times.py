@@ -8,8 +8,7 @@ pass of a unit and E the end of the first forward pass:
     P     >= F + B;  >= saves of activations, then fetches: rings are passed in program order
     E     >= F after the stages before it;  >= update, and every move it needs, then the last layer,
              where updates wait for the norm and so run in the next step's first forward;
-             >= the first layer's + F;  >= forward passes whose activations leave, then the last
-             layer's update by the CPU, whose gradients leave behind them, then the last layer
+             >= the first layer's + F
     step  >= E + (U - 1) P + B + backward of the stages before it
     step  >= E + (U - 1) P + what only starts in the last backward: reductions, gradients
              going home, updates that are not deferred
@@ -135,7 +134,6 @@ def first_forward_rows(times: StageTimes, before: float) -> Iterator[AtLeast]:
         return
     yield AtLeast(name, Linear(constant=times.forward_compute) + gpu_seconds(times))
     yield from _first_layer_rows(times, name)
-    yield from _last_layer_rows(times, name)
     for lane, seconds in update_seconds(times, kinds):
         # What leaves does so before the last layer, too, unless that saves activations itself.
         ends = lane in BEFORE_FORWARD or (lane == "d2h" and times.stage.last)
@@ -173,28 +171,6 @@ def _first_of(times: StageTimes, kind: LayerKind, count: int) -> Linear:
     streamed = (1 / count) * (stage.streamed(kind) + total(on_disk))
     rows = Linear(constant=1.0) - stage.tensor(kind, "optimizer", Tier.GPU) - streamed
     return (owned(stage, kind) / times.costs.rates.cpu_update) * rows
-
-
-def _last_layer_rows(times: StageTimes, name: str) -> Iterator[AtLeast]:
-    """If the CPU needs the last layer's gradients from the GPU, they leave after saved activations.
-
-    Layers that save activations finish their forward passes first. The row is not for a layer that
-    visits a slot or is in a later stage, because such a layer is updated ahead of its turn.
-    """
-    stage, rates, sizes = times.stage, times.costs.rates, times.stage.graph.sizes
-    *_, (kind, count) = stage.kinds
-    if stage.graph.strategy.pp > 1 or count > 1 or stage.sharded(kind, 3) > 1:
-        return
-    rows = stage.others_on_gpu(kind, "parameters") - stage.away(kind, "gradients")
-    each = sizes.gradient / rates.d2h + 1 / rates.cpu_update + sizes.parameter / rates.h2d
-    update = (owned(stage, kind) * each) * (rows - stage.streamed(kind))
-    before = [
-        (times.group * times.costs.kinds[k.name].forward) * stage.policy(k, recompute, tier)
-        for k, _ in times.inner
-        for recompute in stage.graph.recomputes
-        for tier in AWAY
-    ]
-    yield AtLeast(name, total(before) + update + times.last_forward)
 
 
 def step_rows(times: StageTimes, fill: Linear, before: Linear) -> Iterator[AtLeast]:
