@@ -10,6 +10,7 @@
 #   sweep-pointwise the same of the others
 #   boundaries      kernels as one and as two, in blocks of five families and with convolutions
 #   workloads       a GPT-2 block and a convolutional block: time forward and backward, memory kept
+#   library         the same of blocks of Hugging Face transformers, where it is installed
 #   loss            linear + cross-entropy in chunks, generated and by hand, beside its products
 #   adamw           AdamW on resident state beside torch's fused one
 # Without parts: all. Each ends within ten minutes (a part stops at nine and records what it left
@@ -17,7 +18,7 @@
 # as printed, OUT/PART.jsonl with every measurement, OUT/environment.txt. KERNELS_REHEARSE=1 runs
 # the same on tiny sizes, anywhere: its times mean nothing.
 set -uo pipefail
-[ $# -ge 1 ] || { sed -n '2,19s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,20s/^# \{0,1\}//p' "$0"; exit 2; }
 mkdir -p "$1" || exit
 out=$(realpath "$1")
 shift
@@ -30,7 +31,7 @@ if [ -n "${KERNELS_REHEARSE:-}" ]; then
 fi
 export COLUMNS=180 PYTHONUNBUFFERED=1
 [ $# -ge 1 ] || set -- tests norms norms-back pointwise pointwise-back sweep-norms sweep-pointwise \
-  boundaries workloads loss adamw
+  boundaries workloads library loss adamw
 expected() {
   cat <<'TEXT'
 Expected, written before anything ran:
@@ -44,6 +45,8 @@ predicted   median error <= 10%; not known before: the model's two constants com
 boundaries  >= 90% of the choices to fuse or not are the faster way
 workloads   >= 1.2x eager, no slower than torch.compile, less memory kept than either for GPT-2;
             the convolutional block keeps convolutions in the layout that it is given
+library     nobody had run them: no slower than torch.compile, less memory kept; >= 1.2x eager where
+            activations and norms are written as several operators (GPT-2's GELU, Llama's norms)
 loss        <= 1.08 times its products alone, <= 1.5 GiB beside the sum, the same bits twice; the
             generated kernel no slower than the one written by hand
 adamw       30 and 28 bytes a parameter at the copy's rate; torch's 38 and 44 (a cast before)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from bigplan.errors import InputError, quoted
-from bigplan.kernels import beside, cases, sweep
+from bigplan.kernels import beside, cases, modules, sweep
 from bigplan.kernels.body import Body
 from bigplan.kernels.boundaries import boundaries
 from bigplan.kernels.cases import Case
@@ -33,8 +33,15 @@ PARTS = {
     "adamw": "AdamW on resident state beside torch's fused one",
     "boundaries": "kernels as one and as two, in blocks of five families and with convolutions",
     "workloads": "a GPT-2 block and a convolutional block, time and memory kept",
+    "library": "the same of blocks of Hugging Face transformers",
 }
-ALONE = {"loss": beside.losses, "adamw": beside.updates, "boundaries": boundaries}
+ALONE = {
+    "loss": beside.losses,
+    "adamw": beside.updates,
+    "boundaries": boundaries,
+    "workloads": modules.workloads,
+    "library": modules.library,
+}
 
 
 def run(
@@ -66,9 +73,7 @@ class _PartBench(KernelBench):
         self.began = time.monotonic()
         torch._dynamo.reset()
         source = cases.norms if "norms" in name else cases.pointwise
-        if name == "workloads":
-            self._workloads()
-        elif name in ALONE:
+        if name in ALONE:
             ALONE[name](self)
         elif name.startswith("sweep"):
             sweep.sweeps(self, name, list(source(small=self.small)))
@@ -153,73 +158,6 @@ class _PartBench(KernelBench):
             if function is not None and self.cuda:
                 yield library, function
 
-    # --- Whole modules.
-
-    def _workloads(self) -> None:
-        table = Table(title="workloads: milliseconds forward and backward, MiB kept between them")
-        for column in ("workload", "way", "forward", "both", "in a graph", "kept"):
-            table.add_column(column, justify="left" if column in ("workload", "way") else "right")
-        for name, module, shape in cases.workloads(small=self.small):
-            built = module.to(self.device, self.dtype)
-            for way, ours in self._ways(built):
-                for training in (True, False):
-                    if self.late(f"{name} {way}"):
-                        continue
-                    row = self._workload(ours.train(training), shape, training=training)
-                    self.record("workload", name=name, way=way, training=training, **row)
-                    mode = "" if training else " (inference)"
-                    shown = (_ms(row.get(key)) for key in ("ahead", "both", "graph"))
-                    kept = str(row.get("kept", row.get("failed", "")))
-                    table.add_row(name + mode, way, *shown, kept)
-        self.console.print(table)
-
-    def _ways(self, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        yield "eager", module
-        if self.cuda:
-            compiled: Any = torch.compile(module)
-            yield "compile", compiled
-        yield "generated", optimise(module, gpu=self.optimiser.gpu, tune=self.tune)
-        # As if a byte kept cost three passes over it: one more is computed again.
-        dear = 3 / self.optimiser.pricer.device.stream_rate
-        less = optimise(module, gpu=self.optimiser.gpu, price=dear, tune=self.tune)
-        yield "generated, less kept", less
-
-    def _workload(
-        self, module: nn.Module, shape: tuple[int, ...], *, training: bool
-    ) -> KernelRecord:
-        x, gradient = (
-            cases.as_weights(torch.randn(shape, device=self.device, dtype=self.dtype), module)
-            for _ in range(2)
-        )
-        x.requires_grad_(training)
-
-        def ahead() -> Any:
-            with torch.set_grad_enabled(training):
-                return module(x)
-
-        def both() -> Any:
-            return torch.autograd.grad(ahead(), [x, *module.parameters()], gradient)
-
-        try:
-            row: KernelRecord = {"ahead": self.seconds(ahead)}
-            if training:
-                row |= {"both": self.seconds(both), "graph": self.in_graph(both)}
-                row["kept"] = self._kept(ahead)
-            return row
-        except Exception as problem:  # noqa: BLE001 -- what fails is a result
-            return {"failed": f"{type(problem).__name__}: {problem}"[:300]}
-
-    def _kept(self, ahead: Callable[[], Any]) -> float:
-        """MiB that live after a forward and not before, its result aside."""
-        if not self.cuda:
-            return 0.0
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        result = ahead()
-        torch.cuda.synchronize()
-        held = torch.cuda.memory_allocated() - before - result.numel() * result.element_size()
-        return float(held / 2**20)
-
 
 BASELINES = ("eager", "compile", "autotune", "liger", "quack")
 LIGER = {
@@ -260,10 +198,6 @@ def _least_bytes(graph: Any, *, back: bool) -> float:
     sizes = [graph.values[name].nbytes for name in read - made]
     sizes += [graph.values[graph.base[name]].nbytes for name in dict.fromkeys(given)]
     return float(sum(sizes))
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
 def _shown(way: KernelRecord | None, limit: float) -> str:

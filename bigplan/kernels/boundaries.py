@@ -130,12 +130,13 @@ def _graphs(bench: KernelBench) -> Iterator[tuple[str, KernelGraph]]:
         kind = next(name for name, dtype in DTYPES.items() if dtype == bench.dtype)
         block = block_graph(find_model(name), 1 if small else TOKENS // length, length, kind)
         yield name, best_plan(block, pricer).graph
-    for name, module, shape in cases.workloads(small=small):
-        if "block" in name and "gpt" not in name and not small:
-            module.to(bench.device, bench.dtype)
-            x = cases.as_weights(torch.empty(shape, device=bench.device, dtype=bench.dtype), module)
-            plan = optimise(module, [x.requires_grad_()], gpu=bench.optimiser.gpu).kernels.plans[0]
-            yield name, plan.graph
+    for workload in cases.workloads(small=small):
+        if "residual" in workload.name and not small:
+            module = workload.module.to(bench.device, bench.dtype)
+            x = torch.empty(workload.shape, device=bench.device, dtype=bench.dtype)
+            x = cases.as_weights(x, module).requires_grad_()
+            plan = optimise(module, [x], gpu=bench.optimiser.gpu).kernels.plans[0]
+            yield workload.name, plan.graph
 
 
 def _measured(bench: KernelBench, search: Choices, choice: Choice) -> dict[str, float]:

@@ -6,8 +6,8 @@ results say which shapes are set aside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -162,17 +162,26 @@ class ResidualBlock(nn.Module):
         return F.relu(self.norm_2(self.conv_2(inner)) + x)
 
 
-def workloads(*, small: bool) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
-    """Modules that no kernel was written for by hand, with their input's shape."""
-    if small:
-        yield "gpt-2 block", GptBlock(32, 4), (1, 4, 32)
-        yield "residual block", ResidualBlock(4), (2, 4, 3, 3)
-        yield "residual block, channels last", _channels_last(ResidualBlock(4)), (2, 4, 3, 3)
-        return
-    yield "gpt-2 block", GptBlock(1600, 25), (16, 1024, 1600)
-    shape = (64, 256, 56, 56)
-    yield "residual block", ResidualBlock(256), shape
-    yield "residual block, channels last", _channels_last(ResidualBlock(256)), shape
+@dataclass(frozen=True)
+class Workload:
+    """A module that no kernel was written for by hand, and what it is called with."""
+
+    name: str
+    module: nn.Module
+    shape: tuple[int, ...]
+    """of its first input"""
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """by keyword: tensors, tuples of them, or others"""
+
+
+def workloads(*, small: bool) -> Iterator[Workload]:
+    """A block of GPT-2, and a residual block in both memory orders."""
+    images, block = ((2, 4, 3, 3), (1, 4, 32)) if small else ((64, 256, 56, 56), (16, 1024, 1600))
+    channels = images[1]
+    yield Workload("gpt-2 block", GptBlock(block[-1], 4 if small else 25), block)
+    yield Workload("residual block", ResidualBlock(channels), images)
+    last = _channels_last(ResidualBlock(channels))
+    yield Workload("residual block, channels last", last, images)
 
 
 def _channels_last(module: nn.Module) -> nn.Module:
