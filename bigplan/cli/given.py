@@ -18,7 +18,8 @@ from bigplan.spec.files.reading import read_text
 from bigplan.units import format_bytes
 
 # Options that are read separately below.
-_APART = ("settings", "caps", "hardware", "clip_norm", "tokens", "tokens_per_step")
+_NUMBERS = ("sequence_length", "global_batch", "tokens", "tokens_per_step")
+_APART = ("settings", "caps", "hardware", "clip_norm", *_NUMBERS)
 RUN_KEYS = tuple(name for name, key in keys().items() if key.startswith("launch."))
 
 
@@ -33,7 +34,7 @@ def overrides_of(options: ExperimentOptions) -> dict[str, object]:
     if options.clip_norm is not None:
         unclipped = options.clip_norm.lower() in ("none", "null")
         overrides["training.clip_norm"] = None if unclipped else options.clip_norm
-    for name in ("tokens", "tokens_per_step"):
+    for name in _NUMBERS:
         if (text := getattr(options, name)) is not None:
             overrides[f"training.{name}"] = text  # a number, or text with a unit
     for key, text in _pairs("--hardware", options.hardware, "nvme.drives=4").items():

@@ -112,20 +112,22 @@ class PlanOptions:
         ),
     ] = None
     sequence_length: Annotated[
-        int | None,
+        str | None,
         _option(
             "training.sequence_length",
             "Tokens in a sequence (default: the model's, at most 8192).",
             STEP,
+            "N",
             flag="--seq-len",
         ),
     ] = None
     global_batch: Annotated[
-        int | None,
+        str | None,
         _option(
             "training.global_batch",
             "Sequences per step, over all GPUs (default: 4 Mi tokens' worth).",
             STEP,
+            "N",
         ),
     ] = None
     precision: Annotated[

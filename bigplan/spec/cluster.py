@@ -87,6 +87,7 @@ class Nvme(MachinePart):
     write: Bandwidth = Field(gt=0)
     """sequential and sustained, per drive"""
     drives: int = Field(gt=0, le=10**5)
+    """of a node; leave `nvme` out where there are none, or plan without them by --cap nvme=0"""
     latency: Seconds = Field(ge=0)
     """per request"""
     both_ways: Bandwidth | None = Field(default=None, gt=0)

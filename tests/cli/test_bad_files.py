@@ -183,3 +183,17 @@ def test_gpus_beyond_any_node(bigplan: Run, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(text.replace("gpus_per_node: 8", f"gpus_per_node: {10**18}"))
     told = _refused(bigplan, "plan", "--model", "gpt2-xl", "--cluster", "c.yaml")
     assert tells(told, "gpus_per_node", "1000000000000000000", "1024")
+
+
+def test_sizes_of_a_step_that_are_no_numbers(bigplan: Run) -> None:
+    base = ("plan", "--model", "gpt2-xl", "--cluster", "dgx-h100")
+    told = _refused(bigplan, *base, "--seq-len", "8k")
+    assert tells(told, "sequence_length", "8k", "1000 or 1024")
+    told = _refused(bigplan, *base, "--global-batch", "many")
+    assert tells(told, "global_batch", "many", "whole number")
+
+
+def test_a_cluster_of_no_drives_says_how_to_plan_without(bigplan: Run) -> None:
+    base = ("plan", "--model", "gpt2-xl", "--cluster", "rtx-4090-workstation")
+    told = _refused(bigplan, *base, "--hardware", "nvme.drives=0")
+    assert tells(told, "drives", "0", "--cap nvme=0")

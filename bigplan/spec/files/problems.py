@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -200,11 +201,17 @@ _RULES = {
 }
 
 
+_THOUSANDS = re.compile(r"\d+(\.\d+)?\s*[kK]i?")
+
+
 def _rule(details: ErrorDetails, value: Any) -> str:
     context = details.get("ctx", {})
     if details["type"] == "literal_error":
         known = _expected(details)
         return f"{_TYPE_CLASH} one of {', '.join(known)}{did_you_mean(str(value), known)}"
+    if details["type"] == "int_type" and isinstance(value, str) and _THOUSANDS.fullmatch(value):
+        # Beside 8192 for a length, "64k" of tokens is 64,000: only the user knows.
+        return f"{_TYPE_CLASH} a whole number, written out: 1k may be 1000 or 1024"
     rule = _RULES.get(details["type"])
     return rule.format(**context) if rule else f"but: {details['msg']}"
 

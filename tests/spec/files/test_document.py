@@ -85,6 +85,7 @@ def test_wrong_unit_inside_a_mapping() -> None:
         ("name: x\nrate: .inf", "`rate` is inf, which must be a finite number"),
         ("name: x\nkind: fp16", "must be one of bf16, fp32; did you mean 'bf16'? (dtype of"),
         ("name: x\nlaunch: {nodes: '2'}", "`launch.nodes` is '2', which must be a whole number"),
+        ("name: x\nlaunch: {nodes: 8k}", "a whole number, written out: 1k may be 1000 or 1024"),
         ("name: x\nlaunch: {nodes: 2.0}", "`launch.nodes` is 2.0, which must be a whole number"),
         ("name: x\nlaunch: {nodes: true}", "`launch.nodes` is True, which must be a whole number"),
         ("name: x\nlaunch: {nodes: 0}", "`launch.nodes` is 0, which must be greater than 0"),
