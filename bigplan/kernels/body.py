@@ -225,9 +225,25 @@ class Builder:
         if not isinstance(argument, Arg):
             raise Unfusable("an argument is neither a tensor nor a number")
         if self.graph.base[argument.name] in self.inside:
-            return self._computed(argument.name)
+            val = self._computed(argument.name)
+            if not self._aligned(val, like):
+                raise Unfusable("a member's rows are read as columns, or its columns as rows")
+            return val
         part = self._part_of_whole(argument.name)
         return self._load(self.graph.values[argument.name], like) if part is None else part
+
+    def _aligned(self, val: Val, like: tuple[int, ...]) -> bool:
+        """Whether a result broadcasts to `like` along what it does not vary with.
+
+        Numbers of elements do not tell: of [8, 8] a sum over rows and one over columns have eight.
+        """
+        if self.flat or prod(like) <= prod(val.shape):
+            return True
+        many = self.across(like)
+        shape = (1,) * (len(like) - len(val.shape)) + val.shape
+        if val.varies is Varies.ROW:
+            return prod(shape[-many:]) == 1
+        return val.varies is not Varies.COLUMN or prod(shape[:-many]) == 1
 
     def _part_of_whole(self, name: str) -> Val | None:
         """A part of a tensor that a member reads whole, so that nothing is loaded twice."""
@@ -291,7 +307,9 @@ class Builder:
         full = bool(shape) and prod(shape) == self.rows * last
         if x.varies is Varies.FULL and full and last == columns:
             return x._replace(shape=shape)
-        if x.varies is Varies.ROW and (prod(shape) == self.rows or full):
+        if x.varies is Varies.ROW and (
+            prod(shape) == self.rows or full and self._aligned(x, shape)
+        ):
             return x._replace(shape=shape)
         if x.varies is Varies.COLUMN and shape and last == columns:
             return x._replace(shape=shape)
@@ -371,7 +389,8 @@ class Builder:
             if not value.contiguous or value.elements != self.width:
                 raise Unfusable("a tensor has gaps")
             return [OutputPiece(value, val.pieces[0], Place((), (), 1, 0), Varies.FULL)]
-        kind = val.varies if val.varies is Varies.COLUMN else self.kind(value.shape)
+        own = {Varies.ROW: self.rows, Varies.COLUMN: len(val.pieces) * self.width}
+        kind = val.varies if own.get(val.varies) == value.elements else self.kind(value.shape)
         if kind is Varies.ONE:
             raise Unfusable("it gives a single number")
         lead, strides, step = value.shape, value.strides, 0

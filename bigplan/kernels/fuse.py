@@ -78,6 +78,9 @@ def _built(
     for node in nodes:
         vals = EXPAND[node.op](builder, node)
         for value, val in zip(node.outputs, vals, strict=True):
+            positions = domain.rows * domain.width * len(val.pieces)
+            if val.varies is Varies.FULL and value.elements != positions:
+                raise Unfusable("its inputs vary with rows and with columns, its result with one")
             builder.values[value.name] = val._replace(shape=builder.seen(value).shape)
     outputs = tuple(v for node in nodes for v in node.outputs if v.name in wanted)
     stores = tuple(store for value in outputs for store in builder.stored(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,7 +42,15 @@ def _results(module: Any, workload: Workload, dtype: torch.dtype) -> list[Tensor
     return [result.detach(), *torch.autograd.grad(result, [x, *module.parameters()], gradient)]
 
 
+@pytest.fixture
+def exact_convolutions() -> Iterator[None]:
+    """On a GPU cuDNN's are TF32 by default, three digits."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        yield
+
+
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("exact_convolutions")
 @pytest.mark.skipif(not runs_kernels({DEVICE}), reason="needs Triton")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_block_computes_the_same(name: str) -> None:
