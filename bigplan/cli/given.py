@@ -17,8 +17,9 @@ from bigplan.spec.files.problems import problem_at
 from bigplan.spec.files.reading import read_text
 from bigplan.units import format_bytes
 
-# Options that are read separately below.
+# Numbers that go on as they were typed, since some may have a unit.
 _NUMBERS = ("sequence_length", "global_batch", "tokens", "tokens_per_step")
+# Options that are read separately below.
 _APART = ("settings", "caps", "hardware", "clip_norm", *_NUMBERS)
 RUN_KEYS = tuple(name for name, key in keys().items() if key.startswith("launch."))
 
@@ -36,7 +37,7 @@ def overrides_of(options: ExperimentOptions) -> dict[str, object]:
         overrides["training.clip_norm"] = None if unclipped else options.clip_norm
     for name in _NUMBERS:
         if (text := getattr(options, name)) is not None:
-            overrides[f"training.{name}"] = text  # a number, or text with a unit
+            overrides[f"training.{name}"] = text
     for key, text in _pairs("--hardware", options.hardware, "nvme.drives=4").items():
         overrides[f"hardware.{key}"] = text
     for tier, size in _pairs("--cap", options.caps, "gpu=16GiB").items():

@@ -295,7 +295,7 @@ class Builder:
 
     def across(self, shape: tuple[int, ...]) -> int:
         """How many of the last dimensions are the columns: those of an image may be together."""
-        if prod(shape) == self.rows * self.width and shape[-1] % self.width:
+        if shape and prod(shape) == self.rows * self.width and shape[-1] % self.width:
             for many in range(2, len(shape)):
                 if prod(shape[-many:]) == self.width:
                     return many
@@ -308,7 +308,7 @@ class Builder:
         if x.varies is Varies.FULL and full and last == columns:
             return x._replace(shape=shape)
         if x.varies is Varies.ROW and (
-            prod(shape) == self.rows or full and self._aligned(x, shape)
+            prod(shape) == self.rows or (full and self._aligned(x, shape))
         ):
             return x._replace(shape=shape)
         if x.varies is Varies.COLUMN and shape and last == columns:

@@ -69,12 +69,13 @@ def dims_of(node: KernelNode, count: int) -> set[int]:
     if given is None or given == ():
         return set(range(count))
     dims = given if isinstance(given, tuple) else (given,)
-    return {dim % count for dim in dims if isinstance(dim, int)}
+    return {dim % max(1, count) for dim in dims if isinstance(dim, int)}  # a number has one, too
 
 
 def require_last_dimension(node: KernelNode) -> None:
     """Raise Unfusable where the operator works over another dimension than the last."""
-    if whole_of(node, "dim", -1) % len(node.outputs[0].shape) != len(node.outputs[0].shape) - 1:
+    count = max(1, len(node.outputs[0].shape))
+    if whole_of(node, "dim", -1) % count != count - 1:
         raise Unfusable("it normalises over another dimension than the last")
 
 

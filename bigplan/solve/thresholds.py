@@ -35,11 +35,12 @@ NEAR = 0.05
 # so far counts as the best. Later ones are drawn from the same set, so they seldom are better.
 # Plans are seldom faster than their estimates by more than WITHIN: none was of 95 simulated for 17
 # cases, and one since by 2.4%. So where the next estimate is further above the best plan, one more
-# strategy is enough, for a runner-up to name. From the best plan on, 13B on two RTX 4090 missed its
-# fastest strategy by 3.4%, at an estimate 0.3% above the best plan; 33 other plans stay, in as much
-# CPU time (search_compare.py).
-# Where it is far below, many are worth it: with slow networks that gives plans 3 to 16% faster in 4
-# cases of 54, and longer searches in 9 (search_patience.py).
+# strategy is enough, for a runner-up to name. When every estimate above the best plan ended the
+# search, 13B on two RTX 4090 missed its fastest strategy, by 3.4%, at an estimate 0.3% above; 33
+# other plans stay, in as much CPU time (search_compare.py).
+# Where the next estimate is far below the best plan, many strategies are worth it: with slow
+# networks that gives plans 3 to 16% faster in 4 cases of 54, and longer searches in 9
+# (search_patience.py).
 PATIENCE = 6
 RESIGNED, PROMISING, PATIENCE_PROMISING = 1, 1.1, 40
 

@@ -210,7 +210,7 @@ def _rule(details: ErrorDetails, value: Any) -> str:
         known = _expected(details)
         return f"{_TYPE_CLASH} one of {', '.join(known)}{did_you_mean(str(value), known)}"
     if details["type"] == "int_type" and isinstance(value, str) and _THOUSANDS.fullmatch(value):
-        # Beside 8192 for a length, "64k" of tokens is 64,000: only the user knows.
+        # A length of 8k is 8192 to most users, while 64k of `tokens` are 64,000 in these files.
         return f"{_TYPE_CLASH} a whole number, written out: 1k may be 1000 or 1024"
     rule = _RULES.get(details["type"])
     return rule.format(**context) if rule else f"but: {details['msg']}"
