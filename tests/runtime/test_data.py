@@ -218,11 +218,13 @@ def test_the_thread_stays_within_its_depth_and_ends(
         return Batch(torch.zeros(1), torch.zeros(1), 1)
 
     monkeypatch.setattr(BatchSource, "batch", batch)
+    before = set(threading.enumerate())  # a worker of another test may not be collected yet
     prefetcher = Prefetcher(BatchSource(text, LENGTH, 1, 0, 1, 0), depth=3)
     assert enough.wait(10)
+    (thread,) = set(threading.enumerate()) - before
     prefetcher.close()
     assert made == [(0, 0), (1, 0), (2, 0)]
-    assert not [t for t in threading.enumerate() if t.name.startswith("prefetch")]
+    assert not thread.is_alive()
 
 
 def test_errors_surface_where_the_batch_is_taken(
