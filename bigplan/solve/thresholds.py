@@ -7,6 +7,8 @@ Shares say how moves are drawn (`moves`). Tolerances are for rounding, in layers
 `legality.EXACT`). `candidate.REACHED` is measured, `formulation.DRIVES` seen in simulations.
 """
 
+from math import inf
+
 # A share of a step or of a memory. Rounding to whole rows, pages and chunks adds this much, and
 # plans that the integer program takes for equal differ this much in simulations.
 NOISE = 1e-3
@@ -33,20 +35,20 @@ NEAR = 0.05
 
 # Strategies, or neighbours of a plan, that are simulated in a row without progress before the best
 # so far counts as the best. Later ones are drawn from the same set, so they seldom are better.
-# Plans are seldom faster than their estimates by more than WITHIN: none was of 95 simulated for 17
-# cases, and one since by 2.4%. So where the next estimate is further above the best plan, one more
-# strategy is enough, for a runner-up to name. When every estimate above the best plan ended the
-# search, 13B on two RTX 4090 missed its fastest strategy, by 3.4%, at an estimate 0.3% above; 33
-# other plans stay, in as much CPU time (search_compare.py).
-# Where the next estimate is far below the best plan, many strategies are worth it: with slow
-# networks that gives plans 3 to 16% faster in 4 cases of 54, and longer searches in 9
-# (search_patience.py).
 PATIENCE = 6
-RESIGNED, PROMISING, PATIENCE_PROMISING = 1, 1.1, 40
 
 
-def patience(expected: float, best: float) -> int:
-    """Idle strategies in a row after which a strategy with this estimate is not tried."""
+def patience(expected: float, best: float) -> float:
+    """Idle strategies in a row after which a strategy with this estimate is not tried.
+
+    Plans are seldom faster than their estimates by more than WITHIN: none was of 95 simulated for
+    17 cases, and one since by 2.4%. So where the next estimate is further above the best plan, one
+    more strategy is enough, for a runner-up to name. When every estimate above the best plan ended
+    the search, 13B on two RTX 4090 missed its fastest strategy, by 3.4%, at an estimate 0.3% above;
+    33 other plans stay, in as much CPU time (search_compare.py).
+    A strategy whose estimate is further below the best plan than NEAR is always tried. With slow
+    networks that gives plans 3 to 16% faster in 4 cases of 54 (search_patience.py).
+    """
     if expected >= best * (1 + WITHIN):
-        return RESIGNED
-    return PATIENCE if expected * PROMISING >= best else PATIENCE_PROMISING
+        return 1
+    return PATIENCE if expected * (1 + NEAR) >= best else inf
