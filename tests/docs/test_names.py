@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 OURS = [
     path
-    for folder in ("bigplan", "benchmarks", "tests")
+    for folder in ("bigplan", "benchmarks", "docs", "tests")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".py", ".cpp", ".h", ".sh"}
 ]
