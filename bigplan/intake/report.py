@@ -18,7 +18,7 @@ from bigplan.report.stages import stages_of
 from bigplan.report.text import seconds_text
 
 NO_GAIN = 0.005  # of the step: plans that differ by less are equally fast
-NEEDED = "this training does not fit"
+NEEDED = "it fits, what the file says does not"
 
 
 def appraisal_report(found: Appraisal) -> RenderableType:

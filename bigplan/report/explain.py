@@ -159,6 +159,7 @@ def moves_table(rows: Sequence[OperatorRow]) -> Table:
         "Updates and moves of a step",
         *("resource", "action", "for every", "times", "seconds", "bytes", "rate", "bound by"),
         right=("times", "seconds", "bytes", "rate"),
+        whole=("action",),
     )
     for row in sorted(rows, key=lambda row: (row.where, -row.seconds)):
         if row.seconds > 0:

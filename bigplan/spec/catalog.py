@@ -106,7 +106,7 @@ def _existing(name: str, noun: str, known: tuple[str, ...]) -> Path:
         return path
     if looks_like_path(name):
         hint = f"check the path (seen from {Path.cwd()})"
-        if noun == "model" and is_id(name):
+        if noun == "model" and is_id(name) and path.suffix not in {".json", ".yaml", ".yml"}:
             hint += (
                 f"; as a Hugging Face id it is not in the cache, {hub_folder()}, either: run "
                 f"`hf download {name} config.json`"

@@ -198,11 +198,21 @@ def load_experiment(path: Path, overrides: Mapping[str, object] | None = None) -
     """
     data, root = load_data(read_text(path), str(path))
     if isinstance(data, Mapping):
+        _refuse_config(data, path)
         for key, value in (overrides or {}).items():
             data = set_key(data, key, value)
         refuse_sweep(data, path)
     experiment = validate_nodes(data, root, Experiment, str(path))
     return rebased(experiment, path.parent, overrides or {})
+
+
+def _refuse_config(data: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError for a Hugging Face config, which is a model and no experiment."""
+    if {"model_type", "architectures"} & {*data} and "model" not in data:
+        raise InputError(
+            f"{path} is a Hugging Face config, which describes a model and no experiment; give it "
+            f"as `--model {path}`, with --cluster NAME"
+        )
 
 
 def refuse_sweep(data: Mapping[str, Any], path: Path) -> None:

@@ -63,6 +63,24 @@ def test_what_does_not_fit_is_told_in_bytes(config: str) -> None:
     assert "GiB of host memory a node short" in told.stdout
 
 
+def test_a_plan_that_fits_is_not_said_not_to(tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(
+        '{"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": true}, '
+        '"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
+    )
+    asked = ["import", str(path), "--from", "deepspeed", "--model", "llama-3.2-3b"]
+    told = CliRunner().invoke(
+        app, [*asked, "--cluster", "rtx-4090x2-workstation", "--seq-len", "4096"]
+    )
+    assert told.exit_code == 0, told.output
+    text = " ".join(told.stdout.split())
+    assert "It does not fit" in text
+    best = text.partition("The best plan of deepspeed: ")[2].partition("For the first")[0]
+    assert "a step; it fits, what the file says does not." in best
+    assert "this training" not in best
+
+
 def test_what_is_missing_is_an_error_that_says_which_option(tmp_path: Path) -> None:
     path = tmp_path / "fsdp.yaml"
     path.write_text(FSDP)

@@ -4,7 +4,8 @@ import pytest
 
 from bigplan.cost.compute import MISALIGNED_ALONE
 from bigplan.planner import Request, make_plan
-from bigplan.report.explain import advice_lines, explain, explain_json, explain_report
+from bigplan.report.explain import advice_lines, explain, explain_json, explain_report, moves_table
+from bigplan.report.operators import OperatorRow
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.training import Training
 from tests.report.shown import shown
@@ -81,3 +82,13 @@ def test_a_narrow_terminal_gets_fewer_columns_and_whole_words() -> None:
     assert "…" not in text
     assert "of peak  " not in text
     assert "of peak  " in shown(explain_report(found, 120), width=120)
+
+
+def test_names_of_actions_are_whole_on_a_narrow_terminal() -> None:
+    rows = [
+        OperatorRow("device to host", "micro-batch", name, 4335, 39.9, 0.0, 998e9, "transfer")
+        for name in ("accumulate", "tensor_reduce")
+    ]
+    text = shown(moves_table(rows), width=80)
+    assert "accumulate" in text
+    assert "tensor_reduce" in text

@@ -28,6 +28,13 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def test_a_hugging_face_config_is_no_experiment(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}')
+    with pytest.raises(InputError, match="is a Hugging Face config") as caught:
+        load_experiment(path)
+    assert f"--model {path}" in str(caught.value)
+
+
 def test_full_experiment(tmp_path: Path) -> None:
     experiment = load_experiment(write(tmp_path, _FULL))
     assert experiment.set == {"tp": 8, "recompute": "full", "rho": 0.05}

@@ -60,6 +60,13 @@ def test_what_is_not_there_is_told_with_the_way_to_get_it(hub: Path) -> None:
     assert tells(str(caught.value), str(hub), "hf download some-org/other config.json")
 
 
+def test_a_file_that_is_not_there_is_no_id(hub: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        find_model("nowhere/config.json")
+    assert "no such file; check the path" in str(caught.value)
+    assert "hf download" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["a", "/a/b", "a/b/c", "../b", "a/..", "a/b.c ", "~/a", "-a/b"])
 def test_what_is_no_id(text: str, hub: Path) -> None:
     assert not is_id(text)
