@@ -106,6 +106,15 @@ def fullest(memory: Iterable[MemoryUse]) -> dict[Tier, int]:
     return most
 
 
+class Mix(Spec):
+    """Groups of a mixed cluster that were planned as equal nodes, and how long their step takes."""
+
+    groups: tuple[str, ...]
+    step_seconds: float | None = None
+    """null: no plan was found, for `refusal`"""
+    refusal: str = ""
+
+
 class SearchRecord(Spec):
     """How the plan was found. It has counts and no times, so that equal inputs give equal bytes.
 
@@ -121,6 +130,8 @@ class SearchRecord(Spec):
     """GPUs without work, of those asked for: the step is shorter without them"""
     idle_nodes: int = 0
     """nodes without work, whose GPUs are the idle ones; 0: idle GPUs are in the only node"""
+    mixes: tuple[Mix, ...] = ()
+    """of a mixed cluster: every choice of groups that was planned"""
 
     @classmethod
     def of_all(cls, ways: int, *, stopped: bool = False) -> SearchRecord:

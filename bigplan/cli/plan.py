@@ -254,10 +254,11 @@ def plan_request(
 def _planned(request: Request, waiting: Waiting) -> PlanAnswer:
     from bigplan.engines import chosen, make_plan
 
-    if request.engine != "auto":
-        return PlanAnswer(request, make_plan(request, waiting.go_on), waiting.seconds)
-    found = chosen(request, waiting.go_on)
-    return PlanAnswer(request, found.plan, waiting.seconds, found)
+    found = chosen(request, waiting.go_on) if request.engine == "auto" else None
+    plan = found.plan if found else make_plan(request, waiting.go_on)
+    if plan.cluster.members:  # further questions are about these groups
+        request = replace(request, cluster=plan.cluster)
+    return PlanAnswer(request, plan, waiting.seconds, found)
 
 
 def _say_what_would_fit(experiment: Experiment) -> None:
@@ -265,10 +266,12 @@ def _say_what_would_fit(experiment: Experiment) -> None:
     from bigplan.cli.waiting import Waiting
     from bigplan.planner import Request
     from bigplan.report.tables import help_report
+    from bigplan.spec.mixed import choices
     from bigplan.whatif import what_would_help
 
     with Waiting("Solving again") as waiting:
         request = Request.of(experiment)
+        request = replace(request, cluster=choices(request.cluster)[-1])  # most groups of a mix
         answer = what_would_help(request, None, lambda: not waiting.interrupted, waiting.go_on)
     Console(stderr=True).print(help_report(answer))
 

@@ -8,6 +8,7 @@ from bigplan.engines.auto import Chosen, choose
 from bigplan.engines.deepspeed import DeepSpeed
 from bigplan.engines.engine import Engine
 from bigplan.engines.frameworks import FRAMEWORKS
+from bigplan.engines.mixed import best_mix, is_mixed, recorded
 from bigplan.engines.native import NativeEngine
 from bigplan.errors import InputError
 from bigplan.plan import Plan
@@ -36,7 +37,12 @@ def engine_of(plan: Plan) -> Engine:
 
 
 def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
-    """The best plan for the engine that the request names. Raises as Engine.make_plan."""
+    """The best plan for the engine that the request names. Raises as Engine.make_plan.
+
+    Of a mixed cluster, which groups of nodes take part is a part of the plan.
+    """
+    if is_mixed(request.cluster):
+        return recorded(*best_mix(request, lambda one: make_plan(one, watch), lambda plan: plan))
     if request.engine == "auto":
         return chosen(request, watch).plan
     made = _BY_REQUEST[request.engine].make_plan(request, watch)
@@ -46,7 +52,12 @@ def make_plan(request: Request, watch: Watch = unwatched) -> Plan:
 def chosen(request: Request, watch: Watch = unwatched) -> Chosen:
     """The fastest plan that can run here and now, and the plans that it was chosen from.
 
-    Raises as Engine.make_plan where no engine's plan fits.
+    Raises as Engine.make_plan where no engine's plan fits. Mixed clusters as in make_plan.
     """
+    if is_mixed(request.cluster):
+        found, tried = best_mix(
+            request, lambda one: chosen(one, watch), lambda choice: choice.plan
+        )
+        return replace(found, plan=recorded(found.plan, tried))
     best = _BY_REQUEST["any"].make_plan(replace(request, engine="any"), watch)
     return choose(replace(request, exact=False), ENGINES.values(), best, watch)

@@ -10,8 +10,8 @@ from typing import Protocol
 from bigplan.engines import make_plan
 from bigplan.errors import BigplanError, LostError
 from bigplan.launcher.journal import Journal
-from bigplan.launcher.nodes import Node, fitting
-from bigplan.launcher.placing import Layout, whole_node
+from bigplan.launcher.nodes import Node
+from bigplan.launcher.placing import Layout, whole_nodes
 from bigplan.launcher.record import Asked
 from bigplan.plan import Plan
 from bigplan.planner import Request
@@ -49,13 +49,13 @@ class Fewer:
 
 def usable(plan: Plan) -> tuple[Node, ...]:
     """The nodes that answer and are as large as the plan's, busy or not."""
-    return fitting(whole_node(plan).bundle())
+    return whole_nodes(plan).fitting()
 
 
 def enough(plan: Plan) -> bool:
     """Whether there are the nodes that the plan's ranks need, busy or not."""
     layout = Layout.of(plan)
-    return len(fitting(layout.bundle())) >= layout.nodes
+    return len(layout.fitting()) >= layout.nodes
 
 
 def planned_for(plan: Plan, asked: Asked, nodes: int) -> Fewer | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Thread
@@ -26,6 +27,7 @@ class Layout:
     per_node: int
     cores: int
     cuda: bool
+    groups: tuple[str, ...] = ()  # whose nodes may be taken, where a plan leaves others idle
 
     @classmethod
     def of(cls, plan: Plan) -> Layout:
@@ -33,7 +35,8 @@ class Layout:
         group = plan.cluster.group
         per_node = min(plan.strategy.ranks, group.gpus_per_node)
         cores = max(1, group.host.cores // per_node)
-        return cls(plan.strategy.ranks, per_node, cores, group.gpu.device == "cuda")
+        cuda = group.gpu.device == "cuda"
+        return cls(plan.strategy.ranks, per_node, cores, cuda, _groups_of(plan))
 
     @property
     def nodes(self) -> int:
@@ -45,12 +48,30 @@ class Layout:
         bundle = {"CPU": float(self.cores * self.per_node)}
         return bundle | ({"GPU": float(self.per_node)} if self.cuda else {})
 
+    def fitting(self) -> tuple[Node, ...]:
+        """The nodes that answer and could take a node's ranks, busy or not.
 
-def whole_node(plan: Plan) -> Layout:
-    """The layout of a plan for one node of the cluster, with all that is in the node."""
+        Of a plan that leaves groups idle, nodes that say they are of its groups; where none says
+        so, all if these are no more than needed.
+        """
+        found = fitting(self.bundle())
+        named = tuple(n for n in found if any(n.resources.get(name) for name in self.groups))
+        choice = bool(self.groups) and len(found) > self.nodes
+        return named if named or choice else found
+
+
+def _groups_of(plan: Plan) -> tuple[str, ...]:
+    """The groups that a plan for a mixed cluster takes nodes of, where it leaves some idle."""
+    taken = tuple(member.name for member in plan.cluster.members)
+    return taken if plan.cluster.left_out else ()
+
+
+def whole_nodes(plan: Plan) -> Layout:
+    """The layout of a plan for all nodes of the cluster, with all that is in them."""
     group = plan.cluster.group
     cores = max(1, group.host.cores // group.gpus_per_node)
-    return Layout(group.gpus_per_node, group.gpus_per_node, cores, group.gpu.device == "cuda")
+    cuda = group.gpu.device == "cuda"
+    return Layout(group.gpus, group.gpus_per_node, cores, cuda, _groups_of(plan))
 
 
 def require_gpus(layout: Layout) -> None:
@@ -79,14 +100,14 @@ def place(layout: Layout) -> Any:
 
     Raises NoRoomError where there is none.
     """
-    found = fitting(layout.bundle())
+    found = layout.fitting()
     if len(found) >= layout.nodes:
         # By name, as Ray still trusts a node that was lost seconds ago.
         group = _group(layout, found[: layout.nodes])
         if group.wait(BUSY_SECONDS if len(found) > layout.nodes else PLACEMENT_SECONDS):
             return group
         remove(group)
-    if len(found) != layout.nodes:
+    if len(found) != layout.nodes and not layout.groups:
         group = _group(layout)
         if group.wait(PLACEMENT_SECONDS if len(found) > layout.nodes else 0):
             return group
@@ -97,9 +118,20 @@ def place(layout: Layout) -> Any:
     )
     need = ", ".join(f"{amount:g} {name}s" for name, amount in layout.bundle().items())
     raise NoRoomError(
-        f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free; "
+        f"the plan needs {counted(layout.nodes, 'node')} with {need} each, free{_whose(layout)}; "
         f"Ray has nodes with: {have}. Plan for the machines there are, or "
         "wait until they are free"
+    )
+
+
+def _whose(layout: Layout) -> str:
+    """Which groups' nodes, and how Ray learns of groups, where a plan leaves some idle."""
+    if not layout.groups:
+        return ""
+    mark = json.dumps({layout.groups[0]: 1})
+    return (
+        f", of {' and '.join(layout.groups)} alone (a node says so by a resource of that name: "
+        f"ray start --resources '{mark}')"
     )
 
 

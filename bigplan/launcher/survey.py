@@ -93,11 +93,11 @@ def survey(
         groups.append(group)
         after = slowest.profile.after.model_copy(update={"node_groups": (group,)})
         profiles.append(replace(slowest.profile, after=after))
-    if len(groups) > 1:
-        notes.append(
-            "the nodes are unlike; plans are for equal nodes, so describe each group as a cluster "
-            "of its own to plan with it"
-        )
+    if len(groups) > 1 and any(group.inter_node is None for group in groups):
+        tell(f"Measuring collectives across all {counted(len(nodes), 'node')}")
+        weakest = min(groups, key=lambda group: (group.gpus_per_node, group.host.cores))
+        link = _between(nodes, weakest, where, wish.seconds)
+        groups = [g.model_copy(update={"inter_node": g.inter_node or link}) for g in groups]
     cluster = Cluster(
         name=wish.name,
         description=f"{counted(len(nodes), 'node')} of a Ray cluster, measured",

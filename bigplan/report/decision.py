@@ -21,11 +21,7 @@ SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
 
 def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
     """What is trained where, how it is split, what leaves the GPU and what is recomputed."""
-    group = plan.cluster.group
-    where = f"{group.gpus} x {group.gpu.name}"
-    if group.nodes > 1:
-        where += f" ({group.nodes} nodes)"
-    where += _idle(plan)
+    where = _where(plan) + _idle(plan)
     sequences = counted(plan.training.global_batch, "sequence")
     batch = f"{sequences} of {counted(plan.training.sequence_length, 'token')}"
     size = format_count(plan.model.parameter_count)
@@ -35,6 +31,26 @@ def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
         f"{_away(stages)}{_streamed(stages)}; {_again(plan.model.layers, stages)}{_captured(plan)}"
         f"{_worn(plan)}."
     )
+
+
+def _where(plan: Plan) -> str:
+    """The GPUs, and whose they are where nodes are unlike."""
+    group, members = plan.cluster.group, plan.cluster.members
+    if len(members) < 2:
+        nodes = f" ({group.nodes} nodes)" if group.nodes > 1 else ""
+        return f"{group.gpus} x {group.gpu.name}{nodes}"
+    whose = listed([f"{member.nodes} of {member.name}" for member in members])
+    return f"{group.gpus} GPUs of {group.nodes} nodes ({whose}; each counts as the worst of them)"
+
+
+def mixes_text(plan: Plan) -> str:
+    """Of a mixed cluster: how long a step takes on each choice of its groups."""
+    told = []
+    for mix in plan.search.mixes:
+        step = mix.refusal if mix.step_seconds is None else seconds_text(mix.step_seconds)
+        told.append(f"{' + '.join(mix.groups)}: {step}")
+    taken = " + ".join(member.name for member in plan.cluster.members)
+    return f"Groups of nodes: {'; '.join(told)}. Taken: {taken}."
 
 
 def _idle(plan: Plan) -> str:

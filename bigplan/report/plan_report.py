@@ -11,7 +11,7 @@ from rich.text import Text
 from bigplan.cost.framework import NATIVE
 from bigplan.plan import Plan, Predicted
 from bigplan.report.bill import bill_rows, wear_text
-from bigplan.report.decision import decision
+from bigplan.report.decision import decision, mixes_text
 from bigplan.report.stages import stages_of
 from bigplan.report.tables import (
     bound_text,
@@ -34,6 +34,7 @@ def plan_report(plan: Plan, search_seconds: float, runnable: Runnable) -> Render
     stages = stages_of(plan)
     parts: list[RenderableType] = [
         Text(decision(plan, stages)),
+        *([Text(mixes_text(plan))] if plan.search.mixes else []),
         Text(today_text(plan, runnable)),
         *([Text(engines)] if (engines := engines_text(plan, runnable)) else []),
         *plan_tables(plan),

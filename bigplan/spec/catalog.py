@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bigplan.errors import InputError, quoted
-from bigplan.spec.cluster import Cluster
+from bigplan.spec.cluster import Cluster, cluster_folder
 from bigplan.spec.files import shipped
 from bigplan.spec.files.document import load_document
 from bigplan.spec.files.reading import user_path
@@ -37,12 +37,6 @@ def _model_folder() -> Path:
     return shipped.PACKAGE / "models"
 
 
-def _cluster_folder() -> Path:
-    """Inside the package when installed from a wheel, beside it in a checkout."""
-    packaged = shipped.PACKAGE / "cluster_configs"
-    return packaged if packaged.is_dir() else shipped.PACKAGE.parent / "cluster_configs"
-
-
 def list_models() -> tuple[str, ...]:
     """Names of the shipped models, sorted."""
     return shipped.names(_model_folder())
@@ -50,7 +44,7 @@ def list_models() -> tuple[str, ...]:
 
 def list_clusters() -> tuple[str, ...]:
     """Names of the shipped clusters, sorted."""
-    return shipped.names(_cluster_folder())
+    return shipped.names(cluster_folder())
 
 
 def looks_like_path(text: str) -> bool:
@@ -96,7 +90,7 @@ def _config_in(folder: Path) -> Path:
 def find_cluster(name: str) -> Cluster:
     """A shipped cluster or a cluster YAML. Raises InputError."""
     if name in list_clusters():
-        return shipped.load(_cluster_folder(), name, Cluster)
+        return shipped.load(cluster_folder(), name, Cluster)
     return load_document(_existing(name, "cluster", list_clusters()), Cluster)
 
 

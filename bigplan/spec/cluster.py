@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from bigplan.errors import InputError, RefusedError, quoted
+from bigplan.spec.files import shipped
 from bigplan.spec.files.document import LONGEST_NAME, Spec
 from bigplan.spec.files.problems import KeyPath
 from bigplan.spec.gpu import NamedGpu
@@ -170,12 +173,62 @@ class NodeGroup(Spec):
         return NodeSharing(min(ranks, self.gpus_per_node))
 
 
+class LikeGroup(Spec):
+    """Nodes as a shipped cluster has them."""
+
+    like: str = Field(max_length=LONGEST_NAME)
+    """a shipped cluster of one group, such as dgx-h100"""
+    nodes: int = Field(default=1, gt=0, le=MOST_NODES)
+    name: str | None = Field(default=None, max_length=LONGEST_NAME)
+    """absent: as the shipped group's"""
+
+    def described(self) -> NodeGroup:
+        """The group with all its figures. Raises InputError."""
+        group = shipped.find(cluster_folder(), self.like, Cluster, "cluster").group
+        named = {"name": self.name or group.name, "nodes": self.nodes}
+        return NodeGroup.model_validate(group.model_dump() | named)
+
+
+def cluster_folder() -> Path:
+    """Inside the package when installed from a wheel, beside it in a checkout."""
+    packaged = shipped.PACKAGE / "cluster_configs"
+    return packaged if packaged.is_dir() else shipped.PACKAGE.parent / "cluster_configs"
+
+
+def _way(value: object) -> str:
+    like = "like" in value if isinstance(value, Mapping) else isinstance(value, LikeGroup)
+    return "as shipped" if like else "in full"
+
+
+# A group with all its figures, or one like a shipped cluster's.
+AnyGroup = Annotated[
+    Annotated[NodeGroup, Tag("in full")] | Annotated[LikeGroup, Tag("as shipped")],
+    Discriminator(_way),
+    AfterValidator(lambda group: group.described() if isinstance(group, LikeGroup) else group),
+]
+
+
+class Member(Spec):
+    """A group of a mixed cluster, as a plan for equal nodes names it."""
+
+    name: str = Field(max_length=LONGEST_NAME)
+    nodes: int = Field(gt=0, le=MOST_NODES)
+    gpus: int = Field(gt=0, le=1024)
+    """of a node, in use or not"""
+    gpu: str = Field(max_length=LONGEST_NAME)
+
+
 class Cluster(Spec):
     """All the machines a plan may use."""
 
     name: str = Field(max_length=LONGEST_NAME)
     description: str = ""
-    node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
+    node_groups: tuple[AnyGroup, ...] = Field(min_length=1)
+    """nodes of one kind in each; `like: dgx-h100` stands for a shipped cluster's figures"""
+    members: tuple[Member, ...] = ()
+    """in a plan for a mixed cluster: the groups whose nodes it takes as equal ones"""
+    left_out: tuple[Member, ...] = ()
+    """in such a plan: the groups that it leaves idle"""
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:
         """Figures that no machine has, each with its place."""
@@ -205,8 +258,8 @@ class Cluster(Spec):
         if len(self.node_groups) > 1:
             names = ", ".join(group.name for group in self.node_groups)
             raise RefusedError(
-                f"cluster {self.name!r} mixes node groups ({names}), which cannot be planned "
-                "yet; describe each group as a cluster of its own"
+                f"cluster {self.name!r} mixes node groups ({names}), and this asks for equal "
+                "nodes; describe one of the groups as a cluster of its own"
             )
         return self.node_groups[0]
 
