@@ -55,9 +55,7 @@ def chosen(request: Request, watch: Watch = unwatched) -> Chosen:
     Raises as Engine.make_plan where no engine's plan fits. Mixed clusters as in make_plan.
     """
     if is_mixed(request.cluster):
-        found, tried = best_mix(
-            request, lambda one: chosen(one, watch), lambda choice: choice.plan
-        )
+        found, tried = best_mix(request, lambda one: chosen(one, watch), lambda choice: choice.plan)
         return replace(found, plan=recorded(found.plan, tried))
     best = _BY_REQUEST["any"].make_plan(replace(request, engine="any"), watch)
     return choose(replace(request, exact=False), ENGINES.values(), best, watch)

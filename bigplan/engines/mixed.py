@@ -24,12 +24,13 @@ def best_mix(
     """The fastest of the plans that `make` finds for each choice of groups, and what was tried.
 
     Of choices that are less than a hundredth apart, the one with the fewest GPUs is taken. Raises
-    InputError and InfeasibleError where no choice has a plan: the error of the most groups.
+    InputError or InfeasibleError where no choice has a plan: the last choice's error, which has the
+    most groups, but rather that nothing fits.
     """
     tried, found = list[Mix](), list[tuple[float, int, P]]()
-    error: InputError | InfeasibleError | None = None
+    errors = list[InputError | InfeasibleError]()
     for cluster in choices(request.cluster):
-        names = tuple(member.name for member in cluster.members)
+        names = tuple(member.name for member in cluster.members or ())
         least = min((seconds for seconds, _, _ in found), default=inf)
         if _least_seconds(request, cluster) > least:
             slow = "slower even if products alone took time"
@@ -38,15 +39,14 @@ def best_mix(
         try:
             made = make(replace(request, cluster=cluster))
         except (InputError, InfeasibleError) as problem:
-            error = problem
+            errors.append(problem)
             tried.append(Mix(groups=names, refusal=str(problem).splitlines()[0]))
             continue
         seconds = plan_of(made).predicted.step_seconds
         tried.append(Mix(groups=names, step_seconds=seconds))
         found.append((seconds, plan_of(made).strategy.ranks, made))
     if not found:
-        assert error is not None, "a cluster has groups"
-        raise error
+        raise max(errors, key=lambda error: isinstance(error, InfeasibleError))
     most = min(seconds for seconds, _, _ in found) * (1 + WITHIN)
     near = [one for one in found if one[0] <= most]
     return min(near, key=lambda one: (one[1], one[0]))[2], tuple(tried)

@@ -62,7 +62,7 @@ class Layout:
 
 def _groups_of(plan: Plan) -> tuple[str, ...]:
     """The groups that a plan for a mixed cluster takes nodes of, where it leaves some idle."""
-    taken = tuple(member.name for member in plan.cluster.members)
+    taken = tuple(member.name for member in plan.cluster.members or ())
     return taken if plan.cluster.left_out else ()
 
 

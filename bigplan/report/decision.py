@@ -35,7 +35,7 @@ def decision(plan: Plan, stages: Sequence[StageShares]) -> str:
 
 def _where(plan: Plan) -> str:
     """The GPUs, and whose they are where nodes are unlike."""
-    group, members = plan.cluster.group, plan.cluster.members
+    group, members = plan.cluster.group, plan.cluster.members or ()
     if len(members) < 2:
         nodes = f" ({group.nodes} nodes)" if group.nodes > 1 else ""
         return f"{group.gpus} x {group.gpu.name}{nodes}"
@@ -49,7 +49,7 @@ def mixes_text(plan: Plan) -> str:
     for mix in plan.search.mixes:
         step = mix.refusal if mix.step_seconds is None else seconds_text(mix.step_seconds)
         told.append(f"{' + '.join(mix.groups)}: {step}")
-    taken = " + ".join(member.name for member in plan.cluster.members)
+    taken = " + ".join(member.name for member in plan.cluster.members or ())
     return f"Groups of nodes: {'; '.join(told)}. Taken: {taken}."
 
 

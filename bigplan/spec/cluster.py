@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    GetPydanticSchema,
+    Tag,
+    model_validator,
+)
 
 from bigplan.errors import InputError, RefusedError, quoted
 from bigplan.spec.files import shipped
@@ -174,19 +181,32 @@ class NodeGroup(Spec):
 
 
 class LikeGroup(Spec):
-    """Nodes as a shipped cluster has them."""
+    """Nodes as a shipped cluster has them, but for the parts that are given."""
 
     like: str = Field(max_length=LONGEST_NAME)
     """a shipped cluster of one group, such as dgx-h100"""
-    nodes: int = Field(default=1, gt=0, le=MOST_NODES)
     name: str | None = Field(default=None, max_length=LONGEST_NAME)
-    """absent: as the shipped group's"""
+    nodes: int = Field(default=1, gt=0, le=MOST_NODES)
+    gpus_per_node: int | None = Field(default=None, gt=0, le=1024)
+    gpu: NamedGpu | None = None
+    host: Host | None = None
+    pcie: Pcie | None = None
+    nvme: Nvme | None = None
+    """null: nothing can go to disk"""
+    intra_node: NamedLink | None = None
+    inter_node: NamedNetwork | None = None
+    running: Running | None = None
 
     def described(self) -> NodeGroup:
         """The group with all its figures. Raises InputError."""
         group = shipped.find(cluster_folder(), self.like, Cluster, "cluster").group
-        named = {"name": self.name or group.name, "nodes": self.nodes}
-        return NodeGroup.model_validate(group.model_dump() | named)
+        given = {name: getattr(self, name) for name in self.model_fields_set - {"like"}}
+        if empty := sorted(name for name in given.keys() & _NEEDED if given[name] is None):
+            raise InputError(f"{', '.join(empty)}: a group needs it; leave it out for the usual")
+        return NodeGroup.model_validate({**dict(group), "nodes": self.nodes, **given})
+
+
+_NEEDED = {name for name, field in NodeGroup.model_fields.items() if field.is_required()}
 
 
 def cluster_folder() -> Path:
@@ -200,11 +220,14 @@ def _way(value: object) -> str:
     return "as shipped" if like else "in full"
 
 
-# A group with all its figures, or one like a shipped cluster's.
-AnyGroup = Annotated[
+_EITHER = Annotated[
     Annotated[NodeGroup, Tag("in full")] | Annotated[LikeGroup, Tag("as shipped")],
     Discriminator(_way),
     AfterValidator(lambda group: group.described() if isinstance(group, LikeGroup) else group),
+]
+# A group that may be written as one like a shipped cluster's.
+AnyGroup = Annotated[
+    NodeGroup, GetPydanticSchema(lambda _, handler: handler.generate_schema(_EITHER))
 ]
 
 
@@ -225,9 +248,9 @@ class Cluster(Spec):
     description: str = ""
     node_groups: tuple[AnyGroup, ...] = Field(min_length=1)
     """nodes of one kind in each; `like: dgx-h100` stands for a shipped cluster's figures"""
-    members: tuple[Member, ...] = ()
+    members: tuple[Member, ...] | None = None
     """in a plan for a mixed cluster: the groups whose nodes it takes as equal ones"""
-    left_out: tuple[Member, ...] = ()
+    left_out: tuple[Member, ...] | None = None
     """in such a plan: the groups that it leaves idle"""
 
     def implausible(self) -> Iterator[tuple[KeyPath, str]]:

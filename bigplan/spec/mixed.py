@@ -19,10 +19,10 @@ from bigplan.units import counted
 P = TypeVar("P", bound=MachinePart)
 
 # Figures of which more is worse; of all others less is.
-_COSTS = frozenset(
-    """latency half_size numa_domains spread context_memory communicator_memory launch_overhead
-    operator_overhead kernel_overhead action_overhead""".split()
-)
+_COSTS = frozenset({"latency", "half_size", "numa_domains", "spread", "launch_overhead"}) | {
+    *("context_memory", "communicator_memory"),
+    *("operator_overhead", "kernel_overhead", "action_overhead"),
+}
 # What a part that leaves a figure out has in its place.
 _ABSENT = {
     "adam_rate_beside_copies": "adam_rate",
@@ -39,7 +39,7 @@ _OF_GPU = frozenset({"memory", "adam_rate", "launch_overhead", "spread"}) | {
 
 
 def choices(cluster: Cluster) -> tuple[Cluster, ...]:
-    """What can be planned as equal nodes: each group alone, and the strongest two, three, ... groups.
+    """What can be planned as equal nodes: each group alone, and the strongest two, three, ...
 
     A group is as strong as all its GPUs' products. GPUs of several makers do not share a step, nor
     do nodes without a network. Raises InputError where two groups have one name.
@@ -75,15 +75,13 @@ def _chosen(cluster: Cluster, groups: Sequence[NodeGroup]) -> Cluster:
         update={
             "node_groups": (equal_nodes(groups),),
             "members": tuple(map(_member, groups)),
-            "left_out": tuple(map(_member, rest)),
+            "left_out": tuple(map(_member, rest)) or None,
         }
     )
 
 
 def _member(group: NodeGroup) -> Member:
-    return Member(
-        name=group.name, nodes=group.nodes, gpus=group.gpus_per_node, gpu=group.gpu.name
-    )
+    return Member(name=group.name, nodes=group.nodes, gpus=group.gpus_per_node, gpu=group.gpu.name)
 
 
 def equal_nodes(groups: Sequence[NodeGroup]) -> NodeGroup:
@@ -121,7 +119,7 @@ def _worst(parts: Sequence[P], names: Sequence[str], only: Iterable[str] | None 
     sources: dict[str, str] = {}
     for field in fields:
         known = [(value, part) for part in parts if (value := _figure(part, field, parts))]
-        if not known or not isinstance(known[0][0], int | float):
+        if not known:
             continue
         pick = max if field in _COSTS else min
         value, part = pick(known, key=lambda pair: pair[0])
@@ -131,12 +129,15 @@ def _worst(parts: Sequence[P], names: Sequence[str], only: Iterable[str] | None 
     return first.replaced(values, sources) if values else first
 
 
-def _figure(part: MachinePart, field: str, parts: Sequence[MachinePart]) -> object:
-    """The part's figure; where it states none and another part does, what it has in its place."""
+def _figure(part: MachinePart, field: str, parts: Sequence[MachinePart]) -> float:
+    """The part's figure; where it states none and another part does, what it has in its place.
+
+    0: it has no such figure.
+    """
     value = getattr(part, field)
     if value is None and field in _ABSENT and any(getattr(p, field) is not None for p in parts):
-        return getattr(part, _ABSENT[field])
-    return value
+        value = getattr(part, _ABSENT[field])
+    return float(value) if isinstance(value, float) else value if isinstance(value, int) else 0
 
 
 def _source(part: MachinePart, field: str) -> str:
@@ -155,7 +156,9 @@ def _gpu(gpus: Sequence[Gpu]) -> Gpu:
     gpus = sorted(gpus, key=_products)
     names = [gpu.name for gpu in gpus]
     slowest = _worst(gpus, names, _OF_GPU)
-    peaks = {p: rate for p, rate in slowest.peak_flops.items() if all(p in g.peak_flops for g in gpus)}
+    peaks = {
+        p: rate for p, rate in slowest.peak_flops.items() if all(p in g.peak_flops for g in gpus)
+    }
     narrow = min(gpus, key=lambda gpu: gpu.memory_bandwidth * gpu.memory_efficiency)
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
@@ -195,8 +198,10 @@ def _running(groups: Sequence[NodeGroup]) -> Running | None:
     nodes = sum(group.nodes for group in groups)
     values: dict[str, float] = {}
     for field in ("price", "power"):
-        each = [getattr(g.running, field) if g.running else None for g in groups]
-        if None not in each:
-            values[field] = sum(g.nodes * v for g, v in zip(groups, each, strict=True)) / nodes
+        stated = [getattr(group.running, field, None) for group in groups]
+        known = [value for value in stated if value is not None]
+        if len(known) == len(groups):
+            every = sum(g.nodes * value for g, value in zip(groups, known, strict=True))
+            values[field] = every / nodes
     told = f"the mean of {' and '.join(group.name for group in groups)}"
     return Running(**values, sources=dict.fromkeys(values, told)) if values else None

@@ -18,6 +18,7 @@ from bigplan.spec.catalog import find_cluster
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.files.document import parse_document
 from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.mixed import choices
 from tests.profile import small
 
 ray = pytest.importorskip("ray")
@@ -69,6 +70,25 @@ def test_two_nodes_become_a_cluster_with_a_network(cluster: Any) -> None:
     assert parse_document(to_yaml(found.cluster), Cluster) == found.cluster
     (profile,) = found.profiles
     assert profile.after.group == group
+
+
+def test_unlike_nodes_have_the_network_between_all(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveying, "_alike", lambda found: [[one] for one in found])
+    for module in (sys.modules[__name__], small):
+        ray.cloudpickle.register_pickle_by_value(module)
+    told: list[str] = []
+    with ray_session(cluster.address, 0, cuda=False):
+        found = survey(Wish("two", None, 1, 0.5), None, told.append, shrunk)
+    assert "Measuring collectives across all 2 nodes" in told
+    assert [group.name for group in found.cluster.node_groups] == ["two-1", "two-2"]
+    one, two = (group.inter_node for group in found.cluster.node_groups)
+    assert one == two
+    assert one is not None
+    assert one.bandwidth > 1e6
+    together = choices(found.cluster)[-1]
+    assert (together.group.nodes, together.group.inter_node) == (2, one)
 
 
 def node(number: int, address: str = "10.0.0.{}") -> Node:

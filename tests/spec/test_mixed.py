@@ -1,0 +1,149 @@
+"""Unlike nodes as equal ones: never better than any of them."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigplan.errors import InputError
+from bigplan.spec.catalog import find_cluster, list_clusters
+from bigplan.spec.cluster import Cluster, NodeGroup
+from bigplan.spec.files.document import parse_document
+from bigplan.spec.files.dump import to_yaml
+from bigplan.spec.mixed import choices, equal_nodes
+
+GROUPS = {name: find_cluster(name).group for name in list_clusters()}
+JOINABLE = [
+    name for name, g in GROUPS.items() if g.inter_node is not None and g.gpu.device == "cuda"
+]
+
+
+def mixed(*names: str, **nodes: int) -> Cluster:
+    groups = tuple(
+        GROUPS[name].model_copy(update={"name": name, "nodes": nodes.get(name, 1)})
+        for name in names
+    )
+    return Cluster(name="lab", node_groups=groups)
+
+
+@given(st.lists(st.sampled_from(JOINABLE), min_size=2, max_size=4, unique=True))
+def test_no_figure_is_better_than_any_groups(names: list[str]) -> None:
+    groups = [GROUPS[name] for name in names]
+    worst = equal_nodes(groups)
+    assert worst.nodes == sum(group.nodes for group in groups)
+    for group in groups:
+        assert worst.gpus_per_node <= group.gpus_per_node
+        _not_better(worst, group)
+
+
+def _not_better(worst: NodeGroup, group: NodeGroup) -> None:
+    ours, theirs = worst.gpu, group.gpu
+    assert ours.memory <= theirs.memory
+    assert ours.context_memory >= theirs.context_memory
+    assert ours.adam_rate <= theirs.adam_rate
+    streamed = [gpu.memory_bandwidth * gpu.memory_efficiency for gpu in (ours, theirs)]
+    assert streamed[0] <= streamed[1] * (1 + 1e-9)
+    assert set(ours.peak_flops) <= set(theirs.peak_flops)
+    products = [gpu.peak("fp16") * gpu.gemm_share("fp16") for gpu in (ours, theirs)]
+    assert products[0] <= products[1] * (1 + 1e-9)
+    assert worst.host.memory <= group.host.memory
+    assert worst.host.adam_rate <= group.host.adam_rate
+    assert worst.host.numa_domains >= group.host.numa_domains
+    assert worst.pcie.node_host_to_device <= group.pcie.node_host_to_device
+    assert worst.intra_node.reached("all_gather") <= group.intra_node.reached("all_gather")
+    assert worst.inter_node is not None
+    assert group.inter_node is not None
+    assert worst.inter_node.latency >= group.inter_node.latency
+    assert worst.inter_node.reached("send") <= group.inter_node.reached("send")
+    if worst.nvme is not None:
+        assert group.nvme is not None
+        assert worst.nvme.node_read <= group.nvme.node_read
+        assert worst.nvme.node_capacity <= group.nvme.node_capacity
+
+
+def test_a_figure_that_one_group_leaves_out_counts_as_what_stands_for_it() -> None:
+    host = GROUPS["dgx-h100"].host
+    slow = host.replaced({"adam_rate": 1e9}, {"adam_rate": "test"})
+    known = host.replaced({"adam_rate_beside_copies": 2e9}, {"adam_rate_beside_copies": "test"})
+    groups = [GROUPS["dgx-h100"].model_copy(update={"host": each}) for each in (known, slow)]
+    for order in (groups, groups[::-1]):
+        assert equal_nodes(order).host.adam_rate_beside_copies == 1e9
+    assert equal_nodes(groups).host.sources["adam_rate"].endswith(": test")
+
+
+def test_groups_alone_and_the_strongest_together() -> None:
+    cluster = mixed("dgx-a100-80g", "dgx-h100", "rtx-4090-workstation", **{"dgx-a100-80g": 2})
+    found = [tuple(m.name for m in choice.members or ()) for choice in choices(cluster)]
+    # Two DGX A100 have less than one DGX H100; the workstation has no network.
+    assert found == [
+        ("dgx-h100",),
+        ("dgx-a100-80g",),
+        ("rtx-4090-workstation",),
+        ("dgx-h100", "dgx-a100-80g"),
+    ]
+    last = choices(cluster)[-1]
+    assert last.group.nodes == 3
+    assert [m.name for m in last.left_out or ()] == ["rtx-4090-workstation"]
+    assert parse_document(to_yaml(last), Cluster) == last
+
+
+def test_one_group_is_itself() -> None:
+    cluster = find_cluster("dgx-h100")
+    assert choices(cluster) == (cluster,)
+
+
+def test_gpus_of_two_makers_share_no_step() -> None:
+    cluster = mixed("dgx-h100", "mi300x-8x")
+    assert all(len(choice.members or ()) == 1 for choice in choices(cluster))
+
+
+def test_prices_are_the_mean() -> None:
+    groups = [g for g in GROUPS.values() if g.running is not None and g.running.price is not None]
+    one, two = next(
+        pair for pair in combinations(groups, 2) if all(g.inter_node is not None for g in pair)
+    )
+    assert one.running is not None
+    assert two.running is not None
+    prices = [float(running.price or 0) for running in (one.running, two.running)]
+    both = equal_nodes([one.model_copy(update={"nodes": 3}), two]).running
+    assert both is not None
+    assert both.price == pytest.approx((3 * prices[0] + prices[1]) / 4)
+    without = equal_nodes([one, two.model_copy(update={"running": None})])
+    assert without.running is None
+
+
+def test_two_groups_of_one_name_are_refused() -> None:
+    group = GROUPS["dgx-h100"]
+    with pytest.raises(InputError, match=r"several node groups named dgx-h100.*`name` of its own"):
+        choices(Cluster(name="lab", node_groups=(group, group)))
+
+
+LIKE = "name: lab\nnode_groups:\n  - {like: dgx-h100, %s}\n"
+
+
+def test_a_group_may_be_like_a_shipped_cluster() -> None:
+    (group,) = parse_document(LIKE % "nodes: 3, name: new, nvme: null", Cluster).node_groups
+    assert (group.name, group.nodes, group.nvme) == ("new", 3, None)
+    assert group.gpu == GROUPS["dgx-h100"].gpu
+    (group,) = parse_document(LIKE % "gpu: h200-sxm", Cluster).node_groups
+    assert (group.gpu.name, group.nodes) == ("NVIDIA H200", 1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("nodes: two", r"lab\.yaml:3: `node_groups\.0\.nodes` is 'two', which must be a whole"),
+        ("gpus: 4", r"lab\.yaml:3: unknown key 'gpus' in `node_groups\.0`; did you mean"),
+        ("gpu: null", r"lab\.yaml:3: `node_groups\.0`: gpu: a group needs it; leave it out"),
+    ],
+)
+def test_slips_in_such_a_group_are_told(keys: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        parse_document(LIKE % keys, Cluster, "lab.yaml")
+
+
+def test_an_unknown_cluster_to_be_like() -> None:
+    text = (LIKE % "nodes: 1").replace("dgx-h100", "dgx-h10")
+    with pytest.raises(InputError, match=r"no cluster is called 'dgx-h10'; did you mean"):
+        parse_document(text, Cluster, "lab.yaml")
