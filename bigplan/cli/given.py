@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from bigplan.cli.options import ExperimentOptions, keys
+from bigplan.cli.options import ExperimentOptions, keys, numbers
 from bigplan.errors import InputError, quoted, shortened
 from bigplan.spec.experiment import Experiment, TierName, load_experiment, make_experiment
 from bigplan.spec.files.document import load_data, parse_scalar
@@ -17,10 +17,9 @@ from bigplan.spec.files.problems import problem_at
 from bigplan.spec.files.reading import read_text
 from bigplan.units import format_bytes
 
-# Numbers that go on as they were typed, since some may have a unit.
-_NUMBERS = ("sequence_length", "global_batch", "tokens", "tokens_per_step")
+_STEP_SIZES = ("training.tokens_per_step", "training.global_batch")
 # Options that are read separately below.
-_APART = ("settings", "caps", "hardware", "clip_norm", *_NUMBERS)
+_APART = ("settings", "caps", "hardware", "clip_norm")
 RUN_KEYS = tuple(name for name, key in keys().items() if key.startswith("launch."))
 
 
@@ -31,13 +30,14 @@ def overrides_of(options: ExperimentOptions) -> dict[str, object]:
         value = None if name in _APART else getattr(options, name)
         if value is not None:
             # Text is read as YAML later; quoting keeps "off" or "a: b" as they are.
-            overrides[key] = json.dumps(value) if isinstance(value, str) else value
+            quoted_text = isinstance(value, str) and name not in numbers()
+            overrides[key] = json.dumps(value) if quoted_text else value
     if options.clip_norm is not None:
         unclipped = options.clip_norm.lower() in ("none", "null")
         overrides["training.clip_norm"] = None if unclipped else options.clip_norm
-    for name in _NUMBERS:
-        if (text := getattr(options, name)) is not None:
-            overrides[f"training.{name}"] = text
+    for one, other in (_STEP_SIZES, _STEP_SIZES[::-1]):  # an option wins over either in a file
+        if one in overrides:
+            overrides.setdefault(other, None)
     for key, text in _pairs("--hardware", options.hardware, "nvme.drives=4").items():
         overrides[f"hardware.{key}"] = text
     for tier, size in _pairs("--cap", options.caps, "gpu=16GiB").items():
@@ -58,9 +58,8 @@ def experiment_of(
         missing = [name for name in ("model", "cluster") if name not in overrides]
         if missing:
             flags = " and ".join(f"--{name}" for name in missing)
-            raise InputError(
-                f"{flags} missing; name an experiment file, or state --model and --cluster"
-            )
+            remedy = "name an experiment file, or state --model and --cluster"
+            raise InputError(f"{flags} missing; {remedy if base is None else 'the file has none'}")
         experiment = make_experiment(overrides)
     else:
         experiment = load_experiment(path, overrides)
@@ -114,7 +113,8 @@ def _warn_of_idle_caps(experiment: Experiment) -> None:
 def run_options_given(options: ExperimentOptions) -> dict[str, object]:
     """The given options that say how a plan is run."""
     values = {name: getattr(options, name) for name in RUN_KEYS}
-    return {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: _plain(v) if name in numbers() else v for name, v in given.items()}
 
 
 def plan_options_given(options: ExperimentOptions) -> list[str]:

@@ -25,19 +25,21 @@ def option_of(
 ) -> Any:
     """An option for a dotted key of an experiment, named after the key's last word.
 
-    A value that is one of a few words shows these words, as in the schema. The help says where the
-    runtime accepts only the default.
+    A value that is one of a few words shows these words, as in the schema. A number stays as it was
+    typed: what is wrong with it is told as in a file, and some numbers may have a unit. The help
+    says where the runtime accepts only the default.
     """
-    name = key.rpartition(".")[2]
+    name, annotation = key.rpartition(".")[2], field_of(key).annotation
+    number = is_number(annotation)
     planned = " Planned only: `launch` refuses all but the default." * (name in NATIVE_TRAINING)
     made = typer.Option(
         flag or f"--{name.replace('_', '-')}",
         help=text + planned,
         rich_help_panel=panel,
-        metavar=metavar or "|".join(choices(field_of(key).annotation)) or None,
+        metavar=metavar or "|".join(choices(annotation)) or ("N" if number else None),
         autocompletion=known,
     )
-    made.key = key  # which options.keys reads
+    made.key, made.number = key, number  # which options.keys and options.numbers read
     return made
 
 
@@ -56,3 +58,10 @@ def choices(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     return [word for part in get_args(annotation) for word in choices(part)]
+
+
+def is_number(annotation: Any) -> bool:
+    """Whether a value is a number, or may be one."""
+    if annotation in (int, float):
+        return True
+    return get_origin(annotation) is not Literal and any(map(is_number, get_args(annotation)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from bigplan.cli.option import RUN
 from bigplan.cli.option import option_of as _option
@@ -17,7 +17,7 @@ class ExperimentOptions(PlanOptions):
     """Options that override an experiment's keys; None leaves a key alone."""
 
     steps: Annotated[
-        int | None, _option("launch.steps", "Optimizer steps to run (default: 20).", RUN)
+        str | None, _option("launch.steps", "Optimizer steps to run (default: 20).", RUN)
     ] = None
     address: Annotated[
         str | None,
@@ -50,7 +50,7 @@ class ExperimentOptions(PlanOptions):
         _option("launch.run_dir", "Folder for run records (default: runs).", RUN, "DIR"),
     ] = None
     checkpoint_every: Annotated[
-        int | None,
+        str | None,
         _option(
             "launch.checkpoint_every",
             "Steps between checkpoints (default: 10 minutes); 0: only at the end and on Ctrl-C.",
@@ -59,7 +59,7 @@ class ExperimentOptions(PlanOptions):
         ),
     ] = None
     checkpoint_keep: Annotated[
-        int | None,
+        str | None,
         _option(
             "launch.checkpoint_keep",
             "Checkpoints kept (default: 2); 0: none is written.",
@@ -67,7 +67,7 @@ class ExperimentOptions(PlanOptions):
         ),
     ] = None
     max_restarts: Annotated[
-        int | None,
+        str | None,
         _option(
             "launch.max_restarts",
             "Starts with fresh workers where one is lost, in a row without a new step (default: "
@@ -76,7 +76,7 @@ class ExperimentOptions(PlanOptions):
         ),
     ] = None
     max_skipped: Annotated[
-        int | None,
+        str | None,
         _option(
             "launch.max_skipped",
             "Steps in a row with infinite or NaN gradients after which a run ends (default: 10; "
@@ -105,8 +105,20 @@ class ExperimentOptions(PlanOptions):
 
 
 @cache
-def keys() -> Mapping[str, str]:
-    """The dotted key of an experiment for every option that has one."""
+def _made() -> Mapping[str, Any]:
+    """What `option_of` made, by field."""
     hints = get_type_hints(ExperimentOptions, include_extras=True)
     options = {name: hint.__metadata__[0] for name, hint in hints.items()}
-    return {name: option.key for name, option in options.items() if hasattr(option, "key")}
+    return {name: option for name, option in options.items() if hasattr(option, "key")}
+
+
+@cache
+def keys() -> Mapping[str, str]:
+    """The dotted key of an experiment for every option that has one."""
+    return {name: option.key for name, option in _made().items()}
+
+
+@cache
+def numbers() -> frozenset[str]:
+    """The options whose text is read as a number, as in a file."""
+    return frozenset(name for name, option in _made().items() if option.number)

@@ -31,7 +31,7 @@ class PlanOptions:
         _option("cluster", "Shipped name or cluster YAML.", WHAT, "NAME", known=known_clusters),
     ] = None
     nodes: Annotated[
-        int | None, _option("nodes", "Number of nodes (default: the cluster's).", WHAT)
+        str | None, _option("nodes", "Number of nodes (default: the cluster's).", WHAT)
     ] = None
     engine: Annotated[
         str | None,
@@ -84,7 +84,7 @@ class PlanOptions:
         ),
     ] = None
     max_wear: Annotated[
-        float | None,
+        str | None,
         _option(
             "max_wear",
             "Of the writes that drives are rated for, what the training may take, such as 0.1; "
@@ -181,7 +181,7 @@ class PlanOptions:
         ),
     ] = None
     dropout: Annotated[
-        float | None,
+        str | None,
         _option("training.dropout", "Probability of dropout (default: 0).", STEP),
     ] = None
     clip_norm: Annotated[
@@ -193,7 +193,7 @@ class PlanOptions:
             "X|none",
         ),
     ] = None
-    seed: Annotated[int | None, _option("training.seed", "Seed (default: 0).", STEP)] = None
+    seed: Annotated[str | None, _option("training.seed", "Seed (default: 0).", STEP)] = None
     deterministic: Annotated[
         bool | None,
         _option(
@@ -230,24 +230,20 @@ class PlanOptions:
         ),
     ] = None
     learning_rate: Annotated[
-        float | None,
+        str | None,
         _option("training.optimizer.learning_rate", "default: 3e-4.", ADAM),
     ] = None
-    beta1: Annotated[float | None, _option("training.optimizer.beta1", "default: 0.9.", ADAM)] = (
-        None
-    )
-    beta2: Annotated[float | None, _option("training.optimizer.beta2", "default: 0.95.", ADAM)] = (
-        None
-    )
+    beta1: Annotated[str | None, _option("training.optimizer.beta1", "default: 0.9.", ADAM)] = None
+    beta2: Annotated[str | None, _option("training.optimizer.beta2", "default: 0.95.", ADAM)] = None
     epsilon: Annotated[
-        float | None, _option("training.optimizer.epsilon", "default: 1e-8.", ADAM)
+        str | None, _option("training.optimizer.epsilon", "default: 1e-8.", ADAM)
     ] = None
     momentum: Annotated[
-        float | None,
+        str | None,
         _option("training.optimizer.momentum", "Of sgd; default: 0.9.", ADAM),
     ] = None
     weight_decay: Annotated[
-        float | None,
+        str | None,
         _option("training.optimizer.weight_decay", "default: 0.1; of sgd 0.", ADAM),
     ] = None
     schedule: Annotated[
@@ -260,7 +256,7 @@ class PlanOptions:
         ),
     ] = None
     warmup_steps: Annotated[
-        int | None,
+        str | None,
         _option(
             "training.schedule.warmup_steps",
             "Steps in which the learning rate rises (default: 0).",
@@ -268,7 +264,7 @@ class PlanOptions:
         ),
     ] = None
     decay_steps: Annotated[
-        int | None,
+        str | None,
         _option(
             "training.schedule.decay_steps",
             "Steps until the decay ends (default: all steps).",
@@ -276,7 +272,7 @@ class PlanOptions:
         ),
     ] = None
     final_fraction: Annotated[
-        float | None,
+        str | None,
         _option(
             "training.schedule.final_fraction",
             "Part of the learning rate left then (default: 0).",
@@ -284,7 +280,7 @@ class PlanOptions:
         ),
     ] = None
     loss_scale: Annotated[
-        float | None,
+        str | None,
         _option(
             "training.loss_scale.initial",
             "fp16's first loss scale (default: 65536).",

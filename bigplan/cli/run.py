@@ -67,7 +67,7 @@ def launch(
         from bigplan.report.run_report import run_json, run_report
 
         require_packages()
-        _check_steps(options)
+        validate(run_options_given(options), LaunchSpec, "command line")
         if resume is not None:
             require_there(resume.expanduser(), A_RUN)
         run = None if resume is None else read_resumable(resume.expanduser())
@@ -154,8 +154,3 @@ def _planned(experiment: Experiment, console: Console) -> Plan:
 
     console.print(decision(plan, stages_of(plan)), highlight=False)
     return plan
-
-
-def _check_steps(options: ExperimentOptions) -> None:
-    if options.steps is not None and options.steps < 1:
-        raise InputError(f"--steps {options.steps}: run at least 1 step")

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 from pydantic import BaseModel
 
-from bigplan.cli.given import experiment_of, plan_options_given
-from bigplan.cli.options import ExperimentOptions, keys
+from bigplan.cli.given import experiment_of, plan_options_given, run_options_given
+from bigplan.cli.options import ExperimentOptions, keys, numbers
 from bigplan.errors import InputError, RefusedError
 from bigplan.spec.cluster import Cluster
 from bigplan.spec.experiment import Experiment
@@ -27,7 +27,7 @@ def test_the_arithmetic_of_a_step() -> None:
         reduce_precision="fp32",
         fp8_gemms=True,
         attention="materialised",
-        dropout=0.1,
+        dropout="0.1",
     )
     training = experiment_of(None, options).resolved_training()
     assert (training.precision, training.gradient_precision, training.reduce_precision) == (
@@ -39,9 +39,49 @@ def test_the_arithmetic_of_a_step() -> None:
 
 
 def test_values_that_look_like_nothing_are_given_all_the_same() -> None:
-    options = ExperimentOptions(dropout=0.0, fp8_gemms=False, steps=3)
+    options = ExperimentOptions(dropout="0.0", fp8_gemms=False, steps="3")
     assert plan_options_given(options) == ["fp8_gemms", "dropout"]
-    assert plan_options_given(ExperimentOptions(settings=[], steps=3)) == []
+    assert plan_options_given(ExperimentOptions(settings=[], steps="3")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (replace(_WHAT, nodes="four"), "`nodes` is 'four', which must be a whole number"),
+        (replace(_WHAT, seed="1.5"), "`training.seed` is 1.5, which must be a whole number"),
+        (
+            replace(_WHAT, learning_rate="fast"),
+            "`training.optimizer.learning_rate` is 'fast', which must be",
+        ),
+        (
+            replace(_WHAT, checkpoint_every="x"),
+            "`launch.checkpoint_every` is 'x', which must be a whole",
+        ),
+        (replace(_WHAT, max_wear="20%"), "`max_wear` is '20%', which must be a number"),
+    ],
+)
+def test_numbers_that_are_none_are_told_as_in_files(
+    options: ExperimentOptions, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        experiment_of(None, options)
+
+
+def test_how_a_plan_is_run_is_read_as_in_files() -> None:
+    options = ExperimentOptions(steps="30", checkpoint_every="0", run_dir="007", wandb="1e3")
+    given = {"steps": 30, "checkpoint_every": 0, "run_dir": "007", "wandb": "1e3"}
+    assert run_options_given(options) == given
+
+
+def test_the_size_of_a_step_wins_over_a_files_however_it_says_it(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    text = "model: tiny-llama-test\ncluster: dgx-h100\ntraining: {sequence_length: 64, %s}\n"
+    path.write_text(text % "global_batch: 8", encoding="utf-8")
+    found = experiment_of(path, ExperimentOptions(tokens_per_step="2048")).resolved_training()
+    assert found.global_batch == 32
+    path.write_text(text % "tokens_per_step: 2048", encoding="utf-8")
+    found = experiment_of(path, ExperimentOptions(global_batch="8")).resolved_training()
+    assert found.global_batch == 8
 
 
 @pytest.mark.parametrize(
@@ -108,12 +148,12 @@ def test_the_optimizer_and_its_schedule() -> None:
     options = replace(
         _WHAT,
         optimizer="sgd",
-        momentum=0.5,
+        momentum="0.5",
         schedule="cosine",
-        warmup_steps=10,
-        final_fraction=0.1,
-        loss_scale=1024.0,
-        steps=300,
+        warmup_steps="10",
+        final_fraction="0.1",
+        loss_scale="1024.0",
+        steps="300",
     )
     training = experiment_of(None, options).resolved_training()
     assert (training.optimizer.name, training.optimizer.momentum) == ("sgd", 0.5)
@@ -161,9 +201,10 @@ def test_options_take_what_the_schema_does() -> None:
         choices = [word for part in literals(many) for word in get_args(part)]
         if choices and name != "engine":  # some of which are planned alone, and told so
             assert option.metavar == "|".join(choices), name
-        for plain in (bool, int, float):
-            if plain in parts(annotation) and str not in parts(hints[name]):
-                assert plain in parts(hints[name]), name
+        if bool in parts(annotation):
+            assert bool in parts(hints[name]), name
+    numeric = {n for n, key in keys().items() if {int, float} & parts(known[key])}
+    assert numbers() == numeric
 
 
 def parts(annotation: Any) -> set[Any]:

@@ -35,6 +35,8 @@ LONGEST_NUMBER: Final = 100
 
 # Strings, brackets, colons and numbers, in order. A string without an end reaches to the end of the
 # text, so that no character is scanned twice.
+# What a folder may hold that is meant where a file is wanted.
+_HELD = ("plan.yaml", "config.json", "manifest.json")
 _TOKEN = re.compile(
     r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]:]|-?Infinity|NaN|-?\d[\d.eE+-]*', re.DOTALL
 )
@@ -87,7 +89,9 @@ def _up_to(descriptor: int, most: int) -> bytes:
 
 def _require_regular(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise InputError(f"{path} is a folder, not a file; name the file in it")
+        held = next((name for name in _HELD if (path / name).is_file()), "")
+        which = f"a file in it, such as {path / held}" if held else "the file in it"
+        raise InputError(f"{path} is a folder, not a file; name {which}")
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is a pipe or a device, which is not read; name a regular file")
 

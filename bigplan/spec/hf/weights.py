@@ -97,12 +97,13 @@ SINGLE = "model.safetensors"
 
 def family_of(folder: Path, model: ModelSpec) -> str:
     """The folder's model_type, its config being that of `model`. Raises InputError."""
-    if not folder.is_dir():
+    path = folder / CONFIG
+    if not path.is_file():
+        problem = f"has no {CONFIG}" if folder.is_dir() else "is no folder"
         raise InputError(
-            f"training.weights: {folder} is no folder; name a Hugging Face folder with "
+            f"training.weights: {folder} {problem}; name a Hugging Face folder with "
             f"{CONFIG} and {SINGLE}, or leave weights out to start from random ones"
         )
-    path = folder / CONFIG
     theirs = load_hf_config(path)
     found = read_json(path)
     model_type = str(found.data["model_type"])
