@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -279,9 +279,21 @@ def _described(wish: Wish, devices: tuple[torch.device, ...]) -> Cluster:
         if len(gpus) != len(devices):  # there is no nvidia-smi, or these are parts of GPUs
             properties = [torch.cuda.get_device_properties(device) for device in devices]
             gpus = tuple(FoundGpu(p.name, p.total_memory, 0, 0) for p in properties)
+        require_alike(gpus)
     cpus = wish.cpu_devices if gpus is not None else wish.cpu_devices or 1
     found = detect(cpus, wish.folder, drive=wish.folder is not None, gpus=gpus)
     return found.model_copy(update={"name": wish.name})
+
+
+def require_alike(gpus: Sequence[FoundGpu]) -> None:
+    """Raise InputError where GPUs differ: one of them is measured for all."""
+    names = sorted({gpu.name for gpu in gpus})
+    if len(names) > 1:
+        raise InputError(
+            f"this machine has {' and '.join(names)}, and one GPU is measured for all: name GPUs "
+            "of one kind by CUDA_VISIBLE_DEVICES, or take `bigplan detect`, which counts unlike "
+            "GPUs as the worst of them"
+        )
 
 
 def _warnings(bench: Bench, uses: list[Use]) -> Iterator[str]:

@@ -101,17 +101,17 @@ def equal_nodes(groups: Sequence[NodeGroup]) -> NodeGroup:
         name=" + ".join(names),
         nodes=sum(group.nodes for group in groups),
         gpus_per_node=min(group.gpus_per_node for group in groups),
-        gpu=_gpu([group.gpu for group in groups]),
-        host=_worst([group.host for group in groups], names),
-        pcie=_worst([group.pcie for group in groups], names),
+        gpu=worst_gpu([group.gpu for group in groups]),
+        host=worst([group.host for group in groups], names),
+        pcie=worst([group.pcie for group in groups], names),
         nvme=_drives(drives, names) if len(drives) == len(groups) else None,
-        intra_node=_worst(links, names),
-        inter_node=_worst(sorted(networks, key=lambda link: link.bandwidth), names),
+        intra_node=worst(links, names),
+        inter_node=worst(sorted(networks, key=lambda link: link.bandwidth), names),
         running=_running(groups),
     )
 
 
-def _worst(parts: Sequence[P], names: Sequence[str], only: Iterable[str] | None = None) -> P:
+def worst(parts: Sequence[P], names: Sequence[str], only: Iterable[str] | None = None) -> P:
     """The first part with the worst of every figure; sources tell where figures are from."""
     first = parts[0]
     fields = type(first).model_fields if only is None else only
@@ -151,11 +151,11 @@ def _products(gpu: Gpu) -> float:
     return gpu.peak_flops[precision] * gpu.gemm_share(precision)
 
 
-def _gpu(gpus: Sequence[Gpu]) -> Gpu:
+def worst_gpu(gpus: Sequence[Gpu]) -> Gpu:
     """The GPU with the slowest products, with the least memory and memory bandwidth."""
     gpus = sorted(gpus, key=_products)
     names = [gpu.name for gpu in gpus]
-    slowest = _worst(gpus, names, _OF_GPU)
+    slowest = worst(gpus, names, _OF_GPU)
     peaks = {
         p: rate for p, rate in slowest.peak_flops.items() if all(p in g.peak_flops for g in gpus)
     }
@@ -174,7 +174,7 @@ def _gpu(gpus: Sequence[Gpu]) -> Gpu:
 
 def _drives(drives: Sequence[Nvme], names: Sequence[str]) -> Nvme:
     """One drive with the least that all drives of a node have."""
-    return _worst([_as_one(nvme) for nvme in drives], names)
+    return worst([_as_one(nvme) for nvme in drives], names)
 
 
 def _as_one(nvme: Nvme) -> Nvme:

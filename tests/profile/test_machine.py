@@ -284,3 +284,10 @@ def test_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tells(told, "1.6 cores", "there are 2")
     monkeypatch.setattr("os.getloadavg", lambda: (0.3, 9.0, 9.0))
     assert list(machine._warnings(bench(), [Use()])) == []
+
+
+def test_gpus_that_differ_are_not_measured_as_one() -> None:
+    one, other = (FoundGpu(name, 24 << 30, 4, 16) for name in ("A", "B"))
+    machine.require_alike((one, one))
+    with pytest.raises(InputError, match=r"has A and B.*CUDA_VISIBLE_DEVICES.*`bigplan detect`"):
+        machine.require_alike((one, other, one))

@@ -27,6 +27,7 @@ from bigplan.spec.detect.probes import probe_copy, probe_disk, probe_gemm
 from bigplan.spec.files.document import Spec, load_document
 from bigplan.spec.gpu import Gpu
 from bigplan.spec.link import GpuLink
+from bigplan.spec.mixed import worst, worst_gpu
 from bigplan.spec.part import MachinePart
 
 # GPUs that no shipped cluster has, and the GPU whose clusters have the same boards.
@@ -90,7 +91,10 @@ def detect(
         group = _gpu_group(gpus, fallback, host, nvme, today)
     else:
         group = _cpu_group(cpu_devices or 1, fallback, host, nvme, today)
-    what = f"{group.gpus_per_node} x {group.gpu.name}"
+    names = sorted({gpu.name for gpu in gpus}) or [group.gpu.name]
+    what = f"{group.gpus_per_node} x {names[0]}"
+    if len(names) > 1:
+        what = f"{len(gpus)} GPUs ({', '.join(names)}; each counts as the worst of them)"
     return Cluster(
         name="this-machine", description=f"{what}, as bigplan detect saw it", node_groups=(group,)
     )
@@ -201,12 +205,29 @@ def _overheads(cpu: Gpu, devices: int, cores: int) -> tuple[dict[str, float], di
 def _gpu_group(
     gpus: Sequence[FoundGpu], fallback: Fallback, host: Host, nvme: Nvme | None, today: str
 ) -> NodeGroup:
-    if len({(gpu.name, gpu.memory) for gpu in gpus}) > 1:
-        names = ", ".join(sorted({gpu.name for gpu in gpus}))
-        raise InputError(
-            f"this machine mixes GPUs ({names}); set CUDA_VISIBLE_DEVICES aside and write a "
-            "cluster YAML that describes the ones to use"
-        )
+    """The node; unlike GPUs count as the worst of them, as every rank waits for the slowest."""
+    kinds: dict[tuple[str, int], list[FoundGpu]] = {}
+    for found in gpus:
+        kinds.setdefault((found.name, found.memory), []).append(found)
+    parts = [_parts(kind, fallback, today) for kind in kinds.values()]
+    names = [name for name, _ in kinds]
+    return NodeGroup(
+        name="gpu",
+        gpus_per_node=len(gpus),
+        gpu=worst_gpu([gpu for gpu, _, _ in parts]),
+        host=host,
+        pcie=_node_rates(worst([pcie for _, pcie, _ in parts], names), len(gpus)),
+        nvme=nvme,
+        intra_node=worst(sorted((link for _, _, link in parts), key=_bandwidth), names),
+    )
+
+
+def _bandwidth(link: GpuLink) -> float:
+    return link.bandwidth
+
+
+def _parts(gpus: Sequence[FoundGpu], fallback: Fallback, today: str) -> tuple[Gpu, Pcie, GpuLink]:
+    """GPUs that are alike, and what connects each of them to the host and to the others."""
     found = gpus[0]
     shipped = {find_gpu(name).name: name for name in list_gpus()}.get(found.name, "")
     gpu = _quoted(find_gpu(shipped), shipped) if shipped else fallback.gpu
@@ -221,15 +242,7 @@ def _gpu_group(
         {"name": found.name, "memory": found.memory},
         {"memory": f"{today}: nvidia-smi's memory.total"},
     )
-    return NodeGroup(
-        name="gpu",
-        gpus_per_node=len(gpus),
-        gpu=gpu,
-        host=host,
-        pcie=_node_rates(pcie, len(gpus)),
-        nvme=nvme,
-        intra_node=link,
-    )
+    return gpu, pcie, link
 
 
 def _like(gpu: str, number: int) -> Cluster | None:

@@ -127,10 +127,18 @@ def test_an_unknown_gpu_is_guessed_low_and_says_so(monkeypatch: pytest.MonkeyPat
     assert alone == group.pcie.host_to_device
 
 
-def test_mixed_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpus(monkeypatch, FoundGpu("A", GiB, 0, 0), FoundGpu("B", GiB, 0, 0))
-    with pytest.raises(InputError, match=r"mixes GPUs \(A, B\)"):
-        detect()
+def test_unlike_gpus_count_as_the_worst_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    new, old = "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090"
+    with_gpus(monkeypatch, FoundGpu(new, 23 * GiB, 4, 8), FoundGpu(old, 24 * GiB, 4, 16))
+    cluster = detect()
+    group = cluster.group
+    assert old in cluster.description
+    assert new in cluster.description
+    assert (group.gpus_per_node, group.gpu.name, group.gpu.memory) == (2, old, 23 * GiB)
+    assert group.pcie.sources["host_to_device"].endswith("0.8 of PCIe 4.0 x8")
+    alone = group.pcie.host_to_device
+    assert alone <= group.pcie.node_host_to_device <= 2 * alone
+    assert group.gpu.peak("bf16") == find_gpu("rtx-3090").peak("bf16")
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
