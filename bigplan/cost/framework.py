@@ -10,6 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bigplan.spec.gpu import FlashKernel
+from bigplan.spec.step import StepOp
+
+# Norms and gates of models in plain torch.
+PLAIN = frozenset({StepOp.NORM, StepOp.ACTIVATION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class Framework:
     # Share of the bytes that chains of plain torch kernels move beyond one kernel's, for norms,
     # activations and rotary embedding: 0 if each is one kernel, 1 if none is.
     eager: float = 0.0
+    # Steps that are chains of plain torch kernels, which keep more for the backward.
+    chains: frozenset[StepOp] = frozenset()
     compiled_loss: bool = False  # one kernel from logits to their gradient
     in_place: bool = (
         False  # kernels keep no temporaries, products add to gradients (graph: `fused`)
@@ -45,6 +51,8 @@ class Framework:
     gather_launches: float = 0.0  # host work per tensor that ZeRO-3 gathers, in launches
     bucket_elements: int = 0  # elements in a bucket of a collective
     live_elements: int = 0  # elements that ZeRO-3 keeps gathered
+    bucket_copies: bool = False  # replicas' gradients lie in buckets beside the parameters' own
+    weighs_stages: bool = False  # blocks go to pipeline stages by weights, the head's among them
     updated_elements: int = 0  # elements whose gradients ZeRO-3 copies at once on the GPU
     offloaded_gradient: int = 0  # bytes an element that leave for the CPU's update; 0: as summed
     update_bytes: int = 0  # a CPU update's passes over gradients besides AdamW's, per parameter
@@ -104,8 +112,19 @@ FSDP = Framework(
 # Plain PyTorch loops, whatever their name. Gradients are reduced during the backward, as by
 # DistributedDataParallel. What ZeRO 1 or 2 updated is gathered before the next step begins: that is
 # the default of DeepSpeed, Megatron-LM (`overlap_param_gather`) and InternEvo
-# (`overlap_sync_param`).
-PYTORCH = replace(FSDP, name="PyTorch", owned_exposed=1.0)
+# (`overlap_sync_param`). DistributedDataParallel's buckets are copies of the gradients unless it is
+# asked for views (`gradient_as_bucket_view`).
+PYTORCH = replace(FSDP, name="PyTorch", owned_exposed=1.0, bucket_copies=True)
+
+# Hugging Face's nanotron: norms and rotary positions are fused kernels, the gate is not
+# (`TritonRMSNorm`, `GLUActivation`). Gradients are summed in fp32 buffers of its own.
+NANOTRON = replace(
+    PYTORCH,
+    name="nanotron",
+    chains=frozenset({StepOp.ACTIVATION}),
+    bucket_copies=False,
+    weighs_stages=True,
+)
 
 # Composer asks FSDP for BACKWARD_POST: the next gather starts when a layer's gradients are done, on
 # the communicator that then reduces them. So most of its collectives are not hidden. Its runs are
@@ -129,6 +148,7 @@ COMPOSER = Framework(
 DEEPSPEED = Framework(
     "DeepSpeed",
     eager=1.0,
+    chains=PLAIN,
     host=13.0,
     gather_exposed=1.0,
     regather_exposed=1.0,

@@ -56,7 +56,7 @@ def stage_memory(
 ) -> dict[str, float]:
     """Bytes of a stage's tensors by part, without the base."""
     strategy, sizes = graph.strategy, graph.sizes
-    counts = stage_counts(graph, stage)
+    counts = stage_counts(graph, stage, weighed=framework.weighs_stages)
     parameters = sum(n * graph.kinds[name].parameters for name, n in counts.items())
     block = graph.kinds["block"]
     in_flight = float(min(graph.micro_batches, strategy.pp - stage))
@@ -71,10 +71,10 @@ def stage_memory(
         return ranks if zero >= from_zero and not whole else 1
 
     loss = _loss(graph, framework) if "head" in counts else 0.0
-    kept = in_flight * counts["block"] * _kept(block, run)
+    kept = in_flight * counts["block"] * _kept(block, run, framework)
     backward = {
         "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
-        "temporaries": max(_working_set(block, run), loss),
+        "temporaries": max(_working_set(block, run, framework), loss),
         "buffers": _buffers(graph, framework, parameters, zero),
     }
     owned = parameters / split(1)
@@ -113,6 +113,8 @@ def _buffers(graph: Graph, framework: Framework, parameters: int, zero: int) -> 
     """Communication buckets, and under ZeRO-3 the layers that are gathered."""
     strategy, sizes = graph.strategy, graph.sizes
     buffers = 0.0
+    if framework.bucket_copies and zero == 0 and strategy.dp > 1:
+        buffers += parameters * sizes.gradient
     if zero:
         buffers += min(framework.bucket_elements, parameters) * sizes.gradient
     if zero == 3 and strategy.pp == 1:
@@ -128,11 +130,18 @@ def _copied_by_update(sizes: ElementSizes) -> int:
     return sizes.gradient + (master if master != sizes.gradient else 0)
 
 
-def _kept(block: LayerKind, run: Execution) -> float:
-    share = run.recomputed
-    return share * block.kept(run.recompute) + (1 - share) * block.saved
+def _kept(block: LayerKind, run: Execution, framework: Framework) -> float:
+    """Bytes of a block between forward and backward; what runs again keeps nothing of a chain."""
+    share, whole = run.recomputed, _saved(block, framework)
+    again = block.kept(run.recompute) if run.recompute in block.reruns else whole
+    return share * again + (1 - share) * whole
 
 
-def _working_set(block: LayerKind, run: Execution) -> float:
-    again = block.saved if run.recompute is Recompute.FULL else 0
+def _saved(block: LayerKind, framework: Framework) -> int:
+    """Bytes that autograd keeps of a block, with those of its chains of plain kernels."""
+    return block.saved + sum(block.chained.get(step, 0) for step in framework.chains)
+
+
+def _working_set(block: LayerKind, run: Execution, framework: Framework) -> float:
+    again = _saved(block, framework) if run.recompute is Recompute.FULL else 0
     return float(again + block.backward_workspace)

@@ -10,6 +10,7 @@ from bigplan.cost.price import Costs, price
 from bigplan.cost.step import Execution, framework_step
 from bigplan.graph.build import graph_of_shape
 from bigplan.graph.graph import LOSS_CHUNK_TOKENS, Graph
+from bigplan.graph.policies import Selective, selecting
 from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.cluster import NodeGroup
@@ -34,6 +35,7 @@ class PricedRun:
     zero: int = 0  # its stage where context-parallel ranks share states, too
     chunked_loss: bool = False  # the logits of a micro-batch never live at once
     state_bytes: int = 0  # a parameter; 0: master and moments in fp32
+    selective: Selective = "cheap"  # what selective recomputation runs again
     within_nodes: bool = False  # ZeRO shards over a node's ranks, and nodes hold the same
 
 
@@ -51,7 +53,7 @@ def graph_of(run: PricedRun) -> Graph:
     model = run.model.model_copy(update=apart)
     fused = run.framework.in_place
     shape = RankShape(model, run.training, run.strategy, run.context_parallel, fused)
-    graph = graph_of_shape(shape, chunk)
+    graph = selecting(graph_of_shape(shape, chunk), shape, run.selective)
     if run.context_parallel > 1:
         ranks = {"dp": run.strategy.dp * run.context_parallel, "zero": run.zero}
         graph = replace(graph, strategy=run.strategy.model_copy(update=ranks))

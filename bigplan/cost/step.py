@@ -85,7 +85,7 @@ class _Stage:
         strategy, kinds = graph.strategy, costs.kinds
         compute = communication = last_backward = reduces = gathers = 0.0
         parameters = 0
-        for name, count in stage_counts(graph, stage).items():
+        for name, count in stage_counts(graph, stage, weighed=framework.weighs_stages).items():
             kind, cost = graph.kinds[name], kinds[name]
             rerun = run.recomputed * cost.again(run.recompute) if kind.stores_activations else 0.0
             backward = cost.backward + rerun
@@ -129,16 +129,37 @@ def hidden_together(compute: float, *collectives: tuple[float, float]) -> float:
     return shown + max(0.0, behind - compute)
 
 
-def stage_counts(graph: Graph, stage: int) -> Mapping[str, int]:
-    """Layers of each kind on a stage: blocks as the strategy cuts them, the ends to the ends."""
+def stage_counts(graph: Graph, stage: int, *, weighed: bool = False) -> Mapping[str, int]:
+    """Layers of each kind on a stage: blocks as the strategy cuts them, the ends to the ends.
+
+    `weighed`: as `blocks_by_weight`.
+    """
     stages = graph.strategy.pp
     blocks = chunk_blocks(graph.layers.count("block"), graph.strategy)
+    if weighed:
+        blocks = blocks_by_weight(graph)
     counts = {"block": sum(blocks[stage::stages])}
     if stage == 0:
         counts["embedding"] = 1
     if stage == stages - 1:
         counts["head"] = 1
     return counts
+
+
+def blocks_by_weight(graph: Graph) -> tuple[int, ...]:
+    """Blocks of each stage where stages have about the same weights and the head counts.
+
+    nanotron's `build_model` gives a stage blocks until it has more than its part of all so far.
+    """
+    block, stages = graph.kinds["block"].parameters, graph.strategy.pp
+    number, dealt = graph.layers.count("block"), 0
+    every = number * block + graph.kinds["head"].parameters
+    found = []
+    for stage in range(1, stages):
+        upto = min(number, every * stage // (stages * block) + 1)
+        found.append(upto - dealt)
+        dealt = upto
+    return (*found, number - dealt)
 
 
 def _offloaded(

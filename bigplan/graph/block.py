@@ -68,6 +68,7 @@ def block(shape: RankShape) -> LayerKind:
         reruns=_reruns(shape, saved, linear, inner, forward),
         forward_workspace=2 * shape.whole_hidden + widened_bytes(shape) // 2,
         backward_workspace=_backward_workspace(shape, tensors, saved),
+        chained=_chained(shape),
         largest=max(
             shape.whole_hidden, shape.tokens * (shape.model.ffn // shape.tp) * shape.element
         ),
@@ -167,6 +168,24 @@ def _quantisation(gemms: tuple[Gemm, ...]) -> tuple[tuple[Stream, ...], tuple[St
     forward = (Stream(_cast(g.name), 4 * (g.m * g.k + g.n * g.k), 2) for g in gemms)
     backward = (Stream(_cast(g.name), 4 * g.m * g.n, 1) for g in gemms)
     return tuple(forward), tuple(backward)
+
+
+def _chained(shape: RankShape) -> Mapping[StepOp, int]:
+    """Bytes that chains of plain torch kernels keep and fused kernels do not.
+
+    An RMSNorm casts its input to fp32, scales that and casts it back, before the weight: autograd
+    keeps the fp32 copy and the scaled values in place of the input (`LlamaRMSNorm` of transformers,
+    `RMSNorm` of torchtune). A gate's silu is a tensor of its own, kept beside what it is of.
+    """
+    size = shape.activation_shape
+    normed = (step.reads[0] for step in shape.steps(StepOp.NORM))
+    rms = shape.model.norm == "rmsnorm"
+    gated = shape.model.mlp == "swiglu"
+    gates = shape.steps(StepOp.ACTIVATION) if gated else ()
+    return {
+        StepOp.NORM: sum(size.nbytes(value, 4) for value in normed if rms or value.split),
+        StepOp.ACTIVATION: sum(size.nbytes(step.gives[0]) for step in gates),
+    }
 
 
 def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:

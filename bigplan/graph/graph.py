@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from bigplan.graph.operators import Operator
 from bigplan.graph.strategy import Cut, Strategy
+from bigplan.spec.step import StepOp
 
 WIDEST_CUT = 64  # elements: a cache line of 16-bit ones is 32
 BLOCK = "block"  # the kind of layer that is repeated
@@ -72,6 +73,8 @@ class LayerKind:
     largest: int = 0  # bytes of the largest transient tensor
     pinned: bool = False  # parameters and gradients must stay on the GPU (shared with a layer)
     stores_activations: bool = True  # False: nothing worth moving or recomputing is kept
+    # Bytes kept beyond `saved` where an operator is a chain of plain torch kernels, by its step.
+    chained: Mapping[StepOp, int] = field(default_factory=dict)
     # Elements of the rows that it reads; if not 0, its tables may stay on the host.
     looked_up: int = 0
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times

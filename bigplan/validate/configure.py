@@ -155,7 +155,12 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
     state = LOW_STATE_BYTES if LOW_STATES in row.notes else state
     run = PricedRun(model, training, strategy, nodes, framework, execution, row.cp or 1)
     return replace(
-        run, zero=_zero(row, rule), chunked_loss=chunked, state_bytes=state, within_nodes=within
+        run,
+        zero=_zero(row, rule),
+        chunked_loss=chunked,
+        state_bytes=state,
+        within_nodes=within,
+        selective=rule.selective,
     )
 
 

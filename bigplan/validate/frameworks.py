@@ -13,10 +13,14 @@ from bigplan.cost.framework import (
     MEGATRON,
     MEGATRON_CORE,
     MEGATRON_DEEPSPEED,
+    NANOTRON,
+    PLAIN,
     PYTORCH,
     Framework,
 )
+from bigplan.graph.policies import Selective
 from bigplan.spec.gpu import FlashKernel
+from bigplan.spec.step import StepOp
 from bigplan.validate.rows import PublishedRow
 
 # The kernel that a row's `attention_kernel` names, by pattern.
@@ -34,6 +38,10 @@ SINCE_HOPPER = re.compile(r"H\d|GH|GB|B\d|MI3|L4|(RTX.?)?[45]0[6-9]0|RTX.?PRO|.*
 PURE = re.compile(r"pure bf16|bf16-true", re.IGNORECASE)  # in a row's notes
 # Names of kernels that take the place of a model's norms, activations and rotary positions.
 FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
+FUSED_NORM = re.compile(r"fused[ _]rms_?norm(?!=False)", re.IGNORECASE)  # in a row's notes
+# In a row's notes: torchtitan compiles its loss, too, which it has done since April 2025 (torch
+# 2.8), and did not from December 2024 on ("turning off compile on loss function").
+LATE = re.compile(r"torch 2\.([89]|\d\d)|2025-(0[4-9]|1)|20(2[6-9]|[3-9]\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,10 @@ class FrameworkRule:
     # Whether a compiler fuses chains of kernels, where the row does not say; None: the behaviour
     # says what is fused. torch.compile is off unless asked for.
     compiles: bool | None = None
+    late_loss: bool = False  # a compiled run's loss is compiled in late versions alone
     pure: bool = False  # trains in 16 bits alone
+    selective: Selective = "cheap"  # what selective recomputation runs again
+    fuses_norms: bool = False  # RMSNorms are one kernel, compiled or not
     zero_sums_in_fp32: bool = True  # gradients of bf16 runs under ZeRO; without ZeRO always
 
     def materialised(self, row: PublishedRow) -> bool:
@@ -113,13 +124,23 @@ class FrameworkRule:
             behaviour = replace(behaviour, beside_weights=True)
         compiled = self._compiled(row)
         if compiled is not None:
-            behaviour = replace(behaviour, eager=float(not compiled), compiled_loss=compiled)
+            behaviour = replace(
+                behaviour,
+                eager=float(not compiled),
+                chains=frozenset() if compiled else PLAIN,
+                compiled_loss=compiled and not (self.late_loss and not LATE.search(row.notes)),
+            )
         if self.behaviour is MEGATRON_DEEPSPEED and row.precision == "fp32":
             behaviour = replace(behaviour, eager=1.0)  # its fused softmax takes 16 bits alone
         if self.behaviour in (MEGATRON, MEGATRON_DEEPSPEED) and row.gated_mlp:
-            behaviour = replace(behaviour, eager=1.0)  # its fused kernels are GPT's
+            gates = frozenset({StepOp.ACTIVATION})
+            behaviour = replace(behaviour, eager=1.0, chains=gates)  # its fused kernels are GPT's
+        if self.behaviour is MEGATRON and row.zero_stage:
+            behaviour = replace(behaviour, reduce_scatters=True)  # its distributed optimizer
         if FUSING.search(row.framework):
-            behaviour = replace(behaviour, eager=0.0)
+            behaviour = replace(behaviour, eager=0.0, chains=frozenset())
+        if self.fuses_norms or FUSED_NORM.search(row.notes):
+            behaviour = replace(behaviour, chains=behaviour.chains - {StepOp.NORM})
         if self.async_tensor if row.async_tp is None else row.async_tp:
             behaviour = replace(behaviour, tensor_exposed=behaviour.tensor_exposed_async)
         if "no overlap" in row.notes:
@@ -138,6 +159,7 @@ RULES = (
         interleaves=True,
         sequence_parallel=True,
         async_tensor=True,
+        selective="core",
     ),
     FrameworkRule(r"llm\.[qc]\b", LLMQ),
     FrameworkRule(r"Composer", COMPOSER, zero=3),
@@ -145,13 +167,25 @@ RULES = (
     FrameworkRule(r"torchtune", FSDP, zero=3, compiles=False, pure=True),
     FrameworkRule(r"fms-fsdp", FSDP, zero=3, sequence_parallel=True, compiles=True),
     FrameworkRule(
-        r"torchtitan|Automodel|FSDP",
+        r"torchtitan",
+        FSDP,
+        zero=3,
+        sequence_parallel=True,
+        micro_batch_per_stage=True,
+        compiles=False,
+        late_loss=True,
+        selective="operators",
+    ),
+    FrameworkRule(
+        r"Automodel|FSDP",
         FSDP,
         zero=3,
         sequence_parallel=True,
         micro_batch_per_stage=True,
         compiles=False,
     ),
+    FrameworkRule(r"nanotron", NANOTRON, sequence_parallel=True),
+    FrameworkRule(r"InternEvo", PYTORCH, compiles=False, fuses_norms=True),
     FrameworkRule(
         r"HF Trainer", DEEPSPEED, before_flash=True, dropout=True, zero_sums_in_fp32=False
     ),
@@ -176,6 +210,7 @@ RULES = (
         pads_vocabulary=True,
         before_flash=True,
         dropout=True,
+        selective="core",
     ),
     FrameworkRule(r"DeepSpeed|Colossal", DEEPSPEED, zero_sums_in_fp32=False),
 )

@@ -1,0 +1,70 @@
+"""What other frameworks run again where they recompute a block "selectively".
+
+`block.py` runs norms and activation again. Megatron-LM runs the attention core again
+(`recompute_granularity`, arXiv 2205.05198), also where it is a flash kernel. torchtitan decides
+operator by operator (`_apply_op_sac` in its activation_checkpoint.py): it keeps what attention and
+every other linear layer give, and runs the rest again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from bigplan.graph.block import unread
+from bigplan.graph.graph import BLOCK, Graph, LayerKind, Recompute, Rerun
+from bigplan.graph.operators import Attention, Collective, Gemm, Operator, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.spec.step import LayerStep, StepOp, StepValue
+
+Selective = Literal["cheap", "core", "operators"]
+
+
+def selecting(graph: Graph, shape: RankShape, policy: Selective) -> Graph:
+    """The graph with another selective recomputation of blocks whose attention is a flash kernel.
+
+    Materialised scores are the same in all: everybody runs the core again.
+    """
+    if policy == "cheap" or shape.training.attention == "materialised":
+        return graph
+    block = graph.kinds[BLOCK]
+    rerun = _core(block) if policy == "core" else _by_operator(shape, block)
+    changed = replace(block, reruns={**block.reruns, Recompute.SELECTIVE: rerun})
+    return replace(graph, kinds={**graph.kinds, BLOCK: changed})
+
+
+def _core(block: LayerKind) -> Rerun:
+    """The attention core alone. Its inputs stay, and the next product keeps its result."""
+    return Rerun(block.saved, tuple(op for op in block.forward if isinstance(op, Attention)))
+
+
+def _by_operator(shape: RankShape, block: LayerKind) -> Rerun:
+    """Every second linear layer runs again, and all memory-bound operators."""
+    steps, size = shape.model.steps("block"), shape.activation_shape
+    layers = [(s, value) for s in steps if s.op is StepOp.PRODUCT for value in s.gives]
+    mixed = next(step for step in steps if step.op is StepOp.ATTENTION)
+    kept = shape.hidden + sum(size.nbytes(value) for value in (*mixed.gives, *_values(layers[::2])))
+    kept += sum(size.nbytes(value, 4) for value in mixed.statistics)
+    left_out = {step.name for step in unread(steps)}
+    again = [(s, value) for s, value in layers[1::2] if s.name not in left_out]
+    return Rerun(kept, (*_products(shape, again), *_others(block, left_out)))
+
+
+def _values(layers: list[tuple[LayerStep, StepValue]]) -> Iterator[StepValue]:
+    return (value for _, value in layers)
+
+
+def _products(shape: RankShape, layers: list[tuple[LayerStep, StepValue]]) -> Iterator[Gemm]:
+    fp8 = shape.training.fp8_gemms
+    for step, value in layers:
+        inner = step.reads[0].columns(shape.tp)
+        yield Gemm(step.name, shape.tokens, value.columns(shape.tp), inner, fp8=fp8)
+
+
+def _others(block: LayerKind, left_out: set[str]) -> Iterator[Operator]:
+    """Streams and gathers of the forward, and the sum after attention; no casts to fp8."""
+    for one in block.forward:
+        stream = isinstance(one, Stream) and one.name not in left_out and "fp8" not in one.name
+        if stream or (isinstance(one, Collective) and "mlp output" not in one.name):
+            yield one
