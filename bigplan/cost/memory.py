@@ -28,6 +28,9 @@ GIB = 1 << 30
 # tables best, on a grid of 0.25 GiB and 2%. For reserved memory they are the constant term, to 0.25
 # GiB, and the factor of published peaks in torch's counters (docs/cost-model.md).
 BASE_BYTES = {"nvidia-smi": 2.25 * GIB, "reserved": 2.25 * GIB, "allocated": 0.0}
+# Those tables are of many GPUs. One GPU has no NCCL: CUDA context and cuBLAS workspaces of one
+# process, as in hardware/rtx-4090.yaml.
+ALONE_BYTES = 700 * (1 << 20)
 
 
 # nvidia-smi also counts what the caching allocator holds in fragments: blocks of other sizes than
@@ -48,7 +51,8 @@ def framework_memory(
     stages = [stage_memory(graph, run, framework, stage) for stage in shown]
     fullest = max(stages, key=lambda parts: sum(parts.values()))
     tensors = {name: FRAGMENTS[kind] * nbytes for name, nbytes in fullest.items()}
-    return tensors | {"base": BASE_BYTES[kind]}
+    alone = kind == "nvidia-smi" and graph.strategy.ranks == 1
+    return tensors | {"base": ALONE_BYTES if alone else BASE_BYTES[kind]}
 
 
 def stage_memory(
@@ -75,7 +79,8 @@ def stage_memory(
     backward = {
         "activations": 2.0 * block.boundary if run.boundaries_on_host else kept,
         "temporaries": max(_working_set(block, run, framework), loss),
-        "buffers": _buffers(graph, framework, parameters, zero),
+        # Parameters that are on the host are gathered layer by layer, be it on one GPU.
+        "buffers": _buffers(graph, framework, parameters, 3 if run.parameters_on_host else zero),
     }
     owned = parameters / split(1)
     copies = 0.0

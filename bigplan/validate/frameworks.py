@@ -39,9 +39,9 @@ PURE = re.compile(r"pure bf16|bf16-true", re.IGNORECASE)  # in a row's notes
 # Names of kernels that take the place of a model's norms, activations and rotary positions.
 FUSING = re.compile(r"Liger|Unsloth", re.IGNORECASE)
 FUSED_NORM = re.compile(r"fused[ _]rms_?norm(?!=False)", re.IGNORECASE)  # in a row's notes
-# In a row's notes: torchtitan compiles its loss, too, which it has done since April 2025 (torch
-# 2.8), and did not from December 2024 on ("turning off compile on loss function").
-LATE = re.compile(r"torch 2\.([89]|\d\d)|2025-(0[4-9]|1)|20(2[6-9]|[3-9]\d)")
+# In a source's locator: torchtitan compiled blocks and not the loss, from "turning off compile on
+# loss function" (December 2024) to its build_cross_entropy_loss (April 2025).
+LOSS_APART = re.compile(r"2024-?12|2025-?0[1-3]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class FrameworkRule:
     # Whether a compiler fuses chains of kernels, where the row does not say; None: the behaviour
     # says what is fused. torch.compile is off unless asked for.
     compiles: bool | None = None
-    late_loss: bool = False  # a compiled run's loss is compiled in late versions alone
+    loss_apart: re.Pattern[str] | None = None  # sources of the time when no loss was compiled
     pure: bool = False  # trains in 16 bits alone
     selective: Selective = "cheap"  # what selective recomputation runs again
     fuses_norms: bool = False  # RMSNorms are one kernel, compiled or not
@@ -98,6 +98,10 @@ class FrameworkRule:
             return None
         return self.compiles or row.precision == "fp8"  # torch's fp8 pays where it is compiled
 
+    def _loss_apart(self, row: PublishedRow) -> bool:
+        """Whether the loss was not compiled where the rest was."""
+        return self.loss_apart is not None and bool(self.loss_apart.search(row.source_locator))
+
     def gradient_precision(self, row: PublishedRow, precision: str) -> str:
         """Precision of summed and reduced gradients; Composer's modes PURE and DEFAULT state it.
 
@@ -128,7 +132,7 @@ class FrameworkRule:
                 behaviour,
                 eager=float(not compiled),
                 chains=frozenset() if compiled else PLAIN,
-                compiled_loss=compiled and not (self.late_loss and not LATE.search(row.notes)),
+                compiled_loss=compiled and not self._loss_apart(row),
             )
         if self.behaviour is MEGATRON_DEEPSPEED and row.precision == "fp32":
             behaviour = replace(behaviour, eager=1.0)  # its fused softmax takes 16 bits alone
@@ -173,7 +177,7 @@ RULES = (
         sequence_parallel=True,
         micro_batch_per_stage=True,
         compiles=False,
-        late_loss=True,
+        loss_apart=LOSS_APART,
         selective="operators",
     ),
     FrameworkRule(

@@ -33,7 +33,7 @@ Text = Annotated[str, BeforeValidator(lambda value: value or "")]  # blank is em
 
 COLUMNS_NEEDED = ("gpu", "n_gpus", "layers", "hidden", "seq_len")
 # Columns of the shipped table for readers alone: nothing is computed from them.
-COLUMNS_TOLD = ("source_locator", "params_b", "tflops_per_gpu", "flops_convention", "fp8_recipe")
+COLUMNS_TOLD = ("params_b", "tflops_per_gpu", "flops_convention", "fp8_recipe")
 
 
 class PublishedRow(BaseModel):
@@ -44,6 +44,7 @@ class PublishedRow(BaseModel):
     id: str
     trust: Annotated[str, Field(pattern="^[ABC]$")] = "A"
     source: Text = ""
+    source_locator: Text = ""
     model_name: Text = ""
     layers: Count | None = None
     hidden: Count | None = None
