@@ -6,24 +6,33 @@ from dataclasses import replace
 
 import pytest
 
-from bigplan.cost.framework import DEEPSPEED, FSDP, MEGATRON, MEGATRON_DEEPSPEED, Framework
-from bigplan.cost.memory import BASE_BYTES, FRAGMENTS, framework_memory
+from bigplan.cost.framework import (
+    DEEPSPEED,
+    FSDP,
+    MEGATRON,
+    MEGATRON_DEEPSPEED,
+    PLAIN,
+    PYTORCH,
+    Framework,
+)
+from bigplan.cost.memory import ALONE_BYTES, BASE_BYTES, FRAGMENTS, framework_memory
 from bigplan.cost.step import Execution
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import ElementSizes, Graph, Recompute, Tensor
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.catalog import find_model
+from bigplan.spec.step import StepOp
 from bigplan.spec.training import Training
 from tests.toys import toy_graph, toy_kind
 
-PLAIN = Execution()
+USUAL = Execution()
 BARE = Framework("bare")
 EACH = toy_kind("block").parameters  # of every layer of a toy
 GB = 10**9
 
 
 def _memory(
-    graph: Graph, run: Execution = PLAIN, framework: Framework = BARE, kind: str = "allocated"
+    graph: Graph, run: Execution = USUAL, framework: Framework = BARE, kind: str = "allocated"
 ) -> dict[str, float]:
     return framework_memory(graph, run, framework, kind)
 
@@ -44,12 +53,54 @@ def test_every_part_of_one_gpu() -> None:
 
 
 def test_tools_count_more_than_tensors() -> None:
-    graph = toy_graph()
+    graph = toy_graph(Strategy(dp=2))
     tensors = sum(_memory(graph).values())
     shown = {kind: sum(_memory(graph, kind=kind).values()) for kind in FRAGMENTS}
     for kind, nbytes in shown.items():
         assert nbytes == pytest.approx(FRAGMENTS[kind] * tensors + BASE_BYTES[kind])
     assert shown["allocated"] < shown["reserved"] < shown["nvidia-smi"]
+
+
+def test_one_gpu_has_no_communicators() -> None:
+    found = [_memory(toy_graph(Strategy(dp=n)), kind="nvidia-smi")["base"] for n in (1, 2)]
+    assert found == [ALONE_BYTES, BASE_BYTES["nvidia-smi"]]
+
+
+@pytest.mark.parametrize(
+    ("run", "kept", "temporaries"),
+    [
+        (USUAL, 64 + 30, 8),
+        (Execution(recompute=Recompute.SELECTIVE), 32, 8),  # chains run again
+        (Execution(recompute=Recompute.FULL), 16, 8 + 64 + 30),  # of the layer that is run again
+        (Execution(recompute=Recompute.SELECTIVE, recomputed=0.5), (32 + 64 + 30) / 2, 8),
+    ],
+)
+def test_chains_of_plain_kernels_keep_more(run: Execution, kept: float, temporaries: int) -> None:
+    graph = toy_graph(blocks=4)
+    chained = {StepOp.NORM: 20, StepOp.ACTIVATION: 10}
+    block = replace(graph.kinds["block"], chained=chained)
+    graph = replace(graph, kinds={**graph.kinds, "block": block})
+    found = _memory(graph, run, replace(BARE, chains=PLAIN))
+    assert (found["activations"], found["temporaries"]) == (4 * kept, temporaries)
+    gates = replace(BARE, chains=frozenset({StepOp.ACTIVATION}))
+    assert _memory(graph, framework=gates)["activations"] == 4 * (64 + 10)
+    assert _memory(graph)["activations"] == 4 * 64
+
+
+def test_replicas_of_plain_torch_hold_gradients_in_buckets_too() -> None:
+    """DistributedDataParallel's buckets are copies unless `gradient_as_bucket_view`."""
+    found = {
+        strategy: _memory(toy_graph(strategy), framework=PYTORCH)["buffers"]
+        for strategy in (Strategy(dp=1), Strategy(dp=2), Strategy(dp=2, zero=1))
+    }
+    assert list(found.values()) == [0, 6 * EACH * 4, 0]
+
+
+def test_parameters_on_the_host_are_gathered_on_one_gpu_too() -> None:
+    graph, live = toy_graph(blocks=9), replace(BARE, live_elements=7 * EACH)
+    on_host = Execution(cpu_update=True, parameters_on_host=True)
+    assert _memory(graph, on_host, live)["buffers"] == (7 + 2) * EACH * 2
+    assert _memory(graph, framework=live)["buffers"] == 0
 
 
 @pytest.mark.parametrize(
@@ -243,7 +294,7 @@ def test_korthikanti_interleaving_keeps_more() -> None:
 def test_korthikanti_selective_recomputation_saves_70_percent() -> None:
     """The same, section 5: 80 of 114 s b h a layer for GPT-3."""
     run = Execution(recompute=Recompute.SELECTIVE)
-    everything, some = (_memory(_gpt3(1), r)["activations"] for r in (PLAIN, run))
+    everything, some = (_memory(_gpt3(1), r)["activations"] for r in (USUAL, run))
     assert some == pytest.approx(96 * (SBH * 34 / 8 + STATISTICS))
     assert 1 - some / everything == pytest.approx(80 / 114, abs=0.001)
 
@@ -270,7 +321,7 @@ def test_more_ways_never_need_more(framework: Framework) -> None:
     by_degree = [
         sum(
             _memory(
-                build_graph(model, training, Strategy(dp=dp, zero=3)), PLAIN, framework
+                build_graph(model, training, Strategy(dp=dp, zero=3)), USUAL, framework
             ).values()
         )
         for dp in (2, 4, 8, 16)

@@ -14,6 +14,7 @@ from bigplan.cost.price import ADAM_BYTES
 from bigplan.cost.step import (
     UPDATE_BYTES,
     Execution,
+    blocks_by_weight,
     framework_step,
     hidden_by,
     stage_counts,
@@ -269,6 +270,39 @@ def test_gradients_summed_on_the_cpu_leave_with_all_micro_batches_but_the_first(
         plain, more = (_step(graph, costs, one, OFFLOADED) for one in (EXPOSED, summing))
         seconds = (units - 1) * parameters * graph.sizes.gradient / 50
         assert more["copies"] - plain["copies"] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages"), [(16, 2), (16, 4), (16, 8), (28, 8), (32, 4), (32, 16), (3, 2)]
+)
+def test_stages_of_about_the_same_weights(layers: int, stages: int) -> None:
+    """As nanotron's `build_model` deals blocks: it goes on once a stage has more than its part."""
+    model = find_model("llama-3-8b").model_copy(update={"layers": layers})
+    training = Training(sequence_length=512, global_batch=stages)
+    graph = build_graph(model, training, Strategy(dp=1, pp=stages))
+    block, head = (graph.kinds[name].parameters for name in ("block", "head"))
+    every, stage = layers * block + head, 0
+    dealt = [0] * stages
+    for number in range(1, layers + 1):
+        dealt[stage] += 1
+        stage += number * block > every * (stage + 1) / stages
+    assert list(blocks_by_weight(graph)) == dealt
+    counts = [stage_counts(graph, s, weighed=True) for s in range(stages)]
+    assert [one["block"] for one in counts] == dealt
+    assert counts[-1]["head"] == 1
+
+
+def test_a_stage_that_has_the_head_as_well_has_fewer_blocks() -> None:
+    """A pipeline of a small model with a large vocabulary is faster so."""
+    model = find_model("llama-3.2-1b")
+    training = Training(sequence_length=4096, global_batch=64)
+    graph = build_graph(model, training, Strategy(dp=1, pp=4), None)
+    costs = price(graph, training, NODES, EXPOSED)
+    equal, weighed = (
+        sum(_step(graph, costs, replace(EXPOSED, weighs_stages=flag)).values())
+        for flag in (False, True)
+    )
+    assert weighed < equal
 
 
 def test_a_stage_has_the_blocks_that_its_strategy_gives_it() -> None:

@@ -370,7 +370,7 @@ def test_states_are_sharded_where_a_blank_leaves_it_open_and_they_would_not_fit(
 def test_a_micro_batch_that_nobody_tells_fits() -> None:
     short, long = (
         run_of(row(**LARGE | {"framework": TITAN, "global_batch": 256, "seq_len": s}))
-        for s in (1024, 16384)
+        for s in (512, 8192)
     )
     assert short.strategy.micro_batch == 16
     assert long.strategy.micro_batch == 1

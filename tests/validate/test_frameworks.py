@@ -4,11 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from bigplan.spec.step import StepOp
 from bigplan.validate.frameworks import RULES, framework_of
 from bigplan.validate.rows import read_rows
 from tests.validate.rows import row
 
-UNSEEN = Path("benchmarks/results/2026-11-25-unseen-runs/rows.csv")
+UNSEEN = [
+    Path(f"benchmarks/results/{name}/rows.csv")
+    for name in ("2026-11-25-unseen-runs", "2026-11-26-unseen-runs-2")
+]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +46,7 @@ def test_names_and_what_they_run_like(name: str, behaviour: str) -> None:
 
 
 def test_every_rule_is_reached_by_a_published_row() -> None:
-    rows = (*read_rows(), *read_rows(UNSEEN))
+    rows = [one for path in (None, *UNSEEN) for one in read_rows(path)]
     reached = {framework_of(one.framework).pattern for one in rows}
     assert {rule.pattern for rule in RULES} <= reached
 
@@ -52,6 +56,55 @@ def test_a_compiled_run_is_fused_whatever_its_framework() -> None:
     assert rule.behaviour_of(row()).eager == 1.0
     assert rule.behaviour_of(row(compile=1)).eager == 0.0
     assert framework_of("torchtitan").behaviour_of(row(compile=0)).eager == 1.0
+
+
+NORM, GATE = StepOp.NORM, StepOp.ACTIVATION
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "chains"),
+    [
+        ("something new", {}, {NORM, GATE}),
+        ("something new", {"compile": 1}, set()),
+        ("something new", {"notes": "use_fused_rms_norm=True"}, {GATE}),
+        ("something new", {"notes": "use_fused_rms_norm=False"}, {NORM, GATE}),
+        ("HF Trainer + DeepSpeed", {}, {NORM, GATE}),
+        ("HF Trainer + DeepSpeed + Liger", {}, set()),
+        ("nanotron", {}, {GATE}),  # TritonRMSNorm
+        ("InternEvo", {}, {GATE}),  # apex's norm
+        ("Megatron-LM", {}, set()),
+        ("Megatron-LM", {"gated_mlp": 1}, {GATE}),
+        ("Megatron-Core", {"gated_mlp": 1}, set()),
+        ("llm.q (CUDA/C++)", {"gated_mlp": 1}, set()),
+    ],
+)
+def test_chains_of_plain_kernels(
+    name: str, columns: dict[str, object], chains: set[StepOp]
+) -> None:
+    found = framework_of(name).behaviour_of(row(framework=name, **columns))
+    assert found.chains == chains
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("torchtitan", "operators"),
+        ("Megatron-LM", "core"),
+        ("Megatron-Core 0.6.0", "core"),
+        ("Megatron-DeepSpeed", "cheap"),  # no run of it is selective
+        ("PyTorch FSDP (fms-fsdp)", "cheap"),
+    ],
+)
+def test_what_selective_recomputation_runs_again(name: str, policy: str) -> None:
+    assert framework_of(name).selective == policy
+
+
+def test_megatrons_sharded_state_is_its_distributed_optimizer() -> None:
+    """It scatters gradients; Megatron-DeepSpeed's first stage gives them all to everybody."""
+    sharded = row(zero_stage=1)
+    assert framework_of("Megatron-LM").behaviour_of(sharded).reduce_scatters
+    assert not framework_of("Megatron-LM").behaviour_of(row()).reduce_scatters
+    assert not framework_of("Megatron-DeepSpeed").behaviour_of(sharded).reduce_scatters
 
 
 @pytest.mark.parametrize(
@@ -150,6 +203,21 @@ def test_a_compiled_run_compiles_its_loss() -> None:
     assert rule.behaviour_of(row(compile=1)).compiled_loss
     assert not rule.behaviour_of(row(compile=0)).compiled_loss
     assert not rule.behaviour_of(row()).compiled_loss
+
+
+@pytest.mark.parametrize(
+    ("locator", "compiled"),
+    [
+        ("benchmarks/llama3_h100_202412_torchtitan.md", False),  # "turning off compile on loss"
+        ("docs/2025-02.md", False),
+        ("benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md", True),
+        ("", True),
+    ],
+)
+def test_torchtitan_did_not_compile_its_loss_for_four_months(locator: str, compiled: bool) -> None:
+    one = row(compile=1, source_locator=locator)
+    assert framework_of("torchtitan").behaviour_of(one).compiled_loss == compiled
+    assert framework_of("fms-fsdp").behaviour_of(one).compiled_loss
 
 
 @pytest.mark.parametrize(

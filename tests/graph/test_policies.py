@@ -1,0 +1,74 @@
+"""What other frameworks run again in selective recomputation, counted from their own rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigplan.cost.run import graph_of
+from bigplan.graph.build import graph_of_shape
+from bigplan.graph.graph import Graph, Recompute
+from bigplan.graph.operators import Attention, Gemm, Stream
+from bigplan.graph.policies import Selective, selecting
+from bigplan.graph.shape import RankShape
+from bigplan.graph.strategy import Strategy
+from bigplan.spec.catalog import find_model
+from bigplan.spec.training import Training
+from bigplan.validate.configure import run_of
+from tests.validate.rows import row
+
+TOKENS = 8192
+LLAMA = find_model("llama-3-8b")
+
+
+def _graphs(policy: Selective, model: str = "llama-3-8b", **changes: object) -> tuple[Graph, Graph]:
+    given = {"sequence_length": TOKENS, "global_batch": 1} | changes
+    shape = RankShape(find_model(model), Training.model_validate(given), Strategy(dp=1))
+    graph = graph_of_shape(shape, None)
+    return graph, selecting(graph, shape, policy)
+
+
+def test_torchtitan_keeps_every_second_linear_layer() -> None:
+    """Of q, k, v, o, w1, w3, w2 it keeps q, v, w1 and w2, beside input and attention's result."""
+    _, graph = _graphs("operators")
+    kept = graph.kinds["block"].kept(Recompute.SELECTIVE)
+    h, kv, f = LLAMA.hidden, LLAMA.kv_heads * LLAMA.head_dim, LLAMA.ffn
+    assert kept == TOKENS * (2 * (h + h + kv + h + f + h) + 4 * LLAMA.heads)
+    again = graph.kinds["block"].again(Recompute.SELECTIVE)
+    flops = sum(op.flops for op in again if isinstance(op, Gemm))
+    assert flops == 2 * TOKENS * (h * kv + h * h + h * f)  # k, o and w3
+    assert not any(isinstance(op, Attention) for op in again)
+    names = {op.name for op in again if isinstance(op, Stream)}
+    assert {"input norm", "post norm", "activation", "attention residual"} <= names
+    assert "mlp residual" not in names  # no backward reads the output
+
+
+def test_a_plain_mlp_ends_before_its_last_layer() -> None:
+    """q, k, v, o, up, down: down would be the sixth, and no backward reads what it gives."""
+    _, graph = _graphs("operators", "gpt2-xl")
+    again = graph.kinds["block"].again(Recompute.SELECTIVE)
+    assert [op.name for op in again if isinstance(op, Gemm)] == [
+        "query, key, value",
+        "attention output",
+    ]
+
+
+def test_megatron_runs_flash_attention_again_and_keeps_the_rest() -> None:
+    plain, graph = _graphs("core")
+    again = graph.kinds["block"].again(Recompute.SELECTIVE)
+    assert [type(op) for op in again] == [Attention]
+    assert graph.kinds["block"].kept(Recompute.SELECTIVE) == plain.kinds["block"].saved
+
+
+@pytest.mark.parametrize("policy", ["cheap", "core", "operators"])
+def test_everybody_runs_materialised_scores_again(policy: Selective) -> None:
+    plain, graph = _graphs(policy, "gpt2-xl", attention="materialised")
+    assert graph == plain
+
+
+def test_a_published_run_has_its_frameworks_policy() -> None:
+    columns = {"recompute": "selective", "gated_mlp": 1, "micro_batch": 1}
+    titan, core = (
+        graph_of(run_of(row(framework=name, **columns))).kinds["block"]
+        for name in ("torchtitan", "Megatron-Core")
+    )
+    assert titan.kept(Recompute.SELECTIVE) < core.kept(Recompute.SELECTIVE) == core.saved
