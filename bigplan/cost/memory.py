@@ -3,7 +3,7 @@
 On stage s of p, with n micro-batches in flight at most (1F1B: min(M, p - s)):
 
     states       parameters, gradients and optimizer state, each over the ranks ZeRO splits it over
-    activations  what the layers keep, n times
+    activations  what the layers keep, n times, and chains of plain kernels beyond
     temporaries  one layer's activations while it is recomputed and its backward's temporaries, or
                  on the last stage the loss's
     buffers      buckets of collectives; under ZeRO-3 the layers that are gathered at once

@@ -22,7 +22,8 @@ What a row leaves blank is chosen by one rule for all rows:
                 master where parameters train in bf16 (torchtune, and notes of "pure bf16" or
                 "bf16-true")
     recompute   none; where it is selective and model and hardware FLOPs are printed: in full, by
-                as many layers as these say
+                as many layers as these say; else what the framework runs again
+                (`graph/policies.py`)
     attention   what the framework had at the time: materialised before 2023, flash since; gated
                 models and GPUs of Hopper's time or later are since
     dropout     GPT-2's where the framework trained with it, which was before 2023
