@@ -39,7 +39,7 @@ from benchmarks.native_block import (
     wait,
     walls,
 )
-from bigplan.cost.collective import tensor_group
+from bigplan.cost.collective import LayerGroups
 from bigplan.cost.compute import Device, gemm_seconds
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.operators import operator_costs
@@ -179,8 +179,8 @@ class Model:
 
     def rows(self, operators: Sequence[Operator]) -> Iterator[tuple[str, str, float, int]]:
         """Class, name, milliseconds and launches of each operator."""
-        group = tensor_group(self.strategy, self.nodes)
-        costs = operator_costs(operators, self.device, group, NATIVE)
+        groups = LayerGroups.of(self.strategy, self.nodes)
+        costs = operator_costs(operators, self.device, groups, NATIVE)
         for operator, cost in zip(operators, costs, strict=True):
             yield predicted_class(operator), cost.name, 1e3 * cost.seconds, cost.launches
 

@@ -31,7 +31,7 @@ def device_refusal(gpu: Gpu) -> str | None:
 
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
-    tokens = strategy.micro_batch * training.sequence_length
+    tokens = strategy.rank_tokens(training)
     if strategy.sequence_parallel and tokens % strategy.tp:
         return (
             f"the native runtime shares out the tokens of a micro-batch to tensor-parallel ranks, "

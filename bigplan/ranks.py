@@ -1,7 +1,10 @@
 """Coordinates of ranks, the groups that a rank belongs to, and the channels of its messages.
 
 Tensor-parallel ranks have neighbouring numbers, because they exchange the most. Data-parallel ranks
-come next, and pipeline stages are outermost: rank = (stage * dp + data) * tp + tensor.
+come next, and pipeline stages are outermost: rank = (stage * shards + data) * tp + tensor.
+
+Context-parallel ranks are neighbours among the data-parallel ones, as which they share state and
+sum gradients: data = replica * cp + part of the sequences.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ class GroupName(StrEnum):
 
     ALL = "all"
     DATA = "data-parallel"  # same stage and tensor place; the ranks split samples and state
+    CONTEXT = "context-parallel"  # those of one replica; the ranks split its sequences
     TENSOR = "tensor-parallel"  # same stage and data place; the ranks split layers
 
 
@@ -34,12 +38,12 @@ class Coordinates(NamedTuple):
         """The coordinates of rank number `rank`."""
         assert 0 <= rank < strategy.ranks, (rank, strategy.ranks)
         rest, tensor = divmod(rank, strategy.tp)
-        stage, data = divmod(rest, strategy.dp)
+        stage, data = divmod(rest, strategy.shards)
         return cls(stage, data, tensor)
 
     def rank(self, strategy: Strategy) -> int:
         """The number of the rank at these coordinates."""
-        return (self.stage * strategy.dp + self.data) * strategy.tp + self.tensor
+        return (self.stage * strategy.shards + self.data) * strategy.tp + self.tensor
 
 
 def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, ...]:
@@ -48,7 +52,10 @@ def members(name: GroupName, at: Coordinates, strategy: Strategy) -> tuple[int, 
         case GroupName.ALL:
             return tuple(range(strategy.ranks))
         case GroupName.DATA:
-            each = [at._replace(data=i) for i in range(strategy.dp)]
+            each = [at._replace(data=i) for i in range(strategy.shards)]
+        case GroupName.CONTEXT:
+            first = at.data - at.data % strategy.cp
+            each = [at._replace(data=first + i) for i in range(strategy.cp)]
         case GroupName.TENSOR:
             each = [at._replace(tensor=i) for i in range(strategy.tp)]
     return tuple(one.rank(strategy) for one in each)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
+from typing import NamedTuple
 
 from bigplan.cost.framework import Framework
-from bigplan.graph.operators import Collective
+from bigplan.graph.operators import Collective, Pattern
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.cluster import NodeGroup
 from bigplan.spec.link import GpuLink, Network, Traffic
@@ -43,28 +44,60 @@ def tensor_group(strategy: Strategy, nodes: NodeGroup) -> Group:
 
 
 def data_group(strategy: Strategy, nodes: NodeGroup) -> Group:
-    """Data-parallel ranks: every tp-th rank, pipeline stages outermost."""
-    per_node = max(1, min(strategy.dp, nodes.gpus_per_node // strategy.tp))
+    """Ranks that share states: every tp-th rank, pipeline stages outermost."""
+    return _every_tensor_place(strategy.shards, strategy, nodes)
+
+
+def context_group(strategy: Strategy, nodes: NodeGroup) -> Group:
+    """Context-parallel ranks: neighbours among those that share states."""
+    return _every_tensor_place(strategy.cp, strategy, nodes)
+
+
+def _every_tensor_place(size: int, strategy: Strategy, nodes: NodeGroup) -> Group:
+    """So many ranks, each the next with the same tensor-parallel place."""
+    per_node = max(1, min(size, nodes.gpus_per_node // strategy.tp))
     share = per_node / nodes.gpus_per_node
     intra = nodes.intra_node.among(per_node)
-    return Group(strategy.dp, per_node, intra, nodes.inter_node, share)
+    return Group(size, per_node, intra, nodes.inter_node, share)
+
+
+class LayerGroups(NamedTuple):
+    """The groups whose ranks exchange something within layers."""
+
+    tensor: Group
+    context: Group
+
+    @classmethod
+    def of(cls, strategy: Strategy, nodes: NodeGroup) -> LayerGroups:
+        """Those of a strategy's ranks."""
+        return cls(tensor_group(strategy, nodes), context_group(strategy, nodes))
+
+    @property
+    def alone(self) -> bool:
+        """Whether a rank exchanges nothing within a layer."""
+        return self.tensor.size == self.context.size == 1
+
+    def seconds(self, collective: Collective) -> float:
+        """Seconds of a collective of its group."""
+        of_context = collective.pattern == "all_to_all"
+        return collective_seconds(collective, self.context if of_context else self.tensor)
 
 
 def collective_seconds(collective: Collective, group: Group) -> float:
-    """Seconds of a tensor-parallel collective."""
+    """Seconds of a collective within a layer."""
     once = PATTERNS[collective.pattern]
     return collective.count * once(collective.nbytes, group)
 
 
 def exposed_seconds(
     collective: Collective,
-    group: Group,
+    groups: LayerGroups,
     framework: Framework,
     gemms: Mapping[str, float],
     *,
     beside: bool = True,
 ) -> float:
-    """Seconds that a rank waits for a tensor-parallel collective.
+    """Seconds that a rank waits for a collective within a layer.
 
     `gemms`: seconds of the pass's products by name. If the framework runs the collective beside a
     product, the product hides as many seconds as it takes itself. Without `beside` nothing hides a
@@ -72,7 +105,7 @@ def exposed_seconds(
     """
     if collective.hidden and beside:
         return 0.0
-    seconds = collective_seconds(collective, group)
+    seconds = groups.seconds(collective)
     if framework.beside_weights:
         seconds = max(0.0, seconds - gemms.get(collective.beside, 0.0))
     return framework.tensor_exposed * seconds
@@ -100,10 +133,16 @@ def all_gather(nbytes: int, group: Group) -> float:
     return _once_around(nbytes, group, "all_gather")
 
 
-PATTERNS: Mapping[Traffic, Callable[[int, Group], float]] = {
+def all_to_all(nbytes: int, group: Group) -> float:
+    """A rank's `nbytes`, an equal part to each rank: messages to all others, as sends."""
+    return _once_around(nbytes, group, "send")
+
+
+PATTERNS: Mapping[Pattern | Traffic, Callable[[int, Group], float]] = {
     "all_reduce": all_reduce,
     "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
+    "all_to_all": all_to_all,
 }
 
 
@@ -153,7 +192,7 @@ def send(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
 
 def hop(nbytes: int, strategy: Strategy, nodes: NodeGroup) -> float:
     """So many bytes from each rank of a pipeline stage to one of another."""
-    if strategy.dp * strategy.tp < nodes.gpus_per_node or nodes.inter_node is None:
+    if strategy.shards * strategy.tp < nodes.gpus_per_node or nodes.inter_node is None:
         return message(nbytes, nodes.intra_node.among(2))
     rate = NodeSharing(nodes.gpus_per_node).rate_of_rank(nodes.inter_node.reached("send"))
     return nbytes / _sized(rate, nbytes, nodes.inter_node) + nodes.inter_node.latency

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from bigplan.cost.collective import Group, exposed_seconds
+from bigplan.cost.collective import LayerGroups, exposed_seconds
 from bigplan.cost.compute import Device, alignment, chained, launches, operator_seconds, tile_waste
 from bigplan.cost.framework import Framework
 from bigplan.graph.operators import Attention, Collective, Gemm, Operator
@@ -41,9 +41,9 @@ class OperatorCost:
 
 
 def operator_costs(
-    operators: Sequence[Operator], device: Device, group: Group, framework: Framework
+    operators: Sequence[Operator], device: Device, groups: LayerGroups, framework: Framework
 ) -> Iterator[OperatorCost]:
-    """The costs of a layer's operators, in order; `group` is the tensor-parallel group."""
+    """The costs of a layer's operators, in order."""
     gemms = {
         operator.name: operator_seconds(operator, device)
         for operator in operators
@@ -52,7 +52,7 @@ def operator_costs(
     for operator in operators:
         if isinstance(operator, Collective):
             beside = device.gpu.runs_kernels
-            seconds = exposed_seconds(operator, group, framework, gemms, beside=beside)
+            seconds = exposed_seconds(operator, groups, framework, gemms, beside=beside)
             moved = float(operator.nbytes * operator.count)
             yield OperatorCost(operator.name, seconds, 0.0, moved, 0, Bound.COMMUNICATION)
         else:

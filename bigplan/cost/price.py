@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from bigplan.cost.collective import (
     Group,
+    LayerGroups,
     all_gather,
     all_reduce,
     beside_compute,
@@ -19,7 +20,6 @@ from bigplan.cost.collective import (
     reduce_scatter,
     send,
     taken_from_compute,
-    tensor_group,
 )
 from bigplan.cost.compute import Device, norm, operator_seconds
 from bigplan.cost.framework import NATIVE, Framework
@@ -204,7 +204,7 @@ def memory_of_torch(
         around = strategy.pp > 1 and strategy.vpp > 1
         between, ends = (2, 2) if around else (min(2, strategy.pp - 1), min(1, strategy.pp - 1))
         messages = 2 * max(between, ends + lends_table)
-        communicators = (strategy.dp > 1) + (strategy.tp > 1) + messages
+        communicators = sum(n > 1 for n in (strategy.shards, strategy.tp, strategy.cp)) + messages
         taken += communicators * gpu.communicator_memory + ceil(PAGE_TABLES * locked)
     return gpu.memory - taken
 
@@ -234,17 +234,17 @@ def _kind_cost(
     exchanges = KindCost(0.0, 0.0, reduce=reducing, gather=gathering, slowed=slowed)
     if not (kind.forward or kind.backward):  # nobody asks more of a layer without operators
         return exchanges
-    group, device = tensor_group(strategy, nodes), device_of(nodes, training, framework)
+    groups, device = LayerGroups.of(strategy, nodes), device_of(nodes, training, framework)
     hooks = framework.gather_launches * len(kind.tensors) if strategy.zero == 3 else 0.0
 
     def cost(framework: Framework) -> KindCost:
-        timed = partial(pass_cost, device=device, group=group, framework=framework, hooks=hooks)
+        timed = partial(pass_cost, device=device, groups=groups, framework=framework, hooks=hooks)
         forward, backward, again = _passes(kind, framework, timed)
         return replace(
             exchanges,
             forward=forward.seconds,
             backward=backward.seconds,
-            tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, group),
+            tensor_reduce=_summed(kind, strategy.tp, sizes.gradient, groups.tensor),
             update_launch=update_launch(kind, nodes.gpu, framework, training),
             reruns={recompute: one.seconds for recompute, one in again.items()},
             forward_waits=forward.waits,
@@ -253,7 +253,7 @@ def _kind_cost(
         )
 
     launched = cost(framework)
-    capturing = framework.captures and nodes.gpu.runs_kernels and group.size == 1
+    capturing = framework.captures and nodes.gpu.runs_kernels and groups.alone
     if not (capturing and kind.name == BLOCK):
         return launched
     captured = cost(replace(framework, captured=True))
@@ -303,13 +303,13 @@ class PassCost(NamedTuple):
 def pass_cost(
     operators: tuple[Operator, ...],
     device: Device,
-    group: Group,
+    groups: LayerGroups,
     framework: Framework,
     hooks: float = 0.0,
     *,
     again: bool = False,
 ) -> PassCost:
-    """What a layer's operators take in a row: GPU, host launching, tensor-parallel collectives.
+    """What a layer's operators take in a row: GPU, host launching, collectives.
 
     `hooks`, `again`: see `host_seconds`. A CPU that stands in for a GPU launches and computes in
     turn.
@@ -322,10 +322,10 @@ def pass_cost(
     }
     beside = device.gpu.runs_kernels
     exposed = sum(
-        exposed_seconds(one, group, framework, gemms, beside=beside) for one in collectives
+        exposed_seconds(one, groups, framework, gemms, beside=beside) for one in collectives
     )
     host = host_seconds(operators, device, framework, hooks, again=again)
-    if group.size > 1:
+    if not groups.alone:
         number = COLLECTIVE_LAUNCHES * sum(one.count for one in collectives)
         host += number * device.gpu.launch_overhead * (framework.host or 1.0)
     busy = sum(seconds) + exposed

@@ -31,6 +31,7 @@ class BlockShape:
     sequence_length: int
     element_size: int
     tensor_parallel: int = 1
+    exchanging: int = 1  # context-parallel ranks, each with a part of the heads within attention
     sequence_parallel: bool = False
     expanded_kv: bool = False  # k and v are repeated for every query head
     materialised: bool = False  # attention scores are written to memory
@@ -45,6 +46,11 @@ class BlockShape:
         ways = self.tensor_parallel if self.sequence_parallel and not value.split else 1
         return size * (element_size or self.element_size) // ways
 
+    def repeated(self, value: StepValue) -> StepValue:
+        """Keys or values with a head at least for each rank that exchanges them."""
+        heads = max(-(-value.parts // self.tensor_parallel), self.exchanging)
+        return value._replace(parts=heads * self.tensor_parallel) if self.exchanging > 1 else value
+
 
 def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
     """Bytes saved of materialised attention scores: a s per token; 0 for flash attention.
@@ -56,7 +62,7 @@ def score_bytes(model: ModelSpec, shape: BlockShape) -> int:
         return 0
     per_score = shape.element_size + (1 + shape.element_size if shape.dropout else 0)
     heads = model.heads // shape.tensor_parallel
-    return shape.tokens * shape.sequence_length * heads * per_score
+    return shape.tokens * shape.sequence_length * shape.exchanging * heads * per_score
 
 
 def saved_values(
@@ -73,9 +79,12 @@ def saved_values(
         saves, statistics = step.saves, step.statistics
         if step.op is StepOp.ATTENTION:
             queries, *keys_values, mixed = saves
+            keys_values = [shape.repeated(value) for value in keys_values]
             if shape.expanded_kv:
                 keys_values = [value._replace(parts=queries.parts) for value in keys_values]
             saves = (queries, *keys_values, mixed)
+            if shape.exchanging > 1:  # attention saves its own heads, the product what comes back
+                saves = (*saves, mixed._replace(name=f"{mixed.name} of own heads"))
             statistics = () if shape.materialised else statistics
         found.update({value: shape.nbytes(value) for value in saves})
         found.update({value: shape.nbytes(value, STATISTIC) for value in statistics})

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from bigplan.graph.operators import (
     Attention,
+    Collective,
     Gemm,
     Operator,
     Stream,
@@ -36,16 +37,15 @@ EFFICIENT_COLUMNS = 64  # and those of torch's memory-efficient kernel of so man
 
 def attention(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """Scores, softmax and weighted values: one flash kernel, or products and a softmax kernel."""
-    model, training, tokens = shape.model, shape.training, shape.tokens
-    heads, length, width = model.heads // shape.tp, training.sequence_length, model.head_dim
+    model, training, tokens = shape.model, shape.training, shape.mixed_tokens
+    heads, length, width = shape.heads, training.sequence_length, model.head_dim
     window = model.window_within(length)
     if training.attention == "flash":
         # Query x key and probability x value take two FLOPs an element over the lower triangle, or
         # what a window leaves of it. The backward recomputes the scores: five products for the
         # forward's two.
         widened, widened_back = _linear_biases(shape) if shape.fused else ((), ())
-        key_values = -(-model.kv_heads // shape.tp)
-        moved = 2.0 * tokens * (heads + key_values) * width * shape.element
+        moved = 2.0 * tokens * (heads + shape.kv_heads) * width * shape.element
         bound: FlashKernel | None = None
         if widened:
             width, bound = _flash_columns(width + ALIBI_COLUMNS), "flash2"
@@ -98,9 +98,8 @@ def widened_bytes(shape: RankShape) -> int:
     model = shape.model
     if not shape.linear_biases or shape.biases_in_kernel:
         return 0
-    heads = model.heads if shape.activation_shape.expanded_kv else model.kv_heads
-    each = -(-model.heads // shape.tp) + -(-heads // shape.tp)
-    return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.tokens * shape.element
+    each = shape.heads + (shape.heads if shape.activation_shape.expanded_kv else shape.kv_heads)
+    return 4 * each * (model.head_dim + ALIBI_COLUMNS) * shape.mixed_tokens * shape.element
 
 
 def flash_gradients(shape: RankShape) -> int:
@@ -118,20 +117,50 @@ def flash_gradients(shape: RankShape) -> int:
     model, element = shape.model, shape.element
     if shape.training.attention != "flash":
         return 0
-    heads, key_values = model.heads // shape.tp, -(-model.kv_heads // shape.tp)
+    heads, key_values, tokens = shape.heads, shape.kv_heads, shape.mixed_tokens
     if shape.activation_shape.expanded_kv:
         key_values = heads
     gradients = 2 * (heads + key_values) * model.head_dim * element
     if shape.biases_in_kernel:
-        return shape.tokens * (gradients + 4 * heads)
+        return tokens * (gradients + 4 * heads)
     if element == 4:
         columns = -(-model.head_dim // EFFICIENT_COLUMNS) * EFFICIENT_COLUMNS
-        return shape.tokens * (gradients + 4 * heads * (columns + 2))
+        return tokens * (gradients + 4 * heads * (columns + 2))
     if key_values < heads:
         gradients += 2 * heads * model.head_dim * element
     columns = _flash_columns(model.head_dim)
     fill = -(-shape.multiprocessors // (heads * shape.strategy.micro_batch))
     sums = fill if shape.training.deterministic else 1
-    length = shape.activation_shape.sequence_length
-    rows = shape.tokens // length * -(-length // FLASH_ROWS) * FLASH_ROWS
-    return shape.tokens * gradients + rows * 4 * heads * (sums * columns + 1)
+    length = tokens // shape.strategy.micro_batch
+    rows = tokens // length * -(-length // FLASH_ROWS) * FLASH_ROWS
+    return tokens * gradients + rows * 4 * heads * (sums * columns + 1)
+
+
+def exchanges(shape: RankShape) -> tuple[Operator, ...]:
+    """What context-parallel ranks do around attention, forward; the backward does the same back.
+
+    Each rank has a part of every sequence with all heads. It sends the others their heads and gets
+    their parts, which is an all-to-all of queries, keys, values, and of the result (Jacobs et al.
+    2023, arXiv 2309.14509, section 3). A head of keys goes to every rank that needs it. Parts are
+    copied to lie one behind the other, on both sides where a micro-batch has several sequences.
+    """
+    if shape.cp == 1:
+        return ()
+    found, sides = list[Operator](), 1 + (shape.strategy.micro_batch > 1)
+    for name, heads in (
+        ("queries", shape.heads),
+        ("keys", shape.kv_heads),
+        ("values", shape.kv_heads),
+        ("attention's values", shape.heads),
+    ):
+        nbytes = shape.mixed_tokens * heads * shape.model.head_dim * shape.element
+        found.append(Collective(f"{name} exchange", "all_to_all", nbytes))
+        found.append(Stream(f"{name} in parts", 2 * sides * nbytes, sides))
+    return tuple(found)
+
+
+def exchange_bytes(shape: RankShape) -> int:
+    """Bytes of the largest exchange under way: what is sent, and what comes."""
+    if shape.cp == 1:
+        return 0
+    return 2 * shape.mixed_tokens * shape.heads * shape.model.head_dim * shape.element

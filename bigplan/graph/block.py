@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bigplan.graph.activations import block_saved_bytes, saved_values, score_bytes
-from bigplan.graph.attention import attention, flash_gradients, widened_bytes
+from bigplan.graph.attention import (
+    attention,
+    exchange_bytes,
+    exchanges,
+    flash_gradients,
+    widened_bytes,
+)
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Collective, Gemm, Operator, Stream, by_input_and_weight
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
@@ -51,6 +57,7 @@ def block(shape: RankShape) -> LayerKind:
             *linear,
             *inner,
             *forward,
+            *exchanges(shape),
             *shape.into_matrix("attention input"),
             *shape.into_matrix("mlp input"),
             *shape.out_of_matrix("attention output"),
@@ -61,12 +68,15 @@ def block(shape: RankShape) -> LayerKind:
             *inner_backward,
             *(pair[1] for pair in streams),
             gradient_sum(shape, tensors),
+            *exchanges(shape),
             *backward_collectives,
         ),
         saved=saved,
         boundary=shape.hidden,
         reruns=_reruns(shape, saved, linear, inner, forward),
-        forward_workspace=2 * shape.whole_hidden + widened_bytes(shape) // 2,
+        forward_workspace=2 * shape.whole_hidden
+        + widened_bytes(shape) // 2
+        + exchange_bytes(shape),
         backward_workspace=_backward_workspace(shape, tensors, saved),
         chained=_chained(shape),
         largest=max(
@@ -108,7 +118,7 @@ def _reruns(
     attention = shape.into_matrix("attention input")
     if all(op.name != "attention output" for op in left_out):
         attention += shape.out_of_matrix("attention output")
-    full = Rerun(shape.hidden, (*whole, *attention, *gathered))
+    full = Rerun(shape.hidden, (*whole, *exchanges(shape), *attention, *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
 
 
@@ -280,7 +290,7 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     # runtime's rings keep what they hold.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
     gone = 0 if shape.fused else 2 * shape.tokens * ffn * shape.element
-    within = scores + flash_gradients(shape) + widened_bytes(shape) - gone
+    within = scores + flash_gradients(shape) + widened_bytes(shape) + exchange_bytes(shape) - gone
     # Sums of gradients of heads that some ranks share need room beside the gradients of other
     # heads.
     few = [tensor for tensor in tensors if 1 < tensor.holders < shape.tp]

@@ -42,10 +42,7 @@ def build_graph(
 
 
 def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
-    """As build_graph, also with context parallelism: a rank has its part of every sequence.
-
-    That is priced for published runs and not planned.
-    """
+    """As build_graph, also with the context parallelism of other tools, for published runs."""
     model, training, strategy = shape.model, shape.training, shape.strategy
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
     kinds = {
@@ -70,7 +67,7 @@ MOST_LOGITS = 2**31 - 1  # at once: kernels count them with 32 bits
 
 def loss_chunks(model: ModelSpec, training: Training, strategy: Strategy) -> tuple[int, ...]:
     """Values that a plan may take as `loss_chunk`, smallest first, doubled up to a micro-batch."""
-    tokens = strategy.micro_batch * training.sequence_length
+    tokens = strategy.rank_tokens(training)
     most = MOST_LOGITS // -(-model.vocab // strategy.tp)
     chunks = [min(LOSS_CHUNK_TOKENS, tokens)]
     while chunks[-1] < tokens and (larger := min(2 * chunks[-1], tokens)) <= most:
@@ -157,7 +154,7 @@ def _looked_up(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     On one GPU, rows are looked up in host memory if the tables live there (runtime/lookup.py).
     """
     strategy, rows = shape.strategy, len(tensors) * shape.tokens * shape.model.hidden
-    alone = strategy.dp * strategy.tp * strategy.pp == 1 and not shape.model.tied_embeddings
+    alone = strategy.ranks == 1 and not shape.model.tied_embeddings
     alone = alone and not shape.model.embedding_norm  # whose weights would not come with the rows
     few = 2 * rows <= sum(tensor.elements for tensor in tensors)
     return rows if alone and few else 0

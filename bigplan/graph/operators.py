@@ -7,7 +7,7 @@ from typing import Literal
 
 from bigplan.spec.gpu import FlashKernel
 
-Pattern = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Pattern = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,9 @@ class Stream:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """Collectives of `nbytes` (the whole tensor) over the tensor-parallel group.
+
+    An all-to-all is of the context-parallel group, and of the bytes that a rank has: it sends each
+    other rank an equal part of them.
 
     `hidden`: a GEMM that does not depend on it runs at the same time. `beside`: the GEMM of the
     same pass that some frameworks run at the same time.

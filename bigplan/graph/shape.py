@@ -21,15 +21,14 @@ class RankShape:
     model: ModelSpec
     training: Training
     strategy: Strategy
-    context_parallel: int = 1
+    context_parallel: int = 1  # of other tools, whose exchanges are not priced; not `strategy.cp`
     fused: bool = False  # native runtime on CUDA: products add to sums, rows are looked up
     multiprocessors: int = 1  # of a GPU
 
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch on one rank."""
-        whole = self.strategy.micro_batch * self.training.sequence_length
-        return whole // self.context_parallel
+        return self.strategy.rank_tokens(self.training) // self.context_parallel
 
     @property
     def element(self) -> int:
@@ -73,6 +72,26 @@ class RankShape:
         return self.strategy.tp
 
     @property
+    def cp(self) -> int:
+        """Context-parallel ranks that exchange tokens for heads around attention."""
+        return self.strategy.cp
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries that a rank has within attention."""
+        return -(-self.model.heads // self.tp) // self.cp
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and of values that a rank has within attention."""
+        return max(1, -(-self.model.kv_heads // self.tp) // self.cp)
+
+    @property
+    def mixed_tokens(self) -> int:
+        """Tokens that a rank has within attention: those of whole sequences, natively."""
+        return self.tokens * self.cp
+
+    @property
     def sequence_parallel(self) -> bool:
         """Whether norms and residuals are split over the tensor-parallel ranks."""
         return self.tp > 1 and self.strategy.sequence_parallel
@@ -101,9 +120,10 @@ class RankShape:
         """The sizes that activations.py needs."""
         return BlockShape(
             tokens=self.tokens,
-            sequence_length=self.training.sequence_length // self.context_parallel,
+            sequence_length=self.tokens // self.strategy.micro_batch,
             element_size=self.element,
             tensor_parallel=self.tp,
+            exchanging=self.cp,
             sequence_parallel=self.sequence_parallel,
             expanded_kv=repeats_heads(self.element, self.model.heads, self.model.kv_heads),
             materialised=self.training.attention == "materialised",

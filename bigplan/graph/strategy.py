@@ -38,8 +38,11 @@ class Cut(NamedTuple):
 class Strategy(Spec):
     """Degrees of parallelism and the batch schedule of one step.
 
-    `dp * tp * pp` is the number of GPUs. A rank passes `accumulation_group` micro-batches through
-    a layer before it goes on to the next layer (1: micro-batch-major; all: layer-major).
+    `dp * cp * tp * pp` is the number of GPUs. A rank passes `accumulation_group` micro-batches
+    through a layer before it goes on to the next layer (1: micro-batch-major; all: layer-major).
+
+    `cp` neighbouring ranks of one replica have consecutive parts of its sequences. Within attention
+    each has whole sequences of its part of the heads (DeepSpeed Ulysses: Jacobs et al. 2023).
 
     The model's blocks are cut into `pp * vpp` chunks; stage s has chunks s, pp + s, 2 pp + s, ...
     (Narayanan et al. 2021, section 2.2). The first and the last chunk may have other numbers of
@@ -50,7 +53,7 @@ class Strategy(Spec):
     tp: int = Field(default=1, ge=1)
     pp: int = Field(default=1, ge=1)
     vpp: int = Field(default=1, ge=1)
-    cp: int = Field(default=1, ge=1, le=1)
+    cp: int = Field(default=1, ge=1)
     ep: int = Field(default=1, ge=1, le=1)
     zero: int = Field(default=0, ge=0, le=3)
     micro_batch: int = Field(default=1, ge=1)
@@ -64,7 +67,7 @@ class Strategy(Spec):
 
     @model_validator(mode="after")
     def _zero_needs_data_parallelism(self) -> Self:
-        if self.zero and self.dp == 1:
+        if self.zero and self.shards == 1:
             raise ValueError(
                 f"zero {self.zero} shards over data-parallel ranks; dp is 1: use zero 0"
             )
@@ -83,7 +86,23 @@ class Strategy(Spec):
     @property
     def ranks(self) -> int:
         """GPUs used."""
-        return self.dp * self.tp * self.pp
+        return self.shards * self.tp * self.pp
+
+    @property
+    def shards(self) -> int:
+        """Ranks that have the same parameters: they share states, and sum gradients.
+
+        Their places are numbers `replica * cp + part`: of a replica and a part of sequences.
+        """
+        return self.dp * self.cp
+
+    def rank_length(self, training: Training) -> int:
+        """Tokens of a sequence that a rank has."""
+        return training.sequence_length // self.cp
+
+    def rank_tokens(self, training: Training) -> int:
+        """Tokens of a micro-batch that a rank has; tensor-parallel ranks have the same."""
+        return self.micro_batch * self.rank_length(training)
 
     @property
     def whole_passes(self) -> bool:
@@ -143,11 +162,15 @@ class StrategyFamily(NamedTuple):
     tp: int
     pp: int
     micro_batch: int
+    cp: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
     """All strategies that use all `gpus`, keep tensor parallelism in a node and split evenly.
+
+    Context parallelism stays in a node, too. It is tried where one sequence has more tokens than a
+    micro-batch that is worth trying.
 
     `fixed` holds values of `Strategy` that the user wants. Any legal value is then in the space,
     even one that would not be tried otherwise.
@@ -161,23 +184,35 @@ class Space:
 
     def families(self) -> Iterator[StrategyFamily]:
         """Every family that may have a member."""
+        for tp, cp in self._splits_of_tokens():
+            for pp in self._tried("pp", divisors(self.gpus // (tp * cp))):
+                dp, rest = divmod(self.gpus, tp * cp * pp)
+                sequences = self.training.global_batch // max(1, dp)
+                whole = rest == 0 and self.training.global_batch % dp == 0
+                if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
+                    tried = self._tried("micro_batch", self._micro_batches(sequences, cp))
+                    for micro_batch in tried:
+                        if sequences % micro_batch == 0:
+                            yield StrategyFamily(dp, tp, pp, micro_batch, cp)
+
+    def _splits_of_tokens(self) -> Iterator[tuple[int, int]]:
+        """Tensor- and context-parallel ranks, which exchange tokens within every layer."""
+        length = self.training.sequence_length
         for tp in self._tried("tp", divisors(self.gpus)):
             if self.gpus % tp or self.gpus_per_node % tp:
                 continue
             if not splits_over_tensor_parallel(self.model, tp):
                 continue
-            for pp in self._tried("pp", divisors(self.gpus // tp)):
-                dp, rest = divmod(self.gpus, tp * pp)
-                sequences = self.training.global_batch // max(1, dp)
-                whole = rest == 0 and self.training.global_batch % dp == 0
-                if whole and pp <= self.model.layers and self.fixed.get("dp", dp) == dp:
-                    for micro_batch in self._tried("micro_batch", self._micro_batches(sequences)):
-                        if sequences % micro_batch == 0:
-                            yield StrategyFamily(dp, tp, pp, micro_batch)
+            tried = divisors(self.gpus_per_node // tp) if length > MAX_MICRO_BATCH_TOKENS else [1]
+            for cp in self._tried("cp", tried):
+                within = "cp" in self.fixed or self.gpus_per_node % (tp * cp) == 0
+                whole = self.gpus % (tp * cp) == 0 and length % cp == 0
+                if within and whole and splits_over_context_parallel(self.model, tp, cp):
+                    yield tp, cp
 
     def members(self, family: StrategyFamily, ends: Ends | None = None) -> Iterator[Strategy]:
         """The family's strategies; `ends` weigh embedding and head against a block."""
-        dp, tp, pp, micro_batch = family
+        dp, tp, pp, micro_batch, cp = family
         micro_batches = self.training.global_batch // (dp * micro_batch)
         for vpp in self._tried("vpp", self._virtual_stages(pp, micro_batches)):
             if pp * vpp > self.model.layers or (vpp > 1 and (pp == 1 or micro_batches % pp)):
@@ -186,14 +221,15 @@ class Space:
                 for group in self._tried("accumulation_group", _groups(micro_batches)):
                     if micro_batches % group or (vpp > 1 and group > 1):
                         continue
-                    for zero in self._tried("zero", (0, 1, 2, 3) if dp > 1 else (0,)):
-                        if (zero and dp == 1) or (vpp > 1 and zero > 1):
+                    for zero in self._tried("zero", (0, 1, 2, 3) if dp * cp > 1 else (0,)):
+                        if (zero and dp * cp == 1) or (vpp > 1 and zero > 1):
                             continue
                         yield Strategy(
                             dp=dp,
                             tp=tp,
                             pp=pp,
                             vpp=vpp,
+                            cp=cp,
                             zero=zero,
                             micro_batch=micro_batch,
                             accumulation_group=group,
@@ -210,8 +246,8 @@ class Space:
     def _tried(self, name: str, values: Iterable[int]) -> Iterable[int]:
         return (self.fixed[name],) if name in self.fixed else values
 
-    def _micro_batches(self, sequences: int) -> Iterator[int]:
-        length = self.training.sequence_length
+    def _micro_batches(self, sequences: int, cp: int) -> Iterator[int]:
+        length = self.training.sequence_length // cp
         return (m for m in divisors(sequences) if m == 1 or m * length <= MAX_MICRO_BATCH_TOKENS)
 
     def _virtual_stages(self, pp: int, micro_batches: int) -> Iterator[int]:
@@ -251,6 +287,15 @@ def splits_over_tensor_parallel(model: ModelSpec, tp: int) -> bool:
     """
     repeats = tp % model.kv_heads == 0
     return model.heads % tp == 0 and model.ffn % tp == 0 and (repeats or model.kv_heads % tp == 0)
+
+
+def splits_over_context_parallel(model: ModelSpec, tp: int, cp: int) -> bool:
+    """Whether `cp` divides a tensor-parallel rank's heads, and goes with key-value heads.
+
+    Where a rank has fewer key-value heads than `cp`, neighbouring context ranks get the same head.
+    """
+    kv_heads = -(-model.kv_heads // tp)
+    return model.heads // tp % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0)
 
 
 # Larger micro-batches gain nothing: at 64k tokens a GEMM is far beyond the size at which it

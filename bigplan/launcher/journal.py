@@ -158,7 +158,7 @@ class Journal:
         self._stepped = True
         self._progress[self.done] = metric.seconds
         strategy = self.plan.strategy
-        first = results[:: strategy.dp * strategy.tp]  # of each stage
+        first = results[:: strategy.shards * strategy.tp]  # of each stage
         self._steady.append((results[0].seconds, Timeline.together(r.timeline for r in first)))
         return metric
 
@@ -197,7 +197,7 @@ class Journal:
     def _measured(self, use: MemoryUse, ranks: list[Mapping[str, int]]) -> int:
         """Bytes of a stage's largest rank, or of a node full of such ranks."""
         strategy = self.plan.strategy
-        each = strategy.dp * strategy.tp
+        each = strategy.shards * strategy.tp
         stage = ranks[use.stage * each : (use.stage + 1) * each]
         most = max((rank.get(str(use.tier), 0) for rank in stage), default=0)
         return self.plan.cluster.group.shared_by(strategy.ranks).counted(most, use.scope)

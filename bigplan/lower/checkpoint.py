@@ -39,7 +39,7 @@ def _write(
     at = share.tier if share else layout.table[layer].parameters
     staged = tuple(checkpoint_entry(layer, entry) for entry in range(STAGING))
     # Without ZeRO all ranks hold the same state and share the writing.
-    writers = 1 if layout.graph.strategy.zero else layout.graph.strategy.dp
+    writers = 1 if layout.graph.strategy.zero else layout.graph.strategy.shards
     return Action(
         Op.CKPT,
         Lane.CHECKPOINT,

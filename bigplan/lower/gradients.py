@@ -21,8 +21,8 @@ def bring_home(
     Gradients that leave the GPU, or are sharded (ZeRO-2, 3), are reduced in every unit; those that
     stay whole are reduced once, when they are final.
     """
-    apart, dp = layout.sums_apart(layer), layout.graph.strategy.dp
-    if dp > 1 and (apart or unit.last):
+    apart, ranks = layout.sums_apart(layer), layout.graph.strategy.shards
+    if ranks > 1 and (apart or unit.last):
         nbytes = full_gradient_bytes(layout, layer)
         yield Action(Op.REDUCE, Lane.COMM, layer, (total,), (total,), amount=nbytes)
     home = gradient_home(layer)

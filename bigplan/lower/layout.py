@@ -219,7 +219,7 @@ class StageLayout:
 
     def ranks(self, layer: int, *, from_zero: int) -> int:
         """Ranks that share the layer where ZeRO shards from that stage on."""
-        return self.graph.strategy.dp if self.shards(layer, from_zero=from_zero) else 1
+        return self.graph.strategy.shards if self.shards(layer, from_zero=from_zero) else 1
 
     def owned(self, layer: int) -> int:
         """Elements of the layer that this rank updates."""

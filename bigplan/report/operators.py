@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from bigplan.cost.collective import tensor_group
+from bigplan.cost.collective import LayerGroups
 from bigplan.cost.compute import Device, alignment, on_tensor_cores
 from bigplan.cost.framework import NATIVE
 from bigplan.cost.operators import Bound, OperatorCost, operator_costs
@@ -116,11 +116,11 @@ def _pass_rows(
     phase, operators, times = run
     nodes = plan.cluster.group
     device = device_of(nodes, plan.training, NATIVE)
-    group = tensor_group(graph.strategy, nodes)
+    groups = LayerGroups.of(graph.strategy, nodes)
     framework = replace(NATIVE, captured=plan.placement.captured and kind.name == BLOCK)
     again = phase == PASSES[2]
-    whole = pass_cost(operators, device, group, framework, again=again).seconds * times
-    costs = list(operator_costs(operators, device, group, NATIVE))
+    whole = pass_cost(operators, device, groups, framework, again=again).seconds * times
+    costs = list(operator_costs(operators, device, groups, NATIVE))
     for operator, cost in zip(operators, costs, strict=True):
         yield _row(device, operator, cost, (kind.name, phase, times))
     rest = whole - sum(cost.seconds for cost in costs) * times

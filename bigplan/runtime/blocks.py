@@ -18,6 +18,7 @@ from torch import Tensor
 from bigplan.mechanics import repeats_heads
 from bigplan.runtime import alibi, generated
 from bigplan.runtime.attention import attention
+from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import NormRule
 from bigplan.runtime.operators import layer_norm, rms_norm, rotary, swiglu
 from bigplan.runtime.tensor_parallel import ONE, TensorParallel
@@ -42,11 +43,16 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # the sum of cross-entropies of logit
 
 
 def embedding(
-    p: Parameters, tokens: Tensor, model: ModelSpec, ranks: TensorParallel = ONE
+    p: Parameters,
+    tokens: Tensor,
+    model: ModelSpec,
+    ranks: TensorParallel = ONE,
+    context: ContextParallel = WHOLE,
 ) -> Tensor:
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
 
-    Learned positions add row `position_offset + i` of embed_positions.weight to token i. If ranks
+    Learned positions add row `position_offset + i` of embed_positions.weight to token i of a
+    sequence, of which `context` has a part. If ranks
     share out the table, each looks up its own words, and one adds the positions. If the model has a
     norm of the sum, that is `embedding_norm`.
     """
@@ -57,7 +63,7 @@ def embedding(
         rows, others = own_rows(tokens, len(table), ranks)
         output = F.embedding(rows, table).masked_fill_(others[..., None], 0.0)
     if model.positions == "learned" and ranks.first:
-        start = model.position_offset
+        start = model.position_offset + context.first(tokens.shape[1])
         output = output + p["embed_positions.weight"][start : start + tokens.shape[1]]
     return output if ranks.alone else ranks.sum(output)()
 
@@ -67,11 +73,14 @@ def embedding_norm(p: Parameters, x: Tensor, model: ModelSpec, ways: Ways | None
     return _norm(p, "embed_norm", x, model, ways or PLAIN)[0] if model.embedding_norm else x
 
 
-def looked_up(tokens: Tensor, model: ModelSpec) -> dict[str, Tensor]:
+def looked_up(
+    tokens: Tensor, model: ModelSpec, context: ContextParallel = WHOLE
+) -> dict[str, Tensor]:
     """The rows that `embedding` reads of each of its tables, int64 [b * s]."""
     rows = {TABLE: tokens.flatten()}
     if model.positions == "learned":
-        places = torch.arange(tokens.shape[1], device=tokens.device) + model.position_offset
+        start = model.position_offset + context.first(tokens.shape[1])
+        places = torch.arange(tokens.shape[1], device=tokens.device) + start
         rows["embed_positions.weight"] = places.expand_as(tokens).flatten()
     return rows
 
@@ -97,6 +106,7 @@ class Ways(NamedTuple):
     kernels: Library | None = None  # generated kernels; None: torch's operators
     alone: Alone | None = None  # the product without the sum; None: by `linears`
     loss: Loss | None = None  # None: by words.cross_entropy
+    context: ContextParallel = WHOLE  # ranks that have parts of the sequences
 
     def close(self, p: Parameters, name: str, x: Tensor, inner: Tensor) -> Tensor:
         """Add to x [..., out] the product of inner [..., in] and `name`.weight [out, in]."""
@@ -112,7 +122,7 @@ def block(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways
     """One pre-norm transformer block: x [b, s, h] -> [b, s, h] in the dtype of x and weights.
 
     `tables` are position_tables for this s. Ways of tensor-parallel ranks take x as a rank has it,
-    and p with its heads and its part of the MLP.
+    and p with its heads and its part of the MLP. Those of context-parallel ranks take a part of s.
     """
     last = ways.last or ways.close
     normed, x = _norm(p, "input_norm", x, model, ways, over=True)
@@ -169,16 +179,20 @@ def position_tables(
     device: torch.device | str,
     dtype: torch.dtype,
     ranks: TensorParallel = ONE,
+    context: ContextParallel = WHOLE,
 ) -> Tables:
     """What attention knows positions by: rope_table's pair, or linear biases (ALiBi).
 
-    Biases are those of this rank's heads among `ranks`. If positions are learned, a table only
-    tells how many there are.
+    Pairs are of this rank's tokens of a sequence among `context`. Biases are those of the heads
+    that this rank has within attention. If positions are learned, a table only tells how many
+    tokens there are.
     """
     if model.positions != "alibi":
-        return rope_table(model, sequence_length, device, dtype)
+        pair = rope_table(model, sequence_length, "cpu", dtype)
+        return tuple(context.group.own(table).clone().to(device) for table in pair)
     found = alibi.biases(model.heads, model.head_dim, sequence_length, device, dtype)
-    return found.of_rank(ranks.group.place, ranks.group.size)
+    parts = context.group.size
+    return found.of_rank(ranks.group.place * parts + context.group.place, ranks.group.size * parts)
 
 
 def rope_table(
@@ -217,7 +231,8 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
 
 def _attention(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
-    shape = len(tables[0]), model.head_dim
+    everything = model.positions == "alibi"  # the table is of whole sequences
+    shape = len(tables[0]) // (ways.context.group.size if everything else 1), model.head_dim
     q, k, v = (_heads(y, *shape) for y in ways.linears(p, ("q_proj", "k_proj", "v_proj"), x))
     if model.qk_norm:
         q = _rms_normed(q, p["q_norm.weight"], model.norm_epsilon, ways.kernels)
@@ -225,14 +240,17 @@ def _attention(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways:
     if model.positions == "rope":
         turned = rotary if ways.kernels is None else partial(generated.rotary, ways.kernels)
         q, k = turned(q, *tables), turned(k, *tables)
+    q, k, v = map(ways.context.whole_sequences, (q, k, v))
     if repeats_heads(x.element_size(), model.heads, model.kv_heads):
         groups = q.shape[2] // k.shape[2]
         k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
     window = model.sliding_window
     if model.positions == "alibi":
         by_kernel, biases = ways.kernels is not None, alibi.Biases(*tables)
-        return alibi.attention(q, k, v, biases, window, generated=by_kernel).flatten(2)
-    return attention(q, k, v, window).flatten(2)
+        mixed = alibi.attention(q, k, v, biases, window, generated=by_kernel)
+    else:
+        mixed = attention(q, k, v, window)
+    return ways.context.own_tokens(mixed).flatten(2)
 
 
 def _heads(x: Tensor, length: int, head_dim: int) -> Tensor:

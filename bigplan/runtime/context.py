@@ -13,6 +13,7 @@ from bigplan.graph.graph import Graph, LayerKind
 from bigplan.placement import IN_CHUNKS
 from bigplan.program import Action, Buffer, Program, Ref, entry
 from bigplan.ranks import Coordinates
+from bigplan.runtime.context_parallel import ContextParallel
 from bigplan.runtime.groups import Groups
 from bigplan.runtime.memory import Key, Memory
 from bigplan.runtime.pieces import LayerRows, Offsets, Owner, offsets_of
@@ -62,6 +63,16 @@ class Context:
     def tensor_parallel(self) -> TensorParallel:
         """How this rank and its neighbours split layers."""
         return TensorParallel(self.groups.tensor, self.graph.strategy.sequence_parallel)
+
+    @property
+    def context_parallel(self) -> ContextParallel:
+        """How this rank and its neighbours split sequences."""
+        return ContextParallel(self.groups.context)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence that this rank has."""
+        return self.graph.strategy.rank_length(self.training)
 
     def kind(self, layer: int) -> LayerKind:
         """The layer's kind."""
@@ -118,12 +129,12 @@ class Context:
     @property
     def sharers(self) -> int:
         """Ranks that a layer's state is shared out to."""
-        return self.graph.strategy.dp if self.graph.strategy.zero else 1
+        return self.graph.strategy.shards if self.graph.strategy.zero else 1
 
     def batch(self, refs: Iterable[Ref], action: Action) -> Tensor:
-        """Tokens and targets, int64 [2, micro_batch, sequence_length], in host memory."""
+        """Tokens and targets, int64 [2, micro_batch, length], in host memory."""
         flat = self.bytes_of(find(refs, Holds.BATCH), action).view(torch.int64)
-        rows, length = self.graph.strategy.micro_batch, self.training.sequence_length
+        rows, length = self.graph.strategy.micro_batch, self.length
         return flat[: 2 * rows * length].view(2, rows, length)
 
     def views(self, flat: Tensor, layer: int) -> dict[str, Tensor]:

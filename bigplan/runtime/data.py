@@ -45,7 +45,7 @@ def data_path(data: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Tokens and targets of a micro-batch, int64 [micro_batch, sequence_length], on the CPU.
+    """Tokens and targets of a micro-batch, int64 [micro_batch, length], on the CPU.
 
     The targets are the tokens one position later, IGNORED if the loss does not count them.
     `counted` is the number of targets in the loss's mean, over all its micro-batches and ranks.
@@ -61,7 +61,8 @@ class BatchSource:
     """The batches of one of the replicas of the model: a pure function of step and micro-batch.
 
     A global batch is `global_batch` samples; micro-batch i of replica r holds its samples
-    (i * replicas + r) * micro_batch and following. `global_batch` defaults to one micro-batch a
+    (i * replicas + r) * micro_batch and following. Of ranks that split a replica's sequences, each
+    has one of `parts`: `length` consecutive tokens. `global_batch` defaults to one micro-batch a
     rank. Without `batches` steps never end, and the loss is a step's mean. With `batches` there are
     at most that many steps, in at most one pass over the windows in order, and the loss is the mean
     of all. Samples after the last window exist but do not count.
@@ -77,21 +78,23 @@ class BatchSource:
     seed: int
     global_batch: int | None = None
     batches: int | None = None
+    part: int = 0
+    parts: int = 1
 
     def __post_init__(self) -> None:
         assert 0 <= self.replica < self.replicas and self.micro_batch > 0, self
         assert self.samples % (self.micro_batch * self.replicas) == 0, self
+        assert 0 <= self.part < self.parts and self.sequence_length % self.parts == 0, self
         check_length(self.data, self.sequence_length)
 
     @classmethod
-    def of(
-        cls, plan: Plan, replica: int, data: str = "", batches: int | None = None
-    ) -> BatchSource:
-        """A plan's training data for one of its replicas, or other data, so many global batches.
+    def of(cls, plan: Plan, shard: int, data: str = "", batches: int | None = None) -> BatchSource:
+        """A plan's training data for one of its shards, or other data, so many global batches.
 
         Raises InputError, also where a token is not in the model's vocabulary.
         """
         training, strategy, model = plan.training, plan.strategy, plan.model
+        replica, part = divmod(shard, strategy.cp)
         source = cls(
             data_path(data or training.data),
             training.sequence_length,
@@ -101,6 +104,8 @@ class BatchSource:
             training.seed,
             training.global_batch,
             batches,
+            part,
+            strategy.cp,
         )
         check_vocabulary(source.data, model.vocab, model.name)
         return source
@@ -128,7 +133,12 @@ class BatchSource:
     @property
     def nbytes(self) -> int:
         """Bytes of a micro-batch's tokens and targets."""
-        return 2 * 8 * self.micro_batch * self.sequence_length
+        return 2 * 8 * self.micro_batch * self.length
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence in a batch."""
+        return self.sequence_length // self.parts
 
     @property
     def steps(self) -> int | None:
@@ -140,12 +150,13 @@ class BatchSource:
         assert step >= 0 and 0 <= micro_batch_index < self.micro_batches, (step, micro_batch_index)
         position = (micro_batch_index * self.replicas + self.replica) * self.micro_batch
         first = step * self.samples + position
-        shape = self.micro_batch, self.sequence_length
+        shape = self.micro_batch, self.length
         tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
         for row in range(self.micro_batch):
             start = self._start(first + row)
             if start is not None:
-                stop = start + self.sequence_length
+                start += self.part * self.length
+                stop = start + self.length
                 tokens[row] = self.data.ids[start:stop]
                 seen = self.data.counted(start + 1, stop + 1)
                 targets[row, seen] = self.data.ids[start + 1 : stop + 1][seen]

@@ -37,6 +37,7 @@ class RankGroup:
             self.all_reduce(values)
             self.reduce_scatter(values)
             self.all_gather(values, self.own(values))
+            self.exchanged(values)
 
     def all_reduce(self, values: Tensor) -> None:
         """Sum over the ranks, in place."""
@@ -92,6 +93,20 @@ class RankGroup:
             return lambda: values
         work = dist.all_reduce(values, group=self._made, async_op=True)
         return partial(_done, work, values)
+
+    def exchanged(self, parts: Tensor) -> Tensor:
+        """Part i of [size, ...] to rank i; what each rank sent here, by rank."""
+        if self._made is None:
+            return parts
+        sent = parts.contiguous()
+        into = torch.empty_like(sent)
+        if sent.is_cuda and self._is_gloo:
+            on_host = sent.cpu()
+            received = torch.empty_like(on_host)
+            dist.all_to_all_single(received, on_host, group=self._made)
+            return into.copy_(received)
+        dist.all_to_all_single(into, sent, group=self._made)
+        return into
 
     def own(self, values: Tensor) -> Tensor:
         """This rank's of as many equal parts of [n, ...] as there are ranks."""

@@ -37,6 +37,7 @@ class Groups:
     strategy: Strategy
     data: RankGroup = ALONE
     tensor: RankGroup = ALONE
+    context: RankGroup = ALONE
     channels: tuple[Channel, ...] = ()  # of all ranks, in one order
     apart: Apart | None = None  # None: all ranks see one run folder
     _control: dist.ProcessGroup | None = field(default=None, repr=False)
@@ -81,18 +82,20 @@ class Groups:
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
         every = tuple(channels(strategy, lends_table=lends_table))
         messages = Counter(rank for channel in every for rank in (channel.sender, channel.receiver))
-        beside = (strategy.dp > 1) + (strategy.tp > 1) + max(messages.values(), default=0)
+        split = sum(n > 1 for n in (strategy.shards, strategy.tp, strategy.cp))
+        beside = split + max(messages.values(), default=0)
         make = partial(_communicator, backend, beside)
         # Every rank makes all groups, in one order.
         data = _group(GroupName.DATA, at, strategy, make)
         tensor = _group(GroupName.TENSOR, at, strategy, make)
+        context = _group(GroupName.CONTEXT, at, strategy, make)
         out, into = _connected(rank, every, make)
-        return cls(at, strategy, data, tensor, every, apart, control, out, into)
+        return cls(at, strategy, data, tensor, context, every, apart, control, out, into)
 
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
         self.all_true(flag=True)
-        for group in (self.data, self.tensor):
+        for group in (self.data, self.tensor, self.context):
             group.warm(device)
         rank, first = self.at.rank(self.strategy), torch.zeros(1, device=device)
         for channel in self.channels:  # in one order, so nobody waits in a circle

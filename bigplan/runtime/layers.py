@@ -19,6 +19,7 @@ from bigplan.mechanics import sums_in_products
 from bigplan.runtime import blocks, generated
 from bigplan.runtime.blocks import PLAIN, Tables, Ways
 from bigplan.runtime.context import Context
+from bigplan.runtime.context_parallel import WHOLE, ContextParallel
 from bigplan.runtime.generated import library_for
 from bigplan.runtime.kept import KeptActivations, differentiate
 from bigplan.runtime.products import Products
@@ -58,15 +59,19 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     """The objects for all layers of the model, first to last."""
     graph, training = context.graph, context.training
     in_product = sums_in_products(graph.sizes.gradient)
-    ranks, length = context.tensor_parallel, training.sequence_length
+    ranks, parts, length = (
+        context.tensor_parallel,
+        context.context_parallel,
+        training.sequence_length,
+    )
     tables = blocks.position_tables(
-        context.model, length, context.device, context.parameter_dtype, ranks
+        context.model, length, context.device, context.parameter_dtype, ranks, parts
     )
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
     kernels = library_for(training, context.device)
     kinds: dict[str, Layer] = {
-        "embedding": Embedding(context.model, batches, ranks, kernels),
-        "block": Block(context.model, tables, ranks, in_product=in_product, kernels=kernels),
+        "embedding": Embedding(context.model, batches, ranks, parts, kernels),
+        "block": Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels),
         "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
     }
     return tuple(kinds[kind] for kind in graph.layers)
@@ -80,9 +85,11 @@ class Embedding:
         model: ModelSpec,
         batches: Batches,
         ranks: TensorParallel,
+        context: ContextParallel = WHOLE,
         kernels: Library | None = None,
     ) -> None:
         self._model, self._batches, self._ranks = model, batches, ranks
+        self._context = context
         self._ways = PLAIN._replace(kernels=kernels)
         self._elsewhere = ranks.counted_elsewhere(model.steps("embedding"))
 
@@ -108,7 +115,7 @@ class Embedding:
     def _embedded(self, visit: Visit, tokens: Tensor) -> Tensor:
         if visit.by_rows:
             return visit.embedded_rows()
-        return blocks.embedding(visit.parameters(), tokens, self._model, self._ranks)
+        return blocks.embedding(visit.parameters(), tokens, self._model, self._ranks, self._context)
 
     def backward(self, visit: Visit, kept: KeptActivations) -> None:
         """Adds rows to the tables' sums, or leaves them for sums in host memory."""
@@ -121,7 +128,7 @@ class Embedding:
             kept.weights = visit.weights()
             gradient, by_norm = kept.gradients(gradient)
             kept.sums.add(_without(by_norm, self._elsewhere))
-        tables = blocks.looked_up(tokens, self._model)
+        tables = blocks.looked_up(tokens, self._model, self._context)
         words = tables.pop(TABLE)
         for name in tables.keys() - self._elsewhere:
             kept.sums.add_rows(name, self._ranks.own(tables[name]), gradient.flatten(0, -2))
@@ -141,13 +148,14 @@ class Block:
         model: ModelSpec,
         tables: Tables,
         ranks: TensorParallel = ONE,
+        context: ContextParallel = WHOLE,
         *,
         in_product: bool,
         kernels: Library | None = None,
     ) -> None:
         """`in_product`: the products of the backward add the weights' gradients to their sums."""
         self._model, self._tables, self._in_product = model, tables, in_product
-        self._kernels = kernels
+        self._kernels, self._context = kernels, context
         self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
         self._constants = frozenset(t.untyped_storage().data_ptr() for t in tables)
 
@@ -164,7 +172,7 @@ class Block:
         return self._alone(visit, visit.hidden())
 
     def _alone(self, visit: Visit, x: Tensor) -> Tensor:
-        ways = Products(self._ranks, kernels=self._kernels).ways
+        ways = Products(self._ranks, kernels=self._kernels).ways._replace(context=self._context)
         with torch.no_grad():
             return blocks.block(visit.parameters(), x, self._model, self._tables, ways)
 
@@ -201,7 +209,7 @@ class Block:
 
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
         products = Products(self._ranks, kept.sums if self._in_product else None, self._kernels)
-        ways = products.ways
+        ways = products.ways._replace(context=self._context)
         if recompute is Recompute.FULL:
             last = partial(products.closing, unread=True)
             return ways._replace(last=last, gated=partial(products.gated, unread=True))

@@ -33,7 +33,7 @@ class StagedRows(NamedTuple):
     def of(cls, context: Context, ref: Ref, action: Action) -> StagedRows:
         """What `ref` names for the action's micro-batch."""
         view, key, kind = context.memory.view, context.key(ref, action), context.kind(action.layer)
-        batch, length = context.graph.strategy.micro_batch, context.training.sequence_length
+        batch, length = context.graph.strategy.micro_batch, context.length
         # Tokens come first: after any number of 16-bit rows 8-byte numbers may lie across words.
         tokens = view(key, torch.int64, batch * length)
         rows = view(key, context.parameter_dtype, kind.looked_up, 8 * batch * length)

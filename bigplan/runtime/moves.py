@@ -71,7 +71,7 @@ def _table(context: Context, ref: Ref, action: Action) -> Tensor:
 
 def receive(context: Context, compute: torch.cuda.Stream | None, action: Action) -> None:
     """The message that the action writes; `compute`: the stream that will read it, if any."""
-    (ref,), length = action.writes, context.training.sequence_length
+    (ref,), length = action.writes, context.length
     if not context.program.buffers[ref.buffer].dynamic:
         context.groups.receive(ref.content.kind, _table(context, ref, action))
         return

@@ -34,7 +34,7 @@ class Owner(NamedTuple):
     @classmethod
     def of(cls, at: Coordinates, strategy: Strategy) -> Self:
         """The rank at these coordinates; without ZeRO each data-parallel one has all."""
-        rank, ranks = (at.data, strategy.dp) if strategy.zero else (0, 1)
+        rank, ranks = (at.data, strategy.shards) if strategy.zero else (0, 1)
         return cls(rank, ranks, at.tensor, strategy.tp)
 
 

@@ -34,7 +34,7 @@ def weights(context: Context) -> Iterator[tuple[int, Tensor]]:
 
 def _together(context: Context, mine: Tensor) -> Tensor:
     """The parts of all data-parallel ranks, uint8 [n], on the CPU."""
-    size = mine.numel() * context.graph.strategy.dp
+    size = mine.numel() * context.graph.strategy.shards
     whole = torch.empty(size, dtype=torch.uint8, device=context.device)
     context.groups.data.all_gather(whole, mine.to(context.device))
     return whole.cpu()

@@ -172,7 +172,8 @@ class Pricing:
 
     def _priced(self, graph: Graph) -> Costs:
         strategy = graph.strategy
-        key = (strategy.dp, strategy.tp, strategy.pp, strategy.micro_batch, strategy.zero > 0)
+        split = strategy.dp, strategy.cp, strategy.tp, strategy.pp
+        key = (*split, strategy.micro_batch, strategy.zero > 0)
         if key not in self._costs:
             workload, (_, compute) = self._workload, self.alike(strategy)
             costs = price(self._idle(graph), workload.training, workload.nodes)
@@ -191,7 +192,8 @@ class Pricing:
 
 def _alike(strategy: Strategy) -> tuple[int | bool, ...]:
     """Equal for strategies whose ranks compute the same in every layer."""
-    return strategy.tp, strategy.micro_batch, strategy.pp == 1, strategy.sequence_parallel
+    alone = strategy.pp == 1
+    return strategy.tp, strategy.cp, strategy.micro_batch, alone, strategy.sequence_parallel
 
 
 @dataclass(frozen=True, slots=True)

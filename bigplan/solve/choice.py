@@ -24,7 +24,7 @@ class Scope:
     told: bool = True  # whether what is missing is told where nothing fits: it takes seconds
 
 
-SPLITS = {"dp", "tp", "pp"}  # whose product is the number of GPUs that work
+SPLITS = {"dp", "tp", "pp"}  # whose product, times cp, is the number of GPUs that work
 IN_TURN = 16  # nodes up to which every number is tried,
 PARTS = 8  # then so many from a power of two to the next: what lies between differs by 6 to 12%
 
@@ -72,7 +72,8 @@ class Choice:
         """
         fixed = self.scope.fixed
         if fixed.keys() >= SPLITS:
-            number, rest = divmod(prod(fixed[split] for split in SPLITS), each)
+            of_replicas = prod(fixed[split] for split in SPLITS)
+            number, rest = divmod(of_replicas * fixed.get("cp", 1), each)
             return [number] if 0 < number < most and not rest else []
         if "dp" in fixed:
             return []

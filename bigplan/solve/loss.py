@@ -90,7 +90,7 @@ class LossLayer:
     def settled(self, graph: Graph, costs: Costs, chunk: int) -> tuple[Graph, Costs]:
         """Graph and prices of a strategy that computes the same, its loss taken by `chunk`."""
         kind, name = self.kind(chunk), graph.layers[-1]
-        tokens = self.strategy.micro_batch * self.training.sequence_length
+        tokens = self.strategy.rank_tokens(self.training)
         exact = replace(_with_last(graph, kind), loss_chunk=min(chunk, tokens))
         if chunk not in self._costs:
             alike = replace(idle(exact), strategy=self.strategy)

@@ -41,7 +41,7 @@ class StageTimes:
 
     def reduce(self, kind: LayerKind) -> float:
         """Seconds of reducing a layer's gradients."""
-        alone = self.stage.graph.strategy.dp == 1
+        alone = self.stage.graph.strategy.shards == 1
         return 0.0 if alone else self.costs.kinds[kind.name].reduce
 
     @cached_property

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 EXPERTS = "mixture-of-experts models are not planned"
 ADAPTERS = "adapters (LoRA and the like) are not planned"
-CONTEXT_PARALLEL = "context parallelism is not planned"
+CONTEXT_PARALLEL = "context parallelism is the decision cp"
 EXPERT_PARALLEL = "expert parallelism is not planned"
 
 _REMEDIES = {
     EXPERTS: "describe a dense model",
     ADAPTERS: "leave it out: all parameters are trained",
-    CONTEXT_PARALLEL: "leave it out: tensor and sequence parallelism split long sequences",
+    CONTEXT_PARALLEL: "leave it out, and pin cp with --set cp=2 or `set` of an experiment",
     EXPERT_PARALLEL: "leave it out: only dense models are planned",
 }
 _PHRASES = {"context_parallel": CONTEXT_PARALLEL, "expert_parallel": EXPERT_PARALLEL}
 _WORDS = {
-    "cp": CONTEXT_PARALLEL,
     "ep": EXPERT_PARALLEL,
     "expert": EXPERTS,
     "experts": EXPERTS,

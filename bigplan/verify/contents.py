@@ -249,7 +249,7 @@ class _Contents:
             return ()
         repeated = bool(graph.kinds[graph.layers[layer]].repeated)
         lent = graph.lends_table and layer == 0
-        needed = (repeated, lent, graph.strategy.dp > 1)
+        needed = (repeated, lent, graph.strategy.shards > 1)
         return tuple(op for op, wanted in zip(REDUCTIONS, needed, strict=True) if wanted)
 
     def _at(self, key: Key) -> HeldContent | None:

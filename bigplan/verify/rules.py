@@ -153,7 +153,7 @@ def _check_rows(program: Program, graph: Graph, part: str, updates: list[Action]
     for action in updates:
         rows[action.layer] += action.amount
     for layer in program.layers:
-        ranks = graph.strategy.dp if graph.strategy.zero else 1
+        ranks = graph.strategy.shards if graph.strategy.zero else 1
         owned = graph.kinds[graph.layers[layer]].owned(ranks)
         once = used[layer] == distinct[layer] == pieces[layer]
         # A shard, and each chunk, rounds up to whole elements.

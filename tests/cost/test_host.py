@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bigplan.cost.collective import tensor_group
+from bigplan.cost.collective import LayerGroups
 from bigplan.cost.framework import FSDP, NATIVE
 from bigplan.cost.host import UpdateLaunch, host_seconds, update_launch
 from bigplan.cost.price import device_of, pass_cost, price
@@ -65,7 +65,7 @@ def test_other_frameworks_are_priced_by_launches() -> None:
 def test_a_cpu_launches_and_computes_in_turn() -> None:
     gpu = GPU.model_copy(update={"device": "cpu"})
     cpu = device_of(NODES.model_copy(update={"gpu": gpu}), TRAINING, NATIVE)
-    alone = tensor_group(Strategy(dp=1), NODES)
+    alone = LayerGroups.of(Strategy(dp=1), NODES)
     large = (Gemm("large", 4096, 4096, 4096),)
     host = host_seconds(large, cpu, NATIVE)
     assert (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bigplan.cost import price
-from bigplan.cost.collective import collective_seconds, tensor_group
+from bigplan.cost.collective import LayerGroups
 from bigplan.cost.compute import Device, operator_seconds, tile_waste
 from bigplan.cost.framework import NATIVE, Framework
 from bigplan.cost.operators import Bound, OperatorCost, operator_costs, traffic
@@ -19,7 +19,7 @@ from bigplan.spec.training import Training
 
 NODES = find_cluster("dgx-h100").group
 DEVICE = Device(NODES.gpu, "bf16")
-GROUP = tensor_group(Strategy(dp=1, tp=8), NODES)
+GROUP = LayerGroups.of(Strategy(dp=1, tp=8), NODES)
 FUSED = Framework("fused")
 
 
@@ -79,7 +79,7 @@ def test_traffic_by_precision_and_by_what_is_one_kernel() -> None:
 
 def test_collectives_cost_what_the_framework_exposes() -> None:
     collective = Collective("sum", "all_reduce", 10**8, count=2)
-    seconds = collective_seconds(collective, GROUP)
+    seconds = GROUP.seconds(collective)
     assert _cost(collective).seconds == pytest.approx(seconds)
     assert _cost(collective).nbytes == 2 * 10**8
     half = replace(FUSED, tensor_exposed=0.5)
@@ -92,7 +92,7 @@ def test_operators_are_listed_in_order_and_sum_to_nearly_the_layer(tp: int) -> N
     training = Training(sequence_length=4096, global_batch=8)
     strategy = Strategy(dp=1, tp=tp, micro_batch=tp)  # enough work that its host keeps up
     graph = build_graph(find_model("llama-3-8b"), training, strategy)
-    group, cost = tensor_group(strategy, NODES), price(graph, training, NODES).kinds["block"]
+    group, cost = LayerGroups.of(strategy, NODES), price(graph, training, NODES).kinds["block"]
     for operators, seconds in (
         (graph.kinds["block"].forward, cost.forward),
         (graph.kinds["block"].backward, cost.backward),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigplan.cost import Costs, price
-from bigplan.cost.collective import collective_seconds, message, tensor_group
+from bigplan.cost.collective import LayerGroups, message
 from bigplan.cost.compute import operator_seconds
 from bigplan.cost.framework import DEEPSPEED, FSDP, MEGATRON, NATIVE, Framework
 from bigplan.cost.price import (
@@ -138,8 +138,8 @@ def test_compute_grows_by_the_same_for_every_sequence() -> None:
 # --- passes: GPU, host and collectives together
 
 DEVICE = device_of(DGX, TRAINING, NATIVE)
-ALONE = tensor_group(Strategy(dp=1), DGX)
-EIGHT = tensor_group(Strategy(dp=1, tp=8), DGX)
+ALONE = LayerGroups.of(Strategy(dp=1), DGX)
+EIGHT = LayerGroups.of(Strategy(dp=1, tp=8), DGX)
 FUSED = Framework("fused")
 LAUNCH = DEVICE.gpu.launch_overhead
 
@@ -187,7 +187,7 @@ def test_eager_frameworks_move_more_and_launch_more() -> None:
 
 def test_collectives_are_waited_for_as_far_as_they_are_exposed() -> None:
     collective = Collective("sum", "all_reduce", 10**9)
-    seconds = collective_seconds(collective, EIGHT)
+    seconds = EIGHT.seconds(collective)
     busy = (Stream("norm", 1e12),)
     alone = pass_cost(busy, DEVICE, EIGHT, FUSED).seconds
     for share in (0.0, 0.5, 1.0):
@@ -207,7 +207,7 @@ def test_a_product_hides_as_much_of_a_collective_as_it_takes_itself() -> None:
     took = operator_seconds(product, DEVICE)
     for nbytes in (10**6, 10**9):  # less and more than the product takes
         collective = Collective("sum", "all_reduce", nbytes, beside="up by weight")
-        seconds = collective_seconds(collective, EIGHT)
+        seconds = EIGHT.seconds(collective)
         assert (seconds < took) == (nbytes == 10**6)
         waits, hides = (
             pass_cost((collective, product), DEVICE, EIGHT, f).seconds for f in (FUSED, beside)

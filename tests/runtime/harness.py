@@ -213,7 +213,7 @@ def check(plan: Plan, run: Run) -> int:
     for result, before, after in zip(run.results, run.states[:-1], run.states[1:], strict=True):
         loop.state = before
         outcome = loop.step()
-        if plan.strategy.tp > 1:
+        if plan.strategy.tp * plan.strategy.cp > 1:
             assert result.loss == pytest.approx(outcome.loss, rel=loop.rounding)
         elif plan.strategy.dp <= 2:
             assert result.loss == outcome.loss

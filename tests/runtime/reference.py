@@ -129,7 +129,7 @@ def same_order(graph: Graph, layer: int, placement: LayerPlacement) -> bool:
     adds both of one micro-batch first. One micro-batch: two terms, and a + b = b + a. More than two
     ranks' sums are added in an order that the collective chooses.
     """
-    if graph.strategy.dp > 2 or graph.strategy.tp > 1:
+    if graph.strategy.dp > 2 or graph.strategy.tp * graph.strategy.cp > 1:
         return False
     if graph.tied and layer == 0:
         return graph.micro_batches == 1
@@ -326,9 +326,10 @@ class PlainLoop:
         errors = []
         for layer, magnitude in enumerate(magnitudes):
             uses = 2 if self._graph.tied and layer == 0 else 1
-            terms = uses * self._graph.micro_batches * self._graph.strategy.dp
+            terms = uses * self._graph.micro_batches * self._graph.strategy.shards
             exact = same_order(self._graph, layer, self._layers[layer])
-            within = self.rounding * magnitude.max() if self._graph.strategy.tp > 1 else 0.0
+            split = self._graph.strategy.tp * self._graph.strategy.cp > 1
+            within = self.rounding * magnitude.max() if split else 0.0
             errors.append(magnitude * (0.0 if exact else 2 * terms * unit) + 2 * within)
         return errors
 

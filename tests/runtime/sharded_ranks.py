@@ -213,7 +213,7 @@ def pipelines(ranks: int) -> dict[str, Plan]:
         exact = "same-" if layout.dp == layout.tp == 1 else ""
         batch = 4 * ranks // layout.tp**2
         training = tiny_training(batch, clip_norm=INACTIVE)
-        resident = _resident(build_graph(model, training, layout))
+        resident = all_resident(build_graph(model, training, layout))
         found[f"{exact}{name}"] = plan_of(model, training, layout, resident)
         if ranks > 2 and (
             layout.zero in (1, 2) or layout.tp * layout.vpp > 2 or layout.first_blocks
@@ -224,7 +224,7 @@ def pipelines(ranks: int) -> dict[str, Plan]:
     return found
 
 
-def _resident(graph: Graph) -> Placement:
+def all_resident(graph: Graph) -> Placement:
     """All on the GPUs."""
     stages = []
     for stage in range(graph.strategy.pp):
@@ -258,7 +258,7 @@ def tied_pipelines(ranks: int) -> dict[str, Plan]:
             exact = micro_batches == 1 and layout.tp == 1
             clip_norm = INACTIVE if exact else None
             training = tiny_training(micro_batches * layout.dp, clip_norm=clip_norm)
-            placement = _resident(build_graph(model, training, layout))
+            placement = all_resident(build_graph(model, training, layout))
             name = f"tied-{name_of(layout)}-{micro_batches}"
             plans["same-" * exact + name] = plan_of(model, training, layout, placement)
     return plans
@@ -275,7 +275,7 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
                 training = masked_training(4 * layout.dp, data, clip_norm=0.5)
                 where = _everywhere(layout.zero, 5_000) if layout.zero else everywhere
                 if layout.dp > 1 and not layout.zero:
-                    where = _resident(build_graph(model, training, layout))
+                    where = all_resident(build_graph(model, training, layout))
                 found[name_of(layout)] = plan_of(model, training, layout, where)
         return found
     gpt2 = tiny_model(layers=3, **GPT2)

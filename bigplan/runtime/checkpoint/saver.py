@@ -201,7 +201,7 @@ def _share(context: Context) -> dict[int, LayerFile]:
     strategy, at, apart = context.graph.strategy, context.groups.at, context.groups.apart
     number = _written_by(at, strategy) if strategy.tp > 1 else None
     files = [layer_file(context, layer, number) for layer in context.program.layers]
-    peers = [at.data] if apart else list(range(strategy.dp))
+    peers = [at.data] if apart else list(range(strategy.shards))
     for rank in apart.ranks if apart else ():
         other = Coordinates.of(rank, strategy)
         if other != at and other._replace(data=at.data) == at:

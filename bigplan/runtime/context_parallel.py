@@ -1,0 +1,74 @@
+"""What context-parallel ranks exchange around attention (DeepSpeed Ulysses, arXiv 2309.14509).
+
+A rank has consecutive tokens of every sequence of a micro-batch, [b, s / ranks, heads, d] of
+queries. Attention wants whole sequences, but knows nothing of other heads. So before it each rank
+sends the others their heads and gets their tokens, [b, s, heads / ranks, d]. After it they come
+back. All else in a layer looks at single tokens and is the same with any number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from bigplan.runtime.group import ALONE, RankGroup
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParallel:
+    """A rank among those that split sequences; alone it has whole ones."""
+
+    group: RankGroup = ALONE
+
+    def first(self, length: int) -> int:
+        """The position of this rank's first token, where each rank has `length` of a sequence."""
+        return self.group.place * length
+
+    def whole_sequences(self, x: Tensor) -> Tensor:
+        """[b, s / ranks, heads, d] as all tokens of this rank's heads, [b, s, heads / ranks, d].
+
+        Where there are fewer heads than ranks, neighbours get the same one.
+        """
+        if self.group.size == 1:
+            return x
+        if x.shape[2] < self.group.size:
+            x = x.repeat_interleave(self.group.size // x.shape[2], dim=2)
+        return _Exchanged.apply(x, self.group, True)  # type: ignore[no-any-return, no-untyped-call]
+
+    def own_tokens(self, x: Tensor) -> Tensor:
+        """The way back: [b, s, heads / ranks, d] as [b, s / ranks, heads, d]."""
+        if self.group.size == 1:
+            return x
+        return _Exchanged.apply(x, self.group, False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+WHOLE = ContextParallel()
+
+
+class _Exchanged(Function):
+    """Tokens for heads, or heads for tokens; gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: RankGroup, to_heads: bool) -> Tensor:
+        ctx.group, ctx.to_heads = group, to_heads
+        return _exchanged(x, group, to_heads=to_heads)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None]:
+        return _exchanged(gradients[0], ctx.group, to_heads=not ctx.to_heads), None, None
+
+
+def _exchanged(x: Tensor, group: RankGroup, *, to_heads: bool) -> Tensor:
+    """Cut into a part for each rank, [ranks, b, s / ranks, heads / ranks, d]; those of all joined.
+
+    A single sequence's tokens lie one behind the other in the parts, so that nothing is copied.
+    """
+    if to_heads:
+        parts = torch.unflatten(x, 2, (group.size, -1)).permute(2, 0, 1, 3, 4)
+        return group.exchanged(parts).transpose(0, 1).flatten(1, 2)
+    parts = torch.unflatten(x, 1, (group.size, -1)).transpose(0, 1)
+    return group.exchanged(parts).permute(1, 2, 0, 3, 4).flatten(2, 3)
