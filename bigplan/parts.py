@@ -2,7 +2,7 @@
 
     compute       operators of forward and backward, run once
     recompute     operators of forward that run again before a backward
-    collectives   tensor-parallel collectives that the GPU waits for
+    collectives   collectives within layers (tensor and context parallelism) that the GPU waits for
     update        optimizer, gradient norm and sums on the GPU
     bubble        waiting for other pipeline stages: (pp - 1) / vpp units of a stage's work
     waiting       the rest: for transfers, for the network, for the CPU's update

@@ -46,7 +46,7 @@ class StepParts(Spec):
     compute: float
     recompute: float
     collectives: float
-    """tensor-parallel collectives that the GPU waits for"""
+    """collectives within layers (tensor and context parallelism) that the GPU waits for"""
     update: float
     """optimizer, gradient norm and sums on the GPU"""
     bubble: float

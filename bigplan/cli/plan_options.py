@@ -288,6 +288,6 @@ class PlanOptions:
             flag="--loss-scale",
         ),
     ] = None
-    # Other programs' names for features that are not planned; they are refused by name.
+    # Other programs' names: of the decision cp, and of a feature that is refused by name.
     context_parallel: Annotated[int | None, typer.Option("--context-parallel", hidden=True)] = None
     expert_parallel: Annotated[int | None, typer.Option("--expert-parallel", hidden=True)] = None

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bigplan.export import deepspeed
-from bigplan.export.written import Blocks, WrittenConfig, attention_of, heading, lost_by_all
+from bigplan.export.written import (
+    Blocks,
+    WrittenConfig,
+    attention_of,
+    heading,
+    lost_by_all,
+    lost_context,
+)
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
 from bigplan.plan import Plan
@@ -87,6 +94,7 @@ def _replicates(plan: Plan) -> bool:
 def _lost(plan: Plan) -> Iterator[str]:
     blocks, strategy = Blocks.of(plan), plan.strategy
     yield from lost_by_all(plan)
+    yield from lost_context(plan)
     training = plan.training
     reduced = training.reduce_precision or training.gradient_precision
     if plan.engine != "accelerate" and strategy.dp > 1 and reduced != training.precision:

@@ -9,7 +9,14 @@ from typing import Any
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions
 from bigplan.engines.deepspeed.search import DeepSpeedSearch
-from bigplan.export.written import Blocks, WrittenConfig, attention_of, heading, lost_by_all
+from bigplan.export.written import (
+    Blocks,
+    WrittenConfig,
+    attention_of,
+    heading,
+    lost_by_all,
+    lost_context,
+)
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks
 from bigplan.placement import Tier
@@ -68,7 +75,7 @@ def decisions_near(plan: Plan) -> Decisions:
 def _strategy(plan: Plan, stage: int) -> Strategy:
     """The plan's data parallelism, under the stage."""
     zero = stage if plan.strategy.dp > 1 else 0
-    changes = {"zero": zero, "tp": 1, "pp": 1, "vpp": 1, "accumulation_group": 1}
+    changes = {"zero": zero, "tp": 1, "cp": 1, "pp": 1, "vpp": 1, "accumulation_group": 1}
     changes |= {"first_blocks": 0, "last_blocks": 0}
     return plan.strategy.model_copy(update=changes)
 
@@ -103,6 +110,7 @@ def _lost(plan: Plan) -> Iterator[str]:
     if plan.config:
         return
     yield from lost_by_all(plan)
+    yield from lost_context(plan)
     if plan.strategy.tp > 1:
         yield f"tensor parallelism of {plan.strategy.tp}"
     if plan.strategy.pp > 1:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bigplan.export.written import Blocks, WrittenConfig, attention_of, heading, lost_by_all
+from bigplan.export.written import (
+    Blocks,
+    WrittenConfig,
+    attention_of,
+    heading,
+    lost_by_all,
+    lost_context,
+)
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
 
@@ -53,6 +60,7 @@ def shard(model, blocks):
 def _lost(plan: Plan) -> Iterator[str]:
     blocks, strategy = Blocks.of(plan), plan.strategy
     yield from lost_by_all(plan)
+    yield from lost_context(plan)
     if strategy.tp > 1 or strategy.pp > 1:
         yield f"tensor parallelism of {strategy.tp} and {strategy.pp} pipeline stages"
     if strategy.zero in (0, 1) and strategy.dp > 1:

@@ -94,6 +94,8 @@ def _split(plan: Plan) -> Iterator[str]:
     yield f"--pipeline-model-parallel-size {strategy.pp}"
     if strategy.tp > 1 and strategy.sequence_parallel:
         yield "--sequence-parallel --tp-comm-overlap"
+    if strategy.cp > 1:
+        yield f"--context-parallel-size {strategy.cp} --cp-comm-type a2a"
     if strategy.vpp > 1:
         each = model.layers // (strategy.pp * strategy.vpp)
         yield f"--num-layers-per-virtual-pipeline-stage {each}"
@@ -106,7 +108,7 @@ def _split(plan: Plan) -> Iterator[str]:
     elif strategy.zero == 0 and Blocks.of(plan).state_away:
         # The precision-aware optimizer exists only in this form.
         yield "--use-distributed-optimizer"
-    elif strategy.zero == 0 and strategy.dp > 1:
+    elif strategy.zero == 0 and strategy.shards > 1:
         yield "--overlap-grad-reduce"
     elif strategy.zero > 1:
         sharding = _SHARDING[strategy.zero]

@@ -27,6 +27,9 @@ def overrides(plan: Plan) -> Iterator[str]:
     where = "trainer.strategy."
     yield f"{where}tensor_model_parallel_size={strategy.tp}"
     yield f"{where}pipeline_model_parallel_size={strategy.pp}"
+    if strategy.cp > 1:
+        yield f"{where}context_parallel_size={strategy.cp}"
+        yield "model.config.cp_comm_type=a2a"
     if strategy.vpp > 1:
         yield f"{where}virtual_pipeline_model_parallel_size={strategy.vpp}"
     yield f"{where}sequence_parallel={strategy.tp > 1 and strategy.sequence_parallel}"

@@ -92,6 +92,8 @@ def _parallelism(plan: Plan) -> dict[str, object]:
         "tensor_parallel_degree": strategy.tp,
         "pipeline_parallel_degree": strategy.pp,
     }
+    if strategy.cp > 1:
+        found["context_parallel_degree"] = strategy.cp
     if strategy.pp > 1:
         found |= {
             "pipeline_parallel_schedule": "Interleaved1F1B" if strategy.vpp > 1 else "1F1B",
@@ -121,6 +123,10 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield "stages of different numbers of blocks"
     if strategy.vpp > 2:
         yield f"{strategy.vpp} virtual stages: two are torchtitan's default"
+    if strategy.cp > 1:
+        yield "all-to-alls around attention: torchtitan exchanges keys and values within it"
+        if strategy.zero < 2:
+            yield "states that context-parallel ranks have whole: torchtitan shards them"
     if strategy.zero == 1:
         yield "ZeRO 1: torchtitan shards gradients as well (2) or nothing"
     mixed = [policy for policy in Recompute if blocks.recomputed(policy)]

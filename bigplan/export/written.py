@@ -90,6 +90,12 @@ class Blocks:
         return any(tiers.get(Tier.NVME) for tiers in tensors)
 
 
+def lost_context(plan: Plan) -> Iterator[str]:
+    """Context parallelism, for tools that are given none."""
+    if plan.strategy.cp > 1:
+        yield f"context parallelism of {plan.strategy.cp}"
+
+
 def lost_by_all(plan: Plan) -> Iterator[str]:
     """Parts of the plan that only bigplan's own runtime can express."""
     blocks = Blocks.of(plan)
@@ -104,5 +110,5 @@ def lost_by_all(plan: Plan) -> Iterator[str]:
         yield "activations in host memory or on drives between forward and backward"
     if blocks.recomputed(Recompute.MLP):
         yield f"{blocks.recomputed(Recompute.MLP)} blocks recomputed in the MLP alone"
-    if plan.placement.loss_chunk < plan.strategy.micro_batch * plan.training.sequence_length:
+    if plan.placement.loss_chunk < plan.strategy.rank_tokens(plan.training):
         yield f"the loss of {plan.placement.loss_chunk} tokens at a time"

@@ -15,7 +15,7 @@ from bigplan.intake.setup import ALL, BatchSizes, Given, Offload, Recomputation,
 from bigplan.placement import Tier
 from bigplan.spec.files.document import load_data
 from bigplan.spec.files.reading import read_json, read_text
-from bigplan.spec.unplanned import CONTEXT_PARALLEL
+from bigplan.spec.unplanned import OTHER_CONTEXT_PARALLEL
 
 _PRECISIONS = {"no": "fp32", "false": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 _PRECISIONS["fp8"] = "bf16"
@@ -95,7 +95,7 @@ def _unpriced(top: Section) -> Iterator[str]:
     parallel = top.part("parallelism_config")
     for key, value in (parallel.data if parallel else {}).items():
         if key.endswith(("cp_size", "sp_size")) and isinstance(value, int) and value > 1:
-            raise RefusedError(f"{top.file}: parallelism_config.{key}: {CONTEXT_PARALLEL}")
+            raise RefusedError(f"{top.file}: parallelism_config.{key}: {OTHER_CONTEXT_PARALLEL}")
 
 
 def _plain(top: Section, path: Path, given: Given) -> Setup:
@@ -222,9 +222,12 @@ def _megatron(top: Section, path: Path, given: Given) -> Setup:
 
 
 def _refuse(part: Section) -> None:
-    for name in ("context_parallel_size", "expert_model_parallel_size"):
+    for name, why in (
+        ("context_parallel_size", OTHER_CONTEXT_PARALLEL),
+        ("expert_model_parallel_size", "it is not planned"),
+    ):
         if (part.whole(f"megatron_lm_{name}", 1) or 1) > 1:
-            raise RefusedError(f"{part.file}: megatron_lm_{name}: it is not planned")
+            raise RefusedError(f"{part.file}: megatron_lm_{name}: {why}")
     part.whole("megatron_lm_expert_tensor_parallel_size", 0)
 
 

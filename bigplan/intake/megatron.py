@@ -13,7 +13,7 @@ from bigplan.intake.arguments import ArgumentLines
 from bigplan.intake.setup import ALL, BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.placement import Tier
 from bigplan.spec.files.reading import read_text
-from bigplan.spec.unplanned import unplanned
+from bigplan.spec.unplanned import OTHER_CONTEXT_PARALLEL, unplanned
 
 _ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _MODEL = {
@@ -127,8 +127,9 @@ def read(path: Path, given: Given) -> Setup:
 
 
 def _refuse(found: ArgumentLines) -> None:
+    if (found.whole("context-parallel-size") or 1) > 1:
+        raise RefusedError(f"{found.file}: --context-parallel-size: {OTHER_CONTEXT_PARALLEL}")
     for name in (
-        "context-parallel-size",
         "expert-model-parallel-size",
         "expert-tensor-parallel-size",
     ):

@@ -13,7 +13,7 @@ from bigplan.intake.section import Section
 from bigplan.intake.setup import BatchSizes, Given, Offload, Recomputation, Setup
 from bigplan.intake.toml import read_toml
 from bigplan.placement import Tier
-from bigplan.spec.unplanned import CONTEXT_PARALLEL, EXPERT_PARALLEL
+from bigplan.spec.unplanned import EXPERT_PARALLEL, OTHER_CONTEXT_PARALLEL
 
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _NAMES = (
@@ -76,7 +76,7 @@ def read(path: Path, given: Given) -> Setup:
 
 def _refuse(parallelism: Section) -> None:
     for key, what in (
-        ("context_parallel_degree", CONTEXT_PARALLEL),
+        ("context_parallel_degree", OTHER_CONTEXT_PARALLEL),
         ("expert_parallel_degree", EXPERT_PARALLEL),
     ):
         if (parallelism.whole(key) or 1) > 1:

@@ -121,7 +121,7 @@ def _launches(plan: Plan, rows: Sequence[OperatorRow]) -> Iterator[Advice]:
     layers = sum(row.seconds for row in rows if row.of_layers)
     share = waits / layers if layers else 0.0
     if share > MUCH:
-        tokens = plan.strategy.micro_batch * plan.training.sequence_length
+        tokens = plan.strategy.rank_tokens(plan.training)
         yield Advice(
             "micro_batch",
             share,

@@ -14,7 +14,12 @@ from bigplan.report.text import listed, percent, seconds_text
 from bigplan.units import be, counted, format_count
 from bigplan.wear import wear_of
 
-DEGREES = (("data parallel", "dp"), ("tensor parallel", "tp"), ("pipeline", "pp"))
+DEGREES = (
+    ("data parallel", "dp"),
+    ("context parallel", "cp"),
+    ("tensor parallel", "tp"),
+    ("pipeline", "pp"),
+)
 HARDLY = 1e-4  # of the optimizer state: a smaller share is not mentioned
 SOON = 3 * 365.0  # days: drives of servers are sold for three to five years
 

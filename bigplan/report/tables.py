@@ -101,7 +101,7 @@ def part_seconds(parts: StepParts) -> dict[str, float]:
     return {
         "compute": parts.compute,
         "recomputation": parts.recompute,
-        "tensor-parallel collectives": parts.collectives,
+        "collectives within layers": parts.collectives,
         "optimizer and norms on the GPU": parts.update,
         "pipeline bubble": parts.bubble,
         waits: parts.waiting,

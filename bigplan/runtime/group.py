@@ -30,14 +30,18 @@ class RankGroup:
     place: int = 0  # of this rank
     _made: dist.ProcessGroup | None = field(default=None, repr=False)
 
-    def warm(self, device: torch.device) -> None:
-        """Use each collective once; otherwise NCCL may connect it in the middle of a step."""
-        if self._made is not None:
+    def warm(self, device: torch.device, *, exchanges: bool = False) -> None:
+        """Use each collective once; otherwise NCCL may connect it in the middle of a step.
+
+        Messages take buffers of their own, so a group that `exchanges` does nothing else.
+        """
+        if self._made is not None and exchanges:
+            self.exchanged(torch.zeros(self.size, device=device))
+        elif self._made is not None:
             values = torch.zeros(self.size, device=device)
             self.all_reduce(values)
             self.reduce_scatter(values)
             self.all_gather(values, self.own(values))
-            self.exchanged(values)
 
     def all_reduce(self, values: Tensor) -> None:
         """Sum over the ranks, in place."""

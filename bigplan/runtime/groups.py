@@ -95,8 +95,9 @@ class Groups:
     def warm(self, device: torch.device) -> None:
         """Let communicators connect, and take their buffers, before anybody takes memory."""
         self.all_true(flag=True)
-        for group in (self.data, self.tensor, self.context):
+        for group in (self.data, self.tensor):
             group.warm(device)
+        self.context.warm(device, exchanges=True)
         rank, first = self.at.rank(self.strategy), torch.zeros(1, device=device)
         for channel in self.channels:  # in one order, so nobody waits in a circle
             if channel.sender == rank:

@@ -24,7 +24,7 @@ MOVES = {
 }
 
 # What the GPU waits for within a forward or backward, or after it: resources beside the lanes.
-COLLECTIVES, LAUNCHING = "tensor-parallel collectives", "kernel launches"
+COLLECTIVES, LAUNCHING = "collectives within layers", "kernel launches"
 
 
 def action_seconds(action: Action, graph: Graph, costs: Costs) -> float:

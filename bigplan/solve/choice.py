@@ -110,11 +110,15 @@ class Choice:
     def empty(self) -> InputError:
         """The error that says why there is no strategy."""
         training, nodes = self.workload.training, self.workload.nodes
+        product, also = "dp x tp x pp", ""
+        if self.scope.fixed.get("cp", 1) > 1:
+            product = "dp x cp x tp x pp"
+            also = "; cp must divide the tokens of a sequence and the heads of a rank"
         fixed = ", ".join(f"{k}={v}" for k, v in self.scope.fixed.items()) or "the engine's limits"
         return InputError(
             f"no way to split {self.workload.model.name} with a global batch of "
             f"{counted(training.global_batch, 'sequence')} over {counted(nodes.gpus, 'GPU')} "
             f"satisfies {fixed}; "
-            "dp x tp x pp must equal the GPUs (if all three are set: of whole nodes, or a node), "
-            "and dp x micro-batch must divide the global batch"
+            f"{product} must equal the GPUs (if all are set: of whole nodes, or a node), "
+            f"and dp x micro-batch must divide the global batch{also}"
         )

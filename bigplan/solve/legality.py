@@ -32,7 +32,7 @@ EXACT = 1e-5  # layers' worth of optimizer state that rounding may add or take
 def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
     """Raise InputError that names the first value with which no strategy is left."""
     model, training, nodes = workload.model, workload.training, workload.nodes
-    fixed: dict[str, int] = {}
+    fixed: dict[str, int] = {"cp": strategy.cp}  # which a search may not have tried by itself
     for name, value in strategy.model_dump().items():
         fixed[name] = int(value)
         space = Space(model, training, nodes.gpus, nodes.gpus_per_node, fixed)
@@ -42,7 +42,7 @@ def require_legal_strategy(workload: Workload, strategy: Strategy) -> None:
                 f"strategy.{name}: {value} is no way to split {model.name} "
                 f"({counted(model.layers, 'block')}) with a global batch of "
                 f"{counted(training.global_batch, 'sequence')} over {counted(nodes.gpus, 'GPU')}"
-                f"{f' beside {beside}' if beside else ''}; dp x tp x pp must "
+                f"{f' beside {beside}' if beside else ''}; dp x cp x tp x pp must "
                 "equal the GPUs, and dp x micro_batch x accumulation_group must divide the global "
                 "batch"
             )

@@ -1,6 +1,6 @@
 """Decisions the user fixes: `--set KEY=VALUE`, where KEY and VALUE are
 
-    dp tp pp vpp zero micro_batch accumulation_group first_blocks last_blocks = N   the strategy
+    dp cp tp pp vpp zero micro_batch accumulation_group first_blocks last_blocks = N   the strategy
     [WHERE.]parameters|gradients|optimizer|activations = TIER          all of it on one tier
     [WHERE.]parameters|gradients|activations.TIER = N                  layers per stage
     [WHERE.]optimizer.TIER = F                                         fraction of the state
@@ -36,7 +36,7 @@ CAPTURED = "captured"
 OF_PLAN = (*RING_KEYS, LOSS_CHUNK, CAPTURED)  # of a placement as a whole
 WRITTEN = "written"  # bytes a step to a node's drives, at most; no key of --set
 POSITIVE = (
-    *("dp", "tp", "pp", "vpp", "micro_batch", "accumulation_group"),
+    *("dp", "cp", "tp", "pp", "vpp", "micro_batch", "accumulation_group"),
     *("slots", "sums", LOSS_CHUNK),
 )
 ZERO = 3  # the highest of its stages

@@ -1,16 +1,23 @@
-"""Features that no plan holds yet, by users' words for them, to refuse them by name."""
+"""Features that no plan holds yet, by users' words for them, to refuse them by name.
+
+Context parallelism is planned: its other names lead to its own.
+"""
 
 from __future__ import annotations
 
 EXPERTS = "mixture-of-experts models are not planned"
 ADAPTERS = "adapters (LoRA and the like) are not planned"
-CONTEXT_PARALLEL = "context parallelism is the decision cp"
+CONTEXT_PARALLEL = "context parallelism is a decision, cp"
+OTHER_CONTEXT_PARALLEL = (
+    "bigplan does not price how other tools exchange keys and values between context-parallel "
+    "ranks; leave it out, or plan bigplan's own runtime with --set cp=N"
+)
 EXPERT_PARALLEL = "expert parallelism is not planned"
 
 _REMEDIES = {
     EXPERTS: "describe a dense model",
     ADAPTERS: "leave it out: all parameters are trained",
-    CONTEXT_PARALLEL: "leave it out, and pin cp with --set cp=2 or `set` of an experiment",
+    CONTEXT_PARALLEL: "leave it out; --set cp=N pins it, and so does `set` in a file",
     EXPERT_PARALLEL: "leave it out: only dense models are planned",
 }
 _PHRASES = {"context_parallel": CONTEXT_PARALLEL, "expert_parallel": EXPERT_PARALLEL}

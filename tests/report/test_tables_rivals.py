@@ -32,11 +32,11 @@ def plan() -> Plan:
         ({"recompute": 2.0}, "recomputation +2 s"),
         ({"bubble": 2.5}, "pipeline bubble +2 s"),
         ({"waiting": 3.0}, "waiting (nvme read is busiest) +3 s"),
-        ({"collectives": 3.0, "compute": 9.0}, "tensor-parallel collectives +2 s, compute +1 s"),
+        ({"collectives": 3.0, "compute": 9.0}, "collectives within layers +2 s, compute +1 s"),
         ({"recompute": 2.0, "bubble": 0.6}, "recomputation +2 s"),
         (
             {"recompute": 3.0, "collectives": 0.0},
-            "recomputation +3 s, but tensor-parallel collectives -1 s",
+            "recomputation +3 s, but collectives within layers -1 s",
         ),
         ({"waiting": 0.001}, "next to no difference"),
         ({"compute": 7.95}, "about as fast, but not as simple"),

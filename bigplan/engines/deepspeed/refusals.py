@@ -30,6 +30,11 @@ def _split_refusal(strategy: Strategy) -> str | None:
             "DeepSpeed's AutoTP splits nn.Linear modules, which bigplan's layers are not: it finds "
             f"nothing to split in them. tp {strategy.tp} needs --engine native"
         )
+    if strategy.cp > 1:
+        return (
+            "DeepSpeed's Ulysses is a module of its own attention, which bigplan's layers do not "
+            f"call: cp {strategy.cp} needs --engine native"
+        )
     if strategy.accumulation_group > 1:
         return (
             "DeepSpeed passes one micro-batch after the other through all layers: "

@@ -180,7 +180,7 @@ class DeepSpeedSearch:
 
     def _strategies(self) -> Iterator[Strategy]:
         request, nodes = self.request, self.request.cluster.group
-        fixed = {"tp": 1, "vpp": 1, "accumulation_group": 1, **self.wanted.fixed}
+        fixed = {"tp": 1, "cp": 1, "vpp": 1, "accumulation_group": 1, **self.wanted.fixed}
         space = Space(request.model, request.training, nodes.gpus, nodes.gpus_per_node, fixed)
         for family in space.families():
             ends = self._ends(family) if family.pp > 1 else None

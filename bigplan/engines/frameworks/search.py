@@ -118,7 +118,7 @@ class FrameworkSearch:
 
     def _strategies(self) -> Iterator[Strategy]:
         request, nodes = self.request, self.request.cluster.group
-        fixed = {"accumulation_group": 1, **self.wanted.fixed}
+        fixed = {"accumulation_group": 1, "cp": 1, **self.wanted.fixed}
         space = Space(request.model, request.training, nodes.gpus, nodes.gpus_per_node, fixed)
         for family in space.families():
             for strategy in space.members(family, self._ends(family)):

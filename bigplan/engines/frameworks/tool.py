@@ -37,6 +37,11 @@ class Tool:
 
     def refusal(self, model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
         """Why the tool cannot execute this request; None: it can."""
+        if strategy.cp > 1:
+            return (
+                f"bigplan does not price how {self.name} exchanges keys and values between "
+                f"context-parallel ranks: cp {strategy.cp} needs --engine native"
+            )
         if strategy.accumulation_group > 1:
             return f"{self.name} passes one micro-batch after the other through all layers"
         return self.trains(model, training) or self.splits(model, strategy)
