@@ -12,22 +12,27 @@ from bigplan.ranks import Coordinates, GroupName, channels, members
 sizes = st.integers(1, 4)
 
 
-@given(sizes, sizes, sizes)
-def test_every_rank_has_its_coordinates(dp: int, tp: int, pp: int) -> None:
-    strategy = Strategy(dp=dp, tp=tp, pp=pp)
+@given(sizes, sizes, sizes, sizes)
+def test_every_rank_has_its_coordinates(dp: int, cp: int, tp: int, pp: int) -> None:
+    strategy = Strategy(dp=dp, cp=cp, tp=tp, pp=pp)
     every = [Coordinates.of(rank, strategy) for rank in range(strategy.ranks)]
     assert every == sorted(every)  # stages outermost, tensor-parallel ranks are neighbours
     assert [at.rank(strategy) for at in every] == list(range(strategy.ranks))
     assert set(every) == {
-        Coordinates(s, d, t) for s in range(pp) for d in range(dp) for t in range(tp)
+        Coordinates(s, d, t) for s in range(pp) for d in range(dp * cp) for t in range(tp)
     }
 
 
-@given(sizes, sizes, sizes)
-def test_groups_of_a_name_share_out_the_ranks(dp: int, tp: int, pp: int) -> None:
-    strategy = Strategy(dp=dp, tp=tp, pp=pp)
+@given(sizes, sizes, sizes, sizes)
+def test_groups_of_a_name_share_out_the_ranks(dp: int, cp: int, tp: int, pp: int) -> None:
+    strategy = Strategy(dp=dp, cp=cp, tp=tp, pp=pp)
     every = [Coordinates.of(rank, strategy) for rank in range(strategy.ranks)]
-    expected = {GroupName.ALL: dp * tp * pp, GroupName.DATA: dp, GroupName.TENSOR: tp}
+    expected = {
+        GroupName.ALL: dp * cp * tp * pp,
+        GroupName.DATA: dp * cp,
+        GroupName.CONTEXT: cp,
+        GroupName.TENSOR: tp,
+    }
     for name, size in expected.items():
         groups = {members(name, at, strategy) for at in every}
         assert all(len(group) == size for group in groups)
@@ -41,6 +46,13 @@ def test_tensor_parallel_ranks_are_neighbours() -> None:
     at = Coordinates(stage=1, data=0, tensor=1)
     assert members(GroupName.TENSOR, at, strategy) == (4, 5)
     assert members(GroupName.DATA, at, strategy) == (5, 7)
+
+
+def test_context_parallel_ranks_are_neighbours_of_one_replica() -> None:
+    strategy = Strategy(dp=2, cp=2, tp=2)
+    at = Coordinates(stage=0, data=3, tensor=1)
+    assert members(GroupName.CONTEXT, at, strategy) == (5, 7)
+    assert members(GroupName.DATA, at, strategy) == (1, 3, 5, 7)
 
 
 def test_messages_go_to_the_same_place_of_the_next_stage() -> None:

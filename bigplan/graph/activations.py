@@ -31,11 +31,11 @@ class BlockShape:
     sequence_length: int
     element_size: int
     tensor_parallel: int = 1
-    exchanging: int = 1  # context-parallel ranks, each with a part of the heads within attention
     sequence_parallel: bool = False
     expanded_kv: bool = False  # k and v are repeated for every query head
     materialised: bool = False  # attention scores are written to memory
     dropout: bool = False
+    exchanging: int = 1  # context-parallel ranks, each with a part of the heads within attention
 
     def __post_init__(self) -> None:
         assert self.tokens % self.sequence_length == 0, (self.tokens, self.sequence_length)

@@ -87,9 +87,8 @@ def test_the_size_of_a_step_wins_over_a_files_however_it_says_it(tmp_path: Path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (replace(_WHAT, context_parallel=2), "set cp=2: context parallelism is not"),
         (replace(_WHAT, expert_parallel=8), "set ep=8: expert parallelism is not"),
-        (replace(_WHAT, settings=["cp=4"]), "set cp=4: context parallelism is not"),
+        (replace(_WHAT, settings=["ep=4"]), "set ep=4: expert parallelism is not"),
     ],
 )
 def test_what_is_not_planned_is_refused(options: ExperimentOptions, message: str) -> None:
@@ -126,6 +125,11 @@ def test_options_win_over_a_files_decision_that_cannot_be(tmp_path: Path) -> Non
 def test_one_rank_of_them_is_no_parallelism() -> None:
     options = replace(_WHAT, context_parallel=1, settings=["tp=8"])
     assert experiment_of(None, options).set == {"tp": 8, "cp": 1}
+
+
+def test_another_tools_name_of_context_parallelism_pins_it() -> None:
+    options = replace(_WHAT, context_parallel=2)
+    assert experiment_of(None, options).set == {"cp": 2}
 
 
 @pytest.mark.parametrize(

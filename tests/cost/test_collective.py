@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from bigplan.cost.collective import (
     PATTERNS,
     Group,
+    LayerGroups,
     all_gather,
     all_reduce,
+    all_to_all,
     beside_compute,
     collective_seconds,
+    context_group,
     data_group,
     reduce_scatter,
     send,
@@ -116,6 +119,25 @@ def test_collectives_by_pattern() -> None:
     for pattern, once in (("all_gather", 4.5), ("reduce_scatter", 4.5), ("all_reduce", 8.0)):
         collective = Collective("c", pattern, 400, count=3)  # type: ignore[arg-type]
         assert collective_seconds(collective, INSIDE) == pytest.approx(3 * once)
+
+
+def test_an_exchange_sends_each_other_rank_its_part() -> None:
+    """3/4 of 400 bytes at 100 bytes/s, after a message to each of three ranks."""
+    assert all_to_all(400, INSIDE) == pytest.approx(3 + 3 * 0.5)
+    slower = replace(INSIDE, intra=FAST.model_copy(update={"send_bandwidth": FAST.bandwidth / 2}))
+    assert all_to_all(400, slower) == pytest.approx(6 + 3 * 0.5)
+    exchange = Collective("c", "all_to_all", 400, count=2)
+    alone = replace(INSIDE, size=1, per_node=1)
+    assert LayerGroups(alone, INSIDE).seconds(exchange) == pytest.approx(2 * 4.5)
+    assert LayerGroups(INSIDE, alone).seconds(exchange) == 0.0
+
+
+def test_context_parallel_ranks_share_states_and_are_neighbours() -> None:
+    strategy = Strategy(dp=2, cp=4, tp=2)
+    group = context_group(strategy, NODES)
+    assert (group.size, group.per_node, group.crosses_nodes) == (4, 4, False)
+    shards = data_group(strategy, NODES)
+    assert (shards.size, shards.per_node, shards.crosses_nodes) == (8, 4, True)
 
 
 def test_groups_of_a_strategy() -> None:

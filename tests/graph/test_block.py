@@ -515,7 +515,55 @@ def test_recomputation_needs_the_memory_it_spared_for_one_layer() -> None:
     assert kind.workspace(Recompute.FULL) - plain == kind.saved
 
 
-# --- context parallelism, which published runs have
+# --- context parallelism
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+@pytest.mark.parametrize(("cp", "tp", "heads"), [(2, 1, 4), (8, 1, 1), (4, 4, 1)])
+def test_context_parallel_ranks_exchange_what_attention_reads_and_gives(
+    cp: int, tp: int, heads: int, micro_batch: int
+) -> None:
+    """llama-3-8b: 32 heads of queries, 8 of keys, 128 wide; `heads`: of keys, on a rank."""
+    training = Training(sequence_length=LENGTH, global_batch=4)
+    strategy = Strategy(dp=1, cp=cp, tp=tp, micro_batch=micro_batch)
+    found = block(RankShape(LLAMA, training, strategy))
+    whole = micro_batch * LENGTH * 128 * 2  # bytes of a head
+    queries, keys = whole * 32 // (tp * cp), whole * heads
+    for operators in (found.forward, found.backward, found.reruns[Recompute.FULL].operators):
+        sent = {
+            op.name: op.nbytes
+            for op in operators
+            if isinstance(op, Collective) and op.pattern == "all_to_all"
+        }
+        assert sent == {
+            "queries exchange": queries,
+            "keys exchange": keys,
+            "values exchange": keys,
+            "attention's values exchange": queries,
+        }
+        copies = [op for op in operators if op.name.endswith("in parts")]
+        moved = 2 * (2 * queries + 2 * keys) * (1 if micro_batch == 1 else 2)
+        assert sum(op.nbytes for op in copies if isinstance(op, Stream)) == moved
+    for policy in (Recompute.SELECTIVE, Recompute.MLP):
+        again = found.reruns[policy].operators
+        assert not any(isinstance(op, Collective) and op.pattern == "all_to_all" for op in again)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_context_parallel_ranks_share_out_tokens_and_all_of_attention(tp: int) -> None:
+    whole = _shape(GPT, tp)
+    half = replace(whole, strategy=whole.strategy.model_copy(update={"cp": 2}))
+    assert half.tokens * 2 == whole.tokens
+    one, two = block(whole), block(half)
+    assert two.boundary * 2 == one.boundary
+    # Attention saves what it gives, and the product what comes back: that is one value more.
+    assert 2 * (two.saved - half.whole_hidden // tp) == one.saved
+    kernels = [_named(found.forward, "attention") for found in (one, two)]
+    assert isinstance(kernels[0], Attention)
+    assert isinstance(kernels[1], Attention)
+    assert kernels[1].flops * 2 == kernels[0].flops
+    assert kernels[1].length == kernels[0].length == LENGTH
+    assert sum(t.elements for t in two.tensors) == sum(t.elements for t in one.tensors)
 
 
 def test_context_parallelism_splits_the_tokens() -> None:

@@ -12,6 +12,7 @@ from bigplan.graph.strategy import (
     balanced_ends,
     chunk_blocks,
     divisors,
+    splits_over_context_parallel,
     splits_over_tensor_parallel,
 )
 from bigplan.spec.catalog import find_model
@@ -29,6 +30,41 @@ def test_key_value_heads_are_shared_out_or_repeated_evenly(
 ) -> None:
     model = MODEL.model_copy(update={"heads": 48, "kv_heads": kv_heads})
     assert splits_over_tensor_parallel(model, tp) is splits
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "splits"),
+    [(1, 2, True), (1, 16, True), (1, 12, False), (4, 8, True), (4, 3, False), (8, 3, False)],
+)
+def test_context_parallel_ranks_have_whole_heads(tp: int, cp: int, splits: bool) -> None:
+    """32 heads of queries, and 8 of keys: shared out, or the same for neighbours."""
+    assert splits_over_context_parallel(MODEL, tp, cp) is splits
+
+
+def test_a_sequence_is_split_where_it_has_more_tokens_than_a_micro_batch() -> None:
+    usual = Training(sequence_length=MAX_MICRO_BATCH_TOKENS, global_batch=8)
+    assert {s.cp for s in Space(MODEL, usual, 16, 8).strategies()} == {1}
+    longer = Training(sequence_length=2 * MAX_MICRO_BATCH_TOKENS, global_batch=2)
+    legal = list(Space(MODEL, longer, 16, 8).strategies())
+    assert {(s.cp, s.tp) for s in legal} == {
+        (cp, tp) for cp in (1, 2, 4, 8) for tp in (1, 2, 4, 8) if cp * tp <= 8
+    }
+    for s in legal:
+        assert s.ranks == s.dp * s.cp * s.tp * s.pp == 16
+        assert s.shards == s.dp * s.cp
+        assert not s.zero or s.shards > 1
+        assert s.rank_tokens(longer) * s.cp == s.micro_batch * longer.sequence_length
+        assert s.micro_batch == 1 or s.rank_tokens(longer) <= MAX_MICRO_BATCH_TOKENS
+    # Two sequences of 131,072 tokens, of which a rank has half.
+    assert not any(s.micro_batch == 2 for s in legal if s.cp < 4)
+
+
+def test_a_pinned_split_of_sequences_may_be_any_that_divides() -> None:
+    short = Training(sequence_length=96, global_batch=1)
+    assert {s.cp for s in Space(MODEL, short, 16, 8, {"cp": 16}).strategies()} == {16}
+    odd = Training(sequence_length=100, global_batch=1)
+    assert not list(Space(MODEL, odd, 16, 8, {"cp": 8}).strategies())
+    assert not list(Space(MODEL, short, 12, 12, {"cp": 12}).strategies())  # 32 heads
 
 
 @given(st.integers(1, 3000))

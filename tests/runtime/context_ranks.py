@@ -3,18 +3,99 @@
 from __future__ import annotations
 
 from bigplan.graph.build import build_graph
+from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
+from bigplan.placement import Placement, Tier
 from bigplan.plan import Plan
-from tests.runtime.plans import plan_of, tiny_model, tiny_training
-from tests.runtime.sharded_ranks import GPT2, all_resident, name_of
+from bigplan.spec.model import ModelSpec
+from tests.runtime.masked import masked_training
+from tests.runtime.plans import placed, plan_of, tiny_model, tiny_training
+from tests.runtime.sharded_ranks import (
+    GPT2,
+    MASKED,
+    all_resident,
+    name_of,
+    placed_everywhere,
+    random_plans,
+)
+from tests.toys import kind_placement
+
+TWO = Strategy(dp=1, cp=2)
+NEOX = {
+    "norm": "layernorm",
+    "mlp": "gelu",
+    "rotary_fraction": 0.25,
+    "parallel_residual": True,
+    "qkv_bias": True,
+    "kv_heads": 4,
+}
+BLOOM = {
+    "norm": "layernorm",
+    "mlp": "gelu_tanh",
+    "positions": "alibi",
+    "embedding_norm": True,
+    "tied_embeddings": True,
+    "kv_heads": 4,
+}
+FAMILIES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "gpt2": GPT2,
+    "neox": NEOX,
+    "bloom": BLOOM,
+    "mistral": {"sliding_window": 5},  # windows reach over the border of parts
+    "qwen3": {"qk_norm": True},
+}
 
 
-def plans(ranks: int) -> dict[str, Plan]:
-    """By name."""
-    layout = Strategy(dp=1, cp=2)
-    found = {}
-    for name, model in (("llama", tiny_model()), ("gpt2", tiny_model(**GPT2))):
-        training = tiny_training(2)
-        placement = all_resident(build_graph(model, training, layout))
-        found[f"{name_of(layout)}-{name}"] = plan_of(model, training, layout, placement)
+def layouts(ranks: int) -> list[Strategy]:
+    """The ways to split a step over so many ranks, sequences among them."""
+    if ranks == 2:
+        return [TWO.model_copy(update={"zero": zero}) for zero in range(4)]
+    both = [Strategy(dp=2, cp=2, zero=zero) for zero in range(4)]
+    tensors = [Strategy(dp=1, cp=2, tp=2, zero=zero) for zero in (0, 1, 3)]
+    whole = Strategy(dp=1, cp=2, tp=2, sequence_parallel=False)
+    pipelines = [Strategy(dp=1, cp=2, pp=2, zero=zero) for zero in (0, 1, 2, 3)]
+    chunks = Strategy(dp=1, cp=2, pp=2, vpp=2)
+    return [*both, *tensors, whole, *pipelines, chunks, Strategy(dp=1, cp=4)]
+
+
+def _resident(model: ModelSpec, layout: Strategy, name: str = "") -> dict[str, Plan]:
+    """All on the GPUs, two micro-batches of two sequences for each replica."""
+    layout = layout.model_copy(update={"micro_batch": 2})
+    training = tiny_training(4 * layout.dp, clip_norm=0.5)
+    placement = all_resident(build_graph(model, training, layout))
+    return {f"{name_of(layout)}-{name}": plan_of(model, training, layout, placement)}
+
+
+def _recomputed(recompute: Recompute) -> Placement:
+    again = kind_placement(3).model_copy(update={"activations": {recompute: {Tier.HOST: 3}}})
+    return placed(embedding=kind_placement(1), block=again, head=kind_placement(1))
+
+
+def plans(ranks: int, data: str = "bundled") -> dict[str, Plan]:
+    """By name: every layout, and with two ranks every family and whatever leaves the GPU."""
+    found: dict[str, Plan] = {}
+    for layout in layouts(ranks):
+        blocks = 2 * layout.pp * layout.vpp if layout.pp > 1 else 2
+        found |= _resident(tiny_model(layers=blocks), layout)
+    found |= random_plans(ranks, 6, ("fp32",), ways=layouts(ranks))
+    model = tiny_model(layers=3)
+    sharded = Strategy(dp=ranks // 2, cp=2, zero=3)
+    masked = masked_training(4 * sharded.dp, data, clip_norm=0.5)
+    found[f"{MASKED}-z3"] = plan_of(model, masked, sharded, placed_everywhere(3, 5_000))
+    if ranks == 2:
+        for name, changes in FAMILIES.items():
+            found |= _resident(tiny_model(**changes), TWO, name)
+        for recompute in Recompute:
+            training = tiny_training(2, clip_norm=0.5)
+            where = _recomputed(recompute)
+            found[f"cp2-{recompute}"] = plan_of(model, training, TWO, where)
+        found["cp2-bf16"] = plan_of(
+            model, tiny_training(2, precision="bf16"), TWO, _recomputed(Recompute.NONE)
+        )
+    else:
+        found |= _resident(tiny_model(**BLOOM), Strategy(dp=1, cp=2, tp=2), "bloom")
+        found |= _resident(tiny_model(**GPT2), Strategy(dp=1, cp=2, tp=2), "gpt2")
+        few = tiny_model(kv_heads=1)
+        found |= _resident(few, Strategy(dp=1, cp=4), "one-key")
     return found

@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks as threads of one process, whose collectives meet in its memory."""
+"""Ranks of one group as threads of one process, whose collectives meet in its memory."""
 
 from __future__ import annotations
 
@@ -71,6 +71,10 @@ class Neighbour(RankGroup):
         assert isinstance(whole, Tensor)
         values.copy_(whole)
         return lambda: values
+
+    def exchanged(self, parts: Tensor) -> Tensor:
+        brought = self.meeting.meet(self.place, "all_to_all", parts)
+        return torch.stack([each[self.place] for each in brought])
 
 
 def side_by_side(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -75,9 +76,11 @@ def name_of(layout: Strategy) -> str:
 
 
 @st.composite
-def sharded_plans(draw: st.DrawFn, ranks: int, precisions: tuple[str, ...], device: str) -> Plan:
-    """Any model, precision and placement, under any layout."""
-    model, layout = draw(models()), draw(st.sampled_from(layouts(ranks)))
+def sharded_plans(
+    draw: st.DrawFn, ways: Sequence[Strategy], precisions: tuple[str, ...], device: str
+) -> Plan:
+    """Any model, precision and placement, split in any of these ways."""
+    model, layout = draw(models()), draw(st.sampled_from(ways))
     chunks = layout.pp * layout.vpp
     if layout.pp > 1:
         more = layout.first_blocks or draw(st.integers(0, 1))
@@ -110,8 +113,9 @@ def random_plans(
     number: int,
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16"),
     device: str = "cpu",
+    ways: Sequence[Strategy] = (),
 ) -> dict[str, Plan]:
-    """So many of them, the same in every run."""
+    """So many of them, the same in every run; `ways`: all layouts of so many ranks if not told."""
     found: list[Plan] = []
 
     @settings(
@@ -122,7 +126,7 @@ def random_plans(
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(sharded_plans(ranks, precisions, device))
+    @given(sharded_plans(ways or layouts(ranks), precisions, device))
     def collect(plan: Plan) -> None:
         found.append(plan)
 
@@ -146,7 +150,7 @@ def _spread(layers: int, zero: int) -> KindPlacement:
     )
 
 
-def _everywhere(zero: int, chunk: int = CHUNK, *, tied: bool = False) -> Placement:
+def placed_everywhere(zero: int, chunk: int = CHUNK, *, tied: bool = False) -> Placement:
     parameters = Tier.HOST if zero == 3 else Tier.GPU
     gradients = Tier.HOST if zero >= 2 else Tier.GPU
     end = kind_placement(1, parameters, gradients, optimizer=Tier.HOST)
@@ -183,7 +187,7 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
         "loss_scale": LossScale(initial=2.0**20),
         "optimizer": Optimizer(name="sgd", learning_rate=0.5),
     }
-    everywhere, streaming = _everywhere(zero, 5_000), _streaming(zero)
+    everywhere, streaming = placed_everywhere(zero, 5_000), _streaming(zero)
     return {
         "same-resident": plan_of(model, tiny_training(2 * ranks), group, resident),
         "same-everywhere": plan_of(model, tiny_training(2 * ranks), group, everywhere),
@@ -195,7 +199,7 @@ def cases(ranks: int, zero: int, data: str = "bundled") -> dict[str, Plan]:
             tied,
             tiny_training(4 * ranks, **mixed, seed=1),
             group,
-            _everywhere(zero, tied=True),
+            placed_everywhere(zero, tied=True),
         ),
         MASKED: plan_of(model, masked_training(4 * ranks, data), group, everywhere),
     }
@@ -267,13 +271,13 @@ def tied_pipelines(ranks: int) -> dict[str, Plan]:
 def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     """Tensor-parallel ranks, by name: what else a step may have with two, then other layouts."""
     model, two = tiny_model(layers=3), Strategy(dp=1, tp=2, accumulation_group=2)
-    everywhere, streaming = _everywhere(3, 5_000), _streaming(3)
+    everywhere, streaming = placed_everywhere(3, 5_000), _streaming(3)
     if ranks > 2:
         found = {}
         for layout in splits(ranks):
             if layout.pp == 1:
                 training = masked_training(4 * layout.dp, data, clip_norm=0.5)
-                where = _everywhere(layout.zero, 5_000) if layout.zero else everywhere
+                where = placed_everywhere(layout.zero, 5_000) if layout.zero else everywhere
                 if layout.dp > 1 and not layout.zero:
                     where = all_resident(build_graph(model, training, layout))
                 found[name_of(layout)] = plan_of(model, training, layout, where)
@@ -290,8 +294,8 @@ def split_cases(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     )
     found = {
         "tp2-everywhere": plan_of(model, clipped, two, everywhere),
-        "tp2-gpt2": plan_of(gpt2, clipped, two, _everywhere(3, tied=True)),
-        "tp2-whole-gpt2": plan_of(gpt2, clipped, whole, _everywhere(3, tied=True)),
+        "tp2-gpt2": plan_of(gpt2, clipped, two, placed_everywhere(3, tied=True)),
+        "tp2-whole-gpt2": plan_of(gpt2, clipped, whole, placed_everywhere(3, tied=True)),
         "tp2-fp16": plan_of(model, scaled, two, streaming),
         "tp2-bf16": plan_of(model, tiny_training(4, precision="bf16"), two, everywhere),
         f"{MASKED}-tp2": plan_of(model, masked_training(4, data), two, everywhere),

@@ -55,7 +55,10 @@ def test_given_values_win() -> None:
         ("dropout: 1.0", "`dropout` is 1.0, which must be less than 1"),
         ("fp8_gemms: 1", "`fp8_gemms` is 1, which must be true or false"),
         ("lora_rank: 8", "`lora_rank`: adapters (LoRA and the like) are not planned"),
-        ("context_parallel: 2", "`context_parallel`: context parallelism is not planned"),
+        (
+            "context_parallel: 2",
+            "`context_parallel`: context parallelism is a decision, cp; leave it out",
+        ),
         ("optimizer: {name: lion}", "`optimizer.name` is 'lion', which must be one of adamw, sgd"),
         ("global_batch: 0", "must be greater than 0"),
         ("sequence_len: 3", "did you mean 'sequence_length'?"),
