@@ -205,17 +205,18 @@ def quickened(costs: Costs, factor: int = 1 << 20) -> Costs:
 
 @st.composite
 def strategies(draw: st.DrawFn, stages: Sequence[int] = (1, 2, 4)) -> Strategy:
-    """Pipelines, tensor and data parallelism with every ZeRO stage, accumulation groups."""
-    dp, tp = (draw(st.sampled_from((1, 2))) for _ in range(2))
+    """Pipelines, tensor, context and data parallelism, every ZeRO stage, accumulation groups."""
+    dp, cp, tp = (draw(st.sampled_from((1, 2))) for _ in range(3))
     pp = draw(st.sampled_from(stages))
     if pp > 1 and draw(st.booleans()):
-        zero = draw(st.integers(0, 1)) if dp > 1 else 0
-        return Strategy(dp=dp, tp=tp, pp=pp, vpp=draw(st.sampled_from((2, 3))), zero=zero)
+        zero, vpp = draw(st.integers(0, 1)) if dp * cp > 1 else 0, draw(st.sampled_from((2, 3)))
+        return Strategy(dp=dp, cp=cp, tp=tp, pp=pp, vpp=vpp, zero=zero)
     return Strategy(
         dp=dp,
+        cp=cp,
         tp=tp,
         pp=pp,
-        zero=draw(st.integers(0, 3)) if dp > 1 else 0,
+        zero=draw(st.integers(0, 3)) if dp * cp > 1 else 0,
         accumulation_group=draw(st.sampled_from((1, 2, 4))),
         # Of at least four blocks at least one is left for every other stage; two stages share all.
         first_blocks=draw(st.integers(0, 1)) if pp > 1 else 0,
@@ -377,7 +378,7 @@ def rows_moved(case: Case, stage: int, tier: Tier) -> float:
     moved = 0.0
     for name, rows in case.placement.stages[stage].kinds.items():
         kind = case.graph.kinds[name]
-        ranks = case.graph.strategy.dp if case.graph.strategy.zero else 1
+        ranks = case.graph.strategy.shards if case.graph.strategy.zero else 1
         share = rows.optimizer.get(tier, 0.0) * kind.owned(ranks)
         each = _pieces(case.graph, rows, kind, [s for s in Share if s.tier is tier])
         moved += sum(each) - share
@@ -389,6 +390,6 @@ def _pieces(
 ) -> list[int]:
     """Elements that a rank owns of every layer in each of the shares."""
     table = layer_table(rows, frugal_first=graph.strategy.vpp > 1)
-    ranks = graph.strategy.dp if graph.strategy.zero else 1
+    ranks = graph.strategy.shards if graph.strategy.zero else 1
     each = [pieces(kind, at, ranks) for at in table]
     return [len(cut[share]) for cut in each for share in shares]

@@ -53,6 +53,7 @@ MEGATRON = {
     ],
     *["sgd-momentum", "clip-grad", "seed", "bf16", "fp16", "accumulate-allreduce-grads-in-fp32"],
     *["grad-reduce-in-bf16", "tp-comm-overlap", "window-size"],
+    *["context-parallel-size", "cp-comm-type"],
 }
 # Of torchtitan's JobConfig (torchtitan/config/job_config.py of the 0.2 releases).
 TORCHTITAN = {
@@ -75,6 +76,7 @@ TORCHTITAN = {
         "fsdp_reshard_after_forward",
         "tensor_parallel_degree",
         "pipeline_parallel_degree",
+        "context_parallel_degree",
         "pipeline_parallel_schedule",
         "pipeline_parallel_microbatch_size",
         "pipeline_parallel_first_stage_less_layers",
@@ -266,6 +268,21 @@ def test_megatron_and_nemo_are_told_the_window() -> None:
     words = shlex.split(one_file(TOOLS["nemo"](long)).replace("\\\n", " "), comments=True)
     assert "model.config.window_size=[4095,0]" in words
     assert "window_size" not in one_file(TOOLS["nemo"](short))
+
+
+def test_context_parallelism_is_told_to_tools_that_have_it() -> None:
+    training = Training(sequence_length=8192, global_batch=8)
+    wanted = {"cp": 4, "zero": 1}
+    plan = make_plan(Request(find_model("llama-3-8b"), training, find_cluster("dgx-h100"), wanted))
+    megatron = options(one_file(TOOLS["megatron"](plan)))
+    assert (megatron["context-parallel-size"], megatron["cp-comm-type"]) == ("4", "a2a")
+    assert "context_parallel_size=4" in one_file(TOOLS["nemo"](plan))
+    titan = TOOLS["torchtitan"](plan)
+    parallelism = tomllib.loads(one_file(titan))["parallelism"]
+    assert parallelism["context_parallel_degree"] == 4
+    assert any("torchtitan shards them" in each for each in titan.lost)
+    for tool in ("fsdp2", "accelerate", "deepspeed"):
+        assert "context parallelism of 4" in TOOLS[tool](plan).lost
 
 
 def test_torchtitan_has_no_window() -> None:

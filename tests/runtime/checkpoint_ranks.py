@@ -22,14 +22,21 @@ from tests.toys import kind_placement
 WORLD, STEPS, AT = 2, 5, 3
 # Name, ZeRO stage and pipeline stages.
 LAYOUTS = (("z1", 1, 1), ("z2", 2, 1), ("pp2", 0, 2), ("z3", 3, 1), ("z0", 0, 1))
-# By number of ranks: of tensor-parallel ones, whose sums have another order than one process's.
-# Each goes on from the one before and writes a step later. The last has more ranks than heads.
+# By number of ranks: of those that split layers or sequences, whose sums have another order than
+# one process's. Each goes on from the one before and writes a step later. `tp4` has more ranks
+# than heads.
 SPLIT = {
-    2: (("tp2", Strategy(dp=1, tp=2)),),
+    2: (
+        ("tp2", Strategy(dp=1, tp=2)),
+        ("cp2", Strategy(dp=1, cp=2)),
+        ("cp2-z3", Strategy(dp=1, cp=2, zero=3)),
+    ),
     4: (
         ("tp2-pp2", Strategy(dp=1, tp=2, pp=2)),
         ("tp2-z3", Strategy(dp=2, tp=2, zero=3)),
         ("tp4", Strategy(dp=1, tp=4)),
+        ("cp2-tp2-z1", Strategy(dp=1, cp=2, tp=2, zero=1)),
+        ("cp2-dp2-z2", Strategy(dp=2, cp=2, zero=2)),
     ),
 }
 
@@ -98,7 +105,7 @@ def _without(stage: StagePlacement, kind: str) -> StagePlacement:
 
 
 def play_split(rank: int, path: Path, ranks: int, before: str) -> None:
-    """The tensor-parallel courses of so many ranks, from the checkpoint called `before`."""
+    """These courses of so many ranks, the first from the checkpoint called `before`."""
     for number, (name, strategy) in enumerate(SPLIT[ranks]):
         played = course(
             plan_of_layout(strategy),

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from bigplan.graph.build import build_graph
-from bigplan.graph.strategy import Strategy
+from bigplan.graph.strategy import Strategy, splits_over_context_parallel
 from bigplan.lower import lower_stage
 from bigplan.placement import KindPlacement, Placement, StagePlacement
 from bigplan.plan import Plan, digest, graph_of
@@ -117,8 +117,9 @@ def resident(model: ModelSpec, training: Training, strategy: Strategy) -> Plan:
 def _split(draw: st.DrawFn, model: ModelSpec, training: Training, tp: int) -> Plan:
     pp = draw(st.sampled_from((1, 2))) if model.layers > 1 else 1
     dp = draw(st.sampled_from((1, 2)))
-    zero = draw(st.integers(0, 3)) if dp > 1 else 0
-    strategy = Strategy(dp=dp, tp=tp, pp=pp, zero=zero)
+    cp = draw(st.sampled_from([n for n in (1, 2) if splits_over_context_parallel(model, tp, n)]))
+    zero = draw(st.integers(0, 3)) if dp * cp > 1 else 0
+    strategy = Strategy(dp=dp, cp=cp, tp=tp, pp=pp, zero=zero)
     placement = draw(placements(build_graph(model, training, strategy), free=True))
     chunk = draw(st.sampled_from((5_000, CHUNK)))
     return plan_of(model, training, strategy, placement.model_copy(update={"chunk": chunk}))

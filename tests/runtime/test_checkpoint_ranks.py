@@ -95,7 +95,7 @@ SPLITS = [(ranks, n) for ranks, layouts in SPLIT.items() for n in range(len(layo
 
 
 @pytest.mark.parametrize(("ranks", "number"), SPLITS)
-def test_tensor_parallel_ranks_go_on_from_any_layout_and_one_from_them(
+def test_ranks_that_split_layers_go_on_from_any_layout_and_one_from_them(
     folder: Path, ranks: int, number: int
 ) -> None:
     name = SPLIT[ranks][number][0]

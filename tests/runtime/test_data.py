@@ -92,6 +92,23 @@ def test_a_global_batch_does_not_depend_on_its_split(
             assert counted == sum(target != IGNORED for target in targets)
 
 
+@pytest.mark.parametrize("batches", [None, 2])
+@pytest.mark.parametrize("parts", [2, 6])
+def test_parts_of_sequences_are_those_of_whole_ones(
+    text: Path, pairs: Path, parts: int, batches: int | None
+) -> None:
+    """The last target of a part is the next part's first token, and all count the same targets."""
+    for path in (text, pairs):
+        whole = BatchSource(path, 12, 2, replica=1, replicas=2, seed=3, batches=batches)
+        every = [replace(whole, part=part, parts=parts) for part in range(parts)]
+        assert {source.nbytes for source in every} == {whole.nbytes // parts}
+        for step in (0, 1):
+            batch, found = whole.batch(step, 0), [source.batch(step, 0) for source in every]
+            assert torch.equal(torch.cat([one.tokens for one in found], 1), batch.tokens)
+            assert torch.equal(torch.cat([one.targets for one in found], 1), batch.targets)
+            assert {one.counted for one in found} == {batch.counted}
+
+
 def test_targets_without_loss_are_masked(pairs: Path) -> None:
     """Every window's targets are the tokens after it, where their document says so."""
     found = documents(pairs)

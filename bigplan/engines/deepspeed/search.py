@@ -272,7 +272,8 @@ class DeepSpeedSearch:
 
     def _nothing_legal(self) -> InputError:
         request = self.request
-        alone = Strategy(dp=request.cluster.gpus, zero=int(request.cluster.gpus > 1))
+        gpus, cp = request.cluster.gpus, self.wanted.fixed.get("cp", 1)
+        alone = Strategy(dp=gpus, cp=cp, zero=int(gpus > 1))
         why = refusal(request.model, request.training, alone)
         settings = ", ".join(f"{key}={value}" for key, value in request.settings.items())
         return InputError(
