@@ -17,6 +17,7 @@ import torch
 from torch.multiprocessing.spawn import spawn
 
 from bigplan.plan import Plan
+from tests.runtime.context_ranks import plans as context_plans
 from tests.runtime.harness import loop_of, together
 from tests.runtime.rounding import BF16_LOSS, check_within_rounding
 from tests.runtime.sharded_ranks import (
@@ -49,6 +50,9 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     plans = {name: on_gpu(p) for name, p in fixed.items() if p.training.precision == "fp32"}
     drawn = random_plans(ranks, 12, ("fp32",), "cuda") | random_plans(ranks, 6, ("bf16",), "cuda")
     plans |= {name: by_torch(plan) for name, plan in drawn.items()}
+    if ranks < 8:
+        split = context_plans(ranks)
+        plans |= {f"context-{name}": by_torch(on_gpu(plan)) for name, plan in split.items()}
     write_plans(folder, plans)
     given = str(folder), None if own_gpu else "gloo", own_gpu
     spawn(run_rank, given, nprocs=ranks)  # type: ignore[no-untyped-call]
