@@ -65,8 +65,8 @@ def require_legal_placement(workload: Workload, graph: Graph, placement: Placeme
     if placement.captured and not (on_cuda and may_capture(graph, placement)):
         raise InputError(
             "placement.captured: true; CUDA graphs repeat blocks only on CUDA devices, without "
-            "tensor, context or pipeline parallelism, with all activations of blocks on the GPU, and at "
-            f"most {MOST_GRAPHS} passes a step"
+            "tensor, context or pipeline parallelism, with all activations of blocks on the GPU, "
+            f"and at most {MOST_GRAPHS} passes a step"
         )
     for alike in stage_classes(graph):
         first = alike.stages[0]
