@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, Phase, given, settings
+
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
@@ -16,7 +18,7 @@ from tests.runtime.sharded_ranks import (
     all_resident,
     name_of,
     placed_everywhere,
-    random_plans,
+    sharded_plans,
 )
 from tests.toys import kind_placement
 
@@ -72,13 +74,33 @@ def _recomputed(recompute: Recompute) -> Placement:
     return placed(embedding=kind_placement(1), block=again, head=kind_placement(1))
 
 
+def _random(ranks: int, number: int) -> dict[str, Plan]:
+    """Any model and placement under any of the layouts, the same in every run."""
+    found: list[Plan] = []
+
+    @settings(
+        max_examples=number,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(sharded_plans(ranks, ("fp32",), "cpu", layouts(ranks)))
+    def collect(plan: Plan) -> None:
+        found.append(plan)
+
+    collect()
+    return {f"random-{i}": plan for i, plan in enumerate(found)}
+
+
 def plans(ranks: int, data: str = "bundled") -> dict[str, Plan]:
     """By name: every layout, and with two ranks every family and whatever leaves the GPU."""
     found: dict[str, Plan] = {}
     for layout in layouts(ranks):
         blocks = 2 * layout.pp * layout.vpp if layout.pp > 1 else 2
         found |= _resident(tiny_model(layers=blocks), layout)
-    found |= random_plans(ranks, 6, ("fp32",), ways=layouts(ranks))
+    found |= _random(ranks, 6)
     model = tiny_model(layers=3)
     sharded = Strategy(dp=ranks // 2, cp=2, zero=3)
     masked = masked_training(4 * sharded.dp, data, clip_norm=0.5)

@@ -77,10 +77,14 @@ def name_of(layout: Strategy) -> str:
 
 @st.composite
 def sharded_plans(
-    draw: st.DrawFn, ways: Sequence[Strategy], precisions: tuple[str, ...], device: str
+    draw: st.DrawFn,
+    ranks: int,
+    precisions: tuple[str, ...],
+    device: str,
+    ways: Sequence[Strategy] = (),
 ) -> Plan:
-    """Any model, precision and placement, split in any of these ways."""
-    model, layout = draw(models()), draw(st.sampled_from(ways))
+    """Any model, precision and placement, under any layout; `ways`: those, if not all."""
+    model, layout = draw(models()), draw(st.sampled_from(ways or layouts(ranks)))
     chunks = layout.pp * layout.vpp
     if layout.pp > 1:
         more = layout.first_blocks or draw(st.integers(0, 1))
@@ -113,9 +117,8 @@ def random_plans(
     number: int,
     precisions: tuple[str, ...] = ("fp32", "bf16", "fp16"),
     device: str = "cpu",
-    ways: Sequence[Strategy] = (),
 ) -> dict[str, Plan]:
-    """So many of them, the same in every run; `ways`: all layouts of so many ranks if not told."""
+    """So many of them, the same in every run."""
     found: list[Plan] = []
 
     @settings(
@@ -126,7 +129,7 @@ def random_plans(
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(sharded_plans(ways or layouts(ranks), precisions, device))
+    @given(sharded_plans(ranks, precisions, device))
     def collect(plan: Plan) -> None:
         found.append(plan)
 
