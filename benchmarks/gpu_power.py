@@ -1,4 +1,4 @@
-"""Watts, clock and rate of a GPU: idle, copying, and in products of data with more or fewer zeros.
+"""Watts, clock and rate of a GPU: idle, copying, in attention and in products with fewer nonzeros.
 
     python benchmarks/gpu_power.py
 
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
+import torch.nn.functional as F
 
 READ = "power.draw.instant,clocks.sm"
 QUERY = f"nvidia-smi -i 0 --query-gpu={READ} --format=csv,noheader,nounits -lms 100"
@@ -44,10 +45,34 @@ def main() -> None:
         return torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
 
     _load("fp8", product, FLOPS, samples)
+    _attention(samples)
     source = torch.empty(2**30, device="cuda", dtype=torch.uint8)
     target = torch.empty_like(source)
     _load("copy, bytes", lambda: target.copy_(source), 2.0**31, samples)
     reader.terminate()
+
+
+def _attention(samples: list[Sample]) -> None:
+    """Causal attention of 4 sequences of 8,192 tokens with 32 heads of 128, as torch chooses it."""
+    heads = [
+        torch.randn(4, 32, 8192, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    forward = 4 * 4 * 32 * 8192**2 * 128 / 2  # two products, half of each
+
+    def attended() -> torch.Tensor:
+        return F.scaled_dot_product_attention(*heads, is_causal=True)
+
+    with torch.no_grad():
+        _load("attention", attended, forward, samples)
+    result = attended()
+    given = torch.randn_like(result)
+    _load(
+        "attention backward",
+        lambda: torch.autograd.grad(result, heads, given, retain_graph=True),
+        2.5 * forward,
+        samples,
+    )
 
 
 def _read(reader: subprocess.Popen[str], samples: list[Sample]) -> None:
