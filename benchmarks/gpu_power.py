@@ -54,14 +54,15 @@ def main() -> None:
 
 def _attention(samples: list[Sample]) -> None:
     """Causal attention of 4 sequences of 8,192 tokens with 32 heads of 128, as torch chooses it."""
-    heads = [
-        torch.randn(4, 32, 8192, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    shape = 4, 32, 8192, 128
+    q, k, v = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for _ in range(3)
-    ]
+    )
     forward = 4 * 4 * 32 * 8192**2 * 128 / 2  # two products, half of each
 
     def attended() -> torch.Tensor:
-        return F.scaled_dot_product_attention(*heads, is_causal=True)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     with torch.no_grad():
         _load("attention", attended, forward, samples)
@@ -69,7 +70,7 @@ def _attention(samples: list[Sample]) -> None:
     given = torch.randn_like(result)
     _load(
         "attention backward",
-        lambda: torch.autograd.grad(result, heads, given, retain_graph=True),
+        lambda: torch.autograd.grad(result, (q, k, v), given, retain_graph=True),
         2.5 * forward,
         samples,
     )
