@@ -6,6 +6,7 @@ of the user is lost to a mistyped name.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -91,3 +92,6 @@ def _require_place(option: str, path: Path, kind: TargetKind) -> None:
         raise InputError(
             f"{option} {path} is a folder, and the {kind.noun} is one file; name a file in it"
         )
+    changed = path if path.exists() else folder
+    if not os.access(changed, os.W_OK):
+        raise InputError(f"{option} {path}: {changed} may not be written; name another file")

@@ -19,7 +19,7 @@ from bigplan.page.rivals import help_section, rivals_section
 from bigplan.page.sureness import sureness_section
 from bigplan.placement import Tier
 from bigplan.plan import MemoryUse, Plan
-from bigplan.report.decision import decision
+from bigplan.report.decision import decision, mixes_text
 from bigplan.report.plan_report import promise_table
 from bigplan.report.stages import stages_of
 from bigplan.report.tables import (
@@ -64,7 +64,8 @@ def plan_page(plan: Plan, help: Help | None = None) -> Page:  # noqa: A002 -- wh
 
 
 def _short(plan: Plan) -> tuple[str, ...]:
-    return engine_text(plan), f"Bound by: {bound_text(plan.predicted)}."
+    mixes = (mixes_text(plan),) if plan.search.mixes else ()
+    return engine_text(plan), *mixes, f"Bound by: {bound_text(plan.predicted)}."
 
 
 def step_section(plan: Plan, step: Played, measured: Timeline | None = None) -> PageSection:

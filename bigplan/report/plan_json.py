@@ -55,6 +55,7 @@ def plan_json(
 def plan_facts(plan: Plan) -> dict[str, Any]:
     """What a plan says by itself: sizes in bytes, times in seconds.
 
+    `groups_tried` are the choices of a mixed cluster's groups, null where its nodes are alike.
     `stages[].layers` and `recompute` count transformer blocks. `placement` maps a kind of tensor to
     the fraction of its bytes on each tier. `homes` maps a kind of tensor to layers and bytes, and
     to those of them that are streamed through the GPU. `placement` and `homes` count all layers
@@ -69,6 +70,7 @@ def plan_facts(plan: Plan) -> dict[str, Any]:
     predicted, stages, wear = plan.predicted, stages_of(plan), wear_of(plan)
     return {
         "decision": decision(plan, stages),
+        "groups_tried": [mix.model_dump(mode="json") for mix in plan.search.mixes] or None,
         **{name: getattr(predicted, name) for name in PREDICTED},
         "search": plan.search.model_dump(mode="json"),
         "strategy": plan.strategy.model_dump(mode="json"),

@@ -292,6 +292,12 @@ class Cluster(Spec):
             raise InputError(
                 f"nodes is {quoted(nodes)}; a cluster has at least 1 and at most {MOST_NODES}"
             )
+        if len(self.node_groups) > 1:
+            names = " and ".join(group.name for group in self.node_groups)
+            raise RefusedError(
+                f"nodes {nodes}: cluster {self.name!r} has groups of unlike nodes ({names}); "
+                "change `nodes` of the groups in its file"
+            )
         group = self.group
         if nodes > 1 and group.inter_node is None:
             raise InputError(

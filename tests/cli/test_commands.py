@@ -21,6 +21,7 @@ SMALL = ("--seq-len", "32", "--global-batch", "4", "--precision", "fp32")
 
 KEYS = {
     "decision",
+    "groups_tried",
     "step_seconds",
     "step_seconds_low",
     "step_seconds_high",

@@ -158,3 +158,15 @@ def test_what_is_of_the_kind(tmp_path: Path, kind: TargetKind, text: str, replac
         return
     with pytest.raises(InputError, match=f"no {kind.noun} that could be replaced .*remove this"):
         require_target("--out", path, kind)
+
+
+def test_a_file_that_may_not_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # tests may run as root
+    with pytest.raises(InputError, match=rf"--out .*new\.yaml: {tmp_path} may not be written"):
+        require_target("--out", tmp_path / "new.yaml", PLAN)
+    old = tmp_path / "old.yaml"
+    old.touch()
+    with pytest.raises(InputError, match=r"old\.yaml may not be written; name another file"):
+        require_target("--out", old, PLAN)

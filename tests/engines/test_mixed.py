@@ -8,6 +8,7 @@ from bigplan.engines import chosen, make_plan
 from bigplan.errors import InfeasibleError
 from bigplan.planner import Request
 from bigplan.report.decision import decision, mixes_text
+from bigplan.report.plan_json import plan_facts
 from bigplan.report.stages import stages_of
 from bigplan.solve.thresholds import WITHIN
 from bigplan.spec.catalog import find_cluster, find_model
@@ -48,6 +49,8 @@ def test_the_fastest_choice_is_taken_and_all_are_told(mixed: Request) -> None:
     assert steps[("t4-cloud",)] is None  # 60 times slower than an H100: not even searched
     text = decision(plan, stages_of(plan))
     assert tells(mixes_text(plan), "dgx-h100:", "t4-cloud: slower", f"Taken: {' + '.join(taken)}")
+    shown = plan_facts(plan)["groups_tried"]
+    assert [tuple(mix["groups"]) for mix in shown] == list(steps)
     if len(taken) > 1:
         assert tells(text, "1 of dgx-h100", "each counts as the worst of them")
 

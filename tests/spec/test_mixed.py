@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigplan.errors import InputError
+from bigplan.errors import InputError, RefusedError
 from bigplan.spec.catalog import find_cluster, list_clusters
 from bigplan.spec.cluster import Cluster, NodeGroup
 from bigplan.spec.files.document import parse_document
@@ -111,6 +111,13 @@ def test_prices_are_the_mean() -> None:
     assert both.price == pytest.approx((3 * prices[0] + prices[1]) / 4)
     without = equal_nodes([one, two.model_copy(update={"running": None})])
     assert without.running is None
+
+
+def test_a_number_of_nodes_is_refused() -> None:
+    with pytest.raises(
+        RefusedError, match=r"unlike nodes \(dgx-h100 and dgx-a100-80g\).*`nodes` of"
+    ):
+        mixed("dgx-h100", "dgx-a100-80g").with_nodes(4)
 
 
 def test_two_groups_of_one_name_are_refused() -> None:
