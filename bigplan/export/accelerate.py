@@ -10,8 +10,7 @@ from bigplan.export.written import (
     WrittenConfig,
     attention_of,
     heading,
-    lost_by_all,
-    lost_context,
+    lost_without_context,
 )
 from bigplan.graph.graph import Recompute
 from bigplan.placement import Tier
@@ -93,8 +92,7 @@ def _replicates(plan: Plan) -> bool:
 
 def _lost(plan: Plan) -> Iterator[str]:
     blocks, strategy = Blocks.of(plan), plan.strategy
-    yield from lost_by_all(plan)
-    yield from lost_context(plan)
+    yield from lost_without_context(plan)
     training = plan.training
     reduced = training.reduce_precision or training.gradient_precision
     if plan.engine != "accelerate" and strategy.dp > 1 and reduced != training.precision:

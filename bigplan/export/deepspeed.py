@@ -14,8 +14,7 @@ from bigplan.export.written import (
     WrittenConfig,
     attention_of,
     heading,
-    lost_by_all,
-    lost_context,
+    lost_without_context,
 )
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks
@@ -109,8 +108,7 @@ def _lost(plan: Plan) -> Iterator[str]:
         yield _stages(plan)
     if plan.config:
         return
-    yield from lost_by_all(plan)
-    yield from lost_context(plan)
+    yield from lost_without_context(plan)
     if plan.strategy.tp > 1:
         yield f"tensor parallelism of {plan.strategy.tp}"
     if plan.strategy.pp > 1:

@@ -9,8 +9,7 @@ from bigplan.export.written import (
     WrittenConfig,
     attention_of,
     heading,
-    lost_by_all,
-    lost_context,
+    lost_without_context,
 )
 from bigplan.graph.graph import Recompute
 from bigplan.plan import Plan
@@ -59,8 +58,7 @@ def shard(model, blocks):
 
 def _lost(plan: Plan) -> Iterator[str]:
     blocks, strategy = Blocks.of(plan), plan.strategy
-    yield from lost_by_all(plan)
-    yield from lost_context(plan)
+    yield from lost_without_context(plan)
     if strategy.tp > 1 or strategy.pp > 1:
         yield f"tensor parallelism of {strategy.tp} and {strategy.pp} pipeline stages"
     if strategy.zero in (0, 1) and strategy.dp > 1:

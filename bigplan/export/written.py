@@ -90,12 +90,6 @@ class Blocks:
         return any(tiers.get(Tier.NVME) for tiers in tensors)
 
 
-def lost_context(plan: Plan) -> Iterator[str]:
-    """Context parallelism, for tools that are given none."""
-    if plan.strategy.cp > 1:
-        yield f"context parallelism of {plan.strategy.cp}"
-
-
 def lost_by_all(plan: Plan) -> Iterator[str]:
     """Parts of the plan that only bigplan's own runtime can express."""
     blocks = Blocks.of(plan)
@@ -112,3 +106,10 @@ def lost_by_all(plan: Plan) -> Iterator[str]:
         yield f"{blocks.recomputed(Recompute.MLP)} blocks recomputed in the MLP alone"
     if plan.placement.loss_chunk < plan.strategy.rank_tokens(plan.training):
         yield f"the loss of {plan.placement.loss_chunk} tokens at a time"
+
+
+def lost_without_context(plan: Plan) -> Iterator[str]:
+    """The same of tools that are given no context parallelism."""
+    yield from lost_by_all(plan)
+    if plan.strategy.cp > 1:
+        yield f"context parallelism of {plan.strategy.cp}"

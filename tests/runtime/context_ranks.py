@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, Phase, given, settings
-
 from bigplan.graph.build import build_graph
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy
@@ -16,6 +14,7 @@ from tests.runtime.sharded_ranks import (
     GPT2,
     MASKED,
     all_resident,
+    drawn,
     name_of,
     placed_everywhere,
     sharded_plans,
@@ -76,21 +75,7 @@ def _recomputed(recompute: Recompute) -> Placement:
 
 def _random(ranks: int, number: int) -> dict[str, Plan]:
     """Any model and placement under any of the layouts, the same in every run."""
-    found: list[Plan] = []
-
-    @settings(
-        max_examples=number,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(sharded_plans(ranks, ("fp32",), "cpu", layouts(ranks)))
-    def collect(plan: Plan) -> None:
-        found.append(plan)
-
-    collect()
+    found = drawn(sharded_plans(ranks, ("fp32",), "cpu", layouts(ranks)), number)
     return {f"random-{i}": plan for i, plan in enumerate(found)}
 
 

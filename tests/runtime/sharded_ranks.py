@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -119,6 +120,12 @@ def random_plans(
     device: str = "cpu",
 ) -> dict[str, Plan]:
     """So many of them, the same in every run."""
+    found = drawn(sharded_plans(ranks, precisions, device), number)
+    return {f"random-{'-'.join(precisions)}-{i}": plan for i, plan in enumerate(found)}
+
+
+def drawn(plans: st.SearchStrategy[Plan], number: int) -> list[Plan]:
+    """So many of them, the same in every run."""
     found: list[Plan] = []
 
     @settings(
@@ -129,12 +136,12 @@ def random_plans(
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(sharded_plans(ranks, precisions, device))
+    @given(plans)
     def collect(plan: Plan) -> None:
         found.append(plan)
 
     collect()
-    return {f"random-{'-'.join(precisions)}-{i}": plan for i, plan in enumerate(found)}
+    return found
 
 
 def _spread(layers: int, zero: int) -> KindPlacement:
@@ -337,6 +344,24 @@ def run_rank(rank: int, folder: str, backend: str | None = None, own_gpu: bool =
 def results(folder: Path, name: str, ranks: int) -> list[Run]:
     """What the ranks left."""
     return [torch.load(folder / f"{name}.{rank}.pt", weights_only=False) for rank in range(ranks)]
+
+
+def check_same_model(runs: Sequence[Run]) -> None:
+    """Assert that all ranks had the same losses and ended with the same model."""
+    first, *others = runs
+    assert first.finished.digest
+    for other in others:
+        assert first.finished.digest == other.finished.digest
+        assert first.losses == other.losses
+
+
+def check_validation(folder: Path, name: str, plan: Plan, ranks: int) -> None:
+    """Assert that all ranks had the validation's loss that one alone has."""
+    one = plan.strategy.model_copy(update={"dp": 1, "cp": 1, "tp": 1, "zero": 0})
+    alone = plan.model_copy(update={"strategy": one})
+    losses = [float((folder / f"{name}.validation.{r}").read_text()) for r in range(ranks)]
+    assert len(set(losses)) == 1
+    assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
 
 
 def every_plan(folder: Path, ranks: int, number: int) -> dict[str, Plan]:

@@ -28,13 +28,20 @@ from bigplan.runtime.tensor_parallel import ONE
 from bigplan.spec.model import ModelSpec
 from tests.examples import examples
 from tests.runtime.context_ranks import plans
-from tests.runtime.harness import check, evaluated, together
+from tests.runtime.harness import check, together
 from tests.runtime.masked import masked_data, prepare_masked
 from tests.runtime.neighbours import Called, side_by_side
 from tests.runtime.plans import models, tiny_training
 from tests.runtime.processes import start
 from tests.runtime.rounding import check_in_16_bits
-from tests.runtime.sharded_ranks import MASKED, results, run_rank, write_plans
+from tests.runtime.sharded_ranks import (
+    MASKED,
+    check_same_model,
+    check_validation,
+    results,
+    run_rank,
+    write_plans,
+)
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
 
@@ -73,23 +80,13 @@ def test_they_end_with_the_same_model(ran: Ran, subtests: pytest.Subtests) -> No
     ranks, folder, found = ran
     for name in found:
         with subtests.test(name):
-            first, *others = results(folder, name, ranks)
-            assert first.finished.digest
-            for other in others:
-                assert first.finished.digest == other.finished.digest
-                assert first.losses == other.losses
+            check_same_model(results(folder, name, ranks))
 
 
 def test_they_validate_as_one_does(ran: Ran) -> None:
     ranks, folder, found = ran
     for name in (name for name in found if name.startswith(MASKED)):
-        one = {"dp": 1, "cp": 1, "zero": 0}
-        alone = found[name].model_copy(
-            update={"strategy": found[name].strategy.model_copy(update=one)}
-        )
-        losses = [float((folder / f"{name}.validation.{r}").read_text()) for r in range(ranks)]
-        assert len(set(losses)) == 1
-        assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
+        check_validation(folder, name, found[name], ranks)
 
 
 class _Layer:

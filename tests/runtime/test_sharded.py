@@ -14,11 +14,19 @@ pytest.importorskip("torch")
 import torch
 
 from bigplan.plan import Plan
-from tests.runtime.harness import check, evaluated, together
+from tests.runtime.harness import check, together
 from tests.runtime.masked import prepare_masked
 from tests.runtime.processes import start
 from tests.runtime.rounding import check_in_16_bits
-from tests.runtime.sharded_ranks import MASKED, every_plan, results, run_rank, write_plans
+from tests.runtime.sharded_ranks import (
+    MASKED,
+    check_same_model,
+    check_validation,
+    every_plan,
+    results,
+    run_rank,
+    write_plans,
+)
 
 pytestmark = pytest.mark.timeout(400)  # the first to ask for them starts the processes
 
@@ -58,20 +66,10 @@ def test_they_end_with_the_same_model(ran: Ran, subtests: pytest.Subtests) -> No
     ranks, folder, plans = ran
     for name in plans:
         with subtests.test(name):
-            first, *others = results(folder, name, ranks)
-            assert first.finished.digest
-            for other in others:
-                assert first.finished.digest == other.finished.digest
-                assert first.losses == other.losses
+            check_same_model(results(folder, name, ranks))
 
 
 def test_they_validate_as_one_does(ran: Ran) -> None:
     ranks, folder, plans = ran
     for name in (name for name in plans if name.startswith(MASKED)):
-        one = {"dp": 1, "tp": 1, "zero": 0}
-        alone = plans[name].model_copy(
-            update={"strategy": plans[name].strategy.model_copy(update=one)}
-        )
-        losses = [float((folder / f"{name}.validation.{r}").read_text()) for r in range(ranks)]
-        assert len(set(losses)) == 1
-        assert losses[0] == pytest.approx(evaluated(alone), rel=1e-6)
+        check_validation(folder, name, plans[name], ranks)
