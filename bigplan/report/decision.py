@@ -45,7 +45,9 @@ def _where(plan: Plan) -> str:
         nodes = f" ({group.nodes} nodes)" if group.nodes > 1 else ""
         return f"{group.gpus} x {group.gpu.name}{nodes}"
     whose = listed([f"{member.nodes} of {member.name}" for member in members])
-    return f"{group.gpus} GPUs of {group.nodes} nodes ({whose}; each counts as the worst of them)"
+    among = "among " if group.nodes < sum(member.nodes for member in members) else ""
+    nodes = f"{group.nodes} nodes ({among}{whose}; each counts as the worst of them)"
+    return f"{group.gpus} GPUs of {nodes}"
 
 
 def mixes_text(plan: Plan) -> str:

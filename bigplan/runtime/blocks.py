@@ -52,9 +52,8 @@ def embedding(
     """Rows of embed_tokens.weight [V, h] for int64 tokens [b, s]: [b, s, h], the table's dtype.
 
     Learned positions add row `position_offset + i` of embed_positions.weight to token i of a
-    sequence, of which `context` has a part. If ranks
-    share out the table, each looks up its own words, and one adds the positions. If the model has a
-    norm of the sum, that is `embedding_norm`.
+    sequence, of which `context` has a part. If ranks share out the table, each looks up its own
+    words, and one adds the positions. If the model has a norm of the sum, that is `embedding_norm`.
     """
     table = p[TABLE]
     if ranks.alone:
@@ -188,6 +187,7 @@ def position_tables(
     tokens there are.
     """
     if model.positions != "alibi":
+        # Whole sequences' tables would lie on the GPU until this rank's part is cut out.
         pair = rope_table(model, sequence_length, "cpu", dtype)
         return tuple(context.group.own(table).clone().to(device) for table in pair)
     found = alibi.biases(model.heads, model.head_dim, sequence_length, device, dtype)
@@ -231,8 +231,9 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling | None) -> Tensor:
 
 def _attention(p: Parameters, x: Tensor, model: ModelSpec, tables: Tables, ways: Ways) -> Tensor:
     """Causal attention of x [b, s, h] with grouped key and value heads, before o_proj."""
-    everything = model.positions == "alibi"  # the table is of whole sequences
-    shape = len(tables[0]) // (ways.context.group.size if everything else 1), model.head_dim
+    # Linear biases are for whole sequences, other tables for the tokens that this rank has.
+    parts = ways.context.group.size if model.positions == "alibi" else 1
+    shape = len(tables[0]) // parts, model.head_dim
     q, k, v = (_heads(y, *shape) for y in ways.linears(p, ("q_proj", "k_proj", "v_proj"), x))
     if model.qk_norm:
         q = _rms_normed(q, p["q_norm.weight"], model.norm_epsilon, ways.kernels)

@@ -216,6 +216,7 @@ def cluster_folder() -> Path:
 
 
 def _way(value: object) -> str:
+    """How a group is written: the tag of its kind in _EITHER."""
     like = "like" in value if isinstance(value, Mapping) else isinstance(value, LikeGroup)
     return "as shipped" if like else "in full"
 

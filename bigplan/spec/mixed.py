@@ -33,9 +33,7 @@ _ABSENT = {
     "send_bandwidth": "bandwidth",
 }
 # A GPU's figures that are taken one by one; those of its products and attention stay together.
-_OF_GPU = frozenset({"memory", "adam_rate", "launch_overhead", "spread"}) | {
-    name for name in Gpu.model_fields if name in _COSTS
-}
+_OF_GPU = {"memory", "adam_rate"} | (_COSTS & Gpu.model_fields.keys())
 
 
 def choices(cluster: Cluster) -> tuple[Cluster, ...]:

@@ -66,6 +66,9 @@ def test_nodes_that_differ_in_memory_alone_work_together() -> None:
     assert plan.cluster.group.nodes == 4
     assert plan.cluster.left_out is None
     assert plan.cluster.group.gpu.memory == find_cluster("dgx-a100-40g").group.gpu.memory
+    assert tells(decision(plan, stages_of(plan)), "4 nodes (2 of", "and 2 of")
+    fewer = plan.model_copy(update={"cluster": plan.cluster.with_nodes(3)})
+    assert tells(decision(fewer, stages_of(fewer)), "3 nodes (among 2 of", "and 2 of")
 
 
 def test_an_engine_is_chosen_for_the_groups_that_take_part() -> None:
