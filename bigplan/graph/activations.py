@@ -43,7 +43,8 @@ class BlockShape:
     def nbytes(self, value: StepValue, element_size: int = 0) -> int:
         """Bytes of a value, in the compute dtype unless it has an element size of its own."""
         size = self.tokens * value.columns(self.tensor_parallel)
-        ways = self.tensor_parallel if self.sequence_parallel and not value.split else 1
+        apart = self.sequence_parallel and not value.split and not value.whole
+        ways = self.tensor_parallel if apart else 1
         return size * (element_size or self.element_size) // ways
 
     def repeated(self, value: StepValue) -> StepValue:

@@ -97,14 +97,15 @@ def element_sizes(training: Training) -> ElementSizes:
 def model_flops(model: ModelSpec, training: Training) -> float:
     """Useful FLOPs of one step: six per matrix weight and token, causal attention, no recompute.
 
-    Within a sliding window, attention counts the tokens that it sees.
+    Within a sliding window, attention counts the tokens that it sees. Of experts, those that a
+    token passes count.
 
     The embedding look-up is no matrix product and does not count. The LM head counts even where its
     table is tied.
     """
     tokens = training.global_batch * training.sequence_length
     matrices = (
-        sum(p.count for p in model.kinds()["block"] if len(p.shape) == 2) * model.layers
+        sum(model.passed(p) for p in model.kinds()["block"] if len(p.shape) == 2) * model.layers
         + model.vocab * model.hidden
     )
     row = doubled_reach(training.sequence_length, model.sliding_window)

@@ -61,7 +61,20 @@ class Architecture(Spec):
     hidden: int = Field(gt=0, le=10**6)
     """width of the residual stream"""
     ffn: int = Field(gt=0, le=10**7)
-    """inner width of the MLP"""
+    """inner width of the MLP; with experts, of one of them"""
+    experts: int = Field(default=0, ge=0, le=10**4)
+    """MLPs of each block, of which a router picks some for each token; 0: one for all tokens"""
+    experts_per_token: int = Field(default=0, ge=0, le=10**4)
+    """experts that a token passes; none is dropped, however many tokens pick the same"""
+    router_normalised: bool = True
+    """a token's weights of its experts sum to 1 (Mixtral); false: shares of all experts"""
+    router_loss: float = Field(default=0.0, ge=0)
+    """coefficient of the load-balancing loss of the routers, which keeps experts equally busy
+
+    It is a mean over blocks of E * sum_e f_e * P_e over the tokens of a micro-batch on a rank: f_e
+    is the number of choices of expert e per token, P_e the mean of its probability (Fedus et al.,
+    arXiv 2101.03961, equations 4 to 6; f_e counts all k choices, as Hugging Face's does).
+    """
     heads: int = Field(gt=0, le=10**5)
     """query heads"""
     kv_heads: int = Field(default_factory=_heads, gt=0, le=10**5)
@@ -110,6 +123,7 @@ class Architecture(Spec):
                 f"`hidden` {self.hidden} is not a multiple of `heads` {self.heads}; "
                 "state `head_dim`, or change one of them"
             )
+        self._check_experts()
         if self.heads % self.kv_heads:
             raise InputError(
                 f"`heads` {self.heads} is not a multiple of `kv_heads` {self.kv_heads}; "
@@ -131,6 +145,31 @@ class Architecture(Spec):
                 f"{self.rotary_width} columns, but rope rotates pairs; use an even number of them"
             )
         return self
+
+    def _check_experts(self) -> None:
+        if not self.experts:
+            left = ("experts_per_token", "router_loss")
+            unused = [f"`{key}` {getattr(self, key):g}" for key in left if getattr(self, key)]
+            if unused:
+                raise InputError(
+                    f"{' and '.join(unused)} without `experts`; state `experts`, or remove it"
+                )
+            return
+        if not 1 <= self.experts_per_token <= self.experts:
+            raise InputError(
+                f"`experts_per_token` is {self.experts_per_token}, which must be from 1 to "
+                f"`experts` {self.experts}; correct it"
+            )
+        unlike = {
+            f"`mlp: {self.mlp}`": self.mlp != "swiglu",
+            "`mlp_bias`": self.mlp_bias,
+            "`parallel_residual`": self.parallel_residual,
+        }
+        if found := [name for name, there in unlike.items() if there]:
+            raise InputError(
+                f"`experts` {self.experts} with {' and '.join(found)}, but experts are swiglu MLPs "
+                "without biases, after attention; change that, or remove `experts`"
+            )
 
     def window_within(self, length: int) -> int | None:
         """The sliding window, if it hides a token of a sequence of this length."""

@@ -49,7 +49,7 @@ def _block(model: Architecture) -> tuple[LayerStep, ...]:
     between = _sum("attention residual", x, attention[-1].gives[0], "between")
     read = x if model.parallel_residual else between.gives[0]
     second = _norm(model, "post_norm", "post norm", read, "mlp input")
-    mlp = _mlp(model, second.gives[0])
+    mlp = (_experts if model.experts else _mlp)(model, second.gives[0])
     last = _sum("mlp residual", between.gives[0], mlp[-1].gives[0], "output")
     return (first, *attention, between, second, *mlp, last)
 
@@ -133,6 +133,65 @@ def _mlp(model: Architecture, x: StepValue) -> list[LayerStep]:
         activation,
         product("mlp down", inner, output, bias=model.mlp_bias),
     ]
+
+
+def _experts(model: Architecture, x: StepValue) -> list[LayerStep]:
+    """A router and gated MLPs, of which each token passes some.
+
+    Every tensor-parallel rank routes all tokens and has a part of each expert. Values between ROUTE
+    and COMBINE have a row for each expert that a token passes. An expert's result is weighted
+    before its last product, so that the weights' gradients need no results of experts.
+    """
+    each = model.experts_per_token
+    scores = StepValue("router scores", model.experts, split=False, whole=True)
+    router = Parameter("router.weight", (model.experts, model.hidden), "replicated", True)
+    sent = StepValue("sent", model.hidden, each, split=False, whole=True)
+    weights = StepValue("router weights", 1, each, split=False, whole=True)
+    places = tuple(weights._replace(name=name) for name in ("chosen experts", "order of rows"))
+    gate, up, inner = (StepValue(name, model.ffn, each) for name in ("gate", "up", "inner"))
+    returned = sent._replace(name="returned")
+    return [
+        LayerStep(StepOp.PRODUCT, "router", (x,), (scores,), (router,), saves=(x,)),
+        LayerStep(
+            StepOp.ROUTE,
+            "route",
+            (x, scores),
+            (sent, weights),
+            saves=(x, scores),
+            statistics=(weights, *places),
+        ),
+        LayerStep(
+            StepOp.PRODUCT,
+            "mlp up",
+            (sent,),
+            (gate, up),
+            tuple(_of_experts(model, name) for name in ("gate_proj", "up_proj")),
+        ),
+        LayerStep(
+            StepOp.ACTIVATION,
+            "activation",
+            (gate, up, weights),
+            (inner,),
+            saves=(gate, up),
+            statistics=(weights,),
+            cheap=True,
+        ),
+        LayerStep(
+            StepOp.PRODUCT,
+            "mlp down",
+            (inner,),
+            (returned,),
+            (_of_experts(model, "down_proj"),),
+            saves=(inner,),
+        ),
+        LayerStep(StepOp.COMBINE, "combine", (returned,), (_hidden(model, "mlp output"),)),
+    ]
+
+
+def _of_experts(model: Architecture, module: str) -> Parameter:
+    """One matrix of all experts."""
+    shape = (model.ffn * model.experts, model.hidden)
+    return Parameter(f"experts.{module}.weight", shape, "rows", True, experts=model.experts)
 
 
 def _head(model: Architecture) -> tuple[LayerStep, ...]:

@@ -40,6 +40,18 @@ class ModelSpec(Architecture):
         """Elements in one layer of this kind (a tied head holds only its norm)."""
         return sum(parameter.count for parameter in self._kinds[kind])
 
+    def passed(self, parameter: Parameter) -> int:
+        """Elements of a parameter that a token passes: those of the experts picked for it."""
+        if not parameter.experts:
+            return parameter.count
+        return parameter.count // parameter.experts * self.experts_per_token
+
+    @property
+    def active_parameter_count(self) -> int:
+        """Elements that a token passes; without experts, all that `parameter_count` counts."""
+        idle = sum(parameter.count - self.passed(parameter) for parameter in self._kinds["block"])
+        return self.parameter_count - self.layers * idle
+
     @property
     def parameter_count(self) -> int:
         """Elements in the whole model; a tied table counts once."""

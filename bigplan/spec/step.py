@@ -23,7 +23,9 @@ class Parameter:
     `split` is how Megatron's tensor parallelism splits it: "rows" (output), "columns" (input) or
     not at all. `decay` says whether weight decay applies. `heads` counts the key or value heads in
     its rows. A rank has whole heads; where there are fewer heads than ranks, neighbours have the
-    same one.
+    same one. `experts` counts the experts that take turns in its rows: row j * experts + e is row j
+    of expert e's matrix, or its column j where that leads back to the residual stream. So equal
+    parts of the rows are equal parts of each expert.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Parameter:
     split: Split
     decay: bool
     heads: int = 0
+    experts: int = 0
 
     @property
     def count(self) -> int:
@@ -77,7 +80,8 @@ class StepValue(NamedTuple):
     `split`: tensor-parallel ranks split the parts (heads, say), each at least one. Otherwise the
     value belongs to the residual stream: every rank has all of it, or with sequence parallelism its
     part of the tokens. `repeats`: where there are fewer parts than ranks, neighbours have the same
-    one.
+    one. `whole`: every rank has all tokens of it, also with sequence parallelism, and its own part
+    of the gradient, as with what a router gives.
     """
 
     name: str
@@ -85,6 +89,7 @@ class StepValue(NamedTuple):
     each: int = 1
     split: bool = True
     repeats: bool = False
+    whole: bool = False
 
     def columns(self, ranks: int = 1) -> int:
         """Elements a token on one of `ranks` tensor-parallel ranks."""
@@ -97,6 +102,8 @@ class StepOp(StrEnum):
     LOOK_UP = "look-up"  # rows of a table, added to what it reads
     NORM = "norm"
     PRODUCT = "product"  # of one value with a matrix for each value given
+    ROUTE = "route"  # copies each token for each expert that it passes, one expert's behind another
+    COMBINE = "combine"  # adds up what a token's experts give
     ROTARY = "rotary"  # turns what it reads by position
     ATTENTION = "attention"  # of queries, keys and values, in this order
     ACTIVATION = "activation"
@@ -122,10 +129,11 @@ class LayerStep:
     def beside_all(self) -> tuple[Parameter, ...]:
         """Parameters that every tensor-parallel rank has and applies to all of a value.
 
-        Norms of heads are not among them, because each rank has its own heads. With sequence
-        parallelism there are none, because each rank has its own tokens.
+        Norms of heads are not among them, because each rank has its own heads, nor is a router,
+        because each rank has its part of the gradient. With sequence parallelism there are none,
+        because each rank has its own tokens.
         """
-        if any(value.split for value in self.gives):
+        if any(value.split or value.whole for value in self.gives):
             return ()
         return tuple(p for p in self.parameters if p.split == "replicated")
 

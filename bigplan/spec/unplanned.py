@@ -21,6 +21,8 @@ _REMEDIES = {
     EXPERT_PARALLEL: "leave it out: only dense models are planned",
 }
 _PHRASES = {"context_parallel": CONTEXT_PARALLEL, "expert_parallel": EXPERT_PARALLEL}
+# Fields of a model that one of the words below stands in.
+_PLANNED = ("experts", "experts_per_token", "router_normalised", "router_loss")
 _WORDS = {
     "ep": EXPERT_PARALLEL,
     "expert": EXPERTS,
@@ -41,6 +43,8 @@ def unplanned(key: str) -> str | None:
     `unplanned("lora_rank")` is "adapters (LoRA and the like) are not planned; leave it out: ...".
     """
     key = key.lower().replace("-", "_")
+    if key in _PLANNED:
+        return None
     found = [what for phrase, what in _PHRASES.items() if phrase in key]
     found += [_WORDS[word] for word in key.split("_") if word in _WORDS]
     return f"{found[0]}; {_REMEDIES[found[0]]}" if found else None

@@ -33,6 +33,9 @@ def any_models(draw: st.DrawFn) -> ModelSpec:
     )
     sizes = {"layers": 2, "hidden": 24, "ffn": 52, "heads": 4, "vocab": 96}
     fields |= {name: draw(flag) for name in switches}
+    if draw(flag):
+        fields |= {"experts": 6, "experts_per_token": draw(st.sampled_from((1, 2, 6)))}
+        fields |= {"mlp": "swiglu", "mlp_bias": False, "parallel_residual": False}
     fields |= sizes | {"name": "any", "max_sequence_length": 32, "source": "test"}
     return ModelSpec.model_validate(fields)
 
@@ -67,6 +70,8 @@ def test_matrices_lead_from_what_a_product_reads_to_what_it_gives(
         s for steps in _steps(model) for s in steps if s.op is StepOp.PRODUCT and not s.shared
     ]
     for step in products:
+        if step.name == "router" or step.parameters[0].experts:
+            continue
         (read,) = step.reads
         matrices = [p for p in step.parameters if len(p.shape) == 2]
         for matrix, given_value in zip(matrices, step.gives, strict=True):
@@ -76,6 +81,27 @@ def test_matrices_lead_from_what_a_product_reads_to_what_it_gives(
             assert matrix.split == ("rows" if given_value.split else "columns")
             # Ranks share out heads and columns; a key's head may be on several.
             assert ranks * given_value.columns(ranks) >= given_value.columns()
+
+
+@given(any_models(), st.sampled_from((1, 2, 4)))
+def test_experts_have_equal_parts_on_every_rank(model: ModelSpec, ranks: int) -> None:
+    """One side of their products is split by the inner width of each, and no router is."""
+    steps = {step.name: step for step in model.steps("block")}
+    grouped = [step for step in steps.values() if any(p.experts for p in step.parameters)]
+    assert len(grouped) == 2 * (model.experts > 0)
+    for step in grouped:
+        (read,), given_value = step.reads, step.gives[0]
+        split, stream = (given_value, read) if given_value.split else (read, given_value)
+        assert split.split
+        assert stream.whole
+        assert split.each == stream.each == model.experts_per_token
+        for matrix in step.parameters:
+            assert matrix.shape == (split.parts * model.experts, stream.parts)
+            assert matrix.local(ranks)[0] == split.columns(ranks) // split.each * model.experts
+    if model.experts:
+        assert steps["router"].gives[0].columns(ranks) == model.experts
+        assert not steps["router"].beside_all
+        assert steps["combine"].gives[0] == StepValue("mlp output", model.hidden, split=False)
 
 
 @given(any_models())

@@ -142,6 +142,45 @@ def test_decay_is_for_matrices_only(bias: bool, qk: bool, norm: str, mlp: str) -
     )
 
 
+def test_experts() -> None:
+    spec = model(experts=8, experts_per_token=2)
+    assert names(spec, "block")[5:] == [
+        "post_norm.weight",
+        "router.weight",
+        "experts.gate_proj.weight",
+        "experts.up_proj.weight",
+        "experts.down_proj.weight",
+    ]
+    dense, one = model().parameter_count, 3 * 64 * 128
+    routers = 2 * 8 * 64
+    assert spec.parameter_count == dense + 2 * 7 * one + routers
+    assert spec.active_parameter_count == dense + 2 * 1 * one + routers
+    assert model().active_parameter_count == dense
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"experts_per_token": 2}, "`experts_per_token` 2 without `experts`; state `experts`, or"),
+        ({"router_loss": 0.01}, "`router_loss` 0.01 without `experts`"),
+        ({"experts": 8}, "`experts_per_token` is 0, which must be from 1 to `experts` 8"),
+        ({"experts": 8, "experts_per_token": 9}, "is 9, which must be from 1 to `experts` 8"),
+        (
+            {"experts": 8, "experts_per_token": 2, "mlp": "gelu", "mlp_bias": True},
+            "`experts` 8 with `mlp: gelu` and `mlp_bias`, but experts are swiglu MLPs without",
+        ),
+        (
+            {"experts": 8, "experts_per_token": 2, "parallel_residual": True},
+            "`experts` 8 with `parallel_residual`, but",
+        ),
+    ],
+)
+def test_experts_that_make_no_sense(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        model(**changes)
+    assert message in str(caught.value)
+
+
 def test_layer_sequence() -> None:
     assert model(layers=3).layer_sequence() == ("embedding", "block", "block", "block", "head")
 
