@@ -12,8 +12,8 @@ from bigplan.spec.unplanned import unplanned
     [
         ("context-parallel-size", "context parallelism"),
         ("expert_parallel", "expert parallelism"),
-        ("num_local_experts", "mixture-of-experts models"),
-        ("moe_layers", "mixture-of-experts models"),
+        ("num_local_experts", "experts are planned as parts of a model"),
+        ("moe_layers", "experts are planned as parts of a model"),
         ("qlora", "adapters"),
         ("adapter_rank", "adapters"),
     ],

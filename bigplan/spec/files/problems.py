@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from bigplan.errors import quoted
-from bigplan.spec.files.words import LONGEST_WORD, did_you_mean
+from bigplan.spec.files.words import LONGEST_WORD, did_you_mean, translated
 from bigplan.spec.unplanned import unplanned
 
 KeyPath = tuple[str | int, ...]
@@ -143,10 +143,12 @@ def _allowed(details: ErrorDetails, path: KeyPath, schema: type[BaseModel]) -> l
 def _text(details: ErrorDetails, path: KeyPath, value: Any, schema: type[BaseModel]) -> str:
     kind = details["type"]
     if _is_unknown(details):
-        if kind == "extra_forbidden" and (refusal := unplanned(str(path[-1]))):
+        word, allowed = str(path[-1]), _allowed(details, path, schema)
+        own = kind != "extra_forbidden" or translated(word, allowed)
+        if not own and (refusal := unplanned(word)):
             return f"{_name(path)}: {refusal}"
         below = _below(schema, path[:-1]) if kind == "extra_forbidden" else ()
-        hint = did_you_mean(str(path[-1]), _allowed(details, path, schema), below)
+        hint = did_you_mean(word, allowed, below)
         return f"{_UNKNOWN} {quoted(path[-1])}{_inside(path)}{hint}"
     if kind == "missing":
         return f"missing key {path[-1]!r}{_inside(path)}; add `{path[-1]}: ...`" + _about(

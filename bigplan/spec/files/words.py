@@ -20,7 +20,11 @@ _OF_OTHERS: Mapping[str, str] = {
     "layers": "num_hidden_layers num_layers n_layers n_layer depth",
     "hidden": "hidden_size d_model n_embd n_embed dim embed_dim",
     "ffn": "intermediate_size intermediate n_inner ffn_dim d_ff ffn_hidden_size ffn_hidden "
-    "mlp_hidden_size",
+    "mlp_hidden_size moe_intermediate_size moe_ffn_hidden_size",
+    "experts": "num_experts num_local_experts n_routed_experts",
+    "experts_per_token": "num_experts_per_tok moe_router_topk top_k",
+    "router_normalised": "norm_topk_prob",
+    "router_loss": "router_aux_loss_coef moe_aux_loss_coeff aux_loss_coef",
     "heads": "num_attention_heads num_heads n_heads n_head attention_heads",
     "kv_heads": "num_key_value_heads num_kv_heads n_kv_heads num_query_groups key_value_heads",
     "head_dim": "kv_channels head_size d_head d_kv",
@@ -93,6 +97,11 @@ def meant(word: str, known: Iterable[str], below: Iterable[str] = ()) -> str | N
     same = (name for name in (*names, *below) if _stands_for(word.lower(), name))
     close = difflib.get_close_matches(word, names, n=1, cutoff=CLOSE)
     return next(same, close[0] if close else None)
+
+
+def translated(word: str, known: Iterable[str]) -> bool:
+    """Whether another tool calls one of the `known` keys so."""
+    return any(_stands_for(word.lower(), name) for name in known)
 
 
 def _stands_for(word: str, name: str) -> bool:

@@ -23,6 +23,7 @@ from bigplan.spec.hf.refusals import refuse_adapter, refuse_experts, refuse_fore
 from bigplan.spec.model import ModelSpec
 
 SUPPORTED_MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
+EXPERT_FAMILIES = tuple(name for name, family in FAMILIES.items() if "experts" in family.keys)
 
 
 def load_hf_config(path: Path) -> ModelSpec:
@@ -47,7 +48,7 @@ def from_hf_config(
             f"{where}: missing key 'model_type'; expected a Hugging Face config.json "
             f"with one of {', '.join(FAMILIES)}"
         )
-    refuse_experts(config, where)
+    refuse_experts(config, where, EXPERT_FAMILIES)
     refuse_type(model_type, where)
     if model_type not in FAMILIES:
         raise RefusedError(

@@ -1,12 +1,12 @@
-"""What of a Hugging Face config.json is refused: adapters, mixtures of experts, foreign parts."""
+"""What of a Hugging Face config.json is refused: adapters, foreign experts, foreign parts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bigplan.errors import RefusedError, quoted
-from bigplan.spec.unplanned import ADAPTERS, EXPERTS
+from bigplan.spec.unplanned import ADAPTERS
 
 # Values with which a key says that the model does not have the thing.
 _OFF: tuple[Any, ...] = (None, False, 0, 0.0, [], {})
@@ -29,41 +29,65 @@ def refuse_adapter(config: Mapping[str, Any], where: str) -> None:
     )
 
 
-# Model types whose MLPs are mixtures of experts (besides those that end in _moe).
-_EXPERT_TYPES = (
-    "dbrx",
-    "deepseek_v2",
-    "deepseek_v3",
-    "gpt_oss",
-    "granitemoe",
-    "grok-1",
-    "jamba",
-    "jetmoe",
-    "llama4",
-    "llama4_text",
-    "minimax",
-    "mixtral",
-    "olmoe",
-    "phimoe",
+# Model types with mixtures of experts, and what their blocks have that no block here has.
+_LATENT = (
+    "its attention is over latent vectors, some experts are shared, and first blocks are dense"
 )
-_EXPERT_WORDS = ("expert", "moe")
+_OTHER_EXPERTS = {
+    "dbrx": "queries, keys and values are clipped, and its norms are layer norms without biases",
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
+    "deepseek_v32": _LATENT,
+    "glm4_moe": "some experts are shared, and first blocks are dense",
+    "gpt_oss": "its experts have biases and clamp their gates, and attention has sinks",
+    "granitemoe": "residuals, scores and logits are scaled",
+    "grok-1": "its norms stand before and after, and scores and logits are capped",
+    "jamba": "most of its blocks are state-space models",
+    "jetmoe": "its attention is a mixture of experts, too",
+    "llama4": "an expert is shared, and routers weigh what experts read",
+    "llama4_text": "an expert is shared, and routers weigh what experts read",
+    "minimax": "most of its attention is linear",
+    "olmoe": "it norms queries and keys over all heads together, not each head",
+    "phimoe": "its routers pick experts one after the other, and its norms have biases",
+    "qwen2_moe": "an expert is shared by all tokens",
+}
+# Keys of experts that families read, and the loss's, which says nothing of the model.
+_READ = (
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "num_experts",
+    "num_experts_per_tok",
+    "num_local_experts",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "router_jitter_noise",
+)
+_EXPERT_WORDS = ("expert", "moe", "router")
+_DENSE_BLOCKS = ("first_k_dense_replace", "n_dense_layers", "interleave_moe_layer_step")
 
 
-def refuse_experts(config: Mapping[str, Any], where: str) -> None:
-    """Mixtures of experts, by their type or by their keys."""
+def refuse_experts(config: Mapping[str, Any], where: str, families: Iterable[str]) -> None:
+    """Experts of other kinds, by their type or by their keys; `families` have routed ones alone."""
     model_type = str(config["model_type"])
-    words = [key for key in config if any(word in key for word in _EXPERT_WORDS)]
-    key = next((key for key in words if config[key] not in _OFF), None)
-    if model_type in _EXPERT_TYPES or model_type.endswith("_moe"):
-        key, value = "model_type", model_type
-    elif key is None:
-        return
-    else:
-        value = config[key]
-    raise RefusedError(
-        f"{where}: `{key}` is {_shown(value)}: {EXPERTS}; take a dense model, or write one of the "
-        "size that a token passes through as a model YAML"
-    )
+    if model_type in _OTHER_EXPERTS:
+        raise RefusedError(
+            f"{where}: model_type {model_type!r} is not supported: {_OTHER_EXPERTS[model_type]}; "
+            f"take a model of {', '.join(families)}, or a dense one"
+        )
+    routed = model_type in families
+    read = _READ if routed else ()
+    for key, value in config.items():
+        about = key in _DENSE_BLOCKS or any(word in key for word in _EXPERT_WORDS)
+        if not about or key in read or value in _OFF:
+            continue
+        told = (
+            "experts are planned where every block has a router and routed experts alone; leave it "
+            "out, or take another model"
+            if routed
+            else f"experts are read in config.json files of {', '.join(families)}; take one of "
+            "these, or write a model of this shape as a model YAML with `experts`"
+        )
+        raise RefusedError(f"{where}: `{key}` is {_shown(value)}: {told}")
 
 
 _GEMMA = (
@@ -108,11 +132,11 @@ _FOREIGN_KEYS = (
 
 
 def refuse_foreign(config: Mapping[str, Any], where: str) -> None:
-    """Anything else that is no dense decoder-only transformer."""
+    """Anything else that is no decoder-only transformer."""
     for key, value in config.items():
         foreign = key in _FOREIGN_KEYS or any(word in key for word in _FOREIGN_WORDS)
         if foreign and value not in _OFF:
             raise RefusedError(
                 f"{where}: `{key}` is {_shown(value)}: this changes the architecture in a way that "
-                "is not supported; supported: dense decoder-only transformers"
+                "is not supported; supported: decoder-only transformers"
             )

@@ -29,7 +29,13 @@ from bigplan.spec.training import LossScale, TrainingRequest, ValidationSpec
 # has no words for them. Each is a part of what is told.
 _ROPE = ("needs `", "is not below")
 BETWEEN_FIELDS: dict[type[BaseModel], tuple[str, ...]] = {
-    ModelSpec: ("is not a multiple of", "but `positions` is", "but rope rotates pairs", *_ROPE),
+    ModelSpec: (
+        "is not a multiple of",
+        "but `positions` is",
+        "but rope rotates pairs",
+        *_ROPE,
+        *("without `experts`", "must be from 1 to `experts`", "but experts are swiglu"),
+    ),
     RopeScaling: _ROPE,
     Optimizer: ("has no",),
     Schedule: ("how a rate decays", "leaves no step"),

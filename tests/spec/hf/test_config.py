@@ -43,6 +43,12 @@ _CASES: list[tuple[str, dict[str, Any]]] = [
     ("qwen2", _SMALL | {"tie_word_embeddings": True}),
     ("qwen3", _SMALL),
     ("qwen3", _SMALL | {"attention_bias": True, "head_dim": 8, "tie_word_embeddings": True}),
+    ("mixtral", _SMALL),
+    ("mixtral", _SMALL | {"num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 16}),
+    ("mixtral", _SMALL | {"sliding_window": 64, "tie_word_embeddings": True}),
+    ("qwen3_moe", _SMALL),
+    ("qwen3_moe", _SMALL | {"moe_intermediate_size": 48, "num_experts": 9, "head_dim": 16}),
+    ("qwen3_moe", _SMALL | {"norm_topk_prob": True, "attention_bias": True}),
     ("gpt2", _GPT2),
     ("gpt2", _GPT2 | {"n_inner": 100, "tie_word_embeddings": False}),
     ("gpt_neox", _NEOX),
@@ -140,6 +146,14 @@ def as_hf_fields(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
     return _llama_like(spec, shared)
 
 
+def _with_experts(spec: ModelSpec, llama: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    told = {"num_experts_per_tok": spec.experts_per_token, "router_aux_loss_coef": spec.router_loss}
+    if not spec.qk_norm:
+        return "mixtral", llama | told | {"num_local_experts": spec.experts}
+    told |= {"moe_intermediate_size": spec.ffn, "norm_topk_prob": spec.router_normalised}
+    return "qwen3_moe", llama | told | {"num_experts": spec.experts, "head_dim": spec.head_dim}
+
+
 def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     llama = shared | {
         "intermediate_size": spec.ffn,
@@ -155,6 +169,8 @@ def _llama_like(spec: ModelSpec, shared: dict[str, Any]) -> tuple[str, dict[str,
         return "stablelm", llama | {"use_qkv_bias": spec.qkv_bias}
     if spec.name.startswith("phi"):
         return "phi3", llama | {"sliding_window": spec.sliding_window, "pad_token_id": None}
+    if spec.experts:
+        return _with_experts(spec, llama)
     if spec.qk_norm:
         return "qwen3", llama | {"head_dim": spec.head_dim}
     if spec.rope_scaling is not None:
@@ -208,6 +224,9 @@ _PUBLISHED = {
     "qwen3-8b": (8_190_735_360, 0),
     "qwen3-14b": (14_768_307_200, 0),
     "qwen3-32b": (32_762_123_264, 0),
+    "mixtral-8x7b": (46_702_792_704, 0),
+    "qwen3-30b-a3b": (30_532_122_624, 0),
+    "qwen3-235b-a22b": (235_093_634_560, 0),
     "bloom-176b": (176_247_271_424, 0),
     "gpt2-xl": (1_557_611_200, 0),
     "llama-2-7b": (6_738_415_616, 0),
@@ -242,14 +261,39 @@ def test_published_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "billions"),
+    # Mistral AI 2023, "Mixtral of experts"; Qwen's cards: the names are the counts
+    [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22)],
+)
+def test_published_counts_of_what_a_token_passes(name: str, billions: float) -> None:
+    count = find_model(name).active_parameter_count / 1e9
+    assert count == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
         ("llava", {}, "model_type 'llava' is not supported (supported: "),
         ("bert", {}, f"supported: {', '.join(SUPPORTED_MODEL_TYPES)}"),
-        ("mixtral", {}, "`model_type` is 'mixtral': mixture-of-experts models are not planned"),
-        ("qwen2_moe", {}, "`model_type` is 'qwen2_moe': mixture-of-experts"),
-        ("qwen3_moe", {}, "`model_type` is 'qwen3_moe': mixture-of-experts"),
-        ("deepseek_v3", {}, "`model_type` is 'deepseek_v3': mixture-of-experts"),
+        ("mixtral", {"router_jitter_noise": 0.1}, "`router_jitter_noise` is 0.1"),
+        ("mixtral", {"n_shared_experts": 1}, "`n_shared_experts` is 1: experts are planned where"),
+        ("mixtral", {"hidden_act": "gelu"}, "`hidden_act` is 'gelu'"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "`decoder_sparse_step` is 2"),
+        ("qwen3_moe", {"mlp_only_layers": [0]}, "`mlp_only_layers` is [0]"),
+        ("qwen3_moe", {"first_k_dense_replace": 3}, "`first_k_dense_replace` is 3: experts are"),
+        (
+            "qwen3_moe",
+            {"shared_expert_intermediate_size": 64},
+            "`shared_expert_intermediate_size` is 64: experts are planned where every block has",
+        ),
+        (
+            "qwen3_moe",
+            {"use_sliding_window": True, "max_window_layers": 2},
+            "`max_window_layers` is 2",
+        ),
+        ("qwen2_moe", {}, "is not supported: an expert is shared by all tokens; take a model of"),
+        ("olmoe", {}, "is not supported: it norms queries and keys over all heads together"),
+        ("deepseek_v3", {}, "is not supported: its attention is over latent vectors, some"),
         ("gemma2", {}, "model_type 'gemma2' is not supported: its norms add one to their"),
         ("gemma3", {"vision_config": {"depth": 2}}, "windows and rope's base alternate"),
         ("phi", {}, "is not supported: attention and MLP read one norm together"),
@@ -262,9 +306,10 @@ def test_published_counts(name: str) -> None:
         ("falcon", {"alibi": True}, "`alibi` is True"),
         ("stablelm", {"qk_layernorm": True}, "`qk_layernorm` is True"),
         ("stablelm", {"use_parallel_residual": True}, "`use_parallel_residual` is True"),
-        ("dbrx", {}, "`model_type` is 'dbrx': mixture-of-experts"),
-        ("gpt_oss", {}, "`model_type` is 'gpt_oss': mixture-of-experts"),
-        ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: mixture-of-experts"),
+        ("dbrx", {}, "model_type 'dbrx' is not supported: queries, keys and values are clipped"),
+        ("gpt_oss", {}, "model_type 'gpt_oss' is not supported: its experts have biases"),
+        ("glm4_moe", {}, "of mixtral, qwen3_moe, or a dense one"),
+        ("llama", {"n_routed_experts": 64}, "`n_routed_experts` is 64: experts are read in"),
         ("llama", {"q_lora_rank": 1536}, "`q_lora_rank` is 1536"),
         ("llama", {"num_experts": 8}, "`num_experts` is 8"),
         ("llama", {"num_local_experts": 8}, "`num_local_experts` is 8"),

@@ -39,13 +39,15 @@ def test_tensors_hold_every_parameter_once(name: str, family: str) -> None:
     assert total == model.parameter_count
 
 
-def _modules(**changes: object) -> set[str]:
+def _modules(*, experts: bool = False, **changes: object) -> set[str]:
     """With tensors of their own, in a model that has all but what `changes` say."""
     all_of_it = {
         "qk_norm": True,
         "positions": "learned",
         "embedding_norm": True,
         "tied_embeddings": False,
+        "experts": 2 if experts else 0,
+        "experts_per_token": 1 if experts else 0,
     }
     model = ModelSpec.model_validate(find_model("llama-3-8b").model_dump() | all_of_it | changes)
     kinds = model.kinds().values()
@@ -55,9 +57,16 @@ def _modules(**changes: object) -> set[str]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_name_modules_that_there_are(family: str) -> None:
     tensors = FAMILIES[family].tensors
-    assert set(tensors.names) <= _modules()
+    experts = "router" in tensors.names
+    assert set(tensors.names) <= _modules(experts=experts)
     # Whatever a family leaves out, every model has these.
-    least = _modules(qk_norm=False, positions="alibi", embedding_norm=False, mlp="gelu")
+    least = _modules(
+        qk_norm=False,
+        positions="alibi",
+        embedding_norm=False,
+        mlp="swiglu" if experts else "gelu",
+        experts=experts,
+    )
     assert least <= set(tensors.names)
     fused = {module for group in tensors.fused for module in group}
     assert {*tensors.transposed, *fused} <= set(tensors.names)

@@ -27,6 +27,8 @@ from bigplan.spec.model import ModelSpec
         ("falcon-40b", "falcon"),
         ("llama-3.2-1b", "llama"),
         ("qwen3-8b", "qwen3"),
+        ("mixtral-8x7b", "mixtral"),
+        ("qwen3-30b-a3b", "qwen3_moe"),
     ],
 )
 def test_presets_have_their_family(name: str, family: str) -> None:
@@ -40,7 +42,16 @@ def test_presets_have_their_family(name: str, family: str) -> None:
 def _models(draw: st.DrawFn) -> ModelSpec:
     """Any mixture of what families differ in; most have no family."""
     flag = st.booleans()
-    biased = draw(flag)
+    biased, routed = draw(flag), draw(flag)
+    experts = {
+        "experts": 4,
+        "experts_per_token": 2,
+        "router_normalised": draw(flag),
+        "router_loss": draw(st.sampled_from((0.0, 0.01))),
+        "mlp": "swiglu",
+        "mlp_bias": False,
+        "parallel_residual": False,
+    }
     return ModelSpec.model_validate(
         {
             "name": "mixed",
@@ -66,6 +77,7 @@ def _models(draw: st.DrawFn) -> ModelSpec:
             "sliding_window": draw(st.sampled_from((None, 8))),
             "source": "test",
         }
+        | (experts if routed else {})
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bigplan.spec.hf.families.bloom import BLOOM
+from bigplan.spec.hf.families.experts import MIXTRAL, QWEN3_MOE
 from bigplan.spec.hf.families.falcon import FALCON
 from bigplan.spec.hf.families.family import ModelFamily
 from bigplan.spec.hf.families.gpt2 import GPT2
@@ -29,4 +30,6 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "stablelm": STABLELM,
     "falcon": FALCON,
     "starcoder2": STARCODER2,
+    "mixtral": MIXTRAL,
+    "qwen3_moe": QWEN3_MOE,
 }

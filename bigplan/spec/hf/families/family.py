@@ -15,6 +15,7 @@ class Tensors:
     """How a family's files name and store the modules of bigplan/spec/layers.py.
 
     `{}` in a name is the block's number, from 0. Files of most families keep a matrix [out, in].
+    `{expert}` is an expert's number, from 0: each has a tensor of its own, [out, in].
     """
 
     names: Mapping[str, str]  # module -> its name in the files
