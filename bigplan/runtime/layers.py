@@ -6,7 +6,7 @@ visit says where they are. So one object serves all layers of its kind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -71,10 +71,31 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     kernels = library_for(training, context.device)
     kinds: dict[str, Layer] = {
         "embedding": Embedding(context.model, batches, ranks, parts, kernels),
-        "block": Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels),
+        "block": Block(
+            context.model,
+            tables,
+            ranks,
+            parts,
+            in_product=in_product,
+            kernels=kernels,
+            balance=_balance(context, losses),
+        ),
         "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
     }
     return tuple(kinds[kind] for kind in graph.layers)
+
+
+def _balance(context: Context, losses: Losses) -> Callable[[], float] | None:
+    """The weight of a micro-batch's balance of one block's experts, in the gradients of a step.
+
+    The loss of balance is a mean over blocks, micro-batches and the ranks that share out tokens.
+    Tensor-parallel ranks all have the whole of it, and their gradients are summed.
+    """
+    model, strategy = context.model, context.graph.strategy
+    if not model.router_loss:
+        return None
+    terms = model.layers * context.graph.micro_batches * strategy.shards * strategy.tp
+    return lambda: model.router_loss / terms * losses.scale
 
 
 class Embedding:
@@ -152,8 +173,13 @@ class Block:
         *,
         in_product: bool,
         kernels: Library | None = None,
+        balance: Callable[[], float] | None = None,
     ) -> None:
-        """`in_product`: the products of the backward add the weights' gradients to their sums."""
+        """`in_product`: the products of the backward add the weights' gradients to their sums.
+
+        `balance`: as mixture.Mixture's.
+        """
+        self._balance = balance
         self._model, self._tables, self._in_product = model, tables, in_product
         self._kernels, self._context = kernels, context
         self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
@@ -209,7 +235,13 @@ class Block:
 
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
         products = Products(self._ranks, kept.sums if self._in_product else None, self._kernels)
-        ways = products.ways._replace(context=self._context)
+        mixture = products.mixture._replace(
+            balance=self._balance,
+            gated=recompute is not Recompute.NONE,
+            unread=recompute is Recompute.FULL,
+            forget=kept.experts_again(self._ranks) if recompute is Recompute.MLP else None,
+        )
+        ways = products.ways._replace(context=self._context, experts=mixture)
         if recompute is Recompute.FULL:
             last = partial(products.closing, unread=True)
             return ways._replace(last=last, gated=partial(products.gated, unread=True))
