@@ -1,4 +1,4 @@
-"""Experts of a block: where a router sends tokens, products of each expert's rows, and the way back.
+"""Experts of a block: where tokens are sent, products of each expert's rows, and the way back.
 
 Each of a token's k experts gets a copy of it, a row. Rows of one expert lie together, those of a
 smaller number first, each in the order of tokens, so that one grouped product serves all experts

@@ -69,17 +69,11 @@ def layers_of(context: Context, losses: Losses) -> tuple[Layer, ...]:
     )
     batches = Batches(with_targets=len(graph.layers) - 1 in context.program.layers)
     kernels = library_for(training, context.device)
+    block = Block(context.model, tables, ranks, parts, in_product=in_product, kernels=kernels)
+    block.balance = _balance(context, losses)
     kinds: dict[str, Layer] = {
         "embedding": Embedding(context.model, batches, ranks, parts, kernels),
-        "block": Block(
-            context.model,
-            tables,
-            ranks,
-            parts,
-            in_product=in_product,
-            kernels=kernels,
-            balance=_balance(context, losses),
-        ),
+        "block": block,
         "head": Head(context, batches, losses, in_product=in_product, kernels=kernels),
     }
     return tuple(kinds[kind] for kind in graph.layers)
@@ -164,6 +158,8 @@ class Embedding:
 class Block:
     """Attention and MLP, recomputed as the plan has it."""
 
+    balance: Callable[[], float] | None = None  # of experts, as mixture.Mixture's
+
     def __init__(
         self,
         model: ModelSpec,
@@ -173,13 +169,8 @@ class Block:
         *,
         in_product: bool,
         kernels: Library | None = None,
-        balance: Callable[[], float] | None = None,
     ) -> None:
-        """`in_product`: the products of the backward add the weights' gradients to their sums.
-
-        `balance`: as mixture.Mixture's.
-        """
-        self._balance = balance
+        """`in_product`: the products of the backward add the weights' gradients to their sums."""
         self._model, self._tables, self._in_product = model, tables, in_product
         self._kernels, self._context = kernels, context
         self._ranks, self._elsewhere = ranks, ranks.counted_elsewhere(model.steps("block"))
@@ -236,7 +227,7 @@ class Block:
     def _ways(self, kept: KeptActivations, recompute: Recompute) -> Ways:
         products = Products(self._ranks, kept.sums if self._in_product else None, self._kernels)
         mixture = products.mixture._replace(
-            balance=self._balance,
+            balance=self.balance,
             gated=recompute is not Recompute.NONE,
             unread=recompute is Recompute.FULL,
             forget=kept.experts_again(self._ranks) if recompute is Recompute.MLP else None,

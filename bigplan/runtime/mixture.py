@@ -174,26 +174,25 @@ class _Weighted(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, ...]:
-        return experts.weighted_backward(*ctx.saved_tensors, gradients[0])
+        gate, up, weights = ctx.saved_tensors
+        return experts.weighted_backward(gate, up, weights, gradients[0])
 
 
 class _Closing(Function):
     """x and for each token the sum of its experts' results, those of rows `inner` [rows, f]."""
 
     @staticmethod
-    def forward(
-        ctx: Any, passed: _Passed, x: Tensor, inner: Tensor, chosen: Tensor, order: Tensor,
-        down: Tensor,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, passed: _Passed, x: Tensor, inner: Tensor, *given: Any) -> Tensor:
+        *places, down = given
         ctx.passed = passed
-        ctx.save_for_backward(inner, chosen, order, down)
-        return _added(passed, x, inner, Places(chosen, order), down)
+        ctx.save_for_backward(inner, *places, down)
+        return _added(passed, x, inner, Places(*places), down)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        inner, chosen, order, down = ctx.saved_tensors
+        inner, *places, down = ctx.saved_tensors
         (by_output,) = gradients
-        rows, by_inner, ends = _returned(ctx.passed, by_output, Places(chosen, order), down)
+        rows, by_inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
         by_down = _by_experts(ctx.passed.mixture.sums, DOWN, (inner, rows), ends)
         return None, by_output, by_inner, None, None, by_down
 
@@ -202,22 +201,19 @@ class _Gated(Function):
     """The same of the weighted activation, which is never kept, as in products.py."""
 
     @staticmethod
-    def forward(
-        ctx: Any, passed: _Passed, x: Tensor, gate: Tensor, up: Tensor, weights: Tensor,
-        chosen: Tensor, order: Tensor, down: Tensor,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, passed: _Passed, x: Tensor, *given: Any) -> Tensor:
+        gate, up, weights, *places, down = given
         ctx.passed = passed
-        ctx.save_for_backward(gate, up, weights, chosen, order, down)
+        ctx.save_for_backward(gate, up, weights, *places, down)
         if passed.mixture.unread:
             return x.new_empty(()).expand_as(x)
-        inner = experts.weighted(gate, up, weights)
-        return _added(passed, x, inner, Places(chosen, order), down)
+        return _added(passed, x, experts.weighted(gate, up, weights), Places(*places), down)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        gate, up, weights, chosen, order, down = ctx.saved_tensors
+        gate, up, weights, *places, down = ctx.saved_tensors
         (by_output,) = gradients
-        rows, inner, ends = _returned(ctx.passed, by_output, Places(chosen, order), down)
+        rows, inner, ends = _returned(ctx.passed, by_output, Places(*places), down)
         by_factors = experts.weighted_backward(gate, up, weights, inner)
         del gate, up  # which may have been computed again, and are as large
         by_down = _by_experts(ctx.passed.mixture.sums, DOWN, (inner, rows), ends)
