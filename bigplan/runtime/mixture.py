@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROUTER = "router.weight"
 GATE, UP, DOWN = (f"experts.{name}_proj.weight" for name in ("gate", "up", "down"))
+EXPERTS = (ROUTER, GATE, UP, DOWN)
 
 
 class Routed(NamedTuple):
