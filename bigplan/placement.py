@@ -179,10 +179,11 @@ def may_capture(graph: Graph, placement: Placement) -> bool:
     """Whether CUDA graphs can repeat the passes of all blocks.
 
     A CUDA graph uses the same addresses every time, and no other lane may read that memory. So all
-    activations must stay on the GPU, and hidden states must go to no other rank.
+    activations must stay on the GPU, and hidden states must go to no other rank. Nor may the host
+    wait for numbers within a pass.
     """
     blocks = placement.stages[0].kinds.get(BLOCK)
-    if blocks is None or not graph.strategy.whole_passes:
+    if blocks is None or not graph.strategy.whole_passes or graph.kinds[BLOCK].waits:
         return False
     tiers = {
         tier for kept in blocks.activations.values() for tier, layers in kept.items() if layers

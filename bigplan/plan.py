@@ -15,8 +15,9 @@ from typing import Any, Final, Literal
 from pydantic import Field
 
 from bigplan.errors import InputError
-from bigplan.graph.build import build_graph, model_flops
+from bigplan.graph.build import graph_of_shape, model_flops
 from bigplan.graph.graph import Graph
+from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Placement, Tier
 from bigplan.spec.cluster import Cluster, NodeGroup
@@ -175,10 +176,7 @@ def digest(spec: Spec) -> str:
 def graph_of(plan: Plan) -> Graph:
     """The graph of the plan's model, training and strategy."""
     gpu, chunk = plan.cluster.group.gpu, plan.placement.loss_chunk
-    return build_graph(
-        plan.model, plan.training, plan.strategy, chunk,
-        fused=gpu.runs_kernels, multiprocessors=gpu.multiprocessors,
-    )  # fmt: skip
+    return graph_of_shape(RankShape.on(gpu, plan.model, plan.training, plan.strategy), chunk)
 
 
 def mfu(model: ModelSpec, training: Training, nodes: NodeGroup, seconds: float) -> float:

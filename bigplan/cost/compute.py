@@ -118,19 +118,20 @@ def launches(operator: Operator, eager: float = 0.0) -> int:
     """Kernels that the host launches for an operator."""
     if isinstance(operator, Stream):
         return ceil(operator.launches * chained(operator, eager))
-    return operator.count if isinstance(operator, Gemm) else 1
+    return operator.launches if isinstance(operator, Gemm) else 1
 
 
 def gemm_seconds(gemm: Gemm, device: Device) -> float:
     """Arithmetic and operand traffic, added: tiles wait for their first and last bytes.
 
     Arithmetic runs in whole tiles and waves at peak x efficiency x K / (K + K0): a tile's prologue
-    and epilogue cost as much as K0 more of the inner dimension, whatever K is.
+    and epilogue cost as much as K0 more of the inner dimension, whatever K is. Of grouped products
+    each group's matrix is read once, and its rows fill tiles of their own.
     """
     gpu = device.gpu
     precision = "fp8" if gemm.fp8 else device.precision
     share = device.gemm_share * gpu.gemm_share(precision)
-    rate = gpu.peak(precision) * share * gemm.k / (gemm.k + gpu.gemm_half_k)
+    rate = gpu.peak(precision) * share * gemm.inner / (gemm.inner + gpu.gemm_half_k)
     rate *= alignment(gemm, gpu, precision)
     arithmetic = device.slowest * gemm.flops * tile_waste(gemm, gpu) / rate
     element = 4 if precision == "fp32" else 2
@@ -147,9 +148,21 @@ def tile_waste(gemm: Gemm, gpu: Gpu) -> float:
 
 
 def _tile_waste(gemm: Gemm, gpu: Gpu, rows: int, columns: int, relative: float) -> float:
-    tiles = -(-gemm.m // rows) * -(-gemm.n // columns) * gemm.batch
-    run = max(tiles, gpu.multiprocessors)
-    return run * rows * columns / (gemm.m * gemm.n * gemm.batch * relative)
+    tiles = _tile_rows(gemm, rows) * -(-gemm.n // columns) * gemm.batch
+    run = max(tiles, gpu.multiprocessors * gemm.launches / gemm.count)
+    return run * rows * columns / (gemm.results * relative)
+
+
+def _tile_rows(gemm: Gemm, rows: int) -> float:
+    """Rows of tiles of so many rows each, expected of groups.
+
+    A group's rows are any number, so that its last tile is half full on average; a group that has
+    any row has a tile.
+    """
+    if gemm.of_rows or gemm.groups == 1:
+        return -(-gemm.m // rows) * gemm.groups
+    groups = min(gemm.groups, gemm.m)
+    return min(gemm.m, max(groups, gemm.m / rows + groups / 2))
 
 
 def load_width(gemm: Gemm) -> int:

@@ -61,6 +61,7 @@ class Framework:
     one_numa_domain: bool = False  # a rank's CPU update uses one NUMA domain only
     captures: bool = False  # CUDA graphs can repeat the passes of blocks
     captured: bool = False  # CUDA graphs repeat them: the host launches each pass once
+    waits: bool = False  # within a pass the host waits for the device, so that both work in turn
 
 
 NATIVE = Framework(

@@ -252,9 +252,10 @@ def _kind_cost(
             rerun_waits={recompute: one.waits for recompute, one in again.items()},
         )
 
+    framework = replace(framework, waits=True) if kind.waits else framework
     launched = cost(framework)
     capturing = framework.captures and nodes.gpu.runs_kernels and groups.alone
-    if not (capturing and kind.name == BLOCK):
+    if kind.waits or not (capturing and kind.name == BLOCK):
         return launched
     captured = cost(replace(framework, captured=True))
     gain = (launched.forward + launched.backward) / (captured.forward + captured.backward) - 1
@@ -312,7 +313,7 @@ def pass_cost(
     """What a layer's operators take in a row: GPU, host launching, collectives.
 
     `hooks`, `again`: see `host_seconds`. A CPU that stands in for a GPU launches and computes in
-    turn.
+    turn, and so does a host that waits for the device within a pass.
     """
     kernels = [one for one in operators if not isinstance(one, Collective)]
     collectives = [one for one in operators if isinstance(one, Collective)]
@@ -329,7 +330,8 @@ def pass_cost(
         number = COLLECTIVE_LAUNCHES * sum(one.count for one in collectives)
         host += number * device.gpu.launch_overhead * (framework.host or 1.0)
     busy = sum(seconds) + exposed
-    whole = norm(busy, host, OVERLAP_NORM) if device.gpu.runs_kernels else busy + host
+    beside = beside and not framework.waits
+    whole = norm(busy, host, OVERLAP_NORM) if beside else busy + host
     return PassCost(whole, GpuWaits(exposed, whole - busy))
 
 

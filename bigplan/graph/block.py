@@ -12,6 +12,15 @@ from bigplan.graph.attention import (
     flash_gradients,
     widened_bytes,
 )
+from bigplan.graph.experts import (
+    backward_workspace,
+    combining,
+    grouped_product,
+    inner_bytes,
+    routing,
+    row_bytes,
+    weighting,
+)
 from bigplan.graph.graph import LayerKind, Recompute, Rerun, Tensor
 from bigplan.graph.operators import Collective, Gemm, Operator, Stream, by_input_and_weight
 from bigplan.graph.shape import RankShape, gradient_sum, local_tensors
@@ -31,6 +40,7 @@ EAGER_ACTIVATION = {
 }
 EAGER_ROTARY = 5.0
 EAGER_RESIDUAL = 1.5
+SENT = "sent"  # the stream that copies tokens for experts
 
 
 def block(shape: RankShape) -> LayerKind:
@@ -74,14 +84,13 @@ def block(shape: RankShape) -> LayerKind:
         saved=saved,
         boundary=shape.hidden,
         reruns=_reruns(shape, saved, linear, inner, forward),
-        forward_workspace=2 * shape.whole_hidden
+        forward_workspace=2 * max(shape.whole_hidden, row_bytes(shape))
         + widened_bytes(shape) // 2
         + exchange_bytes(shape),
         backward_workspace=_backward_workspace(shape, tensors, saved),
         chained=_chained(shape),
-        largest=max(
-            shape.whole_hidden, shape.tokens * (shape.model.ffn // shape.tp) * shape.element
-        ),
+        largest=max(shape.whole_hidden, row_bytes(shape), inner_bytes(shape)),
+        waits=any(isinstance(product, Gemm) and product.apart for product in linear),
     )
 
 
@@ -100,7 +109,7 @@ def _reruns(
     steps, kept = shape.model.steps("block"), saved_values(shape.model, shape.activation_shape)
     scores = score_bytes(shape.model, shape.activation_shape)
     core = inner if scores else ()
-    streams = tuple(_run_again(shape, stream) for stream in streams)
+    streams = tuple(second for one in streams if (second := _run_again(shape, one)))
     cheap = tuple(step for step in steps if step.cheap)
     cheap_bytes = sum(kept[value] for step in cheap for value in step.gives)
     cheap_streams = _of(cheap, streams)
@@ -111,7 +120,7 @@ def _reruns(
     widened = sum(kept[value] for step in widening for value in step.gives)
     gathered = shape.into_matrix("mlp input")
     # ReLU saves what it gives: no product of the MLP runs again, and nothing is gathered for one.
-    again = (*gathered, *_of(widening, linear)) if widening else ()
+    again = (*gathered, *_copies(streams), *_of(widening, linear)) if widening else ()
     mlp = Rerun(saved - scores - cheap_bytes - widened, (*core, *cheap_streams, *again))
     left_out = _of(unread(steps), (*linear, *streams))
     whole = (op for op in (*linear, *inner, *streams) if op not in left_out)
@@ -120,6 +129,11 @@ def _reruns(
         attention += shape.out_of_matrix("attention output")
     full = Rerun(shape.hidden, (*whole, *exchanges(shape), *attention, *gathered))
     return {Recompute.SELECTIVE: selective, Recompute.MLP: mlp, Recompute.FULL: full}
+
+
+def _copies(streams: Sequence[Stream]) -> tuple[Stream, ...]:
+    """What brings experts the rows that the MLP's first products read."""
+    return tuple(stream for stream in streams if stream.name == SENT)
 
 
 def _of(steps: Sequence[LayerStep], operators: Sequence[Operator]) -> tuple[Operator, ...]:
@@ -140,8 +154,13 @@ def unread(steps: Sequence[LayerStep]) -> Sequence[LayerStep]:
     return left_out[::-1]
 
 
-def _run_again(shape: RankShape, stream: Stream) -> Stream:
-    """The bytes of a second run. The native backward writes a gated activation beside gradients."""
+def _run_again(shape: RankShape, stream: Stream) -> Stream | None:
+    """The bytes of a second run. The native backward writes a gated activation beside gradients.
+
+    That of experts computes it in any case, for the weights' gradients.
+    """
+    if stream.name == "activation" and shape.model.experts:
+        return None
     if stream.name == "activation" and shape.fused and shape.model.mlp == "swiglu":
         return Stream(stream.name, stream.nbytes / 3, 0, eager=3.0)
     return stream
@@ -150,16 +169,7 @@ def _run_again(shape: RankShape, stream: Stream) -> Stream:
 def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
     """The matrix products, those with one input as one kernel, and their backward."""
     fp8, products = shape.training.fp8_gemms, shape.steps(StepOp.PRODUCT)
-    gemms = tuple(
-        Gemm(
-            step.name,
-            shape.tokens,
-            sum(value.columns(shape.tp) for value in step.gives),
-            step.reads[0].columns(shape.tp),
-            fp8=fp8,
-        )
-        for step in products
-    )
+    gemms = tuple(_product(shape, step, fp8=fp8) for step in products)
     biases = tuple(
         Stream(f"{gemm.name} bias", gemm.m * gemm.n * shape.element)
         for gemm, step in zip(gemms, products, strict=True)
@@ -167,6 +177,13 @@ def _linear(shape: RankShape) -> tuple[tuple[Operator, ...], tuple[Operator, ...
     )
     quantised, quantised_back = _quantisation(gemms) if fp8 else ((), ())
     return (*gemms, *quantised), (*by_input_and_weight(gemms), *biases, *quantised_back)
+
+
+def _product(shape: RankShape, step: LayerStep, *, fp8: bool) -> Gemm:
+    if any(parameter.experts for parameter in step.parameters):
+        return grouped_product(shape, step)
+    outputs = sum(value.columns(shape.tp) for value in step.gives)
+    return Gemm(step.name, shape.tokens, outputs, step.reads[0].columns(shape.tp), fp8=fp8)
 
 
 def _cast(product: str) -> str:
@@ -207,8 +224,12 @@ def _streams(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
                 found.append(norm(shape, step))
             case StepOp.ROTARY:
                 found.append((_rotary(shape, step),) * 2)
+            case StepOp.ROUTE:
+                found += routing(shape)
+            case StepOp.COMBINE:
+                found.append(combining(shape, step))
             case StepOp.ACTIVATION:
-                found.append(_activation(shape, step))
+                found.append((weighting if shape.model.experts else _activation)(shape, step))
             case StepOp.SUM:
                 found.append(_residual(shape, step))
     return tuple(found)
@@ -277,19 +298,22 @@ def _backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...], saved: in
     of the MLP's width and the inner one are gone by then, and two are new. Then the MLP's input is
     gathered again, beside the sum of its gradient and a rank's part of that sum.
     """
-    hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tp
-    gathered = shape.gathered
-    # Torch's operators make silu(gate) a separate tensor beside both gradients.
-    plain = shape.fused and not shape.generated and shape.model.mlp == "swiglu"
-    inside = ((2 + plain) * shape.tokens + hidden) * ffn * shape.element + gathered
-    again = 2 * gathered + shape.hidden - shape.tokens * ffn * shape.element if gathered else 0
+    hidden, inner, gathered = shape.model.hidden, inner_bytes(shape), shape.gathered
+    if shape.model.experts:
+        inside = backward_workspace(shape, tensors)
+    else:
+        # Torch's operators make silu(gate) a separate tensor beside both gradients.
+        plain = shape.fused and not shape.generated and shape.model.mlp == "swiglu"
+        matrix = hidden * (shape.model.ffn // shape.tp) * shape.element
+        inside = (2 + plain) * inner + matrix + gathered
+    again = 2 * gathered + shape.hidden - inner if gathered else 0
     copies = 0 if shape.generated else 5 * 4 * shape.tokens * hidden
     at_end = shape.new_gradients(tensors) + copies - saved
     # Attention. Where scores are materialised, the gradients of dropout and softmax take two of the
     # saved five bytes each. Two saved tensors of the MLP's width are gone by then, but the native
     # runtime's rings keep what they hold.
     scores = 4 * score_bytes(shape.model, shape.activation_shape) // 5
-    gone = 0 if shape.fused else 2 * shape.tokens * ffn * shape.element
+    gone = 0 if shape.fused else 2 * inner
     within = scores + flash_gradients(shape) + widened_bytes(shape) + exchange_bytes(shape) - gone
     # Sums of gradients of heads that some ranks share need room beside the gradients of other
     # heads.

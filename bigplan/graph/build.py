@@ -42,7 +42,7 @@ def build_graph(
 
 
 def graph_of_shape(shape: RankShape, loss_chunk: int | None) -> Graph:
-    """As build_graph, also with the context parallelism of other tools, for published runs."""
+    """As build_graph, of a shape: also on a GPU, or with the context parallelism of other tools."""
     model, training, strategy = shape.model, shape.training, shape.strategy
     chunk = min(shape.tokens, loss_chunk or shape.tokens)
     kinds = {

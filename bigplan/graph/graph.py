@@ -36,13 +36,15 @@ class Recompute(StrEnum):
 class Tensor:
     """A parameter on one rank: `rows` rows of `columns` elements; a vector is one row.
 
-    `holders` is how many neighbouring tensor-parallel ranks hold the same tensor.
+    `holders` is how many neighbouring tensor-parallel ranks hold the same tensor. `experts` take
+    turns in its rows; 0: none do.
     """
 
     name: str
     rows: int
     columns: int
     holders: int = 1
+    experts: int = 0
 
     @property
     def elements(self) -> int:
@@ -77,6 +79,8 @@ class LayerKind:
     chained: Mapping[StepOp, int] = field(default_factory=dict)
     # Elements of the rows that it reads; if not 0, its tables may stay on the host.
     looked_up: int = 0
+    # The host waits for the device within a pass, for numbers that the next launches need.
+    waits: bool = False
     parameters: int = field(init=False)  # elements of all tensors; asked thousands of times
     unit: int = field(init=False)  # elements: the flat layer is cut at multiples of it
     # Ranges of elements that several tensor-parallel ranks hold, by the number of ranks. Each rank

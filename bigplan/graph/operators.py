@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bigplan.spec.gpu import FlashKernel
@@ -15,6 +15,9 @@ class Gemm:
     """`batch` matrix products [m, k] x [k, n] in one launch, `count` launches.
 
     `of_rows`: k counts rows of both inputs, as in a weight's gradient, where it is the tokens.
+    `groups`: each row belongs to one of so many matrices [k, n], as of experts, and nobody knows
+    how many belong to each before they run; with `of_rows` each group has a result of its own.
+    `apart`: each group's product is a launch, and the host waits to know its rows.
     """
 
     name: str
@@ -25,6 +28,23 @@ class Gemm:
     count: int = 1
     fp8: bool = False
     of_rows: bool = False
+    groups: int = 1
+    apart: bool = False
+
+    @property
+    def launches(self) -> int:
+        """Kernels."""
+        return self.count * (self.groups if self.apart else 1)
+
+    @property
+    def inner(self) -> float:
+        """Products that an element of the result is the sum of, on average over groups."""
+        return self.k / self.groups if self.of_rows else self.k
+
+    @property
+    def results(self) -> int:
+        """Elements of a launch's output, of all groups' launches together."""
+        return self.m * self.n * self.batch * (self.groups if self.of_rows else 1)
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
@@ -45,18 +65,15 @@ class Gemm:
     @property
     def elements(self) -> int:
         """Elements of both inputs and of the output."""
-        each = self.m * self.k + self.k * self.n + self.m * self.n
-        return each * self.batch * self.count
+        factors = self.m * self.k + self.k * self.n * (1 if self.of_rows else self.groups)
+        return (factors * self.batch + self.results) * self.count
 
 
 def by_input_and_weight(gemms: tuple[Gemm, ...]) -> tuple[Gemm, ...]:
     """The two products of a linear layer's backward: by the input and by the weight."""
-    by_input = (
-        Gemm(f"{g.name} by input", g.m, g.k, g.n, g.batch, g.count, fp8=g.fp8) for g in gemms
-    )
+    by_input = (replace(g, name=f"{g.name} by input", n=g.k, k=g.n) for g in gemms)
     by_weight = (
-        Gemm(f"{g.name} by weight", g.n, g.k, g.m, g.batch, g.count, g.fp8, of_rows=True)
-        for g in gemms
+        replace(g, name=f"{g.name} by weight", m=g.n, n=g.k, k=g.m, of_rows=True) for g in gemms
     )
     return (*by_input, *by_weight)
 

@@ -9,6 +9,7 @@ from bigplan.graph.graph import Tensor
 from bigplan.graph.operators import Collective, Pattern, Stream
 from bigplan.graph.strategy import Strategy
 from bigplan.mechanics import biases_in_kernel, repeats_heads, sums_in_products
+from bigplan.spec.gpu import Gpu
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.step import LayerStep, Parameter, StepOp
 from bigplan.spec.training import Training
@@ -24,6 +25,15 @@ class RankShape:
     context_parallel: int = 1  # of other tools, whose exchanges are not priced; not `strategy.cp`
     fused: bool = False  # native runtime on CUDA: products add to sums, rows are looked up
     multiprocessors: int = 1  # of a GPU
+    grouped: bool = False  # the GPU has kernels of grouped products
+
+    @classmethod
+    def on(cls, gpu: Gpu, model: ModelSpec, training: Training, strategy: Strategy) -> RankShape:
+        """As the native runtime runs it on this GPU."""
+        return cls(
+            model, training, strategy, fused=gpu.runs_kernels,
+            multiprocessors=gpu.multiprocessors, grouped=gpu.grouped_products,
+        )  # fmt: skip
 
     @property
     def tokens(self) -> int:
@@ -65,6 +75,11 @@ class RankShape:
         """Bytes of parameters' gradients that live before they are added to their sums."""
         made = (t for t in tensors if not self.sums_in_products or t.rows == 1)
         return self.element * sum(t.elements for t in made)
+
+    @property
+    def grouped_kernels(self) -> bool:
+        """Whether one kernel multiplies all experts' rows: torch's does in bf16."""
+        return self.grouped and self.training.precision == "bf16"
 
     @property
     def tp(self) -> int:
@@ -147,7 +162,8 @@ class RankShape:
 
 def local_tensor(parameter: Parameter, tp: int) -> Tensor:
     """A parameter as one tensor-parallel rank holds it, vocabulary rows padded up."""
-    return Tensor(parameter.name, *parameter.local(tp), parameter.holders(tp))
+    holders = parameter.holders(tp)
+    return Tensor(parameter.name, *parameter.local(tp), holders, parameter.experts)
 
 
 def local_tensors(shape: RankShape, kind: str) -> tuple[Tensor, ...]:
@@ -164,11 +180,14 @@ def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     """Adding a micro-batch's gradient to its sum.
 
     Fused into the GEMM it reads and writes the sum; otherwise it also reads the GEMM's result. The
-    native kernels fuse it into products that take its precision.
+    native kernels fuse it into products that take its precision, grouped products apart.
     """
     gradient, launches = shape.training.gradient_bytes, len(tensors)
     elements = sum(tensor.elements for tensor in tensors)
     if shape.fused and not shape.sums_in_products:
         return Stream("gradient sum", (2 * gradient + shape.element) * elements, launches)
     apart = 1 + shape.element / (2 * gradient)
-    return Stream("gradient sum", 2 * gradient * elements, launches, eager=apart)
+    # An expert's product of its own is made in the precision of the sum.
+    made = shape.element if shape.grouped_kernels else gradient
+    read = made * sum(tensor.elements for tensor in tensors if tensor.experts)
+    return Stream("gradient sum", 2 * gradient * elements + read, launches, eager=apart)

@@ -117,7 +117,8 @@ def _pass_rows(
     nodes = plan.cluster.group
     device = device_of(nodes, plan.training, NATIVE)
     groups = LayerGroups.of(graph.strategy, nodes)
-    framework = replace(NATIVE, captured=plan.placement.captured and kind.name == BLOCK)
+    captured = plan.placement.captured and kind.name == BLOCK
+    framework = replace(NATIVE, captured=captured, waits=kind.waits)
     again = phase == PASSES[2]
     whole = pass_cost(operators, device, groups, framework, again=again).seconds * times
     costs = list(operator_costs(operators, device, groups, NATIVE))
@@ -208,18 +209,24 @@ def tile_lost(gemm: Gemm) -> float:
     """The share of the tiles' area that lies outside the matrix."""
     rows, columns = _tiles(gemm)
     area = rows[0] * rows[1] * columns[0] * columns[1]
-    return 1 - gemm.m * gemm.n / area
+    return 1 - _rows(gemm) * gemm.n / area
+
+
+def _rows(gemm: Gemm) -> int:
+    """Rows of a group, on average."""
+    return gemm.m if gemm.of_rows else -(-gemm.m // gemm.groups)
 
 
 def wave_lost(gemm: Gemm, multiprocessors: int) -> float:
     """The share of the multiprocessors' time that the last wave leaves idle."""
     rows, columns = _tiles(gemm)
-    waves = rows[0] * columns[0] * gemm.batch / multiprocessors
+    alike = gemm.batch if gemm.apart else gemm.batch * gemm.groups
+    waves = rows[0] * columns[0] * alike / multiprocessors
     return 1 - waves / ceil(waves)
 
 
 def _tiles(gemm: Gemm) -> tuple[tuple[int, int], tuple[int, int]]:
     """(number, size) of the tiles along rows and along columns, for the smaller covered area."""
-    ways = ((SHORT, LONG), (LONG, SHORT))
-    covers = [((-(-gemm.m // a), a), (-(-gemm.n // b), b)) for a, b in ways]
+    ways, m = ((SHORT, LONG), (LONG, SHORT)), _rows(gemm)
+    covers = [((-(-m // a), a), (-(-gemm.n // b), b)) for a, b in ways]
     return min(covers, key=lambda c: c[0][0] * c[0][1] * c[1][0] * c[1][1])

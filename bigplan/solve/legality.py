@@ -66,6 +66,7 @@ def require_legal_placement(workload: Workload, graph: Graph, placement: Placeme
         raise InputError(
             "placement.captured: true; CUDA graphs repeat blocks only on CUDA devices, without "
             "tensor, context or pipeline parallelism, with all activations of blocks on the GPU, "
+            "no experts whose products wait for numbers of rows, "
             f"and at most {MOST_GRAPHS} passes a step"
         )
     for alike in stage_classes(graph):

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from bigplan.cost import Costs, price
-from bigplan.graph.build import build_graph, loss_chunks, loss_layer
+from bigplan.graph.build import graph_of_shape, loss_chunks, loss_layer
 from bigplan.graph.graph import Graph, LayerKind
+from bigplan.graph.shape import RankShape
 from bigplan.graph.strategy import Strategy
 from bigplan.placement import Tier
 from bigplan.program import Program
@@ -56,10 +57,8 @@ class LossLayer:
     def relaxed_graph(self) -> Graph:
         """The strategy's graph with the fastest loss layer and the least workspace."""
         gpu, chunk = self.nodes.gpu, self.chunks[-1]
-        graph = build_graph(
-            self.model, self.training, self.strategy, chunk,
-            fused=gpu.runs_kernels, multiprocessors=gpu.multiprocessors,
-        )  # fmt: skip
+        shape = RankShape.on(gpu, self.model, self.training, self.strategy)
+        graph = graph_of_shape(shape, chunk)
         fastest, least = graph.kinds[graph.layers[-1]], self.kind(self.chunks[0])
         workspace, largest = least.backward_workspace, least.largest
         return _with_last(graph, replace(fastest, backward_workspace=workspace, largest=largest))

@@ -47,6 +47,9 @@ class Gpu(MachinePart):
     misaligned_batches: dict[Divisor, PartReached] | None = Field(default=None, min_length=3)
     """the part of its rate that a batched product in 16 bits keeps where its rows' lengths are no
     multiples of 8, but of 4, 2 or 1; absent: it runs at the peak of fp32"""
+    grouped_products: bool = False
+    """whether one kernel multiplies rows by the matrices of different experts, each by one, without
+    the host knowing which; false: the host waits for their numbers, and launches a kernel each"""
     memory_efficiency: float = Field(gt=0, le=1)
     """fraction of the nominal memory bandwidth that streaming kernels reach"""
     attention_forward_efficiency: dict[FlashKernel, PartReached] = Field(min_length=1)

@@ -1,0 +1,118 @@
+"""A block's experts on one rank: how tokens reach them and come back, and what that takes.
+
+Counted on the runtime's functions (runtime/experts.py, runtime/mixture.py), which are torch's
+operators: passes over all scores, or over rows, a row being a token's copy for one of its experts.
+"""
+
+from __future__ import annotations
+
+from bigplan.graph.graph import Tensor
+from bigplan.graph.operators import Gemm, Stream
+from bigplan.graph.shape import RankShape
+from bigplan.spec.step import LayerStep, StepOp
+
+# Bytes a score, and kernels. Forward: scores in fp32, their softmax, the k largest of them; then
+# rows are sorted by expert. Backward: the softmax again, and its derivative; the balance's part.
+ROUTED_BYTES, ROUTED_LAUNCHES = 18, 24
+ROUTED_BACK_BYTES, ROUTED_BACK_LAUNCHES = 76, 28
+# Tensors of gate's size that kernels read and write: silu, up and a weight one after the other, and
+# in the backward all of these again, with the gradients of each.
+WEIGHTED_PASSES, WEIGHTED_LAUNCHES = 7, 3
+WEIGHTED_BACK_PASSES, WEIGHTED_BACK_LAUNCHES = 24, 10
+PLACES_LAUNCHES = 5  # the numbers that say where a row comes from, or goes to
+
+
+def row_bytes(shape: RankShape) -> int:
+    """Bytes of the rows that experts read, or give: a hidden state for each expert of a token."""
+    return shape.model.experts_per_token * shape.whole_hidden
+
+
+def inner_bytes(shape: RankShape) -> int:
+    """Bytes of all rows' gate, up or inner values on a tensor-parallel rank."""
+    (activation,) = shape.steps(StepOp.ACTIVATION)
+    return shape.activation_shape.nbytes(activation.gives[0])
+
+
+def grouped_product(shape: RankShape, step: LayerStep) -> Gemm:
+    """The products of all rows with their experts' matrices, one launch for each value given."""
+    (read,), given = step.reads, step.gives[0]
+    return Gemm(
+        step.name,
+        shape.tokens * read.each,
+        given.columns(shape.tp) // given.each,
+        read.columns(shape.tp) // read.each,
+        count=len(step.gives),
+        groups=shape.model.experts,
+        apart=not shape.grouped_kernels,
+    )
+
+
+def routing(shape: RankShape) -> tuple[tuple[Stream, Stream], ...]:
+    """Choosing experts and copying tokens for them, forward and backward.
+
+    The backward adds up and brings back the gradients by gate's and up's rows, and copies the rows
+    again, of which the forward keeps none.
+    """
+    rows, scores = row_bytes(shape), shape.tokens * shape.model.experts
+    gradients, launches = _summed(shape)
+    return (
+        (
+            Stream("route", ROUTED_BYTES * scores, ROUTED_LAUNCHES),
+            Stream("route", ROUTED_BACK_BYTES * scores, ROUTED_BACK_LAUNCHES),
+        ),
+        (
+            Stream("sent", 2 * rows, PLACES_LAUNCHES),
+            Stream("sent", 3 * rows + gradients + 2 * rows, launches + 2),
+        ),
+    )
+
+
+def combining(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
+    """Adding up the rows of a token, and copying the gradient of their sum to all of them."""
+    nbytes, launches = _summed(shape)
+    return Stream(step.name, nbytes, launches), Stream(step.name, 2 * row_bytes(shape), 2)
+
+
+def _summed(shape: RankShape) -> tuple[int, int]:
+    """Bytes and launches of gathering rows by token and adding up those of each."""
+    rows = row_bytes(shape)
+    if shape.model.experts_per_token == 1:
+        return 2 * rows, PLACES_LAUNCHES
+    return 3 * rows + shape.whole_hidden, PLACES_LAUNCHES + 1
+
+
+def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
+    """The gated activation of every row, times its weight."""
+    inner = inner_bytes(shape)
+    return (
+        Stream(step.name, WEIGHTED_PASSES * inner, WEIGHTED_LAUNCHES),
+        Stream(step.name, WEIGHTED_BACK_PASSES * inner, WEIGHTED_BACK_LAUNCHES),
+    )
+
+
+def gradient_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
+    """Bytes of experts' gradients that live at once, before they are added to their sums.
+
+    They are those of one projection. A grouped product makes all experts' at once, in the compute
+    dtype, and products of their own an expert's. Where autograd makes them, all live.
+    """
+    made = [tensor.elements for tensor in tensors if tensor.experts]
+    if not shape.sums_in_products:
+        return shape.element * sum(made)
+    if shape.grouped_kernels:
+        return shape.element * max(made)
+    return shape.training.gradient_bytes * max(made) // shape.model.experts
+
+
+def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
+    """Bytes that the backward of experts needs beyond what is saved, their activation among it.
+
+    Within the activation the gradient by it, its product with the rest of its gradient, and
+    gradients by gate and up live, beside the rows' gradient and the activation once more, which
+    was saved. Then comes a projection's gradient; at the end rows are added up by token.
+    """
+    rows, inner, made = row_bytes(shape), inner_bytes(shape), gradient_bytes(shape, tensors)
+    within = rows + 4 * inner
+    projection = rows + 2 * inner + made
+    adding = 2 * inner + 2 * rows + shape.whole_hidden
+    return max(within, projection, adding) + shape.gathered
