@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", QWEN3_MOE),
     "qwen3-moe-one": (
         "qwen3_moe",
-        QWEN3_MOE | {"norm_topk_prob": True, "num_experts": 3, "num_experts_per_tok": 1},
+        QWEN3_MOE | {"num_experts": 3, "num_experts_per_tok": 1},
     ),
     "opt-untied-no-bias": ("opt", OPT | {"tie_word_embeddings": False, "enable_bias": False}),
 }
@@ -141,9 +141,14 @@ def spec_of(reference: torch.nn.Module) -> ModelSpec:
     return from_hf_config(json.loads(config.to_json_string()))
 
 
-def named(reference: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The model's parameters, as its files name them."""
-    theirs, config = dict(reference.named_parameters()), cast(Any, reference.config)
+def named(reference: torch.nn.Module, *, gradients: bool = False) -> dict[str, torch.Tensor]:
+    """The model's parameters, or their gradients, as its files name them."""
+    theirs: dict[str, torch.Tensor] = {}
+    for name, parameter in reference.named_parameters():
+        value = parameter.grad if gradients else parameter
+        assert value is not None, name
+        theirs[name] = value
+    config = cast(Any, reference.config)
     if config.model_type == "gpt_neox" and "lm_head.weight" in theirs:  # since transformers 5
         theirs["embed_out.weight"] = theirs.pop("lm_head.weight")
     for name in [name for name in theirs if name.endswith("experts.gate_up_proj")]:
@@ -152,8 +157,8 @@ def named(reference: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def _of_experts(
-    theirs: dict[str, torch.nn.Parameter], prefix: str, family: str
-) -> dict[str, torch.nn.Parameter]:
+    theirs: dict[str, torch.Tensor], prefix: str, family: str
+) -> dict[str, torch.Tensor]:
     """Experts' tensors as files have them, out of what transformers 5 keeps them in."""
     both, down = theirs.pop(f"{prefix}gate_up_proj"), theirs.pop(f"{prefix}down_proj")
     gate, up = both.chunk(2, dim=1)
@@ -163,7 +168,7 @@ def _of_experts(
         names, prefix = ("w1", "w3", "w2"), prefix.replace(".mlp.", ".block_sparse_moe.")
     found = {prefix.replace("experts.", "gate.weight"): router_value}
     for name, matrices in zip(names, (gate, up, down), strict=True):
-        found |= {f"{prefix}{e}.{name}.weight": one for e, one in enumerate(matrices)}  # type: ignore[misc]
+        found |= {f"{prefix}{e}.{name}.weight": one for e, one in enumerate(matrices)}
     return found
 
 
