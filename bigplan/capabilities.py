@@ -29,6 +29,16 @@ def device_refusal(gpu: Gpu) -> str | None:
     return None
 
 
+def other_tools_refusal(model: ModelSpec, tool: str) -> str | None:
+    """Why nothing but the native runtime is planned for with this model; None: others may be."""
+    if model.experts:
+        return (
+            f"bigplan plans experts for its own runtime alone, not for {tool}: {model.name} has "
+            f"{model.experts} in each block; plan with --engine native"
+        )
+    return None
+
+
 def native_refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why the native runtime cannot execute this; None: it can."""
     tokens = strategy.rank_tokens(training)

@@ -27,9 +27,9 @@ def config(
 
     Exit codes: 0, 2 bad input.
     """
-    from bigplan.export import TOOLS
+    from bigplan.export import configuration
 
-    found = TOOLS[tool](checked_plan(plan))
+    found = configuration(checked_plan(plan), tool)
     if to is not None:
         _write(to.expanduser(), found.files)
     if as_json:

@@ -53,12 +53,20 @@ def _family_and_size(model: ModelSpec) -> tuple[str, int]:
 
 def _row(model: ModelSpec) -> dict[str, Any]:
     sizes = {key: getattr(model, key) for key in _SIZES}
-    return {"name": model.name, "parameters": model.parameter_count} | sizes
+    experts = {key: getattr(model, key) for key in ("experts", "experts_per_token")}
+    return {"name": model.name} | _counts(model) | sizes | experts
+
+
+def _counts(model: ModelSpec) -> dict[str, int]:
+    return {
+        "parameters": model.parameter_count,
+        "parameters_for_a_token": model.active_parameter_count,
+    }
 
 
 def _in_full(model: ModelSpec) -> dict[str, Any]:
     kinds = {kind: model.kind_parameter_count(kind) for kind in model.kinds()}
-    return model.model_dump() | {"parameters": model.parameter_count, "parameters_of_kind": kinds}
+    return model.model_dump() | _counts(model) | {"parameters_of_kind": kinds}
 
 
 def _as_yaml(model: ModelSpec) -> str:
@@ -70,7 +78,8 @@ def _as_yaml(model: ModelSpec) -> str:
         f"{model.kind_parameter_count(kind):,}"
         for kind in model.kinds()
     )
-    return f"# {model.parameter_count:,} parameters: {kinds}\n{to_yaml(model)}".rstrip()
+    passed = f" ({model.active_parameter_count:,} for a token)" if model.experts else ""
+    return f"# {model.parameter_count:,} parameters{passed}: {kinds}\n{to_yaml(model)}".rstrip()
 
 
 def _print_table(found: list[ModelSpec]) -> None:
@@ -83,6 +92,8 @@ def _print_table(found: list[ModelSpec]) -> None:
     whole = [name for name in ("name", *numbers) if name != "kv heads"]  # that one needs two lines
     shown = table("Shipped models", "name", *numbers, right=numbers, whole=whole)
     for model in found:
-        sizes = (str(getattr(model, key)) for key in _SIZES)
+        sizes = [str(getattr(model, key)) for key in _SIZES]
+        if model.experts:
+            sizes[list(_SIZES).index("ffn")] = f"{model.experts}x{model.ffn}"
         shown.add_row(model.name, format_count(model.parameter_count), *sizes)
     Console().print(shown)

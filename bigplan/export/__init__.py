@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bigplan.capabilities import other_tools_refusal
+from bigplan.errors import RefusedError
 from bigplan.export import accelerate, deepspeed, fsdp2, megatron, nemo, torchtitan
 from bigplan.export.written import WrittenConfig
 from bigplan.plan import Plan
 
-__all__ = ["TOOLS", "WrittenConfig"]
+__all__ = ["TOOLS", "WrittenConfig", "configuration"]
 
 TOOLS: dict[str, Callable[[Plan], WrittenConfig]] = {
     "deepspeed": deepspeed.written,
@@ -18,3 +20,10 @@ TOOLS: dict[str, Callable[[Plan], WrittenConfig]] = {
     "torchtitan": torchtitan.written,
     "nemo": nemo.written,
 }
+
+
+def configuration(plan: Plan, tool: str) -> WrittenConfig:
+    """The plan for a tool of TOOLS. Raises RefusedError for models that it is not planned for."""
+    if why := other_tools_refusal(plan.model, tool):
+        raise RefusedError(why)
+    return TOOLS[tool](plan)

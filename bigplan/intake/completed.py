@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from bigplan.errors import InputError
+from bigplan.capabilities import other_tools_refusal
+from bigplan.errors import InputError, RefusedError
 from bigplan.graph.graph import Recompute
 from bigplan.graph.strategy import Strategy, chunk_blocks, splits_over_tensor_parallel
 from bigplan.intake.setup import ALL, Recomputation, Setup
@@ -66,10 +67,13 @@ class Completed:
 def completed(setup: Setup, experiment: Experiment, file: str) -> Completed:
     """Complete `experiment`, which is the file's training under the command line's options.
 
-    Raises InputError that names a missing option, or settings that exclude each other.
+    Raises InputError that names a missing option, or settings that exclude each other, and
+    RefusedError for models with experts.
     """
     options = Options.of(experiment.set)
     model = experiment.model_spec()
+    if why := other_tools_refusal(model, "other tools"):
+        raise RefusedError(f"{file}: {why}")
     _same_model(setup, model, file)
     _require(experiment, file)
     cluster = _cluster(setup, experiment, file)

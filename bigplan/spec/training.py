@@ -199,8 +199,8 @@ FREE_IN_A_RUN = frozenset({"tokens", "validation", "data"})
 def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
     """The request with its defaults filled in for this model.
 
-    Raises InputError where the sequence is longer than learned positions reach, or where no
-    parameter is in one of the optimizer's groups.
+    Raises InputError where the sequence is longer than learned positions reach, where experts would
+    compute in fp8, or where no parameter is in one of the optimizer's groups.
     """
     stated = request.model_dump(exclude_unset=True)
     # Only here does null mean something: no clipping. Elsewhere it means the default.
@@ -216,6 +216,11 @@ def resolve(request: TrainingRequest, model: ModelSpec) -> Training:
         given["global_batch"] = _sequences(tokens, length, given.get("global_batch"))
     given.setdefault("global_batch", max(1, DEFAULT_TOKENS_PER_STEP // length))
     training = validate(given, Training, "training")
+    if training.fp8_gemms and model.experts:
+        raise InputError(
+            f"fp8_gemms: products of experts are not planned in fp8, and {model.name} has "
+            f"{model.experts} in each block; leave it off"
+        )
     check_groups(training.optimizer, model)
     return training
 

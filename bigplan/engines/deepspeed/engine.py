@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigplan.capabilities import device_refusal
+from bigplan.capabilities import device_refusal, other_tools_refusal
 from bigplan.cost.band import error_band
 from bigplan.engines.deepspeed.config import configuration
 from bigplan.engines.deepspeed.decisions import Decisions
@@ -67,6 +67,8 @@ class DeepSpeed:
             )
         if why := device_refusal(request.cluster.group.gpu):
             raise RefusedError(f"{why}; plan with --engine any")
+        if why := other_tools_refusal(request.model, "DeepSpeed"):
+            raise RefusedError(why)
         search = DeepSpeedSearch(request)
         found = search.run(watch)
         record = SearchRecord.of_all(search.counted, stopped=search.stopped)

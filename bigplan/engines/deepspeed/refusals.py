@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigplan.capabilities import native_refusal
+from bigplan.capabilities import native_refusal, other_tools_refusal
 from bigplan.graph.strategy import Strategy
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training
@@ -12,6 +12,8 @@ PRECISIONS = ("bf16", "fp32")
 
 def refusal(model: ModelSpec, training: Training, strategy: Strategy) -> str | None:
     """Why DeepSpeed cannot execute this request; None: it can. Layers are the native runtime's."""
+    if why := other_tools_refusal(model, "DeepSpeed"):
+        return why
     if training.precision not in PRECISIONS:
         return (
             f"DeepSpeed has a loss scale of its own for {training.precision}, whose steps are not "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from bigplan.capabilities import other_tools_refusal
 from bigplan.cost.framework import FSDP, MEGATRON_CORE, Framework
 from bigplan.engines.frameworks.way import Way
 from bigplan.graph.graph import Recompute
@@ -44,7 +45,11 @@ class Tool:
             )
         if strategy.accumulation_group > 1:
             return f"{self.name} passes one micro-batch after the other through all layers"
-        return self.trains(model, training) or self.splits(model, strategy)
+        return self.untrained(model, training) or self.splits(model, strategy)
+
+    def untrained(self, model: ModelSpec, training: Training) -> str | None:
+        """Why the tool does not train this, however it is split; None: it does."""
+        return other_tools_refusal(model, self.name) or self.trains(model, training)
 
     def padded(self, model: ModelSpec, strategy: Strategy) -> ModelSpec:
         """The model with the words that the tool adds to its vocabulary."""
