@@ -5,7 +5,7 @@ Context parallelism is planned: its other names lead to its own.
 
 from __future__ import annotations
 
-EXPERTS = "experts are planned as parts of a model: `experts`, `experts_per_token`"
+EXPERTS = "experts of other kinds, or as other tools run them, are not planned"
 ADAPTERS = "adapters (LoRA and the like) are not planned"
 CONTEXT_PARALLEL = "context parallelism is a decision, cp"
 OTHER_CONTEXT_PARALLEL = (
@@ -15,8 +15,7 @@ OTHER_CONTEXT_PARALLEL = (
 EXPERT_PARALLEL = "expert parallelism is not planned"
 
 _REMEDIES = {
-    EXPERTS: "leave it out, and describe the model with these; other kinds of experts (shared, in "
-    "some blocks only) are not planned",
+    EXPERTS: "leave it out; a model has its own as `experts` and `experts_per_token`",
     ADAPTERS: "leave it out: all parameters are trained",
     CONTEXT_PARALLEL: "leave it out; --set cp=N pins it, and so does `set` in a file",
     EXPERT_PARALLEL: "leave it out: experts are split by tensor parallelism and sharded by ZeRO",

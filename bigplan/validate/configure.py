@@ -167,7 +167,7 @@ def _run(row: PublishedRow, rule: FrameworkRule) -> PricedRun:
 
 def _scored(row: PublishedRow) -> None:
     if row.moe:
-        raise SkippedError("mixture-of-experts models are not planned")
+        raise SkippedError("how other tools run experts is not modelled")
     if row.adapter:
         raise SkippedError("adapters are not planned")
     if not (row.layers and row.hidden and row.seq_len and row.n_gpus):

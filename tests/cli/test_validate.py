@@ -62,7 +62,7 @@ def test_the_shipped_rows_as_a_table(bigplan: Run) -> None:
     assert "all of trust A" in out
     assert "bloomA100, nvidia-smi" in out
     assert "mean regret" in out
-    assert "mixture-of-experts models are not planned" in out
+    assert "how other tools run experts is not modelled" in out
 
 
 def test_rows_of_ones_own(bigplan: Run, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_layer_sequence() -> None:
         ({"position_offset": 2}, "`position_offset` 2 counts rows of a learned table, but `pos"),
         ({"rotary_fraction": 1.5}, "must be at most 1"),
         ({"num_experts": 8}, "unknown key 'num_experts'; did you mean 'experts'?"),
-        ({"shared_experts": 1}, "`shared_experts`: experts are planned as parts of a model: `exp"),
+        ({"shared_experts": 1}, "`shared_experts`: experts of other kinds, or as other tools"),
         ({"layers": 0}, "`layers` is 0, which must be greater than 0"),
         ({"norm": "batchnorm"}, "must be one of rmsnorm, layernorm"),
     ],

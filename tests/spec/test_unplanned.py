@@ -12,8 +12,8 @@ from bigplan.spec.unplanned import unplanned
     [
         ("context-parallel-size", "context parallelism"),
         ("expert_parallel", "expert parallelism"),
-        ("num_local_experts", "experts are planned as parts of a model"),
-        ("moe_layers", "experts are planned as parts of a model"),
+        ("num_local_experts", "experts of other kinds"),
+        ("moe_layers", "experts of other kinds"),
         ("qlora", "adapters"),
         ("adapter_rank", "adapters"),
     ],

@@ -317,7 +317,7 @@ def test_what_a_row_states_is_never_replaced() -> None:
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"moe": "experts:8,topk:2"}, "mixture-of-experts"),
+        ({"moe": "experts:8,topk:2"}, "run experts"),
         ({"adapter": "lora"}, "adapters"),
         ({"layers": None}, "not stated"),
         ({"hidden": 0}, "not stated"),

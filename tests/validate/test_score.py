@@ -81,7 +81,7 @@ def test_no_peak_is_more_than_the_gpu_has() -> None:
     ("columns", "reason"),
     [
         ({"gpu": "MI250X"}, "no description of a MI250X"),
-        ({"moe": "experts:8"}, "mixture-of-experts"),
+        ({"moe": "experts:8"}, "run experts"),
         ({"precision": "fp8"}, "not priced: NVIDIA A100"),  # it has no fp8
         ({"heads": 3, "kv_heads": 2}, "not priced: Value error, `heads` 3 is not a multiple"),
         ({"recompute": "sometimes"}, "recompute 'sometimes' is not known; write full"),
