@@ -93,15 +93,13 @@ def weighting(shape: RankShape, step: LayerStep) -> tuple[Stream, Stream]:
 def gradient_bytes(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:
     """Bytes of experts' gradients that live at once, before they are added to their sums.
 
-    They are those of one projection. A grouped product makes all experts' at once, in the compute
-    dtype, and products of their own an expert's. Where autograd makes them, all live.
+    A grouped product makes those of one projection at once, in the compute dtype; products of
+    single experts add to the sums themselves. Where autograd makes them, all live.
     """
     made = [tensor.elements for tensor in tensors if tensor.experts]
     if not shape.sums_in_products:
         return shape.element * sum(made)
-    if shape.grouped_kernels:
-        return shape.element * max(made)
-    return shape.training.gradient_bytes * max(made) // shape.model.experts
+    return shape.element * max(made) if shape.grouped_kernels else 0
 
 
 def backward_workspace(shape: RankShape, tensors: tuple[Tensor, ...]) -> int:

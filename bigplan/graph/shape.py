@@ -187,7 +187,6 @@ def gradient_sum(shape: RankShape, tensors: tuple[Tensor, ...]) -> Stream:
     if shape.fused and not shape.sums_in_products:
         return Stream("gradient sum", (2 * gradient + shape.element) * elements, launches)
     apart = 1 + shape.element / (2 * gradient)
-    # An expert's product of its own is made in the precision of the sum.
-    made = shape.element if shape.grouped_kernels else gradient
-    read = made * sum(tensor.elements for tensor in tensors if tensor.experts)
+    grouped = (tensor.elements for tensor in tensors if tensor.experts and shape.grouped_kernels)
+    read = shape.element * sum(grouped)
     return Stream("gradient sum", 2 * gradient * elements + read, launches, eager=apart)
