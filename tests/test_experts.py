@@ -14,13 +14,12 @@ from bigplan.engines.frameworks import FRAMEWORKS
 from bigplan.errors import InputError, RefusedError
 from bigplan.export import TOOLS, configuration
 from bigplan.graph.strategy import Strategy
-from bigplan.kernels.cases import Workload
 from bigplan.placement import may_capture
 from bigplan.plan import Plan, graph_of
 from bigplan.planner import Request
 from bigplan.report.decision import decision
 from bigplan.report.stages import stages_of
-from bigplan.solve.candidate import Candidate
+from bigplan.solve.candidate import Candidate, Workload
 from bigplan.spec.catalog import find_cluster, find_model
 from bigplan.spec.model import ModelSpec
 from bigplan.spec.training import Training, TrainingRequest, resolve
